@@ -1,0 +1,102 @@
+"""Exact nearest neighbours.
+
+A float32 product on centred rows *finds* candidates; their distances are then computed again in float64 from differences.
+The candidate list is proved long enough for each row, or that row is redone in full.
+Notation: n rows, k neighbours, u = 2⁻²⁴ the float32 rounding unit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from anisoscope.numerics.linalg import has_float64
+
+_BLOCK_BYTES = 64 << 20  # of one block of squared distances
+_SPARE = 8  # candidates beyond k
+
+
+def distinct_rows(x: Tensor) -> Tensor:
+    """Indices, ascending, of the first occurrence of each distinct row.
+
+    >>> distinct_rows(torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0]])).tolist()
+    [0, 2]
+    """
+    candidates = _equal_candidates(x)
+    keep = torch.ones(len(x), dtype=torch.bool, device=x.device)
+    if len(candidates):
+        _, inverse = torch.unique(x[candidates], dim=0, return_inverse=True)
+        first = torch.full((int(inverse.max()) + 1,), len(x), dtype=torch.int64, device=x.device)
+        first.scatter_reduce_(0, inverse, candidates, reduce="amin")
+        keep[candidates] = False
+        keep[first] = True
+    return keep.nonzero().squeeze(1)
+
+
+def _equal_candidates(x: Tensor) -> Tensor:
+    """Rows that share a projection with another row: equal rows are among them, and seldom others."""
+    weights = torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device=x.device).sqrt()
+    # a row sum in a fixed order per row: equal rows get equal projections, whatever the batch
+    projection = (x * weights).sum(1)
+    _, inverse, counts = torch.unique(projection, return_inverse=True, return_counts=True)
+    return (counts[inverse] > 1).nonzero().squeeze(1)
+
+
+def nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Distances (n×k, float64, ascending) and indices of the k nearest other rows, exact.
+
+    >>> d, i = nearest(torch.tensor([[0.0], [1.0], [3.0]]), 2)
+    >>> d.tolist(), i.tolist()
+    ([[1.0, 3.0], [1.0, 2.0], [2.0, 3.0]], [[1, 2], [0, 2], [1, 0]])
+    """
+    n, k = len(x), min(k, len(x) - 1)
+    exact = x.double() if has_float64(x.device) else x.cpu().double()
+    exact = exact - exact.mean(0)  # a common mean would drown the differences in float32
+    everyone = torch.arange(n, device=exact.device)
+    wanted = min(k + _SPARE, n - 1)
+    candidates, reach = _candidates(exact.to(x.device, torch.float32), everyone.to(x.device), wanted)
+    candidates, reach = candidates.to(exact.device), reach.to(exact.device).double()
+    distances, indices = _exact(exact, everyone, candidates, k=k)
+    if wanted < n - 1:
+        unsure = _unsure(distances[:, -1], reach, exact).nonzero().squeeze(1)
+        if len(unsure):
+            again, _ = _candidates(exact, unsure, wanted)
+            distances[unsure], indices[unsure] = _exact(exact, unsure, again, k=k)
+    return distances, indices
+
+
+def _candidates(x: Tensor, rows: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
+    """Indices of the `wanted` nearest to each of `rows` by a product in x's precision, and how far the list reaches."""
+    squares = x.square().sum(1)
+    step = max(1, _BLOCK_BYTES // (x.element_size() * len(x)))
+    indices, reach = [], []
+    for mine in rows.split(step):
+        squared = torch.addmm(squares.unsqueeze(0), x[mine], x.T, alpha=-2.0)
+        squared[torch.arange(len(mine), device=x.device), mine] = torch.inf
+        value, index = squared.topk(wanted, dim=1, largest=False)
+        indices.append(index)
+        reach.append(value[:, -1] + squares[mine])
+    return torch.cat(indices), torch.cat(reach)
+
+
+def _exact(x: Tensor, rows: Tensor, candidates: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
+    """Distances from differences in float64, the k smallest of each row's candidates."""
+    step = max(1, _BLOCK_BYTES // (8 * x.shape[1] * candidates.shape[1]))
+    distances, indices = [], []
+    for mine, chosen in zip(rows.split(step), candidates.split(step), strict=True):
+        gap = torch.linalg.vector_norm(x[chosen] - x[mine].unsqueeze(1), dim=2)
+        value, order = gap.sort(dim=1, stable=True)
+        distances.append(value[:, :k])
+        indices.append(chosen.gather(1, order[:, :k]))
+    return torch.cat(distances), torch.cat(indices)
+
+
+def _unsure(kth: Tensor, reach: Tensor, x: Tensor) -> Tensor:
+    """Rows for which the float32 product may have missed a neighbour; they are redone in float64.
+
+    |fl(‖x−y‖²) − ‖x−y‖²| ≤ (d+4)·u·(‖x‖+‖y‖)² covers the rounding to float32, both squares and the product. A row y
+    outside the list is at least `reach` away by that product; one with ‖y‖ ≥ ‖x‖ + kth is too far anyway, so
+    ‖y‖ < ‖x‖ + kth bounds the error (an outlier elsewhere in the cloud costs nothing).
+    """
+    bound = (x.shape[1] + 4) * 2.0**-24 * (2.0 * torch.linalg.vector_norm(x, dim=1) + kth).square()
+    return reach - bound < kth.square()

@@ -1,0 +1,135 @@
+"""First and second moments, mergeable and exact.
+
+Notation: n rows, mean m, scatter S = Σ (x−m)(x−m)ᵀ, all in float64. Leading dimensions (heads) are carried along.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from anisoscope.numerics.linalg import eigenvalues, has_float64
+
+
+class Moments:
+    """(n, mean, scatter) of rows [n, …, d].
+
+    Rows wait in `pending` until there are as many as the width: that is never more memory than the scatter itself,
+    makes few large products out of many small ones, and a stream with few rows never needs a d×d matrix.
+
+    >>> m = Moments().update(torch.tensor([[0.0, 1.0], [2.0, 1.0]]))
+    >>> m.n, m.mean.tolist(), m.scatter.tolist()
+    (2, [1.0, 1.0], [[2.0, 0.0], [0.0, 0.0]])
+    """
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._mean: Tensor | None = None
+        self._scatter: Tensor | None = None
+        self._pending: list[Tensor] = []
+
+    def update(self, x: Tensor) -> Moments:
+        if len(x):
+            self._pending.append(x)
+            self._spectra.clear()
+            if sum(map(len, self._pending)) >= max(x.shape[-1], 64):
+                self._fold()
+        return self
+
+    def merge(self, other: Moments) -> Moments:
+        """The moments of both sets of rows; neither is changed."""
+        out = Moments()
+        for part in (self, other):
+            part._fold()
+            if part._mean is not None and part._scatter is not None:
+                out._add(part._n, part._mean, part._scatter)
+        return out
+
+    @property
+    def n(self) -> int:
+        return self._n + sum(map(len, self._pending))
+
+    @property
+    def mean(self) -> Tensor:
+        self._fold()
+        assert self._mean is not None, "moments of no rows"
+        return self._mean
+
+    @property
+    def scatter(self) -> Tensor:
+        self._fold()
+        assert self._scatter is not None, "moments of no rows"
+        return self._scatter
+
+    @property
+    def width(self) -> int:
+        return self.mean.shape[-1]
+
+    def second_moment(self) -> Tensor:
+        """Σ x xᵀ, uncentred."""
+        return self.scatter + self._n * self.mean.unsqueeze(-1) * self.mean.unsqueeze(-2)
+
+    def eigenvalues(self, *, centred: bool = True) -> Tensor:
+        """Squared singular values of the rows, descending; computed once."""
+        if centred not in self._spectra:
+            self._spectra[centred] = eigenvalues(self.scatter if centred else self.second_moment())
+        return self._spectra[centred]
+
+    @cached_property
+    def _spectra(self) -> dict[bool, Tensor]:
+        return {}
+
+    def head(self, index: int) -> Moments:
+        """The moments of one head."""
+        return Moments.load({"n": torch.tensor(self.n), "mean": self.mean[index], "scatter": self.scatter[index]})
+
+    def state(self) -> dict[str, Tensor]:
+        self._fold()
+        if self._mean is None or self._scatter is None:
+            return {"n": torch.tensor(0)}
+        return {"n": torch.tensor(self._n), "mean": self._mean, "scatter": self._scatter}
+
+    @classmethod
+    def load(cls, state: dict[str, Tensor]) -> Moments:
+        out = cls()
+        if int(state["n"]):
+            out._n, out._mean, out._scatter = int(state["n"]), state["mean"], state["scatter"]
+        return out
+
+    def _fold(self) -> None:
+        """Turn the waiting rows into moments and add them."""
+        if not self._pending:
+            return
+        x = self._pending[0] if len(self._pending) == 1 else torch.cat(self._pending)
+        self._pending = []
+        rows = x.movedim(0, -2)  # heads first: [..., n, d]
+        if has_float64(x.device):
+            rows = rows.double()
+            mean = rows.mean(-2)
+            centred = rows - mean.unsqueeze(-2)
+            scatter = centred.mT @ centred
+        else:  # centred float32 products, summed on the host
+            shift = rows.mean(-2, keepdim=True)
+            centred = rows - shift
+            rest = centred.mean(-2)
+            mean = (shift.squeeze(-2).cpu().double()) + rest.cpu().double()
+            scatter = (centred.mT @ centred).cpu().double() - len(x) * (
+                rest.cpu().double().unsqueeze(-1) * rest.cpu().double().unsqueeze(-2)
+            )
+        self._add(len(x), mean, scatter)
+
+    def _add(self, n: int, mean: Tensor, scatter: Tensor) -> None:
+        """The exact pairwise update of Chan, Golub and LeVeque (1983)."""
+        if self._mean is None or self._scatter is None:
+            self._n, self._mean, self._scatter = n, mean, scatter.clone()
+            return
+        mean, scatter = mean.to(self._mean.device), scatter.to(self._mean.device)  # resumed statistics lie on the host
+        total = self._n + n
+        gap = mean - self._mean
+        weight = self._n * n / total
+        self._scatter += scatter
+        self._scatter += (weight * gap).unsqueeze(-1) * gap.unsqueeze(-2)
+        self._mean = self._mean + gap * (n / total)
+        self._n = total
