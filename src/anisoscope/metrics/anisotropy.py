@@ -1,0 +1,240 @@
+"""Metrics of direction, drift and outliers.
+
+Notation: h a row, u = h/‖h‖, n rows, d dimensions, A the average cosine.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from anisoscope.errors import TooFewRows
+from anisoscope.metrics.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, metric
+from anisoscope.stats.directions import Directions
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.sample import Sample
+
+_EVERYWHERE = STREAM_KINDS | WEIGHT_KINDS | HEAD_KINDS
+_ETHAYARAJH = "Ethayarajh 2019, arXiv:1909.00512; closed form over all pairs"
+
+
+def mean_pair_cosine(units: Tensor, n: float) -> float:
+    """(‖Σu‖² − n) / (n(n−1)): the mean cosine over all pairs of n unit rows, from their sum."""
+    if n < 2:
+        raise TooFewRows(f"an average over pairs needs at least 2 rows that are not zero, seen {int(n)}; give more")
+    return float((units.square().sum() - n) / (n * (n - 1)))
+
+
+def _directed(directions: Directions) -> float:
+    """Rows that have a direction."""
+    assert directions.zeros is not None
+    return directions.n - float(directions.zeros)
+
+
+@metric(
+    Directions,
+    title="Average cosine",
+    formula="(‖Σ h/‖h‖‖² − n) / (n(n−1))",
+    reference=_ETHAYARAJH,
+    convention="exact over all pairs, rows not centred; zero rows have no direction and are left out",
+    invariant=("rotation", "scale"),
+    bounds=(-1.0, 1.0),
+    default=True,
+    kinds=_EVERYWHERE,
+)
+def average_cosine(directions: Directions) -> float:
+    """Mean cosine similarity over all pairs of rows: 0 when directions are spread evenly, 1 in a narrow cone."""
+    assert directions.units is not None
+    return mean_pair_cosine(directions.units, _directed(directions))
+
+
+@metric(
+    Directions,
+    title="Drift",
+    formula="‖mean(h)‖",
+    reference="Godey et al. 2024, arXiv:2401.12143",
+    convention="not normalised",
+    invariant=("rotation",),
+    bounds=(0.0, None),
+    default=True,
+    kinds=_EVERYWHERE,
+)
+def drift(directions: Directions) -> float:
+    """Norm of the mean row: how far the cloud has moved from the origin."""
+    assert directions.total is not None
+    return float(directions.total.square().sum().sqrt() / directions.n)
+
+
+@metric(
+    Directions,
+    title="Relative drift",
+    formula="‖mean(h)‖ / mean ‖h‖",
+    reference="a near-identity of the average cosine (its square tracks it), shown for orientation",
+    convention="between 0 and 1",
+    invariant=("rotation", "scale"),
+    bounds=(0.0, 1.0),
+    default=True,
+    kinds=_EVERYWHERE,
+)
+def relative_drift(directions: Directions) -> float:
+    """Norm of the mean row in units of the mean norm."""
+    assert directions.total is not None and directions.norms is not None
+    if float(directions.norms) == 0.0:
+        raise TooFewRows("every row is zero, so there is no relative drift; look at the model")
+    return float(directions.total.square().sum().sqrt() / directions.norms)
+
+
+@metric(
+    Directions,
+    title="Mean norm",
+    formula="mean ‖h‖",
+    reference="",
+    invariant=("rotation",),
+    bounds=(0.0, None),
+    default=True,
+    kinds=_EVERYWHERE,
+)
+def mean_norm(directions: Directions) -> float:
+    """Mean Euclidean norm of the rows."""
+    assert directions.norms is not None
+    return float(directions.norms / directions.n)
+
+
+@metric(
+    Directions,
+    title="Largest norm",
+    formula="max ‖h‖ / √mean ‖h‖²",
+    reference="Sun et al. 2024, arXiv:2402.17762 (massive activations)",
+    convention="over all rows seen, not a sample",
+    invariant=("rotation", "scale"),
+    bounds=(0.0, None),
+)
+def largest_norm(directions: Directions) -> float:
+    """Largest row norm in units of the root mean square norm: far above 1 when a few rows are outliers."""
+    assert directions.largest_norm is not None and directions.squared_norms is not None
+    typical = (directions.squared_norms / directions.n).sqrt()
+    if float(typical) == 0.0:
+        raise TooFewRows("every row is zero, so there is no largest norm; look at the model")
+    return float(directions.largest_norm / typical)
+
+
+def coordinate_shares(directions: Directions) -> Tensor:
+    """Contribution of each coordinate to the average cosine, ((Σuᵢ)² − Σuᵢ²) / (n(n−1)); they sum to it."""
+    assert directions.units is not None and directions.unit_squares is not None
+    n = _directed(directions)
+    if n < 2:
+        raise TooFewRows(f"an average over pairs needs at least 2 rows that are not zero, seen {int(n)}; give more")
+    return (directions.units.square() - directions.unit_squares) / (n * (n - 1))
+
+
+@metric(
+    Directions,
+    title="Rogue dimensions",
+    formula="Σ_{top k} |cᵢ| / Σ|cᵢ|, cᵢ = ((Σuᵢ)² − Σuᵢ²) / (n(n−1))",
+    reference="Timkey & van Schijndel 2021, arXiv:2109.04404",
+    convention="top = 3 coordinates; k/d when every coordinate contributes the same",
+    invariant=("scale",),
+    bounds=(0.0, 1.0),
+    default=True,
+)
+def rogue_share(directions: Directions, *, top: int = 3) -> float:
+    """Share of the average cosine that the few strongest coordinates contribute."""
+    shares = coordinate_shares(directions).abs()
+    if float(shares.sum()) == 0.0:
+        raise TooFewRows("no coordinate contributes to the average cosine; rows are zero")
+    return float(shares.topk(min(top, len(shares))).values.sum() / shares.sum())
+
+
+@metric(
+    Directions,
+    Sample,
+    title="Massive activations",
+    formula="max |hᵢ| / median |hᵢ|",
+    reference="Sun et al. 2024, arXiv:2402.17762 (massive above 1000)",
+    convention="maximum over all rows, median over the sample",
+    invariant=("scale",),
+    bounds=(1.0, None),
+)
+def massive_activation(directions: Directions, sample: Sample) -> float:
+    """Largest coordinate of any row in units of the median one."""
+    assert directions.largest is not None
+    middle = float(sample.rows.abs().median())
+    if middle == 0.0:
+        raise TooFewRows("the median coordinate is zero, so there is no scale to compare with; look at the model")
+    return float(directions.largest.max()) / middle
+
+
+def _sample_cosine(rows: Tensor) -> float:
+    rows = rows.double()
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    rows, norms = rows[norms[:, 0] > 0], norms[norms[:, 0] > 0]
+    return mean_pair_cosine((rows / norms).sum(0), len(rows))
+
+
+@metric(
+    Sample,
+    title="Average cosine, centred",
+    formula="average cosine of h − mean(h)",
+    reference="Mu & Viswanath 2018, arXiv:1702.01417",
+    convention="on the sample, about the sample's own mean; near 0 by construction",
+    invariant=("rotation", "scale", "shift"),
+    bounds=(-1.0, 1.0),
+)
+def average_cosine_centred(sample: Sample) -> float:
+    """Average cosine that is left when the common mean is taken away."""
+    rows = sample.rows.double()
+    return _sample_cosine(rows - rows.mean(0))
+
+
+@metric(
+    Sample,
+    title="Explained by drift",
+    formula="1 − A(centred) / A",
+    reference="after Godey et al. 2024, arXiv:2401.12143",
+    convention="both on the same sample",
+    invariant=("rotation", "scale"),
+)
+def explained_by_drift(sample: Sample) -> float:
+    """Share of the average cosine that vanishes when the mean is removed; unsteady where A is near 0."""
+    rows = sample.rows.double()
+    plain = _sample_cosine(rows)
+    if plain == 0.0:
+        raise TooFewRows("the average cosine is exactly 0, so nothing is there to explain")
+    return 1.0 - _sample_cosine(rows - rows.mean(0)) / plain
+
+
+@metric(
+    Sample,
+    title="Partition isotropy",
+    formula="min_c Z(c) / max_c Z(c), Z(c) = Σ exp(c·h), c = ± unit eigenvectors of HᵀH",
+    reference="Mu & Viswanath 2018, arXiv:1702.01417; Arora et al. 2016",
+    convention="on the sample, rows not centred; log=1 gives the logarithm, for large norms",
+    invariant=("rotation",),
+)
+def partition_isotropy(sample: Sample, *, log: bool = False) -> float:
+    """1 when the partition function is the same in all directions, near 0 in a cone; falls with the norm of the rows."""
+    rows = sample.rows.double() if sample.rows.device.type != "mps" else sample.rows.cpu().double()
+    if len(rows) < 2:
+        raise TooFewRows(f"partition isotropy needs at least 2 rows, seen {len(rows)}; give more tokens")
+    _, axes = torch.linalg.eigh(rows.T @ rows)
+    projected = rows @ axes
+    logs = torch.cat([torch.logsumexp(projected, 0), torch.logsumexp(-projected, 0)])
+    gap = logs.min() - logs.max()
+    return float(gap if log else gap.exp())
+
+
+@metric(
+    Moments,
+    title="Mean direction",
+    formula="mean(h)ᵀ C mean(h) / (‖mean(h)‖² λ₁)",
+    reference="how far the drift runs along the first principal direction",
+    convention="centred covariance C, largest eigenvalue λ₁",
+    invariant=("rotation", "scale"),
+    bounds=(0.0, 1.0),
+)
+def drift_alignment(moments: Moments) -> float:
+    """Variance along the mean row in units of the largest variance: 1 when the cloud is stretched along its drift."""
+    mean, top = moments.mean, moments.eigenvalues()[0]
+    if float(top) == 0.0 or float(mean.square().sum()) == 0.0:
+        raise TooFewRows("rows are equal or have no mean, so drift has no direction to compare; give other rows")
+    return float(mean @ moments.scatter @ mean / (mean.square().sum() * top))

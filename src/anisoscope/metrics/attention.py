@@ -1,0 +1,112 @@
+"""Metrics of attention: how sharp it is, and how queries and keys lie to each other, per head."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from anisoscope.errors import TooFewRows
+from anisoscope.metrics.metric import metric
+from anisoscope.numerics.attention import QUANTITIES, SMALLEST_ROW
+from anisoscope.stats.directions import Directions
+from anisoscope.stats.means import Attention
+
+_ROWS = f"mean over sampled query rows that see at least {SMALLEST_ROW} keys; the others are counted as dropped"
+_GODEY = "Godey et al. 2024, arXiv:2401.12143"
+
+
+class Keys(Directions):
+    """The key side of a query/key pair."""
+
+
+def _mean(attention: Attention, quantity: str) -> float:
+    index = QUANTITIES.index(quantity)
+    assert attention.count is not None
+    if float(attention.count[index]) == 0:
+        raise TooFewRows(f"no query row sees {SMALLEST_ROW} keys or more; give longer contexts")
+    return float(attention.mean()[index])
+
+
+@metric(
+    Attention,
+    title="Attention entropy",
+    formula="H(p) / log m, m keys allowed",
+    reference=_GODEY,
+    convention=_ROWS + "; first=0 takes out the first key",
+    bounds=(0.0, 1.0),
+    default=True,
+    kinds=("scores",),
+)
+def attention_entropy(attention: Attention, *, first: bool = True) -> float:
+    """1 when every allowed key gets the same weight, 0 when one key gets all."""
+    return _mean(attention, "entropy" if first else "entropy_rest")
+
+
+@metric(
+    Attention,
+    title="Attention sharpness",
+    formula="(max p − 1/m) / (1 − 1/m)",
+    reference=_GODEY,
+    convention=_ROWS + "; first=0 takes out the first key",
+    bounds=(0.0, 1.0),
+    default=True,
+    kinds=("scores",),
+)
+def attention_sharpness(attention: Attention, *, first: bool = True) -> float:
+    """0 when every allowed key gets the same weight, 1 when one key gets all."""
+    return _mean(attention, "sharpness" if first else "sharpness_rest")
+
+
+@metric(
+    Attention,
+    title="Mass on the first key",
+    formula="p of the first key of the context",
+    reference="Xiao et al. 2023, arXiv:2309.17453 (attention sinks)",
+    convention=_ROWS,
+    bounds=(0.0, 1.0),
+    default=True,
+    kinds=("scores",),
+)
+def first_key_mass(attention: Attention) -> float:
+    """Attention that goes to the first position: large when it serves as a sink."""
+    return _mean(attention, "first_mass")
+
+
+@metric(
+    Attention,
+    title="Spread of scores",
+    formula="standard deviation of s over the allowed keys of a row",
+    reference=_GODEY,
+    convention=_ROWS + "; scores as fed to softmax, bias=0 without additive position bias",
+    bounds=(0.0, None),
+    default=True,
+    kinds=("scores",),
+)
+def score_spread(attention: Attention, *, bias: bool = True) -> float:
+    """How far the scores of one query differ before softmax."""
+    return _mean(attention, "spread" if bias else "spread_unbiased")
+
+
+def _centre(directions: Directions) -> Tensor:
+    assert directions.total is not None
+    return directions.total / directions.n
+
+
+@metric(
+    Directions,
+    Keys,
+    title="Query–key cosine",
+    formula="cos(mean q, mean k)",
+    reference=_GODEY,
+    convention="q and k as they meet (after rotation); grouped heads share their key",
+    invariant=("scale",),
+    bounds=(-1.0, 1.0),
+    default=True,
+    kinds=("query",),
+)
+def qk_cosine(query: Directions, key: Keys) -> float:
+    """Whether the mean query and the mean key point the same way: their drift is parallel (1), opposed (−1) or neither."""
+    one, two = _centre(query), _centre(key)
+    below = float(one.norm() * two.norm())
+    if below == 0.0:
+        raise TooFewRows("the mean query or the mean key is zero, so they have no angle; look at the model")
+    return float(one @ two) / below

@@ -1,0 +1,265 @@
+"""From statistics to an Estimate: the value, its leave-one-fold-out replicates, its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.errors import AnisoscopeError, TooFewRows
+from anisoscope.metrics.estimate import Estimate, jackknife
+from anisoscope.metrics.metric import Metric
+from anisoscope.metrics.neighbourhoods import Neighbours
+from anisoscope.numerics.hashing import FOLDS, fold_of
+from anisoscope.stats.directions import Directions
+from anisoscope.stats.means import Coherence
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.sample import Sample
+
+NEIGHBOUR_BATCH = 4096
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One batch's neighbour graph with the fold and the first-position flag of its distinct rows."""
+
+    neighbours: Neighbours
+    fold: Tensor
+    first: Tensor
+
+    @classmethod
+    def of(cls, sample: Sample, *, wanted: int) -> Graph:
+        neighbours, kept = Neighbours.of(sample.rows.flatten(1), wanted)
+        return cls(neighbours, sample.fold[kept], sample.label("first")[kept].bool())
+
+
+def sample_graphs(sample: Sample, *, wanted: int, batch: int | None) -> list[Graph]:
+    """Graphs of consecutive batches of the (hash-ordered, so shuffled) sample; a last short one only if it is alone."""
+    size = batch or max(1, len(sample))
+    count = max(1, len(sample) // size)
+    order = torch.arange(len(sample))
+    batches = [(order >= i * size) & (order < (i + 1) * size) for i in range(count)]
+    return [Graph.of(sample.select(mask), wanted=wanted) for mask in batches] if len(sample) else []
+
+
+@dataclass
+class View:
+    """The statistics of one selection of rows, by context fold."""
+
+    folds: list[dict[type, Any]]  # FOLDS of them, empty where a fold saw nothing
+    sample: Sample | None = None
+    graphs: Callable[[int], list[Graph]] | None = None  # wanted neighbours -> graphs
+    without_first: bool = False
+    contexts: int = 0
+    dropped: int = 0
+    _merged: dict[tuple[type, int], Any] = field(default_factory=dict)
+
+    def present(self) -> list[int]:
+        """Folds that saw rows."""
+        if any(self.folds):
+            return [i for i, fold in enumerate(self.folds) if fold]
+        return sorted(set(self.sample.fold.tolist())) if self.sample is not None else []
+
+    def stat(self, need: type, *, without: int = -1) -> Any:
+        """A statistic over all folds, or all but one."""
+        if need is Sample:
+            assert self.sample is not None
+            return self.sample if without < 0 else self.sample.select(self.sample.fold != without)
+        key = (need, without)
+        if key not in self._merged:
+            parts = [fold[need] for i, fold in enumerate(self.folds) if i != without and need in fold]
+            self._merged[key] = reduce(lambda a, b: a.merge(b), parts) if parts else need()
+        return self._merged[key]
+
+
+def evaluate(metric: Metric, view: View, options: dict[str, Any]) -> Estimate:
+    """The metric of a view; raises TooFewRows when it cannot be computed."""
+    if Neighbours in metric.needs:
+        return _evaluate_graphs(metric, view, options)
+    if any(not len(s) if isinstance(s, Sample) else not s.n for s in map(view.stat, metric.needs)):
+        raise TooFewRows(f"{metric.name} was given no finite row ({view.dropped} were not finite); look at the model")
+    value = metric.function(*(view.stat(need) for need in metric.needs), **options)
+    folds = view.present()
+    replicates = [
+        _attempt(metric, [view.stat(need, without=j) for need in metric.needs], options)
+        for j in folds
+        if len(folds) > 1
+    ]
+    low, high = jackknife(value, replicates, bounds=metric.bounds)
+    lead = view.stat(metric.needs[0])
+    n = len(lead) if isinstance(lead, Sample) else lead.n
+    dropped = view.dropped + _dropped_here(metric, lead)
+    return Estimate(
+        value, low, high, n=n, contexts=view.contexts, dropped=dropped, note=_note(lead), replicates=tuple(replicates)
+    )
+
+
+def _attempt(metric: Metric, stats: list[Any], options: dict[str, Any]) -> float:
+    try:
+        return metric.function(*stats, **options)
+    except TooFewRows:
+        return math.nan
+
+
+def _dropped_here(metric: Metric, lead: Any) -> int:
+    """Rows that this metric had to leave out beyond those that were not finite."""
+    if isinstance(lead, Directions) and lead.zeros is not None and "cosine" in metric.name:
+        return int(lead.zeros)
+    if hasattr(lead, "count") and isinstance(lead.count, Tensor):
+        return lead.n - int(lead.count.max())
+    return 0
+
+
+def _note(lead: Any) -> str:
+    if isinstance(lead, Moments) and lead.n <= lead.width:
+        return f"{lead.n} rows in {lead.width} dimensions: the spectrum is limited by the rows"
+    return ""
+
+
+def neighbours_read(metric: Metric, options: dict[str, Any]) -> int:
+    """How many neighbours the metric reads with these options."""
+    chosen = {**metric.options, **options}
+    return max(metric.neighbours, chosen.get("largest", 0), chosen.get("k", 0), 2 * chosen.get("scale", 0))
+
+
+def _evaluate_graphs(metric: Metric, view: View, options: dict[str, Any]) -> Estimate:
+    assert view.graphs is not None
+    graphs = view.graphs(neighbours_read(metric, options))
+    if not graphs:
+        raise TooFewRows(f"{metric.name} needs rows, seen none; give more tokens")
+    everyone = [_on_graph(metric, g, options, without_first=view.without_first) for g in graphs]
+    value = sum(everyone) / len(everyone)
+    folds = sorted(set(torch.cat([g.fold for g in graphs]).tolist()))
+    replicates = []
+    for j in folds if len(folds) > 1 else []:
+        try:
+            parts = [_on_graph(metric, g, options, without_first=view.without_first, fold=j) for g in graphs]
+            replicates.append(sum(parts) / len(parts))
+        except TooFewRows:
+            replicates.append(math.nan)
+    low, high = jackknife(value, replicates, bounds=metric.bounds)
+    sd = float(torch.tensor(everyone).std()) if len(everyone) > 1 else math.nan
+    duplicates = sum(g.neighbours.duplicates for g in graphs)
+    used = sum(int((~g.first).sum()) if view.without_first else len(g.neighbours) for g in graphs)
+    note = f"{duplicates} exact duplicates removed" if duplicates else ""
+    return Estimate(
+        value,
+        low,
+        high,
+        n=used,
+        sd=sd,
+        contexts=view.contexts,
+        dropped=view.dropped + duplicates,
+        note=note,
+        replicates=tuple(replicates),
+    )
+
+
+def _on_graph(
+    metric: Metric, graph: Graph, options: dict[str, Any], *, without_first: bool, fold: int | None = None
+) -> float:
+    mask = torch.ones(len(graph.neighbours), dtype=torch.bool)
+    if without_first:
+        mask &= ~graph.first
+    if fold is not None:
+        mask &= graph.fold != fold
+    kept = graph.neighbours if bool(mask.all()) else graph.neighbours.keep(mask)
+    return float(metric.function(kept, **options))
+
+
+def evaluate_array(
+    metric: Metric, x: Any, *, contexts: Any, tokens: Any, seed: int, options: dict[str, Any]
+) -> Estimate:
+    """A metric of the rows of an array; rows that are not finite are left out and counted."""
+    rows = as_rows(x)
+    labels = _labels(contexts, len(rows), "contexts")
+    kinds = _labels(tokens, len(rows), "tokens") if tokens is not None else torch.full((len(rows),), -1)
+    finite = rows.isfinite().all(1)
+    dropped = len(rows) - int(finite.sum())
+    if dropped:
+        chosen = finite.cpu()
+        rows, labels, kinds = rows[finite], labels[chosen], kinds[chosen]
+    if not len(rows):
+        raise TooFewRows(f"{metric.name} was given no row of finite numbers ({dropped} dropped); check the array")
+    view = array_view(metric, rows, labels, tokens=kinds, seed=seed)
+    view.dropped = dropped
+    return evaluate(metric, view, options)
+
+
+def array_view(metric: Metric, rows: Tensor, contexts: Tensor, *, tokens: Tensor, seed: int) -> View:
+    """The statistics that one metric needs of plain rows."""
+    known: set[type] = {Moments, Directions, Sample, Neighbours, Coherence}
+    if not known.issuperset(metric.needs):
+        raise AnisoscopeError(f"{metric.name} reads attention, not plain rows; use anisoscope.measure on a model")
+    fold = fold_of(contexts)
+    folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
+    for need in metric.needs:
+        if need in (Moments, Directions):
+            for j in range(FOLDS):
+                mine = (fold == j).nonzero().squeeze(1).to(rows.device)
+                if len(mine):
+                    folds[j][need] = need().update(rows[mine])
+        elif need is Coherence:
+            for j in set(fold.tolist()):
+                mine = (fold == j).nonzero().squeeze(1)
+                folds[j][need] = Coherence().update(context_cosines(rows[mine.to(rows.device)], contexts[mine]))
+    sample = None
+    if {Sample, Neighbours} & set(metric.needs):
+        sample = Sample(len(rows), seed).update(rows, context=contexts, position=torch.arange(len(rows)), token=tokens)
+    graphs = None if sample is None else lambda wanted: sample_graphs(sample, wanted=wanted, batch=None)
+    return View(folds, sample, graphs, contexts=len(contexts.unique()))
+
+
+def context_cosines(x: Tensor, context: Tensor) -> Tensor:
+    """For each context, the mean cosine of its rows with its mean row: [contexts]."""
+    _, inverse = torch.unique(context.to(x.device), return_inverse=True)
+    count = int(inverse.max()) + 1
+    rows = x.double() if x.device.type != "mps" else x.cpu().double()
+    inverse = inverse.to(rows.device)
+    sums = torch.zeros(count, rows.shape[1], dtype=torch.float64, device=rows.device).index_add_(0, inverse, rows)
+    sizes = torch.bincount(inverse, minlength=count)
+    cosine = torch.nn.functional.cosine_similarity(rows, sums[inverse], dim=1)
+    return torch.zeros(count, dtype=torch.float64, device=rows.device).index_add_(0, inverse, cosine) / sizes
+
+
+def as_rows(x: Any) -> Tensor:
+    """An n×d float tensor from a NumPy or torch array, half precision promoted; or an error that names the shape."""
+    try:
+        rows = torch.as_tensor(x).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise AnisoscopeError(f"seen {type(x).__name__}, expected an n×d array of numbers; convert it first") from error
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise AnisoscopeError(
+            f"the array has shape {tuple(rows.shape)}; expected n rows × d columns, both at least 1; reshape it first"
+        )
+    if rows.is_complex():
+        raise AnisoscopeError("the array is complex; expected real numbers, take its real part or its modulus first")
+    return (
+        rows
+        if rows.dtype in (torch.float32, torch.float64)
+        else rows.float()
+        if rows.is_floating_point()
+        else rows.double()
+    )
+
+
+def _labels(labels: Any, n: int, name: str) -> Tensor:
+    """One int64 per row; words are numbered in order of appearance."""
+    if labels is None:
+        return torch.arange(n)
+    if isinstance(labels, Tensor) and not labels.is_floating_point():
+        out = labels.detach().cpu().to(torch.int64)
+    else:
+        import numpy as np
+
+        values = np.asarray(labels)
+        out = torch.as_tensor(np.unique(values, return_inverse=True)[1] if values.dtype.kind not in "iu" else values)
+        out = out.to(torch.int64)
+    if out.shape != (n,):
+        raise AnisoscopeError(f"{name} has shape {tuple(out.shape)}; expected one label for each of the {n} rows")
+    return out

@@ -1,0 +1,149 @@
+"""What a metric is: a declaration and a pure function of statistics.
+
+Adding one is one decorated function (and a line in tests/known_answers.py); the command line, the documentation, the
+report and the contract tests read the declaration.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.metrics.estimate import Estimate
+
+_REGISTRY: dict[str, Metric] = {}
+STREAM_KINDS = frozenset({"embed", "resid", "final", "attn_in", "attn_out", "mlp_in", "mlp_out", "module", "rows"})
+WEIGHT_KINDS = frozenset({"unembed", "embed_weight"})
+HEAD_KINDS = frozenset({"query", "key"})
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A named function of statistics; call it on an n×d array to get an Estimate."""
+
+    name: str
+    function: Callable[..., float]
+    needs: tuple[type, ...]
+    title: str
+    formula: str
+    reference: str
+    description: str
+    convention: str
+    invariant: frozenset[str]
+    bounds: tuple[float | None, float | None]
+    default: bool
+    kinds: frozenset[str]  # where it is measured unless it is asked for by name
+    options: dict[str, Any] = field(default_factory=dict)
+    neighbours: int = 0  # how many nearest neighbours it reads
+
+    def __call__(self, x: Any, *, contexts: Any = None, tokens: Any = None, seed: int = 0, **options: Any) -> Estimate:
+        """The metric of the rows of an n×d NumPy or torch array, with an interval over contexts (default: each row)."""
+        from anisoscope.metrics.evaluate import evaluate_array
+
+        return evaluate_array(self, x, contexts=contexts, tokens=tokens, seed=seed, options=self.check(options))
+
+    def check(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The same options with values of the right type, or an error that names the nearest option."""
+        checked = {}
+        for key, value in options.items():
+            if key not in self.options:
+                raise unknown_name(f"option of {self.name}", key, self.options)
+            checked[key] = _cast(value, self.options[key], f"{self.name}:{key}")
+        return checked
+
+    def variant(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options that differ from the defaults."""
+        return {key: value for key, value in options.items() if value != self.options[key]}
+
+
+def metric(
+    *needs: type,
+    title: str,
+    formula: str,
+    reference: str,
+    convention: str = "",
+    invariant: Iterable[str] = (),
+    bounds: tuple[float | None, float | None] = (None, None),
+    default: bool = False,
+    kinds: Iterable[str] = STREAM_KINDS | WEIGHT_KINDS,
+    neighbours: int = 0,
+) -> Callable[[Callable[..., float]], Metric]:
+    """Declare a metric; its keyword-only arguments become its options, its docstring its description."""
+
+    def declare(function: Callable[..., float]) -> Metric:
+        signature = inspect.signature(function)
+        options = {p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+        declared = Metric(
+            name=function.__name__,
+            function=function,
+            needs=needs,
+            title=title,
+            formula=formula,
+            reference=reference,
+            description=inspect.getdoc(function) or "",
+            convention=convention,
+            invariant=frozenset(invariant),
+            bounds=bounds,
+            default=default,
+            kinds=frozenset(kinds),
+            options=options,
+            neighbours=neighbours,
+        )
+        object.__setattr__(declared, "__doc__", declared.description)
+        _REGISTRY[declared.name] = declared
+        return declared
+
+    return declare
+
+
+def registry() -> dict[str, Metric]:
+    """Every declared metric by name."""
+    from anisoscope.metrics import anisotropy, attention, dimension, similarity, spectrum  # noqa: F401  (they register)
+
+    return dict(_REGISTRY)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A metric with the options it is to be computed with; `named` when the user asked for it by name."""
+
+    metric: Metric
+    options: dict[str, Any] = field(default_factory=dict)
+    named: bool = False
+
+
+def parse_requests(names: Iterable[str] | None) -> list[Request]:
+    """Metrics from words such as `two_nn`, `svd_ratio:centred=0`, `all` and `default` (also when there are none).
+
+    >>> [r.metric.name for r in parse_requests(["svd_ratio:centred=0"])]
+    ['svd_ratio']
+    """
+    known = registry()
+    words = list(names or ["default"])
+    requests: list[Request] = []
+    for word in words:
+        if word in ("default", "all"):
+            requests += [Request(m) for m in known.values() if m.default or word == "all"]
+            continue
+        name, _, rest = word.partition(":")
+        if name not in known:
+            raise unknown_name("metric", name, known)
+        pairs = dict(part.partition("=")[::2] for part in rest.split(":") if part)
+        requests.append(Request(known[name], known[name].check(pairs), named=True))
+    return requests
+
+
+def _cast(value: Any, default: Any, what: str) -> Any:
+    """A value from the command line in the type of the default."""
+    if not isinstance(value, str) or isinstance(default, str):
+        return value
+    try:
+        if isinstance(default, bool):
+            return {"1": True, "true": True, "0": False, "false": False}[value.lower()]
+        return type(default)(value)
+    except (KeyError, ValueError) as error:
+        kind = type(default).__name__
+        raise AnisoscopeError(f"{what} is {value!r}; expected a {kind} such as {default!r}.") from error

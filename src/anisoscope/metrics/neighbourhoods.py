@@ -1,0 +1,53 @@
+"""The neighbour graph of a sample, from which leaving out rows needs no new search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anisoscope.numerics.neighbors import distinct_rows, nearest
+
+_SPARE = 8  # neighbours beyond those a metric reads, so that leaving out a fold seldom runs out of them
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Distances to the nearest distinct rows, ascending; rows that ran out of neighbours are dropped.
+
+    `wanted` is how many neighbours the metrics read; the graph holds a few more for leaving rows out.
+    """
+
+    distance: Tensor  # [n, k] float64
+    index: Tensor  # [n, k]
+    wanted: int
+    duplicates: int = 0  # rows removed because an equal one was there
+
+    @classmethod
+    def of(cls, rows: Tensor, wanted: int) -> tuple[Neighbours, Tensor]:
+        """The graph of the distinct rows, and which rows those are."""
+        kept = distinct_rows(rows)
+        if len(kept) < 2:
+            empty = torch.empty(len(kept), 0)
+            return cls(empty.double(), empty.long(), wanted, len(rows) - len(kept)), kept
+        distance, index = nearest(rows[kept], wanted + _SPARE)
+        return cls(distance.cpu(), index.cpu(), wanted, len(rows) - len(kept)), kept.cpu()
+
+    def __len__(self) -> int:
+        return len(self.distance)
+
+    def first(self, k: int) -> Tensor:
+        """Distances to the k nearest, of the rows that have that many: [n', k]."""
+        near = self.distance[:, :k]
+        return near[near[:, -1].isfinite()] if near.shape[1] == k else near[:0]
+
+    def keep(self, mask: Tensor) -> Neighbours:
+        """The graph among the rows where the mask holds: the same distances, the others left out."""
+        gone = ~mask[self.index]
+        # a stable sort moves the neighbours that are left to the front without changing their order
+        order = gone.to(torch.int8).sort(dim=1, stable=True).indices[:, : self.wanted]
+        distance = self.distance.masked_fill(gone, torch.inf).gather(1, order)
+        renumbered = torch.cumsum(mask, 0) - 1
+        index = renumbered[self.index.gather(1, order)]
+        return Neighbours(distance[mask], index[mask], self.wanted)

@@ -1,0 +1,145 @@
+"""Similarity of contexts, of layers and of models.
+
+Notation: u unit rows, A the average cosine (the baseline that anisotropy alone would give).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.errors import AnisoscopeError, TooFewRows
+from anisoscope.metrics.anisotropy import average_cosine, mean_pair_cosine
+from anisoscope.metrics.metric import STREAM_KINDS, metric
+from anisoscope.stats.directions import Directions
+from anisoscope.stats.means import Coherence
+from anisoscope.stats.sample import Sample
+
+OCCURRENCES = 5  # of a token type in the sample, below which it is left out
+_ETHAYARAJH = "Ethayarajh 2019, arXiv:1909.00512"
+_TYPES = f"token types with at least {OCCURRENCES} occurrences in the sample; minus the baseline (baseline=0: raw)"
+_TOKEN_KINDS = STREAM_KINDS - {"rows"}
+
+
+def _types(sample: Sample) -> list[Tensor]:
+    """Rows of each token type that occurs often enough."""
+    tokens = sample.label("token")
+    values, inverse, counts = torch.unique(tokens, return_inverse=True, return_counts=True)
+    chosen = [i for i in range(len(values)) if counts[i] >= OCCURRENCES and values[i] >= 0]
+    if not chosen:
+        raise TooFewRows(
+            f"no token type occurs {OCCURRENCES} times among {len(tokens)} sampled rows; "
+            "give more tokens (arrays: tokens=…)"
+        )
+    order = inverse.argsort(stable=True)
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    rows = sample.rows.double() if sample.rows.device.type != "mps" else sample.rows.cpu().double()
+    return [rows[order[starts[i] : starts[i + 1]].to(rows.device)] for i in chosen]
+
+
+def _units(rows: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(rows, dim=1)
+
+
+@metric(
+    Sample,
+    title="Self-similarity",
+    formula="mean over types of the mean cosine between occurrences, minus A",
+    reference=_ETHAYARAJH,
+    convention=_TYPES,
+    invariant=("rotation", "scale"),
+    bounds=(-2.0, 1.0),
+    kinds=_TOKEN_KINDS,
+)
+def self_similarity(sample: Sample, *, baseline: bool = True) -> float:
+    """How alike a token is to itself in other contexts: near 1 when context changes nothing, 0 when it changes all."""
+    types = [_units(rows) for rows in _types(sample)]
+    value = sum(mean_pair_cosine(rows.sum(0), len(rows)) for rows in types) / len(types)
+    return value - (mean_pair_cosine(_units(sample.rows.double()).sum(0), len(sample)) if baseline else 0.0)
+
+
+@metric(
+    Coherence,
+    Directions,
+    title="Intra-context similarity",
+    formula="mean over contexts of the mean cosine between a row and its context's mean row, minus A",
+    reference=_ETHAYARAJH,
+    convention="every row of every context; minus the baseline (baseline=0: raw)",
+    invariant=("rotation", "scale"),
+    bounds=(-2.0, 1.0),
+    kinds=_TOKEN_KINDS,
+)
+def context_similarity(coherence: Coherence, directions: Directions, *, baseline: bool = True) -> float:
+    """How alike the rows of one context are."""
+    return float(coherence.mean()) - (average_cosine.function(directions) if baseline else 0.0)
+
+
+def _explained(rows: Tensor) -> float:
+    energies = torch.linalg.svdvals(rows).square()
+    return float(energies[0] / energies.sum())
+
+
+@metric(
+    Sample,
+    title="Maximum explainable variance",
+    formula="mean over types of σ₁²/Σσ² of their occurrences, minus that of as many random rows",
+    reference=_ETHAYARAJH,
+    convention=_TYPES,
+    invariant=("rotation", "scale"),
+    bounds=(-1.0, 1.0),
+    kinds=_TOKEN_KINDS,
+)
+def max_explainable_variance(sample: Sample, *, baseline: bool = True) -> float:
+    """How much of a token's occurrences one static vector could explain."""
+    types = _types(sample)
+    rows = sample.rows.double()
+    values, start = [], 0
+    for occurrences in types:
+        m = len(occurrences)
+        start = 0 if start + m > len(rows) else start  # rows lie in hash order, so any run of them is a random draw
+        values.append(_explained(occurrences) - (_explained(rows[start : start + m]) if baseline else 0.0))
+        start += m
+    return sum(values) / len(values)
+
+
+def _matrix(x: Any, name: str) -> Tensor:
+    tensor = torch.as_tensor(x)
+    if tensor.ndim != 2:
+        raise AnisoscopeError(f"{name} has shape {tuple(tensor.shape)}; expected rows × width, reshape it first")
+    return tensor.double()
+
+
+def linear_cka(first: Any, second: Any) -> float:
+    """Debiased linear CKA of two sets of rows of the same tokens: 1 for a rotation and scaling, about 0 by chance.
+
+    HSIC₁(K, L) / √(HSIC₁(K, K) HSIC₁(L, L)) with the unbiased HSIC₁ of Song et al. 2012 (Nguyen et al. 2021,
+    arXiv:2010.15327).
+
+    >>> x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    >>> round(linear_cka(x, 3 * x.flip(1) + 5), 6)
+    1.0
+    """
+    x, y = _matrix(first, "the first array"), _matrix(second, "the second array")
+    if len(x) != len(y):
+        raise AnisoscopeError(f"CKA compares the same rows, seen {len(x)} and {len(y)}; align them first")
+    if len(x) < 4:
+        raise TooFewRows(f"debiased CKA needs at least 4 rows, seen {len(x)}; give more")
+    kernels = [_hollow(z - z.mean(0)) for z in (x, y)]
+    cross, one, two = (_hsic(kernels[i], kernels[j]) for i, j in ((0, 1), (0, 0), (1, 1)))
+    if one <= 0 or two <= 0:
+        raise TooFewRows("the rows of one array have no structure beyond noise, so CKA is not defined; give more rows")
+    return cross / (one * two) ** 0.5
+
+
+def _hollow(x: Tensor) -> Tensor:
+    """The linear kernel without its diagonal."""
+    return (x @ x.T).fill_diagonal_(0.0)
+
+
+def _hsic(k: Tensor, kernel: Tensor) -> float:
+    """The unbiased estimator of Song et al. 2012 for hollow kernels."""
+    n = len(k)
+    ones = k.sum() * kernel.sum() / ((n - 1) * (n - 2)) - 2.0 * (k.sum(0) @ kernel.sum(0)) / (n - 2)
+    return float(((k * kernel).sum() + ones) / (n * (n - 3)))

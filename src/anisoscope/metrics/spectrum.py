@@ -1,0 +1,194 @@
+"""Metrics of the spectrum of the rows.
+
+Notation: σ singular values of the (centred) n×d rows, λ = σ², p = σ/Σσ.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from anisoscope.errors import TooFewRows
+from anisoscope.metrics.metric import metric
+from anisoscope.stats.moments import Moments
+
+_RIGID = ("rotation", "scale")
+_CENTRED = "rows centred on their mean (uncentred with centred=0)"
+
+
+def _energies(moments: Moments, *, centred: bool) -> Tensor:
+    """λ, or an error when there is no spectrum to speak of."""
+    needed = 2 if centred else 1
+    if moments.n < needed:
+        raise TooFewRows(f"a spectrum needs at least {needed} rows, seen {moments.n}; give more tokens")
+    energies = moments.eigenvalues(centred=centred)
+    total = float(moments.scatter.diagonal().sum() + moments.n * moments.mean.square().sum())
+    # the float64 mean of equal rows is off by 1e-16 of their norm; what that leaves is no direction
+    if float(energies[0]) <= 1e-28 * total:
+        raise TooFewRows(f"all {moments.n} rows are equal, so there is no spectrum; give rows that differ")
+    return energies
+
+
+@metric(
+    Moments,
+    title="Anisotropy (SVD ratio)",
+    formula="σ₁ / Σσ",
+    reference="Razzhigaev et al. 2023, arXiv:2311.05928",
+    convention=_CENTRED,
+    invariant=(*_RIGID, "shift"),
+    bounds=(0.0, 1.0),
+    default=True,
+)
+def svd_ratio(moments: Moments, *, centred: bool = True) -> float:
+    """Share of the largest singular value in the sum of all: 1/d for a round cloud, 1 for a line."""
+    sigma = _energies(moments, centred=centred).sqrt()
+    return float(sigma[0] / sigma.sum())
+
+
+@metric(
+    Moments,
+    title="Anisotropy (squared SVD ratio)",
+    formula="σ₁² / Σσ²",
+    reference="Razzhigaev et al. 2023, the authors' code; 1 / stable rank",
+    convention=_CENTRED,
+    invariant=(*_RIGID, "shift"),
+    bounds=(0.0, 1.0),
+    default=True,
+)
+def svd_ratio_squared(moments: Moments, *, centred: bool = True) -> float:
+    """Share of variance along the first principal direction."""
+    energies = _energies(moments, centred=centred)
+    return float(energies[0] / energies.sum())
+
+
+def _participation(energies: Tensor) -> float:
+    return float(energies.sum().square() / energies.square().sum())
+
+
+@metric(
+    Moments,
+    title="Participation ratio",
+    formula="(Σλ)² / Σλ²",
+    reference="Gao et al. 2017, bioRxiv 214262",
+    convention=_CENTRED + "; corrected=1 removes the bias of a Gaussian sample of n rows",
+    invariant=(*_RIGID, "shift"),
+    bounds=(1.0, None),
+    default=True,
+)
+def participation_ratio(moments: Moments, *, centred: bool = True, corrected: bool = False) -> float:
+    """Number of directions that share the variance: d for a round cloud, 1 for a line."""
+    energies = _energies(moments, centred=centred)
+    if not corrected:
+        return _participation(energies)
+    # Gaussian rows: E[tr S²] = tr C² (1 + 1/ν) + (tr C)²/ν and E[(tr S)²] = (tr C)² + 2 tr C²/ν, solved for C
+    nu = moments.n - 1 if centred else moments.n
+    first, second = float(energies.sum() / nu), float((energies / nu).square().sum())
+    below = second - first**2 / nu
+    if below <= 0:
+        raise TooFewRows(f"{moments.n} rows are too few for the corrected participation ratio; give more tokens")
+    return ((nu + 1) / nu * first**2 - 2 / nu * second) / below
+
+
+@metric(
+    Moments,
+    title="IsoScore",
+    formula="(PR − 1) / (d − 1)",
+    reference="Rudman et al. 2022, arXiv:2108.07344",
+    convention="rows centred on their mean",
+    invariant=(*_RIGID, "shift"),
+    bounds=(0.0, 1.0),
+    default=True,
+)
+def iso_score(moments: Moments) -> float:
+    """Share of the dimensions that are uniformly used: 1 for a round cloud, 0 for a line."""
+    return _iso(_energies(moments, centred=True))
+
+
+def _iso(energies: Tensor) -> float:
+    if len(energies) < 2:
+        raise TooFewRows("IsoScore needs rows of at least 2 dimensions, seen 1; it is not defined on a line")
+    return (_participation(energies) - 1.0) / (len(energies) - 1.0)
+
+
+@metric(
+    Moments,
+    title="IsoScore*",
+    formula="IsoScore of (1−ζ)C + ζ·tr(C)/d·I",
+    reference="Rudman & Eickhoff 2024, arXiv:2305.19358",
+    convention="rows centred on their mean; shrinkage target tr(C)/d·I",
+    invariant=(*_RIGID, "shift"),
+    bounds=(0.0, 1.0),
+)
+def iso_score_star(moments: Moments, *, zeta: float = 0.2) -> float:
+    """IsoScore of a covariance shrunk towards a round one, steady for few rows; ζ = 0 gives IsoScore."""
+    energies = _energies(moments, centred=True)
+    return _iso((1.0 - zeta) * energies + zeta * energies.mean())
+
+
+def _entropy(energies: Tensor, *, epsilon: float = 0.0) -> float:
+    sigma = energies.sqrt()
+    share = sigma / sigma.sum() + epsilon
+    share = share[share > 0]
+    return float(-(share * share.log()).sum())
+
+
+@metric(
+    Moments,
+    title="Effective rank",
+    formula="exp(−Σ p log p), p = σ/Σσ",
+    reference="Roy & Vetterli 2007",
+    convention=_CENTRED,
+    invariant=(*_RIGID, "shift"),
+    bounds=(1.0, None),
+    default=True,
+)
+def effective_rank(moments: Moments, *, centred: bool = True) -> float:
+    """Number of directions, counted by the entropy of the singular values."""
+    return math.exp(_entropy(_energies(moments, centred=centred)))
+
+
+@metric(
+    Moments,
+    title="RankMe",
+    formula="exp(−Σ p log p), p = σ/Σσ + ε",
+    reference="Garrido et al. 2023, arXiv:2210.02885",
+    convention="rows not centred, ε = 1e-7",
+    invariant=_RIGID,
+    bounds=(1.0, None),
+)
+def rank_me(moments: Moments, *, epsilon: float = 1e-7) -> float:
+    """Effective rank of the rows as they are, mean included."""
+    return math.exp(_entropy(_energies(moments, centred=False), epsilon=epsilon))
+
+
+@metric(
+    Moments,
+    title="Stable rank",
+    formula="Σσ² / σ₁²",
+    reference="Rudelson & Vershynin 2007",
+    convention=_CENTRED,
+    invariant=(*_RIGID, "shift"),
+    bounds=(1.0, None),
+    default=True,
+)
+def stable_rank(moments: Moments, *, centred: bool = True) -> float:
+    """Total variance in units of the largest one: 1 / squared SVD ratio."""
+    energies = _energies(moments, centred=centred)
+    return float(energies.sum() / energies[0])
+
+
+@metric(
+    Moments,
+    title="Singular entropy",
+    formula="KL(σ/Σσ ‖ uniform) = log d − H(σ/Σσ)",
+    reference="Godey et al. 2024, arXiv:2404.07647",
+    convention="rows not centred",
+    invariant=_RIGID,
+    bounds=(0.0, None),
+    kinds=("unembed", "embed_weight"),
+)
+def singular_entropy(moments: Moments, *, centred: bool = False) -> float:
+    """How far the singular values are from equal, in nats: 0 for a round cloud; made for the output head."""
+    energies = _energies(moments, centred=centred)
+    return max(0.0, math.log(len(energies)) - _entropy(energies))
