@@ -1,0 +1,283 @@
+"""The bank: all statistics of one pass, itself mergeable; the unit that is saved and resumed.
+
+A cell is (group, part, fold): rows of one stratum, at the first position or not, in one fold of contexts. Cells merge,
+so that every selection (all rows, without the first position, one stratum, all folds but one) comes from one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.capture.rows import Index, Rows, Scores
+from anisoscope.capture.sites import Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.evaluate import context_cosines
+from anisoscope.numerics.attention import row_sharpness
+from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
+from anisoscope.stats.directions import Directions
+from anisoscope.stats.means import Attention, Coherence
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.sample import Sample
+
+MOST_GROUPS = 32
+FIRST, REST = "first", "rest"
+_STATS: dict[str, Any] = {cls.__name__: cls for cls in (Moments, Directions, Attention, Coherence)}
+Cell = tuple[str, str, int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which statistics each kind of site keeps, and how large the samples are."""
+
+    stats: Mapping[str, frozenset[type]]  # by site kind
+    sample_size: int = 4 * 4096
+    attention_rows: int = 32  # query rows per context whose scores are looked at; 0 = all
+    seed: int = 0
+
+
+@dataclass
+class SiteStats:
+    """The statistics of one site."""
+
+    cells: dict[Cell, dict[type, Any]] = field(default_factory=dict)
+    sample: Sample | None = None
+    contexts: dict[tuple[str, int], int] = field(default_factory=dict)  # (group, fold) -> contexts seen
+    non_finite: int = 0
+    heads: int = 0
+    width: int = 0
+
+    def cell(self, key: Cell) -> dict[type, Any]:
+        return self.cells.setdefault(key, {})
+
+    def merge(self, other: SiteStats) -> SiteStats:
+        out = SiteStats(heads=self.heads or other.heads, width=self.width or other.width)
+        out.non_finite = self.non_finite + other.non_finite
+        samples = [s.sample for s in (self, other) if s.sample is not None]
+        out.sample = samples[0].merge(samples[1]) if len(samples) == 2 else (samples[0] if samples else None)
+        for part in (self, other):
+            for key, stats in part.cells.items():
+                mine = out.cell(key)
+                for kind, stat in stats.items():
+                    mine[kind] = mine[kind].merge(stat) if kind in mine else stat
+            for label, count in part.contexts.items():
+                out.contexts[label] = out.contexts.get(label, 0) + count
+        return out
+
+
+@dataclass(frozen=True)
+class _Split:
+    """How the rows of one batch fall into cells; the same for every site with the same index."""
+
+    index: Index
+    cells: list[tuple[Cell, Tensor]]
+    contexts: dict[tuple[str, int], int]
+    group: Tensor
+
+
+class Bank:
+    """A sink for captured rows that keeps their statistics."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.sites: dict[Site, SiteStats] = {}
+        self.groups: list[str] = []
+        self._split: _Split | None = None
+
+    @torch.inference_mode(False)  # statistics outlive the forward pass, so they must be ordinary tensors
+    @torch.no_grad()
+    def rows(self, rows: Rows) -> None:
+        """Take the rows of one site."""
+        wanted = self.plan.stats.get(rows.site.kind, frozenset())
+        site = self.sites.setdefault(rows.site, SiteStats())
+        site.width, site.heads = rows.x.shape[-1], rows.x.shape[1] if rows.x.ndim == 3 else 0
+        split = self._split_of(rows.index)
+        x, bad = rows.x, _bad_rows(rows.x)
+        for label, count in split.contexts.items():
+            site.contexts[label] = site.contexts.get(label, 0) + count
+        for key, mine in split.cells:
+            if bad is not None:
+                mine = mine[~bad[mine]]
+            if len(mine):
+                # always a copy: rows may wait in a statistic while the model overwrites its own activations
+                _update(
+                    site.cell(key), wanted, x[mine.to(x.device)], rows.index.context[mine.to(rows.index.context.device)]
+                )
+        site.non_finite += 0 if bad is None else int(bad.sum())
+        if Sample in wanted:
+            self._sample(site, rows, split, bad)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def scores(self, scores: Scores) -> None:
+        """Take the attention of one layer: the sharpness of some query rows of each context."""
+        site = self.sites.setdefault(scores.site, SiteStats())
+        site.heads, site.width = scores.query.shape[1], scores.query.shape[-1]
+        split = self._split_of(scores.index)
+        for label, count in split.contexts.items():
+            site.contexts[label] = site.contexts.get(label, 0) + count
+        fold = fold_of(scores.index.context.cpu())
+        for context, positions, row in chosen_rows(scores.index, self.plan.attention_rows, seed=self.plan.seed):
+            group = self.groups[int(split.group[row])] if self.groups else ""
+            values = context_sharpness(scores, context, positions)
+            stats = site.cell((group, REST, int(fold[row])))
+            stats[Attention] = stats.get(Attention, Attention()).update(values.transpose(0, 1))
+
+    def merge(self, other: Bank) -> Bank:
+        """The bank of both passes; neither is changed."""
+        out = Bank(self.plan)
+        out.groups = list(dict.fromkeys([*self.groups, *other.groups]))
+        for part in (self, other):
+            renumber = torch.tensor([out.groups.index(name) for name in part.groups] or [0])
+            for site, stats in part.sites.items():
+                if stats.sample is not None and part.groups:
+                    stats = replace(stats, sample=stats.sample.relabel("group", renumber))
+                out.sites[site] = out.sites[site].merge(stats) if site in out.sites else stats
+        return out
+
+    def _sample(self, site: SiteStats, rows: Rows, split: _Split, bad: Tensor | None) -> None:
+        index = rows.index
+        if site.sample is None:
+            site.sample = Sample(self.plan.sample_size, self.plan.seed)
+        labels = {"context": index.context, "position": index.position, "token": index.token, "group": split.group}
+        if index.first is not None:
+            labels["first"] = index.first
+        x = rows.x
+        if bad is not None:
+            good = (~bad).nonzero().squeeze(1)
+            x = x[good.to(x.device)]
+            labels = {name: value[good.to(value.device)] for name, value in labels.items()}
+        site.sample.update(x, **labels)
+
+    def _split_of(self, index: Index) -> _Split:
+        if self._split is None or self._split.index is not index:
+            group = self._group_of(index)
+            self._split = _split(index, group, self.groups)
+        return self._split
+
+    def _group_of(self, index: Index) -> Tensor:
+        """The number of each row's stratum; new names are added in order of appearance."""
+        count = len(index.keep)
+        if index.group is None:
+            return torch.zeros(count, dtype=torch.int64)
+        for name in index.group:
+            if name not in self.groups:
+                self.groups.append(name)
+        if len(self.groups) > MOST_GROUPS:
+            raise AnisoscopeError(
+                f"--group-by gives more than {MOST_GROUPS} groups (such as {self.groups[0]!r}, {self.groups[-1]!r}); "
+                "choose a field with fewer values"
+            )
+        numbers = torch.tensor([self.groups.index(name) for name in index.group])
+        return numbers[(index.keep.cpu() // max(1, index.length)).clamp_max(len(numbers) - 1)]
+
+    def state(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+        """All tensors by name, and the labels that go with them."""
+        tensors: dict[str, Tensor] = {}
+        labels: list[dict[str, Any]] = []
+        for number, (site, stats) in enumerate(self.sites.items()):
+            cells = []
+            for key, kinds in stats.cells.items():
+                for kind, stat in kinds.items():
+                    name = f"{number}/{len(cells)}"
+                    cells.append({"cell": list(key), "stat": kind.__name__})
+                    tensors |= {f"{name}/{k}": v.detach().cpu().contiguous() for k, v in stat.state().items()}
+            if stats.sample is not None:
+                tensors |= {f"{number}/sample/{k}": v.cpu().contiguous() for k, v in stats.sample.state().items()}
+            labels.append(
+                {
+                    "site": [site.layer, site.kind, site.stack, site.name],
+                    "cells": cells,
+                    "contexts": [[*label, count] for label, count in stats.contexts.items()],
+                    "non_finite": stats.non_finite,
+                    "heads": stats.heads,
+                    "width": stats.width,
+                }
+            )
+        return tensors, labels
+
+    @classmethod
+    def load(
+        cls, plan: Plan, tensors: Mapping[str, Tensor], labels: Iterable[Mapping[str, Any]], groups: list[str]
+    ) -> Bank:
+        out = cls(plan)
+        out.groups = list(groups)
+        by_prefix: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            prefix, _, leaf = name.rpartition("/")
+            by_prefix.setdefault(prefix, {})[leaf] = value
+        for number, label in enumerate(labels):
+            stats = SiteStats(heads=label["heads"], width=label["width"], non_finite=label["non_finite"])
+            stats.contexts = {(group, fold): count for group, fold, count in label["contexts"]}
+            for position, entry in enumerate(label["cells"]):
+                kind = _STATS[entry["stat"]]
+                stats.cell(tuple(entry["cell"]))[kind] = kind.load(by_prefix[f"{number}/{position}"])
+            if f"{number}/sample" in by_prefix:
+                stats.sample = Sample.load(by_prefix[f"{number}/sample"])
+            out.sites[Site(*label["site"])] = stats
+        return out
+
+
+def _split(index: Index, group: Tensor, groups: list[str]) -> _Split:
+    fold = fold_of(index.context.cpu())
+    first = torch.zeros_like(fold) if index.first is None else index.first.cpu().to(torch.int64)
+    code = (group * 2 + first) * FOLDS + fold
+    cells = []
+    for value in code.unique().tolist():
+        name = groups[value // (2 * FOLDS)] if groups else ""
+        part = FIRST if (value // FOLDS) % 2 else REST
+        cells.append(((name, part, value % FOLDS), (code == value).nonzero().squeeze(1)))
+    contexts: dict[tuple[str, int], int] = {}
+    sequence = index.keep.cpu() // max(1, index.length)
+    _, inverse = torch.unique(sequence, return_inverse=True)
+    leaders = torch.full((int(inverse.max()) + 1 if len(inverse) else 0,), len(fold), dtype=torch.int64)
+    leaders.scatter_reduce_(0, inverse, torch.arange(len(fold)), reduce="amin")
+    for row in leaders.tolist():
+        label = (groups[int(group[row])] if groups else "", int(fold[row]))
+        contexts[label] = contexts.get(label, 0) + 1
+    return _Split(index, cells, contexts, group)
+
+
+def _bad_rows(x: Tensor) -> Tensor | None:
+    """Rows with NaN or infinity, on the host; None when there are none (one cheap sum tells)."""
+    if bool(x.sum().isfinite()):
+        return None
+    bad = ~x.flatten(1).isfinite().all(1)
+    return bad.cpu() if bool(bad.any()) else None
+
+
+def _update(cell: dict[type, Any], wanted: frozenset[type], x: Tensor, context: Tensor) -> None:
+    for kind in wanted:
+        if kind is Coherence:
+            cell[kind] = cell.get(kind, Coherence()).update(context_cosines(x.flatten(1), context))
+        elif kind is not Sample:
+            cell[kind] = cell.get(kind, kind()).update(x)
+
+
+def chosen_rows(index: Index, most: int, *, seed: int) -> Iterable[tuple[int, Tensor, int]]:
+    """For each context of a batch: its number, the positions of its chosen query rows, and one of its rows."""
+    keep = index.keep.cpu()
+    sequence, position = keep // index.length, keep % index.length
+    order = row_hash(index.context.cpu(), index.position.cpu(), seed=seed).argsort(stable=True)
+    for number in sequence.unique().tolist():
+        mine = order[sequence[order] == number]
+        mine = mine[:most] if most else mine
+        yield number, position[mine].sort().values, int(mine[0])
+
+
+def context_sharpness(scores: Scores, context: int, positions: Tensor) -> Tensor:
+    """Sharpness of some query rows of one context: [H, R, quantities]."""
+    positions = positions.to(scores.query.device)
+    allowed = scores.allowed[context if scores.allowed.shape[0] > 1 else 0]
+    first = int(allowed.any(0).any(0).to(torch.int8).argmax())
+    bias = scores.bias
+    if bias is not None:
+        bias = bias[context if bias.shape[0] > 1 else 0]
+        bias = bias[:, positions] if bias.shape[1] > 1 else bias.expand(-1, len(positions), -1)
+    mask = allowed[:, positions] if allowed.shape[1] > 1 else allowed.expand(-1, len(positions), -1)
+    query, key = scores.query[context][:, positions], scores.key[context]
+    return row_sharpness(query, key, mask, bias=bias, scaling=scores.scaling, first=first)

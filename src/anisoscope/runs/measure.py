@@ -1,0 +1,251 @@
+"""Measuring a model: capture, statistics, metrics, table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.rows import Batch, Index, Rows
+from anisoscope.capture.sites import Site
+from anisoscope.errors import AnisoscopeError, TooFewRows
+from anisoscope.metrics.attention import Keys
+from anisoscope.metrics.estimate import Estimate, jackknife
+from anisoscope.metrics.evaluate import View, evaluate, neighbours_read
+from anisoscope.metrics.metric import HEAD_KINDS, WEIGHT_KINDS, Request, parse_requests
+from anisoscope.metrics.neighbourhoods import Neighbours
+from anisoscope.runs.bank import Bank, Plan
+from anisoscope.runs.table import Table, variant_name
+from anisoscope.runs.views import Selection, attach_keys, first_is_outlier, head_views, selections
+from anisoscope.stats.directions import Directions
+from anisoscope.stats.sample import Sample
+
+DEFAULT_KINDS = ("embed", "resid", "final", "query", "key", "scores")
+_CHUNK = 4096
+Progress = Callable[[str, int, int], None]  # what, done, of
+
+
+def applies(request: Request, kind: str) -> bool:
+    """Whether a metric is measured at a kind of site: where it is declared, or anywhere it can be when it was named."""
+    metric = request.metric
+    if kind in metric.kinds:
+        return True
+    if not request.named or kind == "scores" or metric.kinds <= {"scores", "query"}:
+        return False
+    return not (kind in HEAD_KINDS and Neighbours in metric.needs)
+
+
+def make_plan(
+    requests: Sequence[Request], kinds: Iterable[str], *, seed: int, sample_size: int, attention_rows: int
+) -> Plan:
+    """The statistics that the metrics need at each kind of site."""
+    stats: dict[str, frozenset[type]] = {}
+    for kind in kinds:
+        needs = {need for request in requests if applies(request, kind) for need in request.metric.needs}
+        if Neighbours in needs:
+            needs = (needs - {Neighbours}) | {Sample}
+        stats[kind] = frozenset(needs - {Keys})
+    if any(Keys in request.metric.needs for request in requests) and "key" in stats:
+        stats["key"] |= {Directions}
+    return Plan(stats, sample_size=sample_size, attention_rows=attention_rows, seed=seed)
+
+
+def measure(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    sites: Sequence[str] | None = None,
+    layers: Iterable[int] | None = None,
+    metrics: Sequence[str] | None = None,
+    modules: Sequence[str] | None = None,
+    rows: Callable[..., Tensor] | None = None,
+    special: str = "in",
+    first: str = "in",
+    pool: str = "none",
+    seed: int = 0,
+    sample_size: int = 4 * 4096,
+    attention_rows: int = 32,
+    name: str = "",
+    progress: Progress | None = None,
+) -> Table:
+    """The geometry of every layer of a model over some batches, as a table.
+
+    `batches` are what the model takes (dicts with `input_ids` and `attention_mask`, or tensors of ids); padding is
+    never counted. `sites` are kinds such as "resid" or "attn_out", `layers` the layers to look at, `metrics` names such
+    as "two_nn" or "svd_ratio:centred=0". Any `nn.Module` works by naming `modules` to look at instead.
+    """
+    from anisoscope.capture.hooks import Capture
+
+    requests = parse_requests(metrics)
+    setup = prepare(model, requests, sites=sites, layers=layers, modules=modules)
+    plan = make_plan(requests, setup.kinds, seed=seed, sample_size=sample_size, attention_rows=attention_rows)
+    bank = Bank(plan)
+    if setup.captured or modules:
+        options: dict[str, Any] = {"special": special, "first": first, "pool": pool, "rows": rows, "modules": modules}
+        with Capture(model, setup.captured, bank, layout=setup.layout, **options) as capture:
+            for number, batch in enumerate(batches, 1):
+                capture.run(batch)
+                if progress is not None:
+                    progress("forward", number, 0)
+        setup.notes.extend(capture.notes)
+    feed_tables(bank, model, setup.tables, depth=setup.depth("single"))
+    about = {"models": [{"name": name or type(model).__name__, "notes": setup.notes}], "seed": seed}
+    records = evaluate_bank(bank, requests, setup, progress=progress)
+    columns = {"model": name or type(model).__name__, "seed": seed}
+    return Table.from_records(({**columns, **record} for record in records), about)
+
+
+@dataclass
+class Setup:
+    """What will be looked at in one model."""
+
+    layout: Any
+    captured: list[Site]
+    tables: list[str]  # weight tables read as rows
+    kinds: list[str]
+    depths: dict[str, int]
+    notes: list[str] = field(default_factory=list)
+
+    def depth(self, stack: str) -> int:
+        return self.depths.get(stack) or max(self.depths.values(), default=0)
+
+
+def prepare(
+    model: nn.Module,
+    requests: Sequence[Request],
+    *,
+    sites: Sequence[str] | None = None,
+    layers: Iterable[int] | None = None,
+    modules: Sequence[str] | None = None,
+) -> Setup:
+    """Find the sites asked for; the default ones are those the model has and some metric reads."""
+    from anisoscope.capture import find_layout
+
+    if modules:
+        return Setup(None, [], [], ["module"], {})
+    layout = find_layout(model)
+    named = list(sites) if sites else [kind for kind in DEFAULT_KINDS if kind in layout.kinds]
+    kinds = [kind for kind in named if any(applies(request, kind) for request in requests)]
+    if "key" in named and any(Keys in r.metric.needs for r in requests) and "key" not in kinds:
+        kinds.append("key")
+    if sites and not kinds:
+        words = ", ".join(r.metric.name for r in requests)
+        raise AnisoscopeError(
+            f"none of the metrics asked for ({words}) is measured at {', '.join(sites)}; see `anisoscope list metrics`"
+        )
+    tables = [kind for kind in kinds if kind in WEIGHT_KINDS]
+    wanted = [kind for kind in kinds if kind not in WEIGHT_KINDS]
+    captured = layout.sites(kinds=wanted, layers=set(layers) if layers is not None else None) if wanted else []
+    return Setup(layout, captured, tables, kinds, {stack.name: stack.depth for stack in layout.stacks})
+
+
+def feed_tables(bank: Bank, model: nn.Module, tables: Iterable[str], *, depth: int) -> None:
+    """Read the weight tables of a model as rows."""
+    from anisoscope.capture import weight_rows
+
+    for kind in tables:
+        layer = 0 if kind == "embed_weight" else depth
+        feed_rows(bank, Site(layer, kind), weight_rows(model, kind))
+
+
+def feed_rows(bank: Bank, site: Site, rows: Any) -> None:
+    """Read an n×d array as rows, each a context of its own."""
+    for start in range(0, len(rows), _CHUNK):
+        x = torch.as_tensor(rows[start : start + _CHUNK]).detach()
+        x = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        number = torch.arange(start, start + len(x))
+        keep = torch.arange(len(x))
+        zeros = torch.zeros_like(number)
+        bank.rows(Rows(site, x, Index(len(x), 1, keep, context=number, position=zeros, token=number)))
+
+
+def evaluate_bank(
+    bank: Bank, requests: Sequence[Request], setup: Setup, *, progress: Progress | None = None
+) -> list[dict[str, Any]]:
+    """Every metric at every site, as records of the table."""
+    outliers = {site.stack for site, stats in bank.sites.items() if not stats.heads and first_is_outlier(stats)}
+    records: list[dict[str, Any]] = []
+    ordered = sorted(bank.sites)
+    for number, site in enumerate(ordered, 1):
+        depth = setup.depth(site.stack)
+        place = {"stack": site.stack, "layer": site.layer, "kind": site.name or site.kind}
+        place["depth"] = site.layer / depth if depth else math.nan
+        records += [{**place, **record} for record in _evaluate_site(bank, site, requests, outliers)]
+        if progress is not None:
+            progress("metrics", number, len(ordered))
+    return records
+
+
+def _evaluate_site(bank: Bank, site: Site, requests: Sequence[Request], outliers: set[str]) -> Iterator[dict[str, Any]]:
+    stats = bank.sites[site]
+    mine = [request for request in requests if applies(request, site.kind)]
+    wanted = max((neighbours_read(r.metric, r.options) for r in mine), default=0)
+    both = site.stack in outliers and not stats.heads and any(cell[1] == "first" for cell in stats.cells)
+    groups = bank.groups if bank.groups and any(bank.groups) else []
+    keys = bank.sites.get(Site(site.layer, "key", site.stack)) if site.kind == "query" else None
+    for selection in selections(stats, groups, without_first=both, wanted=wanted):
+        if keys is not None:
+            for other in selections(keys, groups, without_first=False, wanted=0):
+                if (other.group, other.variant) == (selection.group, selection.variant):
+                    attach_keys(selection.view, other.view)
+        for request in mine:
+            yield from _records(request, selection, heads=stats.heads, key_heads=keys.heads if keys else 0)
+
+
+def _records(request: Request, selection: Selection, *, heads: int, key_heads: int) -> Iterator[dict[str, Any]]:
+    """The record of one metric in one selection; with heads, one for each and their mean."""
+    options = {**request.metric.variant(request.options), **dict(selection.variant)}
+    words = {"group": selection.group, "metric": request.metric.name, "variant": variant_name(options)}
+    if not heads:
+        yield {**words, **_columns(_try(request, selection.view))}
+        return
+    estimates = [_try(request, view) for view in head_views(selection.view, heads, key_heads=key_heads)]
+    yield {**words, **_columns(_mean_over_heads(estimates, request))}
+    for head, estimate in enumerate(estimates):
+        yield {**words, "head": head, **_columns(estimate)}
+
+
+def _try(request: Request, view: View) -> Estimate:
+    """The estimate, or a missing value whose note says why."""
+    try:
+        return evaluate(request.metric, view, request.options)
+    except TooFewRows as error:
+        return Estimate(math.nan, n=0, contexts=view.contexts, dropped=view.dropped, note=str(error))
+
+
+def _mean_over_heads(estimates: list[Estimate], request: Request) -> Estimate:
+    known = [e for e in estimates if math.isfinite(e.value)]
+    if not known:
+        return estimates[0]
+    value = sum(e.value for e in known) / len(known)
+    folds = min(len(e.replicates) for e in known)
+    replicates = [sum(e.replicates[j] for e in known) / len(known) for j in range(folds)]
+    low, high = jackknife(value, replicates, bounds=request.metric.bounds)
+    spread = float(torch.tensor([e.value for e in known]).std()) if len(known) > 1 else math.nan
+    return Estimate(
+        value,
+        low,
+        high,
+        n=known[0].n,
+        sd=spread,
+        contexts=known[0].contexts,
+        dropped=known[0].dropped,
+        note=f"mean over {len(known)} heads; sd between heads",
+        replicates=tuple(replicates),
+    )
+
+
+def _columns(estimate: Estimate) -> dict[str, Any]:
+    names = ("value", "low", "high", "sd", "n", "contexts", "dropped", "note")
+    return {name: getattr(estimate, name) for name in names} | {"replicates": list(estimate.replicates)}
+
+
+def as_batch(batch: Any) -> Batch:
+    """A Batch from what a user hands over."""
+    if isinstance(batch, Batch):
+        return batch
+    return Batch(batch if isinstance(batch, dict) else {"input_ids": batch})

@@ -1,0 +1,305 @@
+"""The passes of one model over its data: as few as fit into memory, saved on the way, resumable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anisoscope.capture.rows import Batch
+from anisoscope.capture.sites import Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.metric import Request
+from anisoscope.runs import memory
+from anisoscope.runs.bank import Bank
+from anisoscope.runs.measure import Setup, evaluate_bank, feed_tables, make_plan
+from anisoscope.runs.rowfile import RowWriter, Tee
+from anisoscope.runs.store import RunFolder
+from anisoscope.runs.views import mean_spectrum
+
+if TYPE_CHECKING:
+    from anisoscope.capture.loading import Loaded
+    from anisoscope.runs.profile import ProfileConfig
+
+KEPT_ROWS = 1024  # sampled rows of each site that stay in the run folder, for CKA and comparisons
+_SAVE_EVERY = 30.0  # seconds between saves of an unfinished pass, at least
+DEFAULT_CONTEXT = 512
+Records = list[dict[str, Any]]
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass
+class Feed:
+    """The batches of one model, the same each time they are asked for, and what was counted on the way."""
+
+    loaded: Loaded
+    config: ProfileConfig
+    length: int
+    tokens: int = 0
+    contexts: int = 0
+    padding: int = 0
+    special: int = 0
+    documents: int = 0
+    dropped_pieces: int = 0
+    fingerprint: str = ""
+
+    def batches(self) -> Iterator[Batch]:
+        from anisoscope.data.text import read_documents
+        from anisoscope.data.tokens import DataFingerprint, Tally, batches, contexts
+
+        c, tally, digest = self.config, Tally(), DataFingerprint()
+        documents = read_documents(c.data, text_field=c.text_field, group_by=c.group_by)
+        pieces = contexts(documents, self.loaded.tokenizer, length=self.length, tokens=c.tokens, tally=tally)
+
+        def watched() -> Iterator[Any]:
+            for piece in pieces:
+                digest.update(piece)
+                yield piece
+
+        self.padding = 0
+        settings = {"pad_id": self.loaded.pad_id, "decoder_start": self.loaded.decoder_start}
+        for batch in batches(watched(), batch_size=c.batch_size, **settings):
+            self.padding += int((batch.inputs["attention_mask"] == 0).sum())
+            yield batch if c.group_by else Batch(batch.inputs, batch.special, None)
+        self.tokens, self.contexts, self.special = tally.tokens, tally.contexts, tally.special
+        self.documents, self.dropped_pieces, self.fingerprint = (
+            tally.documents,
+            tally.dropped_pieces,
+            digest.hexdigest(),
+        )
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "name": self.config.data,
+            "fingerprint": self.fingerprint,
+            "documents": self.documents,
+            "contexts": self.contexts,
+            "tokens": self.tokens,
+            "context_length": self.length,
+            "dropped_pieces": self.dropped_pieces,
+        }
+
+
+@dataclass
+class _Pass:
+    """One sweep over the data for some of the sites."""
+
+    number: int
+    sites: list[Site]
+    done: int = 0  # batches
+    bank: Bank | None = None
+    writer: RowWriter | None = None
+    saved: float = field(default_factory=time.monotonic)
+    cost: float = 0.0  # seconds that the last save took
+
+
+def run_model(
+    loaded: Loaded,
+    setup: Setup,
+    requests: Sequence[Request],
+    *,
+    config: ProfileConfig,
+    folder: RunFolder,
+    key: str,
+    tell: Tell,
+    keep: Callable[[Records, dict[str, Any]], Any],
+) -> tuple[Records, dict[str, Any]]:
+    """Measure one model; `keep` is given what an interrupted pass had gathered."""
+    feed = Feed(loaded, config, context_length(loaded, config))
+    entry = describe(loaded, setup, key)
+    plan = make_plan(
+        requests, setup.kinds, seed=config.seed, sample_size=config.sample_size, attention_rows=config.attention_rows
+    )
+    groups, estimate = plan_passes(loaded, setup, plan, config=config, length=feed.length)
+    entry["memory_estimate_mb"] = round(estimate / memory.MIB)
+    if len(groups) > 1:
+        entry["notes"].append(f"statistics of all sites would not fit into memory at once: {len(groups)} passes")
+    check_sites(loaded, setup, feed, entry)
+    records: Records = []
+    for number, sites in enumerate(groups):
+        work = _Pass(number, sites)
+        resume(work, folder, key, plan)
+        try:
+            _sweep(work, feed, setup, loaded=loaded, config=config, folder=folder, key=key, tell=tell)
+        except KeyboardInterrupt:
+            if work.done and work.bank is not None:
+                _save(work, folder, key)
+                note = f"interrupted after {work.done} batches"
+                partial = evaluate_bank(work.bank, requests, setup)
+                keep([*records, *({**r, "note": f"{note}; {r['note']}".rstrip("; ")} for r in partial)], entry)
+            raise
+        assert work.bank is not None
+        if number == 0:
+            feed_tables(work.bank, loaded.model, setup.tables, depth=setup.depth("single"))
+        records += evaluate_bank(work.bank, requests, setup, progress=tell)
+        save_arrays(folder, key if number == 0 else f"{key}.{number}", work.bank)
+        if work.writer is not None:
+            work.writer.finish()
+        entry |= counts(work.bank)
+        folder.drop_partial(f"{key}.{number}")
+    entry["data"] = feed.about()
+    entry["dropped"] |= {"padding": feed.padding}
+    if config.special == "out":
+        entry["dropped"] |= {"special": feed.special}
+    entry["notes"] = list(dict.fromkeys([*entry["notes"], *setup.notes]))
+    return records, entry
+
+
+def context_length(loaded: Loaded, config: ProfileConfig) -> int:
+    """The context asked for, or 512 and what the model takes, whichever is less."""
+    if config.context is None:
+        return min(DEFAULT_CONTEXT, loaded.max_context)
+    if config.context > loaded.max_context:
+        raise AnisoscopeError(
+            f"--context {config.context} is more than {loaded.name} takes ({loaded.max_context}); give less."
+        )
+    return config.context
+
+
+def describe(loaded: Loaded, setup: Setup, key: str) -> dict[str, Any]:
+    """The model's entry in run.json."""
+    kind = "encoder-decoder" if loaded.is_encoder_decoder else "decoder" if loaded.is_decoder else "encoder"
+    return {
+        "key": key,
+        "name": loaded.name,
+        "revision": loaded.revision,
+        "fingerprint": loaded.fingerprint,
+        "parameters": loaded.parameters,
+        "architecture": type(loaded.model).__name__,
+        "type": kind,
+        "layers": setup.depth("single"),
+        "width": _size(loaded, "hidden_size", 0),
+        "stacks": list(setup.depths) or ["single"],
+        "sites": setup.kinds,
+        "device": str(loaded.device),
+        "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
+        "notes": [*loaded.notes, *setup.notes],
+    }
+
+
+def _size(loaded: Loaded, name: str, default: int) -> int:
+    value = getattr(getattr(loaded.model, "config", None), name, None)
+    return value if isinstance(value, int) else default
+
+
+def plan_passes(
+    loaded: Loaded, setup: Setup, plan: Any, *, config: ProfileConfig, length: int
+) -> tuple[list[list[Site]], int]:
+    """The sites of each pass, and the memory that a run will take at most."""
+    heads = _size(loaded, "num_attention_heads", 1)
+    width = _size(loaded, "hidden_size", 1024)
+    widths = {"resid": width, "query": width // heads, "key": width // heads, "scores": 1}
+    bank = memory.bank_bytes(setup.captured, widths, plan, rows=config.tokens, heads=heads)
+    weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
+    activations = memory.activation_bytes(width, config.batch_size, length, heads=heads)
+    budget = config.memory_mb * memory.MIB if config.memory_mb else memory.available() // 2
+    groups = memory.passes(setup.captured, bank, budget) or [[]]
+    return groups, memory.run_bytes(weights, bank // len(groups), activations)
+
+
+def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: dict[str, Any]) -> None:
+    """Verify the sites numerically on a few tokens before anything is measured."""
+    from anisoscope.capture.verify import verify
+
+    if not setup.captured:
+        return
+    batch = next(feed.batches(), None)
+    if batch is None:
+        raise AnisoscopeError(f"no context could be cut from {feed.config.data!r}; give more text.")
+    few = {name: value[:2, :32] for name, value in batch.inputs.items()}
+    entry["notes"] += verify(loaded.model, setup.layout, Batch(few))
+
+
+def resume(work: _Pass, folder: RunFolder, key: str, plan: Any) -> None:
+    """Take up what an interrupted pass had gathered, if there is any."""
+    found = folder.partial(f"{key}.{work.number}", plan)
+    if found is None:
+        work.bank = Bank(plan)
+        return
+    work.bank, progress = found
+    work.done = progress["batches"]
+    if progress.get("writer"):
+        work.writer = RowWriter.resume(folder.path / "rows" / key, progress["writer"])
+
+
+def _sweep(
+    work: _Pass,
+    feed: Feed,
+    setup: Setup,
+    *,
+    loaded: Loaded,
+    config: ProfileConfig,
+    folder: RunFolder,
+    key: str,
+    tell: Tell,
+) -> None:
+    from anisoscope.capture.hooks import Capture
+
+    if not work.sites and not config.modules:
+        return
+    if config.save_rows and work.writer is None:
+        work.writer = RowWriter(folder.path / "rows" / key)
+    assert work.bank is not None
+    sink = Tee([work.bank, work.writer]) if work.writer is not None else work.bank
+    options = {"special": config.special, "first": config.first, "pool": config.pool, "modules": config.modules or None}
+    rest = _remaining(feed, work)
+    first = next(rest, None)
+    if first is None:  # an interrupted pass may have seen everything already
+        return
+    with Capture(loaded.model, work.sites, sink, layout=setup.layout, **options) as capture:
+        for seen, batch in chain([first], rest):
+            capture.run(batch)
+            work.done += 1
+            tell("forward", min(seen, config.tokens), config.tokens)
+            _save_if_due(work, folder, key)
+    setup.notes += [note for note in capture.notes if note not in setup.notes]
+    tell("forward", config.tokens, config.tokens)
+
+
+def _remaining(feed: Feed, work: _Pass) -> Iterator[tuple[int, Batch]]:
+    """Tokens seen so far and the batch, for the batches that are still to do."""
+    seen, done = 0, work.done
+    for number, batch in enumerate(feed.batches()):
+        seen += int(batch.inputs["attention_mask"].sum())
+        if number >= done:
+            yield seen, batch
+
+
+def _save_if_due(work: _Pass, folder: RunFolder, key: str) -> None:
+    """Save every half minute, but never spend more than a twentieth of the time on it."""
+    if time.monotonic() - work.saved > max(_SAVE_EVERY, 20.0 * work.cost):
+        _save(work, folder, key)
+
+
+def _save(work: _Pass, folder: RunFolder, key: str) -> None:
+    start = time.monotonic()
+    assert work.bank is not None
+    progress = {"batches": work.done, "writer": work.writer.state() if work.writer is not None else None}
+    folder.write_partial(f"{key}.{work.number}", work.bank, progress)
+    work.saved = time.monotonic()
+    work.cost = work.saved - start
+
+
+def save_arrays(folder: RunFolder, key: str, bank: Bank) -> None:
+    """Spectra, and the sampled rows with the smallest hashes together with their keys."""
+    arrays: dict[str, torch.Tensor] = {}
+    for site, stats in bank.sites.items():
+        spectrum = mean_spectrum(stats)
+        if spectrum is not None:
+            arrays[f"{site}/spectrum"] = spectrum
+        if stats.sample is not None and len(stats.sample) and not stats.heads:
+            arrays[f"{site}/rows"] = stats.sample.rows[:KEPT_ROWS].float()
+            arrays[f"{site}/keys"] = stats.sample.label("hash")[:KEPT_ROWS]
+    folder.write_arrays(key, arrays)
+
+
+def counts(bank: Bank) -> dict[str, Any]:
+    """How many contexts the sites saw, and what was dropped."""
+    plain = [stats for stats in bank.sites.values() if not stats.heads] or list(bank.sites.values())
+    dropped = {"non_finite": max((s.non_finite for s in plain), default=0)}
+    contexts = max((sum(s.contexts.values()) for s in plain), default=0)
+    return {"contexts": contexts, "dropped": dropped}

@@ -1,0 +1,229 @@
+"""`anisoscope profile`: models in, a run folder out; every finished piece is on disk before the next begins."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anisoscope import __version__
+from anisoscope.capture.sites import Site, check_kinds
+from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.metric import Request, parse_requests
+from anisoscope.runs import memory
+from anisoscope.runs.bank import Bank
+from anisoscope.runs.measure import Progress, Setup, evaluate_bank, feed_rows, make_plan, prepare
+from anisoscope.runs.passes import counts, run_model, save_arrays
+from anisoscope.runs.store import RunFolder, slug
+from anisoscope.runs.table import Table
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """Everything that decides the numbers of a profile."""
+
+    models: tuple[str, ...]
+    data: str = "embedded"
+    tokens: int = 65_536
+    context: int | None = None
+    batch_size: int = 8
+    sites: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
+    metrics: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    text_field: str = "text"
+    group_by: str | None = None
+    pool: str = "none"
+    special: str = "in"
+    first: str = "in"
+    random_init: bool = False
+    tokenizer: str | None = None
+    device: str = "auto"
+    device_map: str | None = None
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+    seed: int = 0
+    sample_size: int = 4 * 4096
+    attention_rows: int = 32
+    save_rows: bool = False
+    memory_mb: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("tokens", 2), ("batch_size", 1), ("sample_size", 32), ("attention_rows", 0)):
+            if getattr(self, name) < least:
+                raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected at least {least}.")
+        if not self.models:
+            raise AnisoscopeError("no model was given; name a folder, a hub id, a .gguf file or a file of rows.")
+        check_kinds(list(self.sites))
+        parse_requests(self.metrics)
+
+
+@dataclass
+class Profiler:
+    """One run of `profile`."""
+
+    config: ProfileConfig
+    folder: RunFolder
+    command: Sequence[str] = ()
+    progress: Progress | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=list)
+    peak: memory.PeakMemory = field(default_factory=memory.PeakMemory)
+    started: float = field(default_factory=time.monotonic)
+
+    def run(self) -> Table:
+        """Measure every model; what is finished survives whatever happens to the rest."""
+        requests = parse_requests(self.config.metrics)
+        self._begin()
+        try:
+            for number, spec in enumerate(self.config.models):
+                self._model(f"{number}-{slug(spec)}", spec, requests)
+        except BaseException as error:
+            self._finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
+            raise
+        self._finish("complete")
+        self.folder.tidy()
+        return Table(self._table().arrow, self.about)
+
+    def _begin(self) -> None:
+        old = self.folder.about()
+        self.about = {
+            "schema": 1,
+            "anisoscope": __version__,
+            "command": list(self.command),
+            "config": asdict(self.config),
+            "versions": versions(),
+            "seed": self.config.seed,
+            "status": "running",
+            "started": old.get("started") or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "wall_seconds": 0.0,
+            "models": [],
+            "warnings": [],
+        }
+        self._before = float(old.get("wall_seconds", 0.0))
+        self._known = {model["key"]: model for model in old.get("models", []) if "key" in model}
+        self.folder.write_about(self.about)
+
+    def _finish(self, status: str, error: BaseException | None = None) -> None:
+        self.about["status"] = status
+        if error is not None and str(error):
+            self.about["error"] = str(error).splitlines()[0]
+        self.about["wall_seconds"] = round(self._before + time.monotonic() - self.started, 2)
+        self.about["peak_memory_mb"] = round(self.peak.look() / memory.MIB)
+        if torch.cuda.is_available():
+            self.about["peak_cuda_memory_mb"] = round(torch.cuda.max_memory_allocated() / memory.MIB)
+        if self.tables:
+            self.folder.write_table(self._table())
+        self.folder.write_about(self.about)
+
+    def _table(self) -> Table:
+        return Table.concat(self.tables)
+
+    def _model(self, key: str, spec: str, requests: list[Request]) -> None:
+        from anisoscope.capture.loading import parse_model
+
+        done = self.folder.part(key)
+        if done is not None and key in self._known:  # finished before an interruption
+            self.tables.append(done)
+            self._describe(self._known[key])
+            return
+        if parse_model(spec, random_init=self.config.random_init).kind == "rows":
+            records, entry = self._rows_file(key, spec, requests)
+        else:
+            records, entry = self._network(key, spec, requests)
+        self.folder.write_part(key, self._add(records, entry))
+        self.folder.write_table(self._table())
+        self.folder.write_about(self.about)
+        self.folder.drop_partial(key)
+
+    def _add(self, records: list[dict[str, Any]], entry: dict[str, Any]) -> Table:
+        columns = {"run": self.folder.path.name, "model": entry["name"], "revision": entry.get("revision", "")}
+        columns |= {"data": entry.get("data", {}).get("name", ""), "seed": self.config.seed}
+        table = Table.from_records({**columns, **record} for record in records)
+        self.tables.append(table)
+        self._describe(entry)
+        return table
+
+    def _describe(self, entry: dict[str, Any]) -> None:
+        self.about["models"].append(entry)
+        self.about["device"] = entry.get("device", "cpu")
+        if entry.get("data"):
+            self.about["data"] = entry["data"]
+        self.about["warnings"] += [f"{entry['name']}: {note}" for note in entry.get("notes", [])]
+        self.about["memory_estimate_mb"] = max(
+            self.about.get("memory_estimate_mb", 0), entry.get("memory_estimate_mb", 0)
+        )
+
+    def _rows_file(self, key: str, spec: str, requests: list[Request]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        from anisoscope.capture.loading import load_rows
+
+        arrays = load_rows(spec)
+        c = self.config
+        plan = make_plan(requests, ["rows"], seed=c.seed, sample_size=c.sample_size, attention_rows=c.attention_rows)
+        bank = Bank(plan)
+        for number, (name, rows) in enumerate(arrays.items()):
+            feed_rows(bank, Site(number, "rows", name=name), rows)
+            self._tell("rows", number + 1, len(arrays))
+        setup = Setup(None, [], [], ["rows"], {"single": max(1, len(arrays) - 1)})
+        records = evaluate_bank(bank, requests, setup, progress=self.progress)
+        save_arrays(self.folder, key, bank)
+        width = next(iter(arrays.values())).shape[1]
+        entry = {"key": key, "name": Path(spec).name, "type": "rows", "width": int(width), "layers": len(arrays)}
+        return records, entry | counts(bank)
+
+    def _network(self, key: str, spec: str, requests: list[Request]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        from anisoscope.capture.loading import load_model
+
+        c = self.config
+        self._tell("load", 0, 1)
+        loaded = load_model(
+            spec,
+            random_init=c.random_init,
+            device=c.device,
+            dtype=c.dtype,
+            seed=c.seed,
+            trust_remote_code=c.trust_remote_code,
+            tokenizer=c.tokenizer,
+            device_map=c.device_map,
+        )
+        self._tell("load", 1, 1)
+        setup = prepare(
+            loaded.model, requests, sites=c.sites or None, layers=c.layers or None, modules=c.modules or None
+        )
+        return run_model(
+            loaded,
+            setup,
+            requests,
+            config=c,
+            folder=self.folder,
+            key=key,
+            tell=self._tell,
+            keep=lambda records, entry: self._add(records, {**entry, "key": "", "partial": True}),
+        )
+
+    def _tell(self, what: str, done: int, total: int) -> None:
+        self.peak.look()
+        if self.progress is not None:
+            self.progress(what, done, total)
+
+
+def versions() -> dict[str, str]:
+    """The versions that numbers may depend on."""
+    import numpy
+    import transformers
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": numpy.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "executable": Path(sys.executable).name,
+    }

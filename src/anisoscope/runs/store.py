@@ -1,0 +1,183 @@
+"""The run folder: everything one run wrote, readable at every moment.
+
+    run.json          what was run, with what, on what, and how it ended
+    table.parquet     the long table
+    arrays/*.safetensors   spectra, a few sampled rows (for CKA and comparisons), their keys
+    rows/MODEL/*.safetensors   every row of every site, with --save-rows
+    report.html, figures/
+    partial/          what an interrupted pass had gathered; gone when the run is complete
+
+Files are written beside their place and renamed into it, so a reader never sees half a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.runs.bank import Bank, Plan
+from anisoscope.runs.table import Table
+
+_OURS = {"run.json", "table.parquet", "arrays", "rows", "report.html", "figures", "partial", "parts"}
+
+
+def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file beside its place, flush it to disk, then rename it: complete or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(beside)
+        with beside.open("rb") as handle:
+            os.fsync(handle.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def slug(name: str) -> str:
+    """A name as a file name.
+
+    >>> slug("EleutherAI/pythia-160m@step1")
+    'EleutherAI-pythia-160m-step1'
+    """
+    return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.") or "model"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run on disk."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """An existing run, or an error that says what is there."""
+        folder = Path(path)
+        if not folder.exists():
+            raise AnisoscopeError(f"run folder {str(path)!r} does not exist; give the folder that `profile` wrote.")
+        if not (folder / "run.json").is_file():
+            found = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) if folder.is_dir() else "a file"
+            raise AnisoscopeError(f"{str(path)!r} holds no run.json (found: {found or 'nothing'}); give a run folder.")
+        return cls(folder)
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, Any], *, resume: bool) -> RunFolder:
+        """A new run folder; or the same run again, to go on with; never one that holds something else."""
+        folder = cls(Path(path))
+        if folder.path.is_file():
+            raise AnisoscopeError(f"output {str(path)!r} is a file; give a folder with --out.")
+        there = {p.name for p in folder.path.iterdir()} if folder.path.exists() else set()
+        if "run.json" in there:
+            folder._check_same(config, resume=resume)
+        elif there - _OURS:
+            raise AnisoscopeError(
+                f"output folder {str(path)!r} holds other files ({', '.join(sorted(there)[:3])}); give an empty one."
+            )
+        folder.path.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _check_same(self, config: Mapping[str, Any], *, resume: bool) -> None:
+        old = self.about()
+        if not resume:
+            how = "add --resume to go on with it, or " if old.get("status") != "complete" else ""
+            raise AnisoscopeError(
+                f"output folder {str(self.path)!r} holds a run ({old.get('status', 'unknown')}); {how}give another --out."
+            )
+        theirs, mine = old.get("config", {}), json.loads(json.dumps(dict(config)))
+        different = sorted(k for k in {*theirs, *mine} if theirs.get(k) != mine.get(k))
+        if different:
+            key = different[0]
+            raise AnisoscopeError(
+                f"--resume found a run with {key} = {theirs.get(key)!r}, not {mine.get(key)!r}, in {str(self.path)!r}; "
+                "repeat its command, or give another --out."
+            )
+
+    def about(self) -> dict[str, Any]:
+        path = self.path / "run.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise AnisoscopeError(f"{str(path)!r} is not readable JSON ({error}); restore it or run again.") from error
+
+    def write_about(self, about: Mapping[str, Any]) -> None:
+        text = json.dumps(about, indent=2, ensure_ascii=False, default=str)
+        replace_file(self.path / "run.json", lambda p: p.write_text(text + "\n", encoding="utf-8"))
+
+    def table(self) -> Table:
+        path = self.path / "table.parquet"
+        if not path.is_file():
+            raise AnisoscopeError(f"run {str(self.path)!r} has no table yet; let `profile` finish (--resume).")
+        try:
+            return Table(Table.read(path).arrow, self.about())
+        except (OSError, ValueError) as error:
+            raise AnisoscopeError(f"{str(path)!r} is not a readable table ({error}); run again.") from error
+
+    def write_table(self, table: Table) -> None:
+        replace_file(self.path / "table.parquet", lambda p: pq.write_table(table.arrow, p))
+
+    def write_part(self, name: str, table: Table) -> None:
+        """The finished table of one model of the run."""
+        replace_file(self.path / "parts" / f"{name}.parquet", lambda p: pq.write_table(table.arrow, p))
+
+    def part(self, name: str) -> Table | None:
+        path = self.path / "parts" / f"{name}.parquet"
+        return Table.read(path) if path.is_file() else None
+
+    def write_arrays(self, name: str, arrays: Mapping[str, Tensor]) -> None:
+        from safetensors.torch import save_file
+
+        plain = {key: value.detach().cpu().contiguous() for key, value in arrays.items()}
+        replace_file(self.path / "arrays" / f"{name}.safetensors", lambda p: save_file(plain, p))
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        from safetensors.numpy import load_file
+
+        path = self.path / "arrays" / f"{name}.safetensors"
+        return load_file(path) if path.is_file() else {}
+
+    def write_partial(self, name: str, bank: Bank, progress: Mapping[str, Any]) -> None:
+        """What a pass has gathered so far: one file, so that statistics and progress cannot disagree."""
+        from safetensors.torch import save_file
+
+        tensors, labels = bank.state()
+        # weights tied to one storage are refused by safetensors; a clone is cheap against losing the run
+        tensors = {key: value.clone() for key, value in tensors.items()}
+        words = {
+            "labels": json.dumps(labels),
+            "groups": json.dumps(bank.groups),
+            "progress": json.dumps(dict(progress)),
+        }
+        replace_file(self.path / "partial" / f"{name}.safetensors", lambda p: save_file(tensors, p, metadata=words))
+
+    def partial(self, name: str, plan: Plan) -> tuple[Bank, dict[str, Any]] | None:
+        from safetensors import safe_open
+
+        path = self.path / "partial" / f"{name}.safetensors"
+        if not path.is_file():
+            return None
+        with safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            words = file.metadata()
+        bank = Bank.load(plan, tensors, json.loads(words["labels"]), json.loads(words["groups"]))
+        return bank, json.loads(words["progress"])
+
+    def drop_partial(self, name: str) -> None:
+        (self.path / "partial" / f"{name}.safetensors").unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Remove what only an unfinished run needs."""
+        for folder in ("partial", "parts"):
+            for path in sorted((self.path / folder).glob("*")):
+                path.unlink()
+            if (self.path / folder).exists():
+                (self.path / folder).rmdir()

@@ -1,0 +1,145 @@
+"""Selections of a bank's statistics: all rows, rows without the first position, strata, heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from anisoscope.metrics.attention import Keys
+from anisoscope.metrics.evaluate import NEIGHBOUR_BATCH, Graph, View, sample_graphs
+from anisoscope.numerics.hashing import FOLDS
+from anisoscope.runs.bank import FIRST, REST, Cell, SiteStats
+from anisoscope.stats.directions import Directions
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.sample import Sample
+
+OUTLIER = 4.0  # times the mean squared norm of the other rows, or as many times below it
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A view with the words that go into the table's columns."""
+
+    view: View
+    group: str = ""
+    variant: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass
+class HeadView(View):
+    """One head of a view whose statistics carry a head dimension."""
+
+    whole: View | None = None
+    head: int = 0
+    share: int = 1  # query heads per key head
+
+    def stat(self, need: type, *, without: int = -1) -> Any:
+        assert self.whole is not None
+        stat = self.whole.stat(need, without=without)
+        return stat.head(self.head // self.share if need is Keys else self.head)
+
+    def present(self) -> list[int]:
+        assert self.whole is not None
+        return self.whole.present()
+
+
+def energy_per_row(stats: SiteStats, part: str) -> float:
+    """Mean squared norm of the rows of one part, from whichever statistic is there."""
+    count = total = 0.0
+    for (_, name, _), kinds in stats.cells.items():
+        if name != part:
+            continue
+        if Directions in kinds and kinds[Directions].squared_norms is not None:
+            count, total = count + kinds[Directions].n, total + float(kinds[Directions].squared_norms.sum())
+        elif Moments in kinds:
+            moments = kinds[Moments]
+            spread = moments.scatter.diagonal(dim1=-2, dim2=-1).sum()
+            count, total = count + moments.n, total + float(spread + moments.n * moments.mean.square().sum())
+    if not count and stats.sample is not None and len(stats.sample):
+        mask = stats.sample.label("first").bool() == (part == FIRST)
+        rows = stats.sample.rows[mask.to(stats.sample.rows.device)].double()
+        count, total = len(rows), float(rows.square().sum())
+    return total / count if count else float("nan")
+
+
+def first_is_outlier(stats: SiteStats) -> bool:
+    """Whether rows at the first position are far longer or shorter than the others."""
+    first, rest = energy_per_row(stats, FIRST), energy_per_row(stats, REST)
+    return bool(first > OUTLIER * rest or first * OUTLIER < rest)
+
+
+def selections(stats: SiteStats, groups: list[str], *, without_first: bool, wanted: int) -> Iterator[Selection]:
+    """All rows; the same without the first position if asked; each stratum if there are any."""
+    graphs = _graph_maker(stats.sample, wanted)
+    everything = _view(stats, lambda cell: True, sample=stats.sample, graphs=graphs)
+    yield Selection(everything)
+    if without_first:
+        rest = None if stats.sample is None else stats.sample.select(~stats.sample.label("first").bool())
+        view = _view(stats, lambda cell: cell[1] == REST, sample=rest, graphs=graphs)
+        yield Selection(replace(view, without_first=True), variant=(("first", "out"),))
+    for number, name in enumerate(groups):
+        mine = None if stats.sample is None else stats.sample.select(stats.sample.label("group") == number)
+        view = _view(stats, lambda cell, name=name: cell[0] == name, sample=mine, graphs=_graph_maker(mine, wanted))
+        view.contexts = sum(count for (group, _), count in stats.contexts.items() if group == name)
+        yield Selection(view, group=name)
+
+
+def head_views(view: View, heads: int, *, key_heads: int = 0) -> list[HeadView]:
+    """One view per head."""
+    share = heads // key_heads if key_heads else 1
+    shared = {"folds": view.folds, "contexts": view.contexts, "dropped": view.dropped}
+    return [
+        HeadView(**shared, sample=_head_sample(view.sample, head), graphs=None, whole=view, head=head, share=share)
+        for head in range(heads)
+    ]
+
+
+def attach_keys(view: View, keys: View) -> None:
+    """Put the key side of a layer beside its query side."""
+    for mine, theirs in zip(view.folds, keys.folds, strict=True):
+        if Directions in theirs:
+            mine[Keys] = theirs[Directions]
+
+
+def _head_sample(sample: Sample | None, head: int) -> Sample | None:
+    return None if sample is None or not len(sample) else sample.head(head)
+
+
+def _graph_maker(sample: Sample | None, wanted: int) -> Callable[[int], list[Graph]]:
+    """Neighbour graphs made once, when a metric first asks."""
+
+    @cache
+    def made() -> tuple[Graph, ...]:
+        return tuple(sample_graphs(sample, wanted=wanted, batch=NEIGHBOUR_BATCH)) if sample is not None else ()
+
+    return lambda _: list(made())
+
+
+def _view(
+    stats: SiteStats,
+    chosen: Callable[[Cell], bool],
+    *,
+    sample: Sample | None,
+    graphs: Callable[[int], list[Graph]],
+) -> View:
+    folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
+    for cell, kinds in stats.cells.items():
+        if chosen(cell):
+            mine = folds[cell[2]]
+            for kind, stat in kinds.items():
+                mine[kind] = mine[kind].merge(stat) if kind in mine else stat
+    contexts = sum(stats.contexts.values())
+    return View(folds, sample, graphs, contexts=contexts, dropped=stats.non_finite)
+
+
+def mean_spectrum(stats: SiteStats) -> torch.Tensor | None:
+    """Eigenvalues of the covariance over all rows, descending, for the report's spectra."""
+    view = _view(stats, lambda cell: True, sample=None, graphs=lambda _: [])
+    if not any(Moments in fold for fold in view.folds) or stats.heads:
+        return None
+    moments = view.stat(Moments)
+    return moments.eigenvalues().cpu() / max(1, moments.n - 1)
