@@ -212,7 +212,7 @@ def explained_by_drift(sample: Sample) -> float:
     invariant=("rotation",),
 )
 def partition_isotropy(sample: Sample, *, log: bool = False) -> float:
-    """1 when the partition function is the same in all directions, near 0 in a cone; falls with the norm of the rows."""
+    """1 when the partition function is the same in all directions, near 0 in a cone; falls with the rows' norm."""
     rows = sample.rows.double() if sample.rows.device.type != "mps" else sample.rows.cpu().double()
     if len(rows) < 2:
         raise TooFewRows(f"partition isotropy needs at least 2 rows, seen {len(rows)}; give more tokens")

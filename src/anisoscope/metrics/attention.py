@@ -104,7 +104,7 @@ def _centre(directions: Directions) -> Tensor:
     kinds=("query",),
 )
 def qk_cosine(query: Directions, key: Keys) -> float:
-    """Whether the mean query and the mean key point the same way: their drift is parallel (1), opposed (−1) or neither."""
+    """Whether the mean query and the mean key drift the same way: parallel (1), opposed (−1) or neither (0)."""
     one, two = _centre(query), _centre(key)
     below = float(one.norm() * two.norm())
     if below == 0.0:

@@ -119,7 +119,7 @@ def _gride_root(log_mu: Tensor, scale: int) -> float:
     neighbours=10,
 )
 def hubness(neighbours: Neighbours, *, k: int = 10) -> float:
-    """How unequal rows are as neighbours of others: 0 when all are alike, large when a few hubs are near to everyone."""
+    """How unequal rows are as neighbours of others: 0 when all are alike, large when a few hubs are near to all."""
     usable = len(_near(neighbours, k))
     chosen = neighbours.index[:, :k][neighbours.distance[:, k - 1].isfinite()]
     counts = torch.bincount(chosen.flatten(), minlength=len(neighbours)).double()

@@ -1,6 +1,6 @@
 """Exact nearest neighbours.
 
-A float32 product on centred rows *finds* candidates; their distances are then computed again in float64 from differences.
+A float32 product on centred rows *finds* candidates; their distances are computed again in float64 from differences.
 The candidate list is proved long enough for each row, or that row is redone in full.
 Notation: n rows, k neighbours, u = 2⁻²⁴ the float32 rounding unit.
 """

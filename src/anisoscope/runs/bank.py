@@ -96,7 +96,7 @@ class Bank:
         site = self.sites.setdefault(rows.site, SiteStats())
         site.width, site.heads = rows.x.shape[-1], rows.x.shape[1] if rows.x.ndim == 3 else 0
         split = self._split_of(rows.index)
-        x, bad = rows.x, _bad_rows(rows.x)
+        x, bad, context = rows.x, _bad_rows(rows.x), rows.index.context.cpu()
         for label, count in split.contexts.items():
             site.contexts[label] = site.contexts.get(label, 0) + count
         for key, mine in split.cells:
@@ -104,9 +104,7 @@ class Bank:
                 mine = mine[~bad[mine]]
             if len(mine):
                 # always a copy: rows may wait in a statistic while the model overwrites its own activations
-                _update(
-                    site.cell(key), wanted, x[mine.to(x.device)], rows.index.context[mine.to(rows.index.context.device)]
-                )
+                _update(site.cell(key), wanted, x[mine.to(x.device)], context[mine])
         site.non_finite += 0 if bad is None else int(bad.sum())
         if Sample in wanted:
             self._sample(site, rows, split, bad)
@@ -180,7 +178,7 @@ class Bank:
         tensors: dict[str, Tensor] = {}
         labels: list[dict[str, Any]] = []
         for number, (site, stats) in enumerate(self.sites.items()):
-            cells = []
+            cells: list[dict[str, Any]] = []
             for key, kinds in stats.cells.items():
                 for kind, stat in kinds.items():
                     name = f"{number}/{len(cells)}"

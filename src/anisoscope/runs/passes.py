@@ -61,16 +61,13 @@ class Feed:
                 yield piece
 
         self.padding = 0
-        settings = {"pad_id": self.loaded.pad_id, "decoder_start": self.loaded.decoder_start}
+        settings: dict[str, Any] = {"pad_id": self.loaded.pad_id, "decoder_start": self.loaded.decoder_start}
         for batch in batches(watched(), batch_size=c.batch_size, **settings):
             self.padding += int((batch.inputs["attention_mask"] == 0).sum())
             yield batch if c.group_by else Batch(batch.inputs, batch.special, None)
         self.tokens, self.contexts, self.special = tally.tokens, tally.contexts, tally.special
-        self.documents, self.dropped_pieces, self.fingerprint = (
-            tally.documents,
-            tally.dropped_pieces,
-            digest.hexdigest(),
-        )
+        self.documents, self.dropped_pieces = tally.documents, tally.dropped_pieces
+        self.fingerprint = digest.hexdigest()
 
     def about(self) -> dict[str, Any]:
         return {
@@ -106,6 +103,7 @@ def run_model(
     folder: RunFolder,
     key: str,
     tell: Tell,
+    announce: Callable[[str], None],
     keep: Callable[[Records, dict[str, Any]], Any],
 ) -> tuple[Records, dict[str, Any]]:
     """Measure one model; `keep` is given what an interrupted pass had gathered."""
@@ -116,6 +114,9 @@ def run_model(
     )
     groups, estimate = plan_passes(loaded, setup, plan, config=config, length=feed.length)
     entry["memory_estimate_mb"] = round(estimate / memory.MIB)
+    announce(
+        f"{loaded.name}: about {entry['memory_estimate_mb']} MiB of memory, {memory.available() // memory.MIB} free"
+    )
     if len(groups) > 1:
         entry["notes"].append(f"statistics of all sites would not fit into memory at once: {len(groups)} passes")
     check_sites(loaded, setup, feed, entry)
@@ -245,7 +246,12 @@ def _sweep(
         work.writer = RowWriter(folder.path / "rows" / key)
     assert work.bank is not None
     sink = Tee([work.bank, work.writer]) if work.writer is not None else work.bank
-    options = {"special": config.special, "first": config.first, "pool": config.pool, "modules": config.modules or None}
+    options: dict[str, Any] = {
+        "special": config.special,
+        "first": config.first,
+        "pool": config.pool,
+        "modules": config.modules or None,
+    }
     rest = _remaining(feed, work)
     first = next(rest, None)
     if first is None:  # an interrupted pass may have seen everything already

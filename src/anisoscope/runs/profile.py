@@ -77,6 +77,7 @@ class Profiler:
     tables: list[Table] = field(default_factory=list)
     peak: memory.PeakMemory = field(default_factory=memory.PeakMemory)
     started: float = field(default_factory=time.monotonic)
+    estimate: str = ""  # what the model under way will need, in words
 
     def run(self) -> Table:
         """Measure every model; what is finished survives whatever happens to the rest."""
@@ -205,8 +206,12 @@ class Profiler:
             folder=self.folder,
             key=key,
             tell=self._tell,
+            announce=self._announce,
             keep=lambda records, entry: self._add(records, {**entry, "key": "", "partial": True}),
         )
+
+    def _announce(self, words: str) -> None:
+        self.estimate = words
 
     def _tell(self, what: str, done: int, total: int) -> None:
         self.peak.look()

@@ -6,6 +6,7 @@ import json
 import shutil
 import struct
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,7 @@ class RowWriter:
 
     def finish(self) -> None:
         for name in self.counts:
-            replace_file(self.folder / f"{name}.safetensors", lambda path, name=name: self._write(path, name))
+            replace_file(self.folder / f"{name}.safetensors", partial(self._write, name=name))
             for part in ("rows", "keys"):
                 self._raw(name, part).unlink()
 

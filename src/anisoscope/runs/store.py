@@ -12,6 +12,7 @@ Files are written beside their place and renamed into it, so a reader never sees
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -91,7 +92,8 @@ class RunFolder:
         if not resume:
             how = "add --resume to go on with it, or " if old.get("status") != "complete" else ""
             raise AnisoscopeError(
-                f"output folder {str(self.path)!r} holds a run ({old.get('status', 'unknown')}); {how}give another --out."
+                f"output folder {str(self.path)!r} holds a run ({old.get('status', 'unknown')}); "
+                f"{how}give another --out."
             )
         theirs, mine = old.get("config", {}), json.loads(json.dumps(dict(config)))
         different = sorted(k for k in {*theirs, *mine} if theirs.get(k) != mine.get(k))
@@ -142,8 +144,10 @@ class RunFolder:
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         from safetensors.numpy import load_file
 
-        path = self.path / "arrays" / f"{name}.safetensors"
-        return load_file(path) if path.is_file() else {}
+        # a model measured in several passes has a file for each
+        paths = sorted((self.path / "arrays").glob(f"{glob.escape(name)}*.safetensors"))
+        mine = [p for p in paths if re.fullmatch(re.escape(name) + r"(\.\d+)?", p.stem)]
+        return {key: value for path in mine for key, value in load_file(path).items()}
 
     def write_partial(self, name: str, bank: Bank, progress: Mapping[str, Any]) -> None:
         """What a pass has gathered so far: one file, so that statistics and progress cannot disagree."""
@@ -152,11 +156,8 @@ class RunFolder:
         tensors, labels = bank.state()
         # weights tied to one storage are refused by safetensors; a clone is cheap against losing the run
         tensors = {key: value.clone() for key, value in tensors.items()}
-        words = {
-            "labels": json.dumps(labels),
-            "groups": json.dumps(bank.groups),
-            "progress": json.dumps(dict(progress)),
-        }
+        parts = {"labels": labels, "groups": bank.groups, "progress": dict(progress)}
+        words = {name: json.dumps(value) for name, value in parts.items()}
         replace_file(self.path / "partial" / f"{name}.safetensors", lambda p: save_file(tensors, p, metadata=words))
 
     def partial(self, name: str, plan: Plan) -> tuple[Bank, dict[str, Any]] | None:

@@ -83,15 +83,19 @@ def selections(stats: SiteStats, groups: list[str], *, without_first: bool, want
         yield Selection(replace(view, without_first=True), variant=(("first", "out"),))
     for number, name in enumerate(groups):
         mine = None if stats.sample is None else stats.sample.select(stats.sample.label("group") == number)
-        view = _view(stats, lambda cell, name=name: cell[0] == name, sample=mine, graphs=_graph_maker(mine, wanted))
+        view = _view(stats, _in_group(name), sample=mine, graphs=_graph_maker(mine, wanted))
         view.contexts = sum(count for (group, _), count in stats.contexts.items() if group == name)
         yield Selection(view, group=name)
+
+
+def _in_group(name: str) -> Callable[[Cell], bool]:
+    return lambda cell: cell[0] == name
 
 
 def head_views(view: View, heads: int, *, key_heads: int = 0) -> list[HeadView]:
     """One view per head."""
     share = heads // key_heads if key_heads else 1
-    shared = {"folds": view.folds, "contexts": view.contexts, "dropped": view.dropped}
+    shared: dict[str, Any] = {"folds": view.folds, "contexts": view.contexts, "dropped": view.dropped}
     return [
         HeadView(**shared, sample=_head_sample(view.sample, head), graphs=None, whole=view, head=head, share=share)
         for head in range(heads)

@@ -1,0 +1,239 @@
+"""The command line: words in, calls of the library out; nothing is computed here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from anisoscope.errors import AnisoscopeError
+
+app = typer.Typer(
+    name="anisoscope",
+    help="The geometry of a network's representations, layer by layer, with intervals and controls.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_DEBUG = {"on": False}
+
+
+def _version(value: bool) -> None:
+    if value:
+        from anisoscope import __version__
+
+        typer.echo(f"anisoscope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    _DEBUG["on"] = _DEBUG["on"] or debug
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def _layers(text: str | None) -> tuple[int, ...]:
+    """`0,3,5-8` as numbers."""
+    chosen: set[int] = set()
+    for word in _words(text):
+        start, _, end = word.partition("-")
+        try:
+            chosen.update(range(int(start), int(end or start) + 1))
+        except ValueError as error:
+            raise AnisoscopeError(f"--layers has {word!r}; expected numbers such as 0,3,5-8.") from error
+    return tuple(sorted(chosen))
+
+
+@app.command()
+def profile(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="A folder, a hub id (org/name or org/name@revision), a .gguf file, a PEFT adapter, a .npy or "
+            ".safetensors file of rows; with --random-init an architecture such as gpt2:n_layer=4,n_embd=128.",
+        ),
+    ],
+    data: Annotated[
+        str, typer.Option(help="Text file, folder, .gz, .zip, .jsonl, .csv, .parquet, a datasets name, or 'embedded'.")
+    ] = "embedded",
+    tokens: Annotated[int, typer.Option(help="Tokens to look at.")] = 65_536,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of a context; default: 512, or what the model takes.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Contexts in a batch.")] = 8,
+    layers: Annotated[str | None, typer.Option(help="Layers such as 0,3,5-8; default: all.")] = None,
+    sites: Annotated[str | None, typer.Option(help="Places, comma-separated; see `anisoscope list sites`.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Metrics, comma-separated, with options as two_nn:method=ml; 'all' for all.")
+    ] = None,
+    modules: Annotated[
+        str | None, typer.Option(help="Modules to look at by path or pattern, for any nn.Module.")
+    ] = None,
+    text_field: Annotated[str, typer.Option(help="Field that holds the text, in .jsonl, .csv and .parquet.")] = "text",
+    group_by: Annotated[
+        str | None, typer.Option(help="Field whose values become groups; 'file' for plain text.")
+    ] = None,
+    pool: Annotated[str, typer.Option(help="One row per token (none), or per context: mean, cls, last.")] = "none",
+    skip_special: Annotated[bool, typer.Option("--skip-special", help="Leave special tokens out.")] = False,
+    skip_first: Annotated[bool, typer.Option("--skip-first", help="Leave the first position out.")] = False,
+    random_init: Annotated[bool, typer.Option("--random-init", help="Fresh random weights.")] = False,
+    tokenizer: Annotated[str | None, typer.Option(help="Folder or hub id of another tokenizer.")] = None,
+    save_rows: Annotated[bool, typer.Option("--save-rows", help="Keep every row of every site on disk.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    device_map: Annotated[
+        str | None, typer.Option(help="Spread a large model, such as 'auto' (needs accelerate).")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, float64, bfloat16, float16.")] = "auto",
+    attention_rows: Annotated[int, typer.Option(help="Query rows per context whose attention is read; 0 = all.")] = 32,
+    sample_size: Annotated[int, typer.Option(help="Rows kept for neighbours and other sampled metrics.")] = 16_384,
+    memory: Annotated[
+        int | None, typer.Option(help="MiB that statistics may take; default: half of what is free.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: a new one under runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run in --out.")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with a model.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Measure the geometry of every layer of one or several models; ends with a report."""
+    _DEBUG["on"] = _DEBUG["on"] or debug
+    from anisoscope.runs.profile import ProfileConfig
+    from anisoscope.view.console import run_profile
+
+    config = ProfileConfig(
+        models=tuple(models),
+        data=data,
+        tokens=tokens,
+        context=context,
+        batch_size=batch_size,
+        sites=_words(sites),
+        layers=_layers(layers),
+        metrics=_words(metrics),
+        modules=_words(modules),
+        text_field=text_field,
+        group_by=group_by,
+        pool=pool,
+        special="out" if skip_special else "in",
+        first="out" if skip_first else "in",
+        random_init=random_init,
+        tokenizer=tokenizer,
+        device=device,
+        device_map=device_map,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        seed=seed,
+        sample_size=sample_size,
+        attention_rows=attention_rows,
+        save_rows=save_rows,
+        memory_mb=memory,
+    )
+    problem = run_profile(config, out=out, resume=resume, command=["anisoscope", *sys.argv[1:]])
+    if problem:
+        _fail(problem, 3)
+
+
+@app.command("list")
+def list_(what: Annotated[str, typer.Argument(metavar="metrics|models|sites")]) -> None:
+    """Explain the metrics, the model families or the sites."""
+    from anisoscope.view.console import print_list
+
+    print_list(what)
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    format: Annotated[str, typer.Option(help="table, csv or json.")] = "table",
+    metric: Annotated[str | None, typer.Option(help="Only these metrics, comma-separated.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only these sites, comma-separated.")] = None,
+    heads: Annotated[bool, typer.Option("--heads", help="Rows of single heads, too (table).")] = False,
+) -> None:
+    """Print the long table of a run."""
+    from anisoscope.view.console import print_run
+
+    print_run(run, form=format, metrics=_words(metric), kinds=_words(kind), heads=heads)
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(help="A run folder, or RUN#MODEL.")],
+    second: Annotated[str | None, typer.Argument(help="Another one; left out: the two models of the first.")] = None,
+    format: Annotated[str, typer.Option(help="table, csv or json.")] = "table",
+    metric: Annotated[str | None, typer.Option(help="Only these metrics, comma-separated.")] = None,
+) -> None:
+    """Differences of two models on the same tokens, with intervals, and CKA between their layers."""
+    from anisoscope.view.console import print_comparison
+
+    print_comparison(first, second, form=format, metrics=_words(metric))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the page; default: the first run.")] = None,
+) -> None:
+    """Make the report of one or several runs again."""
+    from anisoscope.view.load import report_runs
+
+    typer.echo(str(report_runs(runs, out)))
+
+
+@app.command()
+def selftest(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of the planted data.")] = 0,
+) -> None:
+    """Run planted and null controls on this machine; PASS or FAIL for each metric."""
+    from anisoscope.view.console import print_selftest
+
+    failed = print_selftest(device, seed)
+    if failed:
+        _fail(f"{failed} controls failed on this device; do not trust its numbers, and please report it.", 1)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.secho(f"anisoscope: {message}", fg="red", err=True)
+    raise SystemExit(code)
+
+
+def main(run: Callable[..., Any] = app) -> None:
+    """The entry point: an error is one sentence and a non-zero exit, a traceback only with --debug."""
+    _DEBUG["on"] = "--debug" in sys.argv
+    try:
+        run()
+    except KeyboardInterrupt:
+        _fail("interrupted; what was finished is in the run folder, and the same command with --resume goes on.", 130)
+    except AnisoscopeError as error:
+        if _DEBUG["on"]:
+            raise
+        _fail(str(error), 2)
+    except (MemoryError, RuntimeError, OSError, ValueError, TypeError, KeyError, ImportError, AttributeError) as error:
+        if _DEBUG["on"]:
+            raise
+        _fail(_explain(error), 1)
+
+
+def _explain(error: Exception) -> str:
+    words = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    if isinstance(error, MemoryError) or "out of memory" in words.lower() or "can't allocate memory" in words.lower():
+        return f"out of memory ({words}); use a smaller --batch-size or --context, --dtype bfloat16, or fewer --layers."
+    return f"{type(error).__name__}: {words}; run again with --debug for the traceback."
+
+
+if __name__ == "__main__":
+    main()
