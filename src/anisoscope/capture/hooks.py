@@ -1,0 +1,343 @@
+"""Capture: hooks on a model that stream its activations, without padding, to a sink while a forward pass is running."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import fnmatch
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.arguments import by_name, evaluating, first_tensor, forward, given, positioned, with_ids
+from anisoscope.capture.attention import Call, watching
+from anisoscope.capture.index import Choice, Contexts, read_contexts, special_ids
+from anisoscope.capture.layout import Layout, Stack, find_layout, refuse_compiled, unwrapped
+from anisoscope.capture.parts import Place
+from anisoscope.capture.rows import Batch, Rows, Scores, Sink
+from anisoscope.capture.sites import Site
+from anisoscope.errors import AnisoscopeError
+
+_CALLED = ("query", "key", "scores")
+Rule = Callable[[tuple[Any, ...], dict[str, Any]], Tensor]
+"""(args, kwargs) of the model's forward -> bool [B, T], True where a position is data."""
+
+
+class _Pass:
+    """What one stack knows while a forward pass runs through it."""
+
+    def __init__(self, stack: Stack | None) -> None:
+        self.stack = stack
+        self.contexts: Contexts | None = None
+        self.layer = 0
+        self.layers = {path: i for i, path in enumerate(stack.blocks, start=1)} if stack else {}
+
+    def begin(self, contexts: Contexts) -> None:
+        self.contexts, self.layer = contexts, 0
+
+    def end(self) -> None:
+        self.contexts, self.layer = None, 0
+
+    def enter(self, path: str) -> None:
+        shared = self.stack is not None and self.stack.shared
+        self.layer = self.layer + 1 if shared else self.layers[path]
+
+
+class Capture:
+    """Streams the rows of `sites` to `sink`; a context manager that always takes its hooks off again.
+
+    >>> with Capture(model, find_layout(model).sites(), sink) as capture:  # doctest: +SKIP
+    ...     capture.run({"input_ids": ids, "attention_mask": mask})
+
+    Ids and mask are read from the arguments that the model's own forward is given, so that a training loop may call
+    the model itself; special-token flags and groups come with a `Batch` given to `run`. `modules` names modules of any
+    `nn.Module` by path or pattern, `rows` gives the mask of a model whose arguments do not.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: Sequence[Site],
+        sink: Sink,
+        *,
+        layout: Layout | None = None,
+        special: str = "in",
+        first: str = "in",
+        pool: str = "none",
+        modules: Sequence[str] | None = None,
+        rows: Rule | None = None,
+    ) -> None:
+        refuse_compiled(model)
+        self.model, self.sink, self.rule = model, sink, rows
+        self.choice = Choice(special, first, pool)
+        self.notes: list[str] = []
+        self.layout = layout or _layout(model, needed=bool(sites))
+        self.named = _named(model, modules or ())
+        self.sites = [*sites, *self.named.values()]
+        self._check(sites)
+        self._wanted = set(self.sites)
+        self._seen: set[Site] = set()
+        self._passes: dict[str, _Pass] = {}
+        self._batch: Batch | None = None
+        self._above: Contexts | None = None  # of the encoder, for its decoder
+        self._outer: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._finished = 0
+        self._stack = contextlib.ExitStack()
+
+    def _check(self, sites: Sequence[Site]) -> None:
+        if not self.sites:
+            raise AnisoscopeError("nothing to capture: neither sites nor modules were given.")
+        for site in sites:
+            known = self.layout is not None and site in set(self.layout.stack(site.stack).sites([site.kind]))
+            if not known:
+                raise AnisoscopeError(
+                    f"site {site} cannot be captured in a forward pass of {type(self.model).__name__}; take sites from "
+                    "find_layout(model).sites(…), and weight tables from weight_rows."
+                )
+
+    def __enter__(self) -> Capture:
+        try:
+            self._attach()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._stack.close()
+        if kind is not None:
+            return
+        if not self._finished:
+            raise AnisoscopeError(
+                "no forward pass was seen while capturing; call capture.run(batch), or the model itself."
+            )
+        self._raise_unseen()
+
+    def run(self, batch: Batch | Mapping[str, Any] | Tensor) -> None:
+        """One forward pass in evaluation and inference mode over a batch, on the device of the model's inputs."""
+        batch = batch if isinstance(batch, Batch) else Batch(batch if isinstance(batch, Mapping) else {"": batch})
+        self._batch, self._seen = batch, set()
+        try:
+            with evaluating(self.model), torch.inference_mode():
+                forward(self.model, batch.inputs)
+        finally:
+            self._batch = None
+        self._raise_unseen()
+
+    def _raise_unseen(self) -> None:
+        unseen = sorted(self._wanted - self._seen)
+        if not unseen:
+            return
+        names = ", ".join(map(str, unseen[:6])) + (f" and {len(unseen) - 6} more" if len(unseen) > 6 else "")
+        hint = "the modules were not called"
+        if all(site.kind in _CALLED for site in unseen):
+            hint = 'its attention shows no queries and keys; load the model with attn_implementation="eager" or "sdpa"'
+        raise AnisoscopeError(
+            f"nothing was seen at {names}: {hint}, or the model was compiled before the hooks were attached."
+        )
+
+    # hooks
+
+    def _attach(self) -> None:
+        self._keep(self.model.register_forward_pre_hook(self._begin, with_kwargs=True))
+        within = {path: self._stack_of(path) for path in self.named}
+        used = {site.stack for site in self.sites if site.kind != "module"} | set(within.values())
+        used |= {"encoder"} if "decoder" in used else set()  # what the encoder read is part of a decoder's context
+        for stack in self.layout.stacks if self.layout is not None else ():
+            if stack.name in used:
+                self._hook_stack(stack)
+        if "" in used:
+            self._passes[""] = _Pass(None)
+        for path, site in self.named.items():
+            self._on(path, "out", functools.partial(self._emit, site, running=self._passes[within[path]]))
+        # Hooks run in the order in which they were added: the pass ends after everything else has been read.
+        self._keep(self.model.register_forward_hook(self._end, always_call=True))
+
+    def _stack_of(self, path: str) -> str:
+        """The stack whose positions a named module works on; "" where the model's own arguments say it."""
+        owners = {stack.owner: stack.name for stack in (self.layout.stacks if self.layout is not None else ())}
+        return next((name for owner, name in owners.items() if owner and f"{path}.".startswith(f"{owner}.")), "")
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._outer, self._above = (args, kwargs), None
+        if "" in self._passes:
+            self._passes[""].begin(self._contexts(module, args, kwargs, stack=None))
+
+    def _end(self, *_: Any) -> None:
+        self._outer = None
+        self._finished += 1
+        for running in self._passes.values():
+            running.end()
+
+    def _keep(self, handle: Any) -> None:
+        self._stack.callback(handle.remove)
+
+    def _hook_stack(self, stack: Stack) -> None:
+        running = self._passes[stack.name] = _Pass(stack)
+        owner = self.model.get_submodule(stack.owner)
+
+        def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            running.begin(self._contexts(module, args, kwargs, stack=stack))
+
+        self._keep(owner.register_forward_pre_hook(begin, with_kwargs=True))
+        kinds = {site.kind for site in self.sites if site.stack == stack.name}
+        self._hook_blocks(stack, running)
+        inner = {(place, kind) for (_, kind), place in stack.places.items() if kind in kinds and kind not in _CALLED}
+        for place, kind in sorted(inner, key=str):
+            self._on(place.path, place.side, self._taker(running, kind, place))
+        if kinds & set(_CALLED):
+            self._hook_attention(stack, running)
+        if "final" in kinds:
+            site = Site(stack.depth, "final", stack.name)
+            self._on(stack.final.path, "out", functools.partial(self._emit, site, running=running), last=True)
+        if stack.owner:  # the model's own hook ends the pass when it is the owner
+            self._keep(owner.register_forward_hook(self._end_stack(running), always_call=True))
+
+    def _end_stack(self, running: _Pass) -> Callable[..., None]:
+        def end(*_: Any) -> None:
+            self._finished += 1 if self._outer is None else 0
+            running.end()
+
+        return end
+
+    def _hook_blocks(self, stack: Stack, running: _Pass) -> None:
+        for path in dict.fromkeys(stack.blocks):
+
+            def enter(x: Tensor, path: str = path) -> None:
+                if running.contexts is None:  # recomputation during a backward pass
+                    return
+                running.enter(path)
+                self._emit(Site(running.layer, "block_in", stack.name), x, running)
+                if running.layer == 1:
+                    self._emit(Site(0, "embed", stack.name), x, running)
+
+            def leave(x: Tensor) -> None:
+                self._emit(Site(running.layer, "resid", stack.name), x, running)
+
+            self._on(path, "in", enter)
+            self._on(path, "out", leave)
+
+    def _taker(self, running: _Pass, kind: str, place: Place) -> Callable[[Tensor], None]:
+        def take(x: Tensor) -> None:
+            assert running.stack is not None
+            scaled = x if place.scale == 1.0 else x * place.scale
+            self._emit(Site(running.layer, kind, running.stack.name), scaled, running)
+
+        return take
+
+    def _hook_attention(self, stack: Stack, running: _Pass) -> None:
+        paths = dict.fromkeys(place.path for (_, kind), place in stack.places.items() if kind in _CALLED)
+        modules = [self.model.get_submodule(path) for path in paths]
+        self._stack.enter_context(watching(modules, lambda call: self._attended(call, running)))
+
+    def _attended(self, call: Call, running: _Pass) -> None:
+        if running.contexts is None or running.stack is None:
+            return
+        name, layer = running.stack.name, running.layer
+        call = call.batched(running.contexts.batch)
+        if call.query.shape[2] != call.key.shape[2]:  # keys of other positions: a cache, or another stack
+            return
+        for kind, x in (("query", call.query), ("key", call.key)):
+            self._emit(Site(layer, kind, name), x.transpose(1, 2), running)
+        site = Site(layer, "scores", name)
+        if site in self._wanted and call.whole:
+            length, device = call.query.shape[2], call.query.device
+            index = running.contexts.select(length, Choice(self.choice.special, self.choice.first), device).index
+            allowed, bias = call.parted()
+            self._seen.add(site)
+            if index.keep.numel():
+                with _plain(device):
+                    self.sink.scores(Scores(site, call.query, call.key, allowed, bias, call.scaling, index))
+
+    def _on(self, path: str, side: str, act: Callable[[Tensor], None], *, last: bool = False) -> None:
+        module = self.model.get_submodule(path)
+        if side == "in":
+
+            def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                act(first_tensor(path, *given(args, kwargs)))
+
+            self._keep(module.register_forward_pre_hook(before, with_kwargs=True))
+        else:
+
+            def after(_: nn.Module, __: Any, output: Any) -> None:
+                act(first_tensor(path, getattr(output, "last_hidden_state", None) if last else None, output))
+
+            self._keep(module.register_forward_hook(after))
+
+    # rows
+
+    def _emit(self, site: Site, x: Tensor, running: _Pass) -> None:
+        if site not in self._wanted or running.contexts is None:
+            return
+        self._seen.add(site)
+        x = positioned(x, running.contexts, site)
+        selection = running.contexts.select(x.shape[1], self.choice, x.device)
+        if selection.index.keep.numel():
+            with _plain(x.device):
+                self.sink.rows(Rows(site, selection.rows(x), selection.index))
+
+    def _contexts(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, stack: Stack | None
+    ) -> Contexts:
+        arguments = by_name(module, args, kwargs)
+        if self._outer is not None and module is not self.model:
+            arguments = with_ids(arguments, by_name(self.model, *self._outer))
+        real = self.rule(*(self._outer or (args, kwargs))).cpu().bool() if self.rule is not None else None
+        config = stack.config if stack is not None else getattr(unwrapped(self.model), "config", None)
+        decoding = stack is not None and stack.name == "decoder"
+        above = self._above if decoding else None
+        contexts, notes = read_contexts(arguments, config=config, real=real, above=above)
+        self.notes += [note for note in notes if note not in self.notes]
+        contexts.windows = stack.windows if stack is not None else None
+        contexts.frames = getattr(module, "_get_feature_vector_attention_mask", None)
+        self._annotate(contexts, decoding=decoding, config=config)
+        if stack is not None and stack.name == "encoder":
+            self._above = contexts
+        return contexts
+
+    def _annotate(self, contexts: Contexts, *, decoding: bool, config: Any) -> None:
+        batch = self._batch
+        if batch is not None:
+            contexts.groups = batch.groups
+        if decoding and contexts.tokens is not None:  # flags of a batch belong to what the encoder reads
+            ids = torch.tensor(sorted(special_ids(config, "bos", "eos", "pad", "decoder_start")), dtype=torch.long)
+            contexts.special = torch.isin(contexts.tokens, ids)
+        elif batch is not None and batch.special is not None:
+            contexts.special = batch.special.cpu().bool()
+
+
+def _layout(model: nn.Module, *, needed: bool) -> Layout | None:
+    """The layout; where only named modules are wanted it is welcome (an encoder and its decoder), not needed."""
+    try:
+        return find_layout(model)
+    except AnisoscopeError:
+        if needed:
+            raise
+        return None
+
+
+@contextlib.contextmanager
+def _plain(device: torch.device) -> Iterator[None]:
+    """What a sink keeps is its own: no inference tensors, no graph, no automatic half precision."""
+    half = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    full = torch.autocast(device.type, enabled=False) if half else contextlib.nullcontext()
+    with torch.inference_mode(False), torch.no_grad(), full:
+        yield
+
+
+def _named(model: nn.Module, patterns: Sequence[str]) -> dict[str, Site]:
+    """The modules that match, in the model's order, as sites numbered by it."""
+    paths = [path for path, _ in model.named_modules() if path]
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        hits = fnmatch.filter(paths, pattern)
+        if not hits:
+            near = difflib.get_close_matches(pattern, paths, n=1, cutoff=0.0)
+            hint = f"; did you mean {near[0]!r}?" if near else "; it has no modules."
+            raise AnisoscopeError(f"no module of {type(model).__name__} matches {pattern!r}{hint}")
+        found |= dict.fromkeys(hits)
+    ordered = [path for path in paths if path in found]
+    return {path: Site(i, "module", name=path) for i, path in enumerate(ordered)}

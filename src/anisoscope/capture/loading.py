@@ -1,0 +1,248 @@
+"""Models from anywhere, ready to be measured: complete weights, a tokenizer, and what was noticed on the way."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from anisoscope.capture import checkpoints, tokenizers
+from anisoscope.capture.adapters import adapted_model, base_source
+from anisoscope.capture.checkpoints import Wish
+from anisoscope.capture.failures import one_sentence, quiet
+from anisoscope.capture.placement import choose_device, choose_dtype, parameter_count, place, weight_fingerprint
+from anisoscope.capture.rowfiles import load_rows as load_rows
+from anisoscope.capture.sources import ROW_SUFFIXES as ROW_SUFFIXES
+from anisoscope.capture.sources import ModelSource, parse_model
+from anisoscope.errors import AnisoscopeError
+
+UNLIMITED = 1 << 20  # positions, for a model that states no limit
+_TWO_SIDED = ("xlnet",)  # registered as causal, yet every position sees all others
+_LIMITS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
+
+
+@dataclass
+class Loaded:
+    """A model in evaluation mode and everything that measuring it needs to know."""
+
+    model: nn.Module
+    tokenizer: Any
+    name: str
+    revision: str
+    fingerprint: str
+    max_context: int
+    is_decoder: bool  # causal: a position sees only those before it
+    is_encoder_decoder: bool
+    pad_id: int
+    decoder_start: int | None
+    parameters: int
+    device: torch.device
+    main_input: str = "input_ids"  # what the model's forward reads first; `input_features` for speech
+    notes: list[str] = field(default_factory=list)
+
+
+def load_model(
+    spec: str,
+    *,
+    random_init: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    tokenizer: str | None = None,
+    device_map: str | None = None,
+    with_head: bool = True,
+    need_tokenizer: bool = True,
+) -> Loaded:
+    """Load MODEL: a folder, a hub id (`org/name@revision`), a `.gguf` file, a PEFT adapter, or a fresh architecture.
+
+    Refuses a checkpoint that would leave weights random. `with_head=False` leaves the output head out.
+    """
+    source = parse_model(spec, random_init=random_init)
+    place_ = choose_device(device)
+    wish = Wish(place_, choose_dtype(dtype, place_), seed, trust_remote_code, device_map, with_head)
+    _check_wish(source, wish, random_init=random_init)
+    notes: list[str] = []
+    with quiet(source), one_sentence(source):
+        model, config = _model(source, wish, random_init=random_init, notes=notes)
+        if device_map is None:
+            model = place(model, device=wish.device, dtype=wish.dtype, notes=notes)
+        words = _tokenizer(source, config, model, wish=wish, given=tokenizer, needed=need_tokenizer, notes=notes)
+        return _described(model.eval(), words, source, config, wish=wish, notes=notes)
+
+
+def _check_wish(source: ModelSource, wish: Wish, *, random_init: bool) -> None:
+    if source.kind == "rows":
+        raise AnisoscopeError(f"{source.spec!r} is a file of rows, not a model; read it with load_rows.")
+    if source.kind == "gguf" and importlib.util.find_spec("gguf") is None:
+        raise AnisoscopeError(f"{source.spec!r} is a GGUF file, which needs `gguf`; install it: pip install gguf.")
+    if wish.device_map is not None and importlib.util.find_spec("accelerate") is None:
+        raise AnisoscopeError("--device-map needs `accelerate`; install it: pip install accelerate.")
+    if random_init and source.kind in ("peft", "gguf"):
+        raise AnisoscopeError(f"{source.spec!r} cannot be initialised afresh; give its base model with --random-init.")
+    if random_init and wish.device_map is not None:
+        raise AnisoscopeError("--random-init and --device-map do not go together; choose a --device.")
+
+
+def _model(source: ModelSource, wish: Wish, *, random_init: bool, notes: list[str]) -> tuple[nn.Module, Any]:
+    if source.kind == "peft":
+        return adapted_model(source, wish, notes)
+    options = checkpoints.hub_options(source, wish)
+    config = checkpoints.read_config(source, options=options, notes=notes)
+    if random_init:
+        notes.append(f"random weights (seed {wish.seed})")
+        return checkpoints.fresh_model(config, wish), config
+    return checkpoints.stored_model(source, config, wish, options=options, notes=notes), config
+
+
+def _tokenizer(
+    source: ModelSource, config: Any, model: nn.Module, *, wish: Wish, given: str | None, needed: bool, notes: list[str]
+) -> Any:
+    """The tokenizer the user names, the model's own, or bytes."""
+    found = _found_tokenizer(source, config, wish=wish, given=given, notes=notes)
+    rows = _vocabulary(model, config)
+    if found is not None:
+        _check_vocabulary(found, rows, notes)
+        return found
+    if given is not None:
+        raise AnisoscopeError(
+            f"no tokenizer could be loaded from {given!r}; give a folder, a hub id or a tokenizer.json."
+        )
+    if not needed:
+        return None
+    if rows is None:
+        raise AnisoscopeError(f"{source.spec!r} has no tokenizer and no embedding table; give one with --tokenizer.")
+    notes.append("no tokenizer found: UTF-8 bytes are used as token ids")
+    return tokenizers.ByteTokenizer(rows)
+
+
+def _found_tokenizer(
+    source: ModelSource, config: Any, *, wish: Wish, given: str | None, notes: list[str]
+) -> Any | None:
+    if given is not None:
+        return tokenizers.named_tokenizer(given, notes=notes, trust_remote_code=wish.trust_remote_code)
+    if source.kind == "config":
+        return tokenizers.architecture_tokenizer(source.name)
+    gguf = source.path.name if source.kind == "gguf" and source.path is not None else None
+    places = [source, base_source(source)] if source.kind == "peft" else [source]
+    for where in places:
+        options = checkpoints.hub_options(where, wish)
+        found = tokenizers.load_tokenizer(where.place, config=config, notes=notes, gguf_file=gguf, **options)
+        if found is not None:
+            return found
+    return None
+
+
+def _vocabulary(model: nn.Module, config: Any) -> int | None:
+    """Rows of the input embedding table, or None where ids are not looked up in one (CANINE hashes them)."""
+    try:
+        table = model.get_input_embeddings()  # type: ignore[operator]
+    except (NotImplementedError, AttributeError):
+        return None
+    if getattr(config, "model_type", "") == "canine":
+        return None
+    return int(table.weight.shape[0]) if isinstance(getattr(table, "weight", None), torch.Tensor) else None
+
+
+def _check_vocabulary(tokenizer: Any, rows: int | None, notes: list[str]) -> None:
+    if rows is None or len(tokenizer) <= rows:
+        return
+    used = (*tokenizers.special_frame(tokenizer).before, *tokenizers.special_frame(tokenizer).after)
+    if tokenizer.vocab_size > rows or any(i >= rows for i in used):
+        raise AnisoscopeError(
+            f"the tokenizer has {len(tokenizer)} tokens but the model's embedding table {rows} rows; "
+            f"they do not belong together: name the right one with --tokenizer."
+        )
+    notes.append(f"{len(tokenizer) - rows} added tokens of the tokenizer have no row in the embedding table")
+
+
+def _described(
+    model: nn.Module, tokenizer: Any, source: ModelSource, config: Any, *, wish: Wish, notes: list[str]
+) -> Loaded:
+    both = bool(getattr(config, "is_encoder_decoder", False)) and _has_decoder(model)
+    return Loaded(
+        model=model,
+        tokenizer=tokenizer,
+        name=source.name,
+        revision=_revision(source),
+        fingerprint=weight_fingerprint(model),
+        max_context=max_context(model, config, tokenizer),
+        is_decoder=not both and is_causal(config),
+        is_encoder_decoder=both,
+        pad_id=_pad_id(tokenizer, config, notes, rows=_vocabulary(model, config)),
+        decoder_start=_decoder_start(model, config) if both else None,
+        parameters=parameter_count(model),
+        device=next((p.device for p in model.parameters()), wish.device),
+        main_input=str(getattr(model, "main_input_name", "input_ids")),
+        notes=notes,
+    )
+
+
+def _revision(source: ModelSource) -> str:
+    """The commit of a hub model, as its cache knows it; a branch or tag may move."""
+    if source.kind != "hub":
+        return ""
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(source.name, "config.json", revision=source.revision or "main")
+    return Path(file).parent.name if isinstance(file, str) else source.revision or ""
+
+
+def _has_decoder(model: nn.Module) -> bool:
+    return any(name.rpartition(".")[2] == "decoder" for name, _ in model.named_modules())
+
+
+def is_causal(config: Any) -> bool:
+    """Whether a position sees only those before it: a causal architecture that has no masked-language-model twin."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    if getattr(config, "is_decoder", False):
+        return True
+    if config.model_type in _TWO_SIDED:
+        return False
+    kind = type(config)
+    causal = kind in AutoModelForCausalLM._model_mapping or "AutoModelForCausalLM" in (
+        getattr(config, "auto_map", None) or {}
+    )
+    return causal and kind not in AutoModelForMaskedLM._model_mapping
+
+
+def max_context(model: nn.Module, config: Any, tokenizer: Any = None) -> int:
+    """The most positions a model takes, special tokens included."""
+    for name, module in model.named_modules():
+        # RoBERTa and its kin count positions from the padding index on, so the table holds fewer than it has rows.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            rows, offset = module.num_embeddings, module.padding_idx
+            return int(rows) - int(offset) - 1
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for limit in _LIMITS:
+        value = getattr(text, limit, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    stated = getattr(tokenizer, "model_max_length", UNLIMITED)
+    return int(stated) if 0 < stated < UNLIMITED else UNLIMITED
+
+
+def _pad_id(tokenizer: Any, config: Any, notes: list[str], *, rows: int | None) -> int:
+    own = getattr(tokenizer, "pad_token_id", None)
+    own = own if own is not None else getattr(config, "pad_token_id", None)
+    if isinstance(own, int) and own >= 0 and (rows is None or own < rows):
+        return own
+    if tokenizer is not None:
+        notes.append("the tokenizer has no pad token: id 0 fills the batches and is masked")
+    return 0
+
+
+def _decoder_start(model: nn.Module, config: Any) -> int:
+    """The id that the decoder begins with: as configured, else the pad token (T5), else the first of the text."""
+    places = (config, getattr(model, "generation_config", None))
+    for name in ("decoder_start_token_id", "pad_token_id", "bos_token_id", "eos_token_id"):
+        for place_ in places:
+            value = getattr(place_, name, None)
+            if isinstance(value, int) and value >= 0:
+                return value
+    return 0

@@ -1,0 +1,143 @@
+"""Where a model is put and in which precision, whether it fits, and a fingerprint of its weights."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from anisoscope.errors import AnisoscopeError, unknown_name
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+HALF = (torch.float16, torch.bfloat16)
+HASHED_WHOLE = 256 << 20  # bytes of weights up to which every byte enters the fingerprint
+SAMPLE = 1 << 14  # elements of each tensor that enter it above
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The device of that name; `auto` is CUDA, else MPS, else the CPU."""
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise unknown_name("device", name, ["auto", "cpu", "cuda", "mps"]) from error
+    if (device.type == "cuda" and not cuda) or (device.type == "mps" and not mps):
+        raise AnisoscopeError(f"device {name!r} is not available here; use --device auto or --device cpu.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise AnisoscopeError(f"device {name!r} does not exist: there are {torch.cuda.device_count()} CUDA devices.")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype | None:
+    """The precision of that name, or None for the checkpoint's own."""
+    if name == "auto":
+        return None
+    if name not in DTYPES:
+        raise unknown_name("dtype", name, ["auto", *DTYPES])
+    if name == "float64" and device.type == "mps":
+        raise AnisoscopeError("MPS has no float64; use --dtype float32, or --device cpu.")
+    return DTYPES[name]
+
+
+def place(model: nn.Module, *, device: torch.device, dtype: torch.dtype | None, notes: list[str]) -> nn.Module:
+    """The model on its device; half precision becomes float32 on a CPU unless it was asked for."""
+    stored = next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float32)
+    if dtype is None and device.type == "cpu" and stored in HALF:
+        notes.append(f"the checkpoint is {str(stored).removeprefix('torch.')}; computed in float32 on the CPU")
+        dtype = torch.float32
+    with out_of_memory(model, device=device, dtype=dtype or stored):
+        model = model.to(dtype) if dtype is not None and dtype != stored else model
+        return model.to(device)
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Number of parameters, shared ones once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+@contextlib.contextmanager
+def out_of_memory(model: nn.Module, *, device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Turns a failed allocation into the sentence of `check_fits`."""
+    needed = parameter_count(model) * dtype.itemsize
+    free = free_memory(device)
+    try:
+        yield
+    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+        raise _does_not_fit(needed, free, device) from error
+
+
+def check_fits(parameters: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuses a model whose weights alone exceed the free memory of the device, before anything is read."""
+    free, needed = free_memory(device), parameters * dtype.itemsize
+    if needed > free:
+        raise _does_not_fit(needed, free, device)
+
+
+def _does_not_fit(needed: int, free: int, device: torch.device) -> AnisoscopeError:
+    return AnisoscopeError(
+        f"the model does not fit: its weights need {needed / 2**30:.1f} GiB, and {device} has {free / 2**30:.1f} GiB "
+        f"free; use --dtype bfloat16, --device-map auto, or a smaller model."
+    )
+
+
+def free_memory(device: torch.device) -> int:
+    """Free bytes on a device; for MPS and the CPU those of the host."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    limit = _control_group()
+    available = int(psutil.virtual_memory().available)
+    return available if limit is None else min(available, limit)
+
+
+def _control_group() -> int | None:
+    """What a container may still take (cgroup v2)."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (folder / "memory.max").read_text().strip(), (folder / "memory.current").read_text().strip()
+    except OSError:
+        return None
+    return None if limit == "max" else int(limit) - int(used) + _reclaimable(folder)
+
+
+def _reclaimable(folder: Path) -> int:
+    """File cache that the control group counts as used but gives back on demand."""
+    try:
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except OSError:
+        return 0
+    return int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+
+
+def weight_fingerprint(model: nn.Module) -> str:
+    """Digest of the names, shapes, types and bytes of all weights, as loaded.
+
+    `sha256:` when every byte went in; `sha256-sampled:` above 256 MiB, where each tensor gives evenly spaced elements.
+    """
+    state = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    whole = sum(t.numel() * t.element_size() for t in state.values()) <= HASHED_WHOLE
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach()
+        digest.update(f"{name}|{tuple(tensor.shape)}|{tensor.dtype}\n".encode())
+        if tensor.numel() and not tensor.is_meta:  # offloaded weights are known by name and shape only
+            digest.update(_bytes(tensor, whole=whole))
+    return f"{'sha256' if whole else 'sha256-sampled'}:{digest.hexdigest()}"
+
+
+def _bytes(tensor: Tensor, *, whole: bool) -> bytes:
+    flat = tensor.reshape(-1)
+    if not whole and flat.numel() > SAMPLE:
+        flat = flat[torch.linspace(0, flat.numel() - 1, SAMPLE, dtype=torch.float64).long().to(flat.device)]
+    return flat.cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,58 @@
+"""The vocabulary of places: the same words for every model.
+
+Layer 0 is the embedding, layer l is block l (1-based), `final` and `unembed` carry layer L (the number of blocks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anisoscope.errors import unknown_name
+
+KINDS: dict[str, str] = {
+    "embed": "input of the first block: token (and position) embeddings, after any embedding norm or dropout",
+    "resid": "residual stream after each block",
+    "final": "after the last norm, apart from the last block; absent where a model has no final norm",
+    "attn_in": "what the self-attention reads: after the norm in pre-norm models",
+    "attn_out": "what the self-attention adds to the residual stream",
+    "mlp_in": "what the feed-forward part reads: after the norm in pre-norm models",
+    "mlp_out": "what the feed-forward part adds to the residual stream",
+    "query": "queries per head, as they meet the keys (after rotation where the model rotates)",
+    "key": "keys per head, as they meet the queries (after rotation where the model rotates)",
+    "scores": "attention scores as fed to softmax, per head; never kept whole",
+    "unembed": "rows of the output head's weight (one per token of the vocabulary)",
+    "embed_weight": "rows of the input embedding table (one per token of the vocabulary)",
+    "module": "the output of a module the user named",
+    "rows": "rows of a file",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """One place in one stack of a model.
+
+    >>> str(Site(3, "resid")), str(Site(0, "embed", stack="encoder"))
+    ('3.resid', 'encoder.0.embed')
+    """
+
+    layer: int
+    kind: str
+    stack: str = "single"
+    name: str = ""  # the module's own path, for kind == "module"
+
+    def __str__(self) -> str:
+        parts = [self.stack] if self.stack != "single" else []
+        return ".".join([*parts, str(self.layer), self.name or self.kind])
+
+
+def flow_order(site: Site) -> tuple[str, int, int, str]:
+    """A sort key: stack, layer, then the order in which kinds are listed above (the last block before `final`)."""
+    return site.stack, site.layer, list(KINDS).index(site.kind), site.name
+
+
+def check_kinds(kinds: list[str]) -> list[str]:
+    """The same list, or an error that names the nearest known kind."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise unknown_name("site", kind, KINDS)
+    return kinds

@@ -1,0 +1,232 @@
+"""What a MODEL on the command line means: a folder, a hub id, a GGUF file, an architecture, an adapter, or rows."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import socket
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlparse
+
+from anisoscope.errors import AnisoscopeError, unknown_name
+
+Kind = Literal["folder", "hub", "gguf", "config", "rows", "peft"]
+ROW_SUFFIXES = (".npy", ".safetensors")
+WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin", "*.pt", "*.pth")
+_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
+_OVERRIDES = re.compile(r"(?P<name>.+?):(?P<values>\w+=[^,]*(,\w+=[^,]*)*)")
+_SAYS_LITTLE = re.compile(r"(hf_?)?models?|final|best|last|latest|base|output|(checkpoint|step|epoch)?[-_]?\d+")
+# Names people use for an architecture that transformers knows under another word.
+ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "byt5": ("t5", {"vocab_size": 384, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "gpt-j": ("gptj", {}),
+    "pythia": ("gpt_neox", {}),
+    "llama2": ("llama", {}),
+    "tinyllama": ("llama", {}),
+    "smollm2": ("llama", {}),
+}
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model comes from; `overrides` change the configuration of a fresh model."""
+
+    spec: str
+    kind: Kind
+    name: str
+    path: Path | None = None
+    revision: str | None = None
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """What `from_pretrained` is given: a folder or a hub id."""
+        if self.path is None:
+            return self.spec.partition("@")[0] if self.kind == "hub" else self.name
+        return str(self.path.parent if self.path.is_file() else self.path)
+
+
+def parse_model(spec: str, *, random_init: bool = False) -> ModelSource:
+    """What `spec` means; paths that exist come first, then architectures (for fresh weights), then hub ids.
+
+    >>> parse_model("org/name@step1000").revision
+    'step1000'
+    >>> parse_model("bert:num_hidden_layers=4", random_init=True).overrides
+    {'num_hidden_layers': 4}
+    """
+    name, overrides = _split_overrides(spec) if random_init else (spec, {})
+    path = Path(name).expanduser()
+    if random_init and (known := _architecture(name)) and not (path / "config.json").exists():
+        return ModelSource(spec, "config", name, overrides={**known[1], **overrides})
+    if path.exists():
+        return _local_source(path, spec, overrides)
+    if looks_like_path(name):
+        raise missing_path(path)
+    if not _HUB.fullmatch(name):
+        raise AnisoscopeError(
+            f"{spec!r} is no model: expected a folder, a hub id (org/name or org/name@revision), a .gguf, .npy or "
+            f".safetensors file, or an architecture such as gpt2 with --random-init."
+        )
+    hub, _, revision = name.partition("@")
+    return ModelSource(name, "hub", hub, revision=revision or None, overrides=overrides)
+
+
+def _split_overrides(spec: str) -> tuple[str, dict[str, Any]]:
+    match = _OVERRIDES.fullmatch(spec)
+    if not match:
+        return spec, {}
+    pairs = (pair.partition("=") for pair in match["values"].split(","))
+    return match["name"], {key: _value(text) for key, _, text in pairs}
+
+
+def _value(text: str) -> Any:
+    """An override's value as the type it looks like.
+
+    >>> [_value(t) for t in ("4", "1e-3", "true", "none", "relu")]
+    [4, 0.001, True, None, 'relu']
+    """
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _architecture(name: str) -> tuple[str, dict[str, Any]] | None:
+    """The transformers model type behind a name, and what the name implies."""
+    from transformers import CONFIG_MAPPING
+
+    if name in CONFIG_MAPPING:
+        return name, {}
+    if name.lower() in ALIASES:
+        return ALIASES[name.lower()]
+    spelled = name.lower().replace("-", "_")
+    return (spelled, {}) if spelled in CONFIG_MAPPING else None
+
+
+def architecture(name: str) -> str:
+    """The transformers model type behind a name, or an error that names the nearest."""
+    known = _architecture(name)
+    if known is None:
+        from transformers import CONFIG_MAPPING
+
+        raise unknown_name("architecture", name, [*CONFIG_MAPPING, *ALIASES])
+    return known[0]
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether a name that is no file here was meant as one."""
+    suffixes = (*ROW_SUFFIXES, ".gguf", ".bin", ".pt", ".pth", ".json", ".npz")
+    parent = Path(name).parent
+    return (
+        name.startswith((".", "/", "~"))
+        or "\\" in name
+        or name.endswith((*suffixes, "/"))
+        or (name.count("/") > 1 and "@" not in name)
+        or (str(parent) != "." and parent.is_dir())
+    )
+
+
+def _local_source(path: Path, spec: str, overrides: dict[str, Any]) -> ModelSource:
+    name = short_name(path)
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return ModelSource(spec, "gguf", name, path=path)
+        if path.suffix in ROW_SUFFIXES:
+            return ModelSource(spec, "rows", name, path=path)
+        if path.name == "config.json":
+            return ModelSource(spec, "folder", short_name(path.parent), path=path.parent, overrides=overrides)
+        raise AnisoscopeError(
+            f"{spec!r} is a {path.suffix or 'suffixless'} file, which is no model; expected a model folder, a .gguf "
+            f"file, or rows as .npy or .safetensors."
+        )
+    if (path / "adapter_config.json").exists() and not _holds_weights(path):
+        return ModelSource(spec, "peft", name, path=path)
+    if (path / "config.json").exists():
+        return ModelSource(spec, "folder", name, path=path, overrides=overrides)
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return ModelSource(spec, "gguf", short_name(ggufs[0]), path=ggufs[0])
+    raise _not_a_model(path)
+
+
+def _holds_weights(path: Path) -> bool:
+    names = {file.name for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)}
+    return any(not name.startswith("adapter_") and name != "training_args.bin" for name in names)
+
+
+def _not_a_model(path: Path) -> AnisoscopeError:
+    found = sorted(p.name + ("/" if p.is_dir() else "") for p in path.iterdir())
+    shown = ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "") if found else "nothing"
+    inside = sorted(p.parent for p in path.glob("*/config.json"))
+    hint = f" A model lies in {str(inside[0])!r}." if inside else ""
+    if sum(name.endswith(".gguf") for name in found) > 1:
+        hint = " Name one of the .gguf files."
+    return AnisoscopeError(
+        f"the folder {str(path)!r} is not a model: it holds {shown}, but no config.json, adapter_config.json or single "
+        f".gguf file.{hint}"
+    )
+
+
+def short_name(path: Path) -> str:
+    """A name to show for a local model; a parent is added where the last part says little.
+
+    >>> short_name(Path("runs/tiny/checkpoint-500")), short_name(Path("bert_ft")), short_name(Path("m/model"))
+    ('tiny/checkpoint-500', 'bert_ft', 'm/model')
+    """
+    parts = path.resolve().parts
+    for part in reversed(parts):
+        if part.startswith("models--"):  # a snapshot inside the hub's cache
+            return part.removeprefix("models--").replace("--", "/")
+    last = path.stem if path.suffix == ".gguf" else parts[-1]
+    says_little = _SAYS_LITTLE.fullmatch(last)
+    return f"{parts[-2]}/{last}" if says_little and len(parts) > 2 else last
+
+
+def missing_path(path: str | Path) -> AnisoscopeError:
+    """An error for a path that is not there, with the nearest names beside it suggested."""
+    hint = near_miss(path) or "check the spelling."
+    return AnisoscopeError(f"there is no file or folder {str(path)!r}; {hint}")
+
+
+def near_miss(path: str | Path) -> str:
+    """A question that names files or folders spelled almost like a path that is not there, or nothing."""
+    path = Path(path)
+    parent = path.parent
+    while not parent.is_dir() and parent != parent.parent:
+        parent = parent.parent
+    depth = len(parent.parts) if str(parent) != "." else 0
+    wanted = path.parts[depth] if len(path.parts) > depth else path.name
+    near = difflib.get_close_matches(wanted, sorted(p.name for p in parent.iterdir()), n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(repr(str(parent / name)) for name in near)}?" if near else ""
+
+
+def hub_reachable(timeout: float = 4.0) -> bool:
+    """Whether the hub answers at all; asked once, so that a machine without network does not wait for retries."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
+    target = urlparse(proxy or os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    answers: list[bool] = []
+
+    def connect() -> None:
+        try:
+            port = target.port or (80 if target.scheme == "http" else 443)
+            socket.create_connection((target.hostname or "", port), timeout=timeout).close()
+            answers.append(True)
+        except OSError:
+            answers.append(False)
+
+    # A thread, because looking up a name can hang far longer than any timeout of the connection itself.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return bool(answers and answers[0])
