@@ -1,0 +1,1 @@
+"""Text and tokens: documents from anywhere, contexts that a model takes, and the corpus that ships."""

@@ -1,0 +1,184 @@
+"""Files behind a path: folders walked, archives opened, bytes decoded, lazily, and never with errors ignored."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import contextlib
+import gzip
+import lzma
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
+
+from anisoscope.errors import AnisoscopeError
+
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".tex", ".org")
+RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv", ".tsv")
+PACKED_SUFFIXES = (".gz", ".bz2", ".xz")
+SUPPORTED = (*TEXT_SUFFIXES, *RECORD_SUFFIXES, ".zip")
+BLOCK = 1 << 20  # bytes decoded at a time
+_BAD = re.compile("[\udc80-\udcff\ufffd]")  # what a lenient decoder leaves where bytes were bad
+_SIDECARS = {"dataset_info.json", "state.json", "dataset_dict.json"}  # what `datasets` writes beside its data
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One readable stream: a file, or a member of an archive. `label` is its short name, `suffix` tells the format."""
+
+    name: str
+    label: str
+    suffix: str
+    open: Callable[[], BinaryIO]
+
+
+def entries(path: Path) -> Iterator[Entry]:
+    """All readable streams at a path: the file itself, an archive's members, or a folder's files in sorted order."""
+    if path.is_dir():
+        return _folder_entries(path)
+    return _file_entries(path, label=path.name)
+
+
+def _folder_entries(folder: Path) -> Iterator[Entry]:
+    found = sorted(p for p in folder.rglob("*") if p.is_file() and not _hidden(p.relative_to(folder)))
+    usable = [p for p in found if _supported(p.name)]
+    if not usable:
+        kinds = sorted({p.suffix or "(no suffix)" for p in found})
+        seen = f"{len(found)} files with suffixes {', '.join(kinds)}" if found else "no files"
+        raise AnisoscopeError(
+            f"the folder {str(folder)!r} holds {seen}, none that can be read as text; "
+            f"expected {', '.join(SUPPORTED)} (also packed as .gz)."
+        )
+    for path in usable:
+        yield from _file_entries(path, label=path.relative_to(folder).as_posix())
+
+
+def _hidden(path: Path | PurePosixPath) -> bool:
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+
+
+def _supported(name: str) -> bool:
+    return suffix_of(name) in SUPPORTED and PurePosixPath(name).name not in _SIDECARS
+
+
+def suffix_of(name: str) -> str:
+    """The suffix that tells the format, without that of the packing.
+
+    >>> suffix_of("a/b.jsonl.gz"), suffix_of("notes"), suffix_of("enwik8.GZ")
+    ('.jsonl', '', '')
+    """
+    path = PurePosixPath(name.lower())
+    return PurePosixPath(path.stem).suffix if path.suffix in PACKED_SUFFIXES else path.suffix
+
+
+def _file_entries(path: Path, *, label: str) -> Iterator[Entry]:
+    if path.suffix.lower() == ".zip":
+        yield from _zip_entries(path, label=label)
+        return
+    opener = _unpacked(path.name, lambda: path.open("rb"))
+    yield Entry(name=str(path), label=label, suffix=suffix_of(path.name), open=opener)
+
+
+def _zip_entries(path: Path, *, label: str) -> Iterator[Entry]:
+    with readable(str(path)), zipfile.ZipFile(path) as archive:
+        infos = sorted((i for i in archive.infolist() if not i.is_dir()), key=lambda i: i.filename)
+        members = [i.filename for i in infos if not _hidden(PurePosixPath(i.filename))]
+        usable = [m for m in members if _supported(m)] or members
+        if not usable:
+            raise AnisoscopeError(f"the archive {str(path)!r} holds no files; expected text or records inside it.")
+        for member in usable:
+            opener = _unpacked(member, lambda member=member: cast(BinaryIO, archive.open(member)))  # type: ignore[misc]
+            yield Entry(name=f"{path}:{member}", label=f"{label}:{member}", suffix=suffix_of(member), open=opener)
+
+
+def _unpacked(name: str, opener: Callable[[], BinaryIO]) -> Callable[[], BinaryIO]:
+    packed = PurePosixPath(name.lower()).suffix
+    if packed == ".gz":
+        return lambda: cast(BinaryIO, gzip.GzipFile(fileobj=opener()))
+    if packed == ".bz2":
+        return lambda: cast(BinaryIO, bz2.BZ2File(opener()))
+    if packed == ".xz":
+        return lambda: cast(BinaryIO, lzma.LZMAFile(opener()))
+    return opener
+
+
+@contextlib.contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Turns the many exceptions of a damaged or unreadable file into one sentence."""
+    try:
+        yield
+    except (EOFError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise AnisoscopeError(f"{name!r} is truncated or damaged ({error}); copy or download it again.") from error
+    except OSError as error:
+        raise AnisoscopeError(f"{name!r} cannot be read: {error.strerror or error}.") from error
+
+
+def decoded(entry: Entry) -> Iterator[str]:
+    """The text of a stream in blocks: UTF-8 (a byte-order mark is allowed), or UTF-16/32 with its mark."""
+    with readable(entry.name), entry.open() as stream:
+        block = stream.read(BLOCK)
+        encoding = next((name for mark, name in _BOMS if block.startswith(mark)), "utf-8")
+        if encoding == "utf-8" and b"\0" in block[:8192]:
+            raise AnisoscopeError(f"{entry.name!r} is a binary file (it holds NUL bytes); expected text.")
+        decoder = codecs.getincrementaldecoder(encoding)("strict")
+        while block:
+            try:
+                text = decoder.decode(block)
+            except UnicodeDecodeError as error:
+                raise _undecodable(entry, encoding) from error
+            if text:
+                yield text
+            block = stream.read(BLOCK)
+        try:
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            raise _undecodable(entry, encoding) from error
+
+
+def _undecodable(entry: Entry, encoding: str) -> AnisoscopeError:
+    """Where the first bad byte is and how many there are, over the whole stream."""
+    strict, block = codecs.getincrementaldecoder(encoding)("strict"), b""
+    first, count, offset = -1, 0, 0
+    lenient = codecs.getincrementaldecoder(encoding)("surrogateescape" if encoding.startswith("utf-8") else "replace")
+    with readable(entry.name), entry.open() as stream:
+        while first < 0 or block:
+            block = stream.read(BLOCK)
+            if first < 0:
+                pending = len(strict.getstate()[0])
+                try:
+                    strict.decode(block, final=not block)
+                except UnicodeDecodeError as error:
+                    first = offset - pending + error.start
+            offset += len(block)
+            count += len(_BAD.findall(lenient.decode(block, final=not block)))
+    amount = f"{count} byte{'s' if count != 1 else ''} that {'are' if count != 1 else 'is'}"
+    return AnisoscopeError(
+        f"{entry.name!r} holds {amount} not {encoding.removesuffix('-sig').upper()} (the first at byte offset "
+        f"{first}); re-encode it to UTF-8, for instance with `iconv -f LATIN1 -t UTF-8`."
+    )
+
+
+def lines(blocks: Iterator[str]) -> Iterator[str]:
+    """Lines without their end, split at line feeds only (U+2028 and form feed belong to the text)."""
+    rest: list[str] = []
+    for block in blocks:
+        head, found, tail = block.rpartition("\n")
+        if not found:
+            rest.append(block)
+            continue
+        yield from ("".join(rest) + head).split("\n")
+        rest = [tail]
+    last = "".join(rest)
+    if last:
+        yield last

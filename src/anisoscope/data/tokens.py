@@ -1,0 +1,192 @@
+"""Documents to contexts to batches: token ids in pieces that a model takes, with nothing lost silently.
+
+Shapes: B contexts, T positions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anisoscope.capture.rows import Batch
+from anisoscope.capture.tokenizers import ByteTokenizer as ByteTokenizer
+from anisoscope.capture.tokenizers import Frame, plain_ids, special_frame, special_ids
+from anisoscope.data.text import Document
+from anisoscope.errors import AnisoscopeError
+
+SLICE = 100_000  # characters tokenised at a time, so that memory does not grow with a document
+FEWEST = 2  # ordinary tokens that a context needs to be one
+_WHITE = (" ", "\n", "\t")
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """Token ids of one piece of one document, with the special tokens that its tokenizer adds."""
+
+    ids: np.ndarray  # [T] int64
+    special: np.ndarray  # [T] bool
+    group: str = ""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass
+class Tally:
+    """What went into the contexts, and what did not."""
+
+    documents: int = 0
+    contexts: int = 0
+    tokens: int = 0  # rows given, special tokens included
+    special: int = 0
+    unknown: int = 0  # positions that the tokenizer had no word for
+    dropped_pieces: int = 0  # with fewer than two ordinary tokens
+    dropped_tokens: int = 0
+
+    def note(self, context: Context, *, unknown: int) -> None:
+        self.contexts += 1
+        self.tokens += len(context)
+        self.special += int(context.special.sum())
+        self.unknown += unknown
+
+
+@dataclass
+class DataFingerprint:
+    """A digest of the ids of all contexts used, in their order."""
+
+    contexts: int = 0
+    _digest: Any = field(default_factory=hashlib.sha256, repr=False)
+
+    def update(self, context: Context) -> None:
+        """Add one context; its length goes in first, so that contexts cannot run into each other."""
+        self._digest.update(np.int64(len(context)).tobytes())
+        self._digest.update(np.ascontiguousarray(context.ids, dtype="<i8").tobytes())
+        self.contexts += 1
+
+    def hexdigest(self) -> str:
+        """The digest so far."""
+        return str(self._digest.hexdigest())
+
+
+def contexts(
+    documents: Iterable[Document], tokenizer: Any, *, length: int, tokens: int | None = None, tally: Tally | None = None
+) -> Iterator[Context]:
+    """Each document in pieces of at most `length` tokens, special tokens included; no piece crosses documents.
+
+    Pieces with fewer than two ordinary tokens are dropped and counted in `tally`. Stops after the context that
+    reaches `tokens`.
+
+    >>> pieces = contexts([Document("abcdefg")], ByteTokenizer(), length=4)
+    >>> [c.ids.tolist() for c in pieces]
+    [[97, 98, 99, 100], [101, 102, 103]]
+    """
+    cut = _Cutter(tokenizer, length)
+    return _limited(cut, documents, tokens=tokens, tally=tally if tally is not None else Tally())
+
+
+def _limited(cut: _Cutter, documents: Iterable[Document], *, tokens: int | None, tally: Tally) -> Iterator[Context]:
+    for document in documents:
+        tally.documents += 1
+        for context in cut(document):
+            ordinary = int((~context.special).sum())
+            if ordinary < FEWEST:
+                tally.dropped_pieces += 1
+                tally.dropped_tokens += ordinary
+                continue
+            tally.note(context, unknown=int((context.ids == cut.unknown).sum()))
+            yield context
+            if tokens is not None and tally.tokens >= tokens:
+                return
+
+
+class _Cutter:
+    """Cuts documents for one tokenizer and one length."""
+
+    def __init__(self, tokenizer: Any, length: int) -> None:
+        self.tokenizer = tokenizer
+        self.frame: Frame = special_frame(tokenizer)
+        self.special = np.array(sorted(special_ids(tokenizer)), dtype=np.int64)
+        unknown = tokenizer.unk_token_id
+        self.unknown = -1 if unknown is None or unknown in self.special else unknown
+        self.room = length - len(self.frame)
+        if self.room < FEWEST:
+            raise AnisoscopeError(
+                f"a context of {length} tokens leaves room for {self.room} beside {len(self.frame)} special tokens; "
+                f"ask for at least {len(self.frame) + FEWEST}."
+            )
+
+    def __call__(self, document: Document) -> Iterator[Context]:
+        ids: list[int] = []
+        for text in slices(document.text):
+            ids.extend(plain_ids(self.tokenizer, text))
+            whole = len(ids) - len(ids) % self.room
+            for start in range(0, whole, self.room):
+                yield self._framed(ids[start : start + self.room], document.group)
+            ids = ids[whole:]
+        if ids:
+            yield self._framed(ids, document.group)
+
+    def _framed(self, piece: list[int], group: str) -> Context:
+        ids = np.array([*self.frame.before, *piece, *self.frame.after], dtype=np.int64)
+        special = np.isin(ids, self.special)
+        special[: len(self.frame.before)] = True
+        special[len(ids) - len(self.frame.after) :] = True
+        return Context(ids, special, group)
+
+
+def slices(text: str, *, size: int = SLICE) -> Iterator[str]:
+    """Slices of about `size` characters, cut before white space where there is some nearby, so no word is split.
+
+    >>> list(slices("one two three", size=9))
+    ['one two', ' three']
+    """
+    start = 0
+    while len(text) - start > size:
+        end = max(text.rfind(white, start + size // 2, start + size) for white in _WHITE)
+        end = end if end > start else start + size
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]
+
+
+def batches(
+    contexts: Iterable[Context], *, batch_size: int, pad_id: int, side: str = "right", decoder_start: int | None = None
+) -> Iterator[Batch]:
+    """Padded batches in the order of the contexts.
+
+    With `decoder_start` an encoder-decoder model's decoder reads the same text, shifted right by that start token.
+    """
+    if side not in ("right", "left"):
+        raise AnisoscopeError(f"padding side {side!r} is not one of right, left.")
+    source = iter(contexts)
+    while chunk := list(itertools.islice(source, batch_size)):
+        yield _batch(chunk, pad_id=pad_id, side=side, decoder_start=decoder_start)
+
+
+def _batch(chunk: list[Context], *, pad_id: int, side: str, decoder_start: int | None) -> Batch:
+    mask = _padded([np.ones(len(c), dtype=np.int64) for c in chunk], fill=0, side=side)
+    inputs = {"input_ids": _padded([c.ids for c in chunk], fill=pad_id, side=side), "attention_mask": mask}
+    if decoder_start is not None:
+        shifted = [np.concatenate([[decoder_start], c.ids[:-1]]) for c in chunk]
+        inputs["decoder_input_ids"] = _padded(shifted, fill=pad_id, side=side)
+        inputs["decoder_attention_mask"] = mask.clone()
+    special = _padded([c.special for c in chunk], fill=True, side=side)
+    groups = tuple(c.group for c in chunk)
+    return Batch(inputs, special=special, groups=groups if any(groups) else None)
+
+
+def _padded(rows: list[np.ndarray], *, fill: int | bool, side: str) -> Tensor:
+    """Rows of different lengths as one tensor [B, T]."""
+    width = max(map(len, rows))
+    out = np.full((len(rows), width), fill, dtype=bool if rows[0].dtype == bool else np.int64)
+    for line, row in zip(out, rows, strict=True):
+        line[slice(0, len(row)) if side == "right" else slice(width - len(row), width)] = row
+    return torch.from_numpy(out)
