@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from anisoscope.errors import TooFewRows
+from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, metric
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.moments import Moments
@@ -139,6 +139,8 @@ def coordinate_shares(directions: Directions) -> Tensor:
 )
 def rogue_share(directions: Directions, *, top: int = 3) -> float:
     """Share of the average cosine that the few strongest coordinates contribute."""
+    if top < 1:
+        raise AnisoscopeError(f"rogue_share has top {top}; expected 1 or more")
     shares = coordinate_shares(directions).abs()
     if float(shares.sum()) == 0.0:
         raise TooFewRows("no coordinate contributes to the average cosine; rows are zero")
@@ -171,6 +173,13 @@ def _sample_cosine(rows: Tensor) -> float:
     return mean_pair_cosine((rows / norms).sum(0), len(rows))
 
 
+def _centred(rows: Tensor) -> Tensor:
+    """Rows about their mean; what rounding of the mean leaves of equal rows is no direction and becomes zero."""
+    centred = rows - rows.mean(0)
+    noise = 1e-13 * torch.linalg.vector_norm(rows, dim=1).max()
+    return centred.masked_fill(torch.linalg.vector_norm(centred, dim=1, keepdim=True) <= noise, 0.0)
+
+
 @metric(
     Sample,
     title="Average cosine, centred",
@@ -182,8 +191,7 @@ def _sample_cosine(rows: Tensor) -> float:
 )
 def average_cosine_centred(sample: Sample) -> float:
     """Average cosine that is left when the common mean is taken away."""
-    rows = sample.rows.double()
-    return _sample_cosine(rows - rows.mean(0))
+    return _sample_cosine(_centred(sample.rows.double()))
 
 
 @metric(
@@ -200,7 +208,7 @@ def explained_by_drift(sample: Sample) -> float:
     plain = _sample_cosine(rows)
     if plain == 0.0:
         raise TooFewRows("the average cosine is exactly 0, so nothing is there to explain")
-    return 1.0 - _sample_cosine(rows - rows.mean(0)) / plain
+    return 1.0 - _sample_cosine(_centred(rows)) / plain
 
 
 @metric(
@@ -235,6 +243,7 @@ def partition_isotropy(sample: Sample, *, log: bool = False) -> float:
 def drift_alignment(moments: Moments) -> float:
     """Variance along the mean row in units of the largest variance: 1 when the cloud is stretched along its drift."""
     mean, top = moments.mean, moments.eigenvalues()[0]
-    if float(top) == 0.0 or float(mean.square().sum()) == 0.0:
+    # rounding of the mean leaves equal rows a scatter of about 1e-32 of their energy: no direction
+    if float(top) <= 1e-28 * moments.n * float(mean.square().sum()) or float(mean.square().sum()) == 0.0:
         raise TooFewRows("rows are equal or have no mean, so drift has no direction to compare; give other rows")
     return float(mean @ moments.scatter @ mean / (mean.square().sum() * top))

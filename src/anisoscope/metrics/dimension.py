@@ -44,16 +44,25 @@ def two_nn(neighbours: Neighbours, *, method: str = "slope", keep: float = 0.9) 
     """Dimension of the surface the rows lie on, from the ratio of their two nearest neighbours."""
     if method not in ("slope", "ml"):
         raise unknown_name("method of two_nn", method, ("slope", "ml"))
+    if not 0.0 < keep <= 1.0:
+        raise AnisoscopeError(f"two_nn has keep {keep}; expected more than 0 and at most 1")
     near = _near(neighbours, 2)
     log_mu = (near[:, 1] / near[:, 0]).log()
     if method == "ml":
-        return len(log_mu) / float(log_mu.sum())
+        return _quotient(len(log_mu), float(log_mu.sum()))
     log_mu = log_mu.sort().values
     count = len(log_mu)
     kept = min(math.floor(keep * count), count - 1)
     rank = torch.arange(1, kept + 1, dtype=torch.float64) / count
     x, y = log_mu[:kept], -torch.log1p(-rank)
-    return float((x @ y) / (x @ x))
+    return _quotient(float(x @ y), float(x @ x))
+
+
+def _quotient(above: float, below: float) -> float:
+    """A dimension, or an error where neighbours lie at equal distances and therefore have none."""
+    if not 0.0 < below < math.inf:
+        raise TooFewRows("the nearest rows are all equally far (a lattice, or rounding), so there is no dimension")
+    return above / below
 
 
 @metric(
@@ -68,11 +77,13 @@ def two_nn(neighbours: Neighbours, *, method: str = "slope", keep: float = 0.9) 
 )
 def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 20) -> float:
     """Maximum-likelihood dimension from the distances to 10 to 20 neighbours: a wider scale than TwoNN."""
+    if not 2 <= smallest <= largest:
+        raise AnisoscopeError(f"levina_bickel has k from {smallest} to {largest}; expected 2 ≤ smallest ≤ largest")
     logs = _near(neighbours, largest).log()
     values = []
     for k in range(smallest, largest + 1):
         inverse = (logs[:, k - 1 : k] - logs[:, : k - 1]).sum(1) / (k - 1)
-        values.append(1.0 / float(inverse.mean()))
+        values.append(_quotient(1.0, float(inverse.mean())))
     return sum(values) / len(values)
 
 
@@ -106,7 +117,10 @@ def _gride_root(log_mu: Tensor, scale: int) -> float:
         inner = float((log_mu / -torch.expm1(-dimension * log_mu)).sum()) if scale > 1 else 0.0
         return count / dimension + (scale - 1) * inner - (2 * scale - 1) * total
 
-    return float(brentq(score, 1e-6, 1e6, xtol=1e-10, rtol=1e-12))
+    least, most = 1e-6, 1e6
+    if not count or not math.isfinite(total) or score(least) * score(most) > 0:
+        raise TooFewRows("the nearest rows are all equally far (a lattice, or rounding), so there is no dimension")
+    return float(brentq(score, least, most, xtol=1e-10, rtol=1e-12))
 
 
 @metric(
@@ -120,6 +134,8 @@ def _gride_root(log_mu: Tensor, scale: int) -> float:
 )
 def hubness(neighbours: Neighbours, *, k: int = 10) -> float:
     """How unequal rows are as neighbours of others: 0 when all are alike, large when a few hubs are near to all."""
+    if k < 1:
+        raise AnisoscopeError(f"hubness has k {k}; expected 1 or more")
     usable = len(_near(neighbours, k))
     chosen = neighbours.index[:, :k][neighbours.distance[:, k - 1].isfinite()]
     counts = torch.bincount(chosen.flatten(), minlength=len(neighbours)).double()

@@ -186,6 +186,7 @@ def evaluate_array(
         rows, labels, kinds = rows[finite], labels[chosen], kinds[chosen]
     if not len(rows):
         raise TooFewRows(f"{metric.name} was given no row of finite numbers ({dropped} dropped); check the array")
+    _check_scale(rows)
     view = array_view(metric, rows, labels, tokens=kinds, seed=seed)
     view.dropped = dropped
     return evaluate(metric, view, options)
@@ -216,23 +217,27 @@ def array_view(metric: Metric, rows: Tensor, contexts: Tensor, *, tokens: Tensor
 
 
 def context_cosines(x: Tensor, context: Tensor) -> Tensor:
-    """For each context, the mean cosine of its rows with its mean row: [contexts]."""
+    """For each context, the mean cosine of its rows with its mean row: [contexts]; zero rows have no cosine."""
     _, inverse = torch.unique(context.to(x.device), return_inverse=True)
     count = int(inverse.max()) + 1
     rows = x.double() if x.device.type != "mps" else x.cpu().double()
     inverse = inverse.to(rows.device)
     sums = torch.zeros(count, rows.shape[1], dtype=torch.float64, device=rows.device).index_add_(0, inverse, rows)
-    sizes = torch.bincount(inverse, minlength=count)
-    cosine = torch.nn.functional.cosine_similarity(rows, sums[inverse], dim=1)
+    lengths = torch.linalg.vector_norm(rows, dim=1)
+    below = lengths * torch.linalg.vector_norm(sums, dim=1)[inverse]
+    cosine = torch.where(below > 0, (rows * sums[inverse]).sum(1) / below, 0.0)
+    sizes = torch.bincount(inverse[lengths > 0], minlength=count)  # a context of zero rows is 0/0: NaN, left out
     return torch.zeros(count, dtype=torch.float64, device=rows.device).index_add_(0, inverse, cosine) / sizes
 
 
 def as_rows(x: Any) -> Tensor:
     """An n×d float tensor from a NumPy or torch array, half precision promoted; or an error that names the shape."""
     try:
-        rows = torch.as_tensor(x).detach()
+        rows = (x if isinstance(x, Tensor) else torch.as_tensor(_native(x))).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise AnisoscopeError(f"seen {type(x).__name__}, expected an n×d array of numbers; convert it first") from error
+    if rows.layout is not torch.strided or rows.device.type == "meta":
+        raise AnisoscopeError("the tensor is sparse or has no data; expected a dense n×d array, convert it first")
     if rows.ndim != 2 or 0 in rows.shape:
         raise AnisoscopeError(
             f"the array has shape {tuple(rows.shape)}; expected n rows × d columns, both at least 1; reshape it first"
@@ -248,8 +253,25 @@ def as_rows(x: Any) -> Tensor:
     )
 
 
+def _native(x: Any) -> Any:
+    """A NumPy array that torch can read: contiguous, in this machine's byte order, masked entries NaN."""
+    import numpy as np
+
+    if isinstance(x, np.ma.MaskedArray):
+        x = x.astype(np.float64).filled(np.nan)
+    array = np.ascontiguousarray(x) if np.ndim(x) else np.asarray(x)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _check_scale(rows: Tensor) -> None:
+    """Squares of squares must fit into float64."""
+    top = float(rows.abs().max())
+    if top > 1e60 or 0.0 < top < 1e-60:
+        raise AnisoscopeError(f"the largest number of the array is {top:.0e}; expected 1e-60 to 1e60, rescale it first")
+
+
 def _labels(labels: Any, n: int, name: str) -> Tensor:
-    """One int64 per row; words are numbered in order of appearance."""
+    """One int64 per row; words are numbered in alphabetical order."""
     if labels is None:
         return torch.arange(n)
     if isinstance(labels, Tensor) and not labels.is_floating_point():
@@ -257,9 +279,14 @@ def _labels(labels: Any, n: int, name: str) -> Tensor:
     else:
         import numpy as np
 
-        values = np.asarray(labels)
-        out = torch.as_tensor(np.unique(values, return_inverse=True)[1] if values.dtype.kind not in "iu" else values)
-        out = out.to(torch.int64)
+        try:
+            values = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+            numbers = values if values.dtype.kind in "iu" else np.unique(values, return_inverse=True)[1]
+            out = torch.as_tensor(numbers.astype(np.int64))
+        except (TypeError, ValueError) as error:
+            raise AnisoscopeError(
+                f"{name} holds labels that cannot be told apart ({error}); expected one number or word for each row"
+            ) from error
     if out.shape != (n,):
         raise AnisoscopeError(f"{name} has shape {tuple(out.shape)}; expected one label for each of the {n} rows")
     return out

@@ -7,9 +7,12 @@ report and the contract tests read the declaration.
 from __future__ import annotations
 
 import inspect
+import numbers
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.metrics.estimate import Estimate
@@ -137,9 +140,12 @@ def parse_requests(names: Iterable[str] | None) -> list[Request]:
 
 
 def _cast(value: Any, default: Any, what: str) -> Any:
-    """A value from the command line in the type of the default."""
+    """A value in the type of the default; words come from the command line."""
     if not isinstance(value, str) or isinstance(default, str):
-        return value
+        kinds = (str if isinstance(default, str) else numbers.Real if isinstance(default, float) else numbers.Integral,)
+        if not isinstance(value, kinds + ((np.bool_,) if isinstance(default, bool) else ())):
+            raise AnisoscopeError(f"{what} is {value!r}; expected a {type(default).__name__} such as {default!r}.")
+        return type(default)(value)
     try:
         if isinstance(default, bool):
             return {"1": True, "true": True, "0": False, "false": False}[value.lower()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from anisoscope.numerics.neighbors import distinct_rows, nearest
 
-_SPARE = 8  # neighbours beyond those a metric reads, so that leaving out a fold seldom runs out of them
+_SPARE = 6  # neighbours beyond those a metric reads, so that leaving out a fold seldom runs out of them
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,10 @@ class Neighbours:
         if len(kept) < 2:
             empty = torch.empty(len(kept), 0)
             return cls(empty.double(), empty.long(), wanted, len(rows) - len(kept)), kept
-        distance, index = nearest(rows[kept], wanted + _SPARE)
-        return cls(distance.cpu(), index.cpu(), wanted, len(rows) - len(kept)), kept.cpu()
+        # squares of rows far from 1 would leave float32; a power of two changes no digit
+        scale = 2.0 ** math.frexp(float(rows.abs().max()))[1]
+        distance, index = nearest(rows[kept] / scale, wanted + _SPARE)
+        return cls(distance.cpu() * scale, index.cpu(), wanted, len(rows) - len(kept)), kept.cpu()
 
     def __len__(self) -> int:
         return len(self.distance)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.anisotropy import average_cosine, mean_pair_cosine
+from anisoscope.metrics.evaluate import as_rows
 from anisoscope.metrics.metric import STREAM_KINDS, metric
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.means import Coherence
@@ -23,9 +24,16 @@ _TYPES = f"token types with at least {OCCURRENCES} occurrences in the sample; mi
 _TOKEN_KINDS = STREAM_KINDS - {"rows"}
 
 
+def _directed(sample: Sample) -> tuple[Tensor, Tensor]:
+    """Rows that are not zero, in float64, and their tokens."""
+    rows = sample.rows.double() if sample.rows.device.type != "mps" else sample.rows.cpu().double()
+    chosen = (rows != 0).any(1)
+    return rows[chosen], sample.label("token")[chosen.cpu()]
+
+
 def _types(sample: Sample) -> list[Tensor]:
-    """Rows of each token type that occurs often enough."""
-    tokens = sample.label("token")
+    """Rows of each token type that occurs often enough; zero rows have no direction and are left out."""
+    rows, tokens = _directed(sample)
     values, inverse, counts = torch.unique(tokens, return_inverse=True, return_counts=True)
     chosen = [i for i in range(len(values)) if counts[i] >= OCCURRENCES and values[i] >= 0]
     if not chosen:
@@ -35,12 +43,11 @@ def _types(sample: Sample) -> list[Tensor]:
         )
     order = inverse.argsort(stable=True)
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-    rows = sample.rows.double() if sample.rows.device.type != "mps" else sample.rows.cpu().double()
     return [rows[order[starts[i] : starts[i + 1]].to(rows.device)] for i in chosen]
 
 
 def _units(rows: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(rows, dim=1)
+    return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
 
 
 @metric(
@@ -57,7 +64,8 @@ def self_similarity(sample: Sample, *, baseline: bool = True) -> float:
     """How alike a token is to itself in other contexts: near 1 when context changes nothing, 0 when it changes all."""
     types = [_units(rows) for rows in _types(sample)]
     value = sum(mean_pair_cosine(rows.sum(0), len(rows)) for rows in types) / len(types)
-    return value - (mean_pair_cosine(_units(sample.rows.double()).sum(0), len(sample)) if baseline else 0.0)
+    rows = _directed(sample)[0]
+    return value - (mean_pair_cosine(_units(rows).sum(0), len(rows)) if baseline else 0.0)
 
 
 @metric(
@@ -94,7 +102,7 @@ def _explained(rows: Tensor) -> float:
 def max_explainable_variance(sample: Sample, *, baseline: bool = True) -> float:
     """How much of a token's occurrences one static vector could explain."""
     types = _types(sample)
-    rows = sample.rows.double()
+    rows = _directed(sample)[0]
     values, start = [], 0
     for occurrences in types:
         m = len(occurrences)
@@ -105,10 +113,11 @@ def max_explainable_variance(sample: Sample, *, baseline: bool = True) -> float:
 
 
 def _matrix(x: Any, name: str) -> Tensor:
-    tensor = torch.as_tensor(x)
-    if tensor.ndim != 2:
-        raise AnisoscopeError(f"{name} has shape {tuple(tensor.shape)}; expected rows × width, reshape it first")
-    return tensor.double()
+    rows = as_rows(x)
+    bad = len(rows) - int(rows.isfinite().all(1).sum())
+    if bad:
+        raise AnisoscopeError(f"{bad} rows of {name} are not finite; expected the same finite rows in both, drop them")
+    return rows.double()
 
 
 def linear_cka(first: Any, second: Any) -> float:
@@ -121,21 +130,26 @@ def linear_cka(first: Any, second: Any) -> float:
     >>> round(linear_cka(x, 3 * x.flip(1) + 5), 6)
     1.0
     """
-    x, y = _matrix(first, "the first array"), _matrix(second, "the second array")
-    if len(x) != len(y):
-        raise AnisoscopeError(f"CKA compares the same rows, seen {len(x)} and {len(y)}; align them first")
+    return kernel_cka(hollow_kernel(first), hollow_kernel(second))
+
+
+def hollow_kernel(rows: Any) -> Tensor:
+    """The linear kernel of centred rows, without its diagonal."""
+    x = _matrix(rows, "the array")
     if len(x) < 4:
         raise TooFewRows(f"debiased CKA needs at least 4 rows, seen {len(x)}; give more")
-    kernels = [_hollow(z - z.mean(0)) for z in (x, y)]
-    cross, one, two = (_hsic(kernels[i], kernels[j]) for i, j in ((0, 1), (0, 0), (1, 1)))
+    x = x - x.mean(0)
+    return (x @ x.T).fill_diagonal_(0.0)
+
+
+def kernel_cka(first: Tensor, second: Tensor) -> float:
+    """Debiased CKA of two hollow kernels of the same rows."""
+    if len(first) != len(second):
+        raise AnisoscopeError(f"CKA compares the same rows, seen {len(first)} and {len(second)}; align them first")
+    cross, one, two = _hsic(first, second), _hsic(first, first), _hsic(second, second)
     if one <= 0 or two <= 0:
         raise TooFewRows("the rows of one array have no structure beyond noise, so CKA is not defined; give more rows")
     return cross / (one * two) ** 0.5
-
-
-def _hollow(x: Tensor) -> Tensor:
-    """The linear kernel without its diagonal."""
-    return (x @ x.T).fill_diagonal_(0.0)
 
 
 def _hsic(k: Tensor, kernel: Tensor) -> float:

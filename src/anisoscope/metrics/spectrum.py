@@ -9,7 +9,7 @@ import math
 
 from torch import Tensor
 
-from anisoscope.errors import TooFewRows
+from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.metric import metric
 from anisoscope.stats.moments import Moments
 
@@ -122,6 +122,8 @@ def _iso(energies: Tensor) -> float:
 )
 def iso_score_star(moments: Moments, *, zeta: float = 0.2) -> float:
     """IsoScore of a covariance shrunk towards a round one, steady for few rows; ζ = 0 gives IsoScore."""
+    if not 0.0 <= zeta <= 1.0:
+        raise AnisoscopeError(f"iso_score_star has zeta {zeta}; expected 0 to 1")
     energies = _energies(moments, centred=True)
     return _iso((1.0 - zeta) * energies + zeta * energies.mean())
 
@@ -159,6 +161,8 @@ def effective_rank(moments: Moments, *, centred: bool = True) -> float:
 )
 def rank_me(moments: Moments, *, epsilon: float = 1e-7) -> float:
     """Effective rank of the rows as they are, mean included."""
+    if not 0.0 <= epsilon < 1.0:
+        raise AnisoscopeError(f"rank_me has epsilon {epsilon}; expected 0 or a little more")
     return math.exp(_entropy(_energies(moments, centred=False), epsilon=epsilon))
 
 

@@ -44,33 +44,36 @@ def row_sharpness(
 def _quantities(plain: Tensor, bias: Tensor | None, allowed: Tensor, *, first: int) -> Tensor:
     count = allowed.sum(-1)
     scores = plain if bias is None else plain + bias
-    entropy, top, mass = _softmax_row(scores, allowed, count, first=first)
-    rest = allowed.clone()
-    rest[..., first] = False
-    entropy_rest, top_rest, _ = _softmax_row(scores, rest, rest.sum(-1), first=first)
     spread = _spread(scores, allowed, count)
     plain_spread = spread if bias is None else _spread(plain, allowed, count)
-    return torch.stack([entropy, top, mass, entropy_rest, top_rest, spread, plain_spread], dim=-1)
-
-
-def _softmax_row(scores: Tensor, allowed: Tensor, count: Tensor, *, first: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised entropy, sharpness and the mass of the first key."""
     masked = scores.masked_fill(~allowed, -torch.inf)
+    entropy, sharp, mass = _softmax_row(masked, count, first=first)
+    # the softmax is taken again, shifted by its own largest score: where the first key takes nearly all, a difference
+    # of the two sums would have no digits left
+    masked[..., first] = -torch.inf
+    entropy_rest, sharp_rest, _ = _softmax_row(masked, count - allowed[..., first].to(count.dtype), first=first)
+    return torch.stack([entropy, sharp, mass, entropy_rest, sharp_rest, spread, plain_spread], dim=-1)
+
+
+def _softmax_row(masked: Tensor, count: Tensor, *, first: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalised entropy, sharpness and the mass of the first key; a forbidden key has score −∞."""
     peak = masked.amax(-1, keepdim=True)
     shifted = masked - torch.where(peak.isfinite(), peak, 0.0)
     weights = shifted.exp()
     total = weights.sum(-1)
-    # H = log Σe^s − Σ p s, with s shifted so that its largest value is 0; a forbidden key has weight 0 and counts 0
-    entropy = total.log() - (weights * shifted.masked_fill(~allowed, 0.0)).sum(-1) / total
-    m = count.to(scores.dtype)
+    mass = weights[..., first] / total
+    # H = log Σe^s − Σ p s with s shifted so that its largest is 0; −1e4 stands in for −∞, where the weight is 0 anyway
+    mean = weights.mul_(shifted.clamp_min_(-1e4)).sum(-1) / total
+    entropy = total.log() - mean
+    m = count.to(masked.dtype)
     enough = count >= SMALLEST_ROW
     sharp = (1.0 / total - 1.0 / m) / (1.0 - 1.0 / m)
-    values = (entropy / m.log(), sharp, weights[..., first] / total)
+    values = (entropy / m.log(), sharp, mass)
     return tuple(torch.where(enough, value, torch.nan) for value in values)  # type: ignore[return-value]
 
 
 def _spread(scores: Tensor, allowed: Tensor, count: Tensor) -> Tensor:
     m = count.to(scores.dtype)
-    mean = scores.masked_fill(~allowed, 0.0).sum(-1) / m
-    gap = (scores - mean.unsqueeze(-1)).masked_fill(~allowed, 0.0)
-    return torch.where(count >= SMALLEST_ROW, (gap.square().sum(-1) / m).sqrt(), torch.nan)
+    mean = (scores * allowed).sum(-1, keepdim=True) / m.unsqueeze(-1)
+    gap = (scores - mean).mul_(allowed)
+    return torch.where(count >= SMALLEST_ROW, torch.linalg.vector_norm(gap, dim=-1) / m.sqrt(), torch.nan)

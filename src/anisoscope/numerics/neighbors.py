@@ -13,7 +13,8 @@ from torch import Tensor
 from anisoscope.numerics.linalg import has_float64
 
 _BLOCK_BYTES = 64 << 20  # of one block of squared distances
-_SPARE = 8  # candidates beyond k
+_CACHE_BYTES = 2 << 20  # of one block of differences: they are read three times, so they should stay in the cache
+_SPARE = 6  # candidates beyond k
 
 
 def distinct_rows(x: Tensor) -> Tensor:
@@ -81,7 +82,8 @@ def _candidates(x: Tensor, rows: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
 
 def _exact(x: Tensor, rows: Tensor, candidates: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
     """Distances from differences in float64, the k smallest of each row's candidates."""
-    step = max(1, _BLOCK_BYTES // (8 * x.shape[1] * candidates.shape[1]))
+    most = _CACHE_BYTES if x.device.type == "cpu" else _BLOCK_BYTES
+    step = max(1, most // (8 * x.shape[1] * candidates.shape[1]))
     distances, indices = [], []
     for mine, chosen in zip(rows.split(step), candidates.split(step), strict=True):
         gap = torch.linalg.vector_norm(x[chosen] - x[mine].unsqueeze(1), dim=2)

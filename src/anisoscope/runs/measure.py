@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.rows import Batch, Index, Rows
-from anisoscope.capture.sites import Site
+from anisoscope.capture.sites import Site, flow_order
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.attention import Keys
 from anisoscope.metrics.estimate import Estimate, jackknife
@@ -67,7 +67,7 @@ def measure(
     first: str = "in",
     pool: str = "none",
     seed: int = 0,
-    sample_size: int = 4 * 4096,
+    sample_size: int = 3 * 4096,
     attention_rows: int = 32,
     name: str = "",
     progress: Progress | None = None,
@@ -169,7 +169,7 @@ def evaluate_bank(
     """Every metric at every site, as records of the table."""
     outliers = {site.stack for site, stats in bank.sites.items() if not stats.heads and first_is_outlier(stats)}
     records: list[dict[str, Any]] = []
-    ordered = sorted(bank.sites)
+    ordered = sorted(bank.sites, key=flow_order)
     for number, site in enumerate(ordered, 1):
         depth = setup.depth(site.stack)
         place = {"stack": site.stack, "layer": site.layer, "kind": site.name or site.kind}

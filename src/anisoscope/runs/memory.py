@@ -38,8 +38,9 @@ def activation_bytes(width: int, batch: int, context: int, *, heads: int, item: 
     return batch * context * (width * 24 + heads * context) * item
 
 
-def run_bytes(weights: int, bank: int, activations: int) -> int:
-    return weights + bank + activations + _WORKSPACE
+def run_bytes(bank: int, activations: int) -> int:
+    """What the process will hold at most: what it holds now (the model is loaded), and all that is still to come."""
+    return int(psutil.Process().memory_info().rss) + bank + activations + _WORKSPACE
 
 
 def passes(sites: Sequence[Site], size: int, budget: int) -> list[list[Site]]:

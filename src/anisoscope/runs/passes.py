@@ -195,11 +195,10 @@ def plan_passes(
     width = _size(loaded, "hidden_size", 1024)
     widths = {"resid": width, "query": width // heads, "key": width // heads, "scores": 1}
     bank = memory.bank_bytes(setup.captured, widths, plan, rows=config.tokens, heads=heads)
-    weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
     activations = memory.activation_bytes(width, config.batch_size, length, heads=heads)
     budget = config.memory_mb * memory.MIB if config.memory_mb else memory.available() // 2
     groups = memory.passes(setup.captured, bank, budget) or [[]]
-    return groups, memory.run_bytes(weights, bank // len(groups), activations)
+    return groups, memory.run_bytes(bank // len(groups), activations)
 
 
 def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: dict[str, Any]) -> None:
@@ -212,7 +211,7 @@ def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: dict[str, Any])
     if batch is None:
         raise AnisoscopeError(f"no context could be cut from {feed.config.data!r}; give more text.")
     few = {name: value[:2, :32] for name, value in batch.inputs.items()}
-    entry["notes"] += verify(loaded.model, setup.layout, Batch(few))
+    entry["notes"] += verify(loaded.model, setup.layout, Batch(few), kinds=setup.kinds)
 
 
 def resume(work: _Pass, folder: RunFolder, key: str, plan: Any) -> None:

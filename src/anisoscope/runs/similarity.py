@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 
 import numpy as np
+from torch import Tensor
 
 from anisoscope.errors import TooFewRows
-from anisoscope.metrics.similarity import linear_cka
+from anisoscope.metrics.similarity import hollow_kernel, kernel_cka
 from anisoscope.runs.store import RunFolder
 
 _STREAM = ("embed", "resid", "final")
@@ -24,26 +26,37 @@ def sampled(arrays: Mapping[str, np.ndarray], *, kinds: tuple[str, ...] = _STREA
     return {name: (arrays[f"{name}/keys"], arrays[f"{name}/rows"]) for name in sorted(chosen, key=_order)}
 
 
-def _order(site: str) -> tuple[str, int, str]:
+def _order(site: str) -> tuple[str, int, int]:
     stack, _, rest = site.rpartition(".")[0].rpartition(".")
-    return stack, int(rest) if rest.isdigit() else 0, site.rpartition(".")[2]
-
-
-def pair_cka(one: Keyed, two: Keyed) -> float:
-    """Debiased linear CKA over the rows that two sites have in common; NaN when there are too few."""
-    common, first, second = np.intersect1d(one[0], two[0], return_indices=True)
-    if len(common) < FEWEST:
-        return float("nan")
-    try:
-        return linear_cka(one[1][first], two[1][second])
-    except TooFewRows:
-        return float("nan")
+    return stack, int(rest) if rest.isdigit() else 0, _STREAM.index(site.rpartition(".")[2])
 
 
 def cka_matrix(first: Mapping[str, Keyed], second: Mapping[str, Keyed]) -> tuple[list[str], list[str], np.ndarray]:
-    """CKA between every layer of one model and every layer of another."""
-    values = [[pair_cka(one, two) for two in second.values()] for one in first.values()]
-    return list(first), list(second), np.array(values).reshape(len(first), len(second))
+    """CKA between every layer of one model and every layer of another, over the rows that all of them have.
+
+    NaN where there are too few rows in common, or where a layer has no structure beyond noise.
+    """
+    keys = [keys for keys, _ in (*first.values(), *second.values())]
+    common = reduce(np.intersect1d, keys) if keys else np.empty(0)
+    empty = np.full((len(first), len(second)), np.nan)
+    if len(common) < FEWEST:
+        return list(first), list(second), empty
+    ours = [_kernel(site, common) for site in first.values()]
+    theirs = ours if first is second else [_kernel(site, common) for site in second.values()]
+    values = [[_cka(one, two) for two in theirs] for one in ours]
+    return list(first), list(second), np.array(values).reshape(empty.shape)
+
+
+def _kernel(site: Keyed, common: np.ndarray) -> Tensor:
+    _, mine, _ = np.intersect1d(site[0], common, return_indices=True)
+    return hollow_kernel(site[1][mine])
+
+
+def _cka(one: Tensor, two: Tensor) -> float:
+    try:
+        return kernel_cka(one, two)
+    except TooFewRows:
+        return float("nan")
 
 
 def run_cka(folder: RunFolder, key: str) -> tuple[list[str], np.ndarray] | None:

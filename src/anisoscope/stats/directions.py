@@ -37,23 +37,24 @@ class Directions:
     def update(self, x: Tensor) -> Directions:
         if not len(x):
             return self
-        rows = x.movedim(0, -2)
-        rows = rows.double() if has_float64(rows.device) else rows.cpu().double()
-        squared = rows.square()
-        norms = squared.sum(-1).sqrt()
-        inverse = torch.where(norms > 0, 1.0 / norms, 0.0).unsqueeze(-2)
-        ones = torch.ones_like(inverse)
+        heads_first = x.movedim(0, -2)
+        rows = heads_first.double() if has_float64(x.device) else heads_first.cpu().double()
+        norms = torch.linalg.vector_norm(rows, dim=-1)
+        inverse = torch.where(norms > 0, 1.0 / norms, 0.0)
+        sums = torch.stack([torch.ones_like(inverse), inverse], dim=-2) @ rows
+        largest = heads_first.abs().amax(-2).to(rows)
+        unit_squares = (inverse.square().unsqueeze(-2) @ (rows.square())).squeeze(-2)
         self._add(
             Directions(
                 n=len(x),
-                total=(ones @ rows).squeeze(-2),
-                units=(inverse @ rows).squeeze(-2),
-                unit_squares=(inverse.square() @ squared).squeeze(-2),
+                total=sums[..., 0, :],
+                units=sums[..., 1, :],
+                unit_squares=unit_squares,
                 norms=norms.sum(-1),
                 squared_norms=norms.square().sum(-1),
                 zeros=(norms == 0).sum(-1).double(),
                 largest_norm=norms.amax(-1),
-                largest=rows.abs().amax(-2),
+                largest=largest,
             )
         )
         return self

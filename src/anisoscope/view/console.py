@@ -22,7 +22,7 @@ from anisoscope.errors import AnisoscopeError, unknown_name
 
 _LABELS = {"load": "loading the model", "forward": "tokens", "metrics": "metrics (sites)", "rows": "reading rows"}
 _FORMS = ("table", "csv", "json")
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 160)  # a pipe or a file has no width of its own
 errors = Console(stderr=True)
 
 
@@ -180,7 +180,7 @@ def _print_rows(rows: Iterable[Mapping[str, Any]], form: str, columns: Sequence[
     used = [name for name in columns if any(_blank(row.get(name)) != "" for row in rows)]
     table = RichTable(box=None, pad_edge=False)
     for name in used:
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name != "note")
     for row in rows:
         table.add_row(*(_cell(row.get(name)) for name in used))
     console.print(table)

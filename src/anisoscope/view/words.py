@@ -1,0 +1,147 @@
+"""Numbers and places as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None where it is missing, NaN or infinite: what JSON and a drawing can carry.
+
+    >>> finite(float("nan")), finite(None), finite(2.5)
+    (None, None, 2.5)
+    """
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits, never in programmer's notation.
+
+    >>> number(0.31249), number(1234.5), number(2e-7), number(None)
+    ('0.312', '1,234', '2×10⁻⁷', '–')
+    """
+    value = finite(value)
+    if value is None:
+        return "–"
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)))
+    if exponent < -4 or exponent > 6:
+        return _scientific(value, digits)
+    return _signed(f"{value:,.{max(0, digits - 1 - exponent)}f}")
+
+
+def _scientific(value: float, digits: int) -> str:
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    if "." in mantissa:
+        mantissa = mantissa.rstrip("0").rstrip(".")
+    return _signed(f"{mantissa}×10{str(int(exponent)).translate(_SUPERSCRIPT)}")
+
+
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def _signed(text: str) -> str:
+    return text.replace("-", "−") if text.startswith("-") else text
+
+
+def estimate(value: float | None, low: float | None = None, high: float | None = None) -> str:
+    """A value with its interval: ± half width, or both ends where the interval is lopsided.
+
+    >>> estimate(0.3123, 0.3011, 0.3236), estimate(0.31, 0.10, 0.33), estimate(4.2)
+    ('0.312 ± 0.011', '0.31 [0.10, 0.33]', '4.20')
+    """
+    value, low, high = finite(value), finite(low), finite(high)
+    if value is None or low is None or high is None:
+        return number(value)
+    half = (high - low) / 2
+    if half <= 0 or max(abs(value), half) >= 1e7 or max(abs(value), half) < 1e-4:
+        return number(value)
+    places = _places(half)
+    if _lopsided(value, low, high):
+        return f"{_fixed(value, places)} [{_fixed(low, places)}, {_fixed(high, places)}]"
+    shown = _fixed(half, places)
+    return (
+        f"{_fixed(value, places)} ± {shown if float(shown.replace(',', '')) > 0 else '<' + _fixed(10**-places, places)}"
+    )
+
+
+def half_width(low: float | None, high: float | None) -> float | None:
+    """Half the width of an interval, or None without one."""
+    low, high = finite(low), finite(high)
+    return None if low is None or high is None else (high - low) / 2
+
+
+def _places(half: float) -> int:
+    """Decimals that show one digit of the half width, two where the first is 1 or 2."""
+    exponent = math.floor(math.log10(half))
+    leading = half / 10**exponent
+    return min(6, max(0, -exponent + (1 if leading < 2.95 else 0)))
+
+
+def _lopsided(value: float, low: float, high: float) -> bool:
+    below, above = value - low, high - value
+    small, large = sorted((below, above))
+    return small < 0 or large > 2 * small
+
+
+def _fixed(value: float, places: int) -> str:
+    text = f"{value:,.{places}f}"
+    return _signed(text) if float(text.replace(",", "")) != 0 else text.lstrip("-")
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Whole numbers as ranges.
+
+    >>> spans([3, 1, 2, 7, 9, 10])
+    '1–3, 7, 9, 10'
+    """
+    runs: list[list[int]] = []
+    for value in sorted(set(numbers)):
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    parts = [f"{r[0]}–{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs]
+    return ", ".join(parts)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words in a sentence.
+
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+def plural(count: int, noun: str, many: str = "") -> str:
+    """A count with its noun.
+
+    >>> plural(1, "row"), plural(65536, "row")
+    ('1 row', '65,536 rows')
+    """
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
+
+
+def site_name(layer: int, kind: str) -> str:
+    """A short name of a place: what an axis or a table row says.
+
+    >>> site_name(0, "embed"), site_name(3, "resid"), site_name(6, "final"), site_name(2, "mlp_out")
+    ('embedding', 'block 3', 'final norm', 'block 2 · mlp_out')
+    """
+    plain = {"embed": "embedding", "resid": f"block {layer}", "final": "final norm", "rows": "rows"}
+    plain |= {"unembed": "output head", "embed_weight": "embedding table"}
+    return plain.get(kind, f"block {layer} · {kind}")
+
+
+def site_phrase(layer: int, kind: str) -> str:
+    """A place inside a sentence.
+
+    >>> site_phrase(0, "embed"), site_phrase(3, "resid")
+    ('at the embedding', 'after block 3')
+    """
+    plain = {"embed": "at the embedding", "resid": f"after block {layer}", "final": "after the final norm"}
+    plain |= {"rows": "in the rows", "unembed": "in the output head", "embed_weight": "in the embedding table"}
+    return plain.get(kind, f"at {kind} of block {layer}")
