@@ -68,7 +68,6 @@ def run_profile(config: Any, *, out: Path | None, resume: bool, command: Sequenc
     """Profile, print the short table and the path of the report; a sentence when a metric could not be had at all."""
     from anisoscope.runs.profile import Profiler
     from anisoscope.runs.store import RunFolder
-    from anisoscope.view.load import report_runs
 
     if resume and out is None:
         raise AnisoscopeError("--resume needs --out, the folder of the interrupted run.")
@@ -80,11 +79,9 @@ def run_profile(config: Any, *, out: Path | None, resume: bool, command: Sequenc
             profiler.run()
     except BaseException:
         if profiler.tables:
-            page = report_runs([folder.path])
-            errors.print(f"unfinished; what was measured is in {page}", style="yellow", highlight=False)
+            _report_unfinished(folder.path)
         raise
-    with errors.status("drawing the report"):
-        page = report_runs([folder.path])
+    page = _drawn(folder.path)
     table = folder.table()
     print_short(table)
     for warning in profiler.about["warnings"]:
@@ -92,6 +89,31 @@ def run_profile(config: Any, *, out: Path | None, resume: bool, command: Sequenc
     errors.print(_memory_line(profiler.about), highlight=False)
     console.print(str(page), soft_wrap=True, highlight=False)
     return missing_everywhere(table)
+
+
+def _drawn(folder: Path) -> Path:
+    """The report of a finished run; where it cannot be drawn the numbers are there all the same."""
+    from anisoscope.view.load import report_runs
+
+    try:
+        with errors.status("drawing the report"):
+            return report_runs([folder])
+    except Exception as error:
+        raise AnisoscopeError(
+            f"the run is complete and its table is in {str(folder)!r}, but its report could not be drawn "
+            f"({type(error).__name__}: {error}); mend that, then `anisoscope report {folder}`."
+        ) from error
+
+
+def _report_unfinished(folder: Path) -> None:
+    """Draw what there is of a run that failed; what goes wrong here must not hide why it failed."""
+    from anisoscope.view.load import report_runs
+
+    try:
+        words = f"unfinished; what was measured is in {report_runs([folder])}"
+    except Exception as error:
+        words = f"unfinished; what was measured is in {folder}, without a report ({type(error).__name__}: {error})"
+    errors.print(words, style="yellow", highlight=False, soft_wrap=True)
 
 
 def _with_estimate(tell: Any, profiler: Any) -> Any:
@@ -122,14 +144,30 @@ def _new_folder(models: Sequence[str]) -> Path:
 
 
 def missing_everywhere(table: Any) -> str:
-    """A sentence when some metric has no value at any site; empty when all is well."""
+    """A sentence when some metric has no value at any site, or some site lost all its rows; empty when all is well."""
     values: dict[str, list[dict[str, Any]]] = {}
     for row in table.records():
         values.setdefault(row["metric"], []).append(row)
     for name, rows in values.items():
         if all(math.isnan(row["value"]) for row in rows):
             return f"{name} could not be computed at any site: {rows[0]['note']}. Everything else was written."
+    empty = _lost_sites(table)
+    if empty:
+        more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
+        return f"nothing could be computed at {', '.join(list(empty)[:3])}{more}: {next(iter(empty.values()))}."
     return ""
+
+
+def _lost_sites(table: Any) -> dict[str, str]:
+    """Sites (model, layer, kind) where every value is missing because rows were not finite, with the first reason."""
+    values: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in table.records():
+        values.setdefault((row["model"], row["stack"], row["layer"], row["kind"]), []).append(row)
+    return {
+        f"{model} {layer}.{kind}": rows[0]["note"] or "no finite value"
+        for (model, _, layer, kind), rows in values.items()
+        if all(math.isnan(row["value"]) and row["dropped"] for row in rows)
+    }
 
 
 def print_short(table: Any) -> None:

@@ -57,13 +57,14 @@ def write_figures(folder: Path, sheet: Sheet, *, spectra: Mapping[str, Mapping[s
         panels = [p for p in sheet.panels() if not p.variant]
         main = sheet.catalogue.main({p.metric for p in panels})
         for panel in (p for p in panels if p.metric in main and p.values):
-            written += _save(profile(panel), folder / slug(f"profile-{panel.metric}"))
+            written += _save(profile(panel), _free(folder / slug(f"profile-{panel.metric}"), written))
         for label, found in spectra.items():
-            written += _save(spectrum(found, label), folder / _name("spectra", label, len(spectra)))
+            written += _save(spectrum(found), _free(folder / _name("spectra", label, len(spectra)), written))
         maps = pivot(sheet, default_metrics(sheet))
         for index, places in maps.items():
             subject = sheet.subjects[index]
-            written += _save(heat_map(sheet, subject, places), folder / _name("heat-map", subject.label, len(maps)))
+            stem = folder / _name("heat-map", subject.label, len(maps))
+            written += _save(heat_map(sheet, subject, places), _free(stem, written))
     return written
 
 
@@ -73,11 +74,18 @@ def slug(text: str) -> str:
     >>> slug("profile-<b>GPT 2</b>")
     'profile-b-gpt-2-b'
     """
-    return re.sub(r"[^a-z0-9_.-]+", "-", text.lower()).strip("-.")[:80] or "figure"
+    return re.sub(r"[^a-z0-9_.]+", "-", text.lower()).strip("-.")[:80] or "figure"
 
 
 def _name(what: str, label: str, count: int) -> str:
     return what if count == 1 else slug(f"{what}-{label}")
+
+
+def _free(stem: Path, written: list[Path]) -> Path:
+    """The name itself, or with a number where another model's name came out the same."""
+    taken = {path.name.rsplit(".", 1)[0] for path in written}
+    names = [stem.name, *(f"{stem.name}-{i}" for i in range(2, len(written) + 3))]
+    return stem.with_name(next(name for name in names if name not in taken))
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:
@@ -157,7 +165,7 @@ def _nan(value: float | None) -> float:
     return np.nan if value is None else value
 
 
-def spectrum(spectra: Mapping[str, np.ndarray], label: str = "") -> Figure:
+def spectrum(spectra: Mapping[str, np.ndarray]) -> Figure:
     """Share of variance by rank, one line per layer, darker with depth."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap, Normalize

@@ -129,7 +129,7 @@ def _context(
         "settings": [settings(run.about, run.path) for run in runs],
         "glossary": glossary(sheet),
         "csv": csv_link(sheet),
-        "figures": sorted({f"figures/{path.stem}" for path in figures}),
+        "figures": sorted({f"figures/{path.name.rsplit('.', 1)[0]}" for path in figures}),
         "specs": desk.specs,
     }
 

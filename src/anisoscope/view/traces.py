@@ -118,12 +118,14 @@ def line_traces(line: Line, style: Style, *, axis: Axis, palette: Palette, axes:
     """Band, line, and the points that stand alone (the final norm, or a place between gaps) with bars of their own."""
     runs = list(_runs(line.body))
     lone = [p for run in runs if len(run) == 1 for p in run] + [p for p in line.final if p.value is not None]
-    shared = {"meta": {"line": line.subject.index}, "legendgroup": style.label, "name": style.label}
+    name = html.escape(style.label)  # legends are markup too
+    shared: Spec = {"meta": {"line": line.subject.index}, "legendgroup": name, "name": name}
     shared |= {"xaxis": f"x{axes}", "yaxis": f"y{axes}"}
     traces = [_band(runs, style, axis), _path(runs, style, axis, palette), _lone(lone, style, axis, palette)]
     shown = [shared | {"showlegend": False} | trace for trace in traces if trace]
-    if shown:
-        shown[-1 if len(shown) == 1 else 1 if len(shown) == 3 else 0]["showlegend"] = True
+    named = [trace for trace in shown if "markers" in trace["mode"]]  # a band alone would be a poor legend entry
+    if named:
+        named[0]["showlegend"] = True
     return shown
 
 
