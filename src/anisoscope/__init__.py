@@ -17,6 +17,7 @@ _METRICS = {
     "stable_rank singular_entropy",
     "anisotropy": "average_cosine average_cosine_centred drift relative_drift drift_alignment explained_by_drift "
     "mean_norm largest_norm rogue_share massive_activation partition_isotropy",
+    "local": "local_anisotropy",
     "dimension": "two_nn levina_bickel gride hubness",
     "similarity": "self_similarity context_similarity max_explainable_variance linear_cka",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _DEBUG = {"on": False}
+_INTERRUPTED = 130
+_UsageError: Any = typer.BadParameter.__bases__[0]  # of whichever click this typer carries
 
 
 def _version(value: bool) -> None:
@@ -40,19 +43,26 @@ def _options(
     _DEBUG["on"] = _DEBUG["on"] or debug
 
 
-def _words(text: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+def _words(text: str | None, option: str = "") -> tuple[str, ...]:
+    """`a,b` as words; an option that is given but empty is a slip, not a wish for everything."""
+    words = tuple(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
+    if text is not None and not words:
+        raise AnisoscopeError(f"{option or 'a list'} is empty; name something, or leave it out.")
+    return words
 
 
 def _layers(text: str | None) -> tuple[int, ...]:
     """`0,3,5-8` as numbers."""
     chosen: set[int] = set()
-    for word in _words(text):
+    for word in _words(text, "--layers"):
         start, _, end = word.partition("-")
         try:
-            chosen.update(range(int(start), int(end or start) + 1))
+            numbers = range(int(start), int(end or start) + 1)
         except ValueError as error:
             raise AnisoscopeError(f"--layers has {word!r}; expected numbers such as 0,3,5-8.") from error
+        if not numbers:
+            raise AnisoscopeError(f"--layers has {word!r}, which runs backwards; expected {end}-{start}.")
+        chosen.update(numbers)
     return tuple(sorted(chosen))
 
 
@@ -121,10 +131,10 @@ def profile(
         tokens=tokens,
         context=context,
         batch_size=batch_size,
-        sites=_words(sites),
+        sites=_words(sites, "--sites"),
         layers=_layers(layers),
-        metrics=_words(metrics),
-        modules=_words(modules),
+        metrics=_words(metrics, "--metrics"),
+        modules=_words(modules, "--modules"),
         text_field=text_field,
         group_by=group_by,
         pool=pool,
@@ -166,7 +176,7 @@ def show(
     """Print the long table of a run."""
     from anisoscope.view.console import print_run
 
-    print_run(run, form=format, metrics=_words(metric), kinds=_words(kind), heads=heads)
+    print_run(run, form=format, metrics=_words(metric, "--metric"), kinds=_words(kind, "--kind"), heads=heads)
 
 
 @app.command()
@@ -179,7 +189,7 @@ def compare(
     """Differences of two models on the same tokens, with intervals, and CKA between their layers."""
     from anisoscope.view.console import print_comparison
 
-    print_comparison(first, second, form=format, metrics=_words(metric))
+    print_comparison(first, second, form=format, metrics=_words(metric, "--metric"))
 
 
 @app.command()
@@ -215,21 +225,37 @@ def main(run: Callable[..., Any] = app) -> None:
     """The entry point: an error is one sentence and a non-zero exit, a traceback only with --debug."""
     _DEBUG["on"] = "--debug" in sys.argv
     try:
-        run()
-    except KeyboardInterrupt:
-        _fail("interrupted; what was finished is in the run folder, and the same command with --resume goes on.", 130)
+        code = run(standalone_mode=False)  # else the parser would swallow Ctrl-C and draw boxes around its errors
+    except (KeyboardInterrupt, typer.Abort):
+        code = _INTERRUPTED
+    except _UsageError as error:
+        _refuse(error)
     except AnisoscopeError as error:
         if _DEBUG["on"]:
             raise
         _fail(str(error), 2)
-    except (MemoryError, RuntimeError, OSError, ValueError, TypeError, KeyError, ImportError, AttributeError) as error:
+    except Exception as error:
         if _DEBUG["on"]:
             raise
         _fail(_explain(error), 1)
+    if code == _INTERRUPTED:
+        _fail("interrupted; what was finished is in the run folder, and the same command with --resume goes on.", code)
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _refuse(error: Any) -> NoReturn:
+    """What is wrong with the words of a command; nothing to say where there were none and the help was printed."""
+    message = str(error.format_message()).strip()
+    if not message or "\n" in message:
+        raise SystemExit(2)
+    where = error.ctx.command_path if getattr(error, "ctx", None) is not None else "anisoscope"
+    _fail(f"{message}{'' if message[-1] in '.?!' else '.'} See `{where} --help`.", 2)
 
 
 def _explain(error: Exception) -> str:
     words = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        return f"{words}; what was finished is kept: make room or rights, and the same command with --resume goes on."
     if isinstance(error, MemoryError) or "out of memory" in words.lower() or "can't allocate memory" in words.lower():
         return f"out of memory ({words}); use a smaller --batch-size or --context, --dtype bfloat16, or fewer --layers."
     return f"{type(error).__name__}: {words}; run again with --debug for the traceback."

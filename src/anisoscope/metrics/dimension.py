@@ -34,13 +34,15 @@ def _near(neighbours: Neighbours, k: int) -> Tensor:
     title="Intrinsic dimension (TwoNN)",
     formula="slope through 0 of −log(1−F(μ)) on log μ, F(μ₍ᵢ₎) = i/N, first ⌊0.9 N⌋",
     reference="Facco et al. 2017, arXiv:1803.06992",
-    convention=_BATCHES + "; biased low above about 15 at 4096 rows (true 20 gives 17.6, true 50 gives 33.7)",
+    convention=_BATCHES
+    + "; biased low above about 15 at 4096 rows (true 20 gives 17.6, true 50 gives 33.7)"
+    + "; per_context=1 takes one row of each context",
     invariant=_RIGID,
     bounds=(0.0, None),
     default=True,
     neighbours=2,
 )
-def two_nn(neighbours: Neighbours, *, method: str = "slope", keep: float = 0.9) -> float:
+def two_nn(neighbours: Neighbours, *, method: str = "slope", keep: float = 0.9, per_context: bool = False) -> float:
     """Dimension of the surface the rows lie on, from the ratio of their two nearest neighbours."""
     if method not in ("slope", "ml"):
         raise unknown_name("method of two_nn", method, ("slope", "ml"))

@@ -130,6 +130,8 @@ def neighbours_read(metric: Metric, options: dict[str, Any]) -> int:
 def _evaluate_graphs(metric: Metric, view: View, options: dict[str, Any]) -> Estimate:
     assert view.graphs is not None
     graphs = view.graphs(neighbours_read(metric, options))
+    if options.get("per_context") and view.sample is not None:
+        graphs = sample_graphs(view.sample.one_per_context(), wanted=neighbours_read(metric, options), batch=None)
     if not graphs:
         raise TooFewRows(f"{metric.name} needs rows, seen none; give more tokens")
     everyone = [_on_graph(metric, g, options, without_first=view.without_first) for g in graphs]

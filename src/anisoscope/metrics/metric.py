@@ -104,7 +104,7 @@ def metric(
 
 def registry() -> dict[str, Metric]:
     """Every declared metric by name."""
-    from anisoscope.metrics import anisotropy, attention, dimension, similarity, spectrum  # noqa: F401  (they register)
+    from anisoscope.metrics import anisotropy, attention, dimension, local, similarity, spectrum  # noqa: F401  (they register)
 
     return dict(_REGISTRY)
 

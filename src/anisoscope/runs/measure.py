@@ -130,8 +130,8 @@ def prepare(
     layout = find_layout(model)
     named = list(sites) if sites else [kind for kind in DEFAULT_KINDS if kind in layout.kinds]
     kinds = [kind for kind in named if any(applies(request, kind) for request in requests)]
-    if "key" in named and any(Keys in r.metric.needs for r in requests) and "key" not in kinds:
-        kinds.append("key")
+    if "query" in kinds and "key" not in kinds and any(Keys in r.metric.needs for r in requests):
+        kinds.append("key")  # some metrics of queries read the keys of the same layer
     if sites and not kinds:
         words = ", ".join(r.metric.name for r in requests)
         raise AnisoscopeError(
@@ -182,7 +182,9 @@ def evaluate_bank(
 
 def _evaluate_site(bank: Bank, site: Site, requests: Sequence[Request], outliers: set[str]) -> Iterator[dict[str, Any]]:
     stats = bank.sites[site]
-    mine = [request for request in requests if applies(request, site.kind)]
+    found = [request for request in requests if applies(request, site.kind)]
+    # asked for twice (`all,two_nn`) is measured once
+    mine = list({(r.metric.name, variant_name(r.metric.variant(r.options))): r for r in found}.values())
     wanted = max((neighbours_read(r.metric, r.options) for r in mine), default=0)
     both = site.stack in outliers and not stats.heads and any(cell[1] == "first" for cell in stats.cells)
     groups = bank.groups if bank.groups and any(bank.groups) else []

@@ -15,7 +15,7 @@ from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.metric import Request
 from anisoscope.runs import memory
-from anisoscope.runs.bank import Bank
+from anisoscope.runs.bank import Bank, Plan
 from anisoscope.runs.measure import Setup, evaluate_bank, feed_tables, make_plan
 from anisoscope.runs.rowfile import RowWriter, Tee
 from anisoscope.runs.store import RunFolder
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 KEPT_ROWS = 1024  # sampled rows of each site that stay in the run folder, for CKA and comparisons
 _SAVE_EVERY = 30.0  # seconds between saves of an unfinished pass, at least
+_MANY_UNKNOWN = 0.1  # share of tokens without a word, above which the text is probably not the model's
 DEFAULT_CONTEXT = 512
+ATTENTION_KINDS = ("query", "key", "scores")
 Records = list[dict[str, Any]]
 Tell = Callable[[str, int, int], None]
 
@@ -45,6 +47,7 @@ class Feed:
     special: int = 0
     documents: int = 0
     dropped_pieces: int = 0
+    unknown: int = 0
     fingerprint: str = ""
 
     def batches(self) -> Iterator[Batch]:
@@ -67,7 +70,7 @@ class Feed:
             yield batch if c.group_by else Batch(batch.inputs, batch.special, None)
         self.tokens, self.contexts, self.special = tally.tokens, tally.contexts, tally.special
         self.documents, self.dropped_pieces = tally.documents, tally.dropped_pieces
-        self.fingerprint = digest.hexdigest()
+        self.fingerprint, self.unknown = digest.hexdigest(), tally.unknown
 
     def about(self) -> dict[str, Any]:
         return {
@@ -112,14 +115,13 @@ def run_model(
     plan = make_plan(
         requests, setup.kinds, seed=config.seed, sample_size=config.sample_size, attention_rows=config.attention_rows
     )
+    check_sites(loaded, setup, feed, entry)
     groups, estimate = plan_passes(loaded, setup, plan, config=config, length=feed.length)
     entry["memory_estimate_mb"] = round(estimate / memory.MIB)
-    announce(
-        f"{loaded.name}: about {entry['memory_estimate_mb']} MiB of memory, {memory.available() // memory.MIB} free"
-    )
+    needed, free = entry["memory_estimate_mb"], memory.available() // memory.MIB
+    announce(f"{loaded.name}: about {needed} MiB of memory in all, {free} MiB are free")
     if len(groups) > 1:
         entry["notes"].append(f"statistics of all sites would not fit into memory at once: {len(groups)} passes")
-    check_sites(loaded, setup, feed, entry)
     records: Records = []
     for number, sites in enumerate(groups):
         work = _Pass(number, sites)
@@ -141,8 +143,12 @@ def run_model(
         if work.writer is not None:
             work.writer.finish()
         entry |= counts(work.bank)
+        entry["notes"] += left_out(work.bank)
         folder.drop_partial(f"{key}.{number}")
     entry["data"] = feed.about()
+    if feed.unknown > _MANY_UNKNOWN * feed.tokens:
+        share = feed.unknown / feed.tokens
+        entry["notes"].append(f"the tokenizer has no word for {share:.0%} of the tokens: is this the right text?")
     entry["dropped"] |= {"padding": feed.padding}
     if config.special == "out":
         entry["dropped"] |= {"special": feed.special}
@@ -210,8 +216,52 @@ def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: dict[str, Any])
     batch = next(feed.batches(), None)
     if batch is None:
         raise AnisoscopeError(f"no context could be cut from {feed.config.data!r}; give more text.")
-    few = {name: value[:2, :32] for name, value in batch.inputs.items()}
-    entry["notes"] += verify(loaded.model, setup.layout, Batch(few), kinds=setup.kinds)
+    few = Batch({name: value[:2, :32] for name, value in batch.inputs.items()})
+    try:
+        entry["notes"] += verify(loaded.model, setup.layout, few, kinds=setup.kinds)
+    except AnisoscopeError as error:
+        entry["notes"] += _after_refusal(error, loaded, setup, few, named=bool(feed.config.sites))
+    except (RuntimeError, ValueError, TypeError, LookupError) as error:
+        raise _forward_failed(error, loaded) from error
+
+
+def _forward_failed(error: Exception, loaded: Loaded) -> Exception:
+    """The sentence for a model that cannot read its first tokens; running out of memory has its own."""
+    if "memory" in str(error).lower():
+        return error
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return AnisoscopeError(
+        f"{loaded.name} fails on its first tokens ({reason}); check that it takes plain token ids and that the sizes "
+        "in its configuration fit together, such as num_key_value_heads and num_attention_heads."
+    )
+
+
+def _after_refusal(error: AnisoscopeError, loaded: Loaded, setup: Setup, few: Batch, *, named: bool) -> list[str]:
+    """Notes on what could not be verified where the rest can still be measured; else the refusal itself."""
+    from anisoscope.capture.verify import verify
+
+    bad = _not_finite(loaded, setup, few)
+    if bad:  # NaN equals nothing, so nothing can be verified; the rows are counted and left out
+        return [f"activations are not finite at {', '.join(bad[:3])}{' …' if len(bad) > 3 else ''}: not verified"]
+    kinds = [kind for kind in setup.kinds if kind not in ATTENTION_KINDS]
+    if named or len(kinds) == len(setup.kinds) or not kinds:
+        raise error
+    notes = verify(loaded.model, setup.layout, few, kinds=kinds)  # the residual stream must still be right
+    setup.kinds[:] = kinds
+    setup.captured[:] = [site for site in setup.captured if site.kind in kinds]
+    return [*notes, f"query, key and scores are left out: {error}"]
+
+
+def _not_finite(loaded: Loaded, setup: Setup, few: Batch) -> list[str]:
+    """Sites whose rows hold NaN or infinity already on the first tokens."""
+    from anisoscope.capture.hooks import Capture
+
+    bank = Bank(Plan({}))
+    sites = [site for site in setup.captured if site.kind not in ATTENTION_KINDS]
+    if sites:
+        with Capture(loaded.model, sites, bank, layout=setup.layout) as capture:
+            capture.run(few)
+    return [str(site) for site, stats in bank.sites.items() if stats.non_finite]
 
 
 def resume(work: _Pass, folder: RunFolder, key: str, plan: Any) -> None:
@@ -220,10 +270,14 @@ def resume(work: _Pass, folder: RunFolder, key: str, plan: Any) -> None:
     if found is None:
         work.bank = Bank(plan)
         return
-    work.bank, progress = found
-    work.done = progress["batches"]
+    bank, progress = found
     if progress.get("writer"):
-        work.writer = RowWriter.resume(folder.path / "rows" / key, progress["writer"])
+        try:
+            work.writer = RowWriter.resume(folder.path / "rows" / key, progress["writer"])
+        except FileNotFoundError:  # its rows are gone, so the pass begins again
+            work.bank = Bank(plan)
+            return
+    work.bank, work.done = bank, progress["batches"]
 
 
 def _sweep(
@@ -302,9 +356,23 @@ def save_arrays(folder: RunFolder, key: str, bank: Bank) -> None:
     folder.write_arrays(key, arrays)
 
 
+def left_out(bank: Bank) -> list[str]:
+    """A note where rows with NaN or infinity were left out."""
+    bad = {site: stats.non_finite for site, stats in bank.sites.items() if stats.non_finite}
+    if not bad:
+        return []
+    worst = max(bad, key=lambda site: bad[site])
+    return [f"rows with NaN or infinity were left out at {len(bad)} sites, most at {worst} ({bad[worst]})"]
+
+
 def counts(bank: Bank) -> dict[str, Any]:
     """How many contexts the sites saw, and what was dropped."""
     plain = [stats for stats in bank.sites.values() if not stats.heads] or list(bank.sites.values())
     dropped = {"non_finite": max((s.non_finite for s in plain), default=0)}
     contexts = max((sum(s.contexts.values()) for s in plain), default=0)
-    return {"contexts": contexts, "dropped": dropped}
+    return {"rows": max(map(_rows, plain), default=0), "contexts": contexts, "dropped": dropped}
+
+
+def _rows(stats: SiteStats) -> int:
+    """Finite rows that a site saw."""
+    return sum(max((stat.n for stat in kinds.values()), default=0) for kinds in stats.cells.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import platform
 import sys
@@ -14,15 +15,19 @@ from typing import Any
 import torch
 
 from anisoscope import __version__
+from anisoscope.capture.placement import choose_device, choose_dtype
 from anisoscope.capture.sites import Site, check_kinds
-from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics.metric import Request, parse_requests
+from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
+from anisoscope.metrics.metric import STREAM_KINDS, Request, parse_requests
 from anisoscope.runs import memory
 from anisoscope.runs.bank import Bank
-from anisoscope.runs.measure import Progress, Setup, evaluate_bank, feed_rows, make_plan, prepare
-from anisoscope.runs.passes import counts, run_model, save_arrays
+from anisoscope.runs.measure import Progress, Setup, applies, evaluate_bank, feed_rows, make_plan, prepare
+from anisoscope.runs.passes import counts, left_out, run_model, save_arrays
 from anisoscope.runs.store import RunFolder, slug
 from anisoscope.runs.table import Table
+
+_POOLS = ("none", "mean", "cls", "last")
+_LEAST = {"tokens": 2, "context": 2, "batch_size": 1, "sample_size": 32, "attention_rows": 0, "memory_mb": 1, "seed": 0}
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,28 @@ class ProfileConfig:
     memory_mb: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("tokens", 2), ("batch_size", 1), ("sample_size", 32), ("attention_rows", 0)):
-            if getattr(self, name) < least:
-                raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected at least {least}.")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise AnisoscopeError(f"{name} is {value}; expected at least {least}.")
+        if self.seed >= 1 << 63:
+            raise AnisoscopeError(f"seed is {self.seed}; expected less than 2**63.")
+        if self.pool not in _POOLS:
+            raise unknown_name("pool", self.pool, _POOLS)
         if not self.models:
             raise AnisoscopeError("no model was given; name a folder, a hub id, a .gguf file or a file of rows.")
         check_kinds(list(self.sites))
-        parse_requests(self.metrics)
+        check_options(parse_requests(self.metrics))
+        choose_dtype(self.dtype, choose_device(self.device))
+
+
+def check_options(requests: Sequence[Request]) -> None:
+    """Try each metric's options on a few rows, so that a bad value is known before the pass and not after it."""
+    rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    for request in requests:
+        if request.options and request.metric.kinds & STREAM_KINDS:
+            with contextlib.suppress(TooFewRows):
+                request.metric(rows, tokens=torch.arange(64) // 8, contexts=torch.arange(64) // 4, **request.options)
 
 
 @dataclass
@@ -81,7 +101,11 @@ class Profiler:
 
     def run(self) -> Table:
         """Measure every model; what is finished survives whatever happens to the rest."""
+        from anisoscope.capture.loading import parse_model
+
         requests = parse_requests(self.config.metrics)
+        for spec in self.config.models:  # a misspelt second model is known before the first is measured
+            parse_model(spec, random_init=self.config.random_init)
         self._begin()
         try:
             for number, spec in enumerate(self.config.models):
@@ -145,6 +169,9 @@ class Profiler:
         self.folder.drop_partial(key)
 
     def _add(self, records: list[dict[str, Any]], entry: dict[str, Any]) -> Table:
+        same = sum(entry["name"] == model.get("alike", model["name"]) for model in self.about["models"])
+        if same:  # two models of one name must stay two models in the table
+            entry["alike"], entry["name"] = entry["name"], f"{entry['name']} ({same + 1})"
         columns = {"run": self.folder.path.name, "model": entry["name"], "revision": entry.get("revision", "")}
         columns |= {"data": entry.get("data", {}).get("name", ""), "seed": self.config.seed}
         table = Table.from_records({**columns, **record} for record in records)
@@ -166,6 +193,9 @@ class Profiler:
         from anisoscope.capture.loading import load_rows
 
         arrays = load_rows(spec)
+        if not any(applies(request, "rows") for request in requests):
+            words = ", ".join(request.metric.name for request in requests)
+            raise AnisoscopeError(f"none of the metrics asked for ({words}) is measured on rows of a file.")
         c = self.config
         plan = make_plan(requests, ["rows"], seed=c.seed, sample_size=c.sample_size, attention_rows=c.attention_rows)
         bank = Bank(plan)
@@ -177,7 +207,7 @@ class Profiler:
         save_arrays(self.folder, key, bank)
         width = next(iter(arrays.values())).shape[1]
         entry = {"key": key, "name": Path(spec).name, "type": "rows", "width": int(width), "layers": len(arrays)}
-        return records, entry | counts(bank)
+        return records, entry | counts(bank) | {"notes": left_out(bank)}
 
     def _network(self, key: str, spec: str, requests: list[Request]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         from anisoscope.capture.loading import load_model
@@ -195,6 +225,11 @@ class Profiler:
             device_map=c.device_map,
         )
         self._tell("load", 1, 1)
+        if loaded.main_input != "input_ids":
+            raise AnisoscopeError(
+                f"{spec!r} reads {loaded.main_input}, not token ids; `profile` takes text models "
+                "(anisoscope.measure takes any batches)."
+            )
         setup = prepare(
             loaded.model, requests, sites=c.sites or None, layers=c.layers or None, modules=c.modules or None
         )

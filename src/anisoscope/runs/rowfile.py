@@ -54,8 +54,9 @@ class RowWriter:
         self.shapes[name], self.kinds[name] = list(x.shape[1:]), _NAMES[x.dtype]
         index = rows.index
         keys = torch.stack([index.context, index.position, index.token, row_hash(index.context, index.position)]).cpu()
-        self._append(self._raw(name, "rows"), x)
-        self._append(self._raw(name, "keys"), keys.T.contiguous())
+        fresh = name not in self.counts  # what a run that died left behind must not come before the first rows
+        self._append(self._raw(name, "rows"), x, fresh=fresh)
+        self._append(self._raw(name, "keys"), keys.T.contiguous(), fresh=fresh)
         self.counts[name] = self.counts.get(name, 0) + len(x)
 
     def scores(self, scores: Scores) -> None:
@@ -78,6 +79,7 @@ class RowWriter:
     def finish(self) -> None:
         for name in self.counts:
             replace_file(self.folder / f"{name}.safetensors", partial(self._write, name=name))
+        for name in self.counts:
             for part in ("rows", "keys"):
                 self._raw(name, part).unlink()
 
@@ -85,8 +87,8 @@ class RowWriter:
         return self.folder / f".{name}.{part}.raw"
 
     @staticmethod
-    def _append(path: Path, tensor: Tensor) -> None:
-        with path.open("ab") as file:
+    def _append(path: Path, tensor: Tensor, *, fresh: bool) -> None:
+        with path.open("wb" if fresh else "ab") as file:
             file.write(tensor.contiguous().numpy().tobytes())
 
     def _write(self, path: Path, name: str) -> None:

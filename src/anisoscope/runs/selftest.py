@@ -97,6 +97,11 @@ class Planted:
         rows[50::100, 1] = torch.inf
         return rows
 
+    def lines(self) -> Tensor:
+        """Three far clusters, each a line of its own."""
+        steps = self.normal(200, 1, salt=8)
+        return torch.cat([100.0 * torch.eye(4)[i] + steps * torch.eye(4)[3] for i in range(3)]).to(self.device)
+
     def ring(self) -> Tensor:
         """Rows at equal distances on a circle: each is a neighbour of as many others."""
         angle = torch.arange(1000) * (2 * math.pi / 1000)
@@ -135,6 +140,8 @@ def controls() -> list[Control]:
         Control("svd_ratio", "common mean of norm 3000", Planted.far, _plane_ratio(), 0.01),
         Control("levina_bickel", "plane of dimension 5", Planted.plane, 5, 0.4),
         Control("gride", "plane of dimension 5", Planted.plane, 5, 0.4),
+        Control("local_anisotropy", "round cloud", Planted.round, 1 / 16, 0.06),
+        Control("local_anisotropy", "three lines, one cluster each", Planted.lines, 1, 1e-6, (("clusters", 3),)),
         Control("hubness", "ring: all rows alike", Planted.ring, 0, 1e-6),
         Control("self_similarity", "equal occurrences", Planted.types, 1, 0.06, (), Planted.labels),
         Control("max_explainable_variance", "equal occurrences", Planted.types, 1, 0.05, _RAW, Planted.labels),

@@ -75,20 +75,29 @@ class RunFolder:
     def create(cls, path: str | Path, config: Mapping[str, Any], *, resume: bool) -> RunFolder:
         """A new run folder; or the same run again, to go on with; never one that holds something else."""
         folder = cls(Path(path))
-        if folder.path.is_file():
+        if folder.path.exists() and not folder.path.is_dir():
             raise AnisoscopeError(f"output {str(path)!r} is a file; give a folder with --out.")
-        there = {p.name for p in folder.path.iterdir()} if folder.path.exists() else set()
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            there = {p.name for p in folder.path.iterdir()}
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise AnisoscopeError(
+                f"output folder {str(path)!r} cannot be made ({reason}); give another --out."
+            ) from error
         if "run.json" in there:
             folder._check_same(config, resume=resume)
         elif there - _OURS:
             raise AnisoscopeError(
                 f"output folder {str(path)!r} holds other files ({', '.join(sorted(there)[:3])}); give an empty one."
             )
-        folder.path.mkdir(parents=True, exist_ok=True)
         return folder
 
     def _check_same(self, config: Mapping[str, Any], *, resume: bool) -> None:
         old = self.about()
+        if old.get("status") in ("failed", "interrupted") and not self._holds_results():
+            (self.path / "run.json").unlink()  # it came to nothing (a misspelt option, say): nothing to protect
+            return
         if not resume:
             how = "add --resume to go on with it, or " if old.get("status") != "complete" else ""
             raise AnisoscopeError(
@@ -104,12 +113,18 @@ class RunFolder:
                 "repeat its command, or give another --out."
             )
 
+    def _holds_results(self) -> bool:
+        return any(path.is_file() for path in self.path.rglob("*") if path.name != "run.json")
+
     def about(self) -> dict[str, Any]:
         path = self.path / "run.json"
         try:
-            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise AnisoscopeError(f"{str(path)!r} is not readable JSON ({error}); restore it or run again.") from error
+        if not isinstance(about, dict):
+            raise AnisoscopeError(f"{str(path)!r} is no record of a run; restore it or run again.")
+        return about
 
     def write_about(self, about: Mapping[str, Any]) -> None:
         text = json.dumps(about, indent=2, ensure_ascii=False, default=str)
@@ -161,14 +176,19 @@ class RunFolder:
         replace_file(self.path / "partial" / f"{name}.safetensors", lambda p: save_file(tensors, p, metadata=words))
 
     def partial(self, name: str, plan: Plan) -> tuple[Bank, dict[str, Any]] | None:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         path = self.path / "partial" / f"{name}.safetensors"
         if not path.is_file():
             return None
-        with safe_open(path, framework="pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            words = file.metadata()
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                words = file.metadata()
+        except SafetensorError as error:
+            raise AnisoscopeError(
+                f"{str(path)!r} cannot be read ({error}); delete it, and the pass begins again."
+            ) from error
         bank = Bank.load(plan, tensors, json.loads(words["labels"]), json.loads(words["groups"]))
         return bank, json.loads(words["progress"])
 

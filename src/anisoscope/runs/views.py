@@ -40,6 +40,8 @@ class HeadView(View):
     def stat(self, need: type, *, without: int = -1) -> Any:
         assert self.whole is not None
         stat = self.whole.stat(need, without=without)
+        if not (len(stat) if isinstance(stat, Sample) else stat.n):
+            return stat  # nothing was seen, so there are no heads to tell apart
         return stat.head(self.head // self.share if need is Keys else self.head)
 
     def present(self) -> list[int]:

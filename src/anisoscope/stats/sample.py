@@ -84,6 +84,16 @@ class Sample:
             out._take(self.rows[index.to(self.rows.device)], {n: self.label(n)[index] for n in _LABELS})
         return out
 
+    def one_per_context(self) -> Sample:
+        """Of each context the row with the smallest hash."""
+        contexts = self.label("context")
+        _, inverse = torch.unique(contexts, return_inverse=True)
+        first = torch.full((int(inverse.max()) + 1 if len(inverse) else 0,), len(contexts), dtype=torch.int64)
+        first.scatter_reduce_(0, inverse, torch.arange(len(contexts)), reduce="amin")
+        mask = torch.zeros(len(contexts), dtype=torch.bool)
+        mask[first] = True
+        return self.select(mask)
+
     def relabel(self, name: str, numbers: Tensor) -> Sample:
         """The same rows with one label renumbered: label i becomes numbers[i]."""
         if not len(self):
