@@ -200,6 +200,8 @@ def report(
     """Make the report of one or several runs again."""
     from anisoscope.view.load import report_runs
 
+    if out is not None and out.is_file():
+        raise AnisoscopeError(f"output {str(out)!r} is a file; give a folder with --out.")
     typer.echo(str(report_runs(runs, out)))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, metric
-from anisoscope.stats.directions import Directions
+from anisoscope.stats.directions import Coordinates, Directions
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
@@ -118,17 +118,18 @@ def largest_norm(directions: Directions) -> float:
     return float(directions.largest_norm / typical)
 
 
-def coordinate_shares(directions: Directions) -> Tensor:
+def coordinate_shares(directions: Directions, coordinates: Coordinates) -> Tensor:
     """Contribution of each coordinate to the average cosine, ((Σuᵢ)² − Σuᵢ²) / (n(n−1)); they sum to it."""
-    assert directions.units is not None and directions.unit_squares is not None
+    assert directions.units is not None and coordinates.unit_squares is not None
     n = _directed(directions)
     if n < 2:
         raise TooFewRows(f"an average over pairs needs at least 2 rows that are not zero, seen {int(n)}; give more")
-    return (directions.units.square() - directions.unit_squares) / (n * (n - 1))
+    return (directions.units.square() - coordinates.unit_squares) / (n * (n - 1))
 
 
 @metric(
     Directions,
+    Coordinates,
     title="Rogue dimensions",
     formula="Σ_{top k} |cᵢ| / Σ|cᵢ|, cᵢ = ((Σuᵢ)² − Σuᵢ²) / (n(n−1))",
     reference="Timkey & van Schijndel 2021, arXiv:2109.04404",
@@ -137,18 +138,18 @@ def coordinate_shares(directions: Directions) -> Tensor:
     bounds=(0.0, 1.0),
     default=True,
 )
-def rogue_share(directions: Directions, *, top: int = 3) -> float:
+def rogue_share(directions: Directions, coordinates: Coordinates, *, top: int = 3) -> float:
     """Share of the average cosine that the few strongest coordinates contribute."""
     if top < 1:
         raise AnisoscopeError(f"rogue_share has top {top}; expected 1 or more")
-    shares = coordinate_shares(directions).abs()
+    shares = coordinate_shares(directions, coordinates).abs()
     if float(shares.sum()) == 0.0:
         raise TooFewRows("no coordinate contributes to the average cosine; rows are zero")
     return float(shares.topk(min(top, len(shares))).values.sum() / shares.sum())
 
 
 @metric(
-    Directions,
+    Coordinates,
     Sample,
     title="Massive activations",
     formula="max |hᵢ| / median |hᵢ|",
@@ -157,13 +158,13 @@ def rogue_share(directions: Directions, *, top: int = 3) -> float:
     invariant=("scale",),
     bounds=(1.0, None),
 )
-def massive_activation(directions: Directions, sample: Sample) -> float:
+def massive_activation(coordinates: Coordinates, sample: Sample) -> float:
     """Largest coordinate of any row in units of the median one."""
-    assert directions.largest is not None
+    assert coordinates.largest_value is not None
     middle = float(sample.rows.abs().median())
     if middle == 0.0:
         raise TooFewRows("the median coordinate is zero, so there is no scale to compare with; look at the model")
-    return float(directions.largest.max()) / middle
+    return float(coordinates.largest_value.max()) / middle
 
 
 def _sample_cosine(rows: Tensor) -> float:

@@ -16,7 +16,7 @@ from anisoscope.metrics.estimate import Estimate, jackknife
 from anisoscope.metrics.metric import Metric
 from anisoscope.metrics.neighbourhoods import Neighbours
 from anisoscope.numerics.hashing import FOLDS, fold_of
-from anisoscope.stats.directions import Directions
+from anisoscope.stats.directions import Coordinates, Directions
 from anisoscope.stats.means import Coherence
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
@@ -73,7 +73,8 @@ class View:
         key = (need, without)
         if key not in self._merged:
             parts = [fold[need] for i, fold in enumerate(self.folds) if i != without and need in fold]
-            self._merged[key] = reduce(lambda a, b: a.merge(b), parts) if parts else need()
+            merged = reduce(lambda a, b: a.merge(b), parts) if parts else need()
+            self._merged[key] = merged.on_host() if hasattr(merged, "on_host") else merged
         return self._merged[key]
 
 
@@ -196,13 +197,13 @@ def evaluate_array(
 
 def array_view(metric: Metric, rows: Tensor, contexts: Tensor, *, tokens: Tensor, seed: int) -> View:
     """The statistics that one metric needs of plain rows."""
-    known: set[type] = {Moments, Directions, Sample, Neighbours, Coherence}
+    known: set[type] = {Moments, Directions, Coordinates, Sample, Neighbours, Coherence}
     if not known.issuperset(metric.needs):
         raise AnisoscopeError(f"{metric.name} reads attention, not plain rows; use anisoscope.measure on a model")
     fold = fold_of(contexts)
     folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
     for need in metric.needs:
-        if need in (Moments, Directions):
+        if need in (Moments, Directions, Coordinates):
             for j in range(FOLDS):
                 mine = (fold == j).nonzero().squeeze(1).to(rows.device)
                 if len(mine):
@@ -260,7 +261,7 @@ def _native(x: Any) -> Any:
     import numpy as np
 
     if isinstance(x, np.ma.MaskedArray):
-        x = x.astype(np.float64).filled(np.nan)
+        x = np.ma.filled(x.astype(np.float64), np.nan)
     array = np.ascontiguousarray(x) if np.ndim(x) else np.asarray(x)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 

@@ -47,33 +47,49 @@ def _quantities(plain: Tensor, bias: Tensor | None, allowed: Tensor, *, first: i
     spread = _spread(scores, allowed, count)
     plain_spread = spread if bias is None else _spread(plain, allowed, count)
     masked = scores.masked_fill(~allowed, -torch.inf)
-    entropy, sharp, mass = _softmax_row(masked, count, first=first)
-    # the softmax is taken again, shifted by its own largest score: where the first key takes nearly all, a difference
-    # of the two sums would have no digits left
-    masked[..., first] = -torch.inf
-    entropy_rest, sharp_rest, _ = _softmax_row(masked, count - allowed[..., first].to(count.dtype), first=first)
+    rest = count - allowed[..., first].to(count.dtype)
+    (entropy, sharp), (entropy_rest, sharp_rest), mass = _softmax_rows(masked, count, rest, first=first)
     return torch.stack([entropy, sharp, mass, entropy_rest, sharp_rest, spread, plain_spread], dim=-1)
 
 
-def _softmax_row(masked: Tensor, count: Tensor, *, first: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised entropy, sharpness and the mass of the first key; a forbidden key has score −∞."""
+def _softmax_rows(
+    masked: Tensor, count: Tensor, rest: Tensor, *, first: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+    """Entropy and sharpness with the first key and without it, and its mass; a forbidden key has score −∞."""
+    shifted, weights = _weights(masked)
+    total, mean = weights.sum(-1), (weights * shifted).sum(-1)
+    sink = weights[..., first].clone()
+    mass = torch.where(count >= SMALLEST_ROW, sink / total, torch.nan)
+    whole = _entropy_and_sharpness(total, mean, weights.amax(-1), count)
+    if bool((sink > 0.5 * total).any()):  # too little would be left of the sums: take the softmax of the rest again
+        masked[..., first] = -torch.inf
+        shifted, weights = _weights(masked)
+        return whole, _entropy_and_sharpness(weights.sum(-1), (weights * shifted).sum(-1), weights.amax(-1), rest), mass
+    weights[..., first] = 0.0
+    mean = mean - sink * shifted[..., first]
+    return whole, _entropy_and_sharpness(total - sink, mean, weights.amax(-1), rest), mass
+
+
+def _weights(masked: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores shifted so that the largest is 0, and their exponentials."""
     peak = masked.amax(-1, keepdim=True)
     shifted = masked - torch.where(peak.isfinite(), peak, 0.0)
     weights = shifted.exp()
-    total = weights.sum(-1)
-    mass = weights[..., first] / total
-    # H = log Σe^s − Σ p s with s shifted so that its largest is 0; −1e4 stands in for −∞, where the weight is 0 anyway
-    mean = weights.mul_(shifted.clamp_min_(-1e4)).sum(-1) / total
-    entropy = total.log() - mean
-    m = count.to(masked.dtype)
+    return shifted.clamp_min_(-1e4), weights  # −1e4 stands in for −∞, since 0 · −∞ is not 0
+
+
+def _entropy_and_sharpness(total: Tensor, mean: Tensor, top: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """(log Σe^s − Σ p s) / log m and (max p − 1/m) / (1 − 1/m)."""
+    m = count.to(total.dtype)
+    entropy = (total.log() - mean / total) / m.log()
+    sharp = (top / total - 1.0 / m) / (1.0 - 1.0 / m)
     enough = count >= SMALLEST_ROW
-    sharp = (1.0 / total - 1.0 / m) / (1.0 - 1.0 / m)
-    values = (entropy / m.log(), sharp, mass)
-    return tuple(torch.where(enough, value, torch.nan) for value in values)  # type: ignore[return-value]
+    return torch.where(enough, entropy, torch.nan), torch.where(enough, sharp, torch.nan)
 
 
 def _spread(scores: Tensor, allowed: Tensor, count: Tensor) -> Tensor:
     m = count.to(scores.dtype)
-    mean = (scores * allowed).sum(-1, keepdim=True) / m.unsqueeze(-1)
-    gap = (scores - mean).mul_(allowed)
+    # filled, not multiplied: a forbidden key may hold NaN or infinity
+    mean = scores.masked_fill(~allowed, 0.0).sum(-1, keepdim=True) / m.unsqueeze(-1)
+    gap = (scores - mean).masked_fill_(~allowed, 0.0)
     return torch.where(count >= SMALLEST_ROW, torch.linalg.vector_norm(gap, dim=-1) / m.sqrt(), torch.nan)

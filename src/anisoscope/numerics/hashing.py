@@ -35,6 +35,7 @@ def row_hash(context: Tensor, position: Tensor, *, seed: int = 0) -> Tensor:
 def fold_of(context: Tensor) -> Tensor:
     """The jackknife fold (0..FOLDS-1) of each context.
 
+    >>> import torch
     >>> int(fold_of(torch.arange(1000)).bincount().min()) > 80
     True
     """

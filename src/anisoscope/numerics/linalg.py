@@ -8,17 +8,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from anisoscope.errors import AnisoscopeError
+
 
 def has_float64(device: torch.device) -> bool:
     return device.type != "mps"
 
 
-def eigenvalues(scatter: Tensor) -> Tensor:
-    """Eigenvalues of a symmetric positive matrix, descending, rounding noise below zero cut off.
+def gram(x: Tensor) -> Tensor:
+    """XᵀX of […, n, d]: the lower left quarter is copied from the upper right one, which saves a quarter."""
+    half = x.shape[-1] // 2
+    if x.device.type != "cpu" or half < 64:  # elsewhere one large product is quicker than three
+        return x.mT @ x
+    left, right = x[..., :half], x[..., half:]
+    out = x.new_empty(*x.shape[:-2], x.shape[-1], x.shape[-1])
+    out[..., :half, :half] = left.mT @ left
+    out[..., half:, half:] = right.mT @ right
+    out[..., :half, half:] = left.mT @ right
+    out[..., half:, :half] = out[..., :half, half:].mT
+    return out
 
-    An eigenvalue under ~1e-15·λ₁ is noise of the float64 sums: σ below 3e-8·σ₁ has no correct digit.
+
+def eigenvalues(scatter: Tensor) -> Tensor:
+    """Eigenvalues of a symmetric positive matrix, descending; those that are rounding noise are 0.
+
+    Under d·ε·λ₁ (ε = 2.2e-16) an eigenvalue is noise of the float64 sums: σ below √(d·ε)·σ₁, 4e-7·σ₁ at d = 768, has
+    no correct digit, and its square root would still count in Σσ (a layer norm leaves one direction exactly empty).
     """
-    return torch.linalg.eigvalsh(scatter).flip(-1).clamp_min(0.0)
+    values = torch.linalg.eigvalsh(scatter).flip(-1).clamp_min(0.0)
+    noise = scatter.shape[-1] * torch.finfo(torch.float64).eps * values[..., :1]
+    return torch.where(values > noise, values, 0.0)
 
 
 def orthonormal_basis(rows: Tensor, *, tolerance: float = 1e-6) -> Tensor:
@@ -27,19 +46,30 @@ def orthonormal_basis(rows: Tensor, *, tolerance: float = 1e-6) -> Tensor:
     >>> orthonormal_basis(torch.tensor([[1.0, 0.0, 0.0], [2.0, 0.0, 0.0]])).shape
     torch.Size([3, 1])
     """
-    _, sigma, right = torch.linalg.svd(rows.double(), full_matrices=False)
-    rank = int((sigma > tolerance * sigma[0].clamp_min(1e-300)).sum())
-    return right[:rank].T.contiguous()
+    rows = torch.as_tensor(rows).double()
+    if rows.ndim != 2 or not bool(rows.isfinite().all()) or not bool(rows.any()):
+        raise AnisoscopeError(
+            f"a matrix of shape {tuple(rows.shape)} spans no subspace; expected finite rows × width, not all zero"
+        )
+    _, sigma, right = torch.linalg.svd(rows, full_matrices=False)
+    return right[: int((sigma > tolerance * sigma[0]).sum())].T.contiguous()
+
+
+def _bases(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    one, two = orthonormal_basis(first), orthonormal_basis(second)
+    if len(one) != len(two):
+        raise AnisoscopeError(
+            f"the rows have widths {len(one)} and {len(two)}; expected the same space, align them first"
+        )
+    return one, two
 
 
 def principal_angles(first: Tensor, second: Tensor) -> Tensor:
     """Angles in radians, ascending, between the row spaces of two matrices of the same width."""
-    one, two = orthonormal_basis(first), orthonormal_basis(second)
+    two, one = sorted(_bases(first, second), key=lambda basis: basis.shape[1])  # angles do not depend on the order
     cosines = torch.linalg.svdvals(one.T @ two).clamp(0.0, 1.0)
     # arccos loses half of the digits near 1; the sine of the small angles comes from the residual instead
     sines = torch.linalg.svdvals(two - one @ (one.T @ two)).flip(0)[: len(cosines)].clamp(0.0, 1.0)
-    if two.shape[1] > one.shape[1]:
-        return torch.arccos(cosines)
     return torch.where(cosines > 0.7, torch.arcsin(sines), torch.arccos(cosines))
 
 
@@ -49,5 +79,5 @@ def subspace_overlap(first: Tensor, second: Tensor) -> float:
     >>> subspace_overlap(torch.eye(4)[:2], torch.eye(4)[1:3])
     0.5
     """
-    one, two = orthonormal_basis(first), orthonormal_basis(second)
+    one, two = _bases(first, second)
     return float((one.T @ two).square().sum() / min(one.shape[1], two.shape[1]))

@@ -14,6 +14,7 @@ from anisoscope.numerics.linalg import has_float64
 
 _BLOCK_BYTES = 64 << 20  # of one block of squared distances
 _CACHE_BYTES = 2 << 20  # of one block of differences: they are read three times, so they should stay in the cache
+_SIDE = 1024  # rows of a square block of distances on the host: it stays in the cache
 _SPARE = 6  # candidates beyond k
 
 
@@ -55,7 +56,7 @@ def nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     exact = exact - exact.mean(0)  # a common mean would drown the differences in float32
     everyone = torch.arange(n, device=exact.device)
     wanted = min(k + _SPARE, n - 1)
-    candidates, reach = _candidates(exact.to(x.device, torch.float32), everyone.to(x.device), wanted)
+    candidates, reach = _all_candidates(exact.to(x.device, torch.float32), wanted)
     candidates, reach = candidates.to(exact.device), reach.to(exact.device).double()
     distances, indices = _exact(exact, everyone, candidates, k=k)
     if wanted < n - 1:
@@ -64,6 +65,36 @@ def nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
             again, _ = _candidates(exact, unsure, wanted)
             distances[unsure], indices[unsure] = _exact(exact, unsure, again, k=k)
     return distances, indices
+
+
+def _all_candidates(x: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
+    """What `_candidates` gives for all rows, with each block of products serving its rows and its columns."""
+    n = len(x)
+    side = max(wanted + 1, min(_SIDE if x.device.type == "cpu" else n, int((_BLOCK_BYTES / 4) ** 0.5)))
+    starts = list(range(0, n, side))
+    squares = x.square().sum(1)
+    value = torch.full((n, wanted), torch.inf, dtype=x.dtype, device=x.device)
+    index = torch.zeros(n, wanted, dtype=torch.int64, device=x.device)
+
+    def take(squared: Tensor, row: int, column: int) -> None:
+        """Merge a block of squared distances into the best so far of its rows."""
+        near, where = squared.topk(min(wanted, squared.shape[1]), dim=1, largest=False)
+        mine = slice(row, row + len(squared))
+        both, place = torch.cat([value[mine], near], 1), torch.cat([index[mine], where + column], 1)
+        value[mine], order = both.topk(wanted, dim=1, largest=False)
+        index[mine] = place.gather(1, order)
+
+    for number, row in enumerate(starts):
+        for column in starts[number:]:
+            one, two = slice(row, row + side), slice(column, column + side)
+            squared = torch.addmm(squares[two].unsqueeze(0), x[one], x[two].T, alpha=-2.0)
+            squared += squares[one].unsqueeze(1)
+            if row == column:
+                squared.fill_diagonal_(torch.inf)
+            else:
+                take(squared.T.contiguous(), column, row)
+            take(squared, row, column)
+    return index, value[:, -1]
 
 
 def _candidates(x: Tensor, rows: Tensor, wanted: int) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,14 @@
 
 A cell is (group, part, fold): rows of one stratum, at the first position or not, in one fold of contexts. Cells merge,
 so that every selection (all rows, without the first position, one stratum, all folds but one) comes from one pass.
+What is a property of whole contexts does not merge from its parts and has a part of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -19,14 +21,14 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.evaluate import context_cosines
 from anisoscope.numerics.attention import row_sharpness
 from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
-from anisoscope.stats.directions import Directions
+from anisoscope.stats.directions import Coordinates, Directions
 from anisoscope.stats.means import Attention, Coherence
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 MOST_GROUPS = 32
-FIRST, REST = "first", "rest"
-_STATS: dict[str, Any] = {cls.__name__: cls for cls in (Moments, Directions, Attention, Coherence)}
+FIRST, REST, WHOLE = "first", "rest", "whole"
+_STATS: dict[str, Any] = {cls.__name__: cls for cls in (Moments, Directions, Coordinates, Attention, Coherence)}
 Cell = tuple[str, str, int]
 
 
@@ -47,23 +49,27 @@ class SiteStats:
     cells: dict[Cell, dict[type, Any]] = field(default_factory=dict)
     sample: Sample | None = None
     contexts: dict[tuple[str, int], int] = field(default_factory=dict)  # (group, fold) -> contexts seen
-    non_finite: int = 0
+    bad: dict[Cell, int] = field(default_factory=dict)  # rows that are not finite
     heads: int = 0
     width: int = 0
+
+    @property
+    def non_finite(self) -> int:
+        return sum(self.bad.values())
 
     def cell(self, key: Cell) -> dict[type, Any]:
         return self.cells.setdefault(key, {})
 
     def merge(self, other: SiteStats) -> SiteStats:
         out = SiteStats(heads=self.heads or other.heads, width=self.width or other.width)
-        out.non_finite = self.non_finite + other.non_finite
+        out.bad = {key: self.bad.get(key, 0) + other.bad.get(key, 0) for key in {**self.bad, **other.bad}}
         samples = [s.sample for s in (self, other) if s.sample is not None]
-        out.sample = samples[0].merge(samples[1]) if len(samples) == 2 else (samples[0] if samples else None)
+        out.sample = reduce(Sample.merge, samples, Sample(samples[0].size, samples[0].seed)) if samples else None
         for part in (self, other):
             for key, stats in part.cells.items():
                 mine = out.cell(key)
                 for kind, stat in stats.items():
-                    mine[kind] = mine[kind].merge(stat) if kind in mine else stat
+                    mine[kind] = mine.get(kind, kind()).merge(stat)  # a copy, so that the parts stay as they are
             for label, count in part.contexts.items():
                 out.contexts[label] = out.contexts.get(label, 0) + count
         return out
@@ -75,6 +81,7 @@ class _Split:
 
     index: Index
     cells: list[tuple[Cell, Tensor]]
+    sequence: Tensor  # which context of the batch each row belongs to
     contexts: dict[tuple[str, int], int]
     group: Tensor
 
@@ -86,26 +93,30 @@ class Bank:
         self.plan = plan
         self.sites: dict[Site, SiteStats] = {}
         self.groups: list[str] = []
+        self.calls = 0  # of `rows` and `scores`
         self._split: _Split | None = None
 
     @torch.inference_mode(False)  # statistics outlive the forward pass, so they must be ordinary tensors
     @torch.no_grad()
     def rows(self, rows: Rows) -> None:
         """Take the rows of one site."""
+        self.calls += 1
         wanted = self.plan.stats.get(rows.site.kind, frozenset())
         site = self.sites.setdefault(rows.site, SiteStats())
         site.width, site.heads = rows.x.shape[-1], rows.x.shape[1] if rows.x.ndim == 3 else 0
         split = self._split_of(rows.index)
-        x, bad, context = rows.x, _bad_rows(rows.x), rows.index.context.cpu()
+        x, bad = rows.x, _bad_rows(rows.x)
         for label, count in split.contexts.items():
             site.contexts[label] = site.contexts.get(label, 0) + count
         for key, mine in split.cells:
             if bad is not None:
+                site.bad[key] = site.bad.get(key, 0) + int(bad[mine].sum())
                 mine = mine[~bad[mine]]
             if len(mine):
                 # always a copy: rows may wait in a statistic while the model overwrites its own activations
-                _update(site.cell(key), wanted, x[mine.to(x.device)], context[mine])
-        site.non_finite += 0 if bad is None else int(bad.sum())
+                _update(site.cell(key), wanted, x[mine.to(x.device)])
+        if Coherence in wanted:
+            self._cohere(site, x, split, bad)
         if Sample in wanted:
             self._sample(site, rows, split, bad)
 
@@ -113,6 +124,7 @@ class Bank:
     @torch.no_grad()
     def scores(self, scores: Scores) -> None:
         """Take the attention of one layer: the sharpness of some query rows of each context."""
+        self.calls += 1
         site = self.sites.setdefault(scores.site, SiteStats())
         site.heads, site.width = scores.query.shape[1], scores.query.shape[-1]
         split = self._split_of(scores.index)
@@ -134,8 +146,22 @@ class Bank:
             for site, stats in part.sites.items():
                 if stats.sample is not None and part.groups:
                     stats = replace(stats, sample=stats.sample.relabel("group", renumber))
-                out.sites[site] = out.sites[site].merge(stats) if site in out.sites else stats
+                out.sites[site] = out.sites.get(site, SiteStats()).merge(stats)
         return out
+
+    def _cohere(self, site: SiteStats, x: Tensor, split: _Split, bad: Tensor | None) -> None:
+        """The coherence of whole contexts, and of contexts without their first position."""
+        whole: dict[Cell, list[Tensor]] = {}
+        for (group, part, fold), mine in split.cells:
+            mine = mine if bad is None else mine[~bad[mine]]
+            for name in (WHOLE, REST) if part == REST else (WHOLE,):
+                whole.setdefault((group, name, fold), []).append(mine)
+        for key, parts in whole.items():
+            mine = torch.cat(parts)
+            if len(mine):
+                cosines = context_cosines(x[mine.to(x.device)].flatten(1), split.sequence[mine])
+                cell = site.cell(key)
+                cell[Coherence] = cell.get(Coherence, Coherence()).update(cosines)
 
     def _sample(self, site: SiteStats, rows: Rows, split: _Split, bad: Tensor | None) -> None:
         index = rows.index
@@ -159,18 +185,16 @@ class Bank:
 
     def _group_of(self, index: Index) -> Tensor:
         """The number of each row's stratum; new names are added in order of appearance."""
-        count = len(index.keep)
-        if index.group is None:
-            return torch.zeros(count, dtype=torch.int64)
-        for name in index.group:
+        names = ("",) if index.group is None else index.group
+        for name in names:
             if name not in self.groups:
                 self.groups.append(name)
-        if len(self.groups) > MOST_GROUPS:
+        if len(self.groups) > MOST_GROUPS + ("" in self.groups):
             raise AnisoscopeError(
                 f"--group-by gives more than {MOST_GROUPS} groups (such as {self.groups[0]!r}, {self.groups[-1]!r}); "
                 "choose a field with fewer values"
             )
-        numbers = torch.tensor([self.groups.index(name) for name in index.group])
+        numbers = torch.tensor([self.groups.index(name) for name in names])
         return numbers[(index.keep.cpu() // max(1, index.length)).clamp_max(len(numbers) - 1)]
 
     def state(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
@@ -191,7 +215,7 @@ class Bank:
                     "site": [site.layer, site.kind, site.stack, site.name],
                     "cells": cells,
                     "contexts": [[*label, count] for label, count in stats.contexts.items()],
-                    "non_finite": stats.non_finite,
+                    "bad": [[*cell, count] for cell, count in stats.bad.items()],
                     "heads": stats.heads,
                     "width": stats.width,
                 }
@@ -209,7 +233,8 @@ class Bank:
             prefix, _, leaf = name.rpartition("/")
             by_prefix.setdefault(prefix, {})[leaf] = value
         for number, label in enumerate(labels):
-            stats = SiteStats(heads=label["heads"], width=label["width"], non_finite=label["non_finite"])
+            stats = SiteStats(heads=label["heads"], width=label["width"])
+            stats.bad = {(group, part, fold): count for group, part, fold, count in label["bad"]}
             stats.contexts = {(group, fold): count for group, fold, count in label["contexts"]}
             for position, entry in enumerate(label["cells"]):
                 kind = _STATS[entry["stat"]]
@@ -237,7 +262,7 @@ def _split(index: Index, group: Tensor, groups: list[str]) -> _Split:
     for row in leaders.tolist():
         label = (groups[int(group[row])] if groups else "", int(fold[row]))
         contexts[label] = contexts.get(label, 0) + 1
-    return _Split(index, cells, contexts, group)
+    return _Split(index, cells, sequence, contexts, group)
 
 
 def _bad_rows(x: Tensor) -> Tensor | None:
@@ -248,12 +273,9 @@ def _bad_rows(x: Tensor) -> Tensor | None:
     return bad.cpu() if bool(bad.any()) else None
 
 
-def _update(cell: dict[type, Any], wanted: frozenset[type], x: Tensor, context: Tensor) -> None:
-    for kind in wanted:
-        if kind is Coherence:
-            cell[kind] = cell.get(kind, Coherence()).update(context_cosines(x.flatten(1), context))
-        elif kind is not Sample:
-            cell[kind] = cell.get(kind, kind()).update(x)
+def _update(cell: dict[type, Any], wanted: frozenset[type], x: Tensor) -> None:
+    for kind in wanted - {Sample, Coherence}:
+        cell[kind] = cell.get(kind, kind()).update(x)
 
 
 def chosen_rows(index: Index, most: int, *, seed: int) -> Iterable[tuple[int, Tensor, int]]:

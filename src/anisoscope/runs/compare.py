@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def compare(first: str, second: str | None = None) -> Comparison:
     notes = [] if paired else ["the two saw different tokens, so differences are not paired and intervals add up"]
     if one.entry.get("layers") != two.entry.get("layers"):
         notes.append("depths differ: layers are matched at the nearest relative depth")
-    rows = [_difference(a, b, paired=paired) for a, b in _matched(one, two)]
+    rows = [_difference(a, b, paired=paired) for a, b in _matched(*_nameless(one, two))]
     if not rows:
         raise AnisoscopeError(f"{one.name} and {two.name} share no metric at any site; profile both alike.")
     cka = cka_matrix(sampled(one.folder.arrays(one.entry["key"])), sampled(two.folder.arrays(two.entry["key"])))
@@ -97,6 +97,15 @@ def compare(first: str, second: str | None = None) -> Comparison:
 def _same_contexts(one: Side, two: Side) -> bool:
     mine, theirs = (side.entry.get("data", {}).get("fingerprint") for side in (one, two))
     return bool(mine) and mine == theirs
+
+
+def _nameless(one: Side, two: Side) -> tuple[Side, Side]:
+    """Files of rows whose tensors have no name in common are matched by their order instead."""
+    names = [{row["kind"] for row in side.rows} for side in (one, two)]
+    if {one.entry.get("type"), two.entry.get("type")} != {"rows"} or names[0] & names[1]:
+        return one, two
+    plain = [replace(side, rows=[{**row, "kind": "rows"} for row in side.rows]) for side in (one, two)]
+    return plain[0], plain[1]
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:

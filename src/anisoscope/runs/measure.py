@@ -22,6 +22,7 @@ from anisoscope.runs.bank import Bank, Plan
 from anisoscope.runs.table import Table, variant_name
 from anisoscope.runs.views import Selection, attach_keys, first_is_outlier, head_views, selections
 from anisoscope.stats.directions import Directions
+from anisoscope.stats.means import Coherence
 from anisoscope.stats.sample import Sample
 
 DEFAULT_KINDS = ("embed", "resid", "final", "query", "key", "scores")
@@ -36,7 +37,7 @@ def applies(request: Request, kind: str) -> bool:
         return True
     if not request.named or kind == "scores" or metric.kinds <= {"scores", "query"}:
         return False
-    return not (kind in HEAD_KINDS and Neighbours in metric.needs)
+    return not (kind in HEAD_KINDS and {Neighbours, Coherence} & set(metric.needs))
 
 
 def make_plan(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +18,7 @@ from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.metric import Request
 from anisoscope.runs import memory
-from anisoscope.runs.bank import Bank, Plan
+from anisoscope.runs.bank import Bank, Plan, SiteStats
 from anisoscope.runs.measure import Setup, evaluate_bank, feed_tables, make_plan
 from anisoscope.runs.rowfile import RowWriter, Tee
 from anisoscope.runs.store import RunFolder
@@ -91,6 +94,7 @@ class _Pass:
     number: int
     sites: list[Site]
     done: int = 0  # batches
+    clean: int = 0  # calls of the bank after the last whole batch: in between, some sites have seen more than others
     bank: Bank | None = None
     writer: RowWriter | None = None
     saved: float = field(default_factory=time.monotonic)
@@ -129,7 +133,7 @@ def run_model(
         try:
             _sweep(work, feed, setup, loaded=loaded, config=config, folder=folder, key=key, tell=tell)
         except KeyboardInterrupt:
-            if work.done and work.bank is not None:
+            if work.done and work.bank is not None and work.bank.calls == work.clean:
                 _save(work, folder, key)
                 note = f"interrupted after {work.done} batches"
                 partial = evaluate_bank(work.bank, requests, setup)
@@ -311,12 +315,36 @@ def _sweep(
         return
     with Capture(loaded.model, work.sites, sink, layout=setup.layout, **options) as capture:
         for seen, batch in chain([first], rest):
-            capture.run(batch)
-            work.done += 1
+            with _whole(work):
+                capture.run(batch)
             tell("forward", min(seen, config.tokens), config.tokens)
             _save_if_due(work, folder, key)
     setup.notes += [note for note in capture.notes if note not in setup.notes]
     tell("forward", config.tokens, config.tokens)
+
+
+@contextlib.contextmanager
+def _whole(work: _Pass) -> Iterator[None]:
+    """One batch: a signal waits until every site has seen it (a second one does not)."""
+    pressed: list[int] = []
+
+    def wait(number: int, frame: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    assert work.bank is not None
+    held = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, wait) for number in held}
+    work.clean = work.bank.calls
+    try:
+        yield
+        work.done, work.clean = work.done + 1, work.bank.calls
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+    if pressed:
+        signal.raise_signal(pressed[0])
 
 
 def _remaining(feed: Feed, work: _Pass) -> Iterator[tuple[int, Batch]]:

@@ -12,8 +12,9 @@ import torch
 from anisoscope.metrics.attention import Keys
 from anisoscope.metrics.evaluate import NEIGHBOUR_BATCH, Graph, View, sample_graphs
 from anisoscope.numerics.hashing import FOLDS
-from anisoscope.runs.bank import FIRST, REST, Cell, SiteStats
+from anisoscope.runs.bank import FIRST, REST, WHOLE, Cell, SiteStats
 from anisoscope.stats.directions import Directions
+from anisoscope.stats.means import Coherence
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
@@ -81,9 +82,12 @@ def selections(stats: SiteStats, groups: list[str], *, without_first: bool, want
     yield Selection(everything)
     if without_first:
         rest = None if stats.sample is None else stats.sample.select(~stats.sample.label("first").bool())
-        view = _view(stats, lambda cell: cell[1] == REST, sample=rest, graphs=graphs)
+        view = _view(stats, lambda cell: cell[1] == REST, sample=rest, graphs=graphs, contexts_of=REST)
         yield Selection(replace(view, without_first=True), variant=(("first", "out"),))
+    seen = {group for group, _ in stats.contexts}
     for number, name in enumerate(groups):
+        if not name or name not in seen:  # weight tables belong to no group
+            continue
         mine = None if stats.sample is None else stats.sample.select(stats.sample.label("group") == number)
         view = _view(stats, _in_group(name), sample=mine, graphs=_graph_maker(mine, wanted))
         view.contexts = sum(count for (group, _), count in stats.contexts.items() if group == name)
@@ -131,15 +135,18 @@ def _view(
     *,
     sample: Sample | None,
     graphs: Callable[[int], list[Graph]],
+    contexts_of: str = WHOLE,
 ) -> View:
     folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
     for cell, kinds in stats.cells.items():
         if chosen(cell):
             mine = folds[cell[2]]
             for kind, stat in kinds.items():
-                mine[kind] = mine[kind].merge(stat) if kind in mine else stat
+                if kind is not Coherence or cell[1] == contexts_of:
+                    mine[kind] = mine[kind].merge(stat) if kind in mine else stat
     contexts = sum(stats.contexts.values())
-    return View(folds, sample, graphs, contexts=contexts, dropped=stats.non_finite)
+    dropped = sum(count for cell, count in stats.bad.items() if chosen(cell))
+    return View(folds, sample, graphs, contexts=contexts, dropped=dropped)
 
 
 def mean_spectrum(stats: SiteStats) -> torch.Tensor | None:

@@ -10,7 +10,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from anisoscope.numerics.linalg import eigenvalues, has_float64
+from anisoscope.numerics.linalg import eigenvalues, gram, has_float64
+
+_WIDE = 2048  # columns
 
 
 class Moments:
@@ -85,6 +87,13 @@ class Moments:
         """The moments of one head."""
         return Moments.load({"n": torch.tensor(self.n), "mean": self.mean[index], "scatter": self.scatter[index]})
 
+    def on_host(self) -> Moments:
+        """The same moments on the host, unless they are so wide that the device is the better place for a spectrum."""
+        state = self.state()
+        if "mean" not in state or self.width > _WIDE:
+            return self
+        return Moments.load({name: value.cpu() for name, value in state.items()})
+
     def state(self) -> dict[str, Tensor]:
         self._fold()
         if self._mean is None or self._scatter is None:
@@ -109,7 +118,7 @@ class Moments:
             rows = rows.double()
             mean = rows.mean(-2)
             centred = rows - mean.unsqueeze(-2)
-            scatter = centred.mT @ centred
+            scatter = gram(centred)
         else:  # centred float32 products, summed on the host
             shift = rows.mean(-2, keepdim=True)
             centred = rows - shift

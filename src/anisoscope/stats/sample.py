@@ -122,7 +122,7 @@ class Sample:
             labels = {name: value[inside] for name, value in labels.items()}
             for name in _LABELS:
                 self._labels[name].append(labels[name])
-            if sum(map(len, self._rows)) > self.size + self.size // 8:
+            if sum(map(len, self._rows)) > self.size + self.size // 4:
                 self._compact()
         return self
 

