@@ -28,7 +28,7 @@ docs: $(VENV)/.dev  ## write docs/metrics.md and docs/sites.md again, from the d
 	$(BIN)/python -m anisoscope.view.reference docs
 
 bench: $(VENV)/.dev  ## measure, and write benchmarks/RESULTS.md
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/profile_overhead.py
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

@@ -107,7 +107,7 @@ def profile(
         str | None, typer.Option(help="Spread a large model, such as 'auto' (needs accelerate).")
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, float64, bfloat16, float16.")] = "auto",
-    attention_rows: Annotated[int, typer.Option(help="Query rows per context whose attention is read; 0 = all.")] = 32,
+    attention_rows: Annotated[int, typer.Option(help="Query rows per context whose attention is read; 0 = all.")] = 16,
     sample_size: Annotated[int, typer.Option(help="Rows kept for neighbours and other sampled metrics.")] = 12_288,
     memory: Annotated[
         int | None, typer.Option(help="MiB that statistics may take; default: half of what is free.")

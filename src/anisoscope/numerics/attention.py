@@ -18,55 +18,98 @@ QUANTITIES = (
     "spread_unbiased",  # the same without additive bias
 )
 SMALLEST_ROW = 8  # rows that see fewer keys say nothing about sharpness
-_BLOCK = 8 << 20  # elements of scores held at a time
+_BLOCK = 2 << 20  # elements of scores held at a time
 
 
 def row_sharpness(
-    query: Tensor, key: Tensor, allowed: Tensor, *, bias: Tensor | None, scaling: float, first: int
+    query: Tensor, key: Tensor, allowed: Tensor, *, bias: Tensor | None, scaling: float, first: Tensor | int
 ) -> Tensor:
-    """The quantities above for each head and query row of one context: [H, R, 7], NaN where m is too small.
+    """The quantities above for each head and query row: [B, H, R, 7], NaN where m is too small.
 
-    `query` [H, R, d], `key` [H_kv, S, d], `allowed` [1 or H, R, S] bool, `bias` [1 or H, R, S] or None.
+    `query` [B, H, R, d], `key` [B, H_kv, S, d], `allowed` [B, 1 or H, R, S] bool, `bias` alike or None, `first` the
+    position of each context's first key. One context may be given without its leading dimension.
     """
-    heads, rows, _ = query.shape
-    group = heads // key.shape[0]
-    step = max(1, _BLOCK // (rows * key.shape[1]))
-    parts = []
-    for start in range(0, heads, step):
-        chosen = torch.arange(start, min(start + step, heads), device=query.device)
-        plain = scaling * query[chosen].float() @ key[chosen // group].float().mT
-        extra = None if bias is None else bias[chosen if bias.shape[0] > 1 else slice(0, 1)].float()
-        mask = allowed[chosen if allowed.shape[0] > 1 else slice(0, 1)]
-        parts.append(_quantities(plain, extra, mask, first=first))
-    return torch.cat(parts)
+    if query.ndim == 3:
+        more = None if bias is None else bias.unsqueeze(0)
+        one = (query.unsqueeze(0), key.unsqueeze(0), allowed.unsqueeze(0))
+        return row_sharpness(*one, bias=more, scaling=scaling, first=first)[0]
+    contexts, heads, rows, _ = query.shape
+    per_head = rows * key.shape[2]
+    first = torch.as_tensor(first, device=query.device).expand(contexts)
+    some = max(1, _BLOCK // (per_head * heads))  # contexts at a time; if one is too large, some of its heads
+    few = heads if some > 1 else max(1, min(heads, _BLOCK // per_head))
+    out = []
+    for start in range(0, contexts, some):
+        mine = slice(start, start + some)
+        parts = [
+            _block(
+                query[mine],
+                key[mine],
+                allowed[mine],
+                None if bias is None else bias[mine],
+                scaling,
+                first[mine],
+                h,
+                few,
+            )
+            for h in range(0, heads, few)
+        ]
+        out.append(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+    return torch.cat(out)
 
 
-def _quantities(plain: Tensor, bias: Tensor | None, allowed: Tensor, *, first: int) -> Tensor:
+def _block(
+    query: Tensor,
+    key: Tensor,
+    allowed: Tensor,
+    bias: Tensor | None,
+    scaling: float,
+    first: Tensor,
+    start: int,
+    few: int,
+) -> Tensor:
+    """The quantities of a block of heads."""
+    heads = slice(start, start + few)
+    share = torch.arange(query.shape[1], device=query.device)[heads] // (query.shape[1] // key.shape[1])
+    keys = key[:, heads] if key.shape[1] == query.shape[1] else key[:, share]
+    plain = scaling * query[:, heads].float() @ keys.float().mT
+    extra = None if bias is None else (bias[:, heads] if bias.shape[1] > 1 else bias).float()
+    mask = allowed[:, heads] if allowed.shape[1] > 1 else allowed
+    return _quantities(plain, extra, mask, first=first.view(-1, 1, 1, 1))
+
+
+def _at(x: Tensor, first: Tensor) -> Tensor:
+    """The column of each context's first key: [B, h, R] of [B, h, R, S]."""
+    return x.gather(-1, first.expand(*x.shape[:-1], 1)).squeeze(-1)
+
+
+def _quantities(plain: Tensor, bias: Tensor | None, allowed: Tensor, *, first: Tensor) -> Tensor:
     count = allowed.sum(-1)
     scores = plain if bias is None else plain + bias
     spread = _spread(scores, allowed, count)
     plain_spread = spread if bias is None else _spread(plain, allowed, count)
     masked = scores.masked_fill(~allowed, -torch.inf)
-    rest = count - allowed[..., first].to(count.dtype)
+    rest = count - _at(allowed, first).to(count.dtype)
     (entropy, sharp), (entropy_rest, sharp_rest), mass = _softmax_rows(masked, count, rest, first=first)
     return torch.stack([entropy, sharp, mass, entropy_rest, sharp_rest, spread, plain_spread], dim=-1)
 
 
 def _softmax_rows(
-    masked: Tensor, count: Tensor, rest: Tensor, *, first: int
+    masked: Tensor, count: Tensor, rest: Tensor, *, first: Tensor
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
     """Entropy and sharpness with the first key and without it, and its mass; a forbidden key has score −∞."""
     shifted, weights = _weights(masked)
-    total, mean = weights.sum(-1), (weights * shifted).sum(-1)
-    sink = weights[..., first].clone()
+    total, mean = weights.sum(-1), torch.linalg.vecdot(weights, shifted)
+    sink = _at(weights, first)
     mass = torch.where(count >= SMALLEST_ROW, sink / total, torch.nan)
     whole = _entropy_and_sharpness(total, mean, weights.amax(-1), count)
+    column = first.expand(*masked.shape[:-1], 1)
     if bool((sink > 0.5 * total).any()):  # too little would be left of the sums: take the softmax of the rest again
-        masked[..., first] = -torch.inf
-        shifted, weights = _weights(masked)
-        return whole, _entropy_and_sharpness(weights.sum(-1), (weights * shifted).sum(-1), weights.amax(-1), rest), mass
-    weights[..., first] = 0.0
-    mean = mean - sink * shifted[..., first]
+        shifted, weights = _weights(masked.scatter_(-1, column, -torch.inf))
+        left, mean = weights.sum(-1), torch.linalg.vecdot(weights, shifted)
+        return whole, _entropy_and_sharpness(left, mean, weights.amax(-1), rest), mass
+    mean = mean - sink * _at(shifted, first)
+    weights.scatter_(-1, column, 0.0)
     return whole, _entropy_and_sharpness(total - sink, mean, weights.amax(-1), rest), mass
 
 

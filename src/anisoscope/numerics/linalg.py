@@ -15,18 +15,18 @@ def has_float64(device: torch.device) -> bool:
     return device.type != "mps"
 
 
-def gram(x: Tensor) -> Tensor:
-    """XᵀX of […, n, d]: the lower left quarter is copied from the upper right one, which saves a quarter."""
+def add_gram(out: Tensor, x: Tensor) -> None:
+    """Add XᵀX of […, n, d] to `out`, in place: the lower left quarter is the upper right one, which saves a quarter."""
     half = x.shape[-1] // 2
-    if x.device.type != "cpu" or half < 64:  # elsewhere one large product is quicker than three
-        return x.mT @ x
-    left, right = x[..., :half], x[..., half:]
-    out = x.new_empty(*x.shape[:-2], x.shape[-1], x.shape[-1])
-    out[..., :half, :half] = left.mT @ left
-    out[..., half:, half:] = right.mT @ right
-    out[..., :half, half:] = left.mT @ right
-    out[..., half:, :half] = out[..., :half, half:].mT
-    return out
+    if x.ndim > 2 or x.device.type != "cpu" or half < 64:  # elsewhere one large product is quicker than three
+        out += x.mT @ x
+        return
+    left, right = x[:, :half], x[:, half:]
+    out[:half, :half].addmm_(left.T, left)
+    out[half:, half:].addmm_(right.T, right)
+    corner = left.T @ right
+    out[:half, half:] += corner
+    out[half:, :half] += corner.T
 
 
 def eigenvalues(scatter: Tensor) -> Tensor:

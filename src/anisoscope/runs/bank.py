@@ -28,6 +28,7 @@ from anisoscope.stats.sample import Sample
 
 MOST_GROUPS = 32
 FIRST, REST, WHOLE = "first", "rest", "whole"
+_SPLIT: frozenset[Any] = frozenset({Directions, Coordinates})  # taken for all cells of a batch at once
 _STATS: dict[str, Any] = {cls.__name__: cls for cls in (Moments, Directions, Coordinates, Attention, Coherence)}
 Cell = tuple[str, str, int]
 
@@ -38,7 +39,7 @@ class Plan:
 
     stats: Mapping[str, frozenset[type]]  # by site kind
     sample_size: int = 3 * 4096
-    attention_rows: int = 32  # query rows per context whose scores are looked at; 0 = all
+    attention_rows: int = 16  # query rows per context whose scores are looked at; 0 = all
     seed: int = 0
 
 
@@ -59,6 +60,10 @@ class SiteStats:
 
     def cell(self, key: Cell) -> dict[type, Any]:
         return self.cells.setdefault(key, {})
+
+    def stat(self, key: Cell, kind: type) -> Any:
+        """The statistic of a cell, new where there is none yet."""
+        return self.cell(key).setdefault(kind, kind())
 
     def merge(self, other: SiteStats) -> SiteStats:
         out = SiteStats(heads=self.heads or other.heads, width=self.width or other.width)
@@ -81,6 +86,7 @@ class _Split:
 
     index: Index
     cells: list[tuple[Cell, Tensor]]
+    cell: Tensor  # which of the cells each row belongs to
     sequence: Tensor  # which context of the batch each row belongs to
     contexts: dict[tuple[str, int], int]
     group: Tensor
@@ -112,9 +118,13 @@ class Bank:
             if bad is not None:
                 site.bad[key] = site.bad.get(key, 0) + int(bad[mine].sum())
                 mine = mine[~bad[mine]]
-            if len(mine):
-                # always a copy: rows may wait in a statistic while the model overwrites its own activations
-                _update(site.cell(key), wanted, x[mine.to(x.device)])
+            if Moments in wanted and len(mine):
+                site.stat(key, Moments).update(_pick(x, mine))
+        for kind in _SPLIT & wanted:
+            good, cell = (x, split.cell) if bad is None else (x[~bad.to(x.device)], split.cell[~bad])
+            for (key, _), part in zip(split.cells, kind.split(good, cell, len(split.cells)), strict=True):
+                if part.n:
+                    site.cell(key)[kind] = site.stat(key, kind).merge(part)
         if Coherence in wanted:
             self._cohere(site, x, split, bad)
         if Sample in wanted:
@@ -131,11 +141,13 @@ class Bank:
         for label, count in split.contexts.items():
             site.contexts[label] = site.contexts.get(label, 0) + count
         fold = fold_of(scores.index.context.cpu())
-        for context, positions, row in chosen_rows(scores.index, self.plan.attention_rows, seed=self.plan.seed):
+        chosen = list(chosen_rows(scores.index, self.plan.attention_rows, seed=self.plan.seed))
+        if not chosen:
+            return
+        values = sharpness_of(scores, [c for c, _, _ in chosen], [p for _, p, _ in chosen]).cpu()
+        for (_, positions, row), mine in zip(chosen, values, strict=True):
             group = self.groups[int(split.group[row])] if self.groups else ""
-            values = context_sharpness(scores, context, positions)
-            stats = site.cell((group, REST, int(fold[row])))
-            stats[Attention] = stats.get(Attention, Attention()).update(values.transpose(0, 1))
+            site.stat((group, REST, int(fold[row])), Attention).update(mine[:, : len(positions)].transpose(0, 1))
 
     def merge(self, other: Bank) -> Bank:
         """The bank of both passes; neither is changed."""
@@ -250,7 +262,8 @@ def _split(index: Index, group: Tensor, groups: list[str]) -> _Split:
     first = torch.zeros_like(fold) if index.first is None else index.first.cpu().to(torch.int64)
     code = (group * 2 + first) * FOLDS + fold
     cells = []
-    for value in code.unique().tolist():
+    values, cell = torch.unique(code, return_inverse=True)
+    for value in values.tolist():
         name = groups[value // (2 * FOLDS)] if groups else ""
         part = FIRST if (value // FOLDS) % 2 else REST
         cells.append(((name, part, value % FOLDS), (code == value).nonzero().squeeze(1)))
@@ -262,7 +275,7 @@ def _split(index: Index, group: Tensor, groups: list[str]) -> _Split:
     for row in leaders.tolist():
         label = (groups[int(group[row])] if groups else "", int(fold[row]))
         contexts[label] = contexts.get(label, 0) + 1
-    return _Split(index, cells, sequence, contexts, group)
+    return _Split(index, cells, cell, sequence, contexts, group)
 
 
 def _bad_rows(x: Tensor) -> Tensor | None:
@@ -273,9 +286,10 @@ def _bad_rows(x: Tensor) -> Tensor | None:
     return bad.cpu() if bool(bad.any()) else None
 
 
-def _update(cell: dict[type, Any], wanted: frozenset[type], x: Tensor) -> None:
-    for kind in wanted - {Sample, Coherence}:
-        cell[kind] = cell.get(kind, kind()).update(x)
+def _pick(x: Tensor, mine: Tensor) -> Tensor:
+    """Some rows, ascending: a view where they are neighbours, as the rows of one context are."""
+    first, last = int(mine[0]), int(mine[-1])
+    return x[first : last + 1] if last - first + 1 == len(mine) else x[mine.to(x.device)]
 
 
 def chosen_rows(index: Index, most: int, *, seed: int) -> Iterable[tuple[int, Tensor, int]]:
@@ -289,15 +303,31 @@ def chosen_rows(index: Index, most: int, *, seed: int) -> Iterable[tuple[int, Te
         yield number, position[mine].sort().values, int(mine[0])
 
 
-def context_sharpness(scores: Scores, context: int, positions: Tensor) -> Tensor:
-    """Sharpness of some query rows of one context: [H, R, quantities]."""
-    positions = positions.to(scores.query.device)
-    allowed = scores.allowed[context if scores.allowed.shape[0] > 1 else 0]
-    first = int(allowed.any(0).any(0).to(torch.int8).argmax())
-    bias = scores.bias
-    if bias is not None:
-        bias = bias[context if bias.shape[0] > 1 else 0]
-        bias = bias[:, positions] if bias.shape[1] > 1 else bias.expand(-1, len(positions), -1)
-    mask = allowed[:, positions] if allowed.shape[1] > 1 else allowed.expand(-1, len(positions), -1)
-    query, key = scores.query[context][:, positions], scores.key[context]
-    return row_sharpness(query, key, mask, bias=bias, scaling=scores.scaling, first=first)
+def sharpness_of(scores: Scores, contexts: list[int], positions: list[Tensor]) -> Tensor:
+    """Sharpness of some query rows of some contexts: [B, H, R, quantities], R the most rows of any of them."""
+    device = scores.query.device
+    number = torch.tensor(contexts, device=device)
+    # a context with fewer rows repeats its first one; those rows are cut off by the caller
+    most = max(map(len, positions))
+    rows = torch.stack([torch.cat([p, p[:1].expand(most - len(p))]) for p in positions]).to(device)
+    allowed = scores.allowed[number if scores.allowed.shape[0] > 1 else number * 0]
+    first = allowed.flatten(1, 2).any(1).to(torch.int8).argmax(1)
+    return row_sharpness(
+        scores.query[number].gather(
+            2, rows[:, None, :, None].expand(-1, scores.query.shape[1], -1, scores.query.shape[3])
+        ),
+        scores.key[number],
+        _of_rows(allowed, rows),
+        bias=None
+        if scores.bias is None
+        else _of_rows(scores.bias[number if len(scores.bias) > 1 else number * 0], rows),
+        scaling=scores.scaling,
+        first=first,
+    )
+
+
+def _of_rows(matrix: Tensor, rows: Tensor) -> Tensor:
+    """The chosen query rows of [B, 1 or H, T or 1, S]."""
+    if matrix.shape[2] == 1:
+        return matrix.expand(-1, -1, rows.shape[1], -1)
+    return matrix.gather(2, rows[:, None, :, None].expand(-1, matrix.shape[1], -1, matrix.shape[3]))

@@ -69,7 +69,7 @@ def measure(
     pool: str = "none",
     seed: int = 0,
     sample_size: int = 3 * 4096,
-    attention_rows: int = 32,
+    attention_rows: int = 16,
     name: str = "",
     progress: Progress | None = None,
 ) -> Table:

@@ -56,7 +56,7 @@ class ProfileConfig:
     trust_remote_code: bool = False
     seed: int = 0
     sample_size: int = 3 * 4096
-    attention_rows: int = 32
+    attention_rows: int = 16
     save_rows: bool = False
     memory_mb: int | None = None
 

@@ -5,7 +5,7 @@ Notation: x a row, u = x/‖x‖. Leading dimensions (heads) are carried along.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Self
 
 import torch
@@ -20,6 +20,27 @@ class Sums:
 
     n: int = 0
     largest: ClassVar[frozenset[str]] = frozenset()  # fields that are maxima, not sums
+
+    @classmethod
+    def _chunk(cls, x: Tensor, cell: Tensor, member: Tensor) -> Self:
+        """The sums of a few rows for each cell at once: every tensor has a leading dimension of cells."""
+        raise NotImplementedError
+
+    @classmethod
+    def split(cls, x: Tensor, cell: Tensor, cells: int) -> list[Self]:
+        """The sums of the rows of each cell 0…cells−1; one pass for all of them, since cells may be small."""
+        out = cls()
+        for start in range(0, len(x), _CHUNK):
+            mine = cell[start : start + _CHUNK]
+            member = torch.nn.functional.one_hot(mine, cells).T
+            out._add(cls._chunk(x[start : start + _CHUNK], mine, member))
+        counts = torch.bincount(cell, minlength=cells).tolist()
+        return [replace(out.head(number), n=count) for number, count in enumerate(counts)]
+
+    def update(self, x: Tensor) -> Self:
+        if len(x):
+            self._add(self.split(x, torch.zeros(len(x), dtype=torch.int64), 1)[0])
+        return self
 
     def merge(self, other: Self) -> Self:
         """The sums over both sets of rows; neither is changed."""
@@ -56,12 +77,19 @@ class Sums:
             setattr(self, name, theirs)
 
 
+_CHUNK = 1024  # rows at a time: their float64 copy stays in the cache
+
+
 def _rows_and_norms(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Float64 rows with heads first, their norms, and the inverse norms (0 for a zero row)."""
-    heads_first = x.movedim(0, -2)
-    rows = heads_first.double() if has_float64(x.device) else heads_first.cpu().double()
+    """A float64 copy of the rows, their norms, and the inverse norms (0 for a zero row)."""
+    rows = x.to(torch.float64, copy=True) if has_float64(x.device) else x.cpu().double()
     norms = torch.linalg.vector_norm(rows, dim=-1)
-    return rows, norms, torch.where(norms > 0, 1.0 / norms, 0.0)
+    return rows, norms, torch.where(norms > 0, 1.0 / norms, 0.0).unsqueeze(-1)
+
+
+def _cell_sums(member: Tensor, values: Tensor) -> Tensor:
+    """Σ over the rows of each cell, as one product: [C, n] with [n, …] gives [C, …]."""
+    return (member @ values.reshape(len(values), -1)).view(len(member), *values.shape[1:])
 
 
 @dataclass
@@ -81,22 +109,24 @@ class Directions(Sums):
     zeros: Tensor | None = None  # rows of norm 0  [...]
     largest_norm: Tensor | None = None  # max ‖x‖  [...]
 
-    def update(self, x: Tensor) -> Self:
-        if not len(x):
-            return self
+    @classmethod
+    def _chunk(cls, x: Tensor, cell: Tensor, member: Tensor) -> Self:
         rows, norms, inverse = _rows_and_norms(x)
-        sums = torch.stack([torch.ones_like(inverse), inverse], dim=-2) @ rows
-        new = type(self)(
+        member, cell = member.to(rows), cell.to(rows.device)
+        total = _cell_sums(member, rows)
+        rows.mul_(inverse)  # in place: the copy is ours, and a fresh one costs more than the product
+        norm = norms.reshape(len(norms), -1)
+        largest = norm.new_zeros(len(member), norm.shape[1])
+        largest.scatter_reduce_(0, cell.unsqueeze(1).expand_as(norm), norm, reduce="amax")
+        return cls(
             n=len(x),
-            total=sums[..., 0, :],
-            units=sums[..., 1, :],
-            norms=norms.sum(-1),
-            squared_norms=norms.square().sum(-1),
-            zeros=(norms == 0).sum(-1).double(),
-            largest_norm=norms.amax(-1),
+            total=total,
+            units=_cell_sums(member, rows),
+            norms=_cell_sums(member, norms),
+            squared_norms=_cell_sums(member, norms.square()),
+            zeros=_cell_sums(member, (norms == 0).to(rows)),
+            largest_norm=largest.view(len(member), *norms.shape[1:]),
         )
-        self._add(new)
-        return self
 
 
 @dataclass
@@ -111,10 +141,12 @@ class Coordinates(Sums):
     unit_squares: Tensor | None = None  # Σ u²       [..., d]
     largest_value: Tensor | None = None  # max |x|   [..., d]
 
-    def update(self, x: Tensor) -> Self:
-        if not len(x):
-            return self
+    @classmethod
+    def _chunk(cls, x: Tensor, cell: Tensor, member: Tensor) -> Self:
         rows, _, inverse = _rows_and_norms(x)
-        squares = (inverse.square().unsqueeze(-2) @ rows.square()).squeeze(-2)
-        self._add(type(self)(n=len(x), unit_squares=squares, largest_value=rows.abs().amax(-2)))
-        return self
+        squares = _cell_sums(member.to(rows), rows.mul_(inverse).square_())
+        largest = rows.new_zeros(len(member), *x.shape[1:])
+        for number in cell.unique().tolist():
+            mine = x[(cell == number).nonzero().squeeze(1).to(x.device)]
+            largest[number] = torch.maximum(mine.amax(0), -mine.amin(0)).to(rows)
+        return cls(n=len(x), unit_squares=squares, largest_value=largest)

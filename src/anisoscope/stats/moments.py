@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from anisoscope.numerics.linalg import eigenvalues, gram, has_float64
+from anisoscope.numerics.linalg import add_gram, eigenvalues, has_float64
 
 _WIDE = 2048  # columns
 
@@ -33,11 +33,16 @@ class Moments:
         self._pending: list[Tensor] = []
 
     def update(self, x: Tensor) -> Moments:
-        if len(x):
-            self._pending.append(x)
-            self._spectra.clear()
-            if sum(map(len, self._pending)) >= max(x.shape[-1], 64):
-                self._fold()
+        if not len(x):
+            return self
+        self._spectra.clear()
+        enough = max(x.shape[-1], 64)
+        if not self._pending and len(x) >= enough:
+            self._take(x)
+            return self
+        self._pending.append(x.clone())  # it may be a view of a batch that would be kept alive, or overwritten
+        if sum(map(len, self._pending)) >= enough:
+            self._fold()
         return self
 
     def merge(self, other: Moments) -> Moments:
@@ -109,36 +114,41 @@ class Moments:
 
     def _fold(self) -> None:
         """Turn the waiting rows into moments and add them."""
-        if not self._pending:
-            return
-        x = self._pending[0] if len(self._pending) == 1 else torch.cat(self._pending)
-        self._pending = []
+        if self._pending:
+            x = self._pending[0] if len(self._pending) == 1 else torch.cat(self._pending)
+            self._pending = []
+            self._take(x)
+
+    def _take(self, x: Tensor) -> None:
+        """Add the moments of rows: centred on their own mean, so that a large common mean costs no digits."""
         rows = x.movedim(0, -2)  # heads first: [..., n, d]
         if has_float64(x.device):
-            rows = rows.double()
-            mean = rows.mean(-2)
-            centred = rows - mean.unsqueeze(-2)
-            scatter = gram(centred)
+            centred = rows.double() if x.dtype != torch.float64 else rows.clone()
+            mean = centred.mean(-2)
+            centred -= mean.unsqueeze(-2)
+            self._meet(len(x), mean)
+            assert self._scatter is not None
+            add_gram(self._scatter, centred.to(self._scatter.device))
         else:  # centred float32 products, summed on the host
             shift = rows.mean(-2, keepdim=True)
             centred = rows - shift
-            rest = centred.mean(-2)
-            mean = (shift.squeeze(-2).cpu().double()) + rest.cpu().double()
-            scatter = (centred.mT @ centred).cpu().double() - len(x) * (
-                rest.cpu().double().unsqueeze(-1) * rest.cpu().double().unsqueeze(-2)
-            )
-        self._add(len(x), mean, scatter)
+            rest = centred.mean(-2).cpu().double()
+            scatter = (centred.mT @ centred).cpu().double() - len(x) * rest.unsqueeze(-1) * rest.unsqueeze(-2)
+            self._add(len(x), shift.squeeze(-2).cpu().double() + rest, scatter)
 
     def _add(self, n: int, mean: Tensor, scatter: Tensor) -> None:
-        """The exact pairwise update of Chan, Golub and LeVeque (1983)."""
+        self._meet(n, mean)
+        assert self._scatter is not None
+        self._scatter += scatter.to(self._scatter.device)  # resumed statistics lie on the host
+
+    def _meet(self, n: int, mean: Tensor) -> None:
+        """All of the exact pairwise update of Chan, Golub and LeVeque (1983) but the other's own scatter."""
         if self._mean is None or self._scatter is None:
-            self._n, self._mean, self._scatter = n, mean, scatter.clone()
+            self._n, self._mean = n, mean
+            self._scatter = mean.new_zeros(*mean.shape, mean.shape[-1])
             return
-        mean, scatter = mean.to(self._mean.device), scatter.to(self._mean.device)  # resumed statistics lie on the host
         total = self._n + n
-        gap = mean - self._mean
-        weight = self._n * n / total
-        self._scatter += scatter
-        self._scatter += (weight * gap).unsqueeze(-1) * gap.unsqueeze(-2)
+        gap = mean.to(self._mean.device) - self._mean
+        self._scatter += (self._n * n / total * gap).unsqueeze(-1) * gap.unsqueeze(-2)
         self._mean = self._mean + gap * (n / total)
         self._n = total
