@@ -14,10 +14,10 @@ demo: $(VENV)/.installed  ## profile a small random GPT-2 beside a BERT of the s
 	  bert:num_hidden_layers=6,hidden_size=256,num_attention_heads=8,intermediate_size=1024,vocab_size=512
 
 test: $(VENV)/.dev lint  ## lint, types, tests
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"  # a thread for each worker: more would wait for each other
 
 test-all: $(VENV)/.dev lint  ## the slow tests, too
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks examples

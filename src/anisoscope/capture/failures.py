@@ -80,7 +80,7 @@ def _hub_failure(source: ModelSource, text: str) -> AnisoscopeError:
     if not hub_reachable():
         return AnisoscopeError(
             f"{source.spec!r} is no folder here, it is not in the hub's cache, and the hub cannot be reached; "
-            f"give a local folder, go online{hint}."
+            f"give a local folder{f', go online{hint}' if hint else ' or go online'}."
         )
     if "gated" in text or "401" in text or "403" in text:
         return AnisoscopeError(f"{source.spec!r} is private or gated, or does not exist; log in with `hf auth login`.")

@@ -328,12 +328,22 @@ def _plain(device: torch.device) -> Iterator[None]:
         yield
 
 
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a module's path fits a pattern, name by name: `*` does not reach over a dot.
+
+    >>> _matches("h.3", "h.*"), _matches("h.3.mlp", "h.*")
+    (True, False)
+    """
+    names, words = path.split("."), pattern.split(".")
+    return len(names) == len(words) and all(map(fnmatch.fnmatchcase, names, words))
+
+
 def _named(model: nn.Module, patterns: Sequence[str]) -> dict[str, Site]:
     """The modules that match, in the model's order, as sites numbered by it."""
     paths = [path for path, _ in model.named_modules() if path]
     found: dict[str, None] = {}
     for pattern in patterns:
-        hits = fnmatch.filter(paths, pattern)
+        hits = [path for path in paths if _matches(path, pattern)]
         if not hits:
             near = difflib.get_close_matches(pattern, paths, n=1, cutoff=0.0)
             hint = f"; did you mean {near[0]!r}?" if near else "; it has no modules."

@@ -115,6 +115,8 @@ def _tokenizer(
     if not needed:
         return None
     if rows is None:
+        if _main_input(model) != "input_ids":
+            return None  # it reads no text; whoever runs it says so
         raise AnisoscopeError(f"{source.spec!r} has no tokenizer and no embedding table; give one with --tokenizer.")
     notes.append("no tokenizer found: UTF-8 bytes are used as token ids")
     return tokenizers.ByteTokenizer(rows)
@@ -135,6 +137,10 @@ def _found_tokenizer(
         if found is not None:
             return found
     return None
+
+
+def _main_input(model: nn.Module) -> str:
+    return str(getattr(model, "main_input_name", "input_ids"))
 
 
 def _vocabulary(model: nn.Module, config: Any) -> int | None:
@@ -177,7 +183,7 @@ def _described(
         decoder_start=_decoder_start(model, config) if both else None,
         parameters=parameter_count(model),
         device=next((p.device for p in model.parameters()), wish.device),
-        main_input=str(getattr(model, "main_input_name", "input_ids")),
+        main_input=_main_input(model),
         notes=notes,
     )
 

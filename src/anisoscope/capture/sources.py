@@ -140,6 +140,11 @@ def _local_source(path: Path, spec: str, overrides: dict[str, Any]) -> ModelSour
     if path.is_file():
         if path.suffix == ".gguf":
             return ModelSource(spec, "gguf", name, path=path)
+        if path.suffix == ".safetensors" and (path.parent / "config.json").exists():
+            raise AnisoscopeError(
+                f"{spec!r} is the weight file of a model, not rows; give its folder {str(path.parent)!r} "
+                "(its tables: --sites embed_weight,unembed)."
+            )
         if path.suffix in ROW_SUFFIXES:
             return ModelSource(spec, "rows", name, path=path)
         if path.name == "config.json":

@@ -19,6 +19,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.metric import Request
 from anisoscope.runs import memory
 from anisoscope.runs.bank import Bank, Plan, SiteStats
+from anisoscope.runs.feed import Feed, context_length
 from anisoscope.runs.measure import Setup, evaluate_bank, feed_tables, make_plan
 from anisoscope.runs.rowfile import RowWriter, Tee
 from anisoscope.runs.store import RunFolder
@@ -31,60 +32,9 @@ if TYPE_CHECKING:
 KEPT_ROWS = 1024  # sampled rows of each site that stay in the run folder, for CKA and comparisons
 _SAVE_EVERY = 30.0  # seconds between saves of an unfinished pass, at least
 _MANY_UNKNOWN = 0.1  # share of tokens without a word, above which the text is probably not the model's
-DEFAULT_CONTEXT = 512
 ATTENTION_KINDS = ("query", "key", "scores")
 Records = list[dict[str, Any]]
 Tell = Callable[[str, int, int], None]
-
-
-@dataclass
-class Feed:
-    """The batches of one model, the same each time they are asked for, and what was counted on the way."""
-
-    loaded: Loaded
-    config: ProfileConfig
-    length: int
-    tokens: int = 0
-    contexts: int = 0
-    padding: int = 0
-    special: int = 0
-    documents: int = 0
-    dropped_pieces: int = 0
-    unknown: int = 0
-    fingerprint: str = ""
-
-    def batches(self) -> Iterator[Batch]:
-        from anisoscope.data.text import read_documents
-        from anisoscope.data.tokens import DataFingerprint, Tally, batches, contexts
-
-        c, tally, digest = self.config, Tally(), DataFingerprint()
-        documents = read_documents(c.data, text_field=c.text_field, group_by=c.group_by)
-        pieces = contexts(documents, self.loaded.tokenizer, length=self.length, tokens=c.tokens, tally=tally)
-
-        def watched() -> Iterator[Any]:
-            for piece in pieces:
-                digest.update(piece)
-                yield piece
-
-        self.padding = 0
-        settings: dict[str, Any] = {"pad_id": self.loaded.pad_id, "decoder_start": self.loaded.decoder_start}
-        for batch in batches(watched(), batch_size=c.batch_size, **settings):
-            self.padding += int((batch.inputs["attention_mask"] == 0).sum())
-            yield batch if c.group_by else Batch(batch.inputs, batch.special, None)
-        self.tokens, self.contexts, self.special = tally.tokens, tally.contexts, tally.special
-        self.documents, self.dropped_pieces = tally.documents, tally.dropped_pieces
-        self.fingerprint, self.unknown = digest.hexdigest(), tally.unknown
-
-    def about(self) -> dict[str, Any]:
-        return {
-            "name": self.config.data,
-            "fingerprint": self.fingerprint,
-            "documents": self.documents,
-            "contexts": self.contexts,
-            "tokens": self.tokens,
-            "context_length": self.length,
-            "dropped_pieces": self.dropped_pieces,
-        }
 
 
 @dataclass
@@ -158,17 +108,6 @@ def run_model(
         entry["dropped"] |= {"special": feed.special}
     entry["notes"] = list(dict.fromkeys([*entry["notes"], *setup.notes]))
     return records, entry
-
-
-def context_length(loaded: Loaded, config: ProfileConfig) -> int:
-    """The context asked for, or 512 and what the model takes, whichever is less."""
-    if config.context is None:
-        return min(DEFAULT_CONTEXT, loaded.max_context)
-    if config.context > loaded.max_context:
-        raise AnisoscopeError(
-            f"--context {config.context} is more than {loaded.name} takes ({loaded.max_context}); give less."
-        )
-    return config.context
 
 
 def describe(loaded: Loaded, setup: Setup, key: str) -> dict[str, Any]:
