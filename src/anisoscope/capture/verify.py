@@ -88,7 +88,7 @@ class _Check:
 
     def _hidden(self, stack: Stack, record: _Record, hidden: Sequence[Tensor] | None) -> None:
         if not hidden:
-            self.notes.append(f"{stack.name}: the model gives no hidden_states; its sites rest on their names")
+            self.notes.append(f"{_of(stack)}the model gives no hidden_states; its sites rest on their names")
             return
         own = stack.family.hidden(stack.depth, len(hidden)) if stack.family and stack.family.hidden else None
         layers: list[int | None] = own or list(range(stack.depth + 1))
@@ -112,9 +112,9 @@ class _Check:
             self._equal(record, site, last)
         same = record.x[site].shape == record.x[block].shape and self._close(record.x[site], record.x[block])
         if same:
-            self.notes.append(f"{stack.name}: no final norm: final equals the last block")
+            self.notes.append(f"{_of(stack)}no final norm: final equals the last block")
         elif not stack.has_norm:
-            self.notes.append(f"{stack.name}: something follows the last block; ask for final alone to see it")
+            self.notes.append(f"{_of(stack)}something follows the last block; ask for final alone to see it")
 
     def _same(self, record: _Record, site: Site, theirs: Tensor) -> bool:
         return _rows_of(theirs, record.index[site]).shape == record.x[site].shape and self._close(
@@ -177,7 +177,7 @@ class _Check:
         if not calls:
             return
         if not theirs or len(theirs) != len(calls):
-            self.notes.append(f"{stack.name}: the model gives no attention probabilities; scores are not verified")
+            self.notes.append(f"{_of(stack)}the model gives no attention probabilities; scores are not verified")
             return
         for call, probability in zip(calls, theirs, strict=True):
             if not self._attends(call, probability):
@@ -190,6 +190,11 @@ class _Check:
         keep, ours = call.index.keep, probabilities(call)
         pair = (x.transpose(1, 2).flatten(0, 1)[keep].float() for x in (ours, theirs))
         return _distance(*pair) <= max(self.tolerance, 1e-5)  # models take the softmax in float32 at most
+
+
+def _of(stack: Stack) -> str:
+    """Which stack a note speaks of, where a model has several."""
+    return "" if stack.name == "single" else f"{stack.name}: "
 
 
 def probabilities(call: Scores) -> Tensor:
