@@ -19,7 +19,7 @@ from anisoscope.metrics.evaluate import View, evaluate, neighbours_read
 from anisoscope.metrics.metric import HEAD_KINDS, WEIGHT_KINDS, Request, parse_requests
 from anisoscope.metrics.neighbourhoods import Neighbours
 from anisoscope.runs.bank import Bank, Plan
-from anisoscope.runs.table import Table, variant_name
+from anisoscope.runs.table import FIRST_OUTLIER, Table, variant_name
 from anisoscope.runs.views import Selection, attach_keys, first_is_outlier, head_views, selections
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.means import Coherence
@@ -195,8 +195,10 @@ def _evaluate_site(bank: Bank, site: Site, requests: Sequence[Request], outliers
             for other in selections(keys, groups, without_first=False, wanted=0):
                 if (other.group, other.variant) == (selection.group, selection.variant):
                     attach_keys(selection.view, other.view)
+        remark = FIRST_OUTLIER if ("first", "out") in selection.variant and first_is_outlier(stats) else ""
         for request in mine:
-            yield from _records(request, selection, heads=stats.heads, key_heads=keys.heads if keys else 0)
+            for record in _records(request, selection, heads=stats.heads, key_heads=keys.heads if keys else 0):
+                yield {**record, "note": "; ".join(filter(None, (record["note"], remark)))}
 
 
 def _records(request: Request, selection: Selection, *, heads: int, key_heads: int) -> Iterator[dict[str, Any]]:

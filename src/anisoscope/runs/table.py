@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION = 1
+FIRST_OUTLIER = "the first position is an outlier here"  # the note of a row with first=out where it is one
 SCHEMA = pa.schema(
     [
         ("schema", pa.int32()),

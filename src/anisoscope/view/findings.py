@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from anisoscope.runs.table import FIRST_OUTLIER
 from anisoscope.view.heads import HeadMap, head_maps
 from anisoscope.view.series import Line, Point, Sheet, Subject
 from anisoscope.view.words import estimate, listed, number, plural, site_phrase, spans
@@ -249,10 +250,12 @@ def _first_position(sheet: Sheet) -> list[str]:
         without = sheet.line(subject, "average_cosine", "first=out") or _any_without(sheet, subject)
         if without is None or not without.points:
             continue
-        layers = [p.layer for p in without.points if p.kind == "resid"]
+        # both ways are given at all layers of a stack; only where the note says so is it an outlier
+        points = [p for p in without.points if FIRST_OUTLIER in (p.record.get("note") or "")] or without.points
+        layers = [p.layer for p in points if p.kind == "resid"]
         places = [f"block{'s' if len(layers) > 1 else ''} {spans(layers)}" if layers else ""]
-        places += ["the embedding"] if any(p.kind == "embed" for p in without.points) else []
-        places += ["the final norm"] if without.final else []
+        places += ["the embedding"] if any(p.kind == "embed" for p in points) else []
+        places += ["the final norm"] if any(p.kind == "final" for p in points) else []
         told.append(f"in {subject.label} at {listed([p for p in places if p])}{_effect(sheet, subject)}")
     if not told:
         return []
