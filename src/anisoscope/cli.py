@@ -79,7 +79,7 @@ def profile(
     data: Annotated[
         str, typer.Option(help="Text file, folder, .gz, .zip, .jsonl, .csv, .parquet, a datasets name, or 'embedded'.")
     ] = "embedded",
-    tokens: Annotated[int, typer.Option(help="Tokens to look at.")] = 65_536,
+    tokens: Annotated[int, typer.Option(help="Tokens to look at, rounded up to whole contexts.")] = 65_536,
     context: Annotated[
         int | None, typer.Option(help="Tokens of a context; default: 512, or what the model takes.")
     ] = None,

@@ -248,13 +248,17 @@ def _fused(
     return Call(query.detach(), key.detach(), scaling, mask=_detached(attn_mask), causal=is_causal)
 
 
+_HOPELESS = 5e3  # scores below the largest of their row: exp underflows in every precision long before
+
+
 def _written(query: Tensor, key: Tensor, scores: Tensor, alpha: float | None) -> Call:
     """The call behind a softmax: the scaling that leaves no bias, and the rest as additive scores."""
     if scores.dim() == 4:
         query, key = ((x if x.dim() == 4 else x.unflatten(0, (scores.shape[0], -1))) for x in (query, key))
     scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
     product = query.to(scores.dtype) @ key.to(scores.dtype).transpose(-1, -2)
-    open_ = scores > torch.finfo(scores.dtype).min / 2
+    # a model that masks by itself adds finfo.min, divided or not, or -1e4; so far below the largest the weight is 0
+    open_ = scores > scores.amax(-1, keepdim=True) - _HOPELESS
     default = query.shape[-1] ** -0.5
     for scaling in (alpha,) if alpha is not None else (default, 1.0):
         rest = (scores - scaling * product).where(open_, scores.new_zeros(()))

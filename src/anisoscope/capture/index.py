@@ -196,6 +196,8 @@ def read_contexts(
     if real is None and name != "pixel_values":
         length = None if name == "input_features" else content.shape[1]
         real = _mask(arguments.get("attention_mask"), content.shape[0], length)
+        if real is None:
+            real = _padding_mask(arguments, content, notes)
     if real is None and ids is not None:
         real = _unmasked(ids, config, notes)
     elif real is None and name == "inputs_embeds":
@@ -218,6 +220,19 @@ def _content(arguments: Mapping[str, Any]) -> tuple[str, Tensor]:
     name, value = tensors[0]
     ids = value.dim() == 2 and not value.is_floating_point() and not value.is_complex()
     return ("input_ids" if ids else name), value
+
+
+def _padding_mask(arguments: Mapping[str, Any], content: Tensor, notes: list[str]) -> Tensor | None:
+    """What is data by a mask [B, T] of another name: True is padding in `…padding_mask`, data in any other."""
+    for name, value in arguments.items():
+        if "mask" in name and isinstance(value, Tensor) and value.shape == content.shape[:2]:
+            padding = "pad" in name
+            notes.append(f"{name} was read as the mask: {'True is padding' if padding else 'nonzero is data'}")
+            value = value.detach().cpu()
+            if value.is_floating_point() and padding:  # added to scores: −∞ is padding
+                return value == 0
+            return ~value.bool() if padding else value != 0
+    return None
 
 
 def _mask(mask: Any, batch: int, length: int | None) -> Tensor | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from anisoscope.errors import TooFewRows
@@ -18,8 +20,24 @@ class Keys(Directions):
     """The key side of a query/key pair."""
 
 
-def _mean(attention: Attention, quantity: str) -> float:
-    index = QUANTITIES.index(quantity)
+def _quantity(metric: str, options: dict[str, Any]) -> str:
+    """Which of the quantities a metric of attention reads."""
+    first, bias = options.get("first", True), options.get("bias", True)
+    return {
+        "attention_entropy": "entropy" if first else "entropy_rest",
+        "attention_sharpness": "sharpness" if first else "sharpness_rest",
+        "first_key_mass": "first_mass",
+        "score_spread": "spread" if bias else "spread_unbiased",
+    }.get(metric, QUANTITIES[0])
+
+
+def rows_used(attention: Attention, metric: str, options: dict[str, Any]) -> int:
+    """Query rows that a metric of attention was computed from."""
+    return 0 if attention.count is None else int(attention.count[QUANTITIES.index(_quantity(metric, options))])
+
+
+def _mean(attention: Attention, metric: str, **options: Any) -> float:
+    index = QUANTITIES.index(_quantity(metric, options))
     assert attention.count is not None
     if float(attention.count[index]) == 0:
         raise TooFewRows(f"no query row sees {SMALLEST_ROW} keys or more; give longer contexts")
@@ -38,7 +56,7 @@ def _mean(attention: Attention, quantity: str) -> float:
 )
 def attention_entropy(attention: Attention, *, first: bool = True) -> float:
     """1 when every allowed key gets the same weight, 0 when one key gets all."""
-    return _mean(attention, "entropy" if first else "entropy_rest")
+    return _mean(attention, "attention_entropy", first=first)
 
 
 @metric(
@@ -53,7 +71,7 @@ def attention_entropy(attention: Attention, *, first: bool = True) -> float:
 )
 def attention_sharpness(attention: Attention, *, first: bool = True) -> float:
     """0 when every allowed key gets the same weight, 1 when one key gets all."""
-    return _mean(attention, "sharpness" if first else "sharpness_rest")
+    return _mean(attention, "attention_sharpness", first=first)
 
 
 @metric(
@@ -68,7 +86,7 @@ def attention_sharpness(attention: Attention, *, first: bool = True) -> float:
 )
 def first_key_mass(attention: Attention) -> float:
     """Attention that goes to the first position: large when it serves as a sink."""
-    return _mean(attention, "first_mass")
+    return _mean(attention, "first_key_mass")
 
 
 @metric(
@@ -83,7 +101,7 @@ def first_key_mass(attention: Attention) -> float:
 )
 def score_spread(attention: Attention, *, bias: bool = True) -> float:
     """How far the scores of one query differ before softmax."""
-    return _mean(attention, "spread" if bias else "spread_unbiased")
+    return _mean(attention, "score_spread", bias=bias)
 
 
 def _centre(directions: Directions) -> Tensor:

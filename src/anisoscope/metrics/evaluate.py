@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
+from anisoscope.metrics.attention import rows_used
 from anisoscope.metrics.estimate import Estimate, jackknife
 from anisoscope.metrics.metric import Metric
 from anisoscope.metrics.neighbourhoods import Neighbours
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.stats.directions import Coordinates, Directions
-from anisoscope.stats.means import Coherence
+from anisoscope.stats.means import Attention, Coherence
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
@@ -31,20 +32,27 @@ class Graph:
     neighbours: Neighbours
     fold: Tensor
     first: Tensor
+    first_duplicates: int = 0  # duplicates removed that were first rows of their contexts
 
     @classmethod
-    def of(cls, sample: Sample, *, wanted: int) -> Graph:
-        neighbours, kept = Neighbours.of(sample.rows.flatten(1), wanted)
-        return cls(neighbours, sample.fold[kept], sample.label("first")[kept].bool())
+    def of(cls, sample: Sample, *, wanted: int, tolerance: float = 0.0) -> Graph:
+        neighbours, kept = Neighbours.of(sample.rows.flatten(1), wanted, tolerance=tolerance)
+        first = sample.label("first").bool()
+        return cls(neighbours, sample.fold[kept], first[kept], int(first.sum() - first[kept].sum()))
 
 
-def sample_graphs(sample: Sample, *, wanted: int, batch: int | None) -> list[Graph]:
-    """Graphs of consecutive batches of the (hash-ordered, so shuffled) sample; a last short one only if it is alone."""
+def sample_graphs(sample: Sample, *, wanted: int, batch: int | None, tolerance: float = 0.0) -> list[Graph]:
+    """Graphs of consecutive batches of the (hash-ordered, so shuffled) sample; a last short one only if it is alone.
+
+    `tolerance`: rows closer than this share of their norm are one row.
+    """
     size = batch or max(1, len(sample))
     count = max(1, len(sample) // size)
     order = torch.arange(len(sample))
     batches = [(order >= i * size) & (order < (i + 1) * size) for i in range(count)]
-    return [Graph.of(sample.select(mask), wanted=wanted) for mask in batches] if len(sample) else []
+    return (
+        [Graph.of(sample.select(mask), wanted=wanted, tolerance=tolerance) for mask in batches] if len(sample) else []
+    )
 
 
 @dataclass
@@ -93,8 +101,9 @@ def evaluate(metric: Metric, view: View, options: dict[str, Any]) -> Estimate:
     ]
     low, high = jackknife(value, replicates, bounds=metric.bounds)
     lead = view.stat(metric.needs[0])
-    n = len(lead) if isinstance(lead, Sample) else lead.n
-    dropped = view.dropped + _dropped_here(metric, lead)
+    seen = len(lead) if isinstance(lead, Sample) else lead.n
+    left_out = _left_out(metric, lead, options)
+    n, dropped = seen - left_out, view.dropped + left_out
     return Estimate(
         value, low, high, n=n, contexts=view.contexts, dropped=dropped, note=_note(lead), replicates=tuple(replicates)
     )
@@ -107,12 +116,12 @@ def _attempt(metric: Metric, stats: list[Any], options: dict[str, Any]) -> float
         return math.nan
 
 
-def _dropped_here(metric: Metric, lead: Any) -> int:
+def _left_out(metric: Metric, lead: Any, options: dict[str, Any]) -> int:
     """Rows that this metric had to leave out beyond those that were not finite."""
     if isinstance(lead, Directions) and lead.zeros is not None and "cosine" in metric.name:
         return int(lead.zeros)
-    if hasattr(lead, "count") and isinstance(lead.count, Tensor):
-        return lead.n - int(lead.count.max())
+    if isinstance(lead, Attention):
+        return lead.n - rows_used(lead, metric.name, options)
     return 0
 
 
@@ -147,9 +156,9 @@ def _evaluate_graphs(metric: Metric, view: View, options: dict[str, Any]) -> Est
             replicates.append(math.nan)
     low, high = jackknife(value, replicates, bounds=metric.bounds)
     sd = float(torch.tensor(everyone).std()) if len(everyone) > 1 else math.nan
-    duplicates = sum(g.neighbours.duplicates for g in graphs)
+    duplicates = sum(g.neighbours.duplicates - (g.first_duplicates if view.without_first else 0) for g in graphs)
     used = sum(int((~g.first).sum()) if view.without_first else len(g.neighbours) for g in graphs)
-    note = f"{duplicates} exact duplicates removed" if duplicates else ""
+    note = f"{duplicates} duplicates removed" if duplicates else ""
     return Estimate(
         value,
         low,

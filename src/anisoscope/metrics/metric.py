@@ -118,14 +118,14 @@ class Request:
     named: bool = False
 
 
-def parse_requests(names: Iterable[str] | None) -> list[Request]:
+def parse_requests(names: Iterable[str] | str | None) -> list[Request]:
     """Metrics from words such as `two_nn`, `svd_ratio:centred=0`, `all` and `default` (also when there are none).
 
     >>> [r.metric.name for r in parse_requests(["svd_ratio:centred=0"])]
     ['svd_ratio']
     """
     known = registry()
-    words = list(names or ["default"])
+    words = [names] if isinstance(names, str) else list(names or ["default"])
     requests: list[Request] = []
     for word in words:
         if word in ("default", "all"):

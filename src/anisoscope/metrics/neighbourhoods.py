@@ -26,8 +26,12 @@ class Neighbours:
     duplicates: int = 0  # rows removed because an equal one was there
 
     @classmethod
-    def of(cls, rows: Tensor, wanted: int) -> tuple[Neighbours, Tensor]:
-        """The graph of the distinct rows, and which rows those are."""
+    def of(cls, rows: Tensor, wanted: int, *, tolerance: float = 0.0) -> tuple[Neighbours, Tensor]:
+        """The graph of the distinct rows, and which rows those are.
+
+        Rows closer than `tolerance` times their norm count as equal: a causal model gives equal rows for equal
+        prefixes, but a float32 forward pass makes them bit-equal in some batches and not in others.
+        """
         kept = distinct_rows(rows)
         if len(kept) < 2:
             empty = torch.empty(len(kept), 0)
@@ -35,6 +39,16 @@ class Neighbours:
         # squares of rows far from 1 would leave float32; a power of two changes no digit
         scale = 2.0 ** math.frexp(float(rows.abs().max()))[1]
         distance, index = nearest(rows[kept] / scale, wanted + _SPARE)
+        limit = tolerance * torch.linalg.vector_norm((rows[kept] / scale).double(), dim=1, keepdim=True)
+        # of equal rows the first stays, in the order of the sample, which does not depend on batches
+        later = index < torch.arange(len(kept), device=index.device).unsqueeze(1)
+        again = ((distance <= limit.to(distance.device)) & later).any(1)
+        if tolerance and bool(again.any()):
+            kept = kept[~again.to(kept.device)]
+            if len(kept) > 1:
+                distance, index = nearest(rows[kept] / scale, wanted + _SPARE)
+            else:
+                distance, index = distance[:1, :0], index[:1, :0]
         return cls(distance.cpu() * scale, index.cpu(), wanted, len(rows) - len(kept)), kept.cpu()
 
     def __len__(self) -> int:

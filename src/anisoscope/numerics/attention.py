@@ -72,10 +72,15 @@ def _block(
     heads = slice(start, start + few)
     share = torch.arange(query.shape[1], device=query.device)[heads] // (query.shape[1] // key.shape[1])
     keys = key[:, heads] if key.shape[1] == query.shape[1] else key[:, share]
-    plain = scaling * query[:, heads].float() @ keys.float().mT
-    extra = None if bias is None else (bias[:, heads] if bias.shape[1] > 1 else bias).float()
+    plain = scaling * _promoted(query[:, heads]) @ _promoted(keys).mT
+    extra = None if bias is None else _promoted(bias[:, heads] if bias.shape[1] > 1 else bias)
     mask = allowed[:, heads] if allowed.shape[1] > 1 else allowed
     return _quantities(plain, extra, mask, first=first.view(-1, 1, 1, 1))
+
+
+def _promoted(x: Tensor) -> Tensor:
+    """Half precision as float32; float32 and float64 as they are."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def _at(x: Tensor, first: Tensor) -> Tensor:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.rows import Batch, Index, Rows
-from anisoscope.capture.sites import Site, flow_order
+from anisoscope.capture.rows import Batch, Index, Rows, Scores
+from anisoscope.capture.sites import Site, check_kinds, flow_order
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.attention import Keys
 from anisoscope.metrics.estimate import Estimate, jackknife
@@ -26,6 +27,7 @@ from anisoscope.stats.means import Coherence
 from anisoscope.stats.sample import Sample
 
 DEFAULT_KINDS = ("embed", "resid", "final", "query", "key", "scores")
+ATTENTION_KINDS = ("query", "key", "scores")
 _CHUNK = 4096
 Progress = Callable[[str, int, int], None]  # what, done, of
 
@@ -59,9 +61,9 @@ def measure(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    sites: Sequence[str] | None = None,
-    layers: Iterable[int] | None = None,
-    metrics: Sequence[str] | None = None,
+    sites: Sequence[str] | str | None = None,
+    layers: Iterable[int] | int | None = None,
+    metrics: Sequence[str] | str | None = None,
     modules: Sequence[str] | None = None,
     rows: Callable[..., Tensor] | None = None,
     special: str = "in",
@@ -86,6 +88,7 @@ def measure(
     plan = make_plan(requests, setup.kinds, seed=seed, sample_size=sample_size, attention_rows=attention_rows)
     bank = Bank(plan)
     if setup.captured or modules:
+        batches = _tried(model, batches, setup, named=bool(sites or modules), rows=rows)
         options: dict[str, Any] = {"special": special, "first": first, "pool": pool, "rows": rows, "modules": modules}
         with Capture(model, setup.captured, bank, layout=setup.layout, **options) as capture:
             for number, batch in enumerate(batches, 1):
@@ -98,6 +101,42 @@ def measure(
     records = evaluate_bank(bank, requests, setup, progress=progress)
     columns = {"model": name or type(model).__name__, "seed": seed}
     return Table.from_records(({**columns, **record} for record in records), about)
+
+
+class _Nobody:
+    """A sink that keeps nothing."""
+
+    def rows(self, rows: Rows) -> None: ...
+
+    def scores(self, scores: Scores) -> None: ...
+
+
+def _one_context(batch: Any) -> Any:
+    """The first context of a batch, where it is a dict of tensors; else the batch as it is."""
+    inputs = batch.inputs if isinstance(batch, Batch) else batch
+    if isinstance(inputs, Tensor):
+        return inputs[:1]
+    if not isinstance(inputs, Mapping):
+        return batch
+    size = next((len(v) for v in inputs.values() if isinstance(v, Tensor) and v.dim() > 1), 0)
+    return {k: v[:1] if isinstance(v, Tensor) and v.dim() and len(v) == size else v for k, v in inputs.items()}
+
+
+def _tried(model: nn.Module, batches: Iterable[Any], setup: Setup, *, named: bool, rows: Any) -> Iterator[Any]:
+    """The same batches; before the first, default attention sites that the model does not show are left out."""
+    from anisoscope.capture.hooks import Capture
+
+    rest = iter(batches)
+    first = next(rest, None)
+    attention = [site for site in setup.captured if site.kind in ATTENTION_KINDS]
+    if first is not None and attention and not named:
+        try:
+            with Capture(model, attention, _Nobody(), layout=setup.layout, rows=rows) as capture:
+                capture.run(_one_context(first))
+        except AnisoscopeError as error:
+            setup.captured[:] = [site for site in setup.captured if site not in attention]
+            setup.notes.append(f"query, key and scores are left out: {error}")
+    return rest if first is None else chain([first], rest)
 
 
 @dataclass
@@ -119,8 +158,8 @@ def prepare(
     model: nn.Module,
     requests: Sequence[Request],
     *,
-    sites: Sequence[str] | None = None,
-    layers: Iterable[int] | None = None,
+    sites: Sequence[str] | str | None = None,
+    layers: Iterable[int] | int | None = None,
     modules: Sequence[str] | None = None,
 ) -> Setup:
     """Find the sites asked for; the default ones are those the model has and some metric reads."""
@@ -129,6 +168,8 @@ def prepare(
     if modules:
         return Setup(None, [], [], ["module"], {})
     layout = find_layout(model)
+    sites = check_kinds([sites] if isinstance(sites, str) else list(sites or ())) or None
+    layers = {layers} if isinstance(layers, int) else layers
     named = list(sites) if sites else [kind for kind in DEFAULT_KINDS if kind in layout.kinds]
     kinds = [kind for kind in named if any(applies(request, kind) for request in requests)]
     if "query" in kinds and "key" not in kinds and any(Keys in r.metric.needs for r in requests):
@@ -141,7 +182,18 @@ def prepare(
     tables = [kind for kind in kinds if kind in WEIGHT_KINDS]
     wanted = [kind for kind in kinds if kind not in WEIGHT_KINDS]
     captured = layout.sites(kinds=wanted, layers=set(layers) if layers is not None else None) if wanted else []
-    return Setup(layout, captured, tables, kinds, {stack.name: stack.depth for stack in layout.stacks})
+    notes = [] if sites else _missing(layout, requests)
+    return Setup(layout, captured, tables, kinds, {stack.name: stack.depth for stack in layout.stacks}, notes)
+
+
+def _missing(layout: Any, requests: Sequence[Request]) -> list[str]:
+    """Default sites that the model has not, and why."""
+    reasons: dict[str, list[str]] = {}
+    for stack in layout.stacks:
+        for kind, why in stack.missing.items():
+            if kind in DEFAULT_KINDS and any(applies(request, kind) for request in requests):
+                reasons.setdefault(why, []).append(kind)
+    return [f"no {', '.join(dict.fromkeys(kinds))}: {why}" for why, kinds in reasons.items()]
 
 
 def feed_tables(bank: Bank, model: nn.Module, tables: Iterable[str], *, depth: int) -> None:
@@ -150,7 +202,8 @@ def feed_tables(bank: Bank, model: nn.Module, tables: Iterable[str], *, depth: i
 
     for kind in tables:
         layer = 0 if kind == "embed_weight" else depth
-        feed_rows(bank, Site(layer, kind), weight_rows(model, kind))
+        if Site(layer, kind) not in bank.sites:  # a resumed bank has them already
+            feed_rows(bank, Site(layer, kind), weight_rows(model, kind))
 
 
 def feed_rows(bank: Bank, site: Site, rows: Any) -> None:

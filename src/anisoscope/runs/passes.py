@@ -20,9 +20,10 @@ from anisoscope.metrics.metric import Request
 from anisoscope.runs import memory
 from anisoscope.runs.bank import Bank, Plan, SiteStats
 from anisoscope.runs.feed import Feed, context_length
-from anisoscope.runs.measure import Setup, evaluate_bank, feed_tables, make_plan
+from anisoscope.runs.measure import ATTENTION_KINDS, Setup, evaluate_bank, feed_tables, make_plan
 from anisoscope.runs.rowfile import RowWriter, Tee
 from anisoscope.runs.store import RunFolder
+from anisoscope.runs.table import Table
 from anisoscope.runs.views import mean_spectrum
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 KEPT_ROWS = 1024  # sampled rows of each site that stay in the run folder, for CKA and comparisons
 _SAVE_EVERY = 30.0  # seconds between saves of an unfinished pass, at least
 _MANY_UNKNOWN = 0.1  # share of tokens without a word, above which the text is probably not the model's
-ATTENTION_KINDS = ("query", "key", "scores")
 Records = list[dict[str, Any]]
 Tell = Callable[[str, int, int], None]
 
@@ -46,6 +46,7 @@ class _Pass:
     done: int = 0  # batches
     clean: int = 0  # calls of the bank after the last whole batch: in between, some sites have seen more than others
     bank: Bank | None = None
+    swept: bool = False  # all data was seen, metrics are being computed
     writer: RowWriter | None = None
     saved: float = field(default_factory=time.monotonic)
     cost: float = 0.0  # seconds that the last save took
@@ -78,27 +79,34 @@ def run_model(
         entry["notes"].append(f"statistics of all sites would not fit into memory at once: {len(groups)} passes")
     records: Records = []
     for number, sites in enumerate(groups):
+        done = folder.part(f"{key}.{number}")
+        if done is not None:  # a pass that was finished before an interruption
+            records += [{k: v for k, v in row.items() if k != "schema"} for row in done.records()]
+            entry |= {name: value for name, value in done.about.items() if name != "notes"}
+            entry["notes"] += done.about["notes"]
+            continue
         work = _Pass(number, sites)
         resume(work, folder, key, plan)
         try:
             _sweep(work, feed, setup, loaded=loaded, config=config, folder=folder, key=key, tell=tell)
+            mine = _evaluate(work, loaded, setup, requests, tell=tell)
         except KeyboardInterrupt:
-            if work.done and work.bank is not None and work.bank.calls == work.clean:
-                _save(work, folder, key)
-                note = f"interrupted after {work.done} batches"
-                partial = evaluate_bank(work.bank, requests, setup)
-                keep([*records, *({**r, "note": f"{note}; {r['note']}".rstrip("; ")} for r in partial)], entry)
+            records += _rescued(work, folder, key, requests, setup)
+            if records:
+                keep(records, entry)
             raise
         assert work.bank is not None
-        if number == 0:
-            feed_tables(work.bank, loaded.model, setup.tables, depth=setup.depth("single"))
-        records += evaluate_bank(work.bank, requests, setup, progress=tell)
         save_arrays(folder, key if number == 0 else f"{key}.{number}", work.bank)
         if work.writer is not None:
             work.writer.finish()
-        entry |= counts(work.bank)
-        entry["notes"] += left_out(work.bank)
+        found = {**counts(work.bank), "notes": left_out(work.bank)}
+        folder.write_part(f"{key}.{number}", Table.from_records(mine, found))
+        records += mine
+        entry |= {**found, "notes": [*entry["notes"], *found["notes"]]}
         folder.drop_partial(f"{key}.{number}")
+    if not feed.fingerprint:  # every pass was finished before: the data is only counted
+        for _ in feed.batches():
+            pass
     entry["data"] = feed.about()
     if feed.unknown > _MANY_UNKNOWN * feed.tokens:
         share = feed.unknown / feed.tokens
@@ -108,6 +116,27 @@ def run_model(
         entry["dropped"] |= {"special": feed.special}
     entry["notes"] = list(dict.fromkeys([*entry["notes"], *setup.notes]))
     return records, entry
+
+
+def _evaluate(work: _Pass, loaded: Loaded, setup: Setup, requests: Sequence[Request], *, tell: Tell) -> Records:
+    """The records of a pass that has seen all its data."""
+    assert work.bank is not None
+    if work.number == 0:
+        feed_tables(work.bank, loaded.model, setup.tables, depth=setup.depth("single"))
+    work.clean, work.swept = work.bank.calls, True
+    return evaluate_bank(work.bank, requests, setup, progress=tell)
+
+
+def _rescued(work: _Pass, folder: RunFolder, key: str, requests: Sequence[Request], setup: Setup) -> Records:
+    """Save what an interrupted pass had gathered; and its records so far, unless they were just being computed."""
+    if not work.done or work.bank is None or work.bank.calls != work.clean:
+        return []
+    _save(work, folder, key)
+    if work.swept:
+        return []
+    note = f"interrupted after {work.done} batches"
+    partial = evaluate_bank(work.bank, requests, setup)
+    return [{**row, "note": f"{note}; {row['note']}".rstrip("; ")} for row in partial]
 
 
 def describe(loaded: Loaded, setup: Setup, key: str) -> dict[str, Any]:

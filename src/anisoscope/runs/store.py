@@ -143,12 +143,16 @@ class RunFolder:
         replace_file(self.path / "table.parquet", lambda p: pq.write_table(table.arrow, p))
 
     def write_part(self, name: str, table: Table) -> None:
-        """The finished table of one model of the run."""
-        replace_file(self.path / "parts" / f"{name}.parquet", lambda p: pq.write_table(table.arrow, p))
+        """The finished table of one model of the run, or of one of its passes, with what is known about it."""
+        arrow = table.arrow.replace_schema_metadata({"about": json.dumps(table.about)})
+        replace_file(self.path / "parts" / f"{name}.parquet", lambda p: pq.write_table(arrow, p))
 
     def part(self, name: str) -> Table | None:
         path = self.path / "parts" / f"{name}.parquet"
-        return Table.read(path) if path.is_file() else None
+        if not path.is_file():
+            return None
+        about = (pq.read_schema(path).metadata or {}).get(b"about", b"{}")
+        return Table(Table.read(path).arrow, json.loads(about))
 
     def write_arrays(self, name: str, arrays: Mapping[str, Tensor]) -> None:
         from safetensors.torch import save_file

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from anisoscope.errors import unknown_name
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -85,6 +87,8 @@ class Table:
         """Rows whose columns equal the values given; a list means any of them."""
         mask: Any = None
         for name, wanted in columns.items():
+            if name not in SCHEMA.names:
+                raise unknown_name("column", name, SCHEMA.names)
             values = wanted if isinstance(wanted, list | tuple | set) else [wanted]
             hit = pc.is_in(self.arrow[name], value_set=pa.array(list(values), type=SCHEMA.field(name).type))
             mask = hit if mask is None else pc.and_(mask, hit)
