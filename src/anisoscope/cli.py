@@ -108,7 +108,7 @@ def profile(
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, float64, bfloat16, float16.")] = "auto",
     attention_rows: Annotated[int, typer.Option(help="Query rows per context whose attention is read; 0 = all.")] = 16,
-    sample_size: Annotated[int, typer.Option(help="Rows kept for neighbours and other sampled metrics.")] = 12_288,
+    sample_size: Annotated[int, typer.Option(help="Rows kept for neighbours and other sampled metrics.")] = 8_192,
     memory: Annotated[
         int | None, typer.Option(help="MiB that statistics may take; default: half of what is free.")
     ] = None,

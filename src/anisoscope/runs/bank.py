@@ -38,7 +38,7 @@ class Plan:
     """Which statistics each kind of site keeps, and how large the samples are."""
 
     stats: Mapping[str, frozenset[type]]  # by site kind
-    sample_size: int = 3 * 4096
+    sample_size: int = 2 * 4096
     attention_rows: int = 16  # query rows per context whose scores are looked at; 0 = all
     seed: int = 0
 

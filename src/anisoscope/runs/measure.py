@@ -70,7 +70,7 @@ def measure(
     first: str = "in",
     pool: str = "none",
     seed: int = 0,
-    sample_size: int = 3 * 4096,
+    sample_size: int = 2 * 4096,
     attention_rows: int = 16,
     name: str = "",
     progress: Progress | None = None,

@@ -55,7 +55,7 @@ class ProfileConfig:
     dtype: str = "auto"
     trust_remote_code: bool = False
     seed: int = 0
-    sample_size: int = 3 * 4096
+    sample_size: int = 2 * 4096
     attention_rows: int = 16
     save_rows: bool = False
     memory_mb: int | None = None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.numerics.linalg import has_float64
+from anisoscope.numerics.scratch import float64_copy
 
 
 @dataclass
@@ -22,7 +23,7 @@ class Sums:
     largest: ClassVar[frozenset[str]] = frozenset()  # fields that are maxima, not sums
 
     @classmethod
-    def _chunk(cls, x: Tensor, cell: Tensor, member: Tensor) -> Self:
+    def _chunk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
         """The sums of a few rows for each cell at once: every tensor has a leading dimension of cells."""
         raise NotImplementedError
 
@@ -32,8 +33,7 @@ class Sums:
         out = cls()
         for start in range(0, len(x), _CHUNK):
             mine = cell[start : start + _CHUNK]
-            member = torch.nn.functional.one_hot(mine, cells).T
-            out._add(cls._chunk(x[start : start + _CHUNK], mine, member))
+            out._add(cls._chunk(x[start : start + _CHUNK], mine, cells))
         counts = torch.bincount(cell, minlength=cells).tolist()
         return [replace(out.head(number), n=count) for number, count in enumerate(counts)]
 
@@ -82,14 +82,14 @@ _CHUNK = 1024  # rows at a time: their float64 copy stays in the cache
 
 def _rows_and_norms(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A float64 copy of the rows, their norms, and the inverse norms (0 for a zero row)."""
-    rows = x.to(torch.float64, copy=True) if has_float64(x.device) else x.cpu().double()
+    rows = float64_copy(x) if has_float64(x.device) else x.cpu().double()
     norms = torch.linalg.vector_norm(rows, dim=-1)
     return rows, norms, torch.where(norms > 0, 1.0 / norms, 0.0).unsqueeze(-1)
 
 
-def _cell_sums(member: Tensor, values: Tensor) -> Tensor:
-    """Σ over the rows of each cell, as one product: [C, n] with [n, …] gives [C, …]."""
-    return (member @ values.reshape(len(values), -1)).view(len(member), *values.shape[1:])
+def _cell_sums(cell: Tensor, cells: int, values: Tensor) -> Tensor:
+    """Σ over the rows of each cell: [n, …] gives [C, …]."""
+    return values.new_zeros(cells, *values.shape[1:]).index_add_(0, cell, values)
 
 
 @dataclass
@@ -110,22 +110,22 @@ class Directions(Sums):
     largest_norm: Tensor | None = None  # max ‖x‖  [...]
 
     @classmethod
-    def _chunk(cls, x: Tensor, cell: Tensor, member: Tensor) -> Self:
+    def _chunk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
         rows, norms, inverse = _rows_and_norms(x)
-        member, cell = member.to(rows), cell.to(rows.device)
-        total = _cell_sums(member, rows)
+        cell = cell.to(rows.device)
+        total = _cell_sums(cell, cells, rows)
         rows.mul_(inverse)  # in place: the copy is ours, and a fresh one costs more than the product
         norm = norms.reshape(len(norms), -1)
-        largest = norm.new_zeros(len(member), norm.shape[1])
+        largest = norm.new_zeros(cells, norm.shape[1])
         largest.scatter_reduce_(0, cell.unsqueeze(1).expand_as(norm), norm, reduce="amax")
         return cls(
             n=len(x),
             total=total,
-            units=_cell_sums(member, rows),
-            norms=_cell_sums(member, norms),
-            squared_norms=_cell_sums(member, norms.square()),
-            zeros=_cell_sums(member, (norms == 0).to(rows)),
-            largest_norm=largest.view(len(member), *norms.shape[1:]),
+            units=_cell_sums(cell, cells, rows),
+            norms=_cell_sums(cell, cells, norms),
+            squared_norms=_cell_sums(cell, cells, norms.square()),
+            zeros=_cell_sums(cell, cells, (norms == 0).to(rows)),
+            largest_norm=largest.view(cells, *norms.shape[1:]),
         )
 
 
@@ -142,10 +142,10 @@ class Coordinates(Sums):
     largest_value: Tensor | None = None  # max |x|   [..., d]
 
     @classmethod
-    def _chunk(cls, x: Tensor, cell: Tensor, member: Tensor) -> Self:
+    def _chunk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
         rows, _, inverse = _rows_and_norms(x)
-        squares = _cell_sums(member.to(rows), rows.mul_(inverse).square_())
-        largest = rows.new_zeros(len(member), *x.shape[1:])
+        squares = _cell_sums(cell.to(rows.device), cells, rows.mul_(inverse).square_())
+        largest = rows.new_zeros(cells, *x.shape[1:])
         for number in cell.unique().tolist():
             mine = x[(cell == number).nonzero().squeeze(1).to(x.device)]
             largest[number] = torch.maximum(mine.amax(0), -mine.amin(0)).to(rows)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.numerics.linalg import add_gram, eigenvalues, has_float64
+from anisoscope.numerics.scratch import float64_copy
 
 _WIDE = 2048  # columns
 
@@ -123,7 +124,7 @@ class Moments:
         """Add the moments of rows: centred on their own mean, so that a large common mean costs no digits."""
         rows = x.movedim(0, -2)  # heads first: [..., n, d]
         if has_float64(x.device):
-            centred = rows.double() if x.dtype != torch.float64 else rows.clone()
+            centred = float64_copy(rows)
             mean = centred.mean(-2)
             centred -= mean.unsqueeze(-2)
             self._meet(len(x), mean)
