@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anisoscope.numerics.linalg import has_float64
 
-_BLOCK_BYTES = 64 << 20  # of one block of squared distances
+_BLOCK_BYTES = 16 << 20  # of one block of squared distances
 _CACHE_BYTES = 2 << 20  # of one block of differences: they are read three times, so they should stay in the cache
 _SIDE = 1024  # rows of a square block of distances on the host: it stays in the cache
 _SPARE = 6  # candidates beyond k
