@@ -121,7 +121,7 @@ def main() -> None:
         "Profile beside the bare forward pass" + (" (CUDA)" if arguments.device.startswith("cuda") else ""),
         about=f"{Path(arguments.model).parent.name or arguments.model}, {arguments.tokens:,} tokens of the embedded "
         "corpus, all default metrics at all default sites (residual stream, queries, keys, attention).",
-        command="python benchmarks/profile_overhead.py",
+        command=" ".join(["python benchmarks/profile_overhead.py", *sys.argv[1:]]),
         figures=result,
         bars={"ratio": "at most 1.6", "extra_mb": "under 300"},
     )
