@@ -24,6 +24,8 @@ from anisoscope.errors import AnisoscopeError
 _CALLED = ("query", "key", "scores")
 Rule = Callable[[tuple[Any, ...], dict[str, Any]], Tensor]
 """(args, kwargs) of the model's forward -> bool [B, T], True where a position is data."""
+Watch = Callable[[Site, Tensor, Callable[[Tensor], Tensor]], None]
+"""(site, the activation itself, how its gradient is cut into the same rows), while the forward pass runs."""
 
 
 class _Pass:
@@ -54,7 +56,8 @@ class Capture:
 
     Ids and mask are read from the arguments that the model's own forward is given, so that a training loop may call
     the model itself; special-token flags and groups come with a `Batch` given to `run`. `modules` names modules of any
-    `nn.Module` by path or pattern, `rows` gives the mask of a model whose arguments do not.
+    `nn.Module` by path or pattern, `rows` gives the mask of a model whose arguments do not. `watch` is shown each
+    activation itself, with its graph, after its rows went to the sink; `idle` tells when there is nothing to do.
     """
 
     def __init__(
@@ -69,9 +72,11 @@ class Capture:
         pool: str = "none",
         modules: Sequence[str] | None = None,
         rows: Rule | None = None,
+        watch: Watch | None = None,
+        idle: Callable[[], bool] | None = None,
     ) -> None:
         refuse_compiled(model)
-        self.model, self.sink, self.rule = model, sink, rows
+        self.model, self.sink, self.rule, self.watch, self.idle = model, sink, rows, watch, idle
         self.choice = Choice(special, first, pool)
         self.notes: list[str] = []
         self.layout = layout or _layout(model, needed=bool(sites))
@@ -110,6 +115,8 @@ class Capture:
         self._stack.close()
         if kind is not None:
             return
+        if self.idle is not None:  # a training loop that was never looked at is its owner's business
+            return
         if not self._finished:
             raise AnisoscopeError(
                 "no forward pass was seen while capturing; call capture.run(batch), or the model itself."
@@ -142,7 +149,7 @@ class Capture:
     # hooks
 
     def _attach(self) -> None:
-        self._keep(self.model.register_forward_pre_hook(self._begin, with_kwargs=True))
+        self._keep(self.model.register_forward_pre_hook(self._untraced(self._begin), with_kwargs=True))
         within = {path: self._stack_of(path) for path in self.named}
         used = {site.stack for site in self.sites if site.kind != "module"} | set(within.values())
         used |= {"encoder"} if "decoder" in used else set()  # what the encoder read is part of a decoder's context
@@ -154,7 +161,7 @@ class Capture:
         for path, site in self.named.items():
             self._on(path, "out", functools.partial(self._emit, site, running=self._passes[within[path]]))
         # Hooks run in the order in which they were added: the pass ends after everything else has been read.
-        self._keep(self.model.register_forward_hook(self._end, always_call=True))
+        self._keep(self.model.register_forward_hook(self._untraced(self._end), always_call=True))
 
     def _stack_of(self, path: str) -> str:
         """The stack whose positions a named module works on; "" where the model's own arguments say it."""
@@ -162,6 +169,8 @@ class Capture:
         return next((name for owner, name in owners.items() if owner and f"{path}.".startswith(f"{owner}.")), "")
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.idle is not None and self.idle():
+            return
         self._outer, self._above = (args, kwargs), None
         if "" in self._passes:
             self._passes[""].begin(self._contexts(module, args, kwargs, stack=None))
@@ -172,6 +181,10 @@ class Capture:
         for running in self._passes.values():
             running.end()
 
+    def _untraced(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """A hook that stays through a later torch.compile must not become part of the graph."""
+        return hook if self.idle is None else torch.compiler.disable(hook)
+
     def _keep(self, handle: Any) -> None:
         self._stack.callback(handle.remove)
 
@@ -180,9 +193,11 @@ class Capture:
         owner = self.model.get_submodule(stack.owner)
 
         def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.idle is not None and self.idle():
+                return
             running.begin(self._contexts(module, args, kwargs, stack=stack))
 
-        self._keep(owner.register_forward_pre_hook(begin, with_kwargs=True))
+        self._keep(owner.register_forward_pre_hook(self._untraced(begin), with_kwargs=True))
         kinds = {site.kind for site in self.sites if site.stack == stack.name}
         self._hook_blocks(stack, running)
         inner = {(place, kind) for (_, kind), place in stack.places.items() if kind in kinds and kind not in _CALLED}
@@ -194,7 +209,7 @@ class Capture:
             site = Site(stack.depth, "final", stack.name)
             self._on(stack.final.path, "out", functools.partial(self._emit, site, running=running), last=True)
         if stack.owner:  # the model's own hook ends the pass when it is the owner
-            self._keep(owner.register_forward_hook(self._end_stack(running), always_call=True))
+            self._keep(owner.register_forward_hook(self._untraced(self._end_stack(running)), always_call=True))
 
     def _end_stack(self, running: _Pass) -> Callable[..., None]:
         def end(*_: Any) -> None:
@@ -259,13 +274,13 @@ class Capture:
             def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 act(first_tensor(path, *given(args, kwargs)))
 
-            self._keep(module.register_forward_pre_hook(before, with_kwargs=True))
+            self._keep(module.register_forward_pre_hook(self._untraced(before), with_kwargs=True))
         else:
 
             def after(_: nn.Module, __: Any, output: Any) -> None:
                 act(first_tensor(path, getattr(output, "last_hidden_state", None) if last else None, output))
 
-            self._keep(module.register_forward_hook(after))
+            self._keep(module.register_forward_hook(self._untraced(after)))
 
     # rows
 
@@ -273,11 +288,14 @@ class Capture:
         if site not in self._wanted or running.contexts is None:
             return
         self._seen.add(site)
-        x = positioned(x, running.contexts, site)
-        selection = running.contexts.select(x.shape[1], self.choice, x.device)
+        contexts, activation = running.contexts, x
+        x = positioned(x, contexts, site)
+        selection = contexts.select(x.shape[1], self.choice, x.device)
         if selection.index.keep.numel():
             with _plain(x.device):
                 self.sink.rows(Rows(site, selection.rows(x), selection.index))
+            if self.watch is not None:
+                self.watch(site, activation, lambda g: selection.rows(positioned(g, contexts, site)))
 
     def _contexts(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, stack: Stack | None

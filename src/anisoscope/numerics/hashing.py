@@ -6,6 +6,7 @@ from torch import Tensor
 
 FOLDS = 8  # context folds of the jackknife; fixed, so that two runs on the same contexts can be paired
 _FOLD_SALT = 0x5EED_F01D
+_HALF_SALT = 0x5EED_4A1F
 
 
 def _signed(value: int) -> int:
@@ -40,3 +41,13 @@ def fold_of(context: Tensor) -> Tensor:
     True
     """
     return _shift_right(mix(context ^ _FOLD_SALT), 8) % FOLDS
+
+
+def half_of(context: Tensor) -> Tensor:
+    """0 for contexts to fit on, 1 for contexts to test on; independent of the folds.
+
+    >>> import torch
+    >>> 0.45 < float(half_of(torch.arange(1000)).double().mean()) < 0.55
+    True
+    """
+    return _shift_right(mix(context ^ _HALF_SALT), 17) % 2

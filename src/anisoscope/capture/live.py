@@ -1,0 +1,185 @@
+"""Activations and gradients of a training step that somebody else runs: read by hooks, changed by nothing.
+
+Raw gradients: tensor hooks fire during the backward pass, before clipping. What scales them – loss scaling, division by
+the number of micro-batches – is seen at the loss the model returned, whose own gradient is exactly that factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.arguments import by_name
+from anisoscope.capture.gradients import GradientPass, SiteRows
+from anisoscope.capture.hooks import Capture
+from anisoscope.capture.layout import Layout
+from anisoscope.capture.losses import Reading, Words, find_reading, output_part
+from anisoscope.capture.rows import Rows, Scores, Sink
+from anisoscope.capture.sites import Site
+from anisoscope.errors import AnisoscopeError
+
+
+@dataclass
+class MicroBatch:
+    """One forward and backward pass of a training step."""
+
+    arguments: dict[str, Any]
+    rows: dict[Site, Rows] = field(default_factory=dict)
+    gradients: dict[Site, Tensor] = field(default_factory=dict)
+    seed: float | None = None  # the gradient that arrived at the model's own loss
+    reading: Reading | None = None
+    loss: float = float("nan")  # as the model returned it
+    unreached: list[Site] = field(default_factory=list)
+
+    def tokens(self) -> int:
+        """What the mean of the loss was taken over."""
+        given = self.arguments.get("num_items_in_batch")
+        if given is not None:
+            return int(given)
+        labels = self.arguments.get("labels")
+        return self.reading.count(labels) if self.reading is not None and isinstance(labels, Tensor) else 0
+
+
+class LiveGradients:
+    """Hooks that stay on a model for a whole training run and do nothing until a step is to be measured.
+
+    They are attached before torch.compile, or not at all; they are kept out of the compiled graph.
+    """
+
+    def __init__(self, model: nn.Module, sites: Sequence[Site], *, layout: Layout, extra: Sequence[Site] = ()) -> None:
+        self.model, self.sites = model, list(sites)
+        self.active = False
+        self.batches: list[MicroBatch] = []
+        self.others: Sink | None = None
+        self._grad = True
+        options: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle}
+        self._capture = Capture(model, [*sites, *extra], self, **options)
+        self._handles: list[Any] = []
+        self._reading: Reading | None = None
+
+    def __enter__(self) -> LiveGradients:
+        before = torch.compiler.disable(self._begin)
+        after = torch.compiler.disable(self._end)
+        self._handles.append(self.model.register_forward_pre_hook(before, with_kwargs=True))
+        self._capture.__enter__()
+        self._handles.append(self.model.register_forward_hook(after, with_kwargs=True))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._capture._stack.close()
+
+    def begin(self, others: Sink | None = None) -> None:
+        """Look at everything from now on."""
+        self.batches, self.active, self.others = [], True, others
+
+    def end(self) -> list[MicroBatch]:
+        """Stop looking; what was seen."""
+        self.active, self.others = False, None
+        found, self.batches = self.batches, []
+        return found
+
+    def _idle(self) -> bool:
+        # an evaluation inside the step runs without gradients and is not the training batch
+        return not self.active or not torch.is_grad_enabled()
+
+    # hooks
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._idle():
+            self.batches.append(MicroBatch(by_name(module, args, kwargs)))
+
+    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._idle() or not self.batches:
+            return
+        batch = self.batches[-1]
+        loss, labels = output_part(output, "loss"), batch.arguments.get("labels")
+        if not isinstance(loss, Tensor) or not loss.requires_grad:
+            return
+        if isinstance(labels, Tensor):
+            batch.reading = self._reading = self._reading or self._find(output, batch, labels)
+        batch.loss = float(loss.detach())
+
+        def arrived(g: Tensor) -> None:
+            batch.seed = float(g)
+
+        loss.register_hook(arrived)
+
+    def _find(self, output: Any, batch: MicroBatch, labels: Tensor) -> Reading:
+        """How the labels are read; a loss over the items of all micro-batches is first made one over its own."""
+        given = batch.arguments.get("num_items_in_batch")
+        if given is None:
+            return find_reading(self.model, output, labels)
+        for reading in (Reading(True), Reading(False)):
+            own = output_part(output, "loss").detach() * (float(given) / max(1, reading.count(labels)))
+            try:
+                if find_reading(self.model, {"loss": own, "logits": output_part(output, "logits")}, labels) == reading:
+                    return reading
+            except AnisoscopeError:
+                continue
+        return find_reading(self.model, output, labels)
+
+    def rows(self, rows: Rows) -> None:
+        if rows.x.ndim == 2 and self.batches:
+            self.batches[-1].rows[rows.site] = rows
+        if self.others is not None:
+            self.others.rows(rows)
+
+    def scores(self, scores: Scores) -> None:
+        if self.others is not None:
+            self.others.scores(scores)
+
+    def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None:
+        if site not in self.sites or not self.batches:
+            return
+        if not torch.is_grad_enabled():
+            raise AnisoscopeError(
+                f"site {site} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
+                "gradient cannot be seen; use the other kind: gradient_checkpointing_kwargs={'use_reentrant': False}."
+            )
+        batch = self.batches[-1]
+        if not activation.requires_grad:
+            batch.unreached.append(site)
+            return
+
+        def arrived(g: Tensor) -> None:
+            batch.gradients[site] = rows_of(g)
+
+        activation.register_hook(arrived)
+
+
+def live_pass(batch: MicroBatch, sites: Sequence[Site], *, keep: Callable[[Rows], Tensor]) -> GradientPass:
+    """The rows of one micro-batch that `keep` selects (a mask), with their gradients as they came."""
+    out = GradientPass(tokens=batch.tokens(), unreached=list(batch.unreached))
+    labels = batch.arguments.get("labels")
+    labels = labels.detach().cpu() if isinstance(labels, Tensor) else None
+    for site in sites:
+        rows, g = batch.rows.get(site), batch.gradients.get(site)
+        if rows is None:
+            continue
+        words = Words.of(rows.index, labels, batch.reading, stack=site.stack)
+        mask = keep(rows).cpu()
+        chosen = mask.nonzero().squeeze(1)
+        at = chosen.to(rows.x.device)
+        out.sites[site] = SiteRows(
+            rows.x[at], None if g is None else g[at], _picked_index(rows, chosen), _picked_words(words, chosen)
+        )
+    return out
+
+
+def _picked_index(rows: Rows, chosen: Tensor) -> Any:
+    at = chosen.to(rows.index.keep.device)
+    names = ("keep", "context", "position", "token")
+    picked = {name: getattr(rows.index, name)[at] for name in names}
+    first = rows.index.first
+    return replace(rows.index, **picked, first=None if first is None else first[at])
+
+
+def _picked_words(words: Words, chosen: Tensor) -> Words:
+    masked = None if words.masked is None else words.masked[chosen]
+    return Words(words.original[chosen], words.target[chosen], masked)

@@ -1,0 +1,159 @@
+"""Token frequency: bins of equal mass, and whether frequent types lie closer together.
+
+Notation: c_v occurrences of type v in the training corpus, m occurrences of a type among the rows at hand.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anisoscope.errors import AnisoscopeError
+
+BINS = 5
+OCCURRENCES = 10  # rows of each type: fewer give no spread, more would make frequent types look wider
+FEWEST_TYPES = 8
+
+
+def equal_mass_bins(counts: Tensor, *, bins: int = BINS) -> Tensor:
+    """The bin of every type, 0 the most frequent: each bin holds about the same number of tokens; unseen types −1.
+
+    A type lies in the bin in which the middle of its own mass falls, so that one very frequent type fills bins alone.
+
+    >>> equal_mass_bins(torch.tensor([50, 25, 15, 10, 0]), bins=2).tolist()
+    [0, 1, 1, 1, -1]
+    """
+    counts = counts.double().cpu()
+    if counts.ndim != 1 or not bool((counts >= 0).all()) or float(counts.sum()) <= 0:
+        raise AnisoscopeError(
+            f"frequencies of shape {tuple(counts.shape)} with sum {float(counts.sum()):g} are no counts of types; "
+            "expected one non-negative number per token of the vocabulary, not all 0."
+        )
+    order = torch.argsort(counts, descending=True, stable=True)
+    mass = counts[order] / counts.sum()
+    middle = mass.cumsum(0) - mass / 2
+    found = torch.full(counts.shape, -1, dtype=torch.int64)
+    found[order] = (middle * bins).long().clamp(0, bins - 1)
+    found[counts == 0] = -1
+    return found
+
+
+def bin_of(tokens: Tensor, bins: Tensor) -> Tensor:
+    """The bin of every row's token; −1 for none, for unseen types and for ids beyond the vocabulary."""
+    known = (tokens >= 0) & (tokens < len(bins))
+    return torch.where(known, bins.to(tokens.device)[tokens.clamp(0, len(bins) - 1)], -1)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One point per type: its log frequency, and the RMS distance of its rows to their centroid."""
+
+    frequency: Tensor  # [types] log c
+    distance: Tensor  # [types] √(Σ‖x − x̄‖² / (m − 1))
+    norm: Tensor  # [types] mean ‖x‖
+
+
+def contextual_spread(x: Tensor, tokens: Tensor, counts: Tensor, *, order: Tensor) -> Spread:
+    """The spread of every type with at least OCCURRENCES rows, each over its first OCCURRENCES in `order`.
+
+    Equal numbers, because the largest of many distances would grow with the number; the divisor is m − 1.
+    """
+    m = OCCURRENCES
+    tokens, counts = tokens.cpu(), counts.cpu().double()
+    usable = (tokens >= 0) & (tokens < len(counts))
+    ranked = order.cpu().argsort(stable=True)
+    ranked = ranked[usable[ranked]]
+    ranked = ranked[tokens[ranked].argsort(stable=True)]  # by type, and by `order` within a type
+    types, number = torch.unique_consecutive(tokens[ranked], return_counts=True)
+    enough = (number >= m) & (counts[types] > 0)
+    start = (number.cumsum(0) - number)[enough]
+    if not len(start):
+        empty = torch.empty(0, dtype=torch.float64)
+        return Spread(empty, empty, empty)
+    rows = x[(ranked[start[:, None] + torch.arange(m)]).to(x.device)].double()  # [types, m, d]
+    distance = ((rows - rows.mean(1, keepdim=True)).square().sum((1, 2)) / (m - 1)).sqrt()
+    return Spread(counts[types[enough]].log(), distance.cpu(), rows.norm(dim=-1).mean(1).cpu())
+
+
+@dataclass
+class TemporalSpread:
+    """Rows of a weight table around their mean over time, from evenly spaced moments; a running sum, not a history."""
+
+    n: int = 0
+    total: Tensor | None = None  # [V, d]
+    squares: Tensor | None = None  # [V]
+    norms: Tensor | None = None
+
+    def update(self, table: Tensor) -> TemporalSpread:
+        rows = table.detach().double()
+        if self.total is None or self.squares is None or self.norms is None:
+            self.total, self.squares, self.norms = (
+                torch.zeros_like(rows),
+                rows.new_zeros(len(rows)),
+                rows.new_zeros(len(rows)),
+            )
+        self.n += 1
+        self.total += rows
+        self.squares += rows.square().sum(1)
+        self.norms += rows.norm(dim=1)
+        return self
+
+    def spread(self, counts: Tensor) -> Spread:
+        """One point per type that occurs."""
+        if self.total is None or self.squares is None or self.norms is None or self.n < 2:
+            empty = torch.empty(0, dtype=torch.float64)
+            return Spread(empty, empty, empty)
+        about = (self.squares - self.total.square().sum(1) / self.n).clamp_min(0.0) / (self.n - 1)
+        counts = counts.cpu().double()[: len(about)]
+        seen = counts > 0
+        return Spread(counts[seen].log(), about.sqrt().cpu()[seen], (self.norms / self.n).cpu()[seen])
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A correlation over types with a bootstrap interval and a permutation p (two-sided)."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+    types: int
+
+
+def correlate(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int = 999, seed: int = 0) -> Correlation:
+    """Pearson or Spearman correlation of two columns; NaN with fewer than 8 points or without variance.
+
+    >>> correlate(torch.arange(20.0), -torch.arange(20.0)).value
+    -1.0
+    """
+    x, y = x.double().cpu(), y.double().cpu()
+    n = len(x)
+    if method == "spearman":
+        x, y = _ranks(x), _ranks(y)
+    if n < FEWEST_TYPES or float(x.std()) == 0 or float(y.std()) == 0:
+        return Correlation(math.nan, math.nan, math.nan, math.nan, n)
+    generator = torch.Generator().manual_seed(seed)
+    value = float(_pearson(x[None], y[None])[0])
+    shuffled = y[torch.rand(draws, n, generator=generator).argsort(1)]
+    null = _pearson(x.expand(draws, n), shuffled)
+    p = (1 + int((null.abs() >= abs(value) - 1e-12).sum())) / (draws + 1)
+    again = torch.randint(n, (draws, n), generator=generator)
+    boot = _pearson(x[again], y[again])
+    boot = boot[boot.isfinite()]
+    low, high = torch.quantile(boot, torch.tensor([0.025, 0.975], dtype=boot.dtype)).tolist()
+    return Correlation(value, low, high, p, n)
+
+
+def _pearson(x: Tensor, y: Tensor) -> Tensor:
+    a, b = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
+    return ((a * b).sum(1) / (a.square().sum(1) * b.square().sum(1)).sqrt()).clamp(-1.0, 1.0)
+
+
+def _ranks(x: Tensor) -> Tensor:
+    """Average ranks, so that ties do not depend on their order."""
+    _, inverse, count = torch.unique(x, return_inverse=True, return_counts=True)
+    last = count.cumsum(0).double()
+    return (last - (count.double() - 1) / 2)[inverse]

@@ -1,0 +1,243 @@
+"""How much of the gradients lies in a subspace, and how much would lie there by chance.
+
+Notation: G n×d gradients of the summed loss, M = GᵀG their second moment, Q d×r an orthonormal basis, e = ‖GQ‖²/‖G‖²
+the energy of Q, A d×(J·r) Gaussian columns, r at a time a uniformly random subspace. Everything is a function of M.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from anisoscope.errors import AnisoscopeError
+
+ZETA = 0.2  # shrinkage of IsoScore* (Rudman and Eickhoff 2024)
+MOST_OF_WIDTH = 4  # a proxy of more than d/4 directions is no low-rank tangent
+TIE = 1e-6  # relative: draws this close to the proxy's energy count as equal (they are float32)
+
+
+@contextlib.contextmanager
+def full_float32() -> Iterator[None]:
+    """No TF32 inside a statistic, whatever the training loop has chosen for itself."""
+    chosen = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = chosen
+
+
+def check_rank(rank: int, *, width: int, rows: int | None = None) -> int:
+    """The rank, or a sentence on why it cannot be had.
+
+    >>> check_rank(16, width=64)
+    16
+    """
+    if rank < 1:
+        raise AnisoscopeError(f"rank {rank} spans nothing; expected at least 1.")
+    if rank > width // MOST_OF_WIDTH:
+        raise AnisoscopeError(
+            f"rank {rank} is more than a quarter of the width {width}, no low-rank tangent; expected at most "
+            f"{max(1, width // MOST_OF_WIDTH)}: give a smaller rank."
+        )
+    if rows is not None and rank > rows:
+        raise AnisoscopeError(f"rank {rank} is more than the {rows} rows to fit on; give more data or a smaller rank.")
+    return rank
+
+
+def second_moment(G: Tensor) -> Tensor:
+    """M = GᵀG in float64 [..., d, d]."""
+    rows = G.double()
+    return rows.mT @ rows
+
+
+def row_energies(G: Tensor, Q: Tensor) -> Tensor:
+    """‖gᵢQ‖² of every row, in float64 [n]."""
+    with full_float32():
+        return (G @ Q.to(G.dtype)).double().square().sum(-1)
+
+
+def energy(M: Tensor, Q: Tensor) -> Tensor:
+    """tr(QᵀMQ) / tr(M), of one or several second moments.
+
+    >>> Q = torch.eye(4, dtype=torch.float64)[:, :2]
+    >>> float(energy(torch.diag(torch.tensor([3.0, 0.0, 1.0, 0.0], dtype=torch.float64)), Q))
+    0.75
+    """
+    inside = ((M @ Q.to(M.dtype)) * Q.to(M.dtype)).sum((-2, -1))
+    return inside / M.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def spectral_share(C: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
+    """‖Qᵀ(C − tr(C)/d·I)Q‖_F² / ‖C − tr(C)/d·I‖_F², and tr(QᵀCQ)/r over tr(C)/d: above 1 the share is excess energy.
+
+    By chance about r(r+1)/d². An isotropic C has no anisotropy to share: NaN.
+    """
+    d, r = Q.shape
+    Q = Q.to(C.dtype)
+    level = C.diagonal(dim1=-2, dim2=-1).sum(-1) / d
+    inside = Q.mT @ (C @ Q)
+    spread = _deviation(inside, level)
+    whole = _deviation(C, level)
+    mean = inside.diagonal(dim1=-2, dim2=-1).sum(-1) / r
+    nothing = whole <= (1e-12 * level) ** 2 * d
+    return torch.where(nothing, torch.nan, spread / whole), mean / level
+
+
+def _deviation(C: Tensor, level: Tensor) -> Tensor:
+    """‖C − level·I‖_F²."""
+    eye = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
+    return (C - level[..., None, None] * eye).square().sum((-2, -1))
+
+
+def _iso_score_star(trace: Tensor, squares: Tensor, d: int) -> Tensor:
+    """IsoScore* from tr(C) and ‖C‖_F²: (PR − 1)/(d − 1) of (1−ζ)C + ζ tr(C)/d·I."""
+    shrunk = (1 - ZETA) ** 2 * squares + (2 * (1 - ZETA) * ZETA + ZETA**2) * trace**2 / d
+    return (trace**2 / shrunk - 1) / (d - 1)
+
+
+def isoscore_gain(C: Tensor, Q: Tensor) -> Tensor:
+    """ΔIsoScore*(Q) = IsoScore*(C compressed to the complement of Q) − IsoScore*(C); 0 for an isotropic C."""
+    Q = Q.to(C.dtype)
+    image = C @ Q
+    inside = Q.mT @ image
+    sums = (_trace(inside), inside.square().sum((-2, -1)), image.square().sum((-2, -1)))
+    return _gain(C, *sums, rank=Q.shape[1])
+
+
+def _gain(C: Tensor, inside: Tensor, inside_squares: Tensor, image_squares: Tensor, *, rank: int) -> Tensor:
+    """The gain from tr(QᵀCQ), ‖QᵀCQ‖² and ‖CQ‖²: with P = I − QQᵀ, ‖PCP‖² = ‖C‖² − 2‖CQ‖² + ‖QᵀCQ‖²."""
+    d = C.shape[-1]
+    trace, squares = _trace(C), C.square().sum((-2, -1))
+    rest = squares - 2 * image_squares + inside_squares
+    return _iso_score_star(trace - inside, rest, d - rank) - _iso_score_star(trace, squares, d)
+
+
+def _trace(C: Tensor) -> Tensor:
+    return C.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+@dataclass(frozen=True)
+class Control:
+    """What matched-rank random subspaces hold: one number per draw."""
+
+    energy: Tensor  # [J]
+    share: Tensor
+    gain: Tensor
+
+
+@lru_cache(maxsize=16)
+def _gaussian(d: int, r: int, draws: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
+    """Gaussian columns [d, J·r] and the inverse Cholesky factors [J, r, r] that orthonormalise each block of r."""
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.randn(d, draws * r, generator=generator).to(device)
+    return A, _whitener(_blocks(A, A, r))
+
+
+def _blocks(left: Tensor, right: Tensor, r: int) -> Tensor:
+    """LⱼᵀRⱼ of every block of r columns: [J, r, r]."""
+    return left.T.unflatten(0, (-1, r)) @ right.T.unflatten(0, (-1, r)).mT
+
+
+def _whitener(gram: Tensor) -> Tensor:
+    """W with WᵀgramW = I (as L⁻¹ from gram = LLᵀ), in float64."""
+    factor = torch.linalg.cholesky(gram.double())
+    eye = torch.eye(gram.shape[-1], dtype=torch.float64, device=gram.device).expand_as(factor)
+    return torch.linalg.solve_triangular(factor, eye, upper=False)
+
+
+class Draws:
+    """Uniformly random subspaces of rank r, in the whole space and in the complement of a proxy.
+
+    With A Gaussian, the columns A(AᵀA)^(−½) span a uniformly random subspace, so only AᵀMA and AᵀA are needed; in the
+    complement of Q the same holds for A − QQᵀA. One product MA serves every proxy.
+    """
+
+    def __init__(self, width: int, rank: int, *, draws: int = 999, seed: int = 0, device: str = "cpu") -> None:
+        self.rank, self.draws = rank, draws
+        self.A, self._white = _gaussian(width, rank, draws, seed, device)
+
+    @full_float32()
+    def of(self, M: Tensor) -> Measured:
+        """The draws against one second moment."""
+        C = M / _trace(M)
+        return Measured(self, C, C.float() @ self.A)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Draws and their images under one normalised second moment C (trace 1)."""
+
+    draws: Draws
+    C: Tensor
+    image: Tensor  # CA
+
+    @full_float32()
+    def random(self) -> Control:
+        """Subspaces of the whole space: the exact null of a uniformly random proxy."""
+        return self._control(self.draws.A, self.image, self.draws._white)
+
+    @full_float32()
+    def normal(self, Q: Tensor) -> Control:
+        """Subspaces of the orthogonal complement of Q."""
+        Q = Q.float()
+        A = self.draws.A
+        inside = Q.T @ A
+        left = A - Q @ inside
+        image = self.image - (self.C.float() @ Q) @ inside
+        return self._control(left, image, _whitener(_blocks(left, left, self.draws.rank)))
+
+    def _control(self, A: Tensor, image: Tensor, white: Tensor) -> Control:
+        r, d = self.draws.rank, self.C.shape[-1]
+        inside = white @ _blocks(A, image, r).double() @ white.mT
+        squares = white @ _blocks(image, image, r).double() @ white.mT
+        level = 1.0 / d
+        deviation = (inside - level * torch.eye(r, dtype=inside.dtype, device=inside.device)).square().sum((-2, -1))
+        whole = self.C.double().square().sum() - level
+        share = deviation / whole if float(whole) > 1e-12 * level else torch.full_like(deviation, torch.nan)
+        gain = _gain(self.C.double(), _trace(inside), inside.square().sum((-2, -1)), _trace(squares), rank=r)
+        return Control(_trace(inside), share, gain)
+
+
+def p_value(value: float, draws: Tensor) -> float:
+    """(1 + #{draws ≥ value}) / (J + 1): exact when the proxy is a uniformly random subspace.
+
+    >>> p_value(1.0, torch.zeros(999))
+    0.001
+    """
+    return (1 + int((draws >= value * (1 - TIE)).sum())) / (len(draws) + 1)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down adjusted p-values (Holm 1979); NaN stays NaN and does not count.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted((i for i, value in enumerate(p) if value == value), key=lambda i: p[i])
+    adjusted = [float("nan")] * len(p)
+    running = 0.0
+    for rank, i in enumerate(order):
+        running = max(running, min(1.0, (len(order) - rank) * p[i]))
+        adjusted[i] = running
+    return adjusted
+
+
+def next_components(covariance: Tensor, Q: Tensor) -> Tensor:
+    """The top r principal components after Q has been projected out: d×r."""
+    C, Q = covariance.double(), Q.double()
+    inside = Q.T @ C
+    rest = C - Q @ inside - inside.T @ Q.T + Q @ (inside @ Q) @ Q.T
+    _, vectors = torch.linalg.eigh(rest)
+    return vectors[:, -Q.shape[1] :].flip(-1)
+
+
+def growth(before: Tensor, after: Tensor) -> Tensor:
+    """The positive part of C_after − C_before: where variance was added."""
+    values, vectors = torch.linalg.eigh((after - before).double())
+    return (vectors * values.clamp_min(0.0).unsqueeze(-2)) @ vectors.mT

@@ -1,0 +1,109 @@
+"""The frozen proxy: fitted once, on activations pooled over the first part of training, then kept.
+
+Second moments of the gradients of every step inside the window are kept until the proxy exists; those steps are marked
+in-sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.capture.sites import Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.tangent import Draws
+from anisoscope.runs.energies import Record, holm_records, moment_records, placed
+from anisoscope.runs.plan import TangentPlan
+from anisoscope.runs.proxies import Label, Proxy, fit_proxies, key, load_proxies, proxy_state, rows_to_fit
+from anisoscope.runs.steprows import Half
+from anisoscope.stats.gradients import GradientMoments
+
+WINDOW_ROWS = 1024  # rows of each site and step that the frozen proxy is fitted on
+IN_SAMPLE = "in-sample"
+
+
+@dataclass
+class FrozenProxies:
+    """The window while it is open, the proxies afterwards."""
+
+    plan: TangentPlan
+    total_steps: int
+    source: str = ""
+    rank: int = 0
+    window: dict[int, dict[Site, GradientMoments]] = field(default_factory=dict)
+    pool: dict[Site, list[Tensor]] = field(default_factory=dict)
+    proxies: dict[str, dict[Site, Proxy]] = field(default_factory=dict)
+
+    @property
+    def closes(self) -> float:
+        """The last step of the window."""
+        return self.plan.window * self.total_steps
+
+    def offer(
+        self, step: int, fits: Mapping[Site, Half], moments: dict[Site, GradientMoments], *, rank: int
+    ) -> list[Record]:
+        """Take a step into the window, or test the frozen proxies on it."""
+        self.rank = rank
+        if not self.proxies and step <= self.closes:
+            self.window[step] = moments
+            for site, fit in fits.items():
+                self.pool.setdefault(site, []).append(rows_to_fit(fit, most=WINDOW_ROWS).cpu())
+            return []
+        earlier = [] if self.proxies else self._fit(next(iter(moments.values())).total.device)
+        return earlier + self._test(step, moments, note="")
+
+    def _fit(self, device: torch.device) -> list[Record]:
+        """Fit on what the window gathered, and go back to the steps inside it."""
+        if not self.pool:
+            raise AnisoscopeError(
+                f"the frozen proxy was asked for, but no step inside its window (up to step {self.closes:.0f}) was "
+                "measured; measure earlier steps, or leave the frozen proxy out."
+            )
+        rows = {site: torch.cat(parts).to(device) for site, parts in self.pool.items()}
+        for proxy in self.plan.proxies[:2]:
+            label = Label(proxy, self.rank, fit="frozen")
+            self.proxies[proxy] = fit_proxies(rows, label, seed=self.plan.seed)
+        records = [r for s, m in sorted(self.window.items()) for r in self._test(s, m, note=IN_SAMPLE)]
+        self.window, self.pool = {}, {}
+        return records
+
+    def _test(self, step: int, moments: Mapping[Site, GradientMoments], *, note: str) -> list[Record]:
+        records: list[Record] = []
+        for site, moment in moments.items():
+            total = moment.total
+            seed, device = self.plan.seed, str(total.device)
+            measured = Draws(len(total), self.rank, draws=self.plan.draws, seed=seed, device=device).of(total)
+            for proxy, found in self.proxies.items():
+                if site in found:
+                    label = Label(proxy, self.rank, fit="frozen")
+                    basis = found[site].basis.to(total.device)
+                    mine = moment_records(moment, basis, label, measured, note=note, source=self.source)
+                    records += placed(site, step, mine)
+        return records + holm_records(records)
+
+    def state(self) -> dict[str, Any]:
+        """Plain values and tensors, from which the window or the proxies come back."""
+        return {
+            "rank": self.rank,
+            "window": {s: {key(site): m.state() for site, m in found.items()} for s, found in self.window.items()},
+            "pool": {key(site): parts for site, parts in self.pool.items()},
+            "proxies": {name: proxy_state(found) for name, found in self.proxies.items()},
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.rank = state["rank"]
+        self.window = {
+            s: {Site(*k): GradientMoments.load(m) for k, m in found.items()} for s, found in state["window"].items()
+        }
+        self.pool = {Site(*k): list(parts) for k, parts in state["pool"].items()}
+        self.proxies = {name: load_proxies(found) for name, found in state["proxies"].items()}
+
+    def finish(self) -> list[Record]:
+        """The proxies of a run that ended inside its window."""
+        if self.proxies or not self.window:
+            return []
+        return self._fit(next(iter(next(iter(self.window.values())).values())).total.device)

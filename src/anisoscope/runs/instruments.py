@@ -1,0 +1,206 @@
+"""Everything that is read off a model at one measured step, put together: the tangent study and what belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.layout import Layout, unwrapped
+from anisoscope.capture.readers import stream_readers
+from anisoscope.capture.sites import Site
+from anisoscope.metrics.metric import Request
+from anisoscope.runs.bank import Bank
+from anisoscope.runs.energies import Record, placed
+from anisoscope.runs.measure import Setup, evaluate_bank, make_plan
+from anisoscope.runs.probe import Probe
+from anisoscope.runs.proxies import Label, Proxy
+from anisoscope.runs.steprows import Half, StepRows
+from anisoscope.runs.tables import EmbeddingWatch, TableStudy, fit_on_types, input_role
+from anisoscope.runs.tangent import TangentStudy
+from anisoscope.runs.weights import weight_records
+
+
+@dataclass
+class Instruments:
+    """What one model is looked at with; `study` is missing where only its geometry is wanted."""
+
+    model: nn.Module
+    layout: Layout
+    sites: list[Site]
+    setup: Setup
+    requests: Sequence[Request]
+    study: TangentStudy | None
+    watch: EmbeddingWatch | None = None
+    seed: int = 0
+    readers: dict[Site, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def bank(self) -> Bank | None:
+        """A fresh bank for the geometry metrics of one step."""
+        if not self.requests:
+            return None
+        options: dict[str, Any] = {"seed": self.seed, "sample_size": 8192, "attention_rows": 16}
+        return Bank(make_plan(self.requests, self.setup.kinds, **options))
+
+    def find_readers(self, inputs: Mapping[str, Any]) -> None:
+        """The weights that read the stream, where their gradients are wanted."""
+        if self.study is not None and self.study.plan.weights:
+            self.readers = stream_readers(self.model, self.layout, inputs)
+            if not self.readers:
+                self._note("no linear was found that reads attn_in or mlp_in, so weight gradients are left out")
+
+    @property
+    def output_weight(self) -> str | None:
+        """The name of the output head's weight, where the model has one of two dimensions."""
+        reader = getattr(unwrapped(self.model), "get_output_embeddings", None)
+        try:
+            weight = getattr(reader() if reader is not None else None, "weight", None)
+        except (NotImplementedError, AttributeError):
+            return None
+        return next((n for n, p in self.model.named_parameters() if p is weight and p.requires_grad), None)
+
+    def probe_options(self) -> dict[str, Any]:
+        """What a probe must gather for all this."""
+        plan = self.study.plan if self.study is not None else None
+        names = [name for found in self.readers.values() for name in found]
+        table = plan is not None and plan.embedding and self.watch is not None and self.watch.table is not None
+        if table and (name := self.output_weight) is not None:
+            names.append(name)
+        return {
+            "weights": list(dict.fromkeys(names)),
+            "embedding": table,
+            "fit_only": list(self.readers),
+            "by_fold": bool(self.readers),
+        }
+
+    def measure(self, rows: StepRows, bank: Bank | None) -> list[Record]:
+        """All rows of the table of one step."""
+        records: list[Record] = []
+        if bank is not None:
+            records += [{**row, "step": rows.step} for row in evaluate_bank(bank, self.requests, self.setup)]
+        if self.study is None:
+            return records
+        if rows.unreached:
+            self._note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
+        records += self.study.measure(rows)
+        if rows.tokens:
+            loss = {"metric": "probe_loss", "value": rows.loss / rows.tokens, "n": rows.tokens, "kind": "training"}
+            records.append({**loss, "step": rows.step, "variant": "", "group": ""})
+        records += self._tables(rows)
+        records += self._weights(rows)
+        return records
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def concepts(self, rows: StepRows, tokenizer: Any) -> list[dict[str, Any]]:
+        """Cards of the concepts of a few sites: what they stand for, in tokens."""
+        return []
+
+    # tables
+
+    def _tables(self, rows: StepRows) -> list[Record]:
+        study, watch = self.study, self.watch
+        if study is None or watch is None or not study.plan.embedding or (table := watch.table) is None:
+            return []
+        embed = next((s for s in self.sites if s.kind == "embed" and s in study.previous), None)
+        if embed is None or study.fitted[study.plan.proxies[0]][embed].basis.shape[0] != table.shape[1]:
+            self._note("the embedding table has another width than the stream, so its gradients are left out")
+            return []
+        tests = TableStudy(study.plan.draws, self.seed, study.bins)
+        records: list[Record] = []
+        for of, site, found in self._roles(rows, embed, table):
+            types = found.abs().sum(1).nonzero().squeeze(1)
+            mine = {Label(p, study.main_rank): study.fitted[p][site] for p in study.plan.proxies[:2]}
+            records += placed(site, rows.step, tests.records(found[types], types.cpu(), mine, of=of))
+        return records + self._updates(rows, embed, tests)
+
+    def _roles(self, rows: StepRows, embed: Site, table: Tensor) -> list[tuple[str, Site, Tensor]]:
+        """The gradient of the table in its input role, and of the output head; a tied one is the rest of the whole."""
+        found: list[tuple[str, Site, Tensor]] = []
+        inside = input_role(rows.embedded, len(table)) if rows.embedded else None
+        if inside is not None:
+            found.append(("embedding_in", embed, inside))
+        name = self.output_weight
+        parts = [g[name].double() for _, g in rows.weights if name is not None and name in g]
+        assert self.study is not None
+        last = [s for s in self.study.previous if s.stack == embed.stack or s.stack == "decoder"]
+        if not parts or not last:
+            return found
+        site = max(last, key=lambda s: (s.layer, s.kind == "final"))
+        whole = torch.stack(parts).sum(0)
+        tied = dict(self.model.named_parameters())[name or ""] is table
+        if tied and inside is None:
+            return found
+        outside = whole - inside if tied and inside is not None else whole
+        if outside.shape[1] == len(self.study.fitted[self.study.plan.proxies[0]][site].basis):
+            found.append(("embedding_out", site, outside))
+        return found
+
+    def _updates(self, rows: StepRows, embed: Site, tests: TableStudy) -> list[Record]:
+        """Updates since the last measured step, of types that the proxy has not seen."""
+        study, watch = self.study, self.watch
+        assert study is not None and watch is not None
+        fit = next(f for s, f, _ in rows.halves() if s == embed)
+        records: list[Record] = []
+        for of, types, change in watch.updates():
+            proxies: dict[Label, Proxy] = {}
+            for name in study.plan.proxies[:2]:
+                found, unseen = fit_on_types(fit, Label(name, study.main_rank), site=embed, seed=self.seed)
+                proxies |= found
+            if not proxies:
+                self._note("too few types in the probe to fit a proxy on half of them; updates are left out")
+                continue
+            mine = ((types >= len(unseen)) | unseen[types.clamp_max(len(unseen) - 1)]).nonzero().squeeze(1)
+            note = f"since step {watch.step}"
+            found_rows = tests.records(change[mine.to(change.device)], types[mine], proxies, of=of)
+            records += placed(embed, rows.step, [{**r, "note": note} for r in found_rows])
+        return records
+
+    def _weights(self, rows: StepRows) -> list[Record]:
+        study = self.study
+        if study is None or not self.readers or not rows.weights:
+            return []
+        fits: dict[Site, Half] = {site: rows.fit_half(site) for site in self.readers if site in rows.fit}
+        plan = study.plan
+        return list(
+            weight_records(
+                self.model,
+                self.readers,
+                rows,
+                fits=fits,
+                proxies=plan.proxies[:2],
+                rank=study.main_rank,
+                draws=plan.draws,
+                most=plan.fit_rows,
+                seed=self.seed,
+            )
+        )
+
+
+def make_probe(instruments: Instruments, batches: Any, *, loss: Any = None, batch_size: int = 16) -> Probe:
+    """The probe that feeds these instruments."""
+    batches = list(batches)
+    if batches and instruments.study is not None and instruments.study.plan.weights:
+        from anisoscope.runs.probe import labelled
+        from anisoscope.runs.steprows import take
+
+        first = labelled(instruments.model, batches[0])
+        few = {k: v for k, v in take(first, torch.arange(1)).items() if k != "labels"}
+        instruments.find_readers(few)
+    extra = [site for site in instruments.setup.captured if site not in instruments.sites]
+    return Probe(
+        instruments.model,
+        batches,
+        layout=instruments.layout,
+        sites=instruments.sites,
+        extra=extra if instruments.requests else (),
+        loss=loss,
+        batch_size=batch_size,
+        **instruments.probe_options(),
+    )

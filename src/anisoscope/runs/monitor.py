@@ -1,0 +1,368 @@
+"""Monitor: the geometry and the gradients of a model while it learns, in any training loop.
+
+    with Monitor(model, when=log_spaced(1000), out="runs/mine") as monitor:
+        for step, batch in enumerate(loader):
+            with monitor.step(step):
+                model(**batch).loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+
+A step is measured before its update: step 0 is the initialisation. With `probe=` a fixed held-out batch is looked at in
+passes of our own; without it, or with `live=True`, the training batch itself, by hooks that change nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.gradients import original
+from anisoscope.capture.layout import find_layout, refuse_compiled
+from anisoscope.capture.live import LiveGradients, MicroBatch, live_pass
+from anisoscope.capture.losses import LossRule
+from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.frequency import TemporalSpread
+from anisoscope.metrics.metric import parse_requests
+from anisoscope.metrics.tangent import check_rank
+from anisoscope.numerics.hashing import half_of
+from anisoscope.runs.energies import Record
+from anisoscope.runs.instruments import Instruments, make_probe
+from anisoscope.runs.measure import prepare
+from anisoscope.runs.monitor_store import MonitorStore
+from anisoscope.runs.plan import GEOMETRY, PLANS, TangentPlan
+from anisoscope.runs.schedule import Schedule, log_spaced
+from anisoscope.runs.steprows import StepRows
+from anisoscope.runs.table import Table
+from anisoscope.runs.tables import EmbeddingWatch
+from anisoscope.runs.tangent import TangentStudy, spread_records
+
+KINDS = ("embed", "resid", "final")
+SNAPSHOTS = 16  # evenly spaced moments of the embedding table, for its spread over time
+Progress = Callable[[str, int, int], None]
+
+
+class Monitor:
+    """Watches a model in training; see the module's own words for how it is used.
+
+    `metrics` is a preset by cost (light, standard, full) or names of metrics, where `tangent` is the tangent study.
+    `counts` are token frequencies of the training corpus [V], for bins; `optimizer` lets weight decay be taken out of
+    embedding updates; `loss` is a function of (model, inputs) returning the *summed* loss, for models that have none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        when: Schedule | Callable[[int], bool] | None = None,
+        metrics: str | Sequence[str] = "standard",
+        out: str | Path | None = None,
+        probe: Any = None,
+        live: bool | None = None,
+        plan: TangentPlan | None = None,
+        rank: int | None = None,
+        layers: Sequence[int] | None = None,
+        counts: Tensor | None = None,
+        tokenizer: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss: LossRule | None = None,
+        total_steps: int | None = None,
+        rows: Any = None,
+        name: str = "",
+        seed: int = 0,
+        batch_size: int = 16,
+        resume: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self.live_wanted = live if live is not None else probe is None
+        if self.live_wanted:
+            refuse_compiled(model)
+        self.model = original(model)
+        self.when = when if when is not None else log_spaced(total_steps)
+        total = total_steps if total_steps is not None else getattr(self.when, "total", None)
+        self.total_steps, self.seed, self.loss = total, seed, loss
+        self.name = name or type(self.model).__name__
+        self.progress, self.tokenizer = progress, tokenizer
+        chosen, requests = _chosen(metrics, plan, rank=rank, seed=seed)
+        layout = find_layout(self.model)
+        self.layout = layout
+        sites = layout.sites([kind for kind in KINDS if kind in layout.kinds], layers)
+        _check_learning(self.model)
+        if chosen is not None and chosen.rank is not None:
+            check_rank(chosen.rank, width=_width(self.model))
+        kinds = None if any(r.named for r in requests) else list(KINDS)
+        setup = prepare(self.model, requests, sites=kinds and [k for k in kinds if k in layout.kinds], layers=layers)
+        self.watch = EmbeddingWatch(self.model, optimizer, model)
+        study = None if chosen is None else TangentStudy(chosen, counts, total, "" if probe is not None else "live")
+        self.instruments = Instruments(self.model, layout, sites, setup, requests, study, self.watch, seed)
+        self.probe = None
+        if probe is not None:
+            self.probe = make_probe(self.instruments, _listed(probe), loss=loss, batch_size=batch_size)
+        self.live = LiveGradients(self.model, sites, layout=layout) if self.live_wanted else None
+        self.live_study = study
+        if self.live_wanted and probe is not None and chosen is not None:
+            self.live_study = TangentStudy(chosen, counts, total, "live")
+        self.temporal = TemporalSpread()
+        self.store = MonitorStore(out, resume=resume, about=self._about(chosen, out))
+        self.tables: list[Table] = []
+        self.concepts: list[dict[str, Any]] = []
+        self.done: set[int] = set()
+        self.resumed = -1
+        self.seconds = 0.0
+        self._entered = False
+
+    def _about(self, plan: TangentPlan | None, out: Any) -> dict[str, Any]:
+        parts = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
+        return {**parts, "plan": None if plan is None else asdict(plan), "live": self.live_wanted}
+
+    # life
+
+    def __enter__(self) -> Monitor:
+        state = self.store.newest()
+        if state is not None:
+            self._restore(state)
+            self.tables, self.resumed = self.store.tables(self.done), state["step"]
+        self.watch.attach()
+        if self.live is not None:
+            self.live.__enter__()
+        self._entered = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        self._entered = False
+        self.watch.detach()
+        if self.live is not None:
+            self.live.__exit__()
+        if kind is None:
+            self._finish()
+        self.store.write_table(self.table, complete=kind is None)
+
+    def _finish(self) -> None:
+        last = max(self.done, default=0)
+        records: list[Record] = []
+        studies = {id(s): s for s in (self.instruments.study, self.live_study) if s is not None}
+        for study in studies.values():
+            records += study.finish()
+        if self.watch.table is not None and self.temporal.n > 1 and self.instruments.study is not None:
+            counts = self.instruments.study.counts
+            if counts is not None:
+                found = spread_records(self.temporal.spread(counts), over="time", seed=self.seed)
+                place = {"stack": "single", "layer": 0, "kind": "embed_weight", "step": last}
+                records += [{**place, **row} for row in found]
+        if records:
+            self._keep("finish", records)
+
+    # one step
+
+    @contextlib.contextmanager
+    def step(
+        self, step: int, *, loss: str = "auto", tokens: int | None = None, scale: float = 1.0
+    ) -> Iterator[Monitor]:
+        """Around the forward and backward passes of one step (all micro-batches); measures when it is scheduled.
+
+        Where the loss is computed outside the model, `loss="mean"` with the `tokens` that one micro-batch averages
+        over, or `loss="sum"`, says what the gradients are of; `scale` is what that loss is multiplied with.
+        """
+        if not self._entered:
+            raise AnisoscopeError("monitor.step was called outside `with Monitor(…)`; enter the monitor first.")
+        self.watch.paused = step < self.resumed  # measured before an interruption; training only catches up
+        if step <= self.resumed:
+            yield self
+            return
+        self._look_at_table(step)
+        due = bool(self.when(step)) and step not in self.done
+        if due:
+            self.watch.close()
+        records = self._timed(self._measure_probe, step) if due and self.probe is not None else []
+        bank = self.instruments.bank() if due and self.live is not None and self.probe is None else None
+        if due and self.live is not None:
+            self.live.begin(bank)
+        try:
+            yield self
+        except BaseException:
+            if self.live is not None:
+                self.live.end()
+            raise
+        if not due:
+            return
+        if self.live is not None:
+            seen = self.live.end()
+            if seen or self.probe is None:
+                records += self._timed(self._measure_live, step, seen, bank, (loss, tokens, scale))
+        self._keep(step, records)
+
+    def _timed(self, act: Callable[..., list[Record]], *args: Any) -> list[Record]:
+        start = time.perf_counter()
+        found = act(*args)
+        self.seconds += time.perf_counter() - start
+        return found
+
+    def _measure_probe(self, step: int) -> list[Record]:
+        assert self.probe is not None
+        bank = self.instruments.bank()
+        self.watch.paused = True
+        try:
+            rows = self.probe.run(step, others=bank)
+        finally:
+            self.watch.paused = False
+        found = self.instruments.measure(rows, bank)
+        self.concepts += self.instruments.concepts(rows, self.tokenizer)
+        return found
+
+    def _measure_live(
+        self, step: int, seen: list[MicroBatch], bank: Any, said: tuple[str, int | None, float]
+    ) -> list[Record]:
+        rows = StepRows(step)
+        for batch in seen:
+            if not batch.gradients:
+                continue
+            factor = _factor(batch, *said, step=step)
+            rows.add_fit(live_pass(batch, self.instruments.sites, keep=lambda r: half_of(r.index.context) == 0))
+            test = live_pass(batch, self.instruments.sites, keep=lambda r: half_of(r.index.context) == 1)
+            rows.add_test(test, factor=factor)
+        if not rows.test:
+            what = "no backward pass" if seen else "no forward pass"
+            raise AnisoscopeError(
+                f"{what} was seen in step {step}, which was to be measured; run the model's forward and "
+                "loss.backward() inside `with monitor.step(…)`, and attach the monitor before torch.compile."
+            )
+        if self.probe is None:
+            return self.instruments.measure(rows, bank)
+        return self.live_study.measure(rows) if self.live_study is not None else []
+
+    def _look_at_table(self, step: int) -> None:
+        table = self.watch.table
+        if table is None or self.total_steps is None:
+            return
+        gap = max(1, self.total_steps // SNAPSHOTS)
+        if step % gap == 0:
+            self.temporal.update(table)
+
+    def log(self, step: int, **numbers: float) -> None:
+        """Numbers of the training itself (loss, gradient_norm, learning_rate), kept for measured steps."""
+        if step not in self.done or step <= self.resumed:
+            return
+        rows = [{"metric": k, "value": float(v), "kind": "training", "step": step} for k, v in numbers.items()]
+        self._keep(f"log-{step:09d}", [{"variant": "", "group": "", "stack": "single", **row} for row in rows])
+
+    # keeping
+
+    def _keep(self, label: int | str, records: list[Record]) -> None:
+        depth = {stack.name: stack.depth for stack in self.layout.stacks}
+        columns = {"run": self.store.name, "model": self.name, "data": "probe" if self.probe else "live"}
+        full = []
+        for row in records:
+            layer, deep = row.get("layer"), depth.get(row.get("stack", "single"), 0)
+            more = {"depth": layer / deep} if layer is not None and deep else {}
+            full.append({**columns, "seed": self.seed, "stack": "single", **more, **row})
+        table = Table.from_records(full)
+        self.tables.append(table)
+        if isinstance(label, int):
+            self.done.add(label)
+            self.watch.remember(label)
+            self.store.write_step(label, table, self._state(label))
+        else:
+            self.store.write_extra(label, table)
+
+    def _state(self, step: int) -> dict[str, Any]:
+        study, live = self.instruments.study, self.live_study
+        return {
+            "step": step,
+            "done": sorted(self.done),
+            "study": study.state() if study is not None else None,
+            "live": live.state() if live is not None and live is not study else None,
+            "watch": {name: value.cpu() for name, value in self.watch.state().items()},
+            "watched": self.watch.step,
+            "temporal": asdict(self.temporal),
+            "seconds": self.seconds,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the whole state into a folder: for a training loop that keeps it with its own checkpoints."""
+        torch.save(self._state(max(self.done, default=-1)), Path(folder) / "monitor.pt")
+
+    def load(self, folder: Path) -> None:
+        """Go back to what `save` wrote; steps measured after it are measured again and replaced."""
+        state = torch.load(Path(folder) / "monitor.pt", map_location="cpu", weights_only=True)
+        self._restore(state)
+        self.tables = self.store.tables(self.done)
+        self.resumed = -1
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.done = set(state["done"])
+        if self.instruments.study is not None and state["study"] is not None:
+            self.instruments.study.load(state["study"])
+        if self.live_study is not None and state["live"] is not None:
+            self.live_study.load(state["live"])
+        self.watch.load(state["watch"], state["watched"])
+        self.temporal = TemporalSpread(**state["temporal"])
+        self.seconds = state["seconds"]
+
+    @property
+    def table(self) -> Table:
+        """Everything measured so far."""
+        about = {"monitor_seconds": round(self.seconds, 3), "notes": self.notes}
+        return Table(Table.concat(self.tables).arrow, about) if self.tables else Table.from_records([], about)
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out, and why."""
+        study = self.instruments.study
+        return [*self.instruments.notes, *(study.notes if study is not None else ()), *self.instruments.setup.notes]
+
+
+def _chosen(
+    metrics: str | Sequence[str], plan: TangentPlan | None, *, rank: int | None, seed: int
+) -> tuple[TangentPlan | None, list[Any]]:
+    """The tangent plan and the geometry metrics that `metrics` names."""
+    chosen: TangentPlan | None
+    if isinstance(metrics, str) and metrics in PLANS:
+        chosen, names = plan or PLANS[metrics], GEOMETRY[metrics]
+    else:
+        words = metrics.split(",") if isinstance(metrics, str) else list(metrics)
+        wanted = "tangent" in words or plan is not None
+        chosen, names = (plan or PLANS["standard"]) if wanted else None, tuple(w for w in words if w != "tangent")
+    if chosen is not None:
+        chosen = replace(chosen, seed=seed, rank=rank if rank is not None else chosen.rank)
+    return chosen, list(parse_requests(list(names))) if names else []
+
+
+def _width(model: nn.Module) -> int:
+    config = getattr(model, "config", None)
+    value = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
+    return int(value) if value else 1 << 30
+
+
+def _check_learning(model: nn.Module) -> None:
+    if not any(p.requires_grad for p in model.parameters()):
+        raise AnisoscopeError(
+            f"every parameter of {type(model).__name__} is frozen, so nothing learns and there are no gradients; "
+            "unfreeze some (parameter.requires_grad_(True)), or use `profile` for its geometry."
+        )
+
+
+def _listed(probe: Any) -> list[Any]:
+    if isinstance(probe, Tensor) or hasattr(probe, "keys"):
+        return [probe]
+    return list(probe)
+
+
+def _factor(batch: MicroBatch, loss: str, tokens: int | None, scale: float, *, step: int) -> float:
+    """What turns the gradients that arrived into gradients of the summed loss."""
+    if loss not in ("auto", "mean", "sum"):
+        raise AnisoscopeError(f"loss={loss!r} is not known; expected auto, mean or sum.")
+    if loss == "auto":
+        if batch.seed is None or not batch.tokens():
+            raise AnisoscopeError(
+                f"the loss that the model returned took no part in the backward pass of step {step}, so the scale of "
+                'its gradients is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum".'
+            )
+        return batch.tokens() / batch.seed
+    if loss == "mean" and not tokens:
+        raise AnisoscopeError('loss="mean" needs tokens=, the number of target tokens that the mean was taken over.')
+    return (tokens or 1) / scale if loss == "mean" else 1.0 / scale

@@ -1,0 +1,88 @@
+"""What a monitor has on disk: a table for each measured step, and the state that the next one needs.
+
+A step counts as measured when both are there; the table is written first, so a step without a state is measured again
+and its table replaced.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.runs.store import RunFolder, replace_file
+from anisoscope.runs.table import Table
+
+
+class MonitorStore:
+    """A folder, or nothing at all where the results are only wanted in memory."""
+
+    def __init__(self, out: str | Path | None, *, resume: bool, about: dict[str, Any]) -> None:
+        self.folder = None if out is None else RunFolder(Path(out))
+        self.resume, self.about = resume, about
+        if self.folder is None:
+            return
+        try:
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AnisoscopeError(
+                f"monitor folder {str(out)!r} cannot be made ({error.strerror}); give another."
+            ) from error
+        if not resume and (self._states() or list((self.folder.path / "parts").glob("step-*.parquet"))):
+            raise AnisoscopeError(
+                f"{str(out)!r} holds a monitored run; say resume=True to go on with it, or give another."
+            )
+
+    @property
+    def name(self) -> str:
+        return self.folder.path.name if self.folder is not None else ""
+
+    def _states(self) -> dict[int, Path]:
+        if self.folder is None:
+            return {}
+        return {int(p.stem.partition("-")[2]): p for p in sorted((self.folder.path / "state").glob("step-*.pt"))}
+
+    def write_step(self, step: int, table: Table, state: dict[str, Any]) -> None:
+        if self.folder is not None:
+            self.folder.write_part(f"step-{step:09d}", table)
+            self.write_state(step, state)
+
+    def write_extra(self, name: str, table: Table) -> None:
+        if self.folder is not None:
+            self.folder.write_part(name, table)
+
+    def write_state(self, step: int, state: dict[str, Any]) -> None:
+        """The newest state, beside those that an older checkpoint of the training may still need."""
+        if self.folder is None:
+            return
+        path = self.folder.path / "state" / f"step-{step:09d}.pt"
+        replace_file(path, lambda p: torch.save(state, p))
+        for _, old in sorted(self._states().items())[:-3]:
+            old.unlink()
+
+    def newest(self) -> dict[str, Any] | None:
+        """The newest state, where there is one to go on from."""
+        states = self._states() if self.resume else {}
+        if not states:
+            return None
+        found: dict[str, Any] = torch.load(states[max(states)], map_location="cpu", weights_only=True)
+        return found
+
+    def tables(self, done: set[int]) -> list[Table]:
+        """The tables of these steps; those of other steps came after the state and are forgotten."""
+        if self.folder is None:
+            return []
+        found = []
+        for path in sorted((self.folder.path / "parts").glob("*.parquet")):
+            number = path.stem.partition("-")[2]
+            if number.isdigit() and int(number) in done:
+                found.append(Table.read(path))
+            else:
+                path.unlink()
+        return found
+
+    def write_table(self, table: Table, *, complete: bool) -> None:
+        if self.folder is not None and len(table):
+            self.folder.write_table(table)

@@ -1,0 +1,40 @@
+"""What a tangent study measures; the presets differ in cost only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_RANK = 16
+
+
+@dataclass(frozen=True)
+class TangentPlan:
+    """What the study measures; the presets differ in cost only."""
+
+    rank: int | None = None  # 16, or a quarter of a narrower width
+    ranks: tuple[int, ...] = ()  # further ranks, for the curve
+    proxies: tuple[str, ...] = ("semi_nmf", "pca")
+    draws: int = 999
+    permuted: bool = True
+    balanced: bool = True
+    frozen: bool = True
+    window: float = 0.3  # the frozen proxy is fitted on this first part of training
+    weights: bool = False
+    embedding: bool = True
+    fit_rows: int = 8192
+    bins: int = 5
+    seed: int = 0
+
+
+PLANS = {
+    "light": TangentPlan(permuted=False, balanced=False, frozen=False, embedding=False, fit_rows=2048),
+    "standard": TangentPlan(),
+    "full": TangentPlan(
+        ranks=(4, 8, 32, 64), proxies=("semi_nmf", "pca", "svd", "ica", "kmeans", "random"), weights=True
+    ),
+}
+GEOMETRY = {
+    "light": ("average_cosine", "svd_ratio"),
+    "standard": ("average_cosine", "svd_ratio", "participation_ratio", "drift", "mean_norm"),
+    "full": ("average_cosine", "svd_ratio", "participation_ratio", "drift", "mean_norm", "two_nn", "effective_rank"),
+}

@@ -1,0 +1,162 @@
+"""A fixed held-out batch that is looked at again and again: forward to fit on, forward and backward to test on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.arguments import evaluating, forward
+from anisoscope.capture.gradients import forward_rows, gradient_rows, untouched
+from anisoscope.capture.index import read_contexts
+from anisoscope.capture.layout import Layout
+from anisoscope.capture.losses import IGNORED, LossRule, Reading, find_reading
+from anisoscope.capture.rows import Batch, Sink
+from anisoscope.capture.sites import Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.numerics.hashing import fold_of, half_of
+from anisoscope.runs.steprows import StepRows, take
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some contexts of one half."""
+
+    inputs: dict[str, Any]
+    test: bool
+    context: Tensor  # [B] hashes
+
+    @property
+    def fold(self) -> Tensor:
+        return fold_of(self.context)
+
+
+class Probe:
+    """The contexts of a probe, split in two by their content, and the passes over them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Iterable[Any],
+        *,
+        layout: Layout,
+        sites: Sequence[Site],
+        fit_only: Sequence[Site] = (),
+        extra: Sequence[Site] = (),
+        loss: LossRule | None = None,
+        weights: Sequence[str] = (),
+        embedding: bool = False,
+        by_fold: bool = False,
+        batch_size: int = 16,
+    ) -> None:
+        self.model, self.layout, self.loss = model, layout, loss
+        self.sites, self.fit_only, self.extra = list(sites), list(fit_only), list(extra)
+        self.weights, self.embedding = list(weights), embedding
+        given = [labelled(model, batch) for batch in batches]
+        if not given:
+            raise AnisoscopeError("the probe has no batches; give at least one batch of held-out contexts.")
+        self.pieces = list(_pieces(given, model, batch_size=batch_size, by_fold=by_fold))
+        self.contexts = sum(len(piece.context) for piece in self.pieces)
+        if not any(p.test for p in self.pieces) or all(p.test for p in self.pieces):
+            raise AnisoscopeError(
+                f"the probe has {self.contexts} different contexts, all in one half; contexts are split in two by a "
+                "hash of their content to fit and to test: give at least eight."
+            )
+        self.reading = self._reading()
+
+    def _reading(self) -> Reading | None:
+        """How the model reads its labels, tried on a few contexts; unknown where the user gives the loss."""
+        found = None
+        for piece in self.pieces:
+            labels = piece.inputs.get("labels")
+            if not isinstance(labels, Tensor) or not bool((labels != IGNORED).any()):
+                continue
+            few = take(piece.inputs, torch.arange(min(4, len(piece.context))))
+            if not bool((few["labels"] != IGNORED).any()):
+                few = piece.inputs
+            with untouched(self.model), evaluating(self.model), torch.no_grad():
+                output = forward(self.model, few)
+            try:
+                return find_reading(self.model, output, few["labels"])
+            except AnisoscopeError:
+                if self.loss is None:
+                    raise
+                return None
+        if self.loss is None:
+            raise AnisoscopeError(
+                f"every label of the probe is {IGNORED} (ignored) or missing, so there is no loss; give batches with "
+                "labels at some positions."
+            )
+        return found
+
+    def run(self, step: int, *, others: Sink | None = None) -> StepRows:
+        """All rows of one step; `others` takes the rows of every context, for the geometry metrics."""
+        out = StepRows(step)
+        words: dict[str, Any] = {"layout": self.layout, "reading": self.reading, "others": others, "extra": self.extra}
+        for piece in self.pieces:
+            if not piece.test:
+                out.add_fit(forward_rows(self.model, piece.inputs, [*self.sites, *self.fit_only], **words))
+                continue
+            found = gradient_rows(
+                self.model,
+                piece.inputs,
+                self.sites,
+                loss=self.loss,
+                weights=self.weights,
+                embedding=self.embedding,
+                **words,
+            )
+            out.add_test(found)
+            folds = piece.fold
+            if found.embedded is not None:
+                ids, grads = found.embedded
+                out.embedded.append((ids, grads, folds.repeat_interleave(len(ids) // len(folds))))
+            out.losses.append((int(folds[0]) if len(folds.unique()) == 1 else -1, found.loss, found.tokens))
+            if found.weights:
+                out.weights.append((int(folds[0]) if len(folds.unique()) == 1 else -1, found.weights))
+        return out
+
+
+def labelled(model: nn.Module, batch: Any) -> dict[str, Any]:
+    """A batch as a dict with labels: a causal model's are its own ids, without padding."""
+    inputs = dict(batch.inputs) if isinstance(batch, Batch) else batch
+    if isinstance(inputs, Tensor):
+        inputs = {"input_ids": inputs}
+    if not isinstance(inputs, Mapping):
+        raise AnisoscopeError(f"a batch is a {type(batch).__name__}; expected a dict with input_ids and labels.")
+    inputs = dict(inputs)
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    if "labels" not in inputs and isinstance(ids, Tensor) and _predicts_next(model):
+        inputs["labels"] = ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
+    return inputs
+
+
+def _predicts_next(model: nn.Module) -> bool:
+    from anisoscope.capture.layout import unwrapped
+
+    name = type(unwrapped(model)).__name__
+    return name.endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def _pieces(batches: list[dict[str, Any]], model: nn.Module, *, batch_size: int, by_fold: bool) -> Iterator[Piece]:
+    """The contexts of each batch by half (and fold), in chunks; a context that occurs twice counts once."""
+    seen: set[int] = set()
+    config = getattr(model, "config", None)
+    for inputs in batches:
+        contexts, _ = read_contexts(inputs, config=config)
+        hashes = contexts.hashes
+        fresh = [b for b, h in enumerate(hashes.tolist()) if not (h in seen or seen.add(h))]  # type: ignore[func-returns-value]
+        chosen = torch.tensor(fresh, dtype=torch.int64)
+        half, fold = half_of(hashes[chosen]), fold_of(hashes[chosen])
+        keys = (
+            [(0, 0), *((1, f) for f in range(int(fold.max()) + 1 if len(fold) else 0))] if by_fold else [(0, 0), (1, 0)]
+        )
+        for test, f in keys:
+            mine = chosen[
+                (half == test) & ((fold == f) if by_fold and test else torch.ones_like(fold, dtype=torch.bool))
+            ]
+            for part in mine.split(batch_size) if len(mine) else ():
+                yield Piece(take(inputs, part), bool(test), hashes[part])

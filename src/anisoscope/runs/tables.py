@@ -1,0 +1,188 @@
+"""The embedding table under training: its gradients in both roles, and its updates.
+
+Notation: W the table [V, d], T = Σ g over the occurrences of each type (its gradient in the input role), ΔW the change
+between measured steps. Rows are types; a fit never sees the types it is tested on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.layout import unwrapped
+from anisoscope.capture.sites import Site
+from anisoscope.metrics.frequency import bin_of
+from anisoscope.metrics.tangent import Draws
+from anisoscope.numerics.hashing import half_of
+from anisoscope.runs.energies import EnergyRows, Grouping, Record, control_records, proxy_records, share_records
+from anisoscope.runs.proxies import Label, Proxy, fit_proxies
+from anisoscope.runs.steprows import Half
+from anisoscope.stats.gradients import GradientMoments
+
+
+def type_half(table: Tensor, types: Tensor) -> Half:
+    """Rows of a table as a test half: each type a context of its own, so that intervals resample types."""
+    nothing = torch.full_like(types, -1)
+    return Half(table, table, types, torch.zeros_like(types), types, nothing, nothing)
+
+
+def input_role(embedded: list[tuple[Tensor, Tensor, Tensor]], size: int) -> Tensor:
+    """T [V, d]: the gradient of the input table, by scatter-add of the gradients of what it gave out."""
+    width = embedded[0][1].shape[-1]
+    out = torch.zeros(size, width, dtype=torch.float64, device=embedded[0][1].device)
+    for ids, grads, _ in embedded:
+        out.index_add_(0, ids, grads.double())
+    return out
+
+
+@dataclass
+class EmbeddingWatch:
+    """What happens to the input embedding between measured steps.
+
+    Decoupled weight decay (AdamW) shrinks every row by lr·λ at every update, whatever the gradients say; its sum is
+    kept by a hook of the optimizer and taken out of the update.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None = None
+    outer: nn.Module | None = None  # what the training loop calls, where that is a wrapper of the model
+    step: int | None = None
+    before: Tensor | None = None
+    decay: Tensor | None = None
+    seen: Tensor | None = None  # [V] bool, since the interval began
+    closed: Tensor | None = None  # the same of the interval that just ended
+    paused: bool = False  # while a probe reads the table, too
+    _handles: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.group = self._group()
+
+    @property
+    def table(self) -> Tensor | None:
+        """The weight of the input embedding, where the model has one."""
+        try:
+            module = unwrapped(self.model).get_input_embeddings()  # type: ignore[operator]
+        except (AttributeError, NotImplementedError):
+            return None
+        weight = getattr(module, "weight", None)
+        return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
+
+    def _group(self) -> dict[str, Any] | None:
+        """The optimizer's settings for the table, where its weight decay is decoupled."""
+        if self.optimizer is None or self.table is None:
+            return None
+        for group in self.optimizer.param_groups:
+            mine = any(p is self.table for p in group["params"])
+            if mine and (type(self.optimizer).__name__ == "AdamW" or group.get("decoupled_weight_decay")):
+                return group
+        return None
+
+    def attach(self) -> None:
+        """Hooks: which types were read, and how much weight decay took."""
+        table = self.table
+        if table is None:
+            return
+        self.seen = torch.zeros(len(table), dtype=torch.bool, device=table.device) if self.seen is None else self.seen
+        outer = self.outer if self.outer is not None else self.model
+
+        def read(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            ids = kwargs.get("input_ids", args[0] if args else None)
+            training = not self.paused and torch.is_grad_enabled()
+            if training and self.seen is not None and isinstance(ids, Tensor) and not ids.is_floating_point():
+                self.seen[ids] = True
+
+        self._handles.append(outer.register_forward_pre_hook(torch.compiler.disable(read), with_kwargs=True))
+        if self.group is not None and self.optimizer is not None:
+            self._handles.append(self.optimizer.register_step_pre_hook(self._decay))
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @torch.no_grad()
+    def _decay(self, *_: Any) -> None:
+        table, group = self.table, self.group
+        if table is None or group is None or self.before is None or self.paused:
+            return
+        self.decay = torch.zeros_like(table, dtype=torch.float32) if self.decay is None else self.decay
+        self.decay.add_(table.float(), alpha=-float(group["lr"]) * float(group["weight_decay"]))
+
+    def updates(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """(name, types, rows of ΔW) since the last measured step: without weight decay where that is known, and raw."""
+        table = self.table
+        if table is None or self.before is None or self.closed is None or not bool(self.closed.any()):
+            return
+        types = self.closed.nonzero().squeeze(1)
+        change = table.detach().double() - self.before
+        if self.group is not None:
+            free = change if self.decay is None else change - self.decay.double()
+            yield "update", types.cpu(), free[types]
+        yield "update_raw", types.cpu(), change[types]
+
+    def close(self) -> None:
+        """An interval ends before the batch of this step is read: what is read from now on belongs to the next."""
+        if self.seen is not None:
+            self.closed = self.seen.clone()
+            self.seen.zero_()
+
+    def remember(self, step: int) -> None:
+        """A new interval begins with the table as it is."""
+        if self.table is not None:
+            self.step, self.before, self.decay = step, self.table.detach().double().clone(), None
+
+    def state(self) -> dict[str, Tensor]:
+        found = {"before": self.before, "decay": self.decay, "seen": self.seen}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def load(self, state: Mapping[str, Tensor], step: int | None) -> None:
+        table, self.step = self.table, step
+        for name in ("before", "decay", "seen"):
+            if table is not None:
+                setattr(self, name, state[name].to(table.device) if name in state else getattr(self, name))
+
+
+@dataclass(frozen=True)
+class TableStudy:
+    """Energies of rows of a table in a proxy, against the controls."""
+
+    draws: int
+    seed: int
+    bins: Tensor | None
+
+    def records(self, rows: Tensor, types: Tensor, proxies: Mapping[Label, Proxy], *, of: str) -> Iterator[Record]:
+        """Energies by frequency bin and the controls, of rows [m, d] that belong to these types."""
+        half = type_half(rows.float() if rows.dtype != torch.float64 else rows, types)
+        if not len(half) or not bool(rows.any()):
+            return
+        moment = GradientMoments().update(rows, context=types)
+        groupings = [Grouping([""], torch.zeros(len(half), dtype=torch.int64))]
+        if self.bins is not None:
+            names = [f"frequency:{b + 1}" for b in range(int(self.bins.max()) + 1)]
+            groupings.append(Grouping(names, bin_of(types, self.bins)))
+        energies = EnergyRows(half, groupings)
+        for label, proxy in proxies.items():
+            mine = Label(label.proxy, label.rank, of=of)
+            Q = proxy.basis.to(rows.device)
+            found = list(proxy_records(energies, Q, mine))
+            yield from found
+            measured = Draws(len(Q), label.rank, draws=self.draws, seed=self.seed, device=str(rows.device)).of(
+                moment.total
+            )
+            columns = next(row for row in found if row["metric"] == "gradient_energy" and not row["group"])
+            yield from control_records(measured, Q, mine, columns)
+            yield from share_records(moment, Q, mine)
+
+
+def fit_on_types(fit: Half, label: Label, *, site: Site, seed: int) -> tuple[dict[Label, Proxy], Tensor]:
+    """A proxy of the embedding site fitted on half of the types, and a mask of types [V] that it has not seen."""
+    tokens = fit.token
+    mine = (tokens >= 0) & (half_of(tokens) == 0)
+    rows = fit.x[mine.nonzero().squeeze(1).to(fit.x.device)]
+    if len(rows) <= 2 * label.rank:
+        return {}, half_of(torch.arange(0))
+    return {label: fit_proxies({site: rows}, label, seed=seed)[site]}, half_of(torch.arange(int(tokens.max()) + 1)) == 1

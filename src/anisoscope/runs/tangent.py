@@ -1,0 +1,301 @@
+"""The tangent study of one model: do directions fitted on activations alone hold the true gradients?
+
+At each measured step: proxies are fitted on the fit half (`refit`), tested on the gradients of the test half against
+matched-rank controls; second moments are kept so that a proxy fitted once (`frozen`) can be tested at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.capture.sites import Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.concepts import match_concepts, turn
+from anisoscope.metrics.frequency import bin_of, contextual_spread, correlate, equal_mass_bins
+from anisoscope.metrics.tangent import Draws, Measured, growth, next_components
+from anisoscope.numerics.linalg import subspace_overlap
+from anisoscope.runs.energies import (
+    EnergyRows,
+    Grouping,
+    Record,
+    band,
+    control_records,
+    few_rows,
+    holm_records,
+    placed,
+    proxy_records,
+    record,
+    share_records,
+)
+from anisoscope.runs.frozen import FrozenProxies
+from anisoscope.runs.plan import DEFAULT_RANK, TangentPlan
+from anisoscope.runs.proxies import Label, Proxy, balanced_rows, fit_proxies, key, rows_to_fit
+from anisoscope.runs.steprows import Half, StepRows
+from anisoscope.runs.table import variant_name
+from anisoscope.stats.gradients import GradientMoments
+
+DRAW_SEED = 104_729  # control draws have a stream of their own
+
+
+@dataclass
+class Kept:
+    """What one step leaves for the next at one site."""
+
+    step: int
+    bases: dict[str, Tensor]  # by proxy
+    directions: Tensor  # of semi-NMF
+    covariance: Tensor  # of the test half
+
+
+@dataclass
+class TangentStudy:
+    """The study of one model over its steps; `counts` are token frequencies of the training corpus [V]."""
+
+    plan: TangentPlan
+    counts: Tensor | None = None
+    total_steps: int | None = None
+    source: str = ""  # "live" for rows of training batches
+    previous: dict[Site, Kept] = field(default_factory=dict)
+    fitted: dict[str, dict[Site, Proxy]] = field(default_factory=dict)  # the proxies of the last step
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.bins = None if self.counts is None else equal_mass_bins(self.counts, bins=self.plan.bins)
+        wanted = self.plan.frozen and self.total_steps is not None
+        self.frozen = FrozenProxies(self.plan, self.total_steps or 0, self.source) if wanted else None
+        self.main_rank = 0
+
+    # one step
+
+    def measure(self, rows: StepRows) -> list[Record]:
+        """The rows of the table that one step gives; when the window closes, also the frozen ones of earlier steps."""
+        halves = {site: (fit, test) for site, fit, test in rows.halves()}
+        records: list[Record] = []
+        proxies = self._fit(halves)
+        self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
+        moments: dict[Site, GradientMoments] = {}
+        for site, (fit, test) in halves.items():
+            groupings = self.groupings(test)
+            masks = {name: m for g in groupings[1:] if ":" not in g.names[0] for name, m in g.masks().items()}
+            binned = {name: m for g in groupings[1:] if ":" in g.names[0] for name, m in g.masks().items()}
+            assert test.g is not None
+            moment = GradientMoments().update(test.g, context=test.context, groups=masks | binned)
+            moments[site] = moment
+            mine = {label: found[site] for label, found in proxies.items() if site in found}
+            records += placed(site, rows.step, self._site(site, fit, test, mine, moment, list(masks), rows.step))
+        records += holm_records(records)
+        if self.frozen is not None:
+            fits = {site: fit for site, (fit, _) in halves.items()}
+            records += self.frozen.offer(rows.step, fits, moments, rank=self.main_rank)
+        return records
+
+    def finish(self) -> list[Record]:
+        """The frozen proxy of a run that ended inside its window."""
+        return self.frozen.finish() if self.frozen is not None else []
+
+    def groupings(self, test: Half) -> list[Grouping]:
+        """All rows; masked or not; bins of the original and of the target token."""
+        found = [Grouping([""], torch.zeros(len(test), dtype=torch.int64))]
+        if bool((test.masked >= 0).any()):
+            found.append(Grouping(["unmasked", "masked"], test.masked))
+        if self.bins is not None:
+            for name, token in (("frequency", test.token), ("target", test.target)):
+                names = [f"{name}:{b + 1}" for b in range(self.plan.bins)]
+                found.append(Grouping(names, bin_of(token, self.bins)))
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What the next step needs of the last one, as plain values and tensors."""
+        kept = {
+            key(site): {
+                "step": k.step,
+                "bases": {name: basis.cpu() for name, basis in k.bases.items()},
+                "directions": k.directions.cpu(),
+                "covariance": k.covariance.cpu(),
+            }
+            for site, k in self.previous.items()
+        }
+        frozen = self.frozen.state() if self.frozen is not None else None
+        return {"previous": kept, "frozen": frozen, "rank": self.main_rank, "notes": list(self.notes)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.previous = {Site(*k): Kept(**parts) for k, parts in state["previous"].items()}
+        self.main_rank, self.notes = state["rank"], list(state["notes"])
+        if self.frozen is not None and state["frozen"] is not None:
+            self.frozen.load(state["frozen"])
+
+    # proxies
+
+    def rank(self, width: int) -> int:
+        """The rank asked for, or 16, or a quarter of a narrow width."""
+        return self.plan.rank if self.plan.rank is not None else max(1, min(DEFAULT_RANK, width // 4))
+
+    def _is_main(self, label: Label) -> bool:
+        return not label.control and not label.balanced and label.rank == self.main_rank
+
+    def _fit(self, halves: Mapping[Site, tuple[Half, Half]]) -> dict[Label, dict[Site, Proxy]]:
+        plan = self.plan
+        rows = {site: rows_to_fit(fit, most=plan.fit_rows) for site, (fit, _) in halves.items()}
+        self.main_rank = rank = self.rank(min(x.shape[1] for x in rows.values()))
+        labels = [Label(proxy, rank) for proxy in plan.proxies]
+        ranks = [r for r in plan.ranks if r != rank and 4 * r <= min(x.shape[1] for x in rows.values())]
+        labels += [Label(proxy, r) for proxy in plan.proxies[:2] for r in ranks]
+        found = {label: fit_proxies(rows, label, seed=plan.seed) for label in labels}
+        if plan.permuted:
+            for proxy in plan.proxies[:2]:
+                label = Label(proxy, rank, control="permuted")
+                found[label] = fit_proxies(rows, label, seed=plan.seed)
+        if plan.balanced and self.bins is not None:
+            even = {site: balanced_rows(fit, self.bins, most=plan.fit_rows) for site, (fit, _) in halves.items()}
+            enough = {site: x for site, x in even.items() if x is not None and len(x) > 2 * rank}
+            if len(enough) < len(even):
+                self._note("a frequency bin has too few rows for a balanced fit; give more contexts")
+            for proxy in plan.proxies[:2] if enough else ():
+                label = Label(proxy, rank, balanced=True)
+                found[label] = fit_proxies(enough, label, seed=plan.seed)
+        return found
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def basis(self, site: Site, *, proxy: str = "semi_nmf", fit: str = "refit") -> Tensor:
+        """The orthonormal basis d×r of a proxy at a site, as last fitted."""
+        late = self.frozen.proxies if self.frozen is not None else {}
+        found = (late if fit == "frozen" else self.fitted).get(proxy, {})
+        if site not in found:
+            when = "its window is still open" if fit == "frozen" and self.fitted else "no step has been measured yet"
+            raise AnisoscopeError(
+                f"there is no {fit} proxy {proxy!r} at {site} yet ({when}); measure a step first, or ask later."
+            )
+        return found[site].basis
+
+    # one site
+
+    def _site(
+        self,
+        site: Site,
+        fit: Half,
+        test: Half,
+        proxies: Mapping[Label, Proxy],
+        moment: GradientMoments,
+        groups: list[str],
+        step: int,
+    ) -> Iterator[Record]:
+        assert test.g is not None
+        rows = EnergyRows(test, self.groupings(test))
+        width = test.x.shape[1]
+        few = few_rows(len(test), width)
+        targets = list(self._targets(moment, groups))
+        covariance = torch.cov(rows_to_fit(fit, most=self.plan.fit_rows).double().T)
+        for label, proxy in proxies.items():
+            Q = proxy.basis
+            found = list(proxy_records(rows, Q, label, few=few, source=self.source))
+            yield from found
+            if label.rank != self.main_rank or label.control == "permuted":
+                if label.control:
+                    yield from share_records(moment, Q, label, source=self.source)
+                continue
+            if label.balanced:
+                continue
+            yield from share_records(moment, Q, label, source=self.source)
+            if label.proxy not in self.plan.proxies[:2]:
+                continue
+            beyond = next_components(covariance, Q)
+            after = replace(label, control="next")
+            yield from proxy_records(rows, beyond, after, few=few, source=self.source)
+            yield from share_records(moment, beyond, after, source=self.source)
+            for group, average, measured in targets:
+                columns = self._found(found, group, average)
+                words = {"group": group, "average": average, "source": self.source}
+                yield from control_records(measured, Q, label, columns, **words)
+        yield from self._concepts(site, proxies, test, step)
+        yield from self._spread(fit, test)
+
+    def _targets(self, moment: GradientMoments, groups: list[str]) -> Iterator[tuple[str, str, Measured]]:
+        """The second moments that controls are drawn for: all rows, every row alike, masked and unmasked."""
+        assert moment.unit is not None
+        total = moment.total
+        draws = self.draws(total)
+        if float(total.trace()) > 0:
+            yield "", "", draws.of(total)
+            yield "", "row", draws.of(moment.unit)
+        for name in groups:
+            if float(moment.groups[name].trace()) > 0:
+                yield name, "", draws.of(moment.groups[name])
+
+    def draws(self, M: Tensor) -> Draws:
+        """Random subspaces of the study's rank where M lives."""
+        plan = self.plan
+        return Draws(len(M), self.main_rank, draws=plan.draws, seed=plan.seed + DRAW_SEED, device=str(M.device))
+
+    @staticmethod
+    def _found(records: list[Record], group: str, average: str) -> Record:
+        for row in records:
+            same = ("average=row" in row["variant"]) == bool(average)
+            if row["metric"] == "gradient_energy" and row["group"] == group and same:
+                return row
+        raise LookupError(group)
+
+    def _concepts(self, site: Site, proxies: Mapping[Label, Proxy], test: Half, step: int) -> Iterator[Record]:
+        """How the span and its concepts moved since the last measured step, and where variance was added."""
+        main = {label.proxy: proxy for label, proxy in proxies.items() if self._is_main(label)}
+        first = self.plan.proxies[0]
+        rank = {"rank": self.main_rank}
+        if {"semi_nmf", "pca"} <= main.keys():
+            value = subspace_overlap(main["semi_nmf"].basis.T, main["pca"].basis.T)
+            yield {"metric": "proxy_overlap", "variant": variant_name(rank), "value": value}
+        covariance = torch.cov(test.x.double().T)
+        before = self.previous.get(site)
+        if before is not None and before.step < step:
+            words = {"variant": variant_name(rank), "note": f"since step {before.step}"}
+            old = before.bases[first].to(main[first].basis.device)
+            yield {"metric": "concept_turn", "value": float(turn(old, main[first].basis)), **words}
+            pairs = match_concepts(before.directions.cpu(), main[first].directions.cpu())
+            yield {"metric": "concept_match", "value": float(torch.as_tensor(pairs[1]).abs().mean()), **words}
+            yield from self._amplified(before, covariance, test)
+        self.previous[site] = Kept(
+            step, {name: proxy.basis for name, proxy in main.items()}, main[first].directions, covariance
+        )
+
+    def _amplified(self, before: Kept, covariance: Tensor, test: Half) -> Iterator[Record]:
+        grown = growth(before.covariance.to(covariance.device), covariance)
+        if not float(grown.trace()) > 0:
+            return
+        measured = self.draws(grown).of(grown)
+        more = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
+        for proxy in self.plan.proxies[:2]:
+            Q = before.bases[proxy].to(grown.device)
+            label = Label(proxy, self.main_rank)
+            value = float(((grown @ Q) * Q).sum() / grown.trace())
+            yield record("amplification", {"value": value} | more, label, batch=self.source)
+            for name, control in (("random", measured.random()), ("normal", measured.normal(Q))):
+                row = band(control.energy) | more
+                yield record("amplification", row, label, control=name, batch=self.source)
+
+    def _spread(self, fit: Half, test: Half) -> Iterator[Record]:
+        """Contextual spread of types against their frequency, over the rows of both halves."""
+        if self.counts is None or test.token.max() < 0:
+            return
+        x = torch.cat([fit.x, test.x])
+        tokens, order = torch.cat([fit.token, test.token]), torch.cat([fit.order(), test.order()])
+        found = contextual_spread(x, tokens, self.counts, order=order)
+        yield from spread_records(found, over="context", seed=self.plan.seed)
+
+
+def spread_records(found: Any, *, over: str, seed: int) -> Iterator[Record]:
+    """Correlations of log frequency with the spread of types, plain and divided by the mean norm."""
+    for normalised in (False, True):
+        distance = found.distance / found.norm.clamp_min(1e-300) if normalised else found.distance
+        for method in ("pearson", "spearman"):
+            c = correlate(found.frequency, distance, method=method, seed=seed)
+            words: dict[str, Any] = {"correlation": method, "over": over} | ({"normalised": 1} if normalised else {})
+            note = f"{c.types} types" + ("" if c.value == c.value else "; too few for a correlation")
+            base = {"variant": variant_name(words), "n": c.types, "note": note}
+            yield {"metric": "frequency_spread", "value": c.value, "low": c.low, "high": c.high, **base}
+            yield {"metric": "frequency_spread_p", "value": c.p, **base}
