@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from anisoscope.errors import AnisoscopeError
 
 ZETA = 0.2  # shrinkage of IsoScore* (Rudman and Eickhoff 2024)
 MOST_OF_WIDTH = 4  # a proxy of more than d/4 directions is no low-rank tangent
-TIE = 1e-6  # relative: draws this close to the proxy's energy count as equal (they are float32)
+TIE = 1e-5  # relative: draws this close to the proxy's energy count as equal (they are float32)
 
 
 @contextlib.contextmanager
@@ -124,30 +124,36 @@ def _trace(C: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Control:
-    """What matched-rank random subspaces hold: one number per draw."""
+    """What matched-rank random subspaces hold: one number per draw; shares only where they were asked for."""
 
     energy: Tensor  # [J]
-    share: Tensor
-    gain: Tensor
+    share: Tensor | None = None
+    gain: Tensor | None = None
 
 
 @lru_cache(maxsize=16)
-def _gaussian(d: int, r: int, draws: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
-    """Gaussian columns [d, J·r] and the inverse Cholesky factors [J, r, r] that orthonormalise each block of r."""
+def _gaussian(d: int, r: int, draws: int, seed: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Gaussian columns A [d, J·r], their Gram blocks [J, r, r] and what orthonormalises each block of r columns."""
     generator = torch.Generator().manual_seed(seed)
     A = torch.randn(d, draws * r, generator=generator).to(device)
-    return A, _whitener(_blocks(A, A, r))
+    gram = _blocks(A, A, r)
+    return A, gram, _whitener(gram)
 
 
 def _blocks(left: Tensor, right: Tensor, r: int) -> Tensor:
     """LⱼᵀRⱼ of every block of r columns: [J, r, r]."""
-    return left.T.unflatten(0, (-1, r)) @ right.T.unflatten(0, (-1, r)).mT
+    return _parts(left, r).mT @ _parts(right, r)
+
+
+def _parts(columns: Tensor, r: int) -> Tensor:
+    """Columns [m, J·r] as blocks [J, m, r]."""
+    return columns.unflatten(1, (-1, r)).transpose(0, 1)
 
 
 def _whitener(gram: Tensor) -> Tensor:
-    """W with WᵀgramW = I (as L⁻¹ from gram = LLᵀ), in float64."""
-    factor = torch.linalg.cholesky(gram.double())
-    eye = torch.eye(gram.shape[-1], dtype=torch.float64, device=gram.device).expand_as(factor)
+    """L⁻¹ of gram = LLᵀ: then L⁻¹ gram L⁻ᵀ = I."""
+    factor = torch.linalg.cholesky(gram)
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(factor)
     return torch.linalg.solve_triangular(factor, eye, upper=False)
 
 
@@ -160,48 +166,70 @@ class Draws:
 
     def __init__(self, width: int, rank: int, *, draws: int = 999, seed: int = 0, device: str = "cpu") -> None:
         self.rank, self.draws = rank, draws
-        self.A, self._white = _gaussian(width, rank, draws, seed, device)
+        self.A, self.gram, self.white = _gaussian(width, rank, draws, seed, device)
 
     @full_float32()
     def of(self, M: Tensor) -> Measured:
         """The draws against one second moment."""
         C = M / _trace(M)
-        return Measured(self, C, C.float() @ self.A)
+        image = C.float() @ self.A
+        return Measured(self, C, image, _blocks(self.A, image, self.rank))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Draws and their images under one normalised second moment C (trace 1)."""
+    """Draws and their images under one normalised second moment C (trace 1).
+
+    In the complement of Q everything follows from blocks: with T = QᵀA and K = CQ, the Gram of A − QT is AᵀA − TᵀT, and
+    its image under C is CA − KT.
+    """
 
     draws: Draws
     C: Tensor
     image: Tensor  # CA
+    inside: Tensor  # AᵀCA by blocks
+
+    @cached_property
+    def _squares(self) -> Tensor:
+        return _blocks(self.image, self.image, self.draws.rank)
+
+    @cached_property
+    def _random(self) -> Control:
+        return self._control(self.inside, self._squares, self.draws.white)
 
     @full_float32()
     def random(self) -> Control:
         """Subspaces of the whole space: the exact null of a uniformly random proxy."""
-        return self._control(self.draws.A, self.image, self.draws._white)
+        return self._random
 
     @full_float32()
-    def normal(self, Q: Tensor) -> Control:
+    def normal(self, Q: Tensor, *, shares: bool = True) -> Control:
         """Subspaces of the orthogonal complement of Q."""
-        Q = Q.float()
-        A = self.draws.A
-        inside = Q.T @ A
-        left = A - Q @ inside
-        image = self.image - (self.C.float() @ Q) @ inside
-        return self._control(left, image, _whitener(_blocks(left, left, self.draws.rank)))
+        r, Q = self.draws.rank, Q.float()
+        K = self.C.float() @ Q
+        T = _parts(Q.T @ self.draws.A, r)
+        cross = _parts(K.T @ self.draws.A, r)  # QᵀCA
+        mixed = T.mT @ cross
+        inside = self.inside - mixed - mixed.mT + T.mT @ (Q.T @ K) @ T
+        white = _whitener(self.draws.gram - T.mT @ T)
+        if not shares:
+            return self._control(inside, None, white)
+        twice = T.mT @ _parts(K.T @ self.image, r)
+        return self._control(inside, self._squares - twice - twice.mT + T.mT @ (K.T @ K) @ T, white)
 
-    def _control(self, A: Tensor, image: Tensor, white: Tensor) -> Control:
-        r, d = self.draws.rank, self.C.shape[-1]
-        inside = white @ _blocks(A, image, r).double() @ white.mT
-        squares = white @ _blocks(image, image, r).double() @ white.mT
-        level = 1.0 / d
-        deviation = (inside - level * torch.eye(r, dtype=inside.dtype, device=inside.device)).square().sum((-2, -1))
-        whole = self.C.double().square().sum() - level
-        share = deviation / whole if float(whole) > 1e-12 * level else torch.full_like(deviation, torch.nan)
-        gain = _gain(self.C.double(), _trace(inside), inside.square().sum((-2, -1)), _trace(squares), rank=r)
-        return Control(_trace(inside), share, gain)
+    def _control(self, inside: Tensor, squares: Tensor | None, white: Tensor) -> Control:
+        half = white @ inside
+        if squares is None:
+            return Control((half * white).sum((-2, -1)).double())
+        d, r = self.C.shape[-1], self.draws.rank
+        compressed = half @ white.mT
+        trace = _trace(compressed).double()
+        own = compressed.double().square().sum((-2, -1))
+        deviation = own - 2 * trace / d + r / d**2  # ‖QᵀCQ − I/d‖², tr C = 1
+        whole = self.C.double().square().sum() - 1.0 / d
+        share = deviation / whole if float(whole) > 1e-12 / d else torch.full_like(deviation, torch.nan)
+        images = ((white @ squares) * white).sum((-2, -1)).double()
+        return Control(trace, share, _gain(self.C.double(), trace, own, images, rank=r))
 
 
 def p_value(value: float, draws: Tensor) -> float:

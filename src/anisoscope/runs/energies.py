@@ -153,10 +153,10 @@ def control_records(
     """Random and normal controls of one proxy against one second moment; ratio and p."""
     more = {"n": columns["n"], "contexts": columns["contexts"], "dropped": columns.get("dropped", 0)}
     words: dict[str, Any] = {"group": group, "average": average, "batch": source}
-    random, normal = measured.random(), measured.normal(Q)
+    random, normal = measured.random(), measured.normal(Q, shares=not average)
     for name, control in (("random", random), ("normal", normal)):
         yield record("gradient_energy", band(control.energy) | more, label, control=name, **words)
-        if not average:
+        if control.share is not None and control.gain is not None and not average:
             yield record("gradient_share", band(control.share) | more, label, control=name, **words)
             yield record("gradient_isoscore_gain", band(control.gain) | more, label, control=name, **words)
     value = columns["value"]

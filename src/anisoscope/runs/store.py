@@ -30,6 +30,7 @@ from anisoscope.runs.bank import Bank, Plan
 from anisoscope.runs.table import Table
 
 _OURS = {"run.json", "table.parquet", "arrays", "rows", "report.html", "figures", "partial", "parts"}
+_OURS |= {"state", "verdicts.json", "concepts.json"}
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
@@ -129,6 +130,11 @@ class RunFolder:
     def write_about(self, about: Mapping[str, Any]) -> None:
         text = json.dumps(about, indent=2, ensure_ascii=False, default=str)
         replace_file(self.path / "run.json", lambda p: p.write_text(text + "\n", encoding="utf-8"))
+
+    def write_json(self, name: str, value: Any) -> None:
+        """A list or dict beside the table: verdicts, concepts."""
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
+        replace_file(self.path / name, lambda p: p.write_text(text + "\n", encoding="utf-8"))
 
     def table(self) -> Table:
         path = self.path / "table.parquet"

@@ -68,8 +68,10 @@ class Table:
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]], about: dict[str, Any] | None = None) -> Table:
-        rows = [{"schema": SCHEMA_VERSION, **record} for record in records]
-        return cls(pa.Table.from_pylist(rows, schema=SCHEMA), about or {})
+        rows = list(records)
+        columns: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in SCHEMA.names}
+        columns["schema"] = [SCHEMA_VERSION] * len(rows)
+        return cls(pa.table(columns, schema=SCHEMA), about or {})
 
     @classmethod
     def read(cls, path: str | Path) -> Table:

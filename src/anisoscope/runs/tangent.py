@@ -274,7 +274,7 @@ class TangentStudy:
             label = Label(proxy, self.main_rank)
             value = float(((grown @ Q) * Q).sum() / grown.trace())
             yield record("amplification", {"value": value} | more, label, batch=self.source)
-            for name, control in (("random", measured.random()), ("normal", measured.normal(Q))):
+            for name, control in (("random", measured.random()), ("normal", measured.normal(Q, shares=False))):
                 row = band(control.energy) | more
                 yield record("amplification", row, label, control=name, batch=self.source)
 

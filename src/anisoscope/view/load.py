@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.similarity import run_cka
 from anisoscope.runs.store import RunFolder
 from anisoscope.view.report import RunView, write_report
@@ -24,7 +27,30 @@ def run_view(folder: RunFolder) -> RunView:
         found = run_cka(folder, entry["key"])
         if found is not None:
             cka[entry["name"]] = found
-    return RunView(table, about, spectra, cka or None, str(folder.path))
+    told = {"verdicts": _listed(folder.path / "verdicts.json"), "concepts": _concepts(folder.path)}
+    return RunView(table, about, spectra, cka or None, str(folder.path), **told)
+
+
+def _concepts(folder: Path) -> list[dict[str, Any]]:
+    """The concepts of a run; of a study, those of all its arms."""
+    own = _listed(folder / "concepts.json")
+    if own:
+        return own
+    arms = sorted((folder / "arms").glob("*/concepts.json"))
+    return [concept | {"arm": path.parent.name} for path in arms for concept in _listed(path)]
+
+
+def _listed(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON file; none where there is no such file."""
+    if not path.is_file():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise AnisoscopeError(f"{str(path)!r} is not readable JSON ({error}); restore or delete it.") from error
+    if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
+        raise AnisoscopeError(f"{str(path)!r} holds no list of records; restore or delete it.")
+    return found
 
 
 def report_runs(paths: list[Path], out: Path | None = None) -> Path:

@@ -21,6 +21,7 @@ from anisoscope.view.maps import spectra_by_owner
 from anisoscope.view.records import block_means, csv_link, dropped, glossary, model_facts, notes, settings, warnings
 from anisoscope.view.series import Sheet, Source, short_names
 from anisoscope.view.tables import table_html
+from anisoscope.view.training import is_training
 from anisoscope.view.words import listed, plural
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class RunView:
     """What the report is given of one run: never a model, never a tensor.
 
     `spectra`: eigenvalues (descending) by site, as `3.resid` or `encoder.3.resid`, after `MODEL/` where a run holds
-    several models. `cka`: for each model the names of its layers and the matrix between them.
+    several models. `cka`: for each model the names of its layers and the matrix between them. `verdicts` and
+    `concepts`: what `verdicts.json` and `concepts.json` of a training run or study hold.
     """
 
     table: Table
@@ -44,6 +46,8 @@ class RunView:
     spectra: Mapping[str, np.ndarray] = field(default_factory=dict)
     cka: Mapping[str, tuple[Sequence[str], np.ndarray]] | None = None
     path: str = ""
+    verdicts: Sequence[Mapping[str, Any]] = ()
+    concepts: Sequence[Mapping[str, Any]] = ()
 
 
 def write_report(folder: Path, runs: list[RunView], *, catalogue: Mapping[str, Any] | None = None) -> Path:
@@ -52,11 +56,23 @@ def write_report(folder: Path, runs: list[RunView], *, catalogue: Mapping[str, A
         raise AnisoscopeError("no run with results was given, expected at least one row; profile a model first.")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    if any(is_training(run.table) for run in runs):
+        return _replace(folder / "report.html", _training_page(folder, runs, Catalogue(catalogue)))
     sheet = Sheet([Source(run.table, run.about, run.path) for run in runs], Catalogue(catalogue))
     spectra = spectra_by_owner([(run.about, run.spectra, run.path) for run in runs])
     figures = write_figures(folder / "figures", sheet, spectra=spectra)
     page = _render(_context(sheet, runs, spectra=spectra, figures=figures))
     return _replace(folder / "report.html", page)
+
+
+def _training_page(folder: Path, runs: Sequence[RunView], catalogue: Catalogue) -> str:
+    """The page of a series over steps."""
+    from anisoscope.view.training_page import training_context
+
+    context = training_context(folder, runs, catalogue)
+    names = dict.fromkeys(str(name or "") for run in runs for name in run.table.arrow["model"].unique().to_pylist())
+    masthead = _masthead(list(names), [run.about for run in runs])
+    return _render(masthead | context, "training.html.j2")
 
 
 def _replace(path: Path, text: str) -> Path:
@@ -67,7 +83,7 @@ def _replace(path: Path, text: str) -> Path:
     return path
 
 
-def _render(context: Mapping[str, Any]) -> str:
+def _render(context: Mapping[str, Any], template: str = "report.html.j2") -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
@@ -80,9 +96,10 @@ def _render(context: Mapping[str, Any]) -> str:
         undefined=StrictUndefined,
     )
     environment.filters["json"] = lambda value: Markup(script_json(value))
-    own = {name: Markup((TEMPLATES / f"report.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
+    files = {"css": "report.css", "js": "report.js", "training_css": "training.css", "training_js": "training.js"}
+    own = {name: Markup((TEMPLATES / file).read_text(encoding="utf-8")) for name, file in files.items()}
     library = Markup(get_plotlyjs()) if context["specs"] else ""
-    return environment.get_template("report.html.j2").render(context, **own, plotly=library)
+    return environment.get_template(template).render(context, **own, plotly=library)
 
 
 def script_json(value: Any) -> str:
@@ -118,7 +135,7 @@ def _context(
     }
     return {
         **sections,
-        **_masthead(sheet, abouts),
+        **_masthead(list(dict.fromkeys(s.model for s in sheet.subjects)), abouts),
         "legend": desk.legend(),
         "findings": find(sheet, abouts),
         "models": model_facts(sheet, abouts),
@@ -134,8 +151,7 @@ def _context(
     }
 
 
-def _masthead(sheet: Sheet, abouts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    names = list(dict.fromkeys(s.model for s in sheet.subjects))
+def _masthead(names: Sequence[str], abouts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     shorten = short_names(names)
     shown = [shorten(name) or "unnamed" for name in names]
     title = listed(shown) if len(shown) <= 3 else f"{', '.join(shown[:2])} and {len(shown) - 2} more"

@@ -31,7 +31,7 @@
       const list = stops("heat");
       return list.map(function (c, i) { return [i / (list.length - 1), c]; });
     }
-    if (painted.has(key)) return colour(value);
+    if (painted.has(key)) return Array.isArray(value) ? value.map(colour) : colour(value);
     if (Array.isArray(value)) return value.length && typeof value[0] === "object" ? value.map(function (v) { return paint(v); }) : value;
     if (value && typeof value === "object") {
       const copy = {};
@@ -41,10 +41,22 @@
     return value;
   }
 
+  /* A figure may have several views; the selections above it say which is shown. */
+  const chosen = {};
+  function view(spec) {
+    if (!spec.views) return spec;
+    const picks = chosen[spec.switch] || [], parts = spec.parts || picks.map(function (_, i) { return i; });
+    const found = spec.views[parts.map(function (i) { return picks[i]; }).join("|")];
+    const layout = Object.assign({}, spec.layout);
+    if (found) ["x", "y"].forEach(function (c) { layout[c + "axis"] = Object.assign({}, layout[c + "axis"], found[c]); });
+    else layout.annotations = [{ text: "not measured", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }];
+    return { data: found ? found.data : [], layout: layout };
+  }
+
   function draw(id, width) {
     const node = document.getElementById(id);
-    if (!node || typeof Plotly === "undefined") return;
-    const spec = specs[id], layout = paint(spec.layout);
+    if (!node || typeof Plotly === "undefined" || node.closest("[hidden]")) return;
+    const spec = view(specs[id]), layout = paint(spec.layout);
     const data = spec.data.map(function (trace) {
       const copy = paint(trace);
       copy.visible = !(trace.meta && hidden.has(trace.meta.line));
@@ -73,6 +85,23 @@
   }, { rootMargin: "700px 0px" });
   document.querySelectorAll(".plot").forEach(function (node) { observer.observe(node); });
 
+  document.querySelectorAll("[data-switch]").forEach(function (box) {
+    const name = box.dataset.switch, selects = Array.from(box.querySelectorAll("select"));
+    const says = document.querySelector('[data-says="' + name + '"]');
+    function read() {
+      chosen[name] = selects.map(function (s) { return s.value; });
+      if (says) says.textContent = selects.map(function (s) { return s.selectedOptions[0].dataset.words || ""; }).join(" ");
+    }
+    read();
+    box.hidden = selects.every(function (s) { return s.options.length < 2; });
+    selects.forEach(function (select) {
+      select.addEventListener("change", function () {
+        read();
+        drawn.forEach(function (id) { if (specs[id].switch === name) draw(id); });
+      });
+    });
+  });
+
   /* Theme */
   function theme() { return root.dataset.theme || (dark.matches ? "dark" : "light"); }
   document.getElementById("theme").addEventListener("click", function () {
@@ -82,11 +111,16 @@
   });
   dark.addEventListener("change", redraw);
 
-  /* Models on and off, in all charts at once */
+  /* Models on and off, in all charts at once; a figure of one model goes with it */
+  function show(line, on) {
+    if (on) hidden.delete(line); else hidden.add(line);
+    document.querySelectorAll('main [data-line="' + line + '"]:not(button)').forEach(function (node) { node.hidden = !on; });
+  }
   document.querySelectorAll(".key button").forEach(function (button) {
+    if (button.getAttribute("aria-pressed") === "false") show(Number(button.dataset.line), false);
     button.addEventListener("click", function () {
       const line = Number(button.dataset.line), off = !hidden.has(line);
-      if (off) hidden.add(line); else hidden.delete(line);
+      show(line, !off);
       document.querySelectorAll('.key button[data-line="' + line + '"]').forEach(function (twin) {
         twin.setAttribute("aria-pressed", String(!off));
       });
