@@ -288,3 +288,66 @@ def attention_row(scores: Array, allowed: Array, first: int, plain: Array | None
         float(scores[allowed].std()) if p is not None else nan,
         float(plain[allowed].std()) if p is not None else nan,
     ]
+
+
+# gradients and subspaces: G n×d rows, Q d×r orthonormal
+
+
+def gradient_energy(g: Array, q: Array) -> float:
+    return float(((as64(g) @ as64(q)) ** 2).sum() / (as64(g) ** 2).sum())
+
+
+def gradient_energy_by_row(g: Array, q: Array) -> float:
+    """The mean of the rows' own ratios; rows without a gradient have none."""
+    return float(np.mean([gradient_energy(row[None], q) for row in as64(g) if (row**2).sum() > 0]))
+
+
+def spectral_share(c: Array, q: Array) -> float:
+    c, q = as64(c), as64(q)
+    level = np.trace(c) / len(c) * np.eye(len(c))
+    return float(np.linalg.norm(q.T @ (c - level) @ q) ** 2 / np.linalg.norm(c - level) ** 2)
+
+
+def isoscore_star_of(c: Array, zeta: float = 0.2) -> float:
+    """IsoScore* of a second moment, from the eigenvalues of the shrunken matrix."""
+    c = as64(c)
+    d = len(c)
+    values = np.linalg.eigvalsh((1 - zeta) * c + zeta * np.trace(c) / d * np.eye(d))
+    return float((values.sum() ** 2 / (values**2).sum() - 1) / (d - 1))
+
+
+def isoscore_gain(c: Array, q: Array) -> float:
+    """From an explicit basis of the complement: what is left of a full QR after the columns of Q."""
+    full = np.linalg.qr(np.concatenate([as64(q), np.eye(len(q))], axis=1))[0]
+    rest = full[:, q.shape[1] : len(q)]
+    return isoscore_star_of(rest.T @ as64(c) @ rest) - isoscore_star_of(c)
+
+
+def drawn_subspaces(a: Array, rank: int, q: Array | None = None) -> list[Array]:
+    """An orthonormal basis of each block of columns, by QR, after Q has been projected out where it is given."""
+    a = as64(a) if q is None else as64(a) - as64(q) @ (as64(q).T @ as64(a))
+    return [np.linalg.qr(a[:, j : j + rank])[0] for j in range(0, a.shape[1], rank)]
+
+
+def holm(p: list[float]) -> list[float]:
+    """For every hypothesis the largest of (m − k)·p over those at most as large, k of them smaller."""
+    order = sorted(p)
+    steps = [min(1.0, (len(p) - k) * value) for k, value in enumerate(order)]
+    return [max(steps[: order.index(value) + order.count(value)]) for value in p]
+
+
+def growth(before: Array, after: Array) -> Array:
+    """The sum of λ·vvᵀ over the positive eigenvalues of the difference."""
+    values, vectors = np.linalg.eigh(as64(after) - as64(before))
+    return sum((v * np.outer(u, u) for v, u in zip(values, vectors.T, strict=True) if v > 0), np.zeros_like(before))
+
+
+# frequency
+
+
+def spread(x: Array) -> tuple[float, float]:
+    """RMS distance to the centroid (m − 1), and the mean norm."""
+    x = as64(x)
+    centre = x.mean(0)
+    squares = sum(float(((row - centre) ** 2).sum()) for row in x)
+    return float(np.sqrt(squares / (len(x) - 1))), mean_norm(x)

@@ -263,5 +263,7 @@ def _explain(error: Exception) -> str:
     return f"{type(error).__name__}: {words}; run again with --debug for the traceback."
 
 
+from anisoscope import cli_learning as cli_learning  # noqa: E402  (registers its commands on the app above)
+
 if __name__ == "__main__":
     main()

@@ -265,7 +265,8 @@ def next_components(covariance: Tensor, Q: Tensor) -> Tensor:
     return vectors[:, -Q.shape[1] :].flip(-1)
 
 
-def growth(before: Tensor, after: Tensor) -> Tensor:
-    """The positive part of C_after − C_before: where variance was added."""
+def growth(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    """The positive part of C_after − C_before, where variance was added, and the directions d×m that span it."""
     values, vectors = torch.linalg.eigh((after - before).double())
-    return (vectors * values.clamp_min(0.0).unsqueeze(-2)) @ vectors.mT
+    grew = vectors[:, values > 0]
+    return (grew * values[values > 0]) @ grew.mT, grew

@@ -19,7 +19,7 @@ from anisoscope.runs.measure import Setup, evaluate_bank, make_plan
 from anisoscope.runs.probe import Probe
 from anisoscope.runs.proxies import Label, Proxy
 from anisoscope.runs.steprows import Half, StepRows
-from anisoscope.runs.tables import EmbeddingWatch, TableStudy, fit_on_types, input_role
+from anisoscope.runs.tables import EmbeddingWatch, TableStudy, fit_on_types, input_role, unseen_types
 from anisoscope.runs.tangent import TangentStudy
 from anisoscope.runs.weights import weight_records
 
@@ -146,20 +146,20 @@ class Instruments:
         """Updates since the last measured step, of types that the proxy has not seen."""
         study, watch = self.study, self.watch
         assert study is not None and watch is not None
-        fit = next(f for s, f, _ in rows.halves() if s == embed)
+        updates = list(watch.updates())
+        if not updates:
+            return []
+        proxies: dict[Label, Proxy] = {}
+        for name in study.plan.proxies[:2]:
+            proxies |= fit_on_types(rows.fit_half(embed), Label(name, study.main_rank), site=embed, seed=self.seed)
+        if not proxies:
+            self._note("too few types in the probe to fit a proxy on half of them; updates are left out")
         records: list[Record] = []
-        for of, types, change in watch.updates():
-            proxies: dict[Label, Proxy] = {}
-            for name in study.plan.proxies[:2]:
-                found, unseen = fit_on_types(fit, Label(name, study.main_rank), site=embed, seed=self.seed)
-                proxies |= found
-            if not proxies:
-                self._note("too few types in the probe to fit a proxy on half of them; updates are left out")
-                continue
-            mine = ((types >= len(unseen)) | unseen[types.clamp_max(len(unseen) - 1)]).nonzero().squeeze(1)
+        for of, types, change in updates if proxies else ():
+            mine = unseen_types(int(types.max()) + 1)[types].nonzero().squeeze(1)
             note = f"since step {watch.step}"
-            found_rows = tests.records(change[mine.to(change.device)], types[mine], proxies, of=of)
-            records += placed(embed, rows.step, [{**r, "note": note} for r in found_rows])
+            found = tests.records(change[mine.to(change.device)], types[mine], proxies, of=of)
+            records += placed(embed, rows.step, [{**r, "note": note} for r in found])
         return records
 
     def _weights(self, rows: StepRows) -> list[Record]:

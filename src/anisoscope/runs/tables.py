@@ -7,7 +7,7 @@ between measured steps. Rows are types; a fit never sees the types it is tested 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from anisoscope.capture.layout import unwrapped
 from anisoscope.capture.sites import Site
 from anisoscope.metrics.frequency import bin_of
-from anisoscope.metrics.tangent import Draws
+from anisoscope.metrics.tangent import Draws, next_components
 from anisoscope.numerics.hashing import half_of
 from anisoscope.runs.energies import EnergyRows, Grouping, Record, control_records, proxy_records, share_records
 from anisoscope.runs.proxies import Label, Proxy, fit_proxies
@@ -166,10 +166,12 @@ class TableStudy:
             groupings.append(Grouping(names, bin_of(types, self.bins)))
         energies = EnergyRows(half, groupings)
         for label, proxy in proxies.items():
-            mine = Label(label.proxy, label.rank, of=of)
+            mine = replace(label, of=of)
             Q = proxy.basis.to(rows.device)
             found = list(proxy_records(energies, Q, mine))
             yield from found
+            if label.control:
+                continue
             measured = Draws(len(Q), label.rank, draws=self.draws, seed=self.seed, device=str(rows.device)).of(
                 moment.total
             )
@@ -178,11 +180,22 @@ class TableStudy:
             yield from share_records(moment, Q, mine)
 
 
-def fit_on_types(fit: Half, label: Label, *, site: Site, seed: int) -> tuple[dict[Label, Proxy], Tensor]:
-    """A proxy of the embedding site fitted on half of the types, and a mask of types [V] that it has not seen."""
-    tokens = fit.token
-    mine = (tokens >= 0) & (half_of(tokens) == 0)
+def unseen_types(size: int) -> Tensor:
+    """A mask of types [V] that the proxies of `fit_on_types` have not seen."""
+    return half_of(torch.arange(size)) == 1
+
+
+def fit_on_types(fit: Half, label: Label, *, site: Site, seed: int) -> dict[Label, Proxy]:
+    """A proxy of the embedding site fitted on rows of half of the types, and its fitted controls; none if too few."""
+    mine = (fit.token >= 0) & (half_of(fit.token) == 0)
     rows = fit.x[mine.nonzero().squeeze(1).to(fit.x.device)]
-    if len(rows) <= 2 * label.rank:
-        return {}, half_of(torch.arange(0))
-    return {label: fit_proxies({site: rows}, label, seed=seed)[site]}, half_of(torch.arange(int(tokens.max()) + 1)) == 1
+    if len(rows) <= 2 * label.rank or len(fit.token[mine].unique()) < 2:
+        return {}
+    proxy = fit_proxies({site: rows}, label, seed=seed)[site]
+    shuffled = replace(label, control="permuted")
+    beyond = next_components(torch.cov(rows.double().T), proxy.basis.to(rows.device))
+    return {
+        label: proxy,
+        shuffled: fit_proxies({site: rows}, shuffled, seed=seed)[site],
+        replace(label, control="next"): Proxy(beyond, beyond.T, proxy.centre),
+    }

@@ -16,8 +16,10 @@ from torch import Tensor
 from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.concepts import match_concepts, turn
+from anisoscope.metrics.estimate import jackknife
 from anisoscope.metrics.frequency import bin_of, contextual_spread, correlate, equal_mass_bins
 from anisoscope.metrics.tangent import Draws, Measured, growth, next_components
+from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.linalg import subspace_overlap
 from anisoscope.runs.energies import (
     EnergyRows,
@@ -37,6 +39,7 @@ from anisoscope.runs.plan import DEFAULT_RANK, TangentPlan
 from anisoscope.runs.proxies import Label, Proxy, balanced_rows, fit_proxies, key, rows_to_fit
 from anisoscope.runs.steprows import Half, StepRows
 from anisoscope.runs.table import variant_name
+from anisoscope.stats.folds import FoldCovariance
 from anisoscope.stats.gradients import GradientMoments
 
 DRAW_SEED = 104_729  # control draws have a stream of their own
@@ -49,7 +52,7 @@ class Kept:
     step: int
     bases: dict[str, Tensor]  # by proxy
     directions: Tensor  # of semi-NMF
-    covariance: Tensor  # of the test half
+    folds: FoldCovariance  # of the test half
 
 
 @dataclass
@@ -116,7 +119,7 @@ class TangentStudy:
                 "step": k.step,
                 "bases": {name: basis.cpu() for name, basis in k.bases.items()},
                 "directions": k.directions.cpu(),
-                "covariance": k.covariance.cpu(),
+                "folds": k.folds.state(),
             }
             for site, k in self.previous.items()
         }
@@ -124,7 +127,10 @@ class TangentStudy:
         return {"previous": kept, "frozen": frozen, "rank": self.main_rank, "notes": list(self.notes)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.previous = {Site(*k): Kept(**parts) for k, parts in state["previous"].items()}
+        self.previous = {
+            Site(*k): Kept(**{**parts, "folds": FoldCovariance.load(parts["folds"])})
+            for k, parts in state["previous"].items()
+        }
         self.main_rank, self.notes = state["rank"], list(state["notes"])
         if self.frozen is not None and state["frozen"] is not None:
             self.frozen.load(state["frozen"])
@@ -250,7 +256,7 @@ class TangentStudy:
         if {"semi_nmf", "pca"} <= main.keys():
             value = subspace_overlap(main["semi_nmf"].basis.T, main["pca"].basis.T)
             yield {"metric": "proxy_overlap", "variant": variant_name(rank), "value": value}
-        covariance = torch.cov(test.x.double().T)
+        folds = FoldCovariance.of(test.x, test.context)
         before = self.previous.get(site)
         if before is not None and before.step < step:
             words = {"variant": variant_name(rank), "note": f"since step {before.step}"}
@@ -258,22 +264,29 @@ class TangentStudy:
             yield {"metric": "concept_turn", "value": float(turn(old, main[first].basis)), **words}
             pairs = match_concepts(before.directions.cpu(), main[first].directions.cpu())
             yield {"metric": "concept_match", "value": float(torch.as_tensor(pairs[1]).abs().mean()), **words}
-            yield from self._amplified(before, covariance, test)
-        self.previous[site] = Kept(
-            step, {name: proxy.basis for name, proxy in main.items()}, main[first].directions, covariance
-        )
+            yield from self._amplified(before, folds, test)
+        bases = {name: proxy.basis for name, proxy in main.items()}
+        self.previous[site] = Kept(step, bases, main[first].directions, folds)
 
-    def _amplified(self, before: Kept, covariance: Tensor, test: Half) -> Iterator[Record]:
-        grown = growth(before.covariance.to(covariance.device), covariance)
+    def _amplified(self, before: Kept, after: FoldCovariance, test: Half) -> Iterator[Record]:
+        """The share of new variance in the earlier proxy; leaving out a fold keeps the directions that grew."""
+        device = after.n.device
+        older = FoldCovariance.load(before.folds.state(), device)
+        grown, grew = growth(older.covariance(), after.covariance())
         if not float(grown.trace()) > 0:
             return
+        changes = [grew.mT @ (after.covariance(f) - older.covariance(f)) @ grew for f in range(FOLDS) if after.n[f] > 0]
         measured = self.draws(grown).of(grown)
         more = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
         for proxy in self.plan.proxies[:2]:
             Q = before.bases[proxy].to(grown.device)
             label = Label(proxy, self.main_rank)
             value = float(((grown @ Q) * Q).sum() / grown.trace())
-            yield record("amplification", {"value": value} | more, label, batch=self.source)
+            inside = grew.mT @ Q
+            rest = [float(((change @ inside) * inside).sum() / change.trace()) for change in changes]
+            low, high = jackknife(value, rest, bounds=(0.0, 1.0))
+            columns = {"value": value, "low": low, "high": high, "replicates": rest if len(rest) == FOLDS else []}
+            yield record("amplification", columns | more, label, batch=self.source)
             for name, control in (("random", measured.random()), ("normal", measured.normal(Q, shares=False))):
                 row = band(control.energy) | more
                 yield record("amplification", row, label, control=name, batch=self.source)

@@ -1,0 +1,262 @@
+"""The long table, indexed once: what one model trained from one seed says about a metric.
+
+A table may hold a million rows. The rows of the metrics that claims read are sorted once into series (model, seed,
+metric, variant, group); a series is turned into readings when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from anisoscope.claims.quantity import Quantity
+from anisoscope.errors import AnisoscopeError
+from anisoscope.runs.table import Table, variant_name
+
+SERIES = ("model", "seed", "metric", "variant", "group")
+T = TypeVar("T")
+_NUMBERS = ("value", "low", "high", "sd", "n", "contexts")
+
+
+MEASURE = "the monitor's preset 'full' measures it"
+
+
+class Missing(Exception):
+    """What a claim needs and the table does not hold, and how to get it."""
+
+    def __init__(self, what: str, how: str = MEASURE) -> None:
+        super().__init__(f"the table has no {what} ({how})")
+
+
+class Cell(NamedTuple):
+    """One site at one step."""
+
+    step: int | None
+    stack: str
+    layer: int
+    kind: str
+
+    @property
+    def site(self) -> tuple[str, int, str]:
+        return self.stack, self.layer, self.kind
+
+    def order(self) -> tuple[int, str, int, str]:
+        return -1 if self.step is None else self.step, self.stack, self.layer, self.kind
+
+    def record(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One row of the table."""
+
+    quantity: Quantity
+    low: float
+    high: float
+    sd: float
+    n: float
+    contexts: float
+    note: str
+
+    @property
+    def value(self) -> float:
+        return self.quantity.value
+
+
+Readings = dict[Cell, Reading]
+
+
+class Index:
+    """The rows of a table by series."""
+
+    def __init__(self, table: Table, metrics: Iterable[str]) -> None:
+        wanted = pc.is_in(table.arrow["metric"], value_set=pa.array(sorted(metrics), type=pa.string()))
+        # heads and the training log belong to no site of the stream
+        wanted = pc.and_(wanted, pc.and_(pc.is_null(table.arrow["head"]), pc.is_valid(table.arrow["layer"])))
+        self.arrow = table.arrow.filter(wanted).combine_chunks()
+        self.order, self.slices = _sorted_series(self.arrow)
+        self.columns = {name: _floats(self.arrow[name]) for name in _NUMBERS}
+        self.steps, self.layers = (_floats(self.arrow[name]) for name in ("step", "layer"))
+        self.words = {name: _words(self.arrow[name]) for name in ("stack", "kind", "note")}
+        self.flat, self.offsets = _lists(self.arrow["replicates"])
+
+    def readings(self, series: tuple[Any, ...]) -> Readings:
+        """The readings of a series that have a number, by cell."""
+        found: Readings = {}
+        for i in self.order[self.slices.get(series, slice(0, 0))]:
+            cell = self._cell(i)
+            value = self.columns["value"][i]
+            if not math.isfinite(value):
+                continue
+            if cell in found and found[cell].value != value:
+                raise AnisoscopeError(
+                    f"the table holds two different rows of {series[2]} for model {series[0]!r} at {cell}; expected "
+                    "one: choose a run first, with table.where(run=…), table.where(data=…) or table.where(revision=…)."
+                )
+            found[cell] = self._reading(i)
+        return dict(sorted(found.items(), key=lambda item: item[0].order()))
+
+    def _cell(self, i: int) -> Cell:
+        step = self.steps[i]
+        place = {name: words[codes[i]] for name, (codes, words) in self.words.items() if name != "note"}
+        return Cell(None if math.isnan(step) else int(step), place["stack"], int(self.layers[i]), place["kind"])
+
+    def _reading(self, i: int) -> Reading:
+        numbers = {name: float(column[i]) for name, column in self.columns.items()}
+        folds = tuple(float(f) for f in self.flat[self.offsets[i] : self.offsets[i + 1]])
+        value = numbers.pop("value")
+        codes, words = self.words["note"]
+        half = (numbers["high"] - numbers["low"]) / 2
+        return Reading(Quantity(value, folds, half), **numbers, note=words[codes[i]])
+
+
+def _sorted_series(arrow: pa.Table) -> tuple[np.ndarray, dict[tuple[Any, ...], slice]]:
+    """An order of the rows in which each series lies together, and where each lies."""
+    key = np.zeros(arrow.num_rows, dtype=np.int64)
+    names: list[list[Any]] = []
+    for column in SERIES:
+        codes, words = _words(arrow[column])
+        key = key * len(words) + codes
+        names.append(words)
+    order = np.argsort(key, kind="stable")
+    keys, starts = np.unique(key[order], return_index=True)
+    bounds = [*starts.tolist(), arrow.num_rows]
+    slices = {_decoded(key, names): slice(bounds[i], bounds[i + 1]) for i, key in enumerate(keys.tolist())}
+    return order, slices
+
+
+def _decoded(number: int, names: list[list[Any]]) -> tuple[Any, ...]:
+    found = []
+    for words in reversed(names):
+        number, code = divmod(number, len(words))
+        found.append(words[code])
+    return tuple(reversed(found))
+
+
+def _words(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
+    """Codes of a column and what they stand for; null is a word like any other (strings: the empty one)."""
+    if pa.types.is_string(column.type):
+        column = pc.fill_null(column, "")
+    encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    return np.asarray(encoded.indices, dtype=np.int64), encoded.dictionary.to_pylist() or [None]
+
+
+def _floats(column: pa.ChunkedArray) -> np.ndarray:
+    return np.asarray(pc.fill_null(pc.cast(column, pa.float64(), safe=False), math.nan))
+
+
+def _lists(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """The values of a list column end to end, and where each row's begin."""
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), dtype=np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return np.asarray(pc.fill_null(pc.list_flatten(column), math.nan)), offsets
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Which directions a claim is about."""
+
+    proxy: str
+    rank: int | None
+    fit: str
+
+    def variant(self, **options: Any) -> str:
+        """The variant of a tangent metric; options that are None are left out.
+
+        >>> Settings("pca", 16, "refit").variant(control="next", of=None)
+        'control=next;fit=refit;proxy=pca;rank=16'
+        """
+        full = {"fit": self.fit, "proxy": self.proxy, "rank": self.rank, **options}
+        return variant_name({key: value for key, value in full.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model trained from one seed, seen through one choice of directions."""
+
+    index: Index
+    model: str
+    seed: int | None
+    settings: Settings
+    _seen: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def readings(self, metric: str, group: str = "", **options: Any) -> Readings:
+        """A tangent metric by cell; empty where the table has none."""
+        return self.plain(metric, self.settings.variant(**options), group=group)
+
+    def plain(self, metric: str, variant: str, *, group: str = "") -> Readings:
+        """Any metric by cell, its variant written out."""
+        key = (metric, variant, group)
+
+        def find() -> Readings:
+            found = self.index.readings((self.model, self.seed, *key))
+            return found or self.index.readings((self.model, None, *key))  # rows that name no seed
+
+        return self.once(key, find)
+
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """What several claims ask for is computed once."""
+        if key not in self._seen:
+            self._seen[key] = compute()
+        return self._seen[key]
+
+    def needed(self, metric: str, group: str = "", **options: Any) -> Readings:
+        """The same, or `Missing` with what was looked for."""
+        found = self.readings(metric, group, **options)
+        if not found:
+            where = f" for group {group}" if group else ""
+            variant = self.settings.variant(**options)
+            raise Missing(f"{metric}{where} with {variant.replace(';', ', ')}", self._instead(metric, variant))
+        return found
+
+    def _instead(self, metric: str, variant: str) -> str:
+        """How to get a variant: choose directions that were measured, or measure it."""
+        plain = re.compile(r"(?:^|;)(?:fit|proxy|rank)=[^;]*")
+        others = [v for m, s, name, v, g in self.index.slices if (m, s, name, g) == (self.model, self.seed, metric, "")]
+        near = sorted(other for other in others if plain.sub("", other) == plain.sub("", variant))
+        return f"it was measured with {' and '.join(near[:3])}" if near else MEASURE
+
+    def groups(self, metric: str) -> list[str]:
+        """The groups for which a metric was measured."""
+        found = {key[4] for key in self.index.slices if key[:3] == (self.model, self.seed, metric)}
+        return sorted(found)
+
+
+Study = dict[str, Run]  # the models of one seed, by name
+
+
+def studies(table: Table, metrics: Iterable[str], *, proxy: str, rank: int | None, fit: str) -> list[Study]:
+    """The runs of a table, one study for each seed; the i-th seed of every model belongs to the i-th study."""
+    index = Index(table, metrics)
+    settings = Settings(proxy, most_common_rank(table) if rank is None else rank, fit)
+    seeds: dict[str, set[int | None]] = {name: set() for name in table.arrow["model"].unique().to_pylist() if name}
+    for model, seed, *_ in index.slices:
+        seeds.setdefault(model, set()).add(seed)
+    ordered: dict[str, list[int | None]] = {}
+    for model, found in seeds.items():
+        ordered[model] = [*sorted(seed for seed in found if seed is not None)] or [None]
+    count = max((len(found) for found in ordered.values()), default=0)
+    return [
+        {model: Run(index, model, found[i], settings) for model, found in ordered.items() if i < len(found)}
+        for i in range(count)
+    ]
+
+
+def most_common_rank(table: Table) -> int | None:
+    """The rank that most rows of tangent metrics have; None where no variant names a proxy and a rank."""
+    votes: Counter[int] = Counter()
+    for counted in pc.value_counts(table.arrow["variant"]).to_pylist():
+        variant = counted["values"] or ""
+        found = re.search(r"(?:^|;)rank=(\d+)", variant)
+        if found and "proxy=" in variant:
+            votes[int(found[1])] += counted["counts"]
+    return max(votes, key=lambda rank: (votes[rank], -rank)) if votes else None

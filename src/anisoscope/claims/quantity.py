@@ -1,0 +1,135 @@
+"""A number that remembers its folds, so that means and differences of such numbers keep honest intervals.
+
+Notation
+    θ      a number measured on all contexts
+    θ₍ⱼ₎   the same without context fold j, j = 1 … G (G = 8)
+The folds are the same contexts at every layer, step and proxy of a run. So the mean over layers of θ has the
+leave-one-fold-out values mean(θ₍ⱼ₎), and a difference θ − φ has θ₍ⱼ₎ − φ₍ⱼ₎: whatever the dependence between layers is,
+the jackknife of the combined number contains it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from anisoscope.metrics.estimate import jackknife
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A value with its leave-one-fold-out values, or, where there are none, the half-width of its 95 % interval.
+
+    >>> (Quantity(3.0, (3.0, 3.1, 2.9)) - Quantity.constant(1.0)).folds
+    (2.0, 2.1, 1.9)
+    """
+
+    value: float
+    folds: tuple[float, ...] = ()
+    half: float = math.nan
+
+    @classmethod
+    def constant(cls, value: float) -> Quantity:
+        """A number without sampling error."""
+        return cls(value, half=0.0)
+
+    @property
+    def fixed(self) -> bool:
+        return not self.folds and self.half == 0.0
+
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval; NaN where neither folds nor a half-width are known."""
+        if self.folds:
+            return jackknife(self.value, self.folds, bounds=(None, None))
+        return self.value - self.half, self.value + self.half
+
+    def __sub__(self, other: Quantity) -> Quantity:
+        value, folds = self.value - other.value, self.folds
+        if folds and other.fixed:
+            return Quantity(value, tuple([f - other.value for f in folds]))
+        if folds and len(folds) == len(other.folds):
+            return Quantity(value, tuple([f - o for f, o in zip(folds, other.folds, strict=True)]))
+        return combine([self, other], lambda values: values[0] - values[1])
+
+    def __truediv__(self, number: float) -> Quantity:
+        return Quantity(self.value / number, tuple([f / number for f in self.folds]), self.half / abs(number))
+
+    def __neg__(self) -> Quantity:
+        return self / -1.0
+
+    def over(self, other: Quantity) -> Quantity:
+        """The ratio of two numbers.
+
+        >>> Quantity(6.0, (6.0, 8.0)).over(Quantity(2.0, (2.0, 4.0))).folds
+        (3.0, 2.0)
+        """
+        return combine([self, other], lambda values: values[0] / values[1] if values[1] else math.nan)
+
+
+def combine(parts: Sequence[Quantity], function: Callable[[Sequence[float]], float]) -> Quantity:
+    """A function of several numbers, fold by fold where they all have the same folds.
+
+    Without common folds the half-widths are carried through the slopes of the function and added as squares, which is
+    safe for a difference of numbers that rise and fall together.
+    """
+    value = function([p.value for p in parts])
+    moving = [p for p in parts if not p.fixed]
+    if not moving:
+        return Quantity.constant(value)
+    count = len(moving[0].folds)
+    if count and all(len(p.folds) == count for p in moving):
+        rows = zip(*((p.value,) * count if p.fixed else p.folds for p in parts), strict=True)
+        return Quantity(value, tuple([function(row) for row in rows]))
+    return Quantity(value, half=_carried(parts, function, value))
+
+
+def _carried(parts: Sequence[Quantity], function: Callable[[Sequence[float]], float], value: float) -> float:
+    values = [p.value for p in parts]
+    changes = []
+    for i, part in enumerate(parts):
+        low, high = part.interval()
+        moved = [*values[:i], values[i] + (high - low) / 2, *values[i + 1 :]]
+        changes.append(function(moved) - value)
+    return math.sqrt(sum(change**2 for change in changes))
+
+
+def mean(parts: Sequence[Quantity]) -> Quantity:
+    """The mean of numbers of one run; without common folds its half-width is the mean of theirs.
+
+    Layers and steps of one run are not independent: averaging half-widths is right if they move together and too wide
+    otherwise.
+
+    >>> mean([Quantity(1.0, (1.0, 1.2)), Quantity(3.0, (3.0, 3.4))]).value
+    2.0
+    """
+    if not parts:
+        return Quantity(math.nan)
+    moving = [p for p in parts if not p.fixed]
+    if all(p.folds and len(p.folds) == len(moving[0].folds) for p in moving):
+        return combine(parts, lambda values: sum(values) / len(values))
+    halves = [(p.interval()[1] - p.interval()[0]) / 2 for p in parts]
+    return Quantity(sum(p.value for p in parts) / len(parts), half=sum(halves) / len(halves))
+
+
+def no_effect_p(effect: Quantity) -> float:
+    """One-sided p of `effect ≤ 0` by Student's t on the jackknife error; NaN without folds."""
+    finite = [f for f in effect.folds if math.isfinite(f)]
+    if len(finite) < 2 or not math.isfinite(effect.value):
+        return math.nan
+    centre = sum(finite) / len(finite)
+    error = math.sqrt((len(finite) - 1) / len(finite) * sum((f - centre) ** 2 for f in finite))
+    return t_tail(effect.value, error, degrees=len(finite) - 1)
+
+
+def t_tail(value: float, error: float, *, degrees: int) -> float:
+    """P(T ≥ value / error) for Student's t.
+
+    >>> t_tail(0.0, 1.0, degrees=7)
+    0.5
+    """
+    from scipy.special import stdtr
+
+    if error == 0:
+        return 0.0 if value > 0 else 1.0
+    return float(stdtr(degrees, -value / error))

@@ -1,0 +1,363 @@
+"""Manifolds in R^D whose tangent space and second fundamental form are known at every point.
+
+Notation: m dimension, D width of the ambient space, c = D − m codimension; w chart coordinates [m], x = embed(w) [D];
+J = ∂x/∂w [D, m] and H = ∂²x/∂w² [D, m, m], by exact differentiation of the chart in float64; G = JᵀJ the metric;
+T = J G^(−1/2) [D, m] orthonormal tangent basis, N [D, c] orthonormal normal basis;
+II(a, b) = Nᵀ H(G^(−1/2) a, G^(−1/2) b) [c, m, m] the second fundamental form in these bases;
+κ = max ‖II(a, a)‖ over unit a;
+u tangent coordinates in units of length: the point is x + T u + ½ N II(u, u) + O(‖u‖³).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from anisoscope.errors import AnisoscopeError, unknown_name
+
+KINDS = ("gaussian", "ball", "shell")
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Position, bases and curvature at one point, or at a batch of points in the leading dimension."""
+
+    chart: Tensor  # [..., m] chart coordinates
+    position: Tensor  # [..., D]
+    tangent: Tensor  # [..., D, m] orthonormal
+    normal: Tensor  # [..., D, c] orthonormal
+    form: Tensor  # [..., c, m, m] second fundamental form
+    root: Tensor  # [..., m, m] G^(−1/2): unit lengths to chart coordinates
+    connection: Tensor  # [..., m, m, m] the Christoffel symbols in the orthonormal basis, by root
+
+    def take(self, index: Tensor | int, *, bases: bool = True) -> Frames:
+        """The frames at these places of the batch; without bases only what `displace` needs, for very many rows."""
+        bulky = () if bases else ("position", "tangent", "normal", "form")
+        picked = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Frames(**{name: value[:0] if name in bulky else value[index] for name, value in picked.items()})
+
+
+@dataclass(frozen=True)
+class Manifold:
+    """A chart, and where the space it maps into lies in R^D.
+
+    >>> earth = sphere(2, radius=2.0).rotated(10)
+    >>> earth.dim, earth.ambient, round(earth.curvature(earth.centre), 9)
+    (2, 10, 0.5)
+    """
+
+    name: str
+    dim: int
+    map: Callable[[Tensor], Tensor]  # [..., m] to [..., width]
+    placement: Tensor  # [D, width], orthonormal columns
+    centre: Tensor  # [m] a point in general position
+    draw: Callable[[int, torch.Generator], Tensor]  # n points spread over the manifold, in chart coordinates
+
+    @property
+    def ambient(self) -> int:
+        return len(self.placement)
+
+    @property
+    def codim(self) -> int:
+        return self.ambient - self.dim
+
+    def embed(self, chart: Tensor) -> Tensor:
+        """Points of R^D from chart coordinates [..., m]."""
+        return self.map(torch.as_tensor(chart).double()) @ self.placement.T
+
+    def frames(self, chart: Tensor) -> Frames:
+        """Everything known about the points with these chart coordinates [m] or [points, m]."""
+        chart = torch.as_tensor(chart).double()
+        if chart.ndim == 1:
+            return self.frames(chart[None]).take(0)
+        _check_chart(self, chart)
+        first = torch.func.jacfwd(self.map)
+        J = self.placement @ torch.func.vmap(first)(chart)
+        H = torch.einsum("Dw,nwij->nDij", self.placement, torch.func.vmap(torch.func.jacfwd(first))(chart))
+        return _frames(chart, self.embed(chart), J, H)
+
+    def tangent(self, chart: Tensor) -> Tensor:
+        """Orthonormal basis T of the tangent space, [..., D, m]."""
+        return self.frames(chart).tangent
+
+    def second_form(self, chart: Tensor) -> Tensor:
+        """Second fundamental form II in orthonormal bases, [..., c, m, m]."""
+        return self.frames(chart).form
+
+    def mean_curvature(self, chart: Tensor) -> Tensor:
+        """The mean curvature vector tr(II)/m as a vector of R^D, [..., D]."""
+        frames = self.frames(chart)
+        trace = frames.form.diagonal(dim1=-2, dim2=-1).sum(-1) / self.dim
+        return (frames.normal @ trace[..., None])[..., 0]
+
+    def curvature(self, chart: Tensor) -> float:
+        """κ, the largest normal curvature at a point."""
+        return float(largest_curvature(self.second_form(chart)))
+
+    def points(self, n: int, *, seed: int = 0) -> Tensor:
+        """Chart coordinates of n points spread over the manifold, [n, m]."""
+        return self.draw(n, torch.Generator().manual_seed(seed))
+
+    def rotated(self, ambient: int, *, seed: int = 0) -> Manifold:
+        """The same manifold, turned at random inside a space of this width."""
+        width = self.placement.shape[1]
+        if ambient < width:
+            raise AnisoscopeError(
+                f"a {self.name} of dimension {self.dim} needs {width} ambient dimensions, "
+                f"but {ambient} were given; raise the ambient dimension or lower the dimension."
+            )
+        noise = torch.randn(ambient, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        return replace(self, placement=torch.linalg.qr(noise)[0])
+
+
+def _check_chart(manifold: Manifold, chart: Tensor) -> None:
+    if chart.shape[-1] != manifold.dim or not bool(chart.isfinite().all()):
+        raise AnisoscopeError(
+            f"chart coordinates of shape {tuple(chart.shape)} do not name points of a {manifold.name} of dimension "
+            f"{manifold.dim}; expected {manifold.dim} finite numbers for each point."
+        )
+
+
+def _frames(chart: Tensor, position: Tensor, J: Tensor, H: Tensor) -> Frames:
+    dim = chart.shape[-1]
+    values, vectors = torch.linalg.eigh(J.mT @ J)
+    root = vectors @ (values.rsqrt()[..., None] * vectors.mT)
+    tangent = J @ root
+    normal = torch.linalg.qr(J, mode="complete")[0][..., dim:]
+    second = torch.einsum("nDij,nia,njb->nDab", H, root, root)
+    form = torch.einsum("nDc,nDab->ncab", normal, second)
+    # subtracting ½ of this makes u normal coordinates to second order: no ‖u‖² term is left in the tangent space
+    connection = torch.einsum("nij,nDj,nDab->niab", root, tangent, second)
+    return Frames(chart, position, tangent, normal, form, root, connection)
+
+
+def largest_curvature(form: Tensor) -> Tensor:
+    """κ = max over unit a of ‖II(a, a)‖ for second fundamental forms [..., c, m, m].
+
+    Alternates between the best normal for a direction and the best direction for a normal; neither step can lower it.
+
+    >>> largest_curvature(torch.diag(torch.tensor([1.0, -3.0]))[None])
+    tensor(3., dtype=torch.float64)
+    """
+    form = form.double()
+    dim = form.shape[-1]
+    generator = torch.Generator().manual_seed(0)
+    starts = torch.cat([torch.eye(dim), torch.randn(6, dim, generator=generator)]).double()
+    starts = torch.nn.functional.normalize(starts, dim=-1).expand(*form.shape[:-3], -1, -1)
+    best = torch.zeros(starts.shape[:-1], dtype=torch.float64)
+    for _ in range(50):
+        bent = torch.einsum("...cab,...sa,...sb->...sc", form, starts, starts)
+        norms = bent.norm(dim=-1)
+        if bool((norms <= best * (1 + 1e-10)).all()):
+            break
+        best = norms
+        along = torch.einsum("...sc,...cab->...sab", torch.nn.functional.normalize(bent, dim=-1), form)
+        values, vectors = torch.linalg.eigh(along)
+        top = values.abs().argmax(-1, keepdim=True)
+        starts = torch.take_along_dim(vectors, top[..., None, :], dim=-1)[..., 0]
+    return torch.maximum(norms, best).amax(-1)
+
+
+def unit_sample(*shape: int, dim: int, kind: str = "gaussian", generator: torch.Generator) -> Tensor:
+    """Tangent coordinates [*shape, m] of scale 1: standard normal, uniform in the unit ball, or on the unit shell."""
+    if kind not in KINDS:
+        raise unknown_name("kind of sampling", kind, KINDS)
+    normal = torch.randn(*shape, dim, dtype=torch.float64, generator=generator)
+    if kind == "gaussian":
+        return normal
+    shell = torch.nn.functional.normalize(normal, dim=-1)
+    if kind == "shell":
+        return shell
+    return shell * torch.rand(*shape, 1, dtype=torch.float64, generator=generator) ** (1 / dim)
+
+
+def displace(manifold: Manifold, frames: Frames, u: Tensor) -> Tensor:
+    """The points of the manifold at tangent coordinates u from the frames' points.
+
+    One frame takes u [n, m], a batch of frames u [points, n, m]; x + T u + ½ N II(u, u) + O(‖u‖³), never off the
+    manifold.
+    """
+    straight = torch.einsum("...ij,...nj->...ni", frames.root, u)
+    bend = torch.einsum("...iab,...na,...nb->...ni", frames.connection, u, u)
+    return manifold.embed(frames.chart[..., None, :] + straight - bend / 2)
+
+
+def sample_around(
+    manifold: Manifold, point: Tensor, *, scale: float, n: int, kind: str = "gaussian", seed: int = 0
+) -> Tensor:
+    """n points [n, D] of the manifold around the point with these chart coordinates.
+
+    `scale` is the standard deviation of each tangent coordinate (gaussian) or the radius (ball, shell).
+
+    >>> sample_around(sphere(2), torch.zeros(2), scale=0.1, n=5).norm(dim=1)
+    tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000], dtype=torch.float64)
+    """
+    if not (math.isfinite(scale) and scale >= 0) or n < 1:
+        raise AnisoscopeError(f"scale is {scale} and n is {n}; expected a finite scale ≥ 0 and at least one point.")
+    generator = torch.Generator().manual_seed(seed)
+    u = scale * unit_sample(n, dim=manifold.dim, kind=kind, generator=generator)
+    return displace(manifold, manifold.frames(point), u)
+
+
+def expected_variances(form: Tensor, *, scale: float | Tensor, kind: str = "gaussian") -> tuple[Tensor, Tensor]:
+    """Tangent and normal variance (tr C_T, tr C_N) of a sample of this scale, to leading order in the scale.
+
+    Var of ½ uᵀBu for each normal direction B, with F = Σ‖B‖_F² and S = Σ(tr B)² over the normal directions:
+    gaussian    m t²          t⁴ F / 2
+    ball        m t²/(m+2)    t⁴ (F − S/(m+2)) / (2 (m+2)(m+4))
+    shell       t²            t⁴ (F − S/m) / (2 m (m+2))      (0 on a sphere, where every B is a multiple of I)
+    Exact for a quadratic patch around its apex.
+
+    >>> expected_variances(torch.eye(2)[None], scale=0.1)
+    (tensor(0.0200, dtype=torch.float64), tensor(0.0001, dtype=torch.float64))
+    """
+    m = form.shape[-1]
+    t = torch.as_tensor(scale, dtype=torch.float64)
+    F = form.double().square().sum((-3, -2, -1))
+    S = form.double().diagonal(dim1=-2, dim2=-1).sum(-1).square().sum(-1)
+    if kind == "gaussian":
+        return m * t**2 + 0 * F, t**4 * F / 2
+    if kind == "ball":
+        return m * t**2 / (m + 2) + 0 * F, t**4 * (F - S / (m + 2)) / (2 * (m + 2) * (m + 4))
+    if kind == "shell":
+        return t**2 + 0 * F, t**4 * (F - S / m) / (2 * m * (m + 2))
+    raise unknown_name("kind of sampling", kind, KINDS)
+
+
+def _stereographic(w: Tensor) -> Tensor:
+    """The unit sphere from its equatorial plane, from the pole w = ∞."""
+    square = w.square().sum(-1, keepdim=True)
+    return torch.cat([2 * w, 1 - square], -1) / (1 + square)
+
+
+def _draw_sphere(dim: int) -> Callable[[int, torch.Generator], Tensor]:
+    def draw(n: int, generator: torch.Generator) -> Tensor:
+        x = torch.nn.functional.normalize(torch.randn(n, dim + 1, dtype=torch.float64, generator=generator), dim=-1)
+        return x[:, :dim] / (1 + x[:, dim:].abs())  # half of the sphere: at the missing pole the chart is useless
+
+    return draw
+
+
+def _draw_normal(dim: int, scale: float) -> Callable[[int, torch.Generator], Tensor]:
+    return lambda n, generator: scale * torch.randn(n, dim, dtype=torch.float64, generator=generator)
+
+
+def _draw_box(low: Tensor, high: Tensor) -> Callable[[int, torch.Generator], Tensor]:
+    def draw(n: int, generator: torch.Generator) -> Tensor:
+        return low + (high - low) * torch.rand(n, len(low), dtype=torch.float64, generator=generator)
+
+    return draw
+
+
+def _doubles(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _ramp(first: float, last: float, count: int) -> Tensor:
+    return torch.linspace(first, last, count, dtype=torch.float64)
+
+
+def _identity(width: int) -> Tensor:
+    return torch.eye(width, dtype=torch.float64)
+
+
+def sphere(dim: int, *, radius: float = 1.0) -> Manifold:
+    """The sphere of this radius in R^(m+1): II = −I/radius everywhere."""
+    centre = 0.3 * _ramp(1.0, -1.0, dim)
+    return Manifold("sphere", dim, lambda w: radius * _stereographic(w), _identity(dim + 1), centre, _draw_sphere(dim))
+
+
+def ellipsoid(dim: int, *, axes: Tensor | None = None) -> Manifold:
+    """The ellipsoid with these m+1 half axes (default: from 1.3 down to 0.7)."""
+    axes = _ramp(1.3, 0.7, dim + 1) if axes is None else torch.as_tensor(axes).double()
+    centre = 0.3 * _ramp(1.0, -1.0, dim)
+    return Manifold("ellipsoid", dim, lambda w: axes * _stereographic(w), _identity(dim + 1), centre, _draw_sphere(dim))
+
+
+def paraboloid(dim: int, *, curvatures: Tensor | None = None) -> Manifold:
+    """The graph of ½ Σ kᵢ wᵢ² (default: k from 1 down to 0.5): II = diag(k) at the apex."""
+    k = _ramp(1.0, 0.5, dim) if curvatures is None else torch.as_tensor(curvatures).double()
+
+    def embed(w: Tensor) -> Tensor:
+        return torch.cat([w, (k * w.square()).sum(-1, keepdim=True) / 2], -1)
+
+    return Manifold("paraboloid", dim, embed, _identity(dim + 1), 0.2 * torch.ones_like(k), _draw_normal(dim, 0.5))
+
+
+def swiss_roll(dim: int, *, pitch: float = 1 / (2.5 * math.pi)) -> Manifold:
+    """The spiral (pitch·θ·cos θ, pitch·θ·sin θ) times R^(m−1): one principal curvature, (θ²+2)/(pitch·(θ²+1)^1.5)."""
+
+    def embed(w: Tensor) -> Tensor:
+        angle = w[..., :1]
+        return torch.cat([pitch * angle * angle.cos(), pitch * angle * angle.sin(), w[..., 1:]], -1)
+
+    low, high = torch.zeros(dim, dtype=torch.float64), torch.ones(dim, dtype=torch.float64)
+    low[0], high[0] = 1.5 * math.pi, 4.5 * math.pi
+    centre = 0.4 * high
+    centre[0] = 2.5 * math.pi
+    return Manifold("swiss_roll", dim, embed, _identity(dim + 1), centre, _draw_box(low, high))
+
+
+def torus(dim: int, *, radii: Tensor | None = None) -> Manifold:
+    """The product of m circles in R^(2m) (default radii from 1 to 1.5): codimension m, II_k = e_k e_kᵀ / radius_k."""
+    r = _ramp(1.0, 1.5, dim) if radii is None else torch.as_tensor(radii).double()
+
+    def embed(w: Tensor) -> Tensor:
+        return torch.cat([r * w.cos(), r * w.sin()], -1)
+
+    draw = _draw_box(torch.zeros_like(r), 2 * math.pi * torch.ones_like(r))
+    return Manifold("torus", dim, embed, _identity(2 * dim), _ramp(0.4, 1.1, dim), draw)
+
+
+def quadratic_patch(dim: int, *, codim: int = 3, curvature: float = 1.0, seed: int = 0) -> Manifold:
+    """The graph of c random quadratic forms, w ↦ (w, ½ B_k(w, w)), κ at the apex as given: II = B there."""
+    noise = torch.randn(codim, dim, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    B = noise + noise.mT
+    B = B * curvature / largest_curvature(B)
+
+    def embed(w: Tensor) -> Tensor:
+        return torch.cat([w, torch.einsum("cab,...a,...b->...c", B, w, w) / 2], -1)
+
+    apex = torch.zeros(dim, dtype=torch.float64)
+    return Manifold("quadratic", dim, embed, _identity(dim + codim), apex, _draw_normal(dim, 0.3))
+
+
+def flat(dim: int) -> Manifold:
+    """R^m itself: the control without curvature."""
+    return Manifold(
+        "flat", dim, lambda w: w * 1.0, _identity(dim), 0.2 * torch.ones(dim).double(), _draw_normal(dim, 1)
+    )
+
+
+MANIFOLDS: dict[str, Callable[[int], Manifold]] = {
+    "sphere": sphere,
+    "ellipsoid": ellipsoid,
+    "paraboloid": paraboloid,
+    "swiss_roll": swiss_roll,
+    "torus": torus,
+    "quadratic": quadratic_patch,
+    "flat": flat,
+}
+
+
+def make_manifold(name: str, *, dim: int = 2, ambient: int | None = None, seed: int = 0) -> Manifold:
+    """A manifold by name, turned at random inside R^ambient (its own space where none is given).
+
+    >>> make_manifold("torus", dim=3, ambient=20).codim
+    17
+    """
+    if name not in MANIFOLDS:
+        raise unknown_name("manifold", name, MANIFOLDS)
+    if dim < 1:
+        raise AnisoscopeError(f"the dimension of a manifold is {dim}; expected at least 1.")
+    if ambient is not None and dim >= ambient:
+        raise AnisoscopeError(
+            f"a {name} of dimension {dim} does not fit into {ambient} ambient dimensions with room to bend; "
+            "raise the ambient dimension or lower the dimension."
+        )
+    made = MANIFOLDS[name](dim)
+    return made if ambient is None else made.rotated(ambient, seed=seed)

@@ -1,0 +1,150 @@
+"""Exact non-negative least squares, for many rows at once.
+
+Block principal pivoting (Kim and Park 2011, doi:10.1137/110821172): guess which codes are positive, solve for these
+alone, exchange all that violate the optimality conditions, fall back to one at a time where that would cycle. Rows
+with the same guess share one inverse. Everything in float64.
+Notation: D k×d directions, G = DDᵀ, b = Dx of a row, z ≥ 0 its code, y = Gz − b the gradient; at the optimum z ≥ 0,
+y ≥ 0, zᵀy = 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_INVERSES = 1 << 22  # elements of the k×k inverses held at a time
+_WIDENED = 1 << 17  # elements of the rows in float64 at a time
+_RIDGE = 1e-13  # relative to unit directions: a direction given twice, or zero, still has a solution
+_SLACK = 1e-10  # relative to the row: what counts as a violation
+_FULL = 3  # full exchanges without improvement before only one is exchanged
+_ROUNDS = 50  # plus 5 per direction; what is left then is solved one by one
+
+
+def nonnegative_codes(rows: Tensor, directions: Tensor, *, start: Tensor | None = None) -> Tensor:
+    """argmin over z ≥ 0 of ‖x − zD‖² for each row of [..., n, d], in float64 [..., n, k].
+
+    `start` holds codes near the solution: only their signs are used, and only time depends on them.
+
+    >>> nonnegative_codes(torch.tensor([[3.0, -1.0]]), torch.eye(2)).tolist()
+    [[3.0, 0.0]]
+    """
+    wide = directions.double()
+    norms = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    norms = torch.where(norms > 0, norms, 1.0)
+    unit = wide / norms
+    gram = unit @ unit.mT
+    gram.diagonal(dim1=-2, dim2=-1).add_(_RIDGE)
+    target = _products(rows, unit)
+    passive = torch.ones_like(target, dtype=torch.bool) if start is None else start > 0
+    k = gram.shape[-1]
+    codes = _all_codes(gram.reshape(-1, k, k), target.reshape(-1, *target.shape[-2:]), passive.reshape(-1, k))
+    return codes.reshape(target.shape) / norms.mT
+
+
+def descend(gram: Tensor, target: Tensor, start: Tensor, *, steps: int) -> Tensor:
+    """Codes [..., n, k] ≥ 0 nearer to the least squares ones than `start`: accelerated projected gradient.
+
+    Nesterov's steps of length 1/λ, λ ≥ the largest eigenvalue of G. They may overshoot; a row for which they did
+    keeps its start, so that no row gets worse.
+    """
+    bound = gram
+    for _ in range(4):  # ‖G¹⁶‖^(1/16) is at most k^(1/32) above the largest eigenvalue, and never below
+        bound = bound @ bound / torch.linalg.matrix_norm(bound)[..., None, None].square()
+    raise NotImplementedError
+
+
+def _products(rows: Tensor, unit: Tensor) -> Tensor:
+    """X Dᵀ in float64; rows of less precision are widened a block at a time, which stays in the cache."""
+    if rows.dtype == torch.float64 or rows.device.type != "cpu":
+        return rows.double() @ unit.mT
+    step = max(1, _WIDENED // rows.shape[-1])
+    n = rows.shape[-2]
+    return torch.cat([rows[..., i : i + step, :].double() @ unit.mT for i in range(0, n, step)], -2)
+
+
+def _all_codes(gram: Tensor, target: Tensor, passive: Tensor) -> Tensor:
+    """Codes of [items, n, k], as many rows at a time as memory allows, flat."""
+    items, n, k = target.shape
+    owner = torch.arange(items, device=gram.device).repeat_interleave(n)
+    flat = target.reshape(-1, k)
+    step = max(256, _INVERSES // (k * k))
+    parts = [
+        _pivot(gram, owner[i : i + step], flat[i : i + step], passive[i : i + step]) for i in range(0, len(flat), step)
+    ]
+    return torch.cat(parts)
+
+
+def _pivot(gram: Tensor, owner: Tensor, target: Tensor, passive: Tensor) -> Tensor:
+    """Block principal pivoting of some rows; `owner` says which Gram matrix is theirs."""
+    k = gram.shape[-1]
+    codes = torch.zeros_like(target)
+    left = torch.arange(len(target), device=target.device)
+    patience = torch.full_like(left, _FULL)
+    fewest = torch.full_like(left, k + 1)
+    for _ in range(_ROUNDS + 5 * k):
+        z, y = _solve(gram, owner, target, passive)
+        slack = _SLACK * target.abs().amax(1, keepdim=True)
+        wrong = torch.where(passive, z < -_SLACK * z.abs().amax(1, keepdim=True), y < -slack)
+        count = wrong.sum(1)
+        codes[left] = torch.where(passive, z.clamp_min(0.0), 0.0)
+        improved = count < fewest
+        change = torch.where((improved | (patience > 0)).unsqueeze(1), wrong, _last(wrong))
+        patience = torch.where(improved, _FULL, patience - 1)
+        fewest = torch.minimum(fewest, count)
+        going = (count > 0).nonzero().squeeze(1)
+        if not len(going):
+            return codes
+        passive = (passive ^ change)[going]
+        left, owner, target, patience, fewest = (v[going] for v in (left, owner, target, patience, fewest))
+    codes[left] = _one_by_one(gram, owner, target)
+    return codes
+
+
+def _last(wrong: Tensor) -> Tensor:
+    """Only the last True of each row."""
+    after = wrong.flip(1).cumsum(1).flip(1)
+    return wrong & (after == 1)
+
+
+def _solve(gram: Tensor, owner: Tensor, target: Tensor, passive: Tensor) -> tuple[Tensor, Tensor]:
+    """z of the passive set and the gradient y, with one step of refinement."""
+    first, group = _patterns(owner, passive)
+    m = passive[first].to(target.dtype)
+    masked = gram[owner[first]] * m.unsqueeze(1) * m.unsqueeze(2)
+    masked.diagonal(dim1=-2, dim2=-1).add_(1.0 - m)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(masked)[0])[group]
+    inside, mine = passive.to(target.dtype), gram[owner] if len(gram) > 1 else gram
+    z = _times(inverse, target * inside)
+    z = z + _times(inverse, (target - _times(mine, z)) * inside)
+    return z, _times(mine, z) - target
+
+
+def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
+    if len(matrices) == 1:
+        return vectors @ matrices[0]  # one symmetric matrix for all rows
+    return (matrices @ vectors.unsqueeze(-1)).squeeze(-1)
+
+
+def _patterns(owner: Tensor, passive: Tensor) -> tuple[Tensor, Tensor]:
+    """The first row of every distinct (owner, passive set), and for each row which of them is its own."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randint(-(2**62), 2**62, (passive.shape[1] + 1,), generator=generator).to(owner.device)
+    # a random 64-bit sum for each set, wrapping around: were two sets to collide, the optimality test would tell
+    name = (passive * weights[1:]).sum(1) + owner * weights[0]
+    order = name.argsort(stable=True)
+    _, inverse, counts = torch.unique_consecutive(name[order], return_inverse=True, return_counts=True)
+    group = torch.empty_like(order)
+    group[order] = inverse
+    return order[counts.cumsum(0) - counts], group
+
+
+def _one_by_one(gram: Tensor, owner: Tensor, target: Tensor) -> Tensor:
+    """Lawson and Hanson's active set method for the rows on which pivoting did not settle."""
+    from scipy.optimize import nnls
+
+    factors = torch.linalg.cholesky_ex(gram)[0].mT.cpu()  # ‖Rz − R⁻ᵀb‖² has the same minimum, G = RᵀR
+    found = []
+    for i, b in zip(owner.tolist(), target.cpu(), strict=True):
+        right = torch.linalg.solve_triangular(factors[i].mT, b.unsqueeze(1), upper=False).squeeze(1)
+        found.append(torch.from_numpy(nnls(factors[i].numpy(), right.numpy(), maxiter=100 * len(b))[0]))
+    return torch.stack(found).to(target.device)

@@ -1,0 +1,51 @@
+"""Covariances with and without each context fold, from one pass.
+
+Notation: rows x about their mean s, so that a large mean costs no digits; by fold n, Σ(x−s), Σ(x−s)(x−s)ᵀ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anisoscope.numerics.hashing import FOLDS, fold_of
+
+
+@dataclass(frozen=True)
+class FoldCovariance:
+    """Sums by fold, from which the covariance of all rows, or of all but one fold, follows.
+
+    >>> x = torch.randn(100, 3, dtype=torch.float64)
+    >>> torch.allclose(FoldCovariance.of(x, torch.arange(100)).covariance(), torch.cov(x.T))
+    True
+    """
+
+    n: Tensor  # [FOLDS]
+    sums: Tensor  # [FOLDS, d]
+    squares: Tensor  # [FOLDS, d, d]
+
+    @classmethod
+    def of(cls, x: Tensor, context: Tensor) -> FoldCovariance:
+        rows = x.double() - x.double().mean(0)
+        fold = fold_of(context.cpu()).to(x.device)
+        parts = [rows[fold == f] for f in range(FOLDS)]
+        n = torch.tensor([float(len(part)) for part in parts], dtype=torch.float64, device=x.device)
+        return cls(n, torch.stack([p.sum(0) for p in parts]), torch.stack([p.mT @ p for p in parts]))
+
+    def covariance(self, without: int | None = None) -> Tensor:
+        """The covariance of all rows, or of all but those of one fold."""
+        keep = torch.ones(FOLDS, dtype=torch.bool)
+        if without is not None:
+            keep[without] = False
+        keep = keep.to(self.n.device)
+        n, total = self.n[keep].sum(), self.sums[keep].sum(0)
+        return (self.squares[keep].sum(0) - torch.outer(total, total) / n) / (n - 1)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"n": self.n.cpu(), "sums": self.sums.cpu(), "squares": self.squares.float().cpu()}
+
+    @classmethod
+    def load(cls, state: dict[str, Tensor], device: torch.device | None = None) -> FoldCovariance:
+        return cls(*(state[name].double().to(device) for name in ("n", "sums", "squares")))

@@ -1,0 +1,1 @@
+"""One file, one protocol of a paper, built only from the parts below it."""

@@ -1,0 +1,293 @@
+"""Revisiting Anisotropy (arXiv 2604.08764): train a decoder and an encoder with the monitor on, and test the claims.
+
+Each arm is a training run of its own under arms/, resumable; the study joins their tables and asks the claims.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from anisoscope import __version__
+from anisoscope.claims.claim import evaluate_claims, verdicts_to_dicts
+from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.runs.profile import versions
+from anisoscope.runs.schedule import parse_schedule
+from anisoscope.runs.store import RunFolder
+from anisoscope.runs.table import Table
+from anisoscope.training.loop import TrainConfig, train
+
+Progress = Callable[[str, int, int], None]
+ARMS = ("decoder", "encoder", "decoder-flat")  # the last one is the intervention on token frequency
+_TINY = TrainConfig(
+    layers=4, width=96, heads=4, context=96, steps=400, batch_size=16, lr=2e-3, checkpoints="0,every:200"
+)
+_SMALL = TrainConfig(
+    layers=12, width=512, heads=8, context=256, steps=4000, batch_size=64, lr=6e-4, checkpoints="log,every:1000"
+)
+# the models of the paper with published checkpoints; revisions as their authors name them
+PAPER: dict[str, tuple[str, ...]] = {
+    "EuroBERT/EuroBERT-210m": (),
+    "EuroBERT/EuroBERT-610m": (),
+    "almanach/moderncamembert-base": (),
+    "allenai/OLMo-1B-hf": (
+        "step1000-tokens4B",
+        "step10000-tokens41B",
+        "step100000-tokens419B",
+        "step738020-tokens3095B",
+    ),
+    "EleutherAI/pythia-160m": ("step0", "step1", "step8", "step64", "step512", "step4000", "step32000", "step143000"),
+    "EleutherAI/pythia-410m": ("step0", "step1", "step8", "step64", "step512", "step4000", "step32000", "step143000"),
+    "EleutherAI/pythia-1b": ("step0", "step1", "step8", "step64", "step512", "step4000", "step32000", "step143000"),
+    "almanach/Gaperon-1125-1B": (),
+    "HuggingFaceTB/SmolLM2-360M-intermediate-checkpoints": ("step-160000", "step-1600000", "step-3200000"),
+    "HuggingFaceTB/SmolLM2-1.7B-intermediate-checkpoints": ("step-125000", "step-2500000", "step-4875000"),
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How large a study is."""
+
+    train: TrainConfig
+    contexts: int  # of the probe
+    metrics: str
+    when: str
+
+
+PRESETS = {
+    "tiny": Preset(_TINY, contexts=96, metrics="standard", when="log"),
+    "small": Preset(_SMALL, contexts=96, metrics="standard", when="log"),
+}
+
+
+@dataclass(frozen=True)
+class RevisitingConfig:
+    """What the study runs; what is None is as the preset has it."""
+
+    preset: str = "tiny"
+    data: str = "embedded"
+    arms: tuple[str, ...] = ARMS
+    seeds: tuple[int, ...] = (0,)
+    steps: int | None = None
+    layers: int | None = None
+    width: int | None = None
+    context: int | None = None
+    metrics: str | None = None
+    when: str | None = None
+    rank: int | None = None
+    limit: float | None = None
+    device: str = "auto"
+    tokens: int = 32_768  # paper: tokens of the probe of each model
+
+    def __post_init__(self) -> None:
+        if self.preset not in (*PRESETS, "paper"):
+            raise unknown_name("preset", self.preset, [*PRESETS, "paper"])
+        for arm in self.arms:
+            if arm.partition("-")[0] not in ("decoder", "encoder"):
+                raise AnisoscopeError(
+                    f"arm {arm!r} is not known; expected decoder or encoder, with -flat or -zipf1.5 for a resampled "
+                    "corpus."
+                )
+        if not self.arms or not self.seeds:
+            raise AnisoscopeError("a study needs at least one arm and one seed.")
+
+    def training(self, arm: str, seed: int) -> TrainConfig:
+        """The training run of one arm."""
+        arch, _, frequency = arm.partition("-")
+        changes: dict[str, Any] = {"arch": arch, "seed": seed, "data": self.data, "device": self.device}
+        changes["frequency"] = {"": "natural", "flat": "flat"}.get(frequency, f"zipf:{frequency.removeprefix('zipf')}")
+        chosen = {name: getattr(self, name) for name in ("steps", "layers", "width", "context", "limit")}
+        changes |= {name: value for name, value in chosen.items() if value is not None}
+        return replace(PRESETS[self.preset].train, **changes)
+
+
+@dataclass
+class Revisiting:
+    """One run of the study."""
+
+    config: RevisitingConfig
+    folder: RunFolder
+    command: Sequence[str] = ()
+    progress: Progress | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=list)
+
+    def run(self) -> Path:
+        """Every arm, then the claims; a finished arm is never run again."""
+        old = self.folder.about()
+        if old.get("status") == "complete":
+            return self.folder.path
+        self._begin(old)
+        started = time.monotonic()
+        try:
+            if self.config.preset == "paper":
+                self._paper()
+            else:
+                self._train()
+        except BaseException as error:
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self._end(status, started, error)
+            raise
+        self._end("complete", started)
+        return self.folder.path
+
+    def _begin(self, old: dict[str, Any]) -> None:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self.about = {
+            "schema": 1,
+            "anisoscope": __version__,
+            "kind": "study",
+            "study": "revisiting",
+            "command": list(self.command),
+            "config": asdict(self.config),
+            "versions": versions(),
+            "seed": self.config.seeds[0],
+            "status": "running",
+            "started": old.get("started") or now,
+            "wall_seconds": float(old.get("wall_seconds", 0.0)),
+            "models": [],
+            "warnings": [],
+            "skipped": [],
+        }
+        self.folder.write_about(self.about)
+
+    def _end(self, status: str, started: float, error: BaseException | None = None) -> None:
+        self.about["status"] = status
+        if error is not None and str(error):
+            self.about["error"] = str(error).splitlines()[0]
+        self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 1)
+        if self.tables:
+            table = Table.concat(self.tables)
+            self.folder.write_table(table)
+            self.folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(table)))
+        self.folder.write_about(self.about)
+
+    # arms
+
+    def _train(self) -> None:
+        seeds = self.config.seeds
+        for seed in seeds:
+            for arm in self.config.arms:
+                name = arm if len(seeds) == 1 else f"{arm}-seed{seed}"
+                path = self.folder.path / "arms" / name
+                config = self.config.training(arm, seed)
+                train(
+                    config,
+                    path,
+                    monitor=self._monitor(arm),
+                    resume=True,
+                    progress=self._told(name),
+                    command=self.command,
+                    corpus=self.folder.path / "corpus",
+                )
+                self._join(path, arm, seed)
+
+    def _monitor(self, arm: str) -> Any:
+        preset, config = PRESETS[self.config.preset], self.config
+
+        def attach(model: Any, stream: Any, optimizer: Any, training: TrainConfig, folder: Path) -> Any:
+            return training_monitor(
+                model,
+                stream,
+                optimizer,
+                training,
+                folder,
+                name=arm,
+                when=config.when or preset.when,
+                metrics=config.metrics or preset.metrics,
+                rank=config.rank,
+                contexts=preset.contexts,
+            )
+
+        return attach
+
+    def _told(self, name: str) -> Progress | None:
+        tell = self.progress
+        return None if tell is None else lambda what, done, total: tell(f"{name}: {what}", done, total)
+
+    def _join(self, path: Path, arm: str, seed: int) -> None:
+        found = RunFolder.open(path)
+        self.tables.append(found.table())
+        about = found.about()
+        for model in about.get("models", []):
+            self.about["models"].append({**model, "name": arm, "seed": seed, "key": ""})
+        self.about["warnings"] += [f"{arm}: {text}" for text in about.get("warnings", [])]
+        for name in ("device", "data"):
+            self.about.setdefault(name, about.get(name))
+        self.folder.write_about(self.about)
+
+    # the paper's own models
+
+    def _paper(self) -> None:
+        from anisoscope.runs.sweep import SweepConfig, Sweeper
+
+        for number, (model, revisions) in enumerate(PAPER.items()):
+            if self.progress is not None:
+                self.progress("models", number, len(PAPER))
+            path = self.folder.path / "arms" / model.replace("/", "-")
+            options: dict[str, Any] = {"data": self.config.data, "device": self.config.device, "rank": self.config.rank}
+            sweep = SweepConfig(model, revisions, series=bool(revisions), tokens=self.config.tokens, **options)
+            try:
+                Sweeper(sweep, RunFolder.create(path, asdict(sweep), resume=True), command=self.command).run()
+            except AnisoscopeError as error:
+                self.about["skipped"].append({"model": model, "reason": str(error)})
+                self.about["warnings"].append(f"{model} was skipped: {error}")
+                continue
+            self._join(path, model.split("/")[-1], 0)
+        if not self.tables:
+            raise AnisoscopeError(
+                f"none of the {len(PAPER)} models of the paper could be loaded (the first: "
+                f"{self.about['skipped'][0]['reason']}); this preset needs their weights from the hub or its cache."
+            )
+
+
+def training_monitor(
+    model: Any,
+    stream: Any,
+    optimizer: Any,
+    training: TrainConfig,
+    folder: Path,
+    *,
+    name: str = "",
+    when: str = "log",
+    metrics: str = "standard",
+    rank: int | None = None,
+    contexts: int = 96,
+) -> Any:
+    """The monitor of a training run of ours: a held-out probe, its frequencies, its optimizer, its folder."""
+    from anisoscope.runs.monitor import Monitor
+
+    return Monitor(
+        model,
+        when=parse_schedule(when, total=training.steps),
+        metrics=metrics,
+        out=folder,
+        probe=stream.probe_batches(contexts, batch_size=32),
+        counts=counts_of(stream),
+        tokenizer=stream.corpus.tokenizer,
+        optimizer=optimizer,
+        total_steps=training.steps,
+        rank=rank,
+        name=name or training.arch,
+        seed=training.seed,
+        batch_size=32,
+        resume=True,
+    )
+
+
+def counts_of(stream: Any) -> Any:
+    """Token frequencies of the training corpus as it is sampled."""
+    import torch
+
+    return torch.as_tensor(stream.counts)
+
+
+def judge_run(folder: Path) -> None:
+    """Write verdicts.json of one finished run."""
+    found = RunFolder.open(folder)
+    found.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(found.table())))

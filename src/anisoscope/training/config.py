@@ -1,0 +1,134 @@
+"""Everything that decides a training run, checked before anything is computed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from anisoscope.capture.placement import choose_device
+from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.training.models import check_sizes, choose_family
+from anisoscope.training.resampling import parse_frequency
+from anisoscope.training.vocabulary import parse_tokens
+
+_LEAST = {
+    "layers": 1,
+    "width": 2,
+    "heads": 1,
+    "context": 4,
+    "steps": 1,
+    "batch_size": 1,
+    "accumulate": 1,
+    "warmup": 0,
+    "weight_decay": 0.0,
+    "clip": 0.0,
+    "dropout": 0.0,
+    "seed": 0,
+}
+_BELOW_ONE = ("dropout", "mask_rate")
+PRECISIONS = ("auto", "float32", "float64", "bfloat16")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What to train, on what, how, and what to keep of it.
+
+    >>> TrainConfig(arch="encoder").objective
+    'masked'
+    """
+
+    arch: str = "decoder"  # decoder: next token; encoder: masked tokens
+    family: str | None = None  # see models.FAMILIES; None = gpt2 or bert
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    context: int = 128
+    dropout: float = 0.0
+    tokens: str = "char"  # or bpe:8192
+    data: str = "embedded"
+    text_field: str = "text"
+    limit: float | None = None  # megabytes of text
+    frequency: str = "natural"  # or flat, or zipf:S
+    steps: int = 1000
+    batch_size: int = 16  # contexts of one micro-batch
+    accumulate: int = 1  # micro-batches of one update
+    lr: float = 1e-3
+    warmup: int | None = None  # updates; None = a twentieth of them
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0  # of the gradient norm; 0 = none
+    mask_rate: float = 0.15  # masked language models only
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "auto"  # bfloat16 autocast on CUDA, float32 elsewhere
+    checkpoints: str = "log,every:500"  # see checkpoint_steps
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise AnisoscopeError(f"{name} is {value}; expected at least {least}.")
+        for name in _BELOW_ONE:
+            if not 0 <= getattr(self, name) < 1:
+                raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected a share from 0 up to, not with, 1.")
+        if self.seed >= 1 << 31:
+            raise AnisoscopeError(f"seed is {self.seed}; expected less than 2**31.")
+        _check_positive(self)
+        check_sizes(choose_family(self.arch, self.family), width=self.width, heads=self.heads)
+        parse_tokens(self.tokens)
+        parse_frequency(self.frequency)
+        checkpoint_steps(self.checkpoints, self.steps)
+        choose_device(self.device)
+        if self.dtype not in PRECISIONS:
+            raise unknown_name("dtype", self.dtype, PRECISIONS)
+
+    @property
+    def objective(self) -> str:
+        """`causal` or `masked`."""
+        return "causal" if self.arch == "decoder" else "masked"
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one update sees."""
+        return self.batch_size * self.accumulate * self.context
+
+    def learning_rate(self, step: int) -> float:
+        """The rate of update `step`: linear warm-up, then a cosine down to a tenth at the last update."""
+        warmup = max(1, self.steps // 20) if self.warmup is None else self.warmup
+        if step < warmup:
+            return self.lr * (step + 1) / warmup
+        done = (step - warmup) / max(1, self.steps - 1 - warmup)
+        return self.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done))))
+
+
+def _check_positive(config: TrainConfig) -> None:
+    if not 0 < config.lr < math.inf:
+        raise AnisoscopeError(f"the learning rate is {config.lr}; expected a number above 0.")
+    if config.limit is not None and not config.limit > 0:
+        raise AnisoscopeError(f"limit is {config.limit} megabytes; expected more than 0.")
+    if config.mask_rate <= 0:
+        raise AnisoscopeError(f"mask_rate is {config.mask_rate}; a masked language model needs some masked tokens.")
+    if len(config.betas) != 2 or not all(0 <= beta < 1 for beta in config.betas):
+        raise AnisoscopeError(f"betas are {config.betas}; expected two numbers from 0 up to, not with, 1.")
+
+
+def checkpoint_steps(schedule: str, steps: int) -> tuple[int, ...]:
+    """After which updates weights are kept: `log` (0, 1, 2, 4, …), `every:N`, numbers, joined by commas; and the last.
+
+    >>> checkpoint_steps("log", 10), checkpoint_steps("0,every:4", 10), checkpoint_steps("none", 10)
+    ((0, 1, 2, 4, 8, 10), (0, 4, 8, 10), (10,))
+    """
+    found = {steps}
+    for word in filter(None, (word.strip() for word in schedule.split(","))):
+        if word == "log":
+            found |= {0, *(1 << k for k in range(steps.bit_length()))}
+        elif word.startswith("every:") and word[6:].isdecimal() and int(word[6:]) > 0:
+            found |= set(range(int(word[6:]), steps + 1, int(word[6:])))
+        elif word.isdecimal():
+            found.add(int(word))
+        elif word != "none":
+            raise AnisoscopeError(
+                f"checkpoints {word!r} is not understood; expected log, every:N, none or steps such as 0,64,512."
+            )
+    return tuple(sorted(step for step in found if step <= steps))

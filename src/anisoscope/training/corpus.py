@@ -1,0 +1,264 @@
+"""Text to tokens on disk, once: documents split by their content into training and held-out parts, in bounded memory.
+
+    corpus.json      what it was made of, and what came out
+    tokenizer/       files that `AutoTokenizer` reads
+    train.bin, held_out.bin              token ids (int16 or int32), documents joined by one [SEP]
+    train.ends.npy, held_out.ends.npy    where each document ends
+
+The folder is made beside its place and renamed: it is complete or not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from anisoscope.data.enwik8 import clean, read_raw
+from anisoscope.data.files import RECORD_SUFFIXES, suffix_of
+from anisoscope.data.text import Document, read_documents
+from anisoscope.data.tokens import slices
+from anisoscope.errors import AnisoscopeError
+from anisoscope.training.vocabulary import SEP, encoder_of, make_vocabulary, save_tokenizer
+
+HELD_OUT = 0.05  # share of the range of content hashes that is held out
+FEW = 4  # documents held out at least
+SECTION = 1 << 16  # characters; a longer document is split into sections, which count as documents
+FEWEST = 20  # documents below which they are split more finely
+SHORTEST = 256  # characters of a section at least
+PARTS = ("train", "held_out")
+_MEGABYTE = 10**6
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The documents of one side of the split: token ids with a [SEP] after each but the last."""
+
+    tokens: np.ndarray  # [n], memory-mapped
+    ends: np.ndarray  # [documents] int64: document i is tokens[ends[i-1] + 1 : ends[i]]
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Where each document begins."""
+        return np.concatenate([[0], self.ends[:-1] + 1])
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A tokenised corpus on disk."""
+
+    path: Path
+    about: dict[str, Any]
+    train: Part
+    held_out: Part
+
+    @classmethod
+    def open(cls, path: str | Path) -> Corpus:
+        """A corpus that `prepare_corpus` wrote."""
+        path = Path(path)
+        try:
+            about = json.loads((path / "corpus.json").read_text(encoding="utf-8"))
+            return cls(path, about, *(_open_part(path, name, np.dtype(about["dtype"])) for name in PARTS))
+        except (OSError, ValueError, KeyError) as error:
+            raise AnisoscopeError(
+                f"{str(path)!r} is no readable tokenised corpus ({error}); delete that folder, and it is made again."
+            ) from error
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, special ones included."""
+        return int(self.about["vocab_size"])
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer, for showing tokens as text."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(self.path / "tokenizer"), local_files_only=True)
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """Occurrences of every id in the training part as the text has them, int64 [vocab]."""
+        return np.bincount(self.train.tokens, minlength=self.vocab_size).astype(np.int64)
+
+
+def prepare_corpus(
+    data: str,
+    folder: str | Path,
+    *,
+    tokens: str = "char",
+    limit: float | None = None,
+    text_field: str = "text",
+) -> Corpus:
+    """Tokenise `data` into `folder`, or open what lies there if it was made of the same.
+
+    `tokens` is `char` (the distinct bytes of the training part) or `bpe:N` (trained on that part); `limit` is in
+    megabytes of text. A MediaWiki export such as enwik8 is cleaned on the way.
+    """
+    folder = Path(folder)
+    wanted = {"data": data, "tokens": tokens, "limit": limit, "text_field": text_field}
+    if (folder / "corpus.json").is_file():
+        return _same(Corpus.open(folder), wanted)
+    _sweep_leftovers(folder)
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    beside.mkdir(parents=True)
+    try:
+        _make(beside, wanted)
+        _settle(beside, folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return _same(Corpus.open(folder), wanted)
+
+
+def _same(corpus: Corpus, wanted: dict[str, Any]) -> Corpus:
+    made_of = corpus.about.get("made_of", {})
+    for key, value in wanted.items():
+        if made_of.get(key) != value:
+            raise AnisoscopeError(
+                f"the tokenised corpus in {str(corpus.path)!r} was made with {key} = {made_of.get(key)!r}, not "
+                f"{value!r}; give another folder, or delete it."
+            )
+    return corpus
+
+
+def _sweep_leftovers(folder: Path) -> None:
+    """What a killed process left half made; another that is still at work keeps its own."""
+    for path in folder.parent.glob(f".{folder.name}.*"):
+        number = path.name.rpartition(".")[2]
+        if number.isdecimal() and (int(number) == os.getpid() or not psutil.pid_exists(int(number))):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _settle(beside: Path, folder: Path) -> None:
+    try:
+        beside.rename(folder)
+    except OSError:
+        if not (folder / "corpus.json").is_file():  # unless another process was faster
+            raise
+
+
+# -- making ------------------------------------------------------------------------------------------------------------
+
+
+def _make(folder: Path, wanted: dict[str, Any]) -> None:
+    spool = _spooled(wanted, folder)
+    sides = dict(zip(PARTS, (~spool.held_out, spool.held_out), strict=True))
+    tokenizer = make_vocabulary(wanted["tokens"], spool.documents(sides["train"]))
+    size = tokenizer.get_vocab_size()
+    dtype = np.dtype(np.int16 if size <= np.iinfo(np.int16).max else np.int32)
+    encode = encoder_of(tokenizer, tokens=wanted["tokens"])
+    about: dict[str, Any] = {"made_of": wanted, "vocab_size": size, "dtype": dtype.name}
+    about |= {"fingerprint": spool.fingerprint, "bytes": int(spool.ends[-1]), "parts": {}}
+    for name, side in sides.items():
+        about["parts"][name] = _write_part(folder, name, encode(spool.documents(side)), dtype=dtype)
+    save_tokenizer(tokenizer, folder / "tokenizer")
+    spool.path.unlink()
+    (folder / "corpus.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_part(folder: Path, name: str, encoded: Iterable[np.ndarray], *, dtype: np.dtype) -> dict[str, int]:
+    ends: list[int] = []
+    position = 0
+    with (folder / f"{name}.bin").open("wb") as file:
+        for ids in encoded:
+            if ends:
+                file.write(np.array([SEP], dtype=dtype).tobytes())
+                position += 1
+            file.write(ids.astype(dtype).tobytes())
+            position += len(ids)
+            ends.append(position)
+    np.save(folder / f"{name}.ends.npy", np.array(ends, dtype=np.int64))
+    return {"documents": len(ends), "tokens": position - max(0, len(ends) - 1)}
+
+
+def _open_part(folder: Path, name: str, dtype: np.dtype) -> Part:
+    # copy-on-write: torch wants writable memory, and nothing ever writes
+    tokens = np.memmap(folder / f"{name}.bin", dtype=dtype, mode="c")
+    return Part(tokens, np.load(folder / f"{name}.ends.npy"))
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Spool:
+    """The text of all documents in one file, so that the source is read (and cleaned) once and never held."""
+
+    path: Path
+    ends: np.ndarray  # [documents] int64, in bytes
+    digests: np.ndarray  # [documents] uint64, of the content
+    fingerprint: str
+
+    @property
+    def held_out(self) -> np.ndarray:
+        """Documents whose content hash lies in the lowest 5 %, and at least four: equal documents stay together."""
+        least = np.sort(np.unique(self.digests))[: FEW + 1]
+        threshold = max(HELD_OUT * 2.0**64, float(least[min(FEW, len(least) - 1)]))
+        return self.digests.astype(np.float64) < threshold
+
+    def documents(self, chosen: np.ndarray) -> Iterator[bytes]:
+        """The chosen documents, in their order."""
+        starts = np.concatenate([[0], self.ends[:-1]])
+        with self.path.open("rb") as file:
+            for i in np.flatnonzero(chosen):
+                file.seek(starts[i])
+                yield file.read(int(self.ends[i] - starts[i]))
+
+
+def _spooled(wanted: dict[str, Any], folder: Path) -> _Spool:
+    """The text on disk; a corpus of few long documents is split again, into about forty sections."""
+    spool = _write_spool(wanted, folder, section=SECTION)
+    if len(spool.ends) < FEWEST:
+        spool = _write_spool(wanted, folder, section=max(SHORTEST, int(spool.ends[-1]) // (2 * FEWEST)))
+    if len(np.unique(spool.digests)) < 2 * FEW:
+        raise AnisoscopeError(
+            f"{wanted['data']!r} holds {int(spool.ends[-1])} bytes of text, too little to train on and to hold "
+            f"some out; give more text."
+        )
+    return spool
+
+
+def _write_spool(wanted: dict[str, Any], folder: Path, *, section: int) -> _Spool:
+    room = None if wanted["limit"] is None else int(wanted["limit"] * _MEGABYTE)
+    path, whole = folder / "text.bin", hashlib.sha256()
+    ends, digests, size = [], [], 0
+    with path.open("wb") as file:
+        for text in _sections(training_documents(wanted["data"], text_field=wanted["text_field"]), section):
+            raw = text.encode("utf-8")
+            size += file.write(raw)
+            ends.append(size)
+            digest = hashlib.sha256(raw).digest()
+            digests.append(int.from_bytes(digest[:8], "little"))
+            whole.update(digest)
+            if room is not None and size >= room:
+                break
+    return _Spool(path, np.array(ends, np.int64), np.array(digests, np.uint64), whole.hexdigest())
+
+
+def _sections(documents: Iterable[Document], size: int) -> Iterator[str]:
+    for document in documents:
+        for piece in slices(document.text, size=size):
+            if not piece.isspace():
+                yield piece
+
+
+def training_documents(data: str, *, text_field: str = "text") -> Iterator[Document]:
+    """Documents of a source as `read_documents` gives them, or, of a MediaWiki export, its cleaned articles."""
+    path = Path(data).expanduser()
+    if path.is_file() and suffix_of(path.name) not in RECORD_SUFFIXES and _is_wiki(path):
+        return clean(read_raw(path))
+    return read_documents(data, text_field=text_field)
+
+
+def _is_wiki(path: Path) -> bool:
+    head = next(read_raw(path), b"")[:4096]
+    return b"<mediawiki" in head or b"<page>" in head

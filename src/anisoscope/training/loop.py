@@ -1,0 +1,305 @@
+"""Training from scratch: AdamW, warm-up and cosine, checkpoints, and a monitor that sees every step exactly once.
+
+Step i is the state after i updates. A checkpoint of step i is written before update i, and before the monitor looks at
+step i; a run killed at any moment goes on from its newest checkpoint and neither loses nor repeats a step. After the
+last update the monitor gets one more, `with monitor.step(steps): pass`, in which no training batch is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.placement import choose_device
+from anisoscope.numerics.hashing import row_hash
+from anisoscope.runs.store import RunFolder, replace_file
+from anisoscope.training.checkpoints import Checkpoints, restore
+from anisoscope.training.config import TrainConfig as TrainConfig
+from anisoscope.training.config import checkpoint_steps
+from anisoscope.training.corpus import Corpus, prepare_corpus
+from anisoscope.training.log import WAIT, TrainingLog
+from anisoscope.training.models import build_model
+from anisoscope.training.record import Record
+from anisoscope.training.resampling import resample
+from anisoscope.training.windows import Stream, training_windows
+
+Progress = Callable[[str, int, int], None]  # what, done, of
+
+
+class Watcher(Protocol):
+    """What a monitor must offer; `save` and `load` as well if it is to survive a kill (see checkpoints.Keeper)."""
+
+    def step(self, step: int) -> AbstractContextManager[Any]:
+        """Around forward and backward of all micro-batches of one update."""
+
+    def log(self, step: int, **numbers: float) -> None:
+        """Numbers of an update, in order; on a GPU they come a few steps late."""
+
+
+MonitorFactory = Callable[
+    [nn.Module, Stream, torch.optim.Optimizer, TrainConfig, Path], AbstractContextManager[Watcher]
+]
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path,
+    *,
+    monitor: Watcher | MonitorFactory | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    command: Sequence[str] = (),
+    corpus: str | Path | None = None,
+) -> Path:
+    """Train a model into a run folder and return that folder.
+
+    `monitor` is a watcher, or a function of (model, stream, optimizer, config, folder) that gives a context manager
+    of one. `corpus` is a folder for the tokenised text, to be shared by several runs; `OUT/corpus` by default.
+    """
+    folder = RunFolder.create(out, asdict(config), resume=resume)
+    if folder.about().get("status") == "complete":  # resumed, but there is nothing left to do
+        return folder.path
+    record = Record(config, folder, command)
+    record.begin()
+    try:
+        stream = make_stream(config, folder.path, corpus=corpus, progress=progress)
+        record.describe_data(stream)
+        _run(config, stream, record, monitor=monitor, progress=progress)
+    except BaseException as error:
+        record.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
+        raise
+    record.end("complete")
+    return folder.path
+
+
+def make_stream(
+    config: TrainConfig, out: Path, *, corpus: str | Path | None = None, progress: Progress | None = None
+) -> Stream:
+    """The batches of a run; the text is tokenised and the windows are weighted once, and then read from the folder."""
+    tell = progress or (lambda what, done, of: None)
+    tell("corpus", 0, 1)
+    text = prepare_corpus(
+        config.data,
+        corpus if corpus is not None else out / "corpus",
+        tokens=config.tokens,
+        limit=config.limit,
+        text_field=config.text_field,
+    )
+    tell("corpus", 1, 1)
+    return Stream(
+        text,
+        config.context,
+        objective=config.objective,
+        batch_size=config.batch_size,
+        mask_rate=config.mask_rate,
+        seed=config.seed,
+        device=choose_device(config.device),
+        weights=None if config.frequency == "natural" else _window_weights(config, text, out / "sampling.npz"),
+    )
+
+
+def _window_weights(config: TrainConfig, corpus: Corpus, path: Path) -> np.ndarray:
+    if not path.is_file():
+        starts = training_windows(corpus, config.context)
+        found = resample(
+            corpus.train.tokens,
+            starts,
+            context=config.context,
+            vocab_size=corpus.vocab_size,
+            frequency=config.frequency,
+        )
+        report = json.dumps(found.report)
+
+        def write(beside: Path) -> None:
+            with beside.open("wb") as file:
+                np.savez(file, weights=found.weights, report=np.array(report))
+
+        replace_file(path, write)
+    with np.load(path) as stored:
+        weights: np.ndarray = stored["weights"]
+    return weights
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+def _run(config: TrainConfig, stream: Stream, record: Record, *, monitor: Any, progress: Progress | None) -> None:
+    """Everything between the data and the last checkpoint; the global generators are left as they were."""
+    devices = [torch.cuda.current_device()] if stream.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        model = build_model(config, vocab_size=stream.corpus.vocab_size).to(stream.device).train()
+        record.describe_model(model)
+        optimizer = make_optimizer(model, config)
+        with _watching(monitor, model, stream, optimizer, config=config, folder=record.folder.path) as watcher:
+            trainer = Trainer(config, stream, model, optimizer, record, watcher=watcher, progress=progress)
+            trainer.resume()
+            with _signals() as stop:
+                trainer.run(stop)
+
+
+@contextlib.contextmanager
+def _watching(
+    monitor: Any,
+    model: nn.Module,
+    stream: Stream,
+    optimizer: torch.optim.Optimizer,
+    *,
+    config: TrainConfig,
+    folder: Path,
+) -> Iterator[Watcher | None]:
+    """The watcher as it is, or made by its factory now that there is a model."""
+    if monitor is None or hasattr(monitor, "step"):
+        yield monitor
+        return
+    with monitor(model, stream, optimizer, config, folder) as watcher:
+        yield watcher
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW with decoupled decay on matrices and embeddings, none on biases and norms."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    fused = trained[0].device.type == "cuda"
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, fused=fused)
+
+
+def precision(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
+    """The autocast that forward passes of a run are made under: bfloat16 on CUDA, or where asked for."""
+    wanted = config.dtype == "bfloat16" or (config.dtype == "auto" and device.type == "cuda")
+    return torch.autocast(device.type, dtype=torch.bfloat16) if wanted else contextlib.nullcontext()
+
+
+@dataclass
+class Trainer:
+    """One model on its way through the steps."""
+
+    config: TrainConfig
+    stream: Stream
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    record: Record
+    watcher: Watcher | None = None
+    progress: Progress | None = None
+    start: int = 0
+    log: TrainingLog = field(init=False)
+    checkpoints: Checkpoints = field(init=False)
+
+    def __post_init__(self) -> None:
+        out, tell = self.record.folder.path, None
+        if self.watcher is not None:
+            watcher = self.watcher
+            tell = lambda step, numbers: watcher.log(step, **numbers)  # noqa: E731
+        wait = WAIT if self.stream.device.type == "cuda" else 1
+        self.log = TrainingLog(out / "log.jsonl", wait=wait, tell=tell)
+        scheduled = checkpoint_steps(self.config.checkpoints, self.config.steps)
+        self.checkpoints = Checkpoints(out / "checkpoints", self.stream.corpus.path / "tokenizer", scheduled)
+        self.forward: Any = torch.compile(self.model) if self.config.compile else self.model
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint, or from the beginning where there is none."""
+        newest = self.checkpoints.newest()
+        if newest is not None:
+            self.start = restore(newest, self.model, self.optimizer, monitor=self.watcher)["step"]
+        self.log.rewind(self.start)
+
+    def run(self, stop: _Stop) -> None:
+        """All updates from where the run stands, then one look at the final state."""
+        for step in range(self.start, self.config.steps):
+            if step in self.checkpoints.scheduled and (step > self.start or step == 0):
+                self.save(step)
+            self.update(step)
+            if self.progress is not None:
+                self.progress("train", step + 1, self.config.steps)
+            if stop.asked:
+                self.save(step + 1)
+                raise KeyboardInterrupt(f"stopped by a signal after {step + 1} updates, which were saved")
+        if self.start < self.config.steps:
+            self.save(self.config.steps)
+        with self._watched(self.config.steps):
+            pass
+
+    def update(self, step: int) -> None:
+        """One update. Nothing in it waits for the device."""
+        rate = self.config.learning_rate(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        with self._watched(step):
+            loss = self.backward(step)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip or float("inf"), foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        seen = (step + 1) * self.config.tokens_per_step
+        self.log.add(loss, norm, step=step, learning_rate=rate, tokens=seen)
+
+    def backward(self, step: int) -> Tensor:
+        """Gradients of the mean loss over the micro-batches of a step, and that loss."""
+        total: Tensor | None = None
+        for micro in range(self.config.accumulate):
+            batch = self.stream.batch(step, micro)
+            if self.config.dropout:
+                torch.manual_seed(_dropout_seed(self.config.seed, step, micro))
+            with precision(self.config, self.stream.device):
+                loss = self.forward(**batch).loss / self.config.accumulate
+            loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total
+
+    def _watched(self, step: int) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.watcher is None else self.watcher.step(step)
+
+    def save(self, step: int) -> None:
+        """A checkpoint of the state after `step` updates; the log is on disk first."""
+        self.log.flush(sync=True)
+        state = {"tokens": step * self.config.tokens_per_step, "seconds": self.log.seconds}
+        self.checkpoints.save(step, self.model, self.optimizer, state=state, monitor=self.watcher)
+        self.record.note_step(step)
+
+
+def _dropout_seed(seed: int, step: int, micro: int) -> int:
+    hashed = row_hash(torch.tensor(step), torch.tensor(micro), seed=seed + 1)
+    return int(hashed) & ((1 << 62) - 1)
+
+
+@dataclass
+class _Stop:
+    asked: bool = False
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[_Stop]:
+    """SIGINT and SIGTERM let the step under way end and its state be saved; a second one is obeyed at once."""
+    stop = _Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    before = {kind: signal.getsignal(kind) for kind in kinds}
+
+    def ask(kind: int, frame: Any) -> None:
+        stop.asked = True
+        for each in kinds:
+            signal.signal(each, before[each])
+
+    for kind in kinds:
+        signal.signal(kind, ask)
+    try:
+        yield stop
+    finally:
+        for kind in kinds:
+            signal.signal(kind, before[kind])

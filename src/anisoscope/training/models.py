@@ -1,0 +1,142 @@
+"""Small language models of several families, built from transformers configurations with a seed of their own."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.training.vocabulary import MASK, PAD, SEP
+
+if TYPE_CHECKING:
+    from anisoscope.training.config import TrainConfig
+
+ARCHITECTURES = {"decoder": "gpt2", "encoder": "bert"}  # with the family that is built when none is named
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row of the table: what a transformers architecture needs beside the sizes that all of them take.
+
+    `model_type` is transformers' own name, `dropout` the fields that carry one, `inner` the width of the MLP over
+    the width of the stream, `rotary` says that heads must have an even width.
+    """
+
+    name: str
+    arch: str
+    model_type: str
+    dropout: tuple[str, ...]
+    inner: float = 4.0
+    inner_field: str = "intermediate_size"
+    rotary: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+_BERT_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+_GPT2_DROPOUT = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+_GATED = 8 / 3  # a gated MLP has three matrices; with this width it has the parameters of two of four times the width
+_MODERNBERT_DROPOUT = ("attention_dropout", "embedding_dropout", "mlp_dropout")
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Family("bert", "encoder", "bert", _BERT_DROPOUT, rotary=False),
+        Family("modernbert", "encoder", "modernbert", _MODERNBERT_DROPOUT, inner=_GATED),
+        Family("eurobert", "encoder", "eurobert", ("attention_dropout",), inner=_GATED),
+        Family("gpt2", "decoder", "gpt2", _GPT2_DROPOUT, inner_field="n_inner", rotary=False),
+        Family("gpt_neox", "decoder", "gpt_neox", ("attention_dropout", "hidden_dropout")),
+        Family("llama", "decoder", "llama", ("attention_dropout",), inner=_GATED),
+    )
+}
+
+
+def choose_family(arch: str, name: str | None = None) -> Family:
+    """The family of that name, which must be of that architecture; the usual one when none is named.
+
+    >>> choose_family("decoder").name, choose_family("encoder", "modernbert").name
+    ('gpt2', 'modernbert')
+    """
+    if arch not in ARCHITECTURES:
+        raise unknown_name("architecture", arch, ARCHITECTURES)
+    name = name or ARCHITECTURES[arch]
+    if name not in FAMILIES:
+        raise unknown_name("family", name, FAMILIES)
+    family = FAMILIES[name]
+    if family.arch != arch:
+        fitting = ", ".join(sorted(row.name for row in FAMILIES.values() if row.arch == arch))
+        raise AnisoscopeError(
+            f"{name} is a family of {family.arch}s, and the architecture asked for is {arch}; take one of {fitting}, "
+            f"or --arch {family.arch}."
+        )
+    return family
+
+
+def check_sizes(family: Family, *, width: int, heads: int) -> None:
+    """Refuse widths that the heads do not share evenly."""
+    step = 2 * heads if family.rotary else heads
+    if width % step:
+        why = " and an even width of each (rotary positions)" if family.rotary else ""
+        raise AnisoscopeError(
+            f"width {width} does not divide into {heads} heads{why}; take a multiple of {step}, such as "
+            f"{max(step, width // step * step)}."
+        )
+
+
+def build_model(config: TrainConfig, *, vocab_size: int) -> nn.Module:
+    """A fresh model with its head, whose forward returns a loss; the same weights for the same sizes and seed.
+
+    The initial weights come from a generator of their own: the global one is left as it was.
+    """
+    from anisoscope.capture.checkpoints import Wish, fresh_model
+
+    with hushed():
+        description = model_config(config, vocab_size=vocab_size)
+        model = fresh_model(description, Wish(torch.device("cpu"), seed=config.seed))
+    if getattr(model, "loss_type", "") is None:  # a class whose name does not say it; the default, without a warning
+        model.loss_type = "ForCausalLM"  # type: ignore[assignment]
+    return model.double() if config.dtype == "float64" else model
+
+
+def hushed() -> AbstractContextManager[None]:
+    """transformers without log lines and bars, for what is built, saved and loaded here."""
+    from anisoscope.capture.failures import quiet
+    from anisoscope.capture.sources import ModelSource
+
+    return quiet(ModelSource("training", "config", "training"))
+
+
+def model_config(config: TrainConfig, *, vocab_size: int) -> Any:
+    """The transformers configuration of a run."""
+    from anisoscope.capture.checkpoints import fresh_config
+
+    family = choose_family(config.arch, config.family)
+    inner = int(-(-family.inner * config.width // 8) * 8)  # rounded up: tensor cores like multiples of eight
+    fields = {
+        "vocab_size": vocab_size,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "max_position_embeddings": config.context,
+        family.inner_field: inner,
+        "pad_token_id": PAD,
+        **dict.fromkeys(family.dropout, config.dropout),
+        **_told(family.model_type),
+        **family.options,
+    }
+    built = fresh_config(family.model_type, fields)
+    built._attn_implementation = "sdpa"
+    return built
+
+
+def _told(model_type: str) -> dict[str, Any]:
+    """Fields in which a published model differs from any that is trained here: special tokens, a generation cache."""
+    from transformers import CONFIG_MAPPING
+
+    known = CONFIG_MAPPING[model_type]().to_dict()
+    absent = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id"))
+    wanted = {**absent, "sep_token_id": SEP, "mask_token_id": MASK, "use_cache": False}
+    return {name: value for name, value in wanted.items() if name in known}

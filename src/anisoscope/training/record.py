@@ -1,0 +1,114 @@
+"""run.json of a training run: what was trained, on what, with what, and how it ended."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from anisoscope import __version__
+from anisoscope.runs import memory
+from anisoscope.runs.profile import versions
+from anisoscope.runs.store import RunFolder
+from anisoscope.training.config import TrainConfig
+from anisoscope.training.models import choose_family
+from anisoscope.training.windows import Stream
+
+
+@dataclass
+class Record:
+    """What run.json says, rewritten at the beginning, at every checkpoint and at the end."""
+
+    config: TrainConfig
+    folder: RunFolder
+    command: Sequence[str] = ()
+    about: dict[str, Any] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    peak: memory.PeakMemory = field(default_factory=memory.PeakMemory)
+    _before: float = 0.0
+
+    def begin(self) -> None:
+        """Say that the run is under way."""
+        old = self.folder.about()
+        self._before = float(old.get("wall_seconds", 0.0))
+        self.about = {
+            "schema": 1,
+            "anisoscope": __version__,
+            "kind": "training",
+            "command": list(self.command),
+            "config": asdict(self.config),
+            "versions": versions(),
+            "seed": self.config.seed,
+            "status": "running",
+            "started": old.get("started") or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "wall_seconds": self._before,
+            "steps": int(old.get("steps", 0)),
+            "models": [],
+            "warnings": [],
+        }
+        self._write()
+
+    def describe_data(self, stream: Stream) -> None:
+        """What the model is trained on, and the resampling if there is one."""
+        about, counts = stream.corpus.about, stream.counts
+        self.about["data"] = {
+            "name": self.config.data,
+            "fingerprint": about["fingerprint"],
+            "bytes": about["bytes"],
+            "parts": about["parts"],
+            "vocab_size": about["vocab_size"],
+            "types": int((counts > 0).sum()),
+            "windows": len(stream.starts),
+            "context_length": stream.context,
+        }
+        path = self.folder.path / "sampling.npz"
+        if stream.weights is not None and path.is_file():
+            with np.load(path) as stored:
+                self.about["sampling"] = json.loads(str(stored["report"]))
+            self.about["warnings"].append(f"--frequency {self.config.frequency}: {self.about['sampling']['note']}")
+        self._write()
+
+    def describe_model(self, model: nn.Module) -> None:
+        """Which model it is, in the words of `profile`."""
+        parameter = next(model.parameters())
+        family = choose_family(self.config.arch, self.config.family)
+        entry = {
+            "key": self.folder.path.name,
+            "name": self.folder.path.name,
+            "type": self.config.arch,
+            "family": family.name,
+            "architecture": type(model).__name__,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "layers": self.config.layers,
+            "width": self.config.width,
+            "device": str(parameter.device),
+            "dtype": str(parameter.dtype).removeprefix("torch."),
+        }
+        self.about["models"], self.about["device"] = [entry], entry["device"]
+        self._write()
+
+    def note_step(self, step: int) -> None:
+        """A checkpoint was written after `step` updates."""
+        self.about["steps"] = step
+        self._write()
+
+    def end(self, status: str, error: BaseException | None = None) -> None:
+        """How the run ended."""
+        self.about["status"] = status
+        if error is not None and str(error):
+            self.about["error"] = str(error).splitlines()[0]
+        self._write()
+
+    def _write(self) -> None:
+        self.about["wall_seconds"] = round(self._before + time.monotonic() - self.started, 2)
+        self.about["peak_memory_mb"] = round(self.peak.look() / memory.MIB)
+        if torch.cuda.is_available():
+            self.about["peak_cuda_memory_mb"] = round(torch.cuda.max_memory_allocated() / memory.MIB)
+        self.folder.write_about(self.about)

@@ -1,0 +1,160 @@
+"""What the commands about learning show: progress, verdicts, and the path of the report."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table as RichTable
+
+from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.view.console import _drawn, _report_unfinished, _terminated_as_interrupt, console, errors, progress_bars
+
+_COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
+
+
+def _new_folder(name: str) -> Path:
+    from anisoscope.runs.store import slug
+
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{slug(name)}-{stamp}"
+
+
+def _folder(out: Path | None, name: str, *, resume: bool) -> Path:
+    if resume and out is None:
+        raise AnisoscopeError("--resume needs --out, the folder of the interrupted run.")
+    return out or _new_folder(name)
+
+
+def _guarded(folder: Path, act: Any) -> None:
+    """Run with bars; what was finished is drawn also when the rest fails."""
+    try:
+        with _terminated_as_interrupt(), progress_bars() as tell:
+            act(tell)
+    except BaseException:
+        if (folder / "table.parquet").is_file():
+            _report_unfinished(folder)
+        raise
+
+
+def _end(folder: Path) -> None:
+    """Verdicts, notes and the page of a finished run."""
+    from anisoscope.runs.store import RunFolder
+
+    about = RunFolder.open(folder).about()
+    page = _drawn(folder)
+    path = folder / "verdicts.json"
+    if path.is_file():
+        print_verdicts(json.loads(path.read_text(encoding="utf-8")))
+    for warning in about.get("warnings", []):
+        errors.print(f"note: {warning}", style="yellow", highlight=False, soft_wrap=True)
+    errors.print(f"{about.get('wall_seconds', 0):.0f} s", highlight=False)
+    console.print(str(page), soft_wrap=True, highlight=False)
+
+
+def run_train(
+    options: Mapping[str, Any], watch: Mapping[str, Any], *, out: Path | None, resume: bool, command: Sequence[str]
+) -> None:
+    """Train, measure on the way, judge the claims, draw the report."""
+    from anisoscope.studies.revisiting import judge_run, training_monitor
+    from anisoscope.training.loop import TrainConfig, train
+
+    config = TrainConfig(**options)
+    folder = _folder(out, f"train-{config.arch}", resume=resume)
+
+    def attach(model: Any, stream: Any, optimizer: Any, training: Any, path: Path) -> Any:
+        return training_monitor(model, stream, optimizer, training, path, **watch)
+
+    monitor = None if watch["metrics"] == "none" else attach
+    _guarded(folder, lambda tell: train(config, folder, monitor=monitor, resume=resume, progress=tell, command=command))
+    if monitor is None:
+        console.print(str(folder), soft_wrap=True, highlight=False)
+        return
+    judge_run(folder)
+    _end(folder)
+
+
+def run_sweep(options: Mapping[str, Any], *, out: Path | None, resume: bool, command: Sequence[str]) -> None:
+    """Measure given models, judge the claims, draw the report."""
+    from anisoscope.runs.store import RunFolder
+    from anisoscope.runs.sweep import SweepConfig, Sweeper
+    from anisoscope.studies.revisiting import judge_run
+
+    config = SweepConfig(**options)
+    kind = "sweep" if config.series else "tangent"
+    path = _folder(out, f"{kind}-{config.model.rstrip('/').split('/')[-1]}", resume=resume)
+    folder = RunFolder.create(path, asdict(config), resume=resume)
+    _guarded(path, lambda tell: Sweeper(config, folder, command=command, progress=tell).run())
+    judge_run(path)
+    _end(path)
+
+
+def run_revisiting(options: Mapping[str, Any], *, out: Path | None, resume: bool, command: Sequence[str]) -> None:
+    """The study of seed A."""
+    from anisoscope.runs.store import RunFolder
+    from anisoscope.studies.revisiting import Revisiting, RevisitingConfig
+
+    config = RevisitingConfig(**options)
+    path = _folder(out, f"revisiting-{config.preset}", resume=resume)
+    folder = RunFolder.create(path, asdict(config), resume=resume)
+    _guarded(path, lambda tell: Revisiting(config, folder, command=command, progress=tell).run())
+    _end(path)
+
+
+def run_curvature_study(
+    *, seed: int, beta: float | None, quick: bool, out: Path | None, command: Sequence[str]
+) -> None:
+    """The geometry behind it."""
+    from anisoscope.studies.curvature import CurvatureConfig, run_curvature
+    from anisoscope.view.curvature import write_curvature_report
+
+    options: dict[str, Any] = {"seed": seed, "beta": beta}
+    config = CurvatureConfig.quick(**options) if quick else CurvatureConfig(**options)
+    path = out or _new_folder("curvature")
+    with progress_bars() as tell:
+        folder = run_curvature(config, path, progress=tell, command=command)
+    page = write_curvature_report(folder)
+    print_verdicts(json.loads((folder / "verdicts.json").read_text(encoding="utf-8")))
+    console.print(str(page), soft_wrap=True, highlight=False)
+
+
+def print_claims(runs: Sequence[Path], names: Sequence[str] | None, *, proxy: str, fit: str, form: str) -> None:
+    """Judge claims on the tables of some runs."""
+    from anisoscope.claims.claim import evaluate_claims, verdicts_to_dicts
+    from anisoscope.runs.store import RunFolder
+    from anisoscope.runs.table import Table
+
+    if form not in ("table", "json"):
+        raise unknown_name("format", form, ("table", "json"))
+    table = Table.concat([RunFolder.open(run).table() for run in runs])
+    found = verdicts_to_dicts(evaluate_claims(table, names, proxy=proxy, fit=fit))
+    if form == "json":
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    print_verdicts(found)
+
+
+def print_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> None:
+    """A table of verdicts, each with its one sentence."""
+    table = RichTable(show_lines=True, header_style="bold")
+    table.add_column("claim", overflow="fold", max_width=30)
+    table.add_column("verdict")
+    table.add_column("effect [95 %]", justify="right", no_wrap=True)
+    table.add_column("p", justify="right")
+    table.add_column("why", overflow="fold")
+    for row in verdicts:
+        colour = _COLOURS.get(str(row["status"]), "white")
+        subject = f" ({row['subject']})" if row.get("subject") else ""
+        effect = f"{_number(row['effect'])} [{_number(row['low'])}, {_number(row['high'])}]"
+        status = f"[{colour}]{row['status']}[/{colour}]"
+        table.add_row(f"{row['claim']}{subject}", status, effect, _number(row["p"]), str(row["why"]))
+    console.print(table)
+
+
+def _number(value: Any) -> str:
+    return "–" if value is None or (isinstance(value, float) and math.isnan(value)) else f"{float(value):.3g}"

@@ -1,0 +1,148 @@
+"""The figures of training itself: loss and step size, geometry by layer, embeddings and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from anisoscope.view.charts import Chart
+from anisoscope.view.traces import Spec
+from anisoscope.view.training import LOOP, MOVEMENT, History, Learner, Line, Site, known, options_of, reading_of
+from anisoscope.view.training_board import Board, Choice, Measure, Option, Switch, Views
+from anisoscope.view.training_energy import choice_of_readings, controlled_traces, course_words, key_of
+from anisoscope.view.training_traces import (
+    Look,
+    Time,
+    flat_layout,
+    over_steps,
+    thinned,
+    traces_of,
+    value_range,
+    values_in,
+)
+from anisoscope.view.training_words import KINDS, SOURCES
+from anisoscope.view.words import listed
+
+METRIC = "gradient_energy"
+PANELS = (("loss", "probe_loss"), ("gradient_norm",), ("learning_rate",))
+TITLES = {"loss": "Loss", "gradient_norm": "Gradient norm", "learning_rate": "Learning rate"}
+MOST = 240
+
+
+def course_section(board: Board) -> dict[str, Any]:
+    """What the loop logged, all learners together, and the geometry of each layer by layer."""
+    time = Time.of([m.step for key in board.history.keys(LOOP) for m in board.history.line_at(key)])
+    loop = [chart for names in PANELS if (chart := _loop_chart(board, names, time))]
+    geometry = geometry_section(board) if len(board.history.steps()) > 1 else {}
+    return {"loop": loop, "geometry": geometry} if loop or geometry else {}
+
+
+def _loop_chart(board: Board, names: Sequence[str], time: Time) -> Chart | None:
+    data: list[Spec] = []
+    averaged, told = False, []
+    for learner in board.history.learners:
+        for name in names:
+            line = logged(board.history, learner, name)
+            averaged |= len(line) > MOST
+            look = _loop_look(board, learner, name, both="loss" in names and len(names) > 1)
+            data += traces_of(
+                over_steps(thinned(line, time, MOST), time), look, palette=board.palette, line=learner.index
+            )
+            told += [f"{look.name}: {course_words(found)}"] if (found := known(line)) else []
+    if not values_in(data):
+        return None
+    layout = flat_layout(board.palette, time.axis(board.palette))
+    layout["yaxis"] |= value_range(values_in(data), log="learning_rate" not in names)
+    title = TITLES[names[0]]
+    caption = " ".join(
+        board.entry(n).description for n in names if any(logged(board.history, x, n) for x in board.history.learners)
+    )
+    caption += " Points are means over neighbouring steps." if averaged else ""
+    alt = f"{title} over steps. {'; '.join(told[:6])}."
+    return board.keep({"data": data, "layout": layout}, title, alt=alt, height=240, caption=caption)
+
+
+def logged(history: History, learner: Learner, metric: str) -> Line:
+    """The line of a number that the loop logs, wherever the table puts it."""
+    keys = [key for key in history.keys([metric]) if key[0] == learner.index and not key[3]]
+    return history.line_at(min(keys, key=lambda key: len(key[4]))) if keys else ()
+
+
+def _loop_look(board: Board, learner: Learner, metric: str, *, both: bool) -> Look:
+    probe = metric == "probe_loss"
+    several = len(board.history.learners) > 1
+    words = {"loss": "training", "probe_loss": "probe"}.get(metric, "") if both else ""
+    name = " · ".join(part for part in (learner.label if several else "", words) if part) or board.entry(metric).title
+    colour = board.palette.series(learner.index, 1.0 if probe or not both else 0.55)
+    band = board.palette.series(learner.index, 0.16) if probe else ""
+    return Look(name, colour, band, width=1.9 if probe else 1.3, marks=5 if probe else 0, interval=probe)
+
+
+def geometry_section(board: Board) -> dict[str, Any]:
+    """Any geometry metric over steps, a line per layer."""
+    names = board.history.geometry() | ({*MOVEMENT} - {"amplification"}) & board.history.metrics()
+    measures = sorted(board.measures(names), key=lambda m: m.metric in MOVEMENT)
+    if not measures:
+        return {}
+    switch = Switch("geometry", (Choice("Measure", tuple(Option(m.label, m.says) for m in measures)),))
+    views: dict[int, Views] = {}
+    for learner in board.history.learners:
+        views[learner.index] = {str(i): _by_layer(board, learner, m) for i, m in enumerate(measures)}
+    layouts = {k: flat_layout(board.palette, board.time.axis(board.palette)) for k in views}
+    charts = board.paired(switch, views, layouts=layouts, told=lambda one: _tell(one, measures), log=True)
+    return {"switch": switch, "charts": charts} if charts else {}
+
+
+def _by_layer(board: Board, learner: Learner, measure: Measure) -> list[Spec]:
+    data: list[Spec] = []
+    for site in board.history.sites([measure.metric]):
+        line = board.line(board.history.line(learner, measure.metric, site, measure.variant))
+        data += traces_of(over_steps(line, board.time), board.depth_look(site, learner.blocks), palette=board.palette)
+    return data
+
+
+def _tell(learner: Learner, measures: Sequence[Measure]) -> str:
+    names = list(dict.fromkeys(measure.entry.title for measure in measures))
+    return f"Line chart of {learner.label} over steps by layer; to choose: {listed(names)}."
+
+
+def elsewhere_section(board: Board) -> dict[str, Any]:
+    """Gradients of embeddings and weights, and updates of embeddings, against the controls over training."""
+    history = board.history
+    keys = [key for key in history.keys([METRIC]) if "of" in options_of(key[4]) and not key[3]]
+    places = sorted({(options_of(key[4])["of"], key[2]) for key in keys}, key=_place_order)
+    if not places:
+        return {}
+    readings = [r for r in board.readings([METRIC]) if any(reading_of(key[4]) == r for key in keys)]
+    what = Choice("Of", tuple(Option(_place_words(of, site)) for of, site in places))
+    switch = Switch("elsewhere", (what, choice_of_readings(readings)))
+    views: dict[int, Views] = {learner.index: {} for learner in history.learners}
+    for learner in history.learners:
+        for i, (of, site) in enumerate(places):
+            for j, reading in enumerate(readings):
+                lines = board.controlled(learner, METRIC, site, reading=reading, of=of)
+                views[learner.index][f"{i}|{j}"] = controlled_traces(board, lines, level=history.chance(learner))
+    layouts = {k: flat_layout(board.palette, board.time.axis(board.palette), title="energy") for k in views}
+    names = listed([_place_words(of, site) for of, site in places[:4]])
+    charts = board.paired(switch, views, layouts=layouts, told=lambda one: f"Energy over steps, {one.label}: {names}.")
+    return {"switch": switch, "charts": charts, "looks": key_of(board, keys)} if charts else {}
+
+
+def _place_order(place: tuple[str, Site]) -> tuple[int, Site]:
+    return list(SOURCES).index(place[0]) if place[0] in SOURCES else len(SOURCES), place[1]
+
+
+def _place_words(of: str, site: Site) -> str:
+    """What is measured, and where.
+
+    >>> _place_words("weight", Site.of(3, "mlp_in")), _place_words("update", Site.of(0, "embed"))
+    ('Weight gradients, block 3 · MLP input', 'Embedding updates, weight decay removed')
+    """
+    words = SOURCES.get(of, of)
+    if site.kind == "embed":
+        return words
+    return (
+        f"{words}, block {site.layer} · {KINDS.get(site.kind, site.kind)}"
+        if site.kind in KINDS
+        else f"{words}, {site.name}"
+    )

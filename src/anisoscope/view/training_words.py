@@ -1,0 +1,155 @@
+"""What the training page calls things: metrics nobody else declares, controls, readings, groups, steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from anisoscope.view.catalogue import Catalogue, Entry
+from anisoscope.view.training import LOOP, MOVEMENT, TANGENT, options_of
+
+# Used where the registry of metrics has no entry, or one without a description.
+ENTRIES = {
+    e.name: e
+    for e in (
+        Entry("gradient_energy", "Gradient energy", "‖GQ‖² / ‖G‖²",
+              description="Share of the gradients' energy that lies in the span of the proxy; r/d by chance.",
+              bounds=(0, 1)),
+        Entry("gradient_enrichment", "Enrichment", "energy / (r/d)",
+              description="Energy in units of chance: 1 where gradients know nothing of the proxy.", bounds=(0, None)),
+        Entry("gradient_ratio", "Ratio to the normal control", "energy(Q_T) / mean energy(Q_N)",
+              description="Energy of the proxy over the mean energy of subspaces orthogonal to it.", bounds=(0, None)),
+        Entry("gradient_p", "p against random subspaces", "(1 + #{energy(Q_R) ≥ energy(Q_T)}) / (draws + 1)",
+              description="How often a random subspace of the same rank holds as much energy.", bounds=(0, 1)),
+        Entry("gradient_p_holm", "p, Holm over layers", "Holm over the layers of a step",
+              description="The same p after Holm's correction over the layers of that step.", bounds=(0, 1)),
+        Entry("gradient_share", "Anisotropy share", "‖Qᵀ(C − tr(C)/d·I)Q‖² / ‖C − tr(C)/d·I‖²",
+              description="Share of the gradients' departure from isotropy that lies in the proxy; "
+              "r(r+1)/d² by chance.", bounds=(0, 1)),
+        Entry("gradient_isoscore_gain", "IsoScore* gain", "IsoScore*(C outside Q) − IsoScore*(C)",
+              description="How much more isotropic the gradients are without the proxy's directions."),
+        Entry("amplification", "Amplification", "share of (ΔC_X)₊ in the earlier Q_T",
+              description="Share of the variance gained since the previous measured step that lies in the proxy "
+              "fitted at that step.", bounds=(0, 1)),
+        Entry("frequency_spread", "Frequency and spread", "corr(log f, RMS distance to the type's centroid)",
+              description="Correlation, over token types, of log frequency with how far a type's rows lie from "
+              "their own centroid.", bounds=(-1, 1)),
+        Entry("frequency_spread_p", "Frequency and spread, p", "permutation p",
+              description="How often a permutation of the types correlates as strongly.", bounds=(0, 1)),
+        Entry("proxy_overlap", "Overlap with PCA", "‖Q_TᵀQ_PCA‖² / r",
+              description="How much of the proxy's span PCA of the same rank shares; 1 = the same span.",
+              bounds=(0, 1)),
+        Entry("concept_turn", "Turn of the span", "mean principal angle, degrees",
+              description="Angle between the spans of this measured step and the one before.", bounds=(0, 90)),
+        Entry("concept_match", "Match of concepts", "mean |cos| after optimal assignment",
+              description="How alike the concepts are to those of the measured step before, each to its partner.",
+              bounds=(0, 1)),
+        Entry("loss", "Training loss", description="Loss of the training batch of that step."),
+        Entry("probe_loss", "Probe loss", description="Mean loss on the held-out probe.", bounds=(0, None)),
+        Entry("gradient_norm", "Gradient norm", description="Norm of the gradient of all parameters, before clipping.",
+              bounds=(0, None)),
+        Entry("learning_rate", "Learning rate", description="Step size of the optimiser.", bounds=(0, None)),
+    )
+}  # fmt: skip
+ORDER = (*TANGENT, "gradient_p_holm", "gradient_p", *MOVEMENT, "frequency_spread", "frequency_spread_p", *LOOP)
+PROXIES = {
+    "semi_nmf": "semi-NMF", "pca": "PCA", "svd": "truncated SVD", "ica": "ICA", "kmeans": "k-means",
+    "random": "random directions",
+}  # fmt: skip
+CONTROLS = {"normal": "normal subspaces", "random": "random subspaces", "next": "next r", "permuted": "permuted"}
+SOURCES = {
+    "embedding_in": "Embedding gradients, input role",
+    "embedding_out": "Embedding gradients, output role",
+    "update": "Embedding updates, weight decay removed",
+    "update_raw": "Embedding updates, raw",
+    "weight": "Weight gradients",
+}
+KINDS = {"attn_in": "attention input", "mlp_in": "MLP input"}
+READINGS = {
+    "fit=refit": "refitted at each step",
+    "fit=frozen": "frozen after the first 30 %",
+    "average=row": "mean of row ratios",
+    "balanced=1": "balanced over frequency",
+    "batch=live": "training batch",
+}
+
+
+def entry_of(catalogue: Catalogue, name: str) -> Entry:
+    """The declaration of a metric; our own words where it has none."""
+    declared = catalogue.entry(name)
+    own = ENTRIES.get(name)
+    if own is None or declared.description:
+        return declared
+    return replace(own, reference=declared.reference, convention=declared.convention)
+
+
+def ordered(catalogue: Catalogue, names: set[str]) -> list[str]:
+    """Metrics in the order of the page: gradients, movement, frequency, loop, then geometry."""
+    own = [name for name in ORDER if name in names]
+    return [*own, *catalogue.ordered(names - set(own))]
+
+
+def reading_words(reading: str) -> str:
+    """How a number was made, in words.
+
+    >>> reading_words("average=row;fit=refit"), reading_words("")
+    ('refitted at each step, mean of row ratios', 'as measured')
+    """
+    pairs = sorted(options_of(reading).items(), key=lambda pair: pair[0] != "fit")
+    words = [READINGS.get(f"{key}={value}", f"{key} {value}") for key, value in pairs]
+    return ", ".join(words) or "as measured"
+
+
+def variant_words(variant: str) -> str:
+    """A variant in words.
+
+    >>> variant_words("centred=1;first=out"), variant_words("fit=refit;proxy=semi_nmf;rank=16")
+    ('centred, without first position', 'semi-NMF, rank 16, refitted at each step')
+    """
+    flags = {"first=out": "without first position", "centred=1": "centred", "centred=0": "uncentred"}
+    flags |= {"normalised=1": "divided by the mean norm", "over=context": "over contexts", "over=time": "over time"}
+    flags |= {"correlation=pearson": "Pearson", "correlation=spearman": "Spearman"}
+    order = ("correlation", "proxy", "control", "rank", "of")
+    pairs = sorted(options_of(variant).items(), key=lambda p: (order.index(p[0]) if p[0] in order else 9, p[0]))
+    return ", ".join(_option_words(key, value, flags) for key, value in pairs)
+
+
+def _option_words(key: str, value: str, flags: dict[str, str]) -> str:
+    named = {"proxy": PROXIES, "control": CONTROLS}.get(key, {})
+    return named.get(value) or flags.get(f"{key}={value}") or READINGS.get(f"{key}={value}") or f"{key} {value}"
+
+
+def bin_words(group: str, last: str) -> str:
+    """A frequency bin in words.
+
+    >>> bin_words("frequency:1", "5"), bin_words("target:5", "5"), bin_words("frequency:3", "5")
+    ('1 (most frequent)', '5 (rarest)', '3')
+    """
+    number = group.partition(":")[2]
+    return "1 (most frequent)" if number == "1" else f"{number} (rarest)" if number == last else number
+
+
+def step_words(step: int) -> str:
+    """A step on an axis.
+
+    >>> [step_words(n) for n in (0, 64, 1000, 20000, 1500, 2_000_000)]
+    ['0', '64', '1k', '20k', '1.5k', '2M']
+    """
+    for size, unit in ((1_000_000, "M"), (1000, "k")):
+        if step >= size:
+            return f"{step / size:.4g}{unit}"
+    return str(step)
+
+
+def few(values: Sequence[int], most: int) -> list[int]:
+    """At most so many of the values, the first and the last among them, evenly chosen.
+
+    >>> few([0, 1, 2, 3, 4, 5], 3)
+    [0, 2, 5]
+    """
+    if len(values) <= most:
+        return list(values)
+    if most < 2:
+        return list(values[-1:])
+    picks = {round(i * (len(values) - 1) / (most - 1)) for i in range(most)}
+    return [values[i] for i in sorted(picks)]

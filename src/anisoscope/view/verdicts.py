@@ -1,0 +1,75 @@
+"""Verdicts on claims as the table at the top of the page shows them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anisoscope.view.catalogue import title_of
+from anisoscope.view.words import finite, listed, number
+
+MARKS = {"holds": "✓", "fails": "✕", "undecided": "?"}  # a sign beside the word, so that colour is never alone
+COUNTED = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "undecided": ("is undecided", "are undecided")}
+
+
+def verdict_claims(verdicts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Claims in their order, each with a row for every model it was tested on."""
+    claims: dict[str, dict[str, Any]] = {}
+    for verdict in verdicts:
+        name = str(verdict.get("claim") or "")
+        statement = str(verdict.get("statement") or title_of(name))
+        claims.setdefault(name, {"name": name, "statement": statement, "rows": []})["rows"].append(_row(verdict))
+    return list(claims.values())
+
+
+def _row(verdict: Mapping[str, Any]) -> dict[str, str]:
+    status = str(verdict.get("status") or "undecided")
+    low, high = finite(verdict.get("low")), finite(verdict.get("high"))
+    p, margin = finite(verdict.get("p")), finite(verdict.get("margin"))
+    return {
+        "subject": str(verdict.get("subject") or ""),
+        "status": status,
+        "look": status if status in MARKS else "undecided",
+        "mark": MARKS.get(status, "?"),
+        "effect": neat(verdict.get("effect")),
+        "interval": "" if low is None or high is None else f"{neat(low)} to {neat(high)}",
+        "margin": "" if margin is None else neat(margin),
+        "p": "" if p is None else neat(p, 2),
+        "why": str(verdict.get("why") or ""),
+        "scope": str(verdict.get("scope") or ""),
+    }
+
+
+def neat(value: float | None, digits: int = 3) -> str:
+    """A number without zeros at its end.
+
+    >>> neat(0.005), neat(120.0), neat(0.31)
+    ('0.005', '120', '0.31')
+    """
+    text = number(value, digits)
+    return text.rstrip("0").rstrip(".") if "." in text and "×" not in text else text
+
+
+def common_scope(claims: Sequence[Mapping[str, Any]]) -> str:
+    """What all verdicts are about, where they agree: it is then said once."""
+    scopes = {row["scope"] for claim in claims for row in claim["rows"]}
+    return scopes.pop() if len(scopes) == 1 else ""
+
+
+def verdict_counts(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """How many claims hold, in a sentence.
+
+    >>> verdict_counts([{"subject": "a", "status": "holds"}, {"subject": "a", "status": "fails"}])
+    'Of 2 claims, 1 holds and 1 fails.'
+    """
+    subjects = dict.fromkeys(str(v.get("subject") or "") for v in verdicts)
+    told = []
+    for subject in subjects:
+        mine = [v for v in verdicts if str(v.get("subject") or "") == subject]
+        counts = Counter(str(v.get("status") or "undecided") for v in mine)
+        parts = [f"{counts[s]} {words[counts[s] != 1]}" for s, words in COUNTED.items() if counts[s]]
+        claims = f"{len(mine)} claim{'s' if len(mine) != 1 else ''}"
+        told.append(f"{f'for {subject}, of' if len(subjects) > 1 else 'of'} {claims}, {listed(parts)}")
+    text = "; ".join(told)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""

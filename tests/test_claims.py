@@ -1,0 +1,472 @@
+"""Verdicts: planted effects are found, absent ones are not, and what cannot be told stays open."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import random
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anisoscope.claims.claim import (
+    Verdict,
+    claims,
+    evaluate_claims,
+    verdicts_from_dicts,
+    verdicts_to_dicts,
+)
+from anisoscope.claims.part import Part, agreement, judge, t_interval
+from anisoscope.claims.quantity import Quantity, mean
+from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.estimate import jackknife
+from anisoscope.runs.table import Table
+from fake_training import NULL, training_table
+
+STEPS = (0, 1, 64, 256, 1000)
+ENERGY = ("gradient_energy", "gradient_enrichment", "gradient_p_holm")
+
+
+@functools.cache
+def table(**effects: Any) -> Table:
+    return training_table(**{"models": ("decoder",), "steps": STEPS, "layers": 2, **effects})
+
+
+def verdict(claim: str, **effects: Any) -> Verdict:
+    """The first verdict on a claim, on a table of the metrics it reads."""
+    return evaluate_claims(table(**{"only": claims()[claim].metrics, **effects}), [claim])[0]
+
+
+def edited(original: Table, change: Any) -> Table:
+    """The same table with a function applied to every record; None drops it."""
+    return Table.from_records(r for r in map(change, original.records()) if r is not None)
+
+
+# planted, absent, and too noisy to tell
+
+BOTH = {"models": ("decoder", "encoder")}
+ARMS = {"models": ("decoder", "decoder-flat")}
+CASES = [
+    ("tangent_energy", {}, "holds"),
+    ("tangent_energy", {"strength": 0.0}, "fails"),
+    ("tangent_energy", {"strength": 0.15, "noise": 0.15}, "undecided"),
+    ("tangent_energy", {"permuted": 1.0}, "fails"),  # the coordinates' own variances explain all of it
+    ("tangent_energy", {"next": 1.0}, "fails"),
+    ("anisotropy_share", {}, "holds"),
+    ("anisotropy_share", {"strength": 0.0}, "fails"),
+    ("anisotropy_share", {"share": 0.07, "noise": 0.1}, "undecided"),
+    ("anisotropy_share", {"below": True}, "fails"),
+    ("anisotropy_share", {"gain": 0.0}, "undecided"),  # the second measure does not confirm it
+    ("emerges_early_and_persists", {}, "holds"),
+    ("emerges_early_and_persists", {"strength": 0.0}, "fails"),
+    ("emerges_early_and_persists", {"start": 1.0}, "fails"),
+    ("emerges_early_and_persists", {"onset": 2000.0}, "fails"),
+    ("emerges_early_and_persists", {"fade": 1.0}, "fails"),
+    ("emerges_early_and_persists", {"strength": 0.12, "noise": 0.2}, "undecided"),
+    ("frequent_most_enriched", {}, "holds"),
+    ("frequent_most_enriched", {"frequency": 0.0}, "fails"),
+    ("frequent_most_enriched", {"frequency": -0.5}, "fails"),
+    ("frequent_most_enriched", {"balanced": 0.0}, "fails"),  # an effect of fitting frequent rows, no more
+    ("frequent_most_enriched", {"frequency": 0.12, "noise": 0.2}, "undecided"),
+    ("embedding_updates_aligned", {}, "holds"),
+    ("embedding_updates_aligned", {"update": 0.0}, "fails"),
+    ("embedding_updates_aligned", {"update": 0.03, "noise": 0.15}, "undecided"),
+    ("amplified", {}, "holds"),
+    ("amplified", {"amplification": 0.0}, "fails"),
+    ("amplified", {"amplification": 0.05, "noise": 0.1}, "undecided"),
+    ("rare_tokens_spread", {}, "holds"),
+    ("rare_tokens_spread", {"spread": 0.4}, "fails"),
+    ("rare_tokens_spread", {"spread_time": 0.0}, "fails"),
+    ("rare_tokens_spread", {"spread": -0.12}, "undecided"),
+    ("encoder_and_decoder", BOTH, "holds"),
+    ("encoder_and_decoder", {**BOTH, "strength": 0.0}, "fails"),
+    ("encoder_and_decoder", {**BOTH, "masked": 0.0}, "undecided"),  # on unmasked rows only
+    ("encoder_and_decoder", {**BOTH, "masked": 0.0, "unmasked": 0.0}, "fails"),
+    ("semi_nmf_beats_pca", {"pca": -0.05}, "holds"),
+    ("semi_nmf_beats_pca", {"pca": 0.0}, "fails"),
+    ("semi_nmf_beats_pca", {"pca": 0.05}, "fails"),
+    ("semi_nmf_beats_pca", {"pca": -0.02, "noise": 0.2}, "undecided"),
+    ("frequency_intervention", ARMS, "holds"),
+    ("frequency_intervention", {**ARMS, "flat": 1.0, "scatter": 0.01, "seed_sd": 0.0}, "fails"),
+    ("frequency_intervention", {**ARMS, "flat": 0.87, "noise": 0.3, "seed_sd": 0.0}, "undecided"),
+    ("frequency_intervention", {}, "undecided"),  # no second arm
+]
+
+
+@pytest.mark.parametrize(("claim", "effects", "status"), CASES)
+def test_a_claim_is_decided_as_it_was_planted(claim: str, effects: dict[str, Any], status: str) -> None:
+    found = verdict(claim, **effects)
+    assert found.status == status, found.why
+    if status == "holds":
+        assert found.low > found.margin
+    if status == "fails":
+        assert found.high < found.margin
+
+
+def test_every_claim_was_planted_in_all_three_ways() -> None:
+    for name in claims():
+        assert {status for claim, _, status in CASES if claim == name} == {"holds", "fails", "undecided"}, name
+
+
+@pytest.mark.parametrize("effects", [{}, NULL, {"noise": 0.2}], ids=["planted", "null", "noisy"])
+def test_why_is_one_sentence_with_its_numbers(effects: dict[str, Any]) -> None:
+    found = evaluate_claims(table(models=("decoder", "encoder", "decoder-flat"), **effects))
+    assert {v.claim for v in found} == set(claims())
+    for v in found:
+        assert v.why.endswith(".") and ". " not in v.why and v.why[0].isupper() | v.why[0].isdigit(), v.why
+        assert "nan" not in v.why and "unknown" not in v.why and "{" not in v.why, v.why
+        assert any(letter.isdigit() for letter in v.why), v.why
+
+
+# the numbers
+
+
+def test_the_effect_equals_an_independent_count_from_the_records() -> None:
+    """A slow twin of `tangent_energy`: loops over plain records."""
+    given = table(permuted=0.5)
+    plain = "fit=refit;proxy=semi_nmf;rank=16"
+    rows = [r for r in given.records() if r["metric"] in ENERGY and r["group"] == "" and r["step"]]
+    cells = sorted({(r["step"], r["layer"], r["kind"]) for r in rows})
+
+    def at(metric: str, variant: str) -> list[dict[str, Any]]:
+        found = {
+            (r["step"], r["layer"], r["kind"]): r for r in rows if (r["metric"], r["variant"]) == (metric, variant)
+        }
+        return [found[cell] for cell in cells]
+
+    energy, enrichment = at("gradient_energy", plain), at("gradient_enrichment", plain)
+    permuted = at("gradient_energy", f"control=permuted;{plain}")
+    chance = np.array([e["value"] / n["value"] for e, n in zip(energy, enrichment, strict=True)])
+    values = np.array([e["value"] - c["value"] for e, c in zip(energy, permuted, strict=True)]) / chance
+    folds = np.array([np.subtract(e["replicates"], c["replicates"]) for e, c in zip(energy, permuted, strict=True)])
+    folds = (folds / chance[:, None]).mean(0)
+    half = 2.365 * math.sqrt(7 / 8 * ((folds - folds.mean()) ** 2).sum())
+    found = evaluate_claims(given, ["tangent_energy"])[0]
+    assert found.effect == pytest.approx(values.mean(), rel=1e-9)
+    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half), rel=1e-9)
+    assert found.p == pytest.approx(min(r["value"] for r in at("gradient_p_holm", plain) if r["step"] == 1000))
+
+
+def _layers(generator: np.random.Generator, count: int = 6) -> list[Quantity]:
+    """Layers that see the same contexts: their errors move together."""
+    shared = generator.normal(size=8)
+    found = []
+    for _ in range(count):
+        folds = shared + 0.3 * generator.normal(size=8)
+        found.append(Quantity(folds.mean(), tuple((folds.sum() - folds) / 7)))
+    return found
+
+
+def test_an_average_over_layers_keeps_an_honest_interval() -> None:
+    generator = np.random.default_rng(0)
+    covered = independent = 0
+    for _ in range(400):
+        layers = _layers(generator)
+        low, high = mean(layers).interval()
+        covered += low <= 0 <= high
+        half = math.sqrt(sum(((q.interval()[1] - q.interval()[0]) / 2) ** 2 for q in layers)) / len(layers)
+        independent += abs(mean(layers).value) <= half
+    assert 0.92 <= covered / 400 <= 0.98
+    assert independent / 400 < 0.8, "the counter-test: taking layers for independent is too narrow"
+
+
+def test_without_folds_an_average_is_at_least_as_wide() -> None:
+    layers = _layers(np.random.default_rng(1))
+    bare = [Quantity(q.value, half=(q.interval()[1] - q.interval()[0]) / 2) for q in layers]
+    wide, narrow = mean(bare).interval(), mean(layers).interval()
+    assert wide[1] - wide[0] >= narrow[1] - narrow[0]
+    assert mean(bare).value == pytest.approx(mean(layers).value)
+
+
+def test_a_difference_is_paired_fold_by_fold() -> None:
+    folds = np.random.default_rng(2).normal(size=8)
+    one = Quantity(1.0, tuple(1 + folds))
+    two = Quantity(0.2, tuple(0.2 + folds))
+    assert (one - two).interval() == pytest.approx((0.8, 0.8))
+    unpaired = Quantity(0.2, half=(two.interval()[1] - two.interval()[0]) / 2)
+    low, high = (one - unpaired).interval()
+    alone = jackknife(1.0, one.folds, bounds=(None, None))
+    assert high - low == pytest.approx(math.sqrt(2) * (alone[1] - alone[0]))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "status"),
+    [(0.51, 0.9, "holds"), (0.5, 0.9, "undecided"), (0.1, 0.5, "undecided"), (0.1, 0.49, "fails"),
+     (math.nan, math.nan, "undecided")],
+)  # fmt: skip
+def test_only_an_interval_beyond_or_short_of_the_margin_decides(low: float, high: float, status: str) -> None:
+    assert Part("a", 0.5, low, high, margin=0.5).status == status
+
+
+def test_all_parts_must_hold_and_one_failing_fails() -> None:
+    good, bad, vague = (Part(n, 1, low, high, margin=0) for n, low, high in (("g", 1, 2), ("b", -2, -1), ("v", -1, 1)))
+    missing = Part.absent("m", "nobody measured it", margin=0.0)
+    assert judge([good, good])[0] == "holds"
+    assert judge([good, vague, bad]) == ("fails", bad)
+    assert judge([good, vague, missing]) == ("undecided", vague)
+    assert judge([good, missing]) == ("undecided", missing)
+    assert agreement([good, bad], "x", what="models").status == "undecided"
+    assert agreement([bad, bad], "x", what="models").status == "fails"
+    assert agreement([bad, vague], "x", what="models").status == "undecided"
+
+
+# false alarms
+
+
+@pytest.mark.parametrize("scatter", [0.05, 1.0], ids=["isotropic", "concentrated"])
+def test_isotropic_gradients_rarely_pass_for_tangent_ones(scatter: float) -> None:
+    """Concentrated: few directions carry the gradient, so a random subspace may hold a lot of it by luck."""
+    small = {"steps": (0, 10, 100), "layers": 2, "bins": False, "proxies": ("semi_nmf",), "fits": ("refit",)}
+    held = [verdict("tangent_energy", **NULL, **small, seed=s, scatter=scatter).status == "holds" for s in range(40)]
+    assert sum(held) <= 4
+    planted = [verdict("tangent_energy", **small, seed=s, scatter=scatter).status == "holds" for s in range(5)]
+    assert all(planted), "the counter-test: it can hold"
+
+
+def test_a_lucky_subspace_does_not_hold_although_its_interval_does() -> None:
+    """The interval resamples contexts; only the random control knows how lucky a subspace can be."""
+    few = {"steps": (0, 100), "layers": 1, "bins": False, "proxies": ("semi_nmf",), "noise": 0.001}
+    found = [verdict("tangent_energy", **{**NULL, **few}, seed=s, scatter=2.0, permuted=0.0) for s in range(40)]
+    lucky = [v for v in found if all(p["low"] > p["margin"] for p in v.details["parts"] if p["needed"])]
+    assert lucky, "the counter-test: the interval alone would have passed some"
+    held = [v for v in lucky if v.status == "holds"]
+    assert len(held) <= 3
+    assert all("random subspaces do as well" in v.why for v in lucky if v.status == "undecided")
+
+
+# what is missing
+
+
+@pytest.mark.parametrize(
+    ("claim", "without"),
+    [("tangent_energy", "gradient_energy"), ("anisotropy_share", "gradient_share"), ("amplified", "amplification"),
+     ("emerges_early_and_persists", "gradient_enrichment"), ("frequent_most_enriched", "gradient_enrichment"),
+     ("embedding_updates_aligned", "of=update"), ("rare_tokens_spread", "frequency_spread"),
+     ("semi_nmf_beats_pca", "proxy=pca"), ("encoder_and_decoder", "gradient_energy")],
+)  # fmt: skip
+def test_missing_rows_leave_a_claim_open_and_are_named(claim: str, without: str) -> None:
+    found = verdict(claim, **BOTH, without=(without,), only=None)
+    assert found.status == "undecided"
+    assert math.isnan(found.effect)
+    assert without.partition("=")[0] in found.why or without in found.why, found.why
+    assert "no " in found.why
+
+
+def test_a_control_that_was_not_measured_keeps_the_claim_open_with_the_others_numbers() -> None:
+    found = verdict("tangent_energy", without=("control=next",))
+    assert found.status == "undecided"
+    assert "control=next" in found.why and math.isfinite(found.effect)
+    assert verdict("tangent_energy", without=("control=next",), strength=0.0).status == "fails"
+
+
+def test_a_balanced_fit_that_was_not_measured_keeps_the_frequency_claim_open() -> None:
+    found = verdict("frequent_most_enriched", without=("balanced=1",))
+    assert found.status == "undecided" and "balanced" in found.why
+    assert verdict("frequent_most_enriched", without=("balanced=1",), frequency=0.0).status == "fails"
+
+
+def test_only_decoders_leave_the_claim_about_both_kinds_open() -> None:
+    found = verdict("encoder_and_decoder")
+    assert found.status == "undecided" and "--arch encoder" in found.why
+
+
+def test_a_table_without_training_is_judged_where_it_can_be() -> None:
+    found = {v.claim: v for v in evaluate_claims(table(steps=(1000,), stepless=True))}
+    assert found["tangent_energy"].status == "holds"
+    assert found["semi_nmf_beats_pca"].status == "fails"
+    assert found["emerges_early_and_persists"].status == "undecided"
+    assert "step 0" in found["emerges_early_and_persists"].why
+
+
+def test_a_run_that_was_not_trained_is_left_open() -> None:
+    found = verdict("tangent_energy", steps=(0,))
+    assert found.status == "undecided" and "after initialisation" in found.why
+
+
+def test_an_empty_table_and_a_plain_profile_give_open_verdicts() -> None:
+    assert {v.status for v in evaluate_claims(Table.from_records([]))} == {"undecided"}
+    profile = evaluate_claims(table(only=("average_cosine",)))
+    assert len(profile) == len(claims())
+    assert {v.status for v in profile} == {"undecided"}
+
+
+def test_directions_that_were_not_measured_are_answered_with_those_that_were() -> None:
+    found = evaluate_claims(table(), ["tangent_energy"], proxy="ica")[0]
+    assert found.status == "undecided" and "proxy=semi_nmf" in found.why
+
+
+def test_without_p_values_the_band_of_random_draws_serves() -> None:
+    found = verdict("tangent_energy", without=("gradient_p_holm",))
+    assert found.status == "holds" and found.p < 0.05
+
+
+def test_without_replicates_the_written_intervals_serve() -> None:
+    assert verdict("tangent_energy", replicates=False).status == "holds"
+    assert verdict("tangent_energy", replicates=False, strength=0.0).status == "fails"
+    bare = edited(table(replicates=False), lambda r: {**r, "low": None, "high": None, "sd": None})
+    assert evaluate_claims(bare, ["tangent_energy"])[0].status == "undecided"
+
+
+def test_cells_without_a_number_are_left_out() -> None:
+    def holed(r: dict[str, Any]) -> dict[str, Any]:
+        return {**r, "value": math.nan, "replicates": None} if r["layer"] == 2 and r["kind"] == "resid" else r
+
+    whole, part = table(), edited(table(), holed)
+    one, two = (evaluate_claims(t, ["tangent_energy"])[0] for t in (whole, part))
+    assert two.status == "holds" and math.isfinite(two.effect) and two.effect != one.effect
+
+
+# what a verdict rests on
+
+
+def test_emergence_and_persistence_are_told_apart() -> None:
+    late = verdict("emerges_early_and_persists", onset=2000.0).details["aspects"]
+    assert (late["emerges early"]["status"], late["persists"]["status"]) == ("fails", "holds")
+    faded = verdict("emerges_early_and_persists", fade=1.0).details["aspects"]
+    assert (faded["emerges early"]["status"], faded["persists"]["status"]) == ("holds", "fails")
+    assert verdict("emerges_early_and_persists").details["starts_at_chance"] is True
+    assert verdict("emerges_early_and_persists", start=1.0).details["starts_at_chance"] is False
+
+
+def test_masked_and_unmasked_rows_are_judged_apart() -> None:
+    found = verdict("tangent_energy", models=("encoder",), masked=0.0, unmasked=1.2)
+    groups = found.details["groups"]
+    assert (groups["masked"]["status"], groups["unmasked"]["status"]) == ("fails", "holds")
+    both = verdict("encoder_and_decoder", **BOTH, masked=0.0)
+    assert "holds in 1 and fails in 1 of 2 encoders and kinds of rows" in both.why
+
+
+def test_another_bin_ahead_of_the_most_frequent_one_is_a_doubt() -> None:
+    def ahead(r: dict[str, Any]) -> dict[str, Any]:
+        if r["group"] != "frequency:2" or r["replicates"] is None:
+            return r
+        return {**r, "value": 2 * r["value"], "replicates": [2 * x for x in r["replicates"]]}
+
+    found = evaluate_claims(edited(table(), ahead), ["frequent_most_enriched"])[0]
+    assert found.status == "undecided" and "another bin" in found.why
+
+
+def test_arms_are_compared_from_more_to_less_bias() -> None:
+    found = evaluate_claims(table(models=("decoder", "decoder-flat", "decoder-zipf1.5")), ["frequency_intervention"])
+    assert [v.subject for v in found] == ["decoder over decoder-flat", "decoder-zipf1.5 over decoder"]
+    assert all(v.status == "holds" and v.details["paired"] for v in found)
+    assert found[0].scope == "for these two runs only"
+
+
+def test_arms_on_other_contexts_are_not_paired() -> None:
+    def other(r: dict[str, Any]) -> dict[str, Any]:
+        return {**r, "contexts": 64} if r["model"] == "decoder-flat" else r
+
+    given = table(**ARMS, noise=0.05)
+    paired, apart = (evaluate_claims(t, ["frequency_intervention"])[0] for t in (given, edited(given, other)))
+    assert paired.details["paired"] and not apart.details["paired"]
+    assert apart.high - apart.low > paired.high - paired.low
+
+
+def test_a_frozen_proxy_is_judged_on_steps_it_has_not_seen() -> None:
+    given = table()
+    frozen = evaluate_claims(given, ["tangent_energy"], fit="frozen")[0]
+    late = edited(given, lambda r: r if r["step"] > 300 else None)
+    assert frozen.status == "holds"
+    assert frozen.effect == evaluate_claims(late, ["tangent_energy"], fit="frozen")[0].effect
+
+
+def test_the_most_common_rank_is_taken_unless_one_is_given() -> None:
+    given = Table.concat([table(ranks=(8, 16)), table(ranks=(16,), models=("other",))])
+    assert evaluate_claims(given, ["tangent_energy"])[0].details["rank"] == 16
+    assert evaluate_claims(given, ["tangent_energy"], rank=8)[0].status == "holds"
+
+
+# seeds
+
+
+def test_several_seeds_give_each_its_verdict_and_one_over_all() -> None:
+    found = evaluate_claims(table(seeds=(1, 2, 3, 4)), ["tangent_energy"])
+    pooled, single = found[0], found[1:]
+    assert pooled.scope == "over 4 seeds" and pooled.details["seeds"] == [1, 2, 3, 4] and pooled.status == "holds"
+    assert [v.scope for v in single] == [f"for seed {s}" for s in (1, 2, 3, 4)]
+    effects = [v.effect for v in single]
+    half, _ = t_interval(effects)
+    assert pooled.effect == pytest.approx(np.mean(effects))
+    assert pooled.high - pooled.effect == pytest.approx(half)
+    assert half == pytest.approx(3.182 * np.std(effects, ddof=1) / 2, rel=1e-3)
+    assert pooled.why.startswith("Over 4 seeds: ")
+
+
+def test_two_seeds_are_too_few_for_a_general_claim() -> None:
+    found = evaluate_claims(table(seeds=(1, 2)), ["tangent_energy"])
+    assert [v.status for v in found] == ["undecided", "holds", "holds"]
+    assert "needs 3" in found[0].why
+
+
+def test_seeds_that_disagree_leave_it_open() -> None:
+    parts = [table(seeds=(s,), strength=g) for s, g in ((1, 1.0), (2, 0.0), (3, 0.4))]
+    found = evaluate_claims(Table.concat(parts), ["tangent_energy"])
+    assert [v.status for v in found] == ["undecided", "holds", "fails", "holds"]
+
+
+def test_claims_about_several_models_pool_seeds_too() -> None:
+    given = table(models=("decoder", "encoder", "decoder-flat"), seeds=(1, 2, 3), bins=False, layers=1)
+    found = evaluate_claims(given, ["encoder_and_decoder", "frequency_intervention"])
+    both = [v for v in found if v.claim == "encoder_and_decoder"]
+    arms = [v for v in found if v.claim == "frequency_intervention"]
+    assert [v.scope for v in both] == [v.scope for v in arms] == ["over 3 seeds", *(f"for seed {s}" for s in (1, 2, 3))]
+    assert both[0].status == arms[0].status == "holds"
+
+
+def test_rows_that_name_no_seed_belong_to_the_one_seed_of_their_model() -> None:
+    given = edited(table(), lambda r: {**r, "seed": None} if r["metric"] == "gradient_enrichment" else r)
+    assert len(evaluate_claims(given, ["emerges_early_and_persists"])) == 1
+    assert evaluate_claims(given, ["emerges_early_and_persists"])[0].status == "holds"
+
+
+# tables
+
+
+def test_the_order_of_rows_does_not_matter() -> None:
+    given = table(**BOTH)
+    records = given.records()
+    random.Random(0).shuffle(records)
+    one, two = (verdicts_to_dicts(evaluate_claims(t)) for t in (given, Table.from_records(records)))
+    assert {(v["claim"], v["subject"]): v["effect"] for v in one} == {
+        (v["claim"], v["subject"]): v["effect"] for v in two
+    }
+
+
+def test_rows_written_twice_are_harmless_and_contradicting_ones_are_refused() -> None:
+    given = table()
+    twice = Table.concat([given, given])
+    assert evaluate_claims(twice, ["tangent_energy"])[0].effect == evaluate_claims(given, ["tangent_energy"])[0].effect
+    with pytest.raises(AnisoscopeError, match="two different rows"):
+        evaluate_claims(Table.concat([given, table(strength=0.5)]), ["tangent_energy"])
+
+
+def test_an_unknown_claim_is_answered_with_the_nearest() -> None:
+    with pytest.raises(AnisoscopeError, match="did you mean 'tangent_energy'"):
+        evaluate_claims(table(only=("loss",)), ["tangent_enery"])
+
+
+def test_verdicts_survive_json() -> None:
+    found = evaluate_claims(table(**BOTH, seeds=(0, 1, 2), steps=(0, 10, 100), layers=1))
+    found += evaluate_claims(table(only=("loss",)))
+    text = json.dumps(verdicts_to_dicts(found), allow_nan=False)
+    back = verdicts_from_dicts(json.loads(text))
+    assert verdicts_to_dicts(back) == verdicts_to_dicts(found)
+    assert any(math.isnan(v.effect) for v in back)
+    assert [v.status for v in back] == [v.status for v in found]
+
+
+def test_every_claim_declares_what_it_says_and_where_it_comes_from() -> None:
+    for name, declared in claims().items():
+        assert declared.name == name and declared.statement.endswith(".") and declared.source and declared.metrics
+        assert declared.description and declared.margin > 0
+
+
+def test_claims_are_read_without_torch() -> None:
+    code = "import sys, anisoscope.claims.claim as c; c.claims(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
