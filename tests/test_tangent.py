@@ -89,7 +89,7 @@ def test_isotropic_gradients_have_enrichment_one() -> None:
 
 
 def test_the_parabola_mean_gradient_is_normal_while_the_energy_of_the_rows_is_tangent() -> None:
-    """x = (u, u²), g = 1 for every row, dL/dW = Σ g xᵀ: the ratio of the mean gradient says the opposite of the rows."""
+    """x = (u, u²), g = 1 for every row, dL/dW = Σ g xᵀ: the mean gradient says the opposite of the rows."""
     u = torch.linspace(-0.1, 0.1, 201, dtype=torch.float64)
     rows = torch.stack([u, u**2], dim=1)
     tangent = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
@@ -167,7 +167,7 @@ def test_p_is_uniform_when_the_proxy_is_a_random_subspace() -> None:
 
     M = second_moment(skewed(200, 12))
     values = []
-    for i in range(400):
+    for i in range(1000, 1500):
         drawn = Draws(12, 2, draws=99, seed=10_000 + i).of(M).random().energy
         values.append(p_value(float(energy(M, subspace(12, 2, seed=i))), drawn))
     assert kstest(np.array(values) - 0.005, "uniform").pvalue > 0.01
@@ -201,7 +201,8 @@ def test_holm_is_its_definition() -> None:
     for m in (1, 2, 7, 13):
         p = [float(v) for v in rng.uniform(0, 0.2, m)]
         assert holm(p) == pytest.approx(references.holm(p))
-    assert holm([0.04, 0.04]) == pytest.approx(references.holm([0.04, 0.04])) == pytest.approx([0.08, 0.08])
+    assert holm([0.04, 0.04]) == pytest.approx([0.08, 0.08])
+    assert references.holm([0.04, 0.04]) == pytest.approx([0.08, 0.08])
 
 
 def test_holm_leaves_nan_out_of_the_family() -> None:
@@ -255,7 +256,8 @@ def test_isoscore_gain_is_its_definition() -> None:
 def test_taking_the_strongest_directions_away_makes_gradients_more_isotropic() -> None:
     C = second_moment(skewed())
     vectors = torch.linalg.eigh(C)[1]
-    assert float(isoscore_gain(C, vectors[:, -4:])) > 0 > float(isoscore_gain(C, vectors[:, :4]))
+    strong, weak = float(isoscore_gain(C, vectors[:, -4:])), float(isoscore_gain(C, vectors[:, :4]))
+    assert strong > 0.1 > weak
 
 
 # next components, growth
@@ -284,14 +286,17 @@ def test_next_components_stay_orthogonal_to_the_proxy_where_nothing_is_left() ->
 
 def test_growth_is_the_positive_part_of_the_difference() -> None:
     before, after = second_moment(skewed(seed=1)), second_moment(skewed(seed=4))
-    assert growth(before, after).numpy() == pytest.approx(references.growth(before.numpy(), after.numpy()), abs=1e-8)
-    assert float(growth(after, after - torch.eye(24, dtype=torch.float64)).abs().max()) == 0.0
+    grown, grew = growth(before, after)
+    assert grown.numpy() == pytest.approx(references.growth(before.numpy(), after.numpy()), abs=1e-8)
+    assert float((grown - grew @ (grew.T @ (after - before) @ grew) @ grew.T).abs().max()) < 1e-8
+    grown, grew = growth(after, after - torch.eye(24, dtype=torch.float64))
+    assert float(grown.abs().max()) == 0.0 and grew.shape == (24, 0)
 
 
 def test_variance_added_inside_a_subspace_is_found_there() -> None:
     Q = subspace(24, 4)
     before = torch.cov(skewed().T)
-    assert float(energy(growth(before, before + Q @ Q.T), Q)) == pytest.approx(1.0, abs=1e-9)
+    assert float(energy(growth(before, before + Q @ Q.T)[0], Q)) == pytest.approx(1.0, abs=1e-9)
 
 
 # rank

@@ -293,6 +293,18 @@ def test_a_monitor_that_keeps_nothing_sees_steps_again(text: Path, tmp_path: Pat
     assert seen.steps == [*range(9), *range(5, 13)]
 
 
+def test_the_state_of_the_optimiser_is_needed_for_that(undisturbed: Path, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        train(tiny(dropout=0.1), tmp_path / "run", monitor=Seen(kill_at(7)), corpus=text)
+    stored = tmp_path / "run" / "checkpoints" / "checkpoint-5" / "training" / "optimizer.pt"
+    state = torch.load(stored, weights_only=True)
+    for slot in state["state"].values():
+        slot["exp_avg"].zero_()
+    torch.save(state, stored)
+    spoilt = losses(train(tiny(dropout=0.1), tmp_path / "run", corpus=text, resume=True))
+    assert spoilt[:6] == losses(undisturbed)[:6] and spoilt[6:] != losses(undisturbed)[6:]
+
+
 @pytest.mark.parametrize("place", ["before the rename", "after the rename", "in the weights", "in the log"])
 def test_a_kill_while_writing_spoils_nothing(
     place: str, undisturbed: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -168,7 +168,11 @@ def _total(
         out.tokens = reading.count(labels)
         if not out.tokens:  # nothing to learn from these contexts
             return output_part(output, "logits").sum() * 0.0
-        total = output_part(output, "loss").double() * out.tokens
+        logits = output_part(output, "logits")
+        if isinstance(logits, Tensor) and logits.dtype == torch.float64:  # transformers' own loss is float32 even then
+            total = reading.summed(logits, labels)
+        else:
+            total = output_part(output, "loss").double() * out.tokens
     out.loss = float(total.detach())
     return total
 

@@ -17,7 +17,7 @@ from anisoscope.capture.arguments import by_name
 from anisoscope.capture.gradients import GradientPass, SiteRows
 from anisoscope.capture.hooks import Capture
 from anisoscope.capture.layout import Layout
-from anisoscope.capture.losses import Reading, Words, find_reading, output_part
+from anisoscope.capture.losses import IGNORED, Reading, Words, find_reading, output_part
 from anisoscope.capture.rows import Rows, Scores, Sink
 from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
@@ -34,11 +34,12 @@ class MicroBatch:
     reading: Reading | None = None
     loss: float = float("nan")  # as the model returned it
     unreached: list[Site] = field(default_factory=list)
+    shared: bool = True  # whether the loss is a part of the mean over num_items_in_batch, where that is given
 
     def tokens(self) -> int:
         """What the mean of the loss was taken over."""
         given = self.arguments.get("num_items_in_batch")
-        if given is not None:
+        if given is not None and self.shared:
             return int(given)
         labels = self.arguments.get("labels")
         return self.reading.count(labels) if self.reading is not None and isinstance(labels, Tensor) else 0
@@ -60,6 +61,7 @@ class LiveGradients:
         self._capture = Capture(model, [*sites, *extra], self, **options)
         self._handles: list[Any] = []
         self._reading: Reading | None = None
+        self._shared: bool | None = None
 
     def __enter__(self) -> LiveGradients:
         before = torch.compiler.disable(self._begin)
@@ -101,8 +103,8 @@ class LiveGradients:
         loss, labels = output_part(output, "loss"), batch.arguments.get("labels")
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             return
-        if isinstance(labels, Tensor):
-            batch.reading = self._reading = self._reading or self._find(output, batch, labels)
+        if isinstance(labels, Tensor) and bool((labels != IGNORED).any()):
+            batch.reading, batch.shared = self._find(output, batch, labels)
         batch.loss = float(loss.detach())
 
         def arrived(g: Tensor) -> None:
@@ -110,19 +112,32 @@ class LiveGradients:
 
         loss.register_hook(arrived)
 
-    def _find(self, output: Any, batch: MicroBatch, labels: Tensor) -> Reading:
-        """How the labels are read; a loss over the items of all micro-batches is first made one over its own."""
+    def _find(self, output: Any, batch: MicroBatch, labels: Tensor) -> tuple[Reading, bool]:
+        """How the labels are read, and whether the loss is over the items of all micro-batches.
+
+        Some models take num_items_in_batch and ignore it (BERT does), so the loss itself has to say.
+        """
         given = batch.arguments.get("num_items_in_batch")
-        if given is None:
-            return find_reading(self.model, output, labels)
-        for reading in (Reading(True), Reading(False)):
-            own = output_part(output, "loss").detach() * (float(given) / max(1, reading.count(labels)))
-            try:
-                if find_reading(self.model, {"loss": own, "logits": output_part(output, "logits")}, labels) == reading:
-                    return reading
-            except AnisoscopeError:
-                continue
-        return find_reading(self.model, output, labels)
+        reading = self._reading = self._reading or self._read(output, given, labels)
+        if given is None or int(given) == reading.count(labels):
+            return reading, True  # the same number either way
+        if self._shared is None:
+            self._shared = self._over(output, given, labels, reading)
+        return reading, self._shared
+
+    def _read(self, output: Any, given: Any, labels: Tensor) -> Reading:
+        """The reading of a loss over its own items, or else over those given."""
+        both = [] if given is None else [Reading(True), Reading(False)]
+        shared = [reading for reading in both if self._over(output, given, labels, reading)]
+        return shared[0] if shared else find_reading(self.model, output, labels)
+
+    def _over(self, output: Any, given: Any, labels: Tensor, reading: Reading) -> bool:
+        """Whether the loss, read so, is the summed loss of this micro-batch over the items given."""
+        own = output_part(output, "loss").detach() * (float(given) / max(1, reading.count(labels)))
+        try:
+            return find_reading(self.model, {"loss": own, "logits": output_part(output, "logits")}, labels) == reading
+        except AnisoscopeError:
+            return False
 
     def rows(self, rows: Rows) -> None:
         if rows.x.ndim == 2 and self.batches:

@@ -37,6 +37,12 @@ class Reading:
         """The number of target tokens."""
         return int((self.targets(labels) != IGNORED).sum())
 
+    def summed(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The cross-entropy of all targets, in the precision of the logits."""
+        targets = self.targets(labels).to(logits.device).flatten()
+        flat = logits.reshape(-1, logits.shape[-1])
+        return torch.nn.functional.cross_entropy(flat, targets, ignore_index=IGNORED, reduction="sum")
+
 
 def output_part(output: Any, name: str) -> Any:
     """A field of what a model returned, or None."""
@@ -64,7 +70,7 @@ def find_reading(model: nn.Module, output: Any, labels: Tensor) -> Reading:
     if gaps[best] <= _CLOSE:
         return Reading(best)
     raise AnisoscopeError(
-        f"the loss of {type(model).__name__} ({float(loss):.4g}) is not the mean cross-entropy of its logits and "
+        f"the loss of {type(model).__name__} ({float(loss.detach()):.4g}) is not the mean cross-entropy of its logits and "
         "labels, so its scale per token is not known; give loss=, a function of (model, inputs) that returns the "
         "summed loss."
     )

@@ -30,7 +30,7 @@ def mask_batch(inputs: dict[str, Tensor], special: Tensor, tokenizer: Any, *, ra
     ids = inputs["input_ids"]
     usable = (inputs["attention_mask"] != 0) & ~special
     keys = torch.stack([_content(row[keep]) for row, keep in zip(ids, inputs["attention_mask"] != 0, strict=True)])
-    position = torch.arange(ids.shape[1]).expand_as(ids)
+    position = (inputs["attention_mask"] != 0).long().cumsum(1) - 1  # within the context, whichever side is padded
     chance = (row_hash(keys[:, None].expand_as(ids), position, seed=seed) >> 1) & ((1 << 62) - 1)
     chosen = usable & _smallest(chance, usable, rate)
     other = (mix(chance + 1) >> 3) & ((1 << 60) - 1)
@@ -49,6 +49,6 @@ def _content(ids: Tensor) -> Tensor:
 def _smallest(chance: Tensor, usable: Tensor, rate: float) -> Tensor:
     """In each context the round(rate·n) usable positions with the smallest numbers, at least one."""
     largest = torch.iinfo(torch.int64).max
-    order = torch.where(usable, chance, largest).argsort(1, stable=True).argsort(1, stable=True)
+    order = torch.where(usable, chance, largest).argsort(dim=1, stable=True).argsort(dim=1, stable=True)
     count = (usable.sum(1, keepdim=True) * rate).round().clamp_min(1)
     return order < count

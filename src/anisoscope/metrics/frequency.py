@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -108,7 +109,7 @@ class TemporalSpread:
             return Spread(empty, empty, empty)
         about = (self.squares - self.total.square().sum(1) / self.n).clamp_min(0.0) / (self.n - 1)
         counts = counts.cpu().double()[: len(about)]
-        seen = counts > 0
+        seen = (counts > 0).nonzero().squeeze(1)  # a table may be longer than the vocabulary
         return Spread(counts[seen].log(), about.sqrt().cpu()[seen], (self.norms / self.n).cpu()[seen])
 
 
@@ -135,16 +136,28 @@ def correlate(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int = 999
         x, y = _ranks(x), _ranks(y)
     if n < FEWEST_TYPES or float(x.std()) == 0 or float(y.std()) == 0:
         return Correlation(math.nan, math.nan, math.nan, math.nan, n)
-    generator = torch.Generator().manual_seed(seed)
+    order, again = _resamplings(n, draws, seed)
     value = float(_pearson(x[None], y[None])[0])
-    shuffled = y[torch.rand(draws, n, generator=generator).argsort(1)]
-    null = _pearson(x.expand(draws, n), shuffled)
+    null = _pearson(x.expand(draws, n), y[order])
     p = (1 + int((null.abs() >= abs(value) - 1e-12).sum())) / (draws + 1)
-    again = torch.randint(n, (draws, n), generator=generator)
     boot = _pearson(x[again], y[again])
     boot = boot[boot.isfinite()]
     low, high = torch.quantile(boot, torch.tensor([0.025, 0.975], dtype=boot.dtype)).tolist()
     return Correlation(value, low, high, p, n)
+
+
+@lru_cache(maxsize=8)
+def _resamplings(n: int, draws: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Permutations and bootstrap samples of n points [draws, n]: the same for every layer, so made once."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(draws, n, generator=generator).argsort(1)
+    return order, torch.randint(n, (draws, n), generator=generator)
+
+
+def _chunks(draws: int, n: int) -> list[int]:
+    """Draws at a time: all of a vocabulary's at once would take gigabytes."""
+    size = max(1, (1 << 22) // n)
+    return [min(size, draws - done) for done in range(0, draws, size)]
 
 
 def _pearson(x: Tensor, y: Tensor) -> Tensor:

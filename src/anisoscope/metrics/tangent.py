@@ -220,7 +220,7 @@ class Measured:
     def _control(self, inside: Tensor, squares: Tensor | None, white: Tensor) -> Control:
         half = white @ inside
         if squares is None:
-            return Control((half * white).sum((-2, -1)).double())
+            return Control((half * white).sum((-2, -1)).double().clamp_min(0.0))  # float32 rounds 0 to either side
         d, r = self.C.shape[-1], self.draws.rank
         compressed = half @ white.mT
         trace = _trace(compressed).double()
@@ -229,7 +229,7 @@ class Measured:
         whole = self.C.double().square().sum() - 1.0 / d
         share = deviation / whole if float(whole) > 1e-12 / d else torch.full_like(deviation, torch.nan)
         images = ((white @ squares) * white).sum((-2, -1)).double()
-        return Control(trace, share, _gain(self.C.double(), trace, own, images, rank=r))
+        return Control(trace.clamp_min(0.0), share, _gain(self.C.double(), trace, own, images, rank=r))
 
 
 def p_value(value: float, draws: Tensor) -> float:
@@ -238,6 +238,8 @@ def p_value(value: float, draws: Tensor) -> float:
     >>> p_value(1.0, torch.zeros(999))
     0.001
     """
+    if value != value:
+        return value
     return (1 + int((draws >= value * (1 - TIE)).sum())) / (len(draws) + 1)
 
 
@@ -261,6 +263,7 @@ def next_components(covariance: Tensor, Q: Tensor) -> Tensor:
     C, Q = covariance.double(), Q.double()
     inside = Q.T @ C
     rest = C - Q @ inside - inside.T @ Q.T + Q @ (inside @ Q) @ Q.T
+    rest = rest - _trace(C) * (Q @ Q.T)  # below everything else, so that Q never comes back where nothing is left
     _, vectors = torch.linalg.eigh(rest)
     return vectors[:, -Q.shape[1] :].flip(-1)
 

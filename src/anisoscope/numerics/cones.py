@@ -28,7 +28,15 @@ from anisoscope.numerics.nnls import descend
 
 _W_STEPS = 12
 _TURNS = 12
-_SHIFTS = (1.0, 1.5, 2.5, 4.0, 6.5, 10.0, 16.0)  # how far along w the scores are shifted, in units of its root mean square
+_SHIFTS = (
+    1.0,
+    1.5,
+    2.5,
+    4.0,
+    6.5,
+    10.0,
+    16.0,
+)  # how far along w the scores are shifted, in units of its root mean square
 _WORSE = 0.05  # of what w gains over the SVD of rank r − 1: what a smaller shift may cost
 _FITS = 0.1  # of the energy of the r-th singular vector: what the tight cone may miss
 _HIGH = 0.25  # of the root mean square height: lower rows are mostly noise, and corners are not looked for among them
@@ -98,7 +106,7 @@ def positive_vector(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
 def _first_w(T: Tensor, theta: Tensor, rank: int) -> Tensor:
     """The best of: each leading score cut at 0 on its lighter side, and what of a constant lies in their span."""
     lead = T[..., :rank]
-    sides = torch.where(lead.pow(3).sum(-2, keepdim=True) < 0, -lead, lead)
+    sides = torch.where((lead.square() * lead).sum(-2, keepdim=True) < 0, -lead, lead)
     floor = 1e-9 * theta[..., :1]
     level = lead @ (lead.sum(-2).double() / theta[..., :rank].clamp_min(floor)).to(T.dtype).unsqueeze(-1)
     tried = _unit(torch.cat([sides, level], -1).clamp_min(0.0), dim=-2)
@@ -171,24 +179,23 @@ def _shifted(found: Leading, corners: Tensor, w: Tensor, error: Tensor, rank: in
 
 def _explained(codes: Tensor, T: Tensor) -> Tensor:
     """The energy of T in the span of the codes."""
-    return (least_squares(codes, T) * (codes.mT @ T).double()).sum((-2, -1))
+    pulled = (codes.mT @ T).double()
+    return (least_squares(codes, pulled) * pulled).sum((-2, -1))
 
 
 def squares(X: Tensor) -> Tensor:
     """‖X‖² of each matrix, in float64."""
-    return torch.linalg.vector_norm(X, dim=(-2, -1), dtype=torch.float64).square()
+    return torch.linalg.vector_norm(X, dim=-1).double().square().sum(-1)
 
 
-def least_squares(codes: Tensor, rows: Tensor) -> Tensor:
-    """D = argmin ‖X − Z D‖² in float64; codes that are all zero, or double, get the smaller directions."""
+def least_squares(codes: Tensor, pulled: Tensor) -> Tensor:
+    """D = argmin ‖X − Z D‖² in float64, from ZᵀX; codes that are all zero, or double, get the smaller directions."""
     wide = codes.double()
-    norms = torch.linalg.vector_norm(wide, dim=-2, keepdim=True)
+    norms = torch.linalg.vector_norm(wide, dim=-2).unsqueeze(-1)
     norms = torch.where(norms > 0, norms, 1.0)
-    wide = wide / norms
-    gram = wide.mT @ wide
+    gram = (wide.mT @ wide) / norms / norms.mT
     gram.diagonal(dim1=-2, dim2=-1).add_(1e-11)
-    right = (codes.mT @ rows).double() / norms.mT
-    return torch.cholesky_solve(right, torch.linalg.cholesky_ex(gram)[0]) / norms.mT
+    return torch.cholesky_solve(pulled.double() / norms, torch.linalg.cholesky_ex(gram)[0]) / norms
 
 
 # the tight cone
@@ -208,7 +215,7 @@ def _tight(found: Leading, rank: int, *, height: Tensor, noise: Tensor) -> tuple
     lead = found.scores[..., :rank]
     rays = _unit(_extreme(lead, height, rank=rank, noise=noise))
     codes = descend(rays.double() @ rays.double().mT, lead @ rays.mT, torch.zeros_like(lead), steps=_STEPS)
-    missed = (lead - codes @ least_squares(codes, lead).to(lead.dtype)).double().square().sum((-2, -1))
+    missed = (lead - codes @ least_squares(codes, codes.mT @ lead).to(lead.dtype)).double().square().sum((-2, -1))
     return codes, missed / found.energies[..., rank - 1].clamp_min(torch.finfo(torch.float64).tiny)
 
 

@@ -17,7 +17,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.linalg import orthonormal_basis
 from anisoscope.numerics.nnls import nonnegative_codes
 
-_BLOCK = 1 << 22  # elements of a residual at a time
+_BLOCK = 1 << 18  # elements of a residual at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,11 +94,8 @@ def energy_shares(codes: Tensor, directions: Tensor) -> Tensor:
 def relative_error(rows: Tensor, codes: Tensor, directions: Tensor, *, total: float) -> float:
     """‖X − Z D‖² / total, from the residual itself: a difference of squares would lose the digits of a good fit."""
     step = max(1, _BLOCK // rows.shape[1])
-    parts = [
-        torch.addmm(rows[i : i + step], codes[i : i + step], directions, alpha=-1.0).double().square().sum()
-        for i in range(0, len(rows), step)
-    ]
-    return float(torch.stack(parts).sum()) / total
+    missed = [(codes[i : i + step] @ directions).sub_(rows[i : i + step]) for i in range(0, len(rows), step)]
+    return float(sum(torch.linalg.vector_norm(part, dim=-1).double().square().sum() for part in missed)) / total
 
 
 @contextlib.contextmanager
@@ -123,7 +120,7 @@ def as_rows(x: Any, *, width: int | None = None) -> Tensor:
     try:
         rows = torch.as_tensor(x).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise AnisoscopeError(f"seen {type(x).__name__}, expected an n×d array of numbers; convert it first.") from error
+        raise AnisoscopeError(f"seen {type(x).__name__}; expected an n×d array of numbers.") from error
     if rows.ndim != 2 or 0 in rows.shape:
         raise AnisoscopeError(
             f"the array has shape {tuple(rows.shape)}; expected n rows × d columns, both at least 1; reshape it first."
@@ -170,6 +167,9 @@ def check_fit(rows: Tensor, rank: int) -> None:
     if rank > min(n, d):
         what = f"the {n} rows" if n < d else f"the width {d}"
         raise AnisoscopeError(f"rank {rank} is larger than {what}; expected at most {min(n, d)}, give a smaller rank.")
+    energy = torch.linalg.vector_norm(rows, dim=(-2, -1))
+    if bool((energy.isfinite() & (energy > 0)).all()):
+        return  # one look at the rows; only where something is odd, what it is
     finite = rows.isfinite().all(-1)
     if not bool(finite.all()):
         raise AnisoscopeError(f"{int((~finite).sum())} of {finite.numel()} rows are not finite; drop or mask them.")

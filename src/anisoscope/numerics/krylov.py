@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_SPARE = 8  # columns of a block beyond the wanted ones
-_DEPTH = 4  # blocks of one cycle; narrower problems are exact
+_SPARE = 4  # columns of a block beyond the wanted ones
+_DEPTH = 6  # blocks of one cycle; narrower problems are exact
 _CYCLES = 12
 _PRECISE = {torch.float32: 2e-4, torch.float64: 1e-7}  # ‖XᵀXv − θv‖ / θ at which a direction counts as found
 

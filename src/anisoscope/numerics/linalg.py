@@ -55,6 +55,19 @@ def orthonormal_basis(rows: Tensor, *, tolerance: float = 1e-6) -> Tensor:
     return right[: int((sigma > tolerance * sigma[0]).sum())].T.contiguous()
 
 
+def orthonormal_bases(rows: Tensor, *, tolerance: float = 1e-6) -> list[Tensor]:
+    """A d×r orthonormal basis of the row space of each of several matrices [b, k, d], all in one go.
+
+    Through the k×k Gram matrix, which is exact enough where every matrix has full rank; else one by one.
+    """
+    rows = rows.double()
+    values, vectors = torch.linalg.eigh(rows @ rows.mT)
+    if bool((values[:, 0] <= (100 * tolerance) ** 2 * values[:, -1]).any()):
+        return [orthonormal_basis(part, tolerance=tolerance) for part in rows]
+    basis, _ = torch.linalg.qr(rows.mT @ (vectors / values.sqrt().unsqueeze(-2)))
+    return list(basis)
+
+
 def _bases(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     one, two = orthonormal_basis(first), orthonormal_basis(second)
     if len(one) != len(two):

@@ -9,12 +9,14 @@ y ≥ 0, zᵀy = 0.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 _INVERSES = 1 << 22  # elements of the k×k inverses held at a time
 _WIDENED = 1 << 17  # elements of the rows in float64 at a time
-_RIDGE = 1e-13  # relative to unit directions: a direction given twice, or zero, still has a solution
+_RIDGE = 1e-13  # on unit directions, in the inverse alone: with a direction given twice there still is one
 _SLACK = 1e-10  # relative to the row: what counts as a violation
 _FULL = 3  # full exchanges without improvement before only one is exchanged
 _ROUNDS = 50  # plus 5 per direction; what is left then is solved one by one
@@ -33,7 +35,6 @@ def nonnegative_codes(rows: Tensor, directions: Tensor, *, start: Tensor | None 
     norms = torch.where(norms > 0, norms, 1.0)
     unit = wide / norms
     gram = unit @ unit.mT
-    gram.diagonal(dim1=-2, dim2=-1).add_(_RIDGE)
     target = _products(rows, unit)
     passive = torch.ones_like(target, dtype=torch.bool) if start is None else start > 0
     k = gram.shape[-1]
@@ -47,10 +48,35 @@ def descend(gram: Tensor, target: Tensor, start: Tensor, *, steps: int) -> Tenso
     Nesterov's steps of length 1/λ, λ ≥ the largest eigenvalue of G. They may overshoot; a row for which they did
     keeps its start, so that no row gets worse.
     """
-    bound = gram
-    for _ in range(4):  # ‖G¹⁶‖^(1/16) is at most k^(1/32) above the largest eigenvalue, and never below
-        bound = bound @ bound / torch.linalg.matrix_norm(bound)[..., None, None].square()
-    raise NotImplementedError
+    bound = _largest_eigenvalue(gram)[..., None, None]
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    step, pull = (eye - gram / bound).to(target.dtype), target / bound.to(target.dtype)
+    codes = ahead = start
+    t = 1.0
+    for _ in range(steps):
+        moved = (ahead @ step).add_(pull).clamp_(min=0.0)
+        t, before = (1.0 + math.sqrt(1.0 + 4.0 * t * t)) / 2.0, t
+        ahead = torch.lerp(codes, moved, 1.0 + (before - 1.0) / t)
+        codes = moved
+    mine = gram.to(target.dtype)
+    worse = _heights(codes, mine, target) > _heights(start, mine, target)
+    return torch.where(worse.unsqueeze(-1), start, codes)
+
+
+def _heights(codes: Tensor, gram: Tensor, target: Tensor) -> Tensor:
+    """½ zᵀGz − zᵀb of each row, what is being minimised."""
+    return ((codes @ gram).mul_(0.5).sub_(target).mul_(codes)).sum(-1)
+
+
+def _largest_eigenvalue(gram: Tensor) -> Tensor:
+    """‖G¹⁶‖^(1/16): never below the largest eigenvalue, at most k^(1/32) above it, and without waiting for a device."""
+    bound, power = 1.0, gram
+    for doubling in range(5):
+        norm = torch.linalg.matrix_norm(power).clamp_min(torch.finfo(gram.dtype).tiny)
+        bound = bound * norm ** (0.5**doubling)
+        power = power / norm[..., None, None]
+        power = power @ power
+    return torch.as_tensor(bound)
 
 
 def _products(rows: Tensor, unit: Tensor) -> Tensor:
@@ -111,7 +137,7 @@ def _solve(gram: Tensor, owner: Tensor, target: Tensor, passive: Tensor) -> tupl
     first, group = _patterns(owner, passive)
     m = passive[first].to(target.dtype)
     masked = gram[owner[first]] * m.unsqueeze(1) * m.unsqueeze(2)
-    masked.diagonal(dim1=-2, dim2=-1).add_(1.0 - m)
+    masked.diagonal(dim1=-2, dim2=-1).add_(1.0 - m + _RIDGE)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(masked)[0])[group]
     inside, mine = passive.to(target.dtype), gram[owner] if len(gram) > 1 else gram
     z = _times(inverse, target * inside)
@@ -142,7 +168,8 @@ def _one_by_one(gram: Tensor, owner: Tensor, target: Tensor) -> Tensor:
     """Lawson and Hanson's active set method for the rows on which pivoting did not settle."""
     from scipy.optimize import nnls
 
-    factors = torch.linalg.cholesky_ex(gram)[0].mT.cpu()  # ‖Rz − R⁻ᵀb‖² has the same minimum, G = RᵀR
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    factors = torch.linalg.cholesky_ex(gram + _RIDGE * eye)[0].mT.cpu()  # ‖Rz − R⁻ᵀb‖² has the same minimum, G = RᵀR
     found = []
     for i, b in zip(owner.tolist(), target.cpu(), strict=True):
         right = torch.linalg.solve_triangular(factors[i].mT, b.unsqueeze(1), upper=False).squeeze(1)

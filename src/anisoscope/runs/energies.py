@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,67 +40,60 @@ class Grouping:
         return {name: self.label == i for i, name in enumerate(self.names) if bool((self.label == i).any())}
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Sums of one grouping by group and fold."""
-
-    names: Sequence[str]
-    inside: Tensor  # [groups, FOLDS] Σ‖gQ‖²
-    whole: Tensor  # Σ‖g‖²
-    ratio: Tensor  # Σ‖gQ‖²/‖g‖²
-    moving: Tensor  # rows with a gradient
-    n: Tensor  # rows
-
-
 class EnergyRows:
     """The test rows of one site, ready to be asked for the energy of any subspace."""
 
     def __init__(self, half: Half, groupings: Sequence[Grouping]) -> None:
         assert half.g is not None
-        self.half, self.groupings = half, groupings
+        self.half = half
+        self.names = [name for grouping in groupings for name in grouping.names]
         self.norms = half.g.double().square().sum(1)
-        fold = half.fold
-        self.codes = [
-            torch.where(g.label >= 0, g.label * FOLDS + fold, len(g.names) * FOLDS).to(half.g.device) for g in groupings
-        ]
         self.contexts = half.contexts
+        fold, codes, offset = half.fold, [], 0
+        nowhere = len(self.names) * FOLDS
+        for grouping in groupings:
+            codes.append(torch.where(grouping.label >= 0, (offset + grouping.label) * FOLDS + fold, nowhere))
+            offset += len(grouping.names)
+        self.codes = torch.stack(codes).to(half.g.device)  # [groupings, n]
 
-    def sums(self, Q: Tensor) -> list[Sums]:
-        """The sums of every grouping, on the host."""
+    def sums(self, Q: Tensor) -> np.ndarray:
+        """[5, groups, FOLDS]: sums of ‖gQ‖², ‖g‖², ‖gQ‖²/‖g‖², rows with a gradient, rows."""
         assert self.half.g is not None
         inside = row_energies(self.half.g, Q.to(self.half.g.device))
         moving = self.norms > 0
         ratio = torch.where(moving, inside / self.norms.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
         columns = torch.stack([inside, self.norms, ratio, moving.double(), torch.ones_like(inside)])
-        found = []
-        for grouping, code in zip(self.groupings, self.codes, strict=True):
-            size = len(grouping.names) * FOLDS
-            total = columns.new_zeros(5, size + 1).index_add_(1, code, columns)[:, :size].cpu()
-            found.append(Sums(grouping.names, *total.unflatten(1, (-1, FOLDS))))
+        total = columns.new_zeros(5, len(self.names) * FOLDS + 1)
+        for code in self.codes:
+            total.index_add_(1, code, columns)
+        found: np.ndarray = total[:, :-1].unflatten(1, (-1, FOLDS)).cpu().numpy()
         return found
 
     def of(self, Q: Tensor) -> Iterator[tuple[str, str, Record]]:
         """(group, average, columns of the energy) for every group that has rows."""
-        for sums in self.sums(Q):
-            for i, name in enumerate(sums.names):
-                n = int(sums.n[i].sum())
-                if not n:
-                    continue
-                more = {"n": n, "contexts": self.contexts, "dropped": self.half.dropped}
-                yield name, "", _ratio(sums.inside[i], sums.whole[i]) | more
-                yield name, "row", _ratio(sums.ratio[i], sums.moving[i]) | more
+        inside, whole, ratio, moving, n = self.sums(Q)
+        pooled, by_row = _ratios(inside, whole), _ratios(ratio, moving)
+        for i, name in enumerate(self.names):
+            if not n[i].any():
+                continue
+            more = {"n": int(n[i].sum()), "contexts": self.contexts, "dropped": self.half.dropped}
+            yield name, "", pooled[i] | more
+            yield name, "row", by_row[i] | more
 
 
-def _ratio(top: Tensor, bottom: Tensor) -> Record:
-    """Σtop / Σbottom with its jackknife over folds."""
+def _ratios(top: np.ndarray, bottom: np.ndarray) -> list[Record]:
+    """Σtop / Σbottom of every line [groups, FOLDS] with its jackknife over folds."""
     used = bottom > 0
-    whole = float(bottom.sum())
-    value = float(top.sum()) / whole if whole > 0 else math.nan
-    rest = (top.sum() - top) / (bottom.sum() - bottom)
-    replicates = [float(v) if bool(u) else value for v, u in zip(rest, used, strict=True)]
-    live = [float(v) for v, u in zip(rest, used, strict=True) if bool(u)]
-    low, high = jackknife(value, live, bounds=(0.0, 1.0))
-    return {"value": value, "low": low, "high": high, "replicates": replicates}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = top.sum(1) / bottom.sum(1)
+        rest = (top.sum(1, keepdims=True) - top) / (bottom.sum(1, keepdims=True) - bottom)
+    rest = np.where(used, rest, value[:, None])
+    found = []
+    for line, (mine, replicates) in enumerate(zip(value.tolist(), rest.tolist(), strict=True)):
+        live = [v for v, u in zip(replicates, used[line], strict=True) if u]
+        low, high = jackknife(mine, live, bounds=(0.0, 1.0))
+        found.append({"value": mine, "low": low, "high": high, "replicates": replicates})
+    return found
 
 
 def scaled(columns: Record, factor: float) -> Record:
@@ -121,7 +116,12 @@ def band(draws: Tensor) -> Record:
 
 def record(metric: str, columns: Record, label: Label, *, group: str = "", **more: Any) -> Record:
     """One row of the table."""
-    return {"metric": metric, "group": group, "variant": variant_name(label.options(**more)), **columns}
+    return {"metric": metric, "group": group, "variant": _variant(label, tuple(more.items())), **columns}
+
+
+@lru_cache(maxsize=4096)
+def _variant(label: Label, more: tuple[tuple[str, Any], ...]) -> str:
+    return variant_name(label.options(**dict(more)))
 
 
 def proxy_records(
@@ -162,9 +162,14 @@ def control_records(
     value = columns["value"]
     mean = float(normal.energy.mean())
     edges = band(normal.energy)
-    ratio = {"value": value / mean, "low": value / edges["high"], "high": value / max(edges["low"], 1e-300)}
+    ratio = {"value": _over(value, mean), "low": _over(value, edges["high"]), "high": _over(value, edges["low"])}
     yield record("gradient_ratio", ratio | more, label, **words)
     yield record("gradient_p", {"value": p_value(value, random.energy.cpu())} | more, label, **words)
+
+
+def _over(value: float, level: float) -> float:
+    """value / level, infinite over nothing."""
+    return value / level if level > 0 else math.inf if level == 0 and value > 0 else math.nan
 
 
 def share_records(moments: GradientMoments, Q: Tensor, label: Label, *, source: str = "") -> Iterator[Record]:
@@ -209,7 +214,7 @@ def moment_records(
     inside = ((moments.folds @ Q) * Q).sum((-2, -1)).cpu()
     whole = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1).cpu()
     more = {"n": moments.n, "contexts": moments.contexts, "note": note}
-    columns = _ratio(inside, whole) | more
+    columns = _ratios(inside[None].numpy(), whole[None].numpy())[0] | more
     yield record("gradient_energy", columns, label, batch=source)
     yield record("gradient_enrichment", scaled(columns, d / r), label, batch=source)
     mean = float(energy(moments.unit, Q))

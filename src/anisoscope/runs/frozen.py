@@ -89,21 +89,27 @@ class FrozenProxies:
         """Plain values and tensors, from which the window or the proxies come back."""
         return {
             "rank": self.rank,
-            "window": {s: {key(site): m.state() for site, m in found.items()} for s, found in self.window.items()},
+            "window": sorted(self.window),  # their moments are large and lie in files of their own
             "pool": {key(site): parts for site, parts in self.pool.items()},
             "proxies": {name: proxy_state(found) for name, found in self.proxies.items()},
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], window: Mapping[int, Any]) -> None:
         self.rank = state["rank"]
-        self.window = {
-            s: {Site(*k): GradientMoments.load(m) for k, m in found.items()} for s, found in state["window"].items()
-        }
+        self.window = {step: load_moments(window[step]) for step in state["window"]}
         self.pool = {Site(*k): list(parts) for k, parts in state["pool"].items()}
         self.proxies = {name: load_proxies(found) for name, found in state["proxies"].items()}
+
+    def window_state(self, step: int) -> dict[Any, Any] | None:
+        """The moments of one step inside the open window."""
+        return {key(site): m.state() for site, m in self.window[step].items()} if step in self.window else None
 
     def finish(self) -> list[Record]:
         """The proxies of a run that ended inside its window."""
         if self.proxies or not self.window:
             return []
         return self._fit(next(iter(next(iter(self.window.values())).values())).total.device)
+
+
+def load_moments(state: Mapping[Any, Mapping[str, Tensor]]) -> dict[Site, GradientMoments]:
+    return {Site(*k): GradientMoments.load(m) for k, m in state.items()}

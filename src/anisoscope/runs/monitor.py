@@ -95,8 +95,9 @@ class Monitor:
         _check_learning(self.model)
         if chosen is not None and chosen.rank is not None:
             check_rank(chosen.rank, width=_width(self.model))
-        kinds = None if any(r.named for r in requests) else list(KINDS)
-        setup = prepare(self.model, requests, sites=kinds and [k for k in kinds if k in layout.kinds], layers=layers)
+        # named metrics are looked for wherever they can be had (two_nn, attention); a preset's at the stream alone
+        stream = [k for k in KINDS if k in layout.kinds] if isinstance(metrics, str) and metrics in PLANS else None
+        setup = prepare(self.model, requests, sites=stream, layers=layers)
         self.watch = EmbeddingWatch(self.model, optimizer, model)
         study = None if chosen is None else TangentStudy(chosen, counts, total, "" if probe is not None else "live")
         self.instruments = Instruments(self.model, layout, sites, setup, requests, study, self.watch, seed)
@@ -145,9 +146,9 @@ class Monitor:
     def _finish(self) -> None:
         last = max(self.done, default=0)
         records: list[Record] = []
-        studies = {id(s): s for s in (self.instruments.study, self.live_study) if s is not None}
-        for study in studies.values():
+        for study in self._studies().values():
             records += study.finish()
+        self.store.drop_window()
         if self.watch.table is not None and self.temporal.n > 1 and self.instruments.study is not None:
             counts = self.instruments.study.counts
             if counts is not None:
@@ -265,17 +266,27 @@ class Monitor:
         if isinstance(label, int):
             self.done.add(label)
             self.watch.remember(label)
-            self.store.write_step(label, table, self._state(label))
+            self.store.write_step(label, table, self._state(label), self._window(label))
         else:
             self.store.write_extra(label, table)
 
-    def _state(self, step: int) -> dict[str, Any]:
+    def _studies(self) -> dict[str, TangentStudy]:
+        """The study of the probe (or of the training batch where there is none), and that of the batch beside it."""
         study, live = self.instruments.study, self.live_study
+        found = {"study": study, "live": live if live is not study else None}
+        return {name: study for name, study in found.items() if study is not None}
+
+    def _window(self, step: int) -> dict[str, Any]:
+        frozen = {name: study.frozen for name, study in self._studies().items()}
+        return {name: f.window_state(step) if f is not None else None for name, f in frozen.items()}
+
+    def _state(self, step: int) -> dict[str, Any]:
+        studies = {name: study.state() for name, study in self._studies().items()}
         return {
             "step": step,
             "done": sorted(self.done),
-            "study": study.state() if study is not None else None,
-            "live": live.state() if live is not None and live is not study else None,
+            "study": studies.get("study"),
+            "live": studies.get("live"),
             "watch": {name: value.cpu() for name, value in self.watch.state().items()},
             "watched": self.watch.step,
             "temporal": asdict(self.temporal),
@@ -295,10 +306,11 @@ class Monitor:
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.done = set(state["done"])
-        if self.instruments.study is not None and state["study"] is not None:
-            self.instruments.study.load(state["study"])
-        if self.live_study is not None and state["live"] is not None:
-            self.live_study.load(state["live"])
+        for name, study in self._studies().items():
+            if state[name] is not None:
+                frozen = state[name]["frozen"]
+                window = self.store.window(frozen["window"] if frozen else [])
+                study.load(state[name], {step: found[name] for step, found in window.items()})
         self.watch.load(state["watch"], state["watched"])
         self.temporal = TemporalSpread(**state["temporal"])
         self.seconds = state["seconds"]

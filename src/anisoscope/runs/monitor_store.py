@@ -44,10 +44,30 @@ class MonitorStore:
             return {}
         return {int(p.stem.partition("-")[2]): p for p in sorted((self.folder.path / "state").glob("step-*.pt"))}
 
-    def write_step(self, step: int, table: Table, state: dict[str, Any]) -> None:
+    def write_step(self, step: int, table: Table, state: dict[str, Any], window: dict[str, Any] | None = None) -> None:
+        """The table of a step, what an open window keeps of it, and the state after it."""
+        if self.folder is None:
+            return
+        self.folder.write_part(f"step-{step:09d}", table)
+        if window is not None and any(found is not None for found in window.values()):
+            replace_file(self._window(step), lambda p: torch.save(window, p))
+        self.write_state(step, state)
+
+    def _window(self, step: int) -> Path:
+        assert self.folder is not None
+        return self.folder.path / "state" / f"window-{step:09d}.pt"
+
+    def window(self, steps: list[int]) -> dict[int, dict[str, Any]]:
+        """What an open window kept of these steps."""
+        if self.folder is None:
+            return {}
+        return {step: torch.load(self._window(step), map_location="cpu", weights_only=True) for step in steps}
+
+    def drop_window(self) -> None:
+        """The window is closed: its moments have been used."""
         if self.folder is not None:
-            self.folder.write_part(f"step-{step:09d}", table)
-            self.write_state(step, state)
+            for path in (self.folder.path / "state").glob("window-*.pt"):
+                path.unlink()
 
     def write_extra(self, name: str, table: Table) -> None:
         if self.folder is not None:

@@ -18,7 +18,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import bin_of
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.numerics.decompositions import fit_directions
-from anisoscope.numerics.linalg import orthonormal_basis
+from anisoscope.numerics.linalg import orthonormal_bases
 from anisoscope.runs.steprows import Half
 
 _BYTES = 1 << 28  # of stacked activations fitted together
@@ -64,8 +64,8 @@ def fit_proxies(rows: Mapping[Site, Tensor], label: Label, *, seed: int) -> dict
             centred = permute_columns(centred, seed=seed)
         _refuse_flat(centred, group)
         directions = fit_directions(centred, label.rank, method=label.proxy, seed=seed)
-        for i, site in enumerate(group):
-            found[site] = Proxy(orthonormal_basis(directions[i]), directions[i], centre[i, 0])
+        for i, (site, basis) in enumerate(zip(group, orthonormal_bases(directions), strict=True)):
+            found[site] = Proxy(basis, directions[i], centre[i, 0])
     return {site: found[site] for site in rows}
 
 

@@ -28,7 +28,7 @@ from anisoscope.runs.monitor_store import MonitorStore
 from anisoscope.runs.plan import GEOMETRY, PLANS, TangentPlan
 from anisoscope.runs.profile import versions
 from anisoscope.runs.series import Checkpoint, find_series, flags
-from anisoscope.runs.store import RunFolder, slug
+from anisoscope.runs.store import RunFolder
 from anisoscope.runs.table import Table
 from anisoscope.runs.tables import EmbeddingWatch
 from anisoscope.runs.tangent import TangentStudy
@@ -92,6 +92,7 @@ class Sweeper:
     tables: list[Table] = field(default_factory=list)
     concepts: list[dict[str, Any]] = field(default_factory=list)
     prints: dict[str, str] = field(default_factory=dict)  # fingerprint -> label
+    done: set[int] = field(default_factory=set)
 
     def run(self) -> Table:
         """Measure every checkpoint in order; what cannot be loaded is said and left out."""
@@ -101,14 +102,16 @@ class Sweeper:
         series = self._series()
         self._begin(old, len(series))
         store = MonitorStore(self.folder.path, resume=True, about={})
-        started, done = time.monotonic(), self._restore(store)
+        started = time.monotonic()
+        self._restore(store)
         try:
             for number, checkpoint in enumerate(series):
                 self._tell("checkpoints", number, len(series))
-                if number not in done:
-                    self._checkpoint(number, checkpoint, store, series)
+                if _key(checkpoint) not in self.done:
+                    self._checkpoint(checkpoint, store, series)
             self._tell("checkpoints", len(series), len(series))
             self._last()
+            store.drop_window()
         except BaseException as error:
             self._finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", started, error)
             raise
@@ -140,17 +143,18 @@ class Sweeper:
         }
         self.folder.write_about(self.about)
 
-    def _restore(self, store: MonitorStore) -> set[int]:
+    def _restore(self, store: MonitorStore) -> None:
         state = store.newest()
         if state is None:
-            return set()
+            return
         self.about["checkpoints"] = state["checkpoints"]
         self.prints = dict(state["prints"])
         self.counts, self.table_before = state["counts"], state["table_before"]
-        self._study(None).load(state["study"])
-        done = set(state["done"])
-        self.tables = store.tables(done)
-        return done
+        study, frozen = self._study(None), state["study"]["frozen"]
+        window = store.window(frozen["window"] if frozen else [])
+        study.load(state["study"], {step: found["study"] for step, found in window.items()})
+        self.done = set(state["done"])
+        self.tables = store.tables(self.done)
 
     def _finish(self, status: str, started: float, error: BaseException | None = None) -> None:
         self.about["status"] = status
@@ -169,7 +173,7 @@ class Sweeper:
 
     # one checkpoint
 
-    def _checkpoint(self, number: int, checkpoint: Checkpoint, store: MonitorStore, series: list[Checkpoint]) -> None:
+    def _checkpoint(self, checkpoint: Checkpoint, store: MonitorStore, series: list[Checkpoint]) -> None:
         from anisoscope.capture.loading import load_model
 
         c = self.config
@@ -205,17 +209,19 @@ class Sweeper:
         table = Table.from_records({**columns, "seed": c.seed, **row} for row in records)
         self.tables.append(table)
         self._describe(loaded, entry, wrong, name)
-        done = [*range(number + 1)]
+        key, study = _key(checkpoint), self._study(None)
+        self.done.add(key)
         state = {
-            "step": number,
-            "done": done,
+            "step": key,
+            "done": sorted(self.done),
             "checkpoints": self.about["checkpoints"],
             "prints": self.prints,
             "counts": self.counts,
             "table_before": self.table_before,
-            "study": self._study(None).state(),
+            "study": study.state(),
         }
-        store.write_step(number, table, state)
+        window = {"study": study.frozen.window_state(key)} if study.frozen is not None else None
+        store.write_step(key, table, state, window)
         self.folder.write_about(self.about)
 
     def _describe(self, loaded: Any, entry: dict[str, Any], wrong: list[str], name: str) -> None:
@@ -316,6 +322,11 @@ class Sweeper:
             self.tables.append(Table.from_records({**columns, "seed": self.config.seed, **row} for row in records))
 
 
+def _key(checkpoint: Checkpoint) -> int:
+    """The number under which a checkpoint's results are kept."""
+    return checkpoint.step if checkpoint.step is not None else 0
+
+
 def _as_asked(revision: str) -> Checkpoint:
     from anisoscope.runs.series import step_of
 
@@ -352,6 +363,3 @@ def sweep(
     config = SweepConfig(model, **options)
     folder = RunFolder.create(out, asdict(config), resume=resume)
     return Sweeper(config, folder, progress=progress, resume=resume).run()
-
-
-__all__ = ["SweepConfig", "Sweeper", "slug", "sweep"]

@@ -56,6 +56,7 @@ class EmbeddingWatch:
     seen: Tensor | None = None  # [V] bool, since the interval began
     closed: Tensor | None = None  # the same of the interval that just ended
     paused: bool = False  # while a probe reads the table, too
+    _shrunk: Tensor | None = None  # by the update that is under way
     _handles: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -97,7 +98,9 @@ class EmbeddingWatch:
 
         self._handles.append(outer.register_forward_pre_hook(torch.compiler.disable(read), with_kwargs=True))
         if self.group is not None and self.optimizer is not None:
-            self._handles.append(self.optimizer.register_step_pre_hook(self._decay))
+            # two hooks: with optimizer.step(closure) the whole step, and its measuring, lies between them
+            self._handles.append(self.optimizer.register_step_pre_hook(self._shrink))
+            self._handles.append(self.optimizer.register_step_post_hook(self._decay))
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -105,12 +108,15 @@ class EmbeddingWatch:
         self._handles.clear()
 
     @torch.no_grad()
-    def _decay(self, *_: Any) -> None:
+    def _shrink(self, *_: Any) -> None:
         table, group = self.table, self.group
-        if table is None or group is None or self.before is None or self.paused:
-            return
-        self.decay = torch.zeros_like(table, dtype=torch.float32) if self.decay is None else self.decay
-        self.decay.add_(table.float(), alpha=-float(group["lr"]) * float(group["weight_decay"]))
+        if table is not None and group is not None and not self.paused:
+            self._shrunk = table.float() * (-float(group["lr"]) * float(group["weight_decay"]))
+
+    def _decay(self, *_: Any) -> None:
+        taken, self._shrunk = self._shrunk, None
+        if taken is not None and self.before is not None:
+            self.decay = taken if self.decay is None else self.decay.add_(taken)
 
     def updates(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """(name, types, rows of ΔW) since the last measured step: without weight decay where that is known, and raw."""

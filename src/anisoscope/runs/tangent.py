@@ -87,7 +87,8 @@ class TangentStudy:
             masks = {name: m for g in groupings[1:] if ":" not in g.names[0] for name, m in g.masks().items()}
             binned = {name: m for g in groupings[1:] if ":" in g.names[0] for name, m in g.masks().items()}
             assert test.g is not None
-            moment = GradientMoments().update(test.g, context=test.context, groups=masks | binned)
+            kept = {name: m for name, m in binned.items() if not name.startswith("target")}
+            moment = GradientMoments().update(test.g, context=test.context, groups=masks | kept)
             moments[site] = moment
             mine = {label: found[site] for label, found in proxies.items() if site in found}
             records += placed(site, rows.step, self._site(site, fit, test, mine, moment, list(masks), rows.step))
@@ -126,14 +127,14 @@ class TangentStudy:
         frozen = self.frozen.state() if self.frozen is not None else None
         return {"previous": kept, "frozen": frozen, "rank": self.main_rank, "notes": list(self.notes)}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], window: Mapping[int, Any]) -> None:
         self.previous = {
             Site(*k): Kept(**{**parts, "folds": FoldCovariance.load(parts["folds"])})
             for k, parts in state["previous"].items()
         }
         self.main_rank, self.notes = state["rank"], list(state["notes"])
         if self.frozen is not None and state["frozen"] is not None:
-            self.frozen.load(state["frozen"])
+            self.frozen.load(state["frozen"], window)
 
     # proxies
 
@@ -271,7 +272,7 @@ class TangentStudy:
     def _amplified(self, before: Kept, after: FoldCovariance, test: Half) -> Iterator[Record]:
         """The share of new variance in the earlier proxy; leaving out a fold keeps the directions that grew."""
         device = after.n.device
-        older = FoldCovariance.load(before.folds.state(), device)
+        older = before.folds.to(device)
         grown, grew = growth(older.covariance(), after.covariance())
         if not float(grown.trace()) > 0:
             return

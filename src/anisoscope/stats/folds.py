@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.numerics.hashing import FOLDS, fold_of
+from anisoscope.stats.gradients import packed, unpacked
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,12 @@ class FoldCovariance:
         return (self.squares[keep].sum(0) - torch.outer(total, total) / n) / (n - 1)
 
     def state(self) -> dict[str, Tensor]:
-        return {"n": self.n.cpu(), "sums": self.sums.cpu(), "squares": self.squares.float().cpu()}
+        return {"n": self.n.cpu(), "sums": self.sums.cpu(), "squares": packed(self.squares)}
 
     @classmethod
     def load(cls, state: dict[str, Tensor], device: torch.device | None = None) -> FoldCovariance:
-        return cls(*(state[name].double().to(device) for name in ("n", "sums", "squares")))
+        squares = unpacked(state["squares"])
+        return cls(state["n"].double().to(device), state["sums"].double().to(device), squares.to(device))
+
+    def to(self, device: torch.device) -> FoldCovariance:
+        return FoldCovariance(self.n.to(device), self.sums.to(device), self.squares.to(device))

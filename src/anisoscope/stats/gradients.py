@@ -73,13 +73,13 @@ class GradientMoments:
         return out
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors by name; float32 on disk, whose rounding (6e-8) is far below the sampling error."""
+        """Tensors by name: upper triangles in float32, whose rounding (6e-8) is far below the sampling error."""
         if self.folds is None or self.unit is None:
             return {}
         sizes = torch.tensor([self.n, self.still, self.contexts])
-        plain = {"folds": self.folds.float(), "unit": self.unit.float(), "sizes": sizes}
+        plain = {"folds": packed(self.folds), "unit": packed(self.unit), "sizes": sizes}
         for name, moment in self.groups.items():
-            plain[f"group:{name}"] = moment.float()
+            plain[f"group:{name}"] = packed(moment)
             plain[f"count:{name}"] = torch.tensor(self.counts[name])
         return plain
 
@@ -89,11 +89,32 @@ class GradientMoments:
             return cls()
         n, still, contexts = (int(v) for v in state["sizes"])
         names = [name.removeprefix("group:") for name in state if name.startswith("group:")]
-        groups = {name: state[f"group:{name}"].double() for name in names}
+        groups = {name: unpacked(state[f"group:{name}"]) for name in names}
         counts = {name: int(state[f"count:{name}"]) for name in names}
-        return cls(state["folds"].double(), state["unit"].double(), groups, counts, n, still, contexts)
+        return cls(unpacked(state["folds"]), unpacked(state["unit"]), groups, counts, n, still, contexts)
 
 
 def _moment(rows: Tensor, mask: Tensor) -> Tensor:
     mine = rows[mask.nonzero().squeeze(1).to(rows.device)]
     return mine.mT @ mine
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """The upper triangle of symmetric matrices [..., d, d], in float32 on the host.
+
+    >>> torch.equal(unpacked(packed(torch.eye(3))), torch.eye(3, dtype=torch.float64))
+    True
+    """
+    d = matrix.shape[-1]
+    rows, columns = torch.triu_indices(d, d, device=matrix.device)
+    return matrix[..., rows, columns].float().cpu()
+
+
+def unpacked(triangle: Tensor) -> Tensor:
+    """Symmetric matrices in float64 from their upper triangles."""
+    d = int(((8 * triangle.shape[-1] + 1) ** 0.5 - 1) / 2 + 0.5)
+    rows, columns = torch.triu_indices(d, d)
+    out = torch.zeros(*triangle.shape[:-1], d, d, dtype=torch.float64)
+    out[..., rows, columns] = triangle.double()
+    out[..., columns, rows] = triangle.double()
+    return out

@@ -392,6 +392,7 @@ def _about(config: CurvatureConfig, command: Sequence[str]) -> dict[str, Any]:
             "numpy": np.__version__,
             "platform": f"{platform.system()} {platform.machine()}",
         },
+        "reference": dict(zip(("zipf", "beta"), config.reference, strict=True)) | {"given": config.beta is not None},
         "seed": config.seed,
         "device": "cpu",
         "status": "running",

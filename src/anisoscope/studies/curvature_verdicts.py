@@ -73,6 +73,10 @@ class Case:
     p: float
     status: Status
 
+    @property
+    def title(self) -> str:
+        return self.name.replace("_", " ")
+
     @classmethod
     def of(cls, name: str, values: np.ndarray, zone: Zone, *, log: bool = False) -> Case:
         found = over_replicates(values.tolist(), log=log)
@@ -149,10 +153,10 @@ def _slope(
 
     def why(status: Status, case: Case) -> str:
         if math.isnan(case.effect):
-            return f"On the {case.name} manifold too few scales lie above the noise floor to fit a slope."
+            return f"On the {case.title} manifold too few scales lie above the noise floor to fit a slope."
         far = "furthest from it" if len(slopes) > 1 else "there"
         return (
-            f"Expected slope {target:g}; {far} is {case.name}, {case.effect:.3f} [{case.low:.3f}, {case.high:.3f}], "
+            f"Expected slope {target:g}; {far} is {case.title}, {case.effect:.3f} [{case.low:.3f}, {case.high:.3f}], "
             f"over {config.replicates} independent samples at every scale above the noise floor."
         )
 
@@ -177,7 +181,7 @@ def _attenuation(config: CurvatureConfig, seen: Seen) -> Verdict | None:
         misled = max(raw, key=lambda c: c.effect)
         return (
             f"Tokens drawn by frequency show {case.effect:.2f} [{case.low:.2f}, {case.high:.2f}] of the visibility "
-            f"that a uniform draw of the same types shows ({case.name}, the least clear); the raw ratio of local PCA, "
+            f"that a uniform draw of the same types shows ({case.title}, the least clear); the raw ratio of local PCA, "
             f"which cannot tell curvature from noise, goes up to {misled.effect:.2f} times that of the uniform draw."
         )
 
@@ -214,7 +218,7 @@ def _null(config: CurvatureConfig, seen: Seen) -> Verdict | None:
     def why(status: Status, case: Case) -> str:
         return (
             f"With β = 0 and s = {steepest:g} the ratio to a uniform draw is {case.effect:.3f} "
-            f"[{case.low:.3f}, {case.high:.3f}] ({case.name}, furthest from 1)."
+            f"[{case.low:.3f}, {case.high:.3f}] ({case.title}, furthest from 1)."
         )
 
     return _verdict(
@@ -244,7 +248,7 @@ def _lost(config: CurvatureConfig, seen: Seen, *, count: str) -> Verdict | None:
     def why(status: Status, case: Case) -> str:
         uniform, biased = (float(values.mean()) for values in shares[case.name])
         return (
-            f"On the {case.name} manifold the curvature is recovered for {uniform:.0%} of the tokens in a uniform draw "
+            f"On the {case.title} manifold the curvature is recovered for {uniform:.0%} of the tokens in a uniform draw "
             f"and {biased:.0%} by frequency, a difference of {case.effect:.2f} [{case.low:.2f}, {case.high:.2f}]; "
             f"the tangent space stays within {max(angles):.1f}° throughout."
         )
@@ -278,8 +282,8 @@ def _parabola(config: CurvatureConfig) -> Verdict:
         [Case.of("parabola", gap, zone)],
         zone=zone,
         why=lambda status, case: (
-            f"On (u, u²) at scale {scale:g} the rows put {np.mean([p.row_tangent for p in found]):.6f} of their energy "
-            f"into the tangent and the gradient, their sum, {np.mean([p.mean_share for p in found]):.3g}."
+            f"On (u, u²) at scale {scale:g} the rows put all but {np.mean([1 - p.row_tangent for p in found]):.1g} of "
+            f"their energy into the tangent; the gradient, their sum, puts {np.mean([p.mean_share for p in found]):.3g}."
         ),
         scope="a counter-example",
     )

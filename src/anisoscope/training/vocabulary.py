@@ -116,7 +116,8 @@ class Encoder:
 
     def _encoded(self, documents: list[bytes]) -> Iterator[np.ndarray]:
         pieces = [list(slices(document.decode("utf-8"))) for document in documents]
-        encoded = iter(self.tokenizer.encode_batch([p for of in pieces for p in of], add_special_tokens=False))
+        encode = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)  # without offsets
+        encoded = iter(encode([p for of in pieces for p in of], add_special_tokens=False))
         for of in pieces:
             ids = [next(encoded).ids for _ in of]
             yield np.concatenate([np.asarray(i, dtype=np.int32) for i in ids]) if ids else np.empty(0, np.int32)

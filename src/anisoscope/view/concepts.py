@@ -129,9 +129,7 @@ def _card(concept: Mapping[str, Any], room: Room) -> Card:
     return {
         "concept": int(concept.get("concept") or 0),
         "share": _brief(concept.get("share")),
-        "tokens": [
-            [visible(str(token)), _brief(share)] for token, share in (concept.get("tokens") or [])[: room.tokens]
-        ],
+        "tokens": [[visible(str(token)), _brief(share)] for token, share in tokens],
         "examples": [_example(example, room.context) for example in examples[: room.examples]],
         "from": _origin(concept.get("from")),
     }

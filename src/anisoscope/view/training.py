@@ -14,6 +14,9 @@ from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from anisoscope.view.series import short_names
 from anisoscope.view.words import finite, site_name
 
@@ -21,10 +24,6 @@ if TYPE_CHECKING:
     from anisoscope.runs.table import Table
     from anisoscope.view.series import Source
 
-COLUMNS = (
-    "model", "step", "stack", "layer", "kind", "head", "group", "metric", "variant", "value", "low", "high", "n",
-    "seed", "note",
-)  # fmt: skip
 STREAM = ("embed", "resid", "final")
 SUBJECT_OPTIONS = ("proxy", "rank", "control", "of")  # what is measured; the other options say how
 IN_SAMPLE = "in-sample"
@@ -43,10 +42,10 @@ class Site(NamedTuple):
     order: int
     kind: str
 
-    @classmethod
-    def of(cls, layer: int | None, kind: str | None) -> Site:
-        order = {"embed": 0, "final": 9}.get(kind or "", 1)
-        return cls(layer or 0, order, kind or "")
+    @staticmethod
+    @cache
+    def of(layer: int | None, kind: str | None) -> Site:
+        return Site(layer or 0, {"embed": 0, "final": 9}.get(kind or "", 1), kind or "")
 
     @property
     def name(self) -> str:
@@ -162,17 +161,16 @@ class History:
     def __init__(self, sources: Sequence[Source]) -> None:
         rows = [row for i, source in enumerate(sources) for row in _rows(source, i)]
         # one model at one moment has no steps, whatever its training log says
-        self.dated = any(row["step"] is not None and row["kind"] != "training" for row in rows)
+        self.dated = any(row.step is not None and row.kind != "training" for row in rows)
         if self.dated:
-            rows = [row for row in rows if row["step"] is not None]
+            rows = [row for row in rows if row.step is not None]
         owners = _owners(rows)
         self.learners = _learners(rows, owners, sources)
         self._of = {key: i for i, key in enumerate(dict.fromkeys(owners))}
         lines: dict[Key, dict[int, Mark]] = defaultdict(dict)
         for row, owner in zip(rows, owners, strict=True):
-            site = Site.of(row["layer"], row["kind"])
-            key = (self._of[owner], row["metric"], site, row["group"] or "", row["variant"] or "")
-            lines[key][row["step"] or 0] = _mark(row)
+            key = (self._of[owner], row.metric, Site.of(row.layer, row.kind), row.group, row.variant)
+            lines[key][row.step or 0] = _mark(row)
         self._lines: dict[Key, Line] = {k: tuple(m[s] for s in sorted(m)) for k, m in lines.items()}
         self._facets: dict[str, Facets] = defaultdict(Facets)
         for key in self._lines:
@@ -267,28 +265,55 @@ class History:
         return next((value for value in preferred if value in counts), best)
 
 
-def _rows(source: Source, index: int) -> list[dict[str, Any]]:
-    """The columns a page reads, of rows that are not per head."""
-    import pyarrow.compute as pc
+class Row(NamedTuple):
+    """The columns that a page reads."""
 
-    arrow = source.table.arrow.select(list(COLUMNS))
-    rows: list[dict[str, Any]] = arrow.filter(pc.is_null(arrow["head"])).to_pylist()
-    for row in rows:
-        row["source"] = index
-    return rows
+    model: str
+    step: int | None
+    stack: str
+    layer: int | None
+    kind: str
+    group: str
+    metric: str
+    variant: str
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int | None
+    seed: int | None
+    note: str
+    source: int
+
+
+def _rows(source: Source, index: int) -> list[Row]:
+    """Rows that are not per head."""
+    arrow = source.table.arrow
+    arrow = arrow.filter(pc.is_null(arrow["head"]))
+    columns = [_column(arrow[name]) for name in Row._fields[:-1]]
+    return [Row._make((*values, index)) for values in zip(*columns, strict=True)]
+
+
+def _column(column: pa.ChunkedArray) -> list[Any]:
+    """A column as a list; strings, which repeat, by way of a dictionary."""
+    if not pa.types.is_string(column.type):
+        return column.to_pylist()
+    encoded = column.combine_chunks().dictionary_encode()
+    words = encoded.dictionary.to_pylist()
+    return ["" if i is None else words[i] for i in encoded.indices.to_pylist()]
 
 
 Owner = tuple[int, str, int | None, str]  # source, model, seed, stack
 
 
-def _owners(rows: Sequence[Mapping[str, Any]]) -> list[Owner]:
+def _owners(rows: Sequence[Row]) -> list[Owner]:
     """Whose each row is; rows of the loop, which know neither stack nor seed, go to their model's first."""
-    raw = [(r["source"], r["model"] or "", r["seed"], r["stack"] or "single") for r in rows]
+    raw = [(r.source, r.model, r.seed, r.stack or "single") for r in rows]
     measured: dict[tuple[int, str], dict[Owner, None]] = defaultdict(dict)
     for row, owner in zip(rows, raw, strict=True):
-        if row["kind"] != "training":
+        if row.kind != "training":
             measured[owner[:2]][owner] = None
-    return [_adopted(owner, list(measured[owner[:2]])) for owner in raw]
+    homes = {owner: _adopted(owner, list(measured[owner[:2]])) for owner in dict.fromkeys(raw)}
+    return [homes[owner] for owner in raw]
 
 
 def _adopted(owner: Owner, measured: Sequence[Owner]) -> Owner:
@@ -297,10 +322,10 @@ def _adopted(owner: Owner, measured: Sequence[Owner]) -> Owner:
     return next((other for other in measured if other[2] == owner[2]), measured[0])
 
 
-def _learners(rows: Sequence[Mapping[str, Any]], owners: Sequence[Owner], sources: Sequence[Source]) -> list[Learner]:
+def _learners(rows: Sequence[Row], owners: Sequence[Owner], sources: Sequence[Source]) -> list[Learner]:
     depth: dict[Owner, int] = {}
     for row, owner in zip(rows, owners, strict=True):
-        depth[owner] = max(depth.get(owner, 0), row["layer"] or 0)
+        depth[owner] = max(depth.get(owner, 0), row.layer or 0)
     shorten = short_names({owner[1] for owner in depth})
     return [
         Learner(i, _label(key, list(depth), shorten(key[1])), key[1], key[2], key[3], _role(key, sources), blocks)
@@ -331,12 +356,19 @@ def _widths(sources: Sequence[Source]) -> dict[str, int]:
     return {str(e.get("name")): int(e["width"]) for e in entries if e.get("width")}
 
 
-def _mark(row: Mapping[str, Any]) -> Mark:
-    value = finite(row["value"])
-    low, high = (finite(row[name]) if value is not None else None for name in ("low", "high"))
-    return Mark(row["step"] or 0, value, low, high, row["n"], row["note"] or "")
+def _mark(row: Row) -> Mark:
+    value = finite(row.value)
+    if value is None:
+        return Mark(row.step or 0, None, None, None, row.n, row.note)
+    return Mark(row.step or 0, value, finite(row.low), finite(row.high), row.n, row.note)
 
 
 def known(line: Iterable[Mark]) -> list[Mark]:
     """Marks that have a value."""
     return [mark for mark in line if mark.value is not None]
+
+
+def last(line: Iterable[Mark]) -> Mark | None:
+    """The last mark that has a value."""
+    found = known(line)
+    return found[-1] if found else None

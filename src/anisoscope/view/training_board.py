@@ -5,6 +5,7 @@ A *switch* is a row of selections above some figures; a *view* of a figure is wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from anisoscope.view.catalogue import Catalogue, Entry
 from anisoscope.view.charts import Chart
 from anisoscope.view.palette import Tokens
 from anisoscope.view.traces import Spec
-from anisoscope.view.training import MOVEMENT, TANGENT, History, Learner, Line, Site, options_of, reading_of
+from anisoscope.view.training import MOVEMENT, TANGENT, History, Key, Learner, Line, Site, options_of, reading_of
 from anisoscope.view.training_traces import Look, Time, value_range, values_in
 from anisoscope.view.training_words import CONTROLS, PROXIES, entry_of, few, ordered, reading_words, variant_words
 
@@ -30,7 +31,11 @@ class Detail:
     measures: int
 
 
-DETAILS = (Detail(64, 64, 6, 48), Detail(40, 16, 3, 32), Detail(28, 9, 2, 20), Detail(16, 6, 1, 12), Detail(8, 3, 1, 6))
+# the first that fits is used
+DETAILS = (
+    Detail(64, 64, 6, 48), Detail(48, 24, 4, 40), Detail(40, 16, 3, 32), Detail(32, 14, 2, 24), Detail(28, 9, 2, 20),
+    Detail(20, 8, 1, 16), Detail(16, 6, 1, 12), Detail(8, 3, 1, 6),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class Board:
 
     def _store(self, spec: Spec) -> str:
         name = f"chart-{len(self.specs) + 1}"
-        self.specs[name] = spec
+        self.specs[name] = with_shared(spec) if "views" in spec else spec
         return name
 
     def entry(self, metric: str) -> Entry:
@@ -122,7 +127,15 @@ class Board:
         return [found[i] for i in few(range(len(found)), self.detail.sites)]
 
     def readings(self, metrics: Iterable[str]) -> list[str]:
-        return self.history.readings(metrics)[: self.detail.readings]
+        found = self.history.readings(metrics)
+        if len(found) > self.detail.readings:
+            self.left_out["readings"] = f"{self.detail.readings} of {len(found)} ways to fit and average"
+        return found[: self.detail.readings]
+
+    def readings_in(self, metric: str, keys: Sequence[Key]) -> list[str]:
+        """Ways in which these lines of a metric were read off."""
+        there = {reading_of(key[4]) for key in keys}
+        return [reading for reading in self.history.readings([metric]) if reading in there][: self.detail.readings]
 
     def line(self, line: Line) -> Line:
         """A line with as many steps as the page carries."""
@@ -218,6 +231,33 @@ class Board:
         final = site.kind == "final"
         colour = self.palette.role("accent") if final else self.palette.sequence(site.layer / max(1, blocks))
         return Look(site.name, colour, dash="dash" if final else "solid", width=1.5, marks=3.5, interval=True)
+
+
+OWN_PARTS = ("y", "z", "text")  # what traces seldom have in common
+LISTS = ("x", "customdata")
+
+
+def with_shared(spec: Spec) -> Spec:
+    """The same figure with what its traces have in common kept once: lists in `shared`, all else in `styles`.
+
+    >>> trace = {"type": "scatter", "x": [1, 2], "y": [3, 4]}
+    >>> drawn = with_shared({"views": {"0": {"data": [trace, trace]}}})
+    >>> drawn["views"]["0"]["data"][1], drawn["shared"], drawn["styles"]
+    ({'y': [3, 4], 'x': 0, 'style': 0}, [[1, 2]], [{'type': 'scatter'}])
+    """
+    lists: dict[str, int] = {}
+    styles: dict[str, int] = {}
+    views = {}
+    for key, view in spec["views"].items():
+        views[key] = view | {"data": [_slim(trace, lists, styles) for trace in view["data"]]}
+    return spec | {"views": views, "shared": [*map(json.loads, lists)], "styles": [*map(json.loads, styles)]}
+
+
+def _slim(trace: Spec, lists: dict[str, int], styles: dict[str, int]) -> Spec:
+    style = {name: value for name, value in trace.items() if name not in (*OWN_PARTS, *LISTS)}
+    slim = {name: trace[name] for name in OWN_PARTS if name in trace}
+    slim |= {name: lists.setdefault(json.dumps(trace[name]), len(lists)) for name in LISTS if name in trace}
+    return slim | {"style": styles.setdefault(json.dumps(style), len(styles))}
 
 
 def _shared_ranges(views: Mapping[int, Views], *, log: bool) -> dict[str, Spec]:

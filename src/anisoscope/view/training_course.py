@@ -7,7 +7,7 @@ from typing import Any
 
 from anisoscope.view.charts import Chart
 from anisoscope.view.traces import Spec
-from anisoscope.view.training import LOOP, MOVEMENT, History, Learner, Line, Site, known, options_of, reading_of
+from anisoscope.view.training import LOOP, MOVEMENT, History, Learner, Line, Site, known, last, options_of
 from anisoscope.view.training_board import Board, Choice, Measure, Option, Switch, Views
 from anisoscope.view.training_energy import choice_of_readings, controlled_traces, course_words, key_of
 from anisoscope.view.training_traces import (
@@ -20,8 +20,8 @@ from anisoscope.view.training_traces import (
     value_range,
     values_in,
 )
-from anisoscope.view.training_words import KINDS, SOURCES
-from anisoscope.view.words import listed
+from anisoscope.view.training_words import CONTROLS, KINDS, SOURCES
+from anisoscope.view.words import estimate, listed
 
 METRIC = "gradient_energy"
 PANELS = (("loss", "probe_loss"), ("gradient_norm",), ("learning_rate",))
@@ -32,9 +32,9 @@ MOST = 240
 def course_section(board: Board) -> dict[str, Any]:
     """What the loop logged, all learners together, and the geometry of each layer by layer."""
     time = Time.of([m.step for key in board.history.keys(LOOP) for m in board.history.line_at(key)])
-    loop = [chart for names in PANELS if (chart := _loop_chart(board, names, time))]
+    loop = [chart for names in PANELS if (chart := _loop_chart(board, names, time))] if time.long else []
     geometry = geometry_section(board) if len(board.history.steps()) > 1 else {}
-    return {"loop": loop, "geometry": geometry} if loop or geometry else {}
+    return {"loop": loop, "geometry": geometry}
 
 
 def _loop_chart(board: Board, names: Sequence[str], time: Time) -> Chart | None:
@@ -113,7 +113,9 @@ def elsewhere_section(board: Board) -> dict[str, Any]:
     places = sorted({(options_of(key[4])["of"], key[2]) for key in keys}, key=_place_order)
     if not places:
         return {}
-    readings = [r for r in board.readings([METRIC]) if any(reading_of(key[4]) == r for key in keys)]
+    readings = board.readings_in(METRIC, keys)
+    if len(history.steps()) < 2:
+        return {"charts": [], "tables": [_table(board, learner, places, readings[0]) for learner in history.learners]}
     what = Choice("Of", tuple(Option(_place_words(of, site)) for of, site in places))
     switch = Switch("elsewhere", (what, choice_of_readings(readings)))
     views: dict[int, Views] = {learner.index: {} for learner in history.learners}
@@ -126,6 +128,18 @@ def elsewhere_section(board: Board) -> dict[str, Any]:
     names = listed([_place_words(of, site) for of, site in places[:4]])
     charts = board.paired(switch, views, layouts=layouts, told=lambda one: f"Energy over steps, {one.label}: {names}.")
     return {"switch": switch, "charts": charts, "looks": key_of(board, keys)} if charts else {}
+
+
+def _table(board: Board, learner: Learner, places: Sequence[tuple[str, Site]], reading: str) -> dict[str, Any]:
+    """Energies against the controls where there is one step only."""
+    rows, heads = [], [board.proxy_look(board.history.proxy).name, *CONTROLS.values()]
+    for of, site in places:
+        options = {"reading": reading, "of": of}
+        proxy = board.history.tangent(learner, METRIC, site, **options)
+        controls = [board.history.tangent(learner, METRIC, site, control=name, **options) for name in CONTROLS]
+        cells = [estimate(m.value, m.low, m.high) if (m := last(line)) else "" for line in (proxy, *controls)]
+        rows += [{"place": _place_words(of, site), "cells": cells}] if any(cells) else []
+    return {"owner": learner.label, "line": learner.index, "heads": heads, "rows": rows}
 
 
 def _place_order(place: tuple[str, Site]) -> tuple[int, Site]:

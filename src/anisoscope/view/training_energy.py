@@ -34,7 +34,7 @@ def energy_section(board: Board) -> dict[str, Any]:
         return {}
     over_time = len(history.steps()) > 1
     found: dict[str, Any] = {
-        "chances": [(learner.label, number(c)) for learner in history.learners if (c := history.chance(learner))],
+        "chances": _chances(board),
         "rank": history.rank,
         "frozen": any("fit=frozen" in reading for reading in history.readings(metrics)),
         "looks": key_of(board, history.keys(metrics)),
@@ -43,6 +43,12 @@ def energy_section(board: Board) -> dict[str, Any]:
         "depth": _depth(board),
     }
     return found
+
+
+def _chances(board: Board) -> list[tuple[str, str]]:
+    """The level of chance, once where all models have the same."""
+    found = {one.model: number(c) for one in board.history.learners if (c := board.history.chance(one))}
+    return list(found.items()) if len(set(found.values())) > 1 else list(found.items())[:1]
 
 
 def key_of(board: Board, keys: Sequence[Key]) -> list[dict[str, str]]:
@@ -184,7 +190,7 @@ def _depth(board: Board) -> dict[str, Any]:
     readings = board.readings(["gradient_energy"])
     steps = sorted({m.step for k in board.history.keys(["gradient_energy"]) for m in board.history.line_at(k)})
     if not steps:
-        return {}
+        return {"charts": []}
     steps = few(steps, min(DEPTH_STEPS, board.detail.steps))
     choice = Choice("Step", tuple(Option(f"{step:,}") for step in steps), len(steps) - 1)
     switch = Switch("depth", (choice, choice_of_readings(readings)))

@@ -52,7 +52,12 @@ def _middle(history: History, learner: Learner) -> Site | None:
 
 
 def _at(history: History, mark: Mark) -> str:
-    return f"at step {mark.step:,}" if history.dated else "here"
+    return f" at step {mark.step:,}" if history.dated else ""
+
+
+def _finally(history: History) -> str:
+    """Where a sentence speaks of the last of several steps."""
+    return "at the last step " if len(history.steps()) > 1 else ""
 
 
 def _energy(history: History, learner: Learner) -> str:
@@ -63,11 +68,11 @@ def _energy(history: History, learner: Learner) -> str:
         return ""
     peak = max(line, key=lambda m: m.value or 0.0)
     text = f"the proxy of rank {history.rank} holds {tell(line[0])} of the gradient energy "
-    text += f"{site_phrase(site.layer, site.kind)} {_at(history, line[0])}"
+    text += f"{site_phrase(site.layer, site.kind)}{_at(history, line[0])}"
     if len(line) > 1:
-        text += f", {tell(line[-1])} {_at(history, line[-1])}"
+        text += f", {tell(line[-1])}{_at(history, line[-1])}"
         if peak not in (line[0], line[-1]) and apart(peak, line[-1]):
-            text += f", after a peak of {tell(peak)} {_at(history, peak)}"
+            text += f", after a peak of {tell(peak)}{_at(history, peak)}"
     chance = history.chance(learner)
     text += f"; chance is {number(chance)}." if chance else "."
     return text + _controls(history, learner, site, line)
@@ -92,9 +97,9 @@ def _layers(history: History, learner: Learner) -> str:
     high, low = (f(ends, key=lambda pair: pair[1].value or 0.0) for f in (max, min))
     if not apart(high[1], low[1]):
         ends_words = f"{number(low[1].value)} and {number(high[1].value)}"
-        return f"at the last step all layers lie between {ends_words}, which the intervals cannot tell apart."
+        return f"{_finally(history)}all layers lie between {ends_words}, which the intervals cannot tell apart."
     places = [f"{tell(mark)} {site_phrase(site.layer, site.kind)}" for site, mark in (high, low)]
-    return f"at the last step energy is highest with {places[0]}, lowest with {places[1]}."
+    return f"{_finally(history)}energy is highest with {places[0]}, lowest with {places[1]}."
 
 
 def _frequency(history: History, learner: Learner) -> str:
@@ -107,7 +112,7 @@ def _frequency(history: History, learner: Learner) -> str:
     if not all(ends):
         return ""
     first, last = ends[0][-1], ends[1][-1]
-    text = f"{site_phrase(site.layer, site.kind)}, at the last step, enrichment is {tell(first)} for the most "
+    text = f"{_finally(history)}enrichment {site_phrase(site.layer, site.kind)} is {tell(first)} for the most "
     text += f"frequent tokens and {tell(last)} for the rarest"
     return text + ("." if apart(first, last) else ", which the intervals cannot tell apart.")
 
@@ -115,7 +120,9 @@ def _frequency(history: History, learner: Learner) -> str:
 def _loss(history: History, learner: Learner) -> str:
     for metric, name in (("probe_loss", "the loss on the held-out probe"), ("loss", "the training loss")):
         line = known(logged(history, learner, metric))
-        if len(line) > 1:
+        if len(line) == 1:
+            return f"{name} is {tell(line[0])}."
+        if line:
             first, last = line[0], line[-1]
             ends = f"from {tell(first)} at step {first.step:,} to {tell(last)} at step {last.step:,}"
             falls = (last.value or 0.0) < (first.value or 0.0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from typing import Any
 
 from anisoscope.view.traces import Spec
-from anisoscope.view.training import STREAM, Learner, Mark, Site, known, reading_of
+from anisoscope.view.training import STREAM, Learner, Mark, Site, known
 from anisoscope.view.training_board import Board, Choice, Option, Switch, Views
 from anisoscope.view.training_energy import choice_of_readings, choice_of_sites, swatch
 from anisoscope.view.training_traces import Dot, Look, flat_layout, level_trace, over_steps, traces_of
@@ -35,7 +36,7 @@ def frequency_section(board: Board) -> dict[str, Any]:
 def _strata(board: Board, groupings: Sequence[str]) -> dict[str, Any]:
     keys = [key for key in board.history.keys([METRIC]) if key[3].partition(":")[0] in groupings]
     sites = [s for s in board.sites([METRIC]) if any(key[2] == s for key in keys)]
-    readings = [r for r in board.history.readings([METRIC]) if _has_bins(board, r)][: board.detail.readings]
+    readings = board.readings_in(METRIC, keys)
     by = Choice("Frequency of", tuple(Option(GROUPINGS[name]) for name in groupings))
     switch = Switch("frequency", (choice_of_sites(board, sites), by, choice_of_readings(readings)))
     over_time: dict[int, Views] = {learner.index: {} for learner in board.history.learners}
@@ -58,10 +59,6 @@ def _strata(board: Board, groupings: Sequence[str]) -> dict[str, Any]:
         switch, at_last, layouts=layouts, told=lambda one: _tell(board, one, readings), parts=(0, 1), height=260
     )
     return found if found["last"] else {}
-
-
-def _has_bins(board: Board, reading: str) -> bool:
-    return any(":" in key[3] and reading_of(key[4]) == reading for key in board.history.keys([METRIC]))
 
 
 def _over_training(board: Board, learner: Learner, site: Site, grouping: str, reading: str) -> list[Spec]:
@@ -99,8 +96,8 @@ def _at_last(board: Board, learner: Learner, site: Site, grouping: str, readings
 
 
 def _bin_dot(place: int, mark: Mark) -> Dot:
-    text = estimate(mark.value, mark.low, mark.high) + (f" · n {mark.n:,}" if mark.n else "")
-    return Dot(float(place), mark.value, mark.low, mark.high, f"bin {place + 1}, step {mark.step:,}", text)
+    where, rows = f"bin {place + 1}, step {mark.step:,}", f" · n {mark.n:,}" if mark.n else ""
+    return Dot(float(place), mark.value, mark.low, mark.high, where, note=rows)
 
 
 def _reading_look(board: Board, i: int, reading: str) -> Look:
@@ -111,7 +108,7 @@ def _reading_look(board: Board, i: int, reading: str) -> Look:
 
 def _bin_axis(board: Board, bins: Sequence[str]) -> Spec:
     count = len(bins)
-    spec: Spec = {"tickvals": list(range(count)), "ticktext": [group.partition(":")[2] for group in bins]}
+    spec: Spec = {"tickvals": list(range(count)), "ticktext": [html.escape(g.partition(":")[2]) for g in bins]}
     spec |= {"showgrid": False, "zeroline": False, "range": [-0.3, count - 0.7], "showline": True}
     spec["title"] = {"text": "frequency bin, 1 = most frequent", "standoff": 6, "font": {"size": 11}}
     return spec | {"linecolor": board.palette.role("rule")}
@@ -136,7 +133,7 @@ def _masked(board: Board) -> dict[str, Any]:
     if not learners or len(history.steps()) < 2:
         return {}
     sites = [site for site in board.sites([METRIC]) if any(key[2] == site for key in keys)]
-    readings = [r for r in board.readings([METRIC]) if any(reading_of(key[4]) == r for key in keys)]
+    readings = board.readings_in(METRIC, keys)
     switch = Switch("masked", (choice_of_sites(board, sites), choice_of_readings(readings)))
     views: dict[int, Views] = {one.index: {} for one in learners}
     for learner in learners:

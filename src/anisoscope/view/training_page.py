@@ -76,7 +76,7 @@ def _bookkeeping(runs: Sequence[RunView], history: History, catalogue: Catalogue
 
 def _sections(history: History, catalogue: Catalogue) -> tuple[dict[str, Any], dict[str, Spec], dict[str, str]]:
     """The sections in as much detail as a page can carry."""
-    for detail in DETAILS:
+    for detail in DETAILS[_likely(history) :]:
         board = Board(history, catalogue, detail)
         sections = {
             "energy": energy_section(board),
@@ -90,13 +90,21 @@ def _sections(history: History, catalogue: Catalogue) -> tuple[dict[str, Any], d
     return sections, board.specs, board.left_out
 
 
+def _likely(history: History) -> int:
+    """The first level of detail worth trying: about 150 characters for a step of a site in a reading."""
+    metrics, learners = ["gradient_energy"], len(history.learners)
+    sites, readings, steps = len(history.sites(metrics)), len(history.readings(metrics)), len(history.steps())
+    sizes = [150 * learners * min(sites, d.sites) * min(readings, d.readings) * min(steps, d.steps) for d in DETAILS]
+    return next((i for i, size in enumerate(sizes) if size <= SPECS), len(DETAILS) - 1)
+
+
 def _profiles(
     sources: Sequence[Source], catalogue: Catalogue, history: History
 ) -> tuple[dict[str, Any], dict[str, Spec]]:
     """The geometry at the last step over depth, as the report of a single model draws it."""
     sheet = Sheet(last_rows(sources), catalogue)
     if not sheet.records:
-        return {}, {}
+        return {"charts": []}, {}
     desk = Desk(sheet)
     charts = desk.profiles()["main"]
     specs = {f"profile-{chart.id}": desk.specs[chart.id] for chart in charts}

@@ -33,6 +33,11 @@ class Time:
         return cls(later[0], later[-1], bool(found) and found[0] <= 0)
 
     @property
+    def long(self) -> bool:
+        """Whether there is more than one step."""
+        return self.zero or self.last > self.first
+
+    @property
     def reach(self) -> float:
         return math.log10(self.last / self.first) or 1.0
 
@@ -76,8 +81,8 @@ class Dot(NamedTuple):
     low: float | None
     high: float | None
     where: str  # the step, or the place in the model
-    text: str  # the value with its interval
     hollow: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,10 +100,7 @@ class Look:
 
 def over_steps(line: Iterable[Mark], time: Time) -> list[Dot]:
     """Marks on the axis of steps."""
-    return [
-        Dot(time.place(m.step), m.value, m.low, m.high, _when(m), estimate(m.value, m.low, m.high), m.inside)
-        for m in line
-    ]
+    return [Dot(time.place(m.step), m.value, m.low, m.high, _when(m), m.inside) for m in line]
 
 
 def _when(mark: Mark) -> str:
@@ -108,7 +110,7 @@ def _when(mark: Mark) -> str:
 def over_depth(found: Iterable[tuple[Site, Mark]], axis: Axis) -> list[Dot]:
     """Marks of one step on the axis of layers."""
     return [
-        Dot(place_of(site, axis), m.value, m.low, m.high, site.name, estimate(m.value, m.low, m.high), m.inside)
+        Dot(place_of(site, axis), m.value, m.low, m.high, html.escape(site.name), m.inside)
         for site, m in sorted(found, key=lambda pair: pair[0])
     ]
 
@@ -172,7 +174,7 @@ def _path(dots: Sequence[Dot], look: Look, palette: Palette) -> Spec:
     }
     path["hovertemplate"] = f"<b>{name}</b><br>%{{customdata}}<br><b>%{{y:.3~g}}</b><extra></extra>"
     if look.interval:
-        path["text"] = [d.text for d in dots]
+        path["text"] = [estimate(d.value, d.low, d.high) + d.note for d in dots]
         path["hovertemplate"] = f"<b>{name}</b><br>%{{customdata}}<br><b>%{{text}}</b><extra></extra>"
     if size:
         path["marker"] = _marker(dots, look, size, palette)

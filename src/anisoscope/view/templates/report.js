@@ -50,7 +50,13 @@
     const layout = Object.assign({}, spec.layout);
     if (found) ["x", "y"].forEach(function (c) { layout[c + "axis"] = Object.assign({}, layout[c + "axis"], found[c]); });
     else layout.annotations = [{ text: "not measured", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }];
-    return { data: found ? found.data : [], layout: layout };
+    const data = (found ? found.data : []).map(function (trace) { /* what traces have in common is kept once */
+      const whole = Object.assign({}, spec.styles[trace.style], trace);
+      delete whole.style;
+      ["x", "customdata"].forEach(function (k) { if (typeof whole[k] === "number") whole[k] = spec.shared[whole[k]]; });
+      return whole;
+    });
+    return { data: data, layout: layout };
   }
 
   function draw(id, width) {

@@ -1,0 +1,198 @@
+"""What a framework's callback and a monitor have between them: one monitor, and at most one open step.
+
+A framework calls back at moments; a monitor wants to be entered and left. The follower keeps what was entered, and
+leaves nothing on the model whichever way the training ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from anisoscope.capture.gradients import original
+from anisoscope.errors import AnisoscopeError
+from anisoscope.runs.monitor import Monitor
+from anisoscope.runs.schedule import Schedule
+from anisoscope.runs.table import Table
+
+SAVED = "monitor.pt"  # what Monitor.save writes into a folder
+
+
+class _Stopped(Exception):
+    """The training ended inside a step, which is not measured then."""
+
+
+class Follower:
+    """A monitor that follows a training loop; `options` are the keywords of `Monitor`, checked at once.
+
+    `resume` may be None: a training that goes on from a checkpoint goes on with its monitored run, too.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = _checked(options)
+        self.monitor: Monitor | None = None
+        self.running = False
+        self._step: contextlib.AbstractContextManager[Monitor] | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether the training batches themselves are looked at."""
+        wanted = self.options.get("live")
+        return bool(wanted) if wanted is not None else self.options.get("probe") is None
+
+    @property
+    def table(self) -> Table:
+        """Everything measured so far."""
+        return self.monitor.table if self.monitor is not None else Table.from_records([])
+
+    # life
+
+    def begin(
+        self,
+        model: nn.Module,
+        *,
+        step: int,
+        total: int | None,
+        optimizer: torch.optim.Optimizer | None = None,
+        tokenizer: Any = None,
+        saved: Path | None = None,
+    ) -> Monitor:
+        """Attach to a model that has done `step` updates; `saved` is where its checkpoint may hold a monitor, too."""
+        self.abandon()
+        model = original(model)
+        if self.live:
+            refuse_reentrant(model)
+        options = {"optimizer": optimizer, "tokenizer": tokenizer, **self.options}
+        resume = options["resume"] if options.get("resume") is not None else step > 0
+        options |= {"resume": resume, "when": _until(options.get("when"), total)}
+        if options.get("total_steps") is None:
+            options["total_steps"] = total
+        self.monitor = Monitor(model, **options)
+        self.monitor.__enter__()
+        self.running = True
+        if resume:
+            self._go_on(self.monitor, step, saved)
+        return self.monitor
+
+    def _go_on(self, monitor: Monitor, step: int, saved: Path | None) -> None:
+        """From the moment of the checkpoint; without a state of that moment, from the newest there is."""
+        if saved is not None and (saved / SAVED).is_file():
+            monitor.load(saved)
+        elif monitor.resumed < step:  # what became of the embeddings in between was not watched
+            monitor.watch.before = monitor.watch.decay = None
+
+    def end(self) -> None:
+        """The training is over: write what there is."""
+        self._drop_step()
+        if self.running and self.monitor is not None:
+            self.running = False
+            self.monitor.__exit__(None, None, None)
+
+    def abandon(self) -> None:
+        """The training broke off: take the hooks off, and keep what was measured."""
+        self._drop_step()
+        if self.running and self.monitor is not None:
+            self.running = False
+            self.monitor.__exit__(_Stopped, _Stopped(), None)
+
+    # steps
+
+    def open_step(self, step: int) -> None:
+        """Before the forward passes of an update."""
+        if not self.running or self.monitor is None:
+            return
+        self._drop_step()
+        opened = self.monitor.step(step)
+        with self._or_nothing():
+            opened.__enter__()
+        self._step = opened
+
+    def close_step(self) -> None:
+        """After its last backward pass."""
+        opened, self._step = self._step, None
+        if opened is not None:
+            with self._or_nothing():
+                opened.__exit__(None, None, None)
+
+    @property
+    def inside(self) -> bool:
+        """Whether a step is open."""
+        return self._step is not None
+
+    def measure_last(self, step: int) -> None:
+        """The state after the last update: there is no batch any more, but a probe can be looked at."""
+        monitor = self.monitor
+        if not self.running or monitor is None or monitor.probe is None or self.inside:
+            return
+        if isinstance(monitor.when, Schedule) and monitor.when.kind != "at":  # those that include the last step
+            monitor.when = replace(monitor.when, total=step)
+        self.open_step(step)
+        self.close_step()
+
+    def save(self, folder: Path) -> None:
+        """With a checkpoint of the training, where results are kept on disk."""
+        if self.running and self.monitor is not None and self.options.get("out") is not None and folder.is_dir():
+            self.monitor.save(folder)
+
+    def log(self, step: int, **numbers: float) -> None:
+        """Numbers of a measured step."""
+        if self.monitor is not None and numbers:
+            self.monitor.log(step, **numbers)
+
+    def _drop_step(self) -> None:
+        opened, self._step = self._step, None
+        if opened is not None:
+            opened.__exit__(_Stopped, _Stopped(), None)
+
+    @contextlib.contextmanager
+    def _or_nothing(self) -> Any:
+        """An error of the monitor's own ends the training through the framework; no hook may stay behind."""
+        try:
+            yield
+        except BaseException:
+            self.abandon()
+            raise
+
+
+def bare_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
+    """The torch optimizer inside a framework's wrappers, whose own step hooks would never fire."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+
+
+def refuse_reentrant(model: nn.Module) -> None:
+    """Re-entrant checkpointing hides the gradients: said when the training begins, not when a step comes up."""
+    for path, module in model.named_modules():
+        on = getattr(module, "gradient_checkpointing", False)
+        words = getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", {})
+        if on and words.get("use_reentrant"):
+            raise AnisoscopeError(
+                f"{path or 'the model'} uses re-entrant gradient checkpointing, whose first forward pass keeps no "
+                "graph, so no gradient can be seen; set gradient_checkpointing_kwargs={'use_reentrant': False}, or "
+                "measure a probe=."
+            )
+
+
+def _until(when: Any, total: int | None) -> Any:
+    """A schedule that did not say where it ends ends with the training."""
+    open_ended = isinstance(when, Schedule) and when.kind != "at" and when.total is None
+    return replace(when, total=total) if open_ended and total is not None else when
+
+
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    known = [name for name in inspect.signature(Monitor).parameters if name != "model"]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}."
+            raise AnisoscopeError(f"MonitorCallback has no option {name!r}; {hint}")
+    return dict(options)

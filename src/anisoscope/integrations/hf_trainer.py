@@ -1,0 +1,145 @@
+"""A monitor in transformers' Trainer, which is not changed.
+
+    Trainer(model, args, train_dataset=…, callbacks=[MonitorCallback(when=log_spaced(), out="runs/mine")])
+
+A step number is the Trainer's `global_step` before the update, so 0 is the initialisation; with a probe, the state after
+the last update is measured, too. Gradients are read while they arrive: clipping, accumulation and loss scaling come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.integrations.follower import Follower, bare_optimizer
+from anisoscope.runs.monitor import Monitor
+from anisoscope.runs.schedule import Schedule
+from anisoscope.runs.table import Table
+
+_LOGGED = {"grad_norm": "gradient_norm", "learning_rate": "learning_rate"}
+
+
+class MonitorCallback(TrainerCallback):
+    """Watches the model of a Trainer; the options are those of `Monitor`, and `options` takes the rarer ones.
+
+    `resume` is the Trainer's own choice unless told: a training that goes on from a checkpoint goes on with `out`. The
+    loss of a measured step is kept where the Trainer logs that step alone (`logging_steps=1`). A training that broke
+    off by an exception leaves idle hooks on its model, which `close` takes away.
+    """
+
+    def __init__(
+        self,
+        *,
+        when: Schedule | Callable[[int], bool] | None = None,
+        metrics: str | Sequence[str] = "standard",
+        out: str | Path | None = None,
+        probe: Any = None,
+        live: bool | None = None,
+        resume: bool | None = None,
+        **options: Any,
+    ) -> None:
+        named = {"when": when, "metrics": metrics, "out": out, "probe": probe, "live": live, "resume": resume}
+        self._follower = Follower({**named, **options})
+        self._logged = 0
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """The monitor, from the beginning of the training on."""
+        return self._follower.monitor
+
+    @property
+    def table(self) -> Table:
+        """Everything measured so far."""
+        return self._follower.table
+
+    def close(self) -> None:
+        """Take every hook off the model after a training that broke off."""
+        self._follower.abandon()
+
+    # events of the Trainer, in their order
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._follower.abandon()
+        self._logged = state.global_step
+        if not state.is_world_process_zero:  # the others would write the same files
+            return
+        _refuse_unsupported(args, live=self._follower.live)
+        model: nn.Module = kwargs["model"]
+        self._follower.begin(
+            model,
+            step=state.global_step,
+            total=state.max_steps,
+            optimizer=bare_optimizer(kwargs.get("optimizer")),
+            tokenizer=kwargs.get("processing_class"),
+            saved=_checkpoint(args, state) if state.global_step else None,
+        )
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._follower.open_step(state.global_step)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._follower.close_step()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # Here already: at the end of the training, the best model may have taken the place of the last.
+        if control.should_training_stop or state.global_step >= state.max_steps:
+            self._follower.measure_last(state.global_step)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        logs = kwargs.get("logs") or {}
+        if "loss" not in logs:  # of an evaluation, or of the whole training
+            return
+        numbers = {ours: logs[theirs] for theirs, ours in _LOGGED.items() if theirs in logs}
+        if state.global_step - self._logged == 1:  # else it is a mean over steps that were not measured
+            numbers["loss"] = logs["loss"]
+        self._logged = state.global_step
+        self._follower.log(state.global_step - 1, **numbers)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._follower.save(_checkpoint(args, state))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if not (args.load_best_model_at_end and state.best_model_checkpoint):
+            self._follower.measure_last(state.global_step)
+        self._follower.end()
+
+
+def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+    """Where the checkpoint of this moment lies; resumed from elsewhere, that place where the arguments name it."""
+    name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+    named = args.resume_from_checkpoint
+    given = Path(named) if isinstance(named, str) else None
+    return given if given is not None and given.name == name else Path(args.output_dir or ".") / name
+
+
+def _refuse_unsupported(args: TrainingArguments, *, live: bool) -> None:
+    """What a monitor would measure wrongly, said before the training begins."""
+    if args.fsdp or args.deepspeed:
+        raise AnisoscopeError(
+            "the model is sharded (FSDP or DeepSpeed), so its activations and weights cannot be read in one place; "
+            "monitor an unsharded run, or measure its checkpoints with `anisoscope sweep`."
+        )
+    if live and args.n_gpu > 1:
+        raise AnisoscopeError(
+            f"the Trainer copies the model to {args.n_gpu} devices (DataParallel), where hooks see parts of a batch; "
+            "launch with torchrun, show one device (CUDA_VISIBLE_DEVICES=0), or measure a probe=."
+        )
+    if live and args.label_smoothing_factor:
+        raise AnisoscopeError(
+            "with label_smoothing_factor the Trainer computes the loss outside the model, so the scale of its "
+            "gradients is not known; train without it, or measure a probe=."
+        )

@@ -1,0 +1,189 @@
+"""A monitor in Lightning's Trainer, which is not changed: `lightning.pytorch` and `pytorch_lightning` alike.
+
+    Trainer(max_steps=1000, callbacks=[MonitorCallback(when=log_spaced(), out="runs/mine")]).fit(module, loader)
+
+A step number is the Trainer's `global_step` before the update, so 0 is the initialisation; with a probe, the state after
+the last update is measured, too. Gradients are read while they arrive: clipping, accumulation and loss scaling come out.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.integrations.follower import SAVED, Follower, bare_optimizer
+from anisoscope.runs.monitor import Monitor
+from anisoscope.runs.schedule import Schedule
+from anisoscope.runs.table import Table
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # two copies of one framework, with classes of their own
+_SHARDED = ("FSDP", "DeepSpeed", "ModelParallel")
+
+
+class MonitorCallback:
+    """Watches a model inside a LightningModule; the options are those of `Monitor`, and `options` takes the rarer ones.
+
+    `model` says where the model is, a function of the LightningModule; unless told, that is the module itself or the
+    one transformers model inside it. `resume` is the Trainer's own choice unless told: a training that goes on from a
+    checkpoint goes on with `out`. An instance is a Callback of whichever Lightning package is in use.
+    """
+
+    def __new__(cls, *args: Any, **options: Any) -> MonitorCallback:
+        return object.__new__(_callback(cls, _frameworks()))
+
+    def __init__(
+        self,
+        *,
+        model: Callable[[Any], nn.Module] | None = None,
+        when: Schedule | Callable[[int], bool] | None = None,
+        metrics: str | Sequence[str] = "standard",
+        out: str | Path | None = None,
+        probe: Any = None,
+        live: bool | None = None,
+        resume: bool | None = None,
+        **options: Any,
+    ) -> None:
+        named = {"when": when, "metrics": metrics, "out": out, "probe": probe, "live": live, "resume": resume}
+        self._follower = Follower({**named, **options})
+        self._choose = model if model is not None else find_model
+        self._saved: dict[str, Any] = {}
+        self._numbers: dict[str, float] = {}
+        self._number = 0
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """The monitor, from the beginning of the training on."""
+        return self._follower.monitor
+
+    @property
+    def table(self) -> Table:
+        """Everything measured so far."""
+        return self._follower.table
+
+    # hooks of the Trainer, in their order
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._saved = state_dict
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._follower.abandon()
+        if not trainer.is_global_zero:  # the others would write the same files
+            return
+        _refuse_unsupported(trainer)
+        total = trainer.estimated_stepping_batches
+        with tempfile.TemporaryDirectory() as folder:
+            if self._saved:
+                torch.save(self._saved, Path(folder) / SAVED)
+            self._follower.begin(
+                self._choose(pl_module),
+                step=trainer.global_step,
+                total=int(total) if math.isfinite(total) and total > 0 else None,
+                optimizer=bare_optimizer(trainer.optimizers[0]) if trainer.optimizers else None,
+                saved=Path(folder),
+            )
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if not self._follower.inside:  # the first micro-batch of an update
+            self._number, self._numbers = trainer.global_step, {}
+            self._follower.open_step(self._number)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self._follower.close_step()
+        if self.monitor is not None and self._number in self.monitor.done:
+            self._numbers["gradient_norm"] = _norm(pl_module)
+            self._numbers["learning_rate"] = float(optimizer.param_groups[0]["lr"])
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:  # already divided by the number of micro-batches
+            self._numbers["loss"] = self._numbers.get("loss", 0.0) + float(loss)
+        if not self._follower.inside:
+            self._follower.log(self._number, **self._numbers)
+
+    def state_dict(self) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            self._follower.save(Path(folder))
+            path = Path(folder) / SAVED
+            found: dict[str, Any] = torch.load(path, weights_only=True) if path.is_file() else {}
+        return found
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._follower.measure_last(trainer.global_step)
+        self._follower.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._follower.abandon()
+
+
+def find_model(module: nn.Module) -> nn.Module:
+    """The module itself where it is a transformers model, or the one transformers model inside it."""
+    from transformers import PreTrainedModel
+
+    found: dict[str, nn.Module] = {}
+    for path, inner in module.named_modules():
+        if isinstance(inner, PreTrainedModel) and not any(_within(path, outer) for outer in found):
+            found[path] = inner
+    if len(found) == 1:
+        return next(iter(found.values()))
+    what = f"holds {len(found)} transformers models ({', '.join(found)})" if found else "holds no transformers model"
+    raise AnisoscopeError(
+        f"{type(module).__name__} {what}, so it is not clear what to watch; say it: "
+        "MonitorCallback(model=lambda module: module.…)."
+    )
+
+
+def _within(path: str, outer: str) -> bool:
+    return not outer or path.startswith(f"{outer}.")
+
+
+def _norm(module: nn.Module) -> float:
+    """The norm of all gradients together, before clipping."""
+    norms = [p.grad.detach().float().norm() for p in module.parameters() if p.grad is not None]
+    return float(torch.stack([n.to(norms[0].device) for n in norms]).norm()) if norms else 0.0
+
+
+def _refuse_unsupported(trainer: Any) -> None:
+    """What a monitor would measure wrongly, said before the training begins."""
+    strategy = type(trainer.strategy).__name__
+    if any(word in strategy for word in _SHARDED):
+        raise AnisoscopeError(
+            f"the model is sharded ({strategy}), so its activations and weights cannot be read in one place; "
+            "monitor an unsharded run, or measure its checkpoints with `anisoscope sweep`."
+        )
+    if len(trainer.optimizers) > 1:
+        raise AnisoscopeError(
+            f"the module has {len(trainer.optimizers)} optimizers, so it is not clear what one step is; use "
+            "anisoscope.Monitor in the loop itself."
+        )
+
+
+def _frameworks() -> tuple[str, ...]:
+    """The Lightning packages that are loaded; if none is, the first that is installed."""
+    loaded = tuple(name for name in _PACKAGES if name in sys.modules)
+    if loaded:
+        return loaded
+    installed = [name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None]
+    if not installed:
+        raise AnisoscopeError("neither lightning nor pytorch_lightning is installed; pip install lightning.")
+    return (installed[0],)
+
+
+@functools.cache
+def _callback(cls: type[MonitorCallback], packages: tuple[str, ...]) -> type[MonitorCallback]:
+    """The class as a Callback of these packages: a Trainer takes no other."""
+    bases = tuple(importlib.import_module(name).Callback for name in packages)
+    if all(issubclass(cls, base) for base in bases):
+        return cls
+    words = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (cls, *bases), words)
