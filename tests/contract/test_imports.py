@@ -17,7 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "stats": {"numerics"},
     "metrics": {"numerics", "stats"},
     "capture": {"numerics"},
-    "data": {"capture"},
+    "data": {"numerics", "capture"},
     "runs": {"numerics", "stats", "metrics", "capture", "data"},
     "claims": {"numerics", "stats", "metrics", "runs"},
     "training": {"numerics", "stats", "metrics", "capture", "data", "runs"},
@@ -85,7 +85,8 @@ def test_imports_go_one_way(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
     top = {name.split(".")[0] for name, _ in imports(path, lazy=False)}
-    assert not top & HEAVY
+    # a callback subclasses its framework, so an integration imports it; nobody loads the file without wanting that
+    assert package_of(path) == "integrations" or not top & HEAVY
 
 
 def test_the_view_never_sees_a_tensor() -> None:

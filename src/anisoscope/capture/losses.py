@@ -70,8 +70,8 @@ def find_reading(model: nn.Module, output: Any, labels: Tensor) -> Reading:
     if gaps[best] <= _CLOSE:
         return Reading(best)
     raise AnisoscopeError(
-        f"the loss of {type(model).__name__} ({float(loss.detach()):.4g}) is not the mean cross-entropy of its logits and "
-        "labels, so its scale per token is not known; give loss=, a function of (model, inputs) that returns the "
+        f"the loss of {type(model).__name__} ({float(loss.detach()):.4g}) is not the mean cross-entropy of its logits "
+        "and labels, so its scale per token is not known; give loss=, a function of (model, inputs) that returns the "
         "summed loss."
     )
 

@@ -2,8 +2,9 @@
 
     Trainer(model, args, train_dataset=…, callbacks=[MonitorCallback(when=log_spaced(), out="runs/mine")])
 
-A step number is the Trainer's `global_step` before the update, so 0 is the initialisation; with a probe, the state after
-the last update is measured, too. Gradients are read while they arrive: clipping, accumulation and loss scaling come out.
+A step number is the Trainer's `global_step` before the update, so 0 is the initialisation; with a probe, the state
+after the last update is measured, too. Gradients are read as they arrive: clipping comes later, and accumulation and
+loss scaling are taken out.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     Trainer(max_steps=1000, callbacks=[MonitorCallback(when=log_spaced(), out="runs/mine")]).fit(module, loader)
 
-A step number is the Trainer's `global_step` before the update, so 0 is the initialisation; with a probe, the state after
-the last update is measured, too. Gradients are read while they arrive: clipping, accumulation and loss scaling come out.
+A step number is the Trainer's `global_step` before the update, so 0 is the initialisation; with a probe, the state
+after the last update is measured, too. Gradients are read as they arrive: clipping comes later, and accumulation and
+loss scaling are taken out.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import math
@@ -179,7 +179,6 @@ def _frameworks() -> tuple[str, ...]:
     return (installed[0],)
 
 
-@functools.cache
 def _callback(cls: type[MonitorCallback], packages: tuple[str, ...]) -> type[MonitorCallback]:
     """The class as a Callback of these packages: a Trainer takes no other."""
     bases = tuple(importlib.import_module(name).Callback for name in packages)

@@ -39,7 +39,7 @@ _SHIFTS = (
 )  # how far along w the scores are shifted, in units of its root mean square
 _WORSE = 0.05  # of what w gains over the SVD of rank r − 1: what a smaller shift may cost
 _FITS = 0.1  # of the energy of the r-th singular vector: what the tight cone may miss
-_HIGH = 0.25  # of the root mean square height: lower rows are mostly noise, and corners are not looked for among them
+_CLEAR = 5.0  # deviations of the noise above which a row may be a corner
 _STEPS = 100  # of projected gradient for the codes of the tight cone
 _POINTED = 0.99  # of the energy in one half-space, below which no tight cone is looked for
 
@@ -55,10 +55,11 @@ def start_codes(X: Tensor, rank: int, *, seed: int) -> Tensor:
     scores = found.scores * scale.to(X.dtype)[..., None, None]
     unit = Leading(found.directions, scores, found.energies * scale.square().unsqueeze(-1))
     wide = _wide(unit, rank, seed=seed)
-    height, inside = _height(unit, rank)
+    height, inside, steepness = _half_space(unit, rank)
     if not bool((inside > _POINTED).any()):
         return wide
-    tight, missed = _tight(unit, rank, height=height, noise=_noise(X, found, rank) * scale.square())
+    noise = _noise(X, found, rank) * scale.square()
+    tight, missed = _tight(unit, rank, height=height, steepness=steepness, noise=noise)
     chosen = (inside > _POINTED) & (missed <= _FITS)
     return torch.where(chosen[..., None, None], tight, wide)
 
@@ -201,35 +202,42 @@ def least_squares(codes: Tensor, pulled: Tensor) -> Tensor:
 # the tight cone
 
 
-def _height(found: Leading, rank: int) -> tuple[Tensor, Tensor]:
-    """How far each row lies along the normal of the best half-space, and how much of the energy lies inside it."""
+def _half_space(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """How far each row lies along the normal of the best half-space, the share of energy inside it, and ‖normal‖."""
     lead, theta = found.scores[..., :rank], found.energies[..., :rank]
     normal = lead.sum(-2).double() / theta.clamp_min(1e-9 * theta[..., :1])  # the least squares fit of a constant
     height = (lead @ normal.to(lead.dtype).unsqueeze(-1)).squeeze(-1)
     energy = lead.square().sum(-1)
-    return height, torch.where(height > 0, energy, 0.0).sum(-1) / energy.sum(-1)
+    inside = torch.where(height > 0, energy, 0.0).sum(-1) / energy.sum(-1)
+    return height, inside, torch.linalg.vector_norm(normal, dim=-1)
 
 
-def _tight(found: Leading, rank: int, *, height: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def _tight(found: Leading, rank: int, *, height: Tensor, steepness: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in the cone of the extreme rows, and what it misses in units of the energy of the r-th direction."""
     lead = found.scores[..., :rank]
-    rays = _unit(_extreme(lead, height, rank=rank, noise=noise))
+    lowest = torch.maximum(_CLEAR * noise.sqrt() * steepness, 1e-3 * height.square().mean(-1).sqrt())
+    high = height > lowest.unsqueeze(-1)
+    seen = torch.where(high.unsqueeze(-1), lead / height.unsqueeze(-1), 0.0)
+    spread = rank + seen.square().sum(-1) * steepness.unsqueeze(-1).square()
+    blur = (torch.where(high, noise.unsqueeze(-1) / height.square() * spread, 0.0)).to(lead.dtype)
+    rays = _unit(_extreme(lead, seen, blur, high))
     codes = descend(rays.double() @ rays.double().mT, lead @ rays.mT, torch.zeros_like(lead), steps=_STEPS)
-    missed = (lead - codes @ least_squares(codes, codes.mT @ lead).to(lead.dtype)).double().square().sum((-2, -1))
+    missed = squares(lead - codes @ least_squares(codes, codes.mT @ lead).to(lead.dtype))
     return codes, missed / found.energies[..., rank - 1].clamp_min(torch.finfo(torch.float64).tiny)
 
 
-def _extreme(lead: Tensor, height: Tensor, *, rank: int, noise: Tensor) -> Tensor:
-    """The corners [..., r, r] of the rows, seen from the apex: each the farthest from the span of those before it."""
-    high = height > _HIGH * height.square().mean(-1, keepdim=True).sqrt()
-    seen = torch.where(high.unsqueeze(-1), lead / height.unsqueeze(-1), 0.0)
-    blur = noise.to(lead.dtype).unsqueeze(-1) * rank / height.square()  # of a seen row, by noise alone
+def _extreme(lead: Tensor, seen: Tensor, blur: Tensor, high: Tensor) -> Tensor:
+    """The corners [..., r, r] of rows seen from the apex: each the farthest from the span of those before it.
+
+    Farthest beyond doubt: twice the deviation that noise gives to a row is taken off. Rows that noise cannot tell
+    from the one picked are averaged with it.
+    """
     rest, corners = seen, []
-    for _ in range(rank):
-        pick = rest.square().sum(-1).argmax(-1, keepdim=True)
+    for _ in range(lead.shape[-1]):
+        far = torch.linalg.vector_norm(rest, dim=-1) - 2.0 * blur.sqrt()
+        pick = torch.where(high, far, -torch.inf).argmax(-1, keepdim=True)
         corner = seen.gather(-2, pick.unsqueeze(-1).expand(*pick.shape, lead.shape[-1]))
-        gap = (seen - corner).square().sum(-1)
-        alike = high & (gap <= 1.5 * (blur + blur.gather(-1, pick)))  # rows that noise cannot tell from it
+        alike = high & ((seen - corner).square().sum(-1) <= 1.5 * (blur + blur.gather(-1, pick)))
         alike = alike | (torch.arange(lead.shape[-2], device=lead.device) == pick)
         corners.append((lead * alike.unsqueeze(-1)).sum(-2))
         known = torch.linalg.qr(torch.stack(corners, -1).double())[0].to(lead.dtype)

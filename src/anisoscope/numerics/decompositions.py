@@ -158,13 +158,18 @@ def _fit_ica(X: Tensor, rank: int, *, seed: int, max_iter: int, tol: float) -> F
     mean = _mean(X)
     found = leading(X - mean.unsqueeze(-2), rank, seed=seed)
     theta = found.energies[..., :rank] / X.shape[-2]
-    alive = theta > 1e-10 * theta[..., :1]
-    deviation = torch.where(alive, theta, 1.0).sqrt()
+    spanned = int((theta > 1e-10 * theta[..., :1]).sum(-1).min())
+    if spanned < rank:
+        raise AnisoscopeError(
+            f"the centred rows span only {spanned} dimensions, so they have no {rank} independent components; "
+            "give a smaller rank."
+        )
+    deviation = theta.sqrt()
     white = found.scores[..., :rank] / deviation.unsqueeze(-2).to(X.dtype)
     turn = _independent(white, seed=seed, max_iter=max_iter)
     sources = white @ turn.mT.to(X.dtype)
     sign = torch.where((sources.square() * sources).sum(-2) < 0, -1.0, 1.0).double().unsqueeze(-1)
-    mixing = sign * turn * torch.where(alive, deviation, 0.0).unsqueeze(-2) @ found.directions[..., :rank].mT
+    mixing = sign * turn * deviation.unsqueeze(-2) @ found.directions[..., :rank].mT
     order = torch.argsort(mixing.square().sum(-1), dim=-1, descending=True, stable=True)
     directions = unit_rows(mixing.gather(-2, order.unsqueeze(-1).expand_as(mixing)))
     return Fitted(directions.to(X.dtype), mean, [])

@@ -16,7 +16,8 @@ from torch import Tensor
 
 _INVERSES = 1 << 22  # elements of the k×k inverses held at a time
 _WIDENED = 1 << 17  # elements of the rows in float64 at a time
-_RIDGE = 1e-13  # on unit directions, in the inverse alone: with a direction given twice there still is one
+_RIDGE = 1e-11  # on unit directions, in the inverse alone: with a direction given twice there still is one
+_REFINED = 2
 _SLACK = 1e-10  # relative to the row: what counts as a violation
 _FULL = 3  # full exchanges without improvement before only one is exchanged
 _ROUNDS = 50  # plus 5 per direction; what is left then is solved one by one
@@ -133,7 +134,7 @@ def _last(wrong: Tensor) -> Tensor:
 
 
 def _solve(gram: Tensor, owner: Tensor, target: Tensor, passive: Tensor) -> tuple[Tensor, Tensor]:
-    """z of the passive set and the gradient y, with one step of refinement."""
+    """z of the passive set and the gradient y; what the ridge has done to z is undone step by step."""
     first, group = _patterns(owner, passive)
     m = passive[first].to(target.dtype)
     masked = gram[owner[first]] * m.unsqueeze(1) * m.unsqueeze(2)
@@ -141,7 +142,8 @@ def _solve(gram: Tensor, owner: Tensor, target: Tensor, passive: Tensor) -> tupl
     inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(masked)[0])[group]
     inside, mine = passive.to(target.dtype), gram[owner] if len(gram) > 1 else gram
     z = _times(inverse, target * inside)
-    z = z + _times(inverse, (target - _times(mine, z)) * inside)
+    for _ in range(_REFINED):
+        z = z + _times(inverse, (target - _times(mine, z)) * inside)
     return z, _times(mine, z) - target
 
 

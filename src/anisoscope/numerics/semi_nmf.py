@@ -111,18 +111,19 @@ def fit(X: Tensor, rank: int, *, seed: int, init: str | Tensor, max_iter: int, t
     Only where directions were given do the concepts keep their order.
     """
     state = _started(X, _first_codes(X, rank, seed=seed, init=init))
-    done = torch.zeros_like(state.value, dtype=torch.bool)
+    floor = 4.0 * torch.finfo(X.dtype).eps ** 2 * squares(X)  # the error of rows that were only rounded
+    done = state.value <= floor
     for _ in range(max_iter):
+        if bool(done.all()):
+            break
         codes, directions, value = _iterate(X, state)
         better = ~done & (value < state.value)
-        done = done | (state.value - value <= tol * state.value)
+        done = done | (state.value - value <= tol * state.value) | (value <= floor)
         take = better[:, None, None]
         state.codes = torch.where(take, codes, state.codes)
         state.directions = torch.where(take, directions, state.directions)
         state.value = torch.where(better, value, state.value)
         state.history.append(state.value)
-        if bool(done.all()):
-            break
     return _ordered(state, sort=isinstance(init, str))
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from anisoscope.capture.sites import Site
-from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import Draws
 from anisoscope.runs.energies import Record, holm_records, moment_records, placed
 from anisoscope.runs.plan import TangentPlan
@@ -43,6 +42,10 @@ class FrozenProxies:
         """The last step of the window."""
         return self.plan.window * self.total_steps
 
+    def missed(self, step: int) -> bool:
+        """Whether the window went by without a measured step: there is nothing to fit on."""
+        return not self.proxies and not self.pool and step > self.closes
+
     def offer(
         self, step: int, fits: Mapping[Site, Half], moments: dict[Site, GradientMoments], *, rank: int
     ) -> list[Record]:
@@ -58,11 +61,6 @@ class FrozenProxies:
 
     def _fit(self, device: torch.device) -> list[Record]:
         """Fit on what the window gathered, and go back to the steps inside it."""
-        if not self.pool:
-            raise AnisoscopeError(
-                f"the frozen proxy was asked for, but no step inside its window (up to step {self.closes:.0f}) was "
-                "measured; measure earlier steps, or leave the frozen proxy out."
-            )
         rows = {site: torch.cat(parts).to(device) for site, parts in self.pool.items()}
         for proxy in self.plan.proxies[:2]:
             label = Label(proxy, self.rank, fit="frozen")
@@ -75,14 +73,13 @@ class FrozenProxies:
         records: list[Record] = []
         for site, moment in moments.items():
             total = moment.total
-            seed, device = self.plan.seed, str(total.device)
-            measured = Draws(len(total), self.rank, draws=self.plan.draws, seed=seed, device=device).of(total)
-            for proxy, found in self.proxies.items():
-                if site in found:
-                    label = Label(proxy, self.rank, fit="frozen")
-                    basis = found[site].basis.to(total.device)
-                    mine = moment_records(moment, basis, label, measured, note=note, source=self.source)
-                    records += placed(site, step, mine)
+            options: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed, "device": str(total.device)}
+            bases = {p: found[site].basis.to(total.device) for p, found in self.proxies.items() if site in found}
+            drawn = {r: Draws(len(total), r, **options).of(total) for r in {Q.shape[1] for Q in bases.values()}}
+            for proxy, Q in bases.items():
+                label, measured = Label(proxy, self.rank, fit="frozen"), drawn[Q.shape[1]]
+                mine = moment_records(moment, Q, label, measured, note=note, source=self.source)
+                records += placed(site, step, mine)
         return records + holm_records(records)
 
     def state(self) -> dict[str, Any]:

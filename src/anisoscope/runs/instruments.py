@@ -14,6 +14,7 @@ from anisoscope.capture.readers import stream_readers
 from anisoscope.capture.sites import Site
 from anisoscope.metrics.metric import Request
 from anisoscope.runs.bank import Bank
+from anisoscope.runs.cards import card_sites, cards
 from anisoscope.runs.energies import Record, placed
 from anisoscope.runs.measure import Setup, evaluate_bank, make_plan
 from anisoscope.runs.probe import Probe
@@ -38,6 +39,7 @@ class Instruments:
     seed: int = 0
     readers: dict[Site, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    earlier: dict[Site, tuple[int, Tensor]] = field(default_factory=dict)  # concepts of the step before
 
     def bank(self) -> Bank | None:
         """A fresh bank for the geometry metrics of one step."""
@@ -82,17 +84,24 @@ class Instruments:
         records: list[Record] = []
         if bank is not None:
             records += [{**row, "step": rows.step} for row in evaluate_bank(bank, self.requests, self.setup)]
-        if self.study is None:
+        if self.study is None or self.left_out(rows):
             return records
         if rows.unreached:
             self._note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
         records += self.study.measure(rows)
-        if rows.tokens:
+        if rows.tokens and not self.study.source:
             loss = {"metric": "probe_loss", "value": rows.loss / rows.tokens, "n": rows.tokens, "kind": "training"}
             records.append({**loss, "step": rows.step, "variant": "", "group": ""})
         records += self._tables(rows)
         records += self._weights(rows)
         return records
+
+    def left_out(self, rows: StepRows) -> bool:
+        """Whether a step has nothing to test, which is noted: a training run is not stopped for it."""
+        reason = rows.lacking()
+        if reason:
+            self._note(f"{reason}, so its gradients were left out")
+        return bool(reason)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -100,7 +109,14 @@ class Instruments:
 
     def concepts(self, rows: StepRows, tokenizer: Any) -> list[dict[str, Any]]:
         """Cards of the concepts of a few sites: what they stand for, in tokens."""
-        return []
+        if self.study is None or self.study.plan.proxies[0] != "semi_nmf":
+            return []
+        proxies = self.study.fitted["semi_nmf"]
+        sites = [site for site in card_sites(self.sites) if site in proxies]
+        fits = {site: rows.fit_half(site) for site in sites}
+        found = cards(fits, proxies, tokenizer, earlier=self.earlier)
+        self.earlier = {site: (rows.step, proxies[site].directions.cpu()) for site in sites}
+        return [{"step": rows.step, **card} for card in found]
 
     # tables
 
@@ -109,7 +125,9 @@ class Instruments:
         if study is None or watch is None or not study.plan.embedding or (table := watch.table) is None:
             return []
         embed = next((s for s in self.sites if s.kind == "embed" and s in study.previous), None)
-        if embed is None or study.fitted[study.plan.proxies[0]][embed].basis.shape[0] != table.shape[1]:
+        if embed is None:  # not among the layers asked for, or frozen, which is noted
+            return []
+        if study.fitted[study.plan.proxies[0]][embed].basis.shape[0] != table.shape[1]:
             self._note("the embedding table has another width than the stream, so its gradients are left out")
             return []
         tests = TableStudy(study.plan.draws, self.seed, study.bins)

@@ -13,6 +13,7 @@ passes of our own; without it, or with `live=True`, the training batch itself, b
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -26,6 +27,7 @@ from anisoscope.capture.gradients import original
 from anisoscope.capture.layout import find_layout, refuse_compiled
 from anisoscope.capture.live import LiveGradients, MicroBatch, live_pass
 from anisoscope.capture.losses import LossRule
+from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.metrics.metric import parse_requests
@@ -113,6 +115,7 @@ class Monitor:
         self.tables: list[Table] = []
         self.concepts: list[dict[str, Any]] = []
         self.done: set[int] = set()
+        self.logged: set[tuple[int, str]] = set()  # numbers of the training that are kept
         self.resumed = -1
         self.seconds = 0.0
         self._entered = False
@@ -127,7 +130,7 @@ class Monitor:
         state = self.store.newest()
         if state is not None:
             self._restore(state)
-            self.tables, self.resumed = self.store.tables(self.done), state["step"]
+            self.resumed = state["step"]
         self.watch.attach()
         if self.live is not None:
             self.live.__enter__()
@@ -141,14 +144,16 @@ class Monitor:
             self.live.__exit__()
         if kind is None:
             self._finish()
-        self.store.write_table(self.table, complete=kind is None)
+        self.store.write_table(self.table, done=self.done)
 
     def _finish(self) -> None:
         last = max(self.done, default=0)
         records: list[Record] = []
+        still_open = any(s.frozen is not None and s.frozen.window for s in self._studies().values())
         for study in self._studies().values():
             records += study.finish()
-        self.store.drop_window()
+        if not still_open:  # the last state still names what lies in them
+            self.store.drop_window()
         if self.watch.table is not None and self.temporal.n > 1 and self.instruments.study is not None:
             counts = self.instruments.study.counts
             if counts is not None:
@@ -212,7 +217,9 @@ class Monitor:
         finally:
             self.watch.paused = False
         found = self.instruments.measure(rows, bank)
-        self.concepts += self.instruments.concepts(rows, self.tokenizer)
+        cards = [{"model": self.name, **card} for card in self.instruments.concepts(rows, self.tokenizer)]
+        self.concepts += cards
+        self.store.write_concepts(step, cards)
         return found
 
     def _measure_live(
@@ -234,7 +241,9 @@ class Monitor:
             )
         if self.probe is None:
             return self.instruments.measure(rows, bank)
-        return self.live_study.measure(rows) if self.live_study is not None else []
+        if self.live_study is None or self.instruments.left_out(rows):
+            return []
+        return self.live_study.measure(rows)
 
     def _look_at_table(self, step: int) -> None:
         table = self.watch.table
@@ -246,10 +255,13 @@ class Monitor:
 
     def log(self, step: int, **numbers: float) -> None:
         """Numbers of the training itself (loss, gradient_norm, learning_rate), kept for measured steps."""
-        if step not in self.done or step <= self.resumed:
+        fresh = {k: float(v) for k, v in numbers.items() if (step, k) not in self.logged}
+        if step not in self.done or not fresh:
             return
-        rows = [{"metric": k, "value": float(v), "kind": "training", "step": step} for k, v in numbers.items()]
-        self._keep(f"log-{step:09d}", [{"variant": "", "group": "", "stack": "single", **row} for row in rows])
+        self.logged |= {(step, name) for name in fresh}
+        rows = [{"metric": k, "value": v, "kind": "training", "step": step} for k, v in fresh.items()]
+        name = f"{'+'.join(sorted(fresh))}-{step:09d}"
+        self._keep(name, [{"variant": "", "group": "", "stack": "single", **row} for row in rows])
 
     # keeping
 
@@ -301,11 +313,13 @@ class Monitor:
         """Go back to what `save` wrote; steps measured after it are measured again and replaced."""
         state = torch.load(Path(folder) / "monitor.pt", map_location="cpu", weights_only=True)
         self._restore(state)
-        self.tables = self.store.tables(self.done)
         self.resumed = -1
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.done = set(state["done"])
+        self.tables = self.store.tables(self.done)
+        logs = [row for table in self.tables for row in table.where(kind="training").records()]
+        self.logged = {(row["step"], row["metric"]) for row in logs}
         for name, study in self._studies().items():
             if state[name] is not None:
                 frozen = state[name]["frozen"]
@@ -314,6 +328,12 @@ class Monitor:
         self.watch.load(state["watch"], state["watched"])
         self.temporal = TemporalSpread(**state["temporal"])
         self.seconds = state["seconds"]
+
+    def basis(self, site: Site, *, proxy: str = "semi_nmf", fit: str = "refit") -> Tensor:
+        """The orthonormal basis d×r of a proxy at a site, as last fitted (or frozen)."""
+        if self.instruments.study is None:
+            raise AnisoscopeError("this monitor has no tangent study, so no proxies; add tangent to its metrics.")
+        return self.instruments.study.basis(site, proxy=proxy, fit=fit)
 
     @property
     def table(self) -> Table:
@@ -374,7 +394,7 @@ def _factor(batch: MicroBatch, loss: str, tokens: int | None, scale: float, *, s
                 f"the loss that the model returned took no part in the backward pass of step {step}, so the scale of "
                 'its gradients is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum".'
             )
-        return batch.tokens() / batch.seed
+        return batch.tokens() / batch.seed if batch.seed else math.nan  # a loss times 0 has lost its gradients
     if loss == "mean" and not tokens:
         raise AnisoscopeError('loss="mean" needs tokens=, the number of target tokens that the mean was taken over.')
     return (tokens or 1) / scale if loss == "mean" else 1.0 / scale

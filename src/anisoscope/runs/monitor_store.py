@@ -6,6 +6,7 @@ and its table replaced.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,22 @@ class MonitorStore:
                 path.unlink()
         return found
 
-    def write_table(self, table: Table, *, complete: bool) -> None:
+    def write_concepts(self, step: int, cards: list[dict[str, Any]]) -> None:
+        """The cards of one step; joined into concepts.json with the table."""
+        if self.folder is not None and cards:
+            self.folder.write_json(f"parts/concepts-{step:09d}.json", cards)
+
+    def _join_concepts(self, done: set[int]) -> None:
+        assert self.folder is not None
+        found: list[dict[str, Any]] = []
+        for path in sorted((self.folder.path / "parts").glob("concepts-*.json")):
+            if int(path.stem.partition("-")[2]) in done:
+                found += json.loads(path.read_text(encoding="utf-8"))
+        if found:
+            self.folder.write_json("concepts.json", found)
+
+    def write_table(self, table: Table, *, done: set[int]) -> None:
+        """Everything so far in one table."""
         if self.folder is not None and len(table):
             self.folder.write_table(table)
+            self._join_concepts(done)

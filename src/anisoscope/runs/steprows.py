@@ -83,6 +83,17 @@ class StepRows:
         """The rows to fit on of one site, whether or not it has gradients."""
         return _joined([(rows, 1.0) for rows in self.fit[site]])
 
+    def lacking(self) -> str:
+        """Why the step cannot be measured, or "": contexts of one half only, or no finite gradient."""
+        fit = sum(len(r.x) for rows in self.fit.values() for r in rows)
+        if not fit or not any(len(rows.x) for parts in self.test.values() for rows, _ in parts):
+            return f"all contexts of step {self.step} are in one half"
+        for site, parts in self.test.items():
+            scaled = [rows.g * factor for rows, factor in parts if rows.g is not None]
+            if not any(bool(g.isfinite().all(1).any()) for g in scaled):
+                return f"no gradient of step {self.step} is finite at {site}"
+        return ""
+
     def halves(self) -> Iterator[tuple[Site, Half, Half]]:
         """Each site's fit and test half; an error where a half is empty."""
         if not self.fit or not self.test:
@@ -92,7 +103,14 @@ class StepRows:
                 "fit on); contexts are split in two by a hash: give at least eight different contexts."
             )
         for site in self.sites():
-            yield site, self.fit_half(site), _joined(self.test[site])
+            fit, test = self.fit_half(site), _joined(self.test[site])
+            if not len(fit) or not len(test):
+                lost = f"{fit.dropped} rows to fit on and {test.dropped} to test on were not finite"
+                raise AnisoscopeError(
+                    f"nothing is left at {site} in step {self.step}: {lost}; lower the learning rate, or look at the "
+                    "step before the loss became NaN."
+                )
+            yield site, fit, test
 
 
 def _joined(parts: list[tuple[SiteRows, float]]) -> Half:

@@ -90,7 +90,7 @@ class Sweeper:
     counts: Tensor | None = None
     table_before: tuple[int, Tensor] | None = None
     tables: list[Table] = field(default_factory=list)
-    concepts: list[dict[str, Any]] = field(default_factory=list)
+    cards: list[dict[str, Any]] = field(default_factory=list)  # of the checkpoint under way
     prints: dict[str, str] = field(default_factory=dict)  # fingerprint -> label
     done: set[int] = field(default_factory=set)
 
@@ -162,9 +162,8 @@ class Sweeper:
             self.about["error"] = str(error).splitlines()[0]
         self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 2)
         if self.tables:
-            self.folder.write_table(Table.concat(self.tables))
-        if self.concepts:
-            self.folder.write_json("concepts.json", self.concepts)
+            store = MonitorStore(self.folder.path, resume=True, about={})
+            store.write_table(Table.concat(self.tables), done=self.done)
         self.folder.write_about(self.about)
 
     def _tell(self, what: str, done: int, total: int) -> None:
@@ -220,6 +219,7 @@ class Sweeper:
             "table_before": self.table_before,
             "study": study.state(),
         }
+        store.write_concepts(key, [{"model": name, **card} for card in self.cards])
         window = {"study": study.frozen.window_state(key)} if study.frozen is not None else None
         store.write_step(key, table, state, window)
         self.folder.write_about(self.about)
@@ -267,7 +267,7 @@ class Sweeper:
         bank = instruments.bank()
         rows = probe.run(step if step is not None else 0, others=bank)
         records = instruments.measure(rows, bank)
-        self.concepts += [{**card, "step": step} for card in instruments.concepts(rows, loaded.tokenizer)]
+        self.cards = [{**card, "step": step} for card in instruments.concepts(rows, loaded.tokenizer)]
         if watch.table is not None and step is not None:
             self.table_before = step, watch.table.detach().double().cpu()
         self.about["data"] = feed.about()

@@ -59,9 +59,6 @@ class EmbeddingWatch:
     _shrunk: Tensor | None = None  # by the update that is under way
     _handles: list[Any] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.group = self._group()
-
     @property
     def table(self) -> Tensor | None:
         """The weight of the input embedding, where the model has one."""
@@ -72,12 +69,14 @@ class EmbeddingWatch:
         weight = getattr(module, "weight", None)
         return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
 
-    def _group(self) -> dict[str, Any] | None:
-        """The optimizer's settings for the table, where its weight decay is decoupled."""
-        if self.optimizer is None or self.table is None:
+    @property
+    def group(self) -> dict[str, Any] | None:
+        """The optimizer's settings for the table, where its weight decay is decoupled (loading a state replaces it)."""
+        table = self.table
+        if self.optimizer is None or table is None:
             return None
         for group in self.optimizer.param_groups:
-            mine = any(p is self.table for p in group["params"])
+            mine = any(p is table for p in group["params"])
             if mine and (type(self.optimizer).__name__ == "AdamW" or group.get("decoupled_weight_decay")):
                 return group
         return None
@@ -111,11 +110,14 @@ class EmbeddingWatch:
     def _shrink(self, *_: Any) -> None:
         table, group = self.table, self.group
         if table is not None and group is not None and not self.paused:
-            self._shrunk = table.float() * (-float(group["lr"]) * float(group["weight_decay"]))
+            # rounded as the optimizer rounds it, so that a row without a gradient has an update of exactly 0
+            smaller = table * (1 - float(group["lr"]) * float(group["weight_decay"]))
+            self._shrunk = smaller.double() - table.double()
 
     def _decay(self, *_: Any) -> None:
         taken, self._shrunk = self._shrunk, None
-        if taken is not None and self.before is not None:
+        without = self.table is None or self.table.grad is None  # the optimizer leaves it alone
+        if taken is not None and self.before is not None and not without:
             self.decay = taken if self.decay is None else self.decay.add_(taken)
 
     def updates(self) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -178,9 +180,7 @@ class TableStudy:
             yield from found
             if label.control:
                 continue
-            measured = Draws(len(Q), label.rank, draws=self.draws, seed=self.seed, device=str(rows.device)).of(
-                moment.total
-            )
+            measured = Draws(*Q.shape, draws=self.draws, seed=self.seed, device=str(rows.device)).of(moment.total)
             columns = next(row for row in found if row["metric"] == "gradient_energy" and not row["group"])
             yield from control_records(measured, Q, mine, columns)
             yield from share_records(moment, Q, mine)

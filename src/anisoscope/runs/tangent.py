@@ -42,6 +42,7 @@ from anisoscope.runs.table import variant_name
 from anisoscope.stats.folds import FoldCovariance
 from anisoscope.stats.gradients import GradientMoments
 
+STILL = 1e-6  # of the variance: less growth than this is rounding (covariances are float32 on disk)
 DRAW_SEED = 104_729  # control draws have a stream of their own
 
 
@@ -93,6 +94,11 @@ class TangentStudy:
             mine = {label: found[site] for label, found in proxies.items() if site in found}
             records += placed(site, rows.step, self._site(site, fit, test, mine, moment, list(masks), rows.step))
         records += holm_records(records)
+        if self.frozen is not None and self.frozen.missed(rows.step):
+            self._note(
+                f"no step inside the window (up to step {self.frozen.closes:.0f}) was measured, so no frozen proxy"
+            )
+            self.frozen = None
         if self.frozen is not None:
             fits = {site: fit for site, (fit, _) in halves.items()}
             records += self.frozen.offer(rows.step, fits, moments, rank=self.main_rank)
@@ -198,7 +204,7 @@ class TangentStudy:
         rows = EnergyRows(test, self.groupings(test))
         width = test.x.shape[1]
         few = few_rows(len(test), width)
-        targets = list(self._targets(moment, groups))
+        targets: dict[int, list[tuple[str, str, Measured]]] = {}  # by the rank that a proxy really has
         covariance = torch.cov(rows_to_fit(fit, most=self.plan.fit_rows).double().T)
         for label, proxy in proxies.items():
             Q = proxy.basis
@@ -217,18 +223,20 @@ class TangentStudy:
             after = replace(label, control="next")
             yield from proxy_records(rows, beyond, after, few=few, source=self.source)
             yield from share_records(moment, beyond, after, source=self.source)
-            for group, average, measured in targets:
+            if Q.shape[1] not in targets:
+                targets[Q.shape[1]] = list(self._targets(moment, groups, Q.shape[1]))
+            for group, average, measured in targets[Q.shape[1]]:
                 columns = self._found(found, group, average)
                 words = {"group": group, "average": average, "source": self.source}
                 yield from control_records(measured, Q, label, columns, **words)
         yield from self._concepts(site, proxies, test, step)
         yield from self._spread(fit, test)
 
-    def _targets(self, moment: GradientMoments, groups: list[str]) -> Iterator[tuple[str, str, Measured]]:
+    def _targets(self, moment: GradientMoments, groups: list[str], rank: int) -> Iterator[tuple[str, str, Measured]]:
         """The second moments that controls are drawn for: all rows, every row alike, masked and unmasked."""
         assert moment.unit is not None
         total = moment.total
-        draws = self.draws(total)
+        draws = self.draws(total, rank)
         if float(total.trace()) > 0:
             yield "", "", draws.of(total)
             yield "", "row", draws.of(moment.unit)
@@ -236,10 +244,10 @@ class TangentStudy:
             if float(moment.groups[name].trace()) > 0:
                 yield name, "", draws.of(moment.groups[name])
 
-    def draws(self, M: Tensor) -> Draws:
-        """Random subspaces of the study's rank where M lives."""
+    def draws(self, M: Tensor, rank: int) -> Draws:
+        """Random subspaces of a proxy's rank where M lives."""
         plan = self.plan
-        return Draws(len(M), self.main_rank, draws=plan.draws, seed=plan.seed + DRAW_SEED, device=str(M.device))
+        return Draws(len(M), rank, draws=plan.draws, seed=plan.seed + DRAW_SEED, device=str(M.device))
 
     @staticmethod
     def _found(records: list[Record], group: str, average: str) -> Record:
@@ -274,13 +282,14 @@ class TangentStudy:
         device = after.n.device
         older = before.folds.to(device)
         grown, grew = growth(older.covariance(), after.covariance())
-        if not float(grown.trace()) > 0:
+        if not float(grown.trace()) > STILL * float(after.covariance().trace()):
             return
         changes = [grew.mT @ (after.covariance(f) - older.covariance(f)) @ grew for f in range(FOLDS) if after.n[f] > 0]
-        measured = self.draws(grown).of(grown)
         more = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
-        for proxy in self.plan.proxies[:2]:
-            Q = before.bases[proxy].to(grown.device)
+        bases = {proxy: before.bases[proxy].to(grown.device) for proxy in self.plan.proxies[:2]}
+        drawn = {rank: self.draws(grown, rank).of(grown) for rank in {Q.shape[1] for Q in bases.values()}}
+        for proxy, Q in bases.items():
+            measured = drawn[Q.shape[1]]
             label = Label(proxy, self.main_rank)
             value = float(((grown @ Q) * Q).sum() / grown.trace())
             inside = grew.mT @ Q

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anisoscope.claims.claim import Verdict
+from anisoscope.studies.curvature_frequency import RECOVERED
 from anisoscope.studies.curvature_scales import EXPECTED_SLOPES, parabola_gradient
 from anisoscope.studies.replicates import over_replicates, p_beyond
 
 if TYPE_CHECKING:
     from anisoscope.claims.part import Status
-    from anisoscope.studies.curvature import CurvatureConfig
+    from anisoscope.studies.curvature_config import CurvatureConfig
 
 MARGIN = 0.1
 FLAT = "flat"
@@ -89,7 +90,13 @@ def _log(bound: float) -> float:
     return math.log(bound) if bound > 0 else -math.inf
 
 
-def judge(config: CurvatureConfig, *, slopes: Mapping[str, Mapping[str, np.ndarray]], seen: Seen) -> list[Verdict]:
+def judge(
+    config: CurvatureConfig,
+    *,
+    slopes: Mapping[str, Mapping[str, np.ndarray]],
+    seen: Seen,
+    recovery: Mapping[str, Mapping[tuple[str, float], np.ndarray]],
+) -> list[Verdict]:
     """Every claim of the study, in the order of its parts."""
     curved = [name for name in config.manifolds if name != FLAT]
     verdicts = [_slope(config, of, {m: slopes[m][of] for m in curved}) for of in EXPECTED_SLOPES]
@@ -97,6 +104,7 @@ def judge(config: CurvatureConfig, *, slopes: Mapping[str, Mapping[str, np.ndarr
         verdicts.append(_slope(config, "normal", {FLAT: slopes[FLAT]["normal"]}, control=True))
     visible = {m: seen[m] for m in curved}
     verdicts += [_attenuation(config, visible), _null(config, visible)]
+    verdicts.append(_recovers(config, {m: recovery[m] for m in curved}))
     verdicts += [_lost(config, visible, count="equal"), _lost(config, visible, count="natural")]
     return [*(v for v in verdicts if v is not None), _parabola(config)]
 
@@ -231,6 +239,34 @@ def _null(config: CurvatureConfig, seen: Seen) -> Verdict | None:
     )
 
 
+def _recovers(
+    config: CurvatureConfig, recovery: Mapping[str, Mapping[tuple[str, float], np.ndarray]]
+) -> Verdict | None:
+    zone = Zone(high=RECOVERED - MARGIN)
+    best = {
+        name: min(config.pca_scales, key=lambda scale, found=found: float(found["curvature_error", scale].mean()))  # type: ignore[misc]
+        for name, found in recovery.items()
+    }
+    cases = [Case.of(name, found["curvature_error", best[name]], zone, log=True) for name, found in recovery.items()]
+
+    def why(status: Status, case: Case) -> str:
+        angle = float(recovery[case.name]["local_pca_angle", best[case.name]].mean())
+        return (
+            f"On the {case.title} manifold the median relative error of the curvature is {case.effect:.3f} "
+            f"[{case.low:.3f}, {case.high:.3f}] and the tangent space is off by {angle:.1f}°, at the scale "
+            f"{best[case.name]:g}/κ, the best of those tried."
+        )
+
+    return _verdict(
+        "local_pca_recovers_curvature",
+        "With one suitable scale for all types local PCA recovers the tangent and the curvature",
+        cases,
+        zone=zone,
+        why=why,
+        scope=f"for {config.neighbours} rows in every neighbourhood and noise {config.noise:g}/κ",
+    )
+
+
 def _lost(config: CurvatureConfig, seen: Seen, *, count: str) -> Verdict | None:
     zone = Zone(low=MARGIN)
     zipf, beta = config.reference
@@ -248,9 +284,9 @@ def _lost(config: CurvatureConfig, seen: Seen, *, count: str) -> Verdict | None:
     def why(status: Status, case: Case) -> str:
         uniform, biased = (float(values.mean()) for values in shares[case.name])
         return (
-            f"On the {case.title} manifold the curvature is recovered for {uniform:.0%} of the tokens in a uniform draw "
-            f"and {biased:.0%} by frequency, a difference of {case.effect:.2f} [{case.low:.2f}, {case.high:.2f}]; "
-            f"the tangent space stays within {max(angles):.1f}° throughout."
+            f"On the {case.title} manifold the curvature is recovered for {uniform:.0%} of the tokens in a uniform "
+            f"draw and {biased:.0%} by frequency, a difference of {case.effect:.2f} [{case.low:.2f}, {case.high:.2f}]; "
+            f"the tangent space is off by at most {max(angles):.1f}° in the median."
         )
 
     rows = {
@@ -263,7 +299,7 @@ def _lost(config: CurvatureConfig, seen: Seen, *, count: str) -> Verdict | None:
     claim, words = rows[count]
     return _verdict(
         claim,
-        f"Local PCA recovers the curvature in a uniform draw and loses it under frequency bias, {words}",
+        f"Under frequency bias local PCA loses the curvature of tokens that a uniform draw recovers, {words}",
         cases,
         zone=zone,
         why=why,
@@ -275,6 +311,9 @@ def _parabola(config: CurvatureConfig) -> Verdict:
     scale = min(config.scales)
     found = [parabola_gradient(scale, n=config.samples, seed=config.seed + r) for r in range(config.replicates)]
     gap = np.array([p.row_tangent - p.mean_share for p in found])
+    rows, total = (
+        float(np.mean(values)) for values in zip(*((p.row_tangent, p.mean_share) for p in found), strict=True)
+    )
     zone = Zone(low=1 - MARGIN)
     made = _verdict(
         "parabola",
@@ -282,8 +321,8 @@ def _parabola(config: CurvatureConfig) -> Verdict:
         [Case.of("parabola", gap, zone)],
         zone=zone,
         why=lambda status, case: (
-            f"On (u, u²) at scale {scale:g} the rows put all but {np.mean([1 - p.row_tangent for p in found]):.1g} of "
-            f"their energy into the tangent; the gradient, their sum, puts {np.mean([p.mean_share for p in found]):.3g}."
+            f"On (u, u²) at scale {scale:g} the rows put all but {1 - rows:.1g} of their energy into the tangent; "
+            f"the gradient, their sum, puts {total:.3g} there."
         ),
         scope="a counter-example",
     )

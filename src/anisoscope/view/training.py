@@ -161,7 +161,8 @@ class History:
     def __init__(self, sources: Sequence[Source]) -> None:
         rows = [row for i, source in enumerate(sources) for row in _rows(source, i)]
         # one model at one moment has no steps, whatever its training log says
-        self.dated = any(row.step is not None and row.kind != "training" for row in rows)
+        measured = [row for row in rows if row.kind != "training"] or rows
+        self.dated = any(row.step is not None for row in measured)
         if self.dated:
             rows = [row for row in rows if row.step is not None]
         owners = _owners(rows)
@@ -172,6 +173,7 @@ class History:
             key = (self._of[owner], row.metric, Site.of(row.layer, row.kind), row.group, row.variant)
             lines[key][row.step or 0] = _mark(row)
         self._lines: dict[Key, Line] = {k: tuple(m[s] for s in sorted(m)) for k, m in lines.items()}
+        self._steps = sorted({m.step for key, line in self._lines.items() if key[2].kind != "training" for m in line})
         self._facets: dict[str, Facets] = defaultdict(Facets)
         for key in self._lines:
             self._facets[key[1]].add(key)
@@ -216,14 +218,9 @@ class History:
         """Metrics that know nothing of training: what a profile shows too."""
         return {key[1] for key in self._lines if key[1] not in OWN and key[2].kind in STREAM}
 
-    def steps(self, learner: Learner | None = None) -> list[int]:
+    def steps(self) -> list[int]:
         """Steps at which a model was measured, beside what the loop logs at every step."""
-        marks = (
-            line
-            for key, line in self._lines.items()
-            if key[2].kind != "training" and (learner is None or key[0] == learner.index)
-        )
-        return sorted({mark.step for line in marks for mark in line})
+        return self._steps
 
     def sites(self, metrics: Iterable[str], kinds: Sequence[str] = STREAM) -> list[Site]:
         return sorted({site for metric in metrics for site in self.facets(metric).sites if site.kind in kinds})
@@ -259,8 +256,8 @@ class History:
 
     def _main(self, option: str, preferred: Sequence[str]) -> str:
         """The value of an option that most rows have, or one of those that are preferred."""
-        counts = Counter(options_of(key[4]).get(option, "") for key in self.keys([*TANGENT, "amplification"]))
-        counts.pop("", None)
+        found = [options_of(key[4]) for key in self.keys(["gradient_energy"]) or self.keys([*TANGENT, "amplification"])]
+        counts = Counter(options[option] for options in found if option in options and "of" not in options)
         best = counts.most_common(1)[0][0] if counts else preferred[0]
         return next((value for value in preferred if value in counts), best)
 

@@ -90,7 +90,8 @@ def geometry_section(board: Board) -> dict[str, Any]:
         views[learner.index] = {str(i): _by_layer(board, learner, m) for i, m in enumerate(measures)}
     layouts = {k: flat_layout(board.palette, board.time.axis(board.palette)) for k in views}
     charts = board.paired(switch, views, layouts=layouts, told=lambda one: _tell(one, measures), log=True)
-    return {"switch": switch, "charts": charts} if charts else {}
+    moved = any(measure.metric in MOVEMENT for measure in measures)
+    return {"switch": switch, "charts": charts, "moved": moved} if charts else {}
 
 
 def _by_layer(board: Board, learner: Learner, measure: Measure) -> list[Spec]:

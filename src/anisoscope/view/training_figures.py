@@ -34,12 +34,24 @@ def write_training_figures(folder: Path, history: History) -> list[Path]:
         if learners and len(history.steps()) > 1:
             written += _save(energy_figure(history, learners), folder / "energy-over-training")
             for learner in learners[:MOST]:
-                stem = "enrichment-map" if len(learners) == 1 else slug(f"enrichment-map-{learner.label}")
-                written += _save(map_figure(history, learner), _free(folder / stem, written))
+                written += _map_files(folder, history, learner, written)
         strata = [one for one in learners if _bins(history, one)]
         if strata:
             written += _save(strata_figure(history, strata), folder / "frequency-strata")
     return written
+
+
+def _map_files(folder: Path, history: History, learner: Learner, written: list[Path]) -> list[Path]:
+    if not _mapped(history, learner):
+        return []
+    stem = "enrichment-map" if len(history.learners) == 1 else slug(f"enrichment-map-{learner.label}")
+    return _save(map_figure(history, learner), _free(folder / stem, written))
+
+
+def _mapped(history: History, learner: Learner) -> list[Site]:
+    """Sites whose enrichment was measured."""
+    sites = history.sites(["gradient_enrichment"])
+    return [site for site in sites if known(history.tangent(learner, "gradient_enrichment", site))]
 
 
 def _with_energy(history: History) -> list[Learner]:
@@ -156,7 +168,7 @@ def map_figure(history: History, learner: Learner) -> Figure:
     """Enrichment at every layer and step."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    sites = [s for s in history.sites(["gradient_enrichment"]) if history.tangent(learner, "gradient_enrichment", s)]
+    sites = _mapped(history, learner)
     lines = [{m.step: m.value for m in history.tangent(learner, "gradient_enrichment", site)} for site in sites]
     steps = sorted({step for line in lines for step in line})
     values = np.array([[np.nan if (v := line.get(s)) is None else v for s in steps] for line in lines], dtype=float)

@@ -12,6 +12,7 @@ from anisoscope.view.training_board import Board, Choice, Option, Switch, Views
 from anisoscope.view.training_energy import choice_of_readings, choice_of_sites, swatch
 from anisoscope.view.training_traces import Dot, Look, flat_layout, level_trace, over_steps, traces_of
 from anisoscope.view.training_words import bin_words, reading_words, variant_words
+from anisoscope.view.verdicts import neat
 from anisoscope.view.words import estimate, number
 
 METRIC = "gradient_enrichment"
@@ -215,4 +216,4 @@ def _spread_cell(board: Board, learner: Learner, site: Site, variant: str) -> di
     last = line[-1]
     chance = p.get(last.step)
     text = estimate(last.value, last.low, last.high)
-    return {"text": text, "p": "" if chance is None else f"p {number(chance, 2)}", "step": f"step {last.step:,}"}
+    return {"text": text, "p": "" if chance is None else f"p {neat(chance, 2)}", "step": f"step {last.step:,}"}

@@ -23,9 +23,8 @@ def verdict_claims(verdicts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     return list(claims.values())
 
 
-def _row(verdict: Mapping[str, Any]) -> dict[str, str]:
+def _row(verdict: Mapping[str, Any]) -> dict[str, Any]:
     status = str(verdict.get("status") or "undecided")
-    low, high = finite(verdict.get("low")), finite(verdict.get("high"))
     p, margin = finite(verdict.get("p")), finite(verdict.get("margin"))
     return {
         "subject": str(verdict.get("subject") or ""),
@@ -33,12 +32,32 @@ def _row(verdict: Mapping[str, Any]) -> dict[str, str]:
         "look": status if status in MARKS else "undecided",
         "mark": MARKS.get(status, "?"),
         "effect": neat(verdict.get("effect")),
-        "interval": "" if low is None or high is None else f"{neat(low)} to {neat(high)}",
+        "interval": _interval(verdict),
         "margin": "" if margin is None else neat(margin),
-        "p": "" if p is None else neat(p, 2),
+        "p": "" if p is None else "< 0.0001" if p < 1e-4 else neat(p, 2),
         "why": str(verdict.get("why") or ""),
         "scope": str(verdict.get("scope") or ""),
+        "parts": _parts(verdict.get("details")),
     }
+
+
+def _parts(details: Any) -> list[dict[str, str]]:
+    """What a verdict was made from, where it says so: each part with its own effect and status."""
+    found = details.get("parts") if isinstance(details, Mapping) else None
+    parts = [part for part in found or [] if isinstance(part, Mapping) and finite(part.get("effect")) is not None]
+    return [
+        {"name": str(p.get("name") or ""), "effect": neat(p["effect"]), "interval": _interval(p), "status": _status(p)}
+        for p in parts
+    ]
+
+
+def _interval(part: Mapping[str, Any]) -> str:
+    low, high = finite(part.get("low")), finite(part.get("high"))
+    return "" if low is None or high is None else f"{neat(low)} to {neat(high)}"
+
+
+def _status(part: Mapping[str, Any]) -> str:
+    return str(part.get("status") or "")
 
 
 def neat(value: float | None, digits: int = 3) -> str:
@@ -52,9 +71,9 @@ def neat(value: float | None, digits: int = 3) -> str:
 
 
 def common_scope(claims: Sequence[Mapping[str, Any]]) -> str:
-    """What all verdicts are about, where they agree: it is then said once."""
-    scopes = {row["scope"] for claim in claims for row in claim["rows"]}
-    return scopes.pop() if len(scopes) == 1 else ""
+    """What most verdicts are about: it is said once, and beside a verdict only where that is about something else."""
+    scopes = Counter(row["scope"] for claim in claims for row in claim["rows"] if row["scope"])
+    return scopes.most_common(1)[0][0] if scopes else ""
 
 
 def verdict_counts(verdicts: Sequence[Mapping[str, Any]]) -> str:
