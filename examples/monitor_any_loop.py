@@ -5,6 +5,8 @@ python examples/monitor_any_loop.py
 
 from __future__ import annotations
 
+from itertools import islice
+
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -12,36 +14,35 @@ from anisoscope.data.text import read_documents
 from anisoscope.runs.monitor import Monitor
 from anisoscope.runs.schedule import log_spaced
 
-STEPS = 64
+STEPS, LENGTH = 64, 48
 
 # characters of the corpus that ships with the package, cut into contexts; the last ones are never trained on
-text = next(iter(read_documents(None))).text
-while len(text) < 120_000:
-    text += "".join(document.text for _, document in zip(range(40), read_documents(None), strict=False))
-vocabulary = sorted(set(text))
-ids = torch.tensor([vocabulary.index(character) for character in text[:120_000]])
-contexts = ids[: len(ids) // 64 * 64].view(-1, 64)
-train, held_out = contexts[:-64], contexts[-64:]
+text = "".join(document.text for document in islice(read_documents(None), 12))
+vocabulary = {character: i for i, character in enumerate(sorted(set(text)))}
+ids = torch.tensor([vocabulary[character] for character in text])
+contexts = ids[: len(ids) // LENGTH * LENGTH].view(-1, LENGTH)
+train, held_out = contexts[:-48], contexts[-48:]
 
 torch.manual_seed(0)
-size = {"n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": len(vocabulary)}
-model = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=0, eos_token_id=0))
+size = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": LENGTH, "vocab_size": len(vocabulary)}
+model = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=0, eos_token_id=0, tie_word_embeddings=False))
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
-# `probe` is looked at in passes of the monitor's own; leave it out to read the training batches themselves
-with Monitor(model, when=log_spaced(STEPS), metrics="light", probe=[held_out], optimizer=optimizer) as monitor:
+# the probe is looked at in passes of the monitor's own; leave it out to read the training batches themselves
+with Monitor(model, when=log_spaced(STEPS), metrics="light", probe=[held_out], rank=8) as monitor:
     for step in range(STEPS):
         batch = train[torch.randint(len(train), (16,))]
         with monitor.step(step):  # before the update: step 0 is the initialisation
             loss = model(input_ids=batch, labels=batch).loss
             loss.backward()
-        monitor.log(step, loss=float(loss))
+        monitor.log(step, loss=loss.item())
         optimizer.step()
         optimizer.zero_grad()
     with monitor.step(STEPS):  # the state after the last update, which no batch is run for
         pass
 
-table = monitor.table.where(layer=2, kind="resid", group="", variant="fit=refit;proxy=semi_nmf;rank=16")
-for row in table.where(metric="gradient_energy").records():
-    ratio = table.value(step=row["step"], metric="gradient_enrichment")
-    print(f"step {row['step']:3d}: {row['value']:.2f} of the gradient energy of layer 2 in its tangent proxy ({ratio:.1f}×)")
+table = monitor.table.where(layer=1, kind="resid", group="", metric="gradient_energy")
+print("share of the gradient energy of layer 1 in 8 directions fitted on activations, and in 8 random ones")
+for row in table.where(variant="fit=refit;proxy=semi_nmf;rank=8").records():
+    random = table.value(step=row["step"], variant="control=random;fit=refit;proxy=semi_nmf;rank=8")
+    print(f"step {row['step']:3d}: {row['value']:.2f} [{row['low']:.2f}, {row['high']:.2f}]   {random:.2f}")

@@ -70,4 +70,7 @@ def as_rows(model: nn.Module, name: str, gradient: Tensor) -> Tensor:
 def joined(model: nn.Module, names: Sequence[str], gradients: Mapping[str, Tensor]) -> Tensor | None:
     """The rows of all weights that read one site."""
     parts = [as_rows(model, name, gradients[name]) for name in names if name in gradients]
-    return torch.cat(parts).float() if parts else None
+    if not parts:
+        return None
+    whole = torch.cat(parts)
+    return whole if whole.dtype == torch.float64 else whole.float()

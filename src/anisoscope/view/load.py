@@ -56,4 +56,8 @@ def _listed(path: Path) -> list[dict[str, Any]]:
 def report_runs(paths: list[Path], out: Path | None = None) -> Path:
     """Make the page of one or several runs again."""
     folders = [RunFolder.open(path) for path in paths]
+    if len(folders) == 1 and folders[0].about().get("study") == "curvature":
+        from anisoscope.view.curvature import write_curvature_report
+
+        return write_curvature_report(folders[0].path)
     return write_report(out or folders[0].path, [run_view(folder) for folder in folders])
