@@ -7,11 +7,9 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: demo test test-all lint docs bench clean
 
-demo: $(VENV)/.installed  ## profile a small random GPT-2 beside a BERT of the same size; ends with a report
+demo: $(VENV)/.installed  ## train a decoder and an encoder with the monitor on, test the claims; ends with a report
 	rm -rf runs/demo
-	$(BIN)/anisoscope profile --random-init --tokens 32768 --out runs/demo \
-	  gpt2:n_layer=6,n_embd=256,n_head=8,vocab_size=512 \
-	  bert:num_hidden_layers=6,hidden_size=256,num_attention_heads=8,intermediate_size=1024,vocab_size=512
+	OMP_NUM_THREADS=1 $(BIN)/anisoscope study revisiting --preset tiny --out runs/demo  # small matrices: more threads only wait
 
 test: $(VENV)/.dev lint  ## lint, types, tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"  # a thread for each worker: more would wait for each other

@@ -233,6 +233,16 @@ def test_a_loss_over_the_items_of_all_micro_batches_is_undone() -> None:
     assert_same(live_rows(model, live_batches(model, given, lambda out: out.loss.backward())), wanted)
 
 
+def test_a_model_that_ignores_the_number_of_items_is_not_believed_to_use_it() -> None:
+    model: Any = language_model("bert-masked")
+    model.loss_function = in_place_loss
+    batch = batch_of("bert-masked", *LENGTHS)
+    wanted = keyed([captured("bert-masked", model, batch)])
+    items = int((batch["labels"] != IGNORED).sum())
+    given = [{**part, "num_items_in_batch": items} for part in parts(batch, 4)]
+    assert_same(live_rows(model, live_batches(model, given, lambda out: out.loss.backward())), wanted)
+
+
 def test_live_gradients_are_those_before_clipping() -> None:
     model = language_model("gpt2")
     batch = batch_of("gpt2", *LENGTHS)
@@ -427,6 +437,24 @@ def test_both_roles_of_a_tied_table_add_up_to_its_gradient(name: str, table: str
     wanted = full_gradients(name, model, batch)[table]
     torch.testing.assert_close(inside + outside, wanted, rtol=1e-8, atol=1e-10)
     assert float(outside.norm()) > 0.1 * float(inside.norm()) > 0
+
+
+def test_a_table_that_is_scaled_on_its_way_out_is_split_as_well() -> None:
+    import transformers
+
+    options = {**FAMILIES["gemma2"][1], "tie_word_embeddings": True}
+    torch.manual_seed(0)
+    model: Any = transformers.Gemma3ForCausalLM(_config("Gemma3TextConfig", **options)).double().eval()
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    batch = batch_of("llama", 9, 5, 7)
+    inside = scattered(captured("llama", model, batch, embedding=True))
+    whole = full_gradients("llama", model, batch)["model.embed_tokens.weight"]
+    head: Any = model.lm_head
+    model.lm_head = nn.Linear(32, VOCABULARY, bias=False, dtype=torch.float64)  # the same numbers, untied
+    model.lm_head.weight.data.copy_(head.weight.data)
+    untied = full_gradients("llama", model, batch)
+    torch.testing.assert_close(inside, untied["model.embed_tokens.weight"], rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(inside + untied["lm_head.weight"], whole, rtol=1e-5, atol=1e-8)
 
 
 def scattered(found: GradientPass) -> Tensor:

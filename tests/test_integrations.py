@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from transformers import (
 )
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.integrations.hf_trainer import MonitorCallback
+from anisoscope.integrations.hf_trainer import MonitorCallback, _refuse_unsupported
 from anisoscope.runs.instruments import Instruments
 from anisoscope.runs.monitor import Monitor
 from anisoscope.runs.plan import TangentPlan
@@ -544,18 +545,31 @@ def test_half_precision_gives_nearly_the_same_energies(name: str, tmp_path: Path
 
 def test_a_compiled_training_is_seen_if_the_callback_was_there_first(tmp_path: Path) -> None:
     torch._dynamo.reset()
-    compiled = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 3}
-    make_trainer(gpt2(), tmp_path, plain := MonitorCallback(**monitor_options()), max_steps=3).train()
-    make_trainer(gpt2(), tmp_path, callback := MonitorCallback(**monitor_options()), **compiled).train()
+    compiled = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 2}
+    make_trainer(gpt2(), tmp_path, plain := MonitorCallback(**monitor_options(when=at([1]))), max_steps=2).train()
+    make_trainer(gpt2(), tmp_path, callback := MonitorCallback(**monitor_options(when=at([1]))), **compiled).train()
     assert_same(callback.table, plain.table, 1e-5)
     torch._dynamo.reset()
-    trainer = make_trainer(gpt2(), tmp_path, **compiled)
+    trainer = make_trainer(gpt2(), tmp_path, **{**compiled, "max_steps": 1})
     trainer.train()
     trainer.add_callback(MonitorCallback(**monitor_options()))
     with pytest.raises(AnisoscopeError, match=r"attach the monitor before torch\.compile"):
         trainer.train()
     assert hooks_of(trainer.model) == 0
     torch._dynamo.reset()
+
+
+def test_what_cannot_be_read_in_one_place_is_refused() -> None:
+    usual = {"fsdp": False, "deepspeed": None, "n_gpu": 1, "label_smoothing_factor": 0.0}
+    _refuse_unsupported(SimpleNamespace(**usual), live=True)  # type: ignore[arg-type]
+    _refuse_unsupported(SimpleNamespace(**usual | {"n_gpu": 2}), live=False)  # type: ignore[arg-type]
+    for live, change, why in (
+        (False, {"fsdp": ["full_shard"]}, "sharded"),
+        (False, {"deepspeed": "config.json"}, "sharded"),
+        (True, {"n_gpu": 2}, "copies the model to 2 devices.*torchrun"),
+    ):
+        with pytest.raises(AnisoscopeError, match=why):
+            _refuse_unsupported(SimpleNamespace(**usual | change), live=live)  # type: ignore[arg-type]
 
 
 def test_bad_options_are_refused_before_the_training(tmp_path: Path) -> None:
@@ -702,6 +716,26 @@ def test_a_resumed_lightning_training_goes_on_with_its_monitor(tmp_path: Path) -
     assert steps_of(resumed) == [0, 2, 4, 6, 8]
     assert_same(resumed, whole, 1e-6)
     assert any("of=update;" in key[-1] for key in energies(resumed))
+
+
+@QUIET
+def test_loss_scaling_is_taken_out(tmp_path: Path, seen: list[StepRows]) -> None:
+    pl = lightning()
+    scale = 1024.0
+    norms = []
+    for plugins in ([], [_scaled(pl, scale)]):
+        fit(pl, lightning_module(pl, gpt2()), tmp_path, lightning_callback(when=at([0])), max_steps=1, plugins=plugins)
+        norms.append([float(test.g.norm()) for _, _, test in seen[-1].halves() if test.g is not None])
+    (rows, factor), *_ = seen[-1].test[seen[-1].sites()[0]]
+    (_, unscaled), *_ = seen[0].test[seen[0].sites()[0]]
+    assert factor == pytest.approx(unscaled / scale)
+    assert rows.g is not None and norms[1] == pytest.approx(norms[0], rel=0.02)
+
+
+def _scaled(pl: Any, scale: float) -> Any:
+    """Half precision whose loss is multiplied before the backward pass, as on a GPU."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    return pl.plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler)
 
 
 @QUIET

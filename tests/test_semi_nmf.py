@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment, nnls
 
+import anisoscope.numerics.nnls as nnls_module
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.decompositions import decompose, fit_directions
 from anisoscope.numerics.factors import Factors
@@ -112,26 +113,22 @@ def test_the_objective_never_increases_and_the_codes_are_never_negative(
     assert fit.error >= svd_error(x, min(rank, n, d)) - 1e-6
 
 
-def test_a_step_that_is_accelerated_can_overshoot_and_is_then_not_taken() -> None:
+def test_a_row_that_a_step_would_make_worse_keeps_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     directions, rows = normal(5, 6, seed=3), normal(200, 6, seed=4)
     gram, target = directions @ directions.T, rows @ directions.T
-    exact = nonnegative_codes(rows, directions)
-    start = exact + 1e-3 * normal(200, 5, seed=5).abs()
+    start = nonnegative_codes(rows, directions) + 0.01 * normal(200, 5, seed=5).abs()
 
     def heights(codes: torch.Tensor) -> torch.Tensor:
         return (rows - codes @ directions).square().sum(1)
 
-    momentum, codes, ahead = 1.0, start, start
-    largest = float(torch.linalg.eigvalsh(gram)[-1])
-    rose = False
-    for _ in range(20):  # the plain method, without the guard
-        moved = (ahead - (ahead @ gram - target) / largest).clamp_min(0.0)
-        following = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
-        ahead, codes, momentum = moved + (momentum - 1) / following * (moved - codes), moved, following
-        rose |= bool((heights(codes) > heights(start) + 1e-12).any())
-    assert rose, "the counter-test: without the guard some rows do get worse"
-    for steps in (1, 3, 8, 20):
-        assert bool((heights(descend(gram, target, start, steps=steps)) <= heights(start) + 1e-12).all())
+    better = descend(gram, target, start, steps=20)
+    assert bool((heights(better) <= heights(start)).all()) and not torch.equal(better, start)
+    largest = nnls_module._largest_eigenvalue
+    monkeypatch.setattr(nnls_module, "_largest_eigenvalue", lambda gram: 0.3 * largest(gram))
+    assert bool((heights(descend(gram, target, start, steps=20)) <= heights(start) + 1e-12).all())
+    monkeypatch.setattr(nnls_module, "_heights", lambda codes, gram, target: codes.new_zeros(len(codes)))
+    unguarded = descend(gram, target, start, steps=20)
+    assert bool((heights(unguarded) > heights(start)).any()), "the counter-test: steps too long do make rows worse"
 
 
 @pytest.mark.parametrize("make", [decaying, clustered])
@@ -162,7 +159,7 @@ def test_no_worse_than_the_multiplicative_updates_run_for_long(make: Callable[..
 
 
 def test_a_plain_start_ends_near_the_good_one_but_takes_far_longer() -> None:
-    x = clustered(600, 40)
+    x = decaying(600, 60)
     good, plain = semi_nmf(x, 6), semi_nmf(x, 6, init="random")
     assert good.error <= plain.error * 1.001
     assert good.iterations * 3 <= plain.iterations
@@ -298,7 +295,7 @@ def test_a_warm_start_needs_a_third_of_the_iterations_and_keeps_the_concepts(dty
         cold, warm = semi_nmf(x, 8, init="random", seed=step), semi_nmf(x, 8, init=fit)
         check(warm, x)
         assert 3 * warm.iterations <= cold.iterations
-        assert warm.error <= cold.error * 1.002 and warm.error < svd_error(x, 7)
+        assert warm.error <= cold.error * 1.005 and warm.error < svd_error(x, 7)
         same = torch.cosine_similarity(warm.directions, fit.directions, dim=1)
         assert float(same.min()) > 0.9, "in the order in which they were"
         fit = warm

@@ -63,6 +63,7 @@ def train(
     lr: Annotated[float, typer.Option(help="Peak learning rate (warm-up, then cosine to a tenth).")] = 1e-3,
     weight_decay: Annotated[float, typer.Option(help="Decoupled weight decay.")] = 0.1,
     dropout: Annotated[float, typer.Option(help="Dropout.")] = 0.0,
+    tied: Annotated[bool, typer.Option("--tied", help="One embedding table for input and output.")] = False,
     frequency: Annotated[
         str, typer.Option(help="natural, flat or zipf:S: resample the corpus towards that token distribution.")
     ] = "natural",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from anisoscope.capture.arguments import evaluating, forward
 from anisoscope.capture.hooks import Capture
 from anisoscope.capture.layout import Layout, unwrapped
-from anisoscope.capture.losses import LossRule, Reading, Words, find_reading, output_part
+from anisoscope.capture.losses import LossRule, Reading, Words, find_reading, output_part, unlabelled
 from anisoscope.capture.rows import Index, Rows, Scores, Sink
 from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
@@ -99,9 +99,8 @@ def forward_rows(
 ) -> GradientPass:
     """The rows of a pass without gradients; `others` takes the same rows, and those of `extra` sites."""
     collector = Collector(others)
-    plain = {name: value for name, value in inputs.items() if name != "labels"}
     with untouched(model), Capture(model, [*sites, *extra], collector, layout=layout) as capture:
-        capture.run(plain)
+        capture.run(unlabelled(model, inputs))
     return _gathered(GradientPass(), collector, inputs.get("labels"), reading, sites=sites, gradients={})
 
 
@@ -183,10 +182,12 @@ class _Table:
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self._ids: list[Tensor] = []
+        self._scale = 1.0
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         module = unwrapped(model).get_input_embeddings()  # type: ignore[operator]
+        self._scale = float(getattr(module, "embed_scale", 1.0))  # some tables are multiplied on their way out
 
         def keep(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
             if output.requires_grad and args and isinstance(args[0], Tensor):
@@ -202,7 +203,7 @@ class _Table:
     def take(self, out: GradientPass, grads: Sequence[Tensor | None]) -> None:
         pairs = [(i.flatten(), g.flatten(0, -2)) for i, g in zip(self._ids, grads, strict=True) if g is not None]
         if pairs:
-            out.embedded = torch.cat([i for i, _ in pairs]), torch.cat([g for _, g in pairs]).detach()
+            out.embedded = torch.cat([i for i, _ in pairs]), torch.cat([g for _, g in pairs]).detach() * self._scale
 
 
 def _gathered(

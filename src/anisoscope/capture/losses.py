@@ -44,6 +44,12 @@ class Reading:
         return torch.nn.functional.cross_entropy(flat, targets, ignore_index=IGNORED, reduction="sum")
 
 
+def unlabelled(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a pass without a loss; an encoder-decoder makes its decoder's inputs from the labels."""
+    two = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and "decoder_input_ids" not in inputs
+    return {name: value for name, value in inputs.items() if name != "labels" or two}
+
+
 def output_part(output: Any, name: str) -> Any:
     """A field of what a model returned, or None."""
     return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)

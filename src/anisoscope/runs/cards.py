@@ -31,23 +31,21 @@ class Text:
     """The text of the rows of one half: a context's tokens in their order."""
 
     def __init__(self, half: Half, decode: Callable[[list[int]], str]) -> None:
-        self.half, self.decode = half, decode
-        order = sorted(range(len(half)), key=lambda i: (int(half.context[i]), int(half.position[i])))
-        self.place = {row: i for i, row in enumerate(order)}
-        self.order = order
-
-    def token(self, row: int) -> str:
-        return self.decode([int(self.half.token[row])])
+        self.decode = decode
+        self.contexts, self.tokens = half.context.tolist(), half.token.tolist()
+        order = half.position.argsort(stable=True)
+        self.order = order[half.context[order].argsort(stable=True)].tolist()
+        self.place = {row: i for i, row in enumerate(self.order)}
 
     def around(self, row: int) -> tuple[str, str]:
         """The text before and after a row's token, within its context."""
-        at, mine = self.place[row], int(self.half.context[row])
-        before = [i for i in self.order[max(0, at - AROUND) : at] if int(self.half.context[i]) == mine]
-        after = [i for i in self.order[at + 1 : at + 1 + AROUND] if int(self.half.context[i]) == mine]
+        at, mine = self.place[row], self.contexts[row]
+        before = [i for i in self.order[max(0, at - AROUND) : at] if self.contexts[i] == mine]
+        after = [i for i in self.order[at + 1 : at + 1 + AROUND] if self.contexts[i] == mine]
         return self._text(before), self._text(after)
 
     def _text(self, rows: list[int]) -> str:
-        return self.decode([int(self.half.token[i]) for i in rows]) if rows else ""
+        return self.decode([self.tokens[i] for i in rows]) if rows else ""
 
 
 def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
@@ -76,7 +74,8 @@ def cards(
         rows = half.x[few.to(half.x.device)]
         codes = encode_rows(rows - proxy.centre.to(rows), proxy.directions.to(rows), method="semi_nmf")
         text = Text(half, decoder_of(tokenizer))
-        words = [text.token(int(i)) for i in few]
+        spelled = {int(t): text.decode([int(t)]) for t in half.token[few].unique()}
+        words = [spelled[int(t)] for t in half.token[few]]
         made = concept_cards(
             codes.cpu(),
             proxy.directions.cpu(),

@@ -205,12 +205,12 @@ def make_probe(instruments: Instruments, batches: Any, *, loss: Any = None, batc
     """The probe that feeds these instruments."""
     batches = list(batches)
     if batches and instruments.study is not None and instruments.study.plan.weights:
+        from anisoscope.capture.losses import unlabelled
         from anisoscope.runs.probe import labelled
         from anisoscope.runs.steprows import take
 
         first = labelled(instruments.model, batches[0])
-        few = {k: v for k, v in take(first, torch.arange(1)).items() if k != "labels"}
-        instruments.find_readers(few)
+        instruments.find_readers(unlabelled(instruments.model, take(first, torch.arange(1))))
     extra = [site for site in instruments.setup.captured if site not in instruments.sites]
     return Probe(
         instruments.model,

@@ -106,7 +106,8 @@ class Monitor:
         self.probe = None
         if probe is not None:
             self.probe = make_probe(self.instruments, _listed(probe), loss=loss, batch_size=batch_size)
-        self.live = LiveGradients(self.model, sites, layout=layout) if self.live_wanted else None
+        extra = [s for s in setup.captured if s not in sites] if requests and probe is None else []
+        self.live = LiveGradients(self.model, sites, layout=layout, extra=extra) if self.live_wanted else None
         self.live_study = study
         if self.live_wanted and probe is not None and chosen is not None:
             self.live_study = TangentStudy(chosen, counts, total, "live")
@@ -260,8 +261,7 @@ class Monitor:
             return
         self.logged |= {(step, name) for name in fresh}
         rows = [{"metric": k, "value": v, "kind": "training", "step": step} for k, v in fresh.items()]
-        name = f"{'+'.join(sorted(fresh))}-{step:09d}"
-        self._keep(name, [{"variant": "", "group": "", "stack": "single", **row} for row in rows])
+        self._keep(f"{'+'.join(sorted(fresh))}-{step:09d}", [{"variant": "", "group": "", **row} for row in rows])
 
     # keeping
 

@@ -14,7 +14,7 @@ from anisoscope.capture.gradients import forward_rows, gradient_rows, untouched
 from anisoscope.capture.index import read_contexts
 from anisoscope.capture.layout import Layout
 from anisoscope.capture.losses import IGNORED, LossRule, Reading, find_reading
-from anisoscope.capture.rows import Batch, Sink
+from anisoscope.capture.rows import Batch, Rows, Scores, Sink
 from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.hashing import fold_of, half_of
@@ -32,6 +32,21 @@ class Piece:
     @property
     def fold(self) -> Tensor:
         return fold_of(self.context)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A sink that takes the rows of some sites only: those that are fitted on and nothing else see half of the rows."""
+
+    sink: Sink
+    sites: frozenset[Site]
+
+    def rows(self, rows: Rows) -> None:
+        if rows.site in self.sites:
+            self.sink.rows(rows)
+
+    def scores(self, scores: Scores) -> None:
+        self.sink.scores(scores)
 
 
 class Probe:
@@ -95,6 +110,7 @@ class Probe:
     def run(self, step: int, *, others: Sink | None = None) -> StepRows:
         """All rows of one step; `others` takes the rows of every context, for the geometry metrics."""
         out = StepRows(step)
+        others = None if others is None else _Chosen(others, frozenset([*self.sites, *self.extra]))
         words: dict[str, Any] = {"layout": self.layout, "reading": self.reading, "others": others, "extra": self.extra}
         for piece in self.pieces:
             if not piece.test:

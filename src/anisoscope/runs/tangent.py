@@ -20,7 +20,6 @@ from anisoscope.metrics.estimate import jackknife
 from anisoscope.metrics.frequency import bin_of, contextual_spread, correlate, equal_mass_bins
 from anisoscope.metrics.tangent import Draws, Measured, growth, next_components
 from anisoscope.numerics.hashing import FOLDS
-from anisoscope.numerics.linalg import subspace_overlap
 from anisoscope.runs.energies import (
     EnergyRows,
     Grouping,
@@ -159,17 +158,17 @@ class TangentStudy:
         ranks = [r for r in plan.ranks if r != rank and 4 * r <= min(x.shape[1] for x in rows.values())]
         labels += [Label(proxy, r) for proxy in plan.proxies[:2] for r in ranks]
         found = {label: fit_proxies(rows, label, seed=plan.seed) for label in labels}
+        first = plan.proxies[0]  # controls that must be fitted belong to the study's own proxy
         if plan.permuted:
-            for proxy in plan.proxies[:2]:
-                label = Label(proxy, rank, control="permuted")
-                found[label] = fit_proxies(rows, label, seed=plan.seed)
+            label = Label(first, rank, control="permuted")
+            found[label] = fit_proxies(rows, label, seed=plan.seed)
         if plan.balanced and self.bins is not None:
             even = {site: balanced_rows(fit, self.bins, most=plan.fit_rows) for site, (fit, _) in halves.items()}
             enough = {site: x for site, x in even.items() if x is not None and len(x) > 2 * rank}
             if len(enough) < len(even):
                 self._note("a frequency bin has too few rows for a balanced fit; give more contexts")
-            for proxy in plan.proxies[:2] if enough else ():
-                label = Label(proxy, rank, balanced=True)
+            if enough:
+                label = Label(first, rank, balanced=True)
                 found[label] = fit_proxies(enough, label, seed=plan.seed)
         return found
 
@@ -263,14 +262,15 @@ class TangentStudy:
         first = self.plan.proxies[0]
         rank = {"rank": self.main_rank}
         if {"semi_nmf", "pca"} <= main.keys():
-            value = subspace_overlap(main["semi_nmf"].basis.T, main["pca"].basis.T)
+            inside = main["semi_nmf"].basis.T @ main["pca"].basis
+            value = float(inside.square().sum() / self.main_rank)
             yield {"metric": "proxy_overlap", "variant": variant_name(rank), "value": value}
         folds = FoldCovariance.of(test.x, test.context)
         before = self.previous.get(site)
         if before is not None and before.step < step:
             words = {"variant": variant_name(rank), "note": f"since step {before.step}"}
-            old = before.bases[first].to(main[first].basis.device)
-            yield {"metric": "concept_turn", "value": float(turn(old, main[first].basis)), **words}
+            moved = turn(before.bases[first].cpu(), main[first].basis.cpu())
+            yield {"metric": "concept_turn", "value": float(moved), **words}
             pairs = match_concepts(before.directions.cpu(), main[first].directions.cpu())
             yield {"metric": "concept_match", "value": float(torch.as_tensor(pairs[1]).abs().mean()), **words}
             yield from self._amplified(before, folds, test)

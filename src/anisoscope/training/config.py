@@ -44,6 +44,7 @@ class TrainConfig:
     heads: int = 4
     context: int = 128
     dropout: float = 0.0
+    tied: bool = False  # one table for input and output; it aligns gradients with activations from the first step on
     tokens: str = "char"  # or bpe:8192
     data: str = "embedded"
     text_field: str = "text"

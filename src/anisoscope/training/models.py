@@ -123,6 +123,7 @@ def model_config(config: TrainConfig, *, vocab_size: int) -> Any:
         "max_position_embeddings": config.context,
         family.inner_field: inner,
         "pad_token_id": PAD,
+        "tie_word_embeddings": config.tied,
         **dict.fromkeys(family.dropout, config.dropout),
         **_told(family.model_type),
         **family.options,
