@@ -163,6 +163,16 @@ def test_the_interval_covers_the_true_correlation() -> None:
     assert 0.88 <= inside / 200 <= 0.99
 
 
+def test_a_whole_vocabulary_is_resampled_in_parts() -> None:
+    """Two thousand types and 1 999 draws are more than is held at once."""
+    x = noise(2000)
+    found = correlate(x, 0.1 * x + noise(2000, seed=1), draws=1999)
+    assert found.p == 1 / 2000 or found.p < 0.01
+    assert found.low < found.value < found.high and found.high - found.low == pytest.approx(
+        4 / math.sqrt(2000), rel=0.2
+    )
+
+
 @pytest.mark.parametrize("method", ["pearson", "spearman"])
 def test_without_points_or_variance_there_is_no_correlation(method: str) -> None:
     assert math.isnan(correlate(noise(7), noise(7), method=method).value)

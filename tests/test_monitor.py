@@ -200,6 +200,26 @@ def test_rebatching_the_probe_changes_nothing(name: str) -> None:
     compare(again, whole, 1e-4)  # draws are float32
 
 
+def test_no_context_is_both_fitted_on_and_tested_on() -> None:
+    monitor = build(probe=parts(probe_of("gpt2"), 4))
+    assert monitor.probe is not None
+    rows = monitor.probe.run(0)
+    for _, fit, test in rows.halves():
+        one, two = set(fit.context.tolist()), set(test.context.tolist())
+        assert one and two and not one & two and len(one | two) == 24
+        assert len(fit) + len(test) == sum(LENGTHS)
+
+
+def test_both_stacks_of_an_encoder_decoder_are_probed() -> None:
+    model = tiny("byt5")
+    batch = probe_of("gpt2")
+    monitor = build(model, probe={**batch, "labels": batch["labels"].roll(1, 1)})
+    with monitor, monitor.step(0):
+        pass
+    found = {(r["stack"], r["kind"]) for r in monitor.table.where(metric="gradient_energy").records()}
+    assert found == {(stack, kind) for stack in ("encoder", "decoder") for kind in ("embed", "resid", "final")}
+
+
 def test_a_context_that_comes_twice_counts_once() -> None:
     batch = probe_of("gpt2")
     doubled = {k: torch.cat([v, v[:5]]) for k, v in batch.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -91,14 +92,14 @@ class Follower:
 
     def end(self) -> None:
         """The training is over: write what there is."""
-        self._drop_step()
+        self.drop_step()
         if self.running and self.monitor is not None:
             self.running = False
             self.monitor.__exit__(None, None, None)
 
     def abandon(self) -> None:
         """The training broke off: take the hooks off, and keep what was measured."""
-        self._drop_step()
+        self.drop_step()
         if self.running and self.monitor is not None:
             self.running = False
             self.monitor.__exit__(_Stopped, _Stopped(), None)
@@ -109,7 +110,7 @@ class Follower:
         """Before the forward passes of an update."""
         if not self.running or self.monitor is None:
             return
-        self._drop_step()
+        self.drop_step()
         opened = self.monitor.step(step)
         with self._or_nothing():
             opened.__enter__()
@@ -121,6 +122,12 @@ class Follower:
         if opened is not None:
             with self._or_nothing():
                 opened.__exit__(None, None, None)
+
+    def drop_step(self) -> None:
+        """Leave a step unmeasured: the training was stopped or went on without it."""
+        opened, self._step = self._step, None
+        if opened is not None:
+            opened.__exit__(_Stopped, _Stopped(), None)
 
     @property
     def inside(self) -> bool:
@@ -140,17 +147,14 @@ class Follower:
     def save(self, folder: Path) -> None:
         """With a checkpoint of the training, where results are kept on disk."""
         if self.running and self.monitor is not None and self.options.get("out") is not None and folder.is_dir():
-            self.monitor.save(folder)
+            with tempfile.TemporaryDirectory(dir=folder) as beside:  # a kill must not leave half a file
+                self.monitor.save(Path(beside))
+                (Path(beside) / SAVED).replace(folder / SAVED)
 
     def log(self, step: int, **numbers: float) -> None:
         """Numbers of a measured step."""
         if self.monitor is not None and numbers:
             self.monitor.log(step, **numbers)
-
-    def _drop_step(self) -> None:
-        opened, self._step = self._step, None
-        if opened is not None:
-            opened.__exit__(_Stopped, _Stopped(), None)
 
     @contextlib.contextmanager
     def _or_nothing(self) -> Any:

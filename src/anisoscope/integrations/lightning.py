@@ -99,6 +99,8 @@ class MonitorCallback:
             self._follower.open_step(self._number)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if self._follower.live and all(p.grad is None for p in pl_module.parameters()):
+            self._follower.drop_step()  # training_step returned None: a batch that is skipped
         self._follower.close_step()
         if self.monitor is not None and self._number in self.monitor.done:
             self._numbers["gradient_norm"] = _norm(pl_module)

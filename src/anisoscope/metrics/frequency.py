@@ -6,6 +6,7 @@ Notation: c_v occurrences of type v in the training corpus, m occurrences of a t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,6 +18,7 @@ from anisoscope.errors import AnisoscopeError
 BINS = 5
 OCCURRENCES = 10  # rows of each type: fewer give no spread, more would make frequent types look wider
 FEWEST_TYPES = 8
+_TOGETHER = 1 << 21  # numbers of resamplings held at once
 
 
 def equal_mass_bins(counts: Tensor, *, bins: int = BINS) -> Tensor:
@@ -136,28 +138,36 @@ def correlate(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int = 999
         x, y = _ranks(x), _ranks(y)
     if n < FEWEST_TYPES or float(x.std()) == 0 or float(y.std()) == 0:
         return Correlation(math.nan, math.nan, math.nan, math.nan, n)
-    order, again = _resamplings(n, draws, seed)
     value = float(_pearson(x[None], y[None])[0])
-    null = _pearson(x.expand(draws, n), y[order])
+    pairs = [
+        (_pearson(x.expand(len(order), n), y[order]), _pearson(x[again], y[again]))
+        for order, again in _resamplings(n, draws, seed)
+    ]
+    null, boot = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     p = (1 + int((null.abs() >= abs(value) - 1e-12).sum())) / (draws + 1)
-    boot = _pearson(x[again], y[again])
     boot = boot[boot.isfinite()]
     low, high = torch.quantile(boot, torch.tensor([0.025, 0.975], dtype=boot.dtype)).tolist()
     return Correlation(value, low, high, p, n)
 
 
-@lru_cache(maxsize=8)
-def _resamplings(n: int, draws: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Permutations and bootstrap samples of n points [draws, n]: the same for every layer, so made once."""
+def _resamplings(n: int, draws: int, seed: int) -> Iterable[tuple[Tensor, Tensor]]:
+    """Permutations and bootstrap samples of n points, some draws at a time: a vocabulary's would take gigabytes."""
+    size = max(1, _TOGETHER // n)
+    if draws <= size:
+        return (_few_resamplings(n, draws, seed),)
     generator = torch.Generator().manual_seed(seed)
+    return (_resampled(n, min(size, draws - done), generator) for done in range(0, draws, size))
+
+
+@lru_cache(maxsize=8)
+def _few_resamplings(n: int, draws: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The same for every layer, so made once."""
+    return _resampled(n, draws, torch.Generator().manual_seed(seed))
+
+
+def _resampled(n: int, draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     order = torch.rand(draws, n, generator=generator).argsort(1)
     return order, torch.randint(n, (draws, n), generator=generator)
-
-
-def _chunks(draws: int, n: int) -> list[int]:
-    """Draws at a time: all of a vocabulary's at once would take gigabytes."""
-    size = max(1, (1 << 22) // n)
-    return [min(size, draws - done) for done in range(0, draws, size)]
 
 
 def _pearson(x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,122 @@
+"""What monitoring costs: a measured step beside a plain one, and a whole run at the default schedule.
+
+python benchmarks/monitor_overhead.py                                            # two CPU cores
+python benchmarks/monitor_overhead.py --device cuda --layers 12 --width 512 --context 256 --batch 64 --steps 4000
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from record import record
+
+from anisoscope import Monitor, at, log_spaced
+from anisoscope.training.config import TrainConfig
+from anisoscope.training.loop import make_optimizer, make_stream, precision
+from anisoscope.training.models import build_model
+
+BARS = {"live_over_plain": "at most 3", "probe_over_plain": "at most 3", "live_share": "at most 0.05",
+        "probe_share": "at most 0.05"}  # fmt: skip
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, value in {"layers": 6, "width": 256, "context": 128, "batch": 32, "steps": 1000, "repeats": 5}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--preset", default="standard")
+    return parser.parse_args()
+
+
+class Loop:
+    """A plain training loop, step by step."""
+
+    def __init__(self, chosen: argparse.Namespace, folder: Path) -> None:
+        self.config = TrainConfig(
+            layers=chosen.layers,
+            width=chosen.width,
+            heads=chosen.width // 64,
+            context=chosen.context,
+            batch_size=chosen.batch,
+            steps=chosen.steps,
+            device=chosen.device,
+        )
+        self.stream = make_stream(self.config, folder)
+        self.model = build_model(self.config, vocab_size=self.stream.corpus.vocab_size).to(chosen.device).train()
+        self.optimizer = make_optimizer(self.model, self.config)
+        self.done = 0
+
+    def step(self, monitor: Any = None) -> float:
+        """One update; its seconds, with everything finished."""
+        self.wait()
+        start = time.perf_counter()
+        with monitor.step(self.done) if monitor is not None else contextlib.nullcontext():
+            with precision(self.config, self.stream.device):
+                loss = self.model(**self.stream.batch(self.done)).loss
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.wait()
+        self.done += 1
+        return time.perf_counter() - start
+
+    def wait(self) -> None:
+        if self.stream.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def measured_steps(loop: Loop, chosen: argparse.Namespace, *, live: bool) -> list[float]:
+    """Seconds of steps that are all measured: on the training batch, or on a probe of as many tokens."""
+    steps = range(loop.done, loop.done + chosen.repeats + 1)
+    probe = None if live else loop.stream.probe_batches(chosen.batch, batch_size=chosen.batch)
+    settings: dict[str, Any] = {"counts": torch.as_tensor(loop.stream.counts), "optimizer": loop.optimizer}
+    settings |= {"tokenizer": loop.stream.corpus.tokenizer, "total_steps": chosen.steps}
+    with Monitor(loop.model, when=at(steps), metrics=chosen.preset, probe=probe, live=live, **settings) as monitor:
+        return [loop.step(monitor) for _ in steps][1:]  # the first also builds what is kept
+
+
+def main() -> None:
+    chosen = options()
+    with tempfile.TemporaryDirectory() as folder:
+        loop = Loop(chosen, Path(folder))
+        for _ in range(2):
+            loop.step()
+        plain = [loop.step() for _ in range(chosen.repeats)]
+        with Monitor(loop.model, when=at([10**9]), metrics=chosen.preset, live=True) as idle:
+            watched = [loop.step(idle) for _ in range(chosen.repeats)]
+        live = measured_steps(loop, chosen, live=True)
+        probed = measured_steps(loop, chosen, live=False)
+        plain += [loop.step() for _ in range(chosen.repeats)]  # before and after, so that a drifting machine shows
+    base = statistics.median(plain)
+    number = sum(log_spaced(chosen.steps)(step) for step in range(chosen.steps + 1))
+    run = chosen.steps * base
+    record(
+        f"Monitoring beside plain training, {'GPU' if chosen.device != 'cpu' else 'CPU'}",
+        about=f"Decoder {chosen.layers} × {chosen.width}, {chosen.batch} contexts of {chosen.context} characters, "
+        f"preset {chosen.preset}; live = the training batch, probe = a held-out probe of as many tokens. Shares are of "
+        f"a run of {chosen.steps} steps at the default schedule ({number} measured steps), from the medians.",
+        command="python benchmarks/monitor_overhead.py " + " ".join(sys.argv[1:]),
+        figures={
+            "plain_step_s": base,
+            "unmeasured_over_plain": statistics.median(watched) / base,
+            "live_over_plain": statistics.median(live) / base,
+            "probe_over_plain": statistics.median(probed) / base,
+            "live_share": number * (statistics.median(live) - base) / run,
+            "probe_share": number * (statistics.median(probed) - base) / run,
+            "slowest_over_quickest_plain_step": max(plain) / min(plain),
+        },
+        bars=BARS,
+    )
+
+
+if __name__ == "__main__":
+    main()
