@@ -14,14 +14,14 @@ from anisoscope.data.text import read_documents
 from anisoscope.runs.monitor import Monitor
 from anisoscope.runs.schedule import log_spaced
 
-STEPS, LENGTH = 64, 48
+STEPS, LENGTH = 32, 48
 
 # characters of the corpus that ships with the package, cut into contexts; the last ones are never trained on
 text = "".join(document.text for document in islice(read_documents(None), 12))
 vocabulary = {character: i for i, character in enumerate(sorted(set(text)))}
 ids = torch.tensor([vocabulary[character] for character in text])
 contexts = ids[: len(ids) // LENGTH * LENGTH].view(-1, LENGTH)
-train, held_out = contexts[:-48], contexts[-48:]
+train, held_out = contexts[:-32], contexts[-32:]
 
 torch.manual_seed(0)
 size = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": LENGTH, "vocab_size": len(vocabulary)}

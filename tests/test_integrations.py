@@ -315,6 +315,14 @@ def test_a_probe_is_measured_from_the_initialisation_to_the_final_state(tmp_path
     assert hooks_of(trainer.model) == 0
 
 
+def test_probe_and_training_batches_can_be_measured_side_by_side(tmp_path: Path) -> None:
+    callback = MonitorCallback(**monitor_options(probe=probe(), live=True))
+    make_trainer(gpt2(), tmp_path, callback, max_steps=3).train()
+    live = {key[0] for key in energies(callback.table) if key[-1].startswith("batch=live")}
+    held_out = {key[0] for key in energies(callback.table) if not key[-1].startswith("batch=live")}
+    assert (live, held_out) == ({0, 2}, {0, 2, 3}), "after the last update there is no batch"
+
+
 def test_a_training_that_stops_early_is_measured_where_it_stopped(tmp_path: Path) -> None:
     class Enough(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
@@ -613,11 +621,13 @@ def lightning_module(pl: Any, model: nn.Module, *, adam: bool = False) -> Any:
     class Module(pl.LightningModule):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.model, self.losses, self.batches, self.kill = model, [], [], -1
+            self.model, self.losses, self.batches, self.kill, self.skip = model, [], [], -1, -1
 
-        def training_step(self, batch: Any, _: int) -> Tensor:
+        def training_step(self, batch: Any, number: int) -> Tensor | None:
             if self.trainer.global_step == self.kill:
                 raise Killed
+            if number == self.skip:
+                return None
             loss: Tensor = self.model(**batch).loss
             self.losses.append(float(loss))
             self.batches.append(batch)
@@ -719,6 +729,16 @@ def test_a_resumed_lightning_training_goes_on_with_its_monitor(tmp_path: Path) -
     assert steps_of(resumed) == [0, 2, 4, 6, 8]
     assert_same(resumed, whole, 1e-6)
     assert any("of=update;" in key[-1] for key in energies(resumed))
+
+
+@QUIET
+def test_a_batch_that_lightning_skips_stops_nothing(tmp_path: Path) -> None:
+    pl = lightning()
+    module = lightning_module(pl, gpt2())
+    module.skip = 2
+    fit(pl, module, tmp_path, callback := lightning_callback())
+    assert len(module.losses) >= 4
+    assert steps_of(callback.table) == [0, 4]
 
 
 @QUIET

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-_INVERSES = 1 << 22  # elements of the k×k inverses held at a time
+_INVERSES = {"cpu": 1 << 22, "cuda": 1 << 25}  # elements of the k×k inverses held at a time
 _WIDENED = 1 << 17  # elements of the rows in float64 at a time
 _RIDGE = 1e-11  # on unit directions, in the inverse alone: with a direction given twice there still is one
 _REFINED = 2
@@ -94,7 +94,7 @@ def _all_codes(gram: Tensor, target: Tensor, passive: Tensor) -> Tensor:
     items, n, k = target.shape
     owner = torch.arange(items, device=gram.device).repeat_interleave(n)
     flat = target.reshape(-1, k)
-    step = max(256, _INVERSES // (k * k))
+    step = max(256, _INVERSES.get(gram.device.type, 1 << 22) // (k * k))
     parts = [
         _pivot(gram, owner[i : i + step], flat[i : i + step], passive[i : i + step]) for i in range(0, len(flat), step)
     ]
