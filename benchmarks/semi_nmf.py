@@ -73,7 +73,7 @@ def best_time(act: Callable[[], Any], repeats: int) -> float:
 
 def place(x: Tensor, rank: int) -> Callable[[float], float]:
     """An error as a place between the SVD of the rank and of one less."""
-    energies = torch.linalg.eigvalsh((x.double().T @ x.double())).flip(0)
+    energies = torch.linalg.eigvalsh(x.double().T @ x.double()).flip(0)
     energies = energies / energies.sum()
     low, high = float(energies[rank:].sum()), float(energies[rank - 1 :].sum())
     return lambda error: (error - low) / (high - low)

@@ -10,8 +10,8 @@ from itertools import islice
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from anisoscope import Monitor
 from anisoscope.data.text import read_documents
-from anisoscope.runs.monitor import Monitor
 from anisoscope.runs.schedule import log_spaced
 
 STEPS, LENGTH = 32, 48

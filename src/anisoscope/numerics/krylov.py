@@ -47,8 +47,7 @@ def leading(X: Tensor, count: int, *, keep: int | None = None, seed: int = 0, cy
     basis = torch.linalg.qr(first)[0].expand(*X.shape[:-2], d, width)
     scores = X @ basis.to(X.dtype)
     for _ in range(cycles):
-        image = (X.mT @ scores).double()
-        found = _best(*_expand(X, basis, scores, image), keep=max(keep, width))
+        found = _best(*_expand(X, basis, scores), keep=max(keep, width))
         basis, scores = found.directions[..., :width], found.scores[..., :width]
         if cycles > 1 and bool((_residuals(X, found, count) <= _PRECISE[X.dtype]).all()):
             break
@@ -58,16 +57,14 @@ def leading(X: Tensor, count: int, *, keep: int | None = None, seed: int = 0, cy
     return Leading(found.directions[..., :keep], found.scores[..., :keep], found.energies[..., :keep])
 
 
-def _expand(X: Tensor, basis: Tensor, scores: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-    """A Krylov basis that begins with `basis`, and X times it."""
-    spaces, images = [basis], [scores]
+def _expand(X: Tensor, basis: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A Krylov basis K that begins with `basis`, XK, and XᵀXK of all blocks but the last."""
+    spaces, images, returned = [basis], [scores], []
     for _ in range(_DEPTH - 1):
-        block = _orthogonal(image, torch.cat(spaces, -1))
-        spaces.append(block)
-        images.append(X @ block.to(X.dtype))
-        if len(spaces) < _DEPTH:
-            image = (X.mT @ images[-1]).double()
-    return torch.cat(spaces, -1), torch.cat(images, -1)
+        returned.append((X.mT @ images[-1]).double())
+        spaces.append(_orthogonal(returned[-1], torch.cat(spaces, -1)))
+        images.append(X @ spaces[-1].to(X.dtype))
+    return torch.cat(spaces, -1), torch.cat(images, -1), torch.cat(returned, -1)
 
 
 def _orthogonal(block: Tensor, against: Tensor) -> Tensor:
@@ -83,10 +80,13 @@ def _orthogonal(block: Tensor, against: Tensor) -> Tensor:
     return block
 
 
-def _best(space: Tensor, image: Tensor, *, keep: int) -> Leading:
+def _best(space: Tensor, image: Tensor, returned: Tensor, *, keep: int) -> Leading:
     """Rayleigh and Ritz: the directions within a space that hold the most energy."""
-    wide = image.double()
-    values, turn = torch.linalg.eigh(wide.mT @ wide)
+    known = returned.shape[-1]
+    last = image[..., known:].double()
+    left = space.mT @ returned  # KᵀXᵀXK but for the last block: d×d products instead of n×n ones
+    corner = torch.cat([left[..., known:, :].mT, last.mT @ last], -2)
+    values, turn = torch.linalg.eigh(torch.cat([left, corner], -1))
     turn = turn.flip(-1)[..., :keep]
     return Leading(space @ turn, image @ turn.to(image.dtype), values.flip(-1)[..., :keep].clamp_min(0.0))
 

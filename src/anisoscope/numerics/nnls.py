@@ -19,6 +19,7 @@ _WIDENED = 1 << 17  # elements of the rows in float64 at a time
 _RIDGE = 1e-11  # on unit directions, in the inverse alone: with a direction given twice there still is one
 _REFINED = 2
 _SLACK = 1e-10  # relative to the row: what counts as a violation
+_GUESSES = 30  # steps towards the first guess
 _FULL = 3  # full exchanges without improvement before only one is exchanged
 _ROUNDS = 50  # plus 5 per direction; what is left then is solved one by one
 
@@ -37,7 +38,7 @@ def nonnegative_codes(rows: Tensor, directions: Tensor, *, start: Tensor | None 
     unit = wide / norms
     gram = unit @ unit.mT
     target = _products(rows, unit)
-    passive = torch.ones_like(target, dtype=torch.bool) if start is None else start > 0
+    passive = (_guess(gram, target, rows.dtype) if start is None else start) > 0
     k = gram.shape[-1]
     codes = _all_codes(gram.reshape(-1, k, k), target.reshape(-1, *target.shape[-2:]), passive.reshape(-1, k))
     return codes.reshape(target.shape) / norms.mT
@@ -87,6 +88,13 @@ def _products(rows: Tensor, unit: Tensor) -> Tensor:
     step = max(1, _WIDENED // rows.shape[-1])
     n = rows.shape[-2]
     return torch.cat([rows[..., i : i + step, :].double() @ unit.mT for i in range(0, n, step)], -2)
+
+
+def _guess(gram: Tensor, target: Tensor, dtype: torch.dtype) -> Tensor:
+    """Codes near the solution: a few steps from the unconstrained ones, cut at 0."""
+    ridge = _RIDGE * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    free = torch.cholesky_solve(target.mT, torch.linalg.cholesky_ex(gram + ridge)[0]).mT.clamp_min(0.0)
+    return descend(gram, target.to(dtype), free.to(dtype), steps=_GUESSES)
 
 
 def _all_codes(gram: Tensor, target: Tensor, passive: Tensor) -> Tensor:

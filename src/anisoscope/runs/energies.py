@@ -132,7 +132,7 @@ def proxy_records(
     for group, average, columns in rows.of(Q):
         if average and ":" in group:
             continue
-        columns = columns | {"note": few}
+        columns = columns | {"note": few if columns["value"] == columns["value"] else "no gradient reaches these rows"}
         yield record("gradient_energy", columns, label, group=group, average=average, batch=source)
         if plain and not label.control:
             yield record(

@@ -16,7 +16,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,16 @@ from anisoscope.capture.losses import LossRule
 from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import TemporalSpread
-from anisoscope.metrics.metric import parse_requests
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.numerics.hashing import half_of
 from anisoscope.runs.energies import Record
 from anisoscope.runs.instruments import Instruments, make_probe
 from anisoscope.runs.measure import prepare
 from anisoscope.runs.monitor_store import MonitorStore
-from anisoscope.runs.plan import GEOMETRY, PLANS, TangentPlan
+from anisoscope.runs.plan import PLANS, TangentPlan, choose_plan
 from anisoscope.runs.schedule import Schedule, log_spaced
 from anisoscope.runs.steprows import StepRows
+from anisoscope.runs.store import replace_file
 from anisoscope.runs.table import Table
 from anisoscope.runs.tables import EmbeddingWatch
 from anisoscope.runs.tangent import TangentStudy, spread_records
@@ -90,7 +90,7 @@ class Monitor:
         self.total_steps, self.seed, self.loss = total, seed, loss
         self.name = name or type(self.model).__name__
         self.progress, self.tokenizer = progress, tokenizer
-        chosen, requests = _chosen(metrics, plan, rank=rank, seed=seed)
+        chosen, requests = choose_plan(metrics, plan, rank=rank, seed=seed)
         layout = find_layout(self.model)
         self.layout = layout
         sites = layout.sites([kind for kind in KINDS if kind in layout.kinds], layers)
@@ -123,6 +123,7 @@ class Monitor:
 
     def _about(self, plan: TangentPlan | None, out: Any) -> dict[str, Any]:
         parts = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
+        parts["architecture"] = type(self.model).__name__
         return {**parts, "plan": None if plan is None else asdict(plan), "live": self.live_wanted}
 
     # life
@@ -132,6 +133,7 @@ class Monitor:
         if state is not None:
             self._restore(state)
             self.resumed = state["step"]
+        self.store.describe("running")
         self.watch.attach()
         if self.live is not None:
             self.live.__enter__()
@@ -146,6 +148,8 @@ class Monitor:
         if kind is None:
             self._finish()
         self.store.write_table(self.table, done=self.done)
+        words = {"warnings": self.notes, "monitor_seconds": round(self.seconds, 3)}
+        self.store.describe("complete" if kind is None else "interrupted", **words)
 
     def _finish(self) -> None:
         last = max(self.done, default=0)
@@ -307,11 +311,13 @@ class Monitor:
 
     def save(self, folder: Path) -> None:
         """Write the whole state into a folder: for a training loop that keeps it with its own checkpoints."""
-        torch.save(self._state(max(self.done, default=-1)), Path(folder) / "monitor.pt")
+        state = self._state(max(self.done, default=-1))
+        replace_file(Path(folder) / "monitor.pt", lambda path: torch.save(state, path))
 
     def load(self, folder: Path) -> None:
         """Go back to what `save` wrote; steps measured after it are measured again and replaced."""
         state = torch.load(Path(folder) / "monitor.pt", map_location="cpu", weights_only=True)
+        self.store.rewind(set(state["done"]))
         self._restore(state)
         self.resumed = -1
 
@@ -348,22 +354,6 @@ class Monitor:
         return [*self.instruments.notes, *(study.notes if study is not None else ()), *self.instruments.setup.notes]
 
 
-def _chosen(
-    metrics: str | Sequence[str], plan: TangentPlan | None, *, rank: int | None, seed: int
-) -> tuple[TangentPlan | None, list[Any]]:
-    """The tangent plan and the geometry metrics that `metrics` names."""
-    chosen: TangentPlan | None
-    if isinstance(metrics, str) and metrics in PLANS:
-        chosen, names = plan or PLANS[metrics], GEOMETRY[metrics]
-    else:
-        words = metrics.split(",") if isinstance(metrics, str) else list(metrics)
-        wanted = "tangent" in words or plan is not None
-        chosen, names = (plan or PLANS["standard"]) if wanted else None, tuple(w for w in words if w != "tangent")
-    if chosen is not None:
-        chosen = replace(chosen, seed=seed, rank=rank if rank is not None else chosen.rank)
-    return chosen, list(parse_requests(list(names))) if names else []
-
-
 def _width(model: nn.Module) -> int:
     config = getattr(model, "config", None)
     value = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
@@ -392,7 +382,8 @@ def _factor(batch: MicroBatch, loss: str, tokens: int | None, scale: float, *, s
         if batch.seed is None or not batch.tokens():
             raise AnisoscopeError(
                 f"the loss that the model returned took no part in the backward pass of step {step}, so the scale of "
-                'its gradients is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum".'
+                'its gradients is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum", or '
+                "give a held-out probe= instead."
             )
         return batch.tokens() / batch.seed if batch.seed else math.nan  # a loss times 0 has lost its gradients
     if loss == "mean" and not tokens:

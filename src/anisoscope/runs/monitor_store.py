@@ -6,13 +6,16 @@ and its table replaced.
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from anisoscope import __version__
 from anisoscope.errors import AnisoscopeError
+from anisoscope.runs.profile import versions
 from anisoscope.runs.store import RunFolder, replace_file
 from anisoscope.runs.table import Table
 
@@ -35,6 +38,19 @@ class MonitorStore:
             raise AnisoscopeError(
                 f"{str(out)!r} holds a monitored run; say resume=True to go on with it, or give another."
             )
+
+    def describe(self, status: str, **more: Any) -> None:
+        """run.json of a loop that keeps none itself; a training run of ours writes its own."""
+        if self.folder is None:
+            return
+        old = self.folder.about()
+        if old and old.get("kind") != "monitor":
+            return
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        facts = {"schema": 1, "anisoscope": __version__, "kind": "monitor", "config": self.about, "status": status}
+        facts |= {"started": old.get("started") or now, "seed": self.about.get("seed", 0), "versions": versions()}
+        model = {"name": self.about.get("name", ""), "architecture": self.about.get("architecture", ""), "notes": []}
+        self.folder.write_about({**facts, "command": [], "models": [model], "warnings": [], **more})
 
     @property
     def name(self) -> str:
@@ -62,7 +78,19 @@ class MonitorStore:
         """What an open window kept of these steps."""
         if self.folder is None:
             return {}
+        for step in steps:
+            if not self._window(step).is_file():
+                raise AnisoscopeError(
+                    f"the moments of step {step} are gone from {str(self.folder.path)!r}, because the run went on "
+                    "to its end; go on from a later checkpoint, or begin again in another folder."
+                )
         return {step: torch.load(self._window(step), map_location="cpu", weights_only=True) for step in steps}
+
+    def rewind(self, done: set[int]) -> None:
+        """Forget states of steps that are to be measured again: a state without its table must not be found."""
+        for step, path in self._states().items():
+            if step not in done:
+                path.unlink()
 
     def drop_window(self) -> None:
         """The window is closed: its moments have been used."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from anisoscope.metrics.metric import parse_requests
 
 DEFAULT_RANK = 16
 
@@ -38,3 +42,19 @@ GEOMETRY = {  # spectra cost an eigenvalue problem per layer and fold, so only t
     "standard": ("average_cosine", "drift", "mean_norm"),
     "full": ("average_cosine", "drift", "mean_norm", "svd_ratio", "participation_ratio", "effective_rank", "two_nn"),
 }
+
+
+def choose_plan(
+    metrics: str | Sequence[str], plan: TangentPlan | None, *, rank: int | None, seed: int
+) -> tuple[TangentPlan | None, list[Any]]:
+    """The tangent plan and the geometry metrics that `metrics` names."""
+    chosen: TangentPlan | None
+    if isinstance(metrics, str) and metrics in PLANS:
+        chosen, names = plan or PLANS[metrics], GEOMETRY[metrics]
+    else:
+        words = metrics.split(",") if isinstance(metrics, str) else list(metrics)
+        wanted = "tangent" in words or plan is not None
+        chosen, names = (plan or PLANS["standard"]) if wanted else None, tuple(w for w in words if w != "tangent")
+    if chosen is not None:
+        chosen = replace(chosen, seed=seed, rank=rank if rank is not None else chosen.rank)
+    return chosen, list(parse_requests(list(names))) if names else []

@@ -240,7 +240,7 @@ class Sweeper:
         if self.study is None:
             steps = [c.step for c in self._series()] if self.config.series else []
             last = max((s for s in steps if s is not None), default=None)
-            self.study = TangentStudy(self.config.plan, self.counts, last)
+            self.study = TangentStudy(self.config.plan, self.counts, last, single=not self.config.series)
         return self.study
 
     def _measure(self, loaded: Any, step: int | None, *, finite: bool) -> list[dict[str, Any]]:

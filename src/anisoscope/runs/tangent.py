@@ -63,6 +63,7 @@ class TangentStudy:
     counts: Tensor | None = None
     total_steps: int | None = None
     source: str = ""  # "live" for rows of training batches
+    single: bool = False  # one model, no series of steps
     previous: dict[Site, Kept] = field(default_factory=dict)
     fitted: dict[str, dict[Site, Proxy]] = field(default_factory=dict)  # the proxies of the last step
     notes: list[str] = field(default_factory=list)
@@ -70,6 +71,8 @@ class TangentStudy:
     def __post_init__(self) -> None:
         self.bins = None if self.counts is None else equal_mass_bins(self.counts, bins=self.plan.bins)
         wanted = self.plan.frozen and self.total_steps is not None
+        if self.plan.frozen and self.total_steps is None and not self.single:
+            self._note("the frozen proxy is left out: its window is a share of the training, so it needs total_steps")
         self.frozen = FrozenProxies(self.plan, self.total_steps or 0, self.source) if wanted else None
         self.main_rank = 0
 
@@ -302,11 +305,13 @@ class TangentStudy:
                 yield record("amplification", row, label, control=name, batch=self.source)
 
     def _spread(self, fit: Half, test: Half) -> Iterator[Record]:
-        """Contextual spread of types against their frequency, over the rows of both halves."""
+        """Contextual spread of types against their frequency, over the rows of both halves that show their token."""
         if self.counts is None or test.token.max() < 0:
             return
         x = torch.cat([fit.x, test.x])
-        tokens, order = torch.cat([fit.token, test.token]), torch.cat([fit.order(), test.order()])
+        order = torch.cat([fit.order(), test.order()])
+        masked = torch.cat([fit.masked, test.masked]) == 1  # these rows are about [MASK], not about their own type
+        tokens = torch.cat([fit.token, test.token]).masked_fill(masked, -1)
         found = contextual_spread(x, tokens, self.counts, order=order)
         yield from spread_records(found, over="context", seed=self.plan.seed)
 
