@@ -265,5 +265,7 @@ def _explain(error: Exception) -> str:
 
 from anisoscope import cli_learning as cli_learning  # noqa: E402  (registers its commands on the app above)
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # run as a file this module is not the one that the commands were added to
+    from anisoscope.cli import main as _main
+
+    _main()

@@ -57,14 +57,13 @@ def leading(X: Tensor, count: int, *, keep: int | None = None, seed: int = 0, cy
     return Leading(found.directions[..., :keep], found.scores[..., :keep], found.energies[..., :keep])
 
 
-def _expand(X: Tensor, basis: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A Krylov basis K that begins with `basis`, XK, and XᵀXK of all blocks but the last."""
-    spaces, images, returned = [basis], [scores], []
+def _expand(X: Tensor, basis: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """A Krylov basis that begins with `basis`, and X times it."""
+    spaces, images = [basis], [scores]
     for _ in range(_DEPTH - 1):
-        returned.append((X.mT @ images[-1]).double())
-        spaces.append(_orthogonal(returned[-1], torch.cat(spaces, -1)))
+        spaces.append(_orthogonal((X.mT @ images[-1]).double(), torch.cat(spaces, -1)))
         images.append(X @ spaces[-1].to(X.dtype))
-    return torch.cat(spaces, -1), torch.cat(images, -1), torch.cat(returned, -1)
+    return torch.cat(spaces, -1), torch.cat(images, -1)
 
 
 def _orthogonal(block: Tensor, against: Tensor) -> Tensor:
@@ -80,13 +79,10 @@ def _orthogonal(block: Tensor, against: Tensor) -> Tensor:
     return block
 
 
-def _best(space: Tensor, image: Tensor, returned: Tensor, *, keep: int) -> Leading:
+def _best(space: Tensor, image: Tensor, *, keep: int) -> Leading:
     """Rayleigh and Ritz: the directions within a space that hold the most energy."""
-    known = returned.shape[-1]
-    last = image[..., known:].double()
-    left = space.mT @ returned  # KᵀXᵀXK but for the last block: d×d products instead of n×n ones
-    corner = torch.cat([left[..., known:, :].mT, last.mT @ last], -2)
-    values, turn = torch.linalg.eigh(torch.cat([left, corner], -1))
+    wide = image.double()
+    values, turn = torch.linalg.eigh(wide.mT @ wide)
     turn = turn.flip(-1)[..., :keep]
     return Leading(space @ turn, image @ turn.to(image.dtype), values.flip(-1)[..., :keep].clamp_min(0.0))
 

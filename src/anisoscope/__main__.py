@@ -1,0 +1,5 @@
+"""`python -m anisoscope`."""
+
+from anisoscope.cli import main
+
+main()
