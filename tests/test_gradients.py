@@ -199,7 +199,7 @@ def live_batches(
 
 def live_rows(model: nn.Module, found: list[MicroBatch]) -> dict[str, dict[tuple[int, int], Tensor]]:
     sites = find_layout(model).sites()
-    everything = [live_pass(b, sites, keep=lambda rows: torch.ones(len(rows.x), dtype=torch.bool)) for b in found]
+    everything = [live_pass(b, sites) for b in found]
     for batch in found:
         assert batch.seed is not None
     return keyed(everything, [b.tokens() / b.seed for b in found if b.seed is not None])

@@ -21,6 +21,8 @@ from anisoscope.capture.rows import Index, Rows, Scores, Sink
 from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 
+_PROBES: list[None] = []  # passes of our own that are running
+
 
 @dataclass(frozen=True)
 class SiteRows:
@@ -72,13 +74,20 @@ def untouched(model: nn.Module) -> Iterator[None]:
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     compiled = [(m, m._compiled_call_impl) for m in model.modules() if getattr(m, "_compiled_call_impl", None)]
     with torch.random.fork_rng(devices=devices), evaluating(model):
+        _PROBES.append(None)
         try:
             for module, _ in compiled:  # hooks never fire in what was compiled without them
                 module._compiled_call_impl = None
             yield
         finally:
+            _PROBES.pop()
             for module, call in compiled:
                 module._compiled_call_impl = call
+
+
+def probing() -> bool:
+    """Whether a pass of our own is running, which no other monitor may take for training."""
+    return bool(_PROBES)
 
 
 def original(model: nn.Module) -> nn.Module:

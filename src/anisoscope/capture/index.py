@@ -207,6 +207,16 @@ def read_contexts(
     return Contexts(hashes, real, ids if aligned else None), notes
 
 
+def original_contexts(arguments: Mapping[str, Any], *, config: Any = None) -> Tensor:
+    """Hashes [B] of what the contexts are, not of what of them is shown: a text masked twice is the same text."""
+    ids, labels = arguments.get("input_ids"), arguments.get("labels")
+    whole = dict(arguments)
+    if isinstance(ids, Tensor) and isinstance(labels, Tensor) and ids.shape == labels.shape:
+        ids, labels = ids.detach().cpu(), labels.detach().cpu()
+        whole["input_ids"] = torch.where(labels >= 0, labels, ids)  # a causal model's labels are its ids
+    return read_contexts(whole, config=config)[0].hashes
+
+
 def _content(arguments: Mapping[str, Any]) -> tuple[str, Tensor]:
     for name in CONTENT:
         if isinstance(arguments.get(name), Tensor):

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.arguments import by_name
-from anisoscope.capture.gradients import GradientPass, SiteRows
+from anisoscope.capture.gradients import GradientPass, SiteRows, probing
 from anisoscope.capture.hooks import Capture
+from anisoscope.capture.index import original_contexts
 from anisoscope.capture.layout import Layout
 from anisoscope.capture.losses import IGNORED, Reading, Words, find_reading, output_part
 from anisoscope.capture.rows import Rows, Scores, Sink
 from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.numerics.hashing import half_of
 
 
 @dataclass
@@ -34,7 +36,21 @@ class MicroBatch:
     reading: Reading | None = None
     loss: float = float("nan")  # as the model returned it
     unreached: list[Site] = field(default_factory=list)
+    shown: list[Rows | Scores] = field(default_factory=list)  # for the geometry metrics
     shared: bool = True  # whether the loss is a part of the mean over num_items_in_batch, where that is given
+
+    def feed(self, sink: Sink) -> None:
+        """Hand on what the pass showed: only known to be part of the training once its gradients have come."""
+        for item in self.shown:
+            if isinstance(item, Rows):
+                sink.rows(item)
+            else:
+                sink.scores(item)
+
+    def has_targets(self) -> bool:
+        """Whether the model was given anything to learn from; labels may also be somebody else's business."""
+        labels = self.arguments.get("labels")
+        return not isinstance(labels, Tensor) or bool((labels != IGNORED).any())
 
     def tokens(self) -> int:
         """What the mean of the loss was taken over."""
@@ -55,8 +71,7 @@ class LiveGradients:
         self.model, self.sites = model, list(sites)
         self.active = False
         self.batches: list[MicroBatch] = []
-        self.others: Sink | None = None
-        self._grad = True
+        self.geometry = False
         options: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle}
         self._capture = Capture(model, [*sites, *extra], self, **options)
         self._handles: list[Any] = []
@@ -76,19 +91,19 @@ class LiveGradients:
             handle.remove()
         self._capture._stack.close()
 
-    def begin(self, others: Sink | None = None) -> None:
-        """Look at everything from now on."""
-        self.batches, self.active, self.others = [], True, others
+    def begin(self, *, geometry: bool = False) -> None:
+        """Look at everything from now on; with `geometry` keep what metrics of the activations need."""
+        self.batches, self.active, self.geometry = [], True, geometry
 
     def end(self) -> list[MicroBatch]:
         """Stop looking; what was seen."""
-        self.active, self.others = False, None
+        self.active, self.geometry = False, False
         found, self.batches = self.batches, []
         return found
 
     def _idle(self) -> bool:
-        # an evaluation inside the step runs without gradients and is not the training batch
-        return not self.active or not torch.is_grad_enabled()
+        # an evaluation inside the step runs without gradients and is not the training batch; nor is anybody's probe
+        return not self.active or not torch.is_grad_enabled() or probing()
 
     # hooks
 
@@ -140,14 +155,14 @@ class LiveGradients:
             return False
 
     def rows(self, rows: Rows) -> None:
-        if rows.x.ndim == 2 and self.batches:
+        if self.batches and rows.x.ndim == 2:
             self.batches[-1].rows[rows.site] = rows
-        if self.others is not None:
-            self.others.rows(rows)
+        if self.batches and self.geometry:
+            self.batches[-1].shown.append(rows)
 
     def scores(self, scores: Scores) -> None:
-        if self.others is not None:
-            self.others.scores(scores)
+        if self.batches and self.geometry:
+            self.batches[-1].shown.append(scores)
 
     def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None:
         if site not in self.sites or not self.batches:
@@ -168,8 +183,9 @@ class LiveGradients:
         activation.register_hook(arrived)
 
 
-def live_pass(batch: MicroBatch, sites: Sequence[Site], *, keep: Callable[[Rows], Tensor]) -> GradientPass:
-    """The rows of one micro-batch that `keep` selects (a mask), with their gradients as they came."""
+def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = None) -> GradientPass:
+    """The rows of a micro-batch, or of the contexts of one half of it, with their gradients as they came."""
+    halves = half_of(original_contexts(batch.arguments)) if half is not None else None
     out = GradientPass(tokens=batch.tokens(), unreached=list(batch.unreached))
     labels = batch.arguments.get("labels")
     labels = labels.detach().cpu() if isinstance(labels, Tensor) else None
@@ -178,8 +194,9 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, keep: Callable[[Rows]
         if rows is None:
             continue
         words = Words.of(rows.index, labels, batch.reading, stack=site.stack)
-        mask = keep(rows).cpu()
-        chosen = mask.nonzero().squeeze(1)
+        chosen = torch.arange(len(rows.x))
+        if halves is not None:
+            chosen = chosen[halves[rows.index.keep.cpu() // max(1, rows.index.length)] == half]
         at = chosen.to(rows.x.device)
         out.sites[site] = SiteRows(
             rows.x[at], None if g is None else g[at], _picked_index(rows, chosen), _picked_words(words, chosen)

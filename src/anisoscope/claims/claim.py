@@ -5,8 +5,9 @@ under `@claim(...)`. Seeds are this file's business: every seed is judged by its
 them together.
 
 What `Verdict.details` holds: `parts` (each effect with interval, margin, p and status), `aspects` (sub-claims with a
-status of their own), `proxy`, `rank`, `fit`, `seed` or `seeds` (then `per_seed` too), and what the claim adds for the
-report (`cells`, `steps`, `layers`, …).
+status of their own), `proxy`, `rank`, `fit`, `pooled` (whether it speaks for several seeds), `seed` or `seeds` (then
+`per_seed` too), `measured_again` (seeds left out because they are another seed's run, by model), and what the claim adds
+for the report (`cells`, `steps`, `layers`, …).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from anisoscope.claims.evidence import Missing, Run, Study, studies
 from anisoscope.claims.part import ONE_MODEL, Finding, Part, Status, by_name, judge, pool
+from anisoscope.claims.seeds import remark
 from anisoscope.errors import unknown_name
 from anisoscope.runs.table import Table
 
@@ -45,7 +47,7 @@ class Verdict:
     details: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "details", json_safe(self.details))
+        object.__setattr__(self, "details", json_safe({"pooled": False, **self.details}))
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary for JSON: what is not a number is null."""
@@ -191,7 +193,8 @@ def _verdicts(declared: Claim, series: list[Study]) -> list[Verdict]:
 def _of_one(declared: Claim, subject: str, finding: Finding, *, study: Study, alone: bool) -> Verdict:
     seed = _seed(study, subject)
     scope = finding.scope if alone else f"for seed {seed}"
-    return _verdict(declared, subject, finding, scope=scope, about={**_about(study), "seed": seed})
+    about = {**_about(study), "seed": seed, "measured_again": _again([study], subject)}
+    return _verdict(declared, subject, finding, scope=scope, about=about)
 
 
 def _over_seeds(
@@ -208,7 +211,8 @@ def _over_seeds(
     seeds = [_seed(series[i], subject) for i, _ in usable]
     scope = f"over {len(usable)} seeds" if len(usable) > 1 else f"for seed {seeds[0]}"
     finding = pool([f for _, f in usable]) if len(usable) > 1 else usable[0][1]
-    about = {**_about(series[usable[0][0]]), "seeds": seeds}
+    about = {**_about(series[usable[0][0]]), "pooled": True, "seeds": seeds}
+    about["measured_again"] = _again([series[i] for i, _ in findings], subject)
     about["per_seed"] = [{"seed": v.details["seed"], **{name: getattr(v, name) for name in kept}} for v in single]
     return _verdict(declared, subject, finding, scope=scope, about=about)
 
@@ -216,6 +220,16 @@ def _over_seeds(
 def _seed(study: Study, subject: str) -> int | None:
     run = study.get(subject) or next(iter(study.values()))
     return run.seed
+
+
+def _again(series: list[Study], subject: str) -> dict[str, list[str]]:
+    """What to say of seeds that were left out, by model, for the models that a verdict may rest on."""
+    found: dict[str, list[str]] = {}
+    for study in series:
+        for run in [study[subject]] if subject in study else study.values():
+            if run.again:
+                found.setdefault(run.model, []).append(remark(run.seed, run.again))
+    return found
 
 
 def _about(study: Study) -> dict[str, Any]:
@@ -229,6 +243,7 @@ def _verdict(declared: Claim, subject: str, finding: Finding, *, scope: str, abo
     status, binding = judge(needed)
     shown = _shown(needed, binding)
     doubt = binding.reason if status == "undecided" else finding.doubt(parts) if status == "holds" else ""
+    told = finding.sentence(parts, shown.status, shown) if shown.measured else ""
     details = {"parts": [part.record() for part in parts.values()], "aspects": _aspects(finding, parts)}
     return Verdict(
         claim=declared.name,
@@ -239,7 +254,7 @@ def _verdict(declared: Claim, subject: str, finding: Finding, *, scope: str, abo
         high=shown.high,
         p=max((part.p for part in needed if math.isfinite(part.p)), default=math.nan),
         margin=shown.margin,
-        why=_sentence(finding.sentence(parts, shown.status, shown) if shown.measured else "", doubt, scope=scope),
+        why=_sentence(told, doubt, scope=scope, again=about.get("measured_again", {})),
         scope=scope,
         subject=subject,
         details={**details, **about, **finding.details},
@@ -252,9 +267,12 @@ def _shown(needed: list[Part], binding: Part) -> Part:
     return binding if binding.measured or not measured else judge(measured)[1]
 
 
-def _sentence(text: str, doubt: str, *, scope: str) -> str:
-    """One sentence: what was found, a doubt that leaves it undecided, and over which seeds."""
+def _sentence(text: str, doubt: str, *, scope: str, again: Mapping[str, list[str]]) -> str:
+    """One sentence: what was found, a doubt that leaves it undecided, over which seeds, and which were left out."""
     text = "; undecided because ".join(words for words in (text, doubt) if words)
+    for words in dict.fromkeys("; ".join(found) for found in again.values()):
+        models = [model for model, found in again.items() if "; ".join(found) == words]
+        text += f"; {words}" if len(again) == 1 else f"; in {' and '.join(models)} {words}"
     text = f"{scope}: {text}" if "seed" in scope else text
     return text[0].upper() + text[1:].rstrip(".") + "."
 

@@ -94,7 +94,8 @@ def control_parts(run: Run, group: str = "", **options: Any) -> list[Part]:
         found = differences(run, control, group, **options)
         common = [found[cell] for cell in cells if cell in found]
         if not common:
-            gap = Missing(f"gradient_energy with control={control}{f' for group {group}' if group else ''}")
+            named = run.settings.variant(control=control, **options).replace(";", ", ")
+            gap = Missing(f"gradient_energy with {named}{f' for group {group}' if group else ''}")
             parts.append(Part.absent(control, str(gap), margin=MARGIN))
         elif control == "random":
             p = random_p(run, group, **options)
@@ -108,16 +109,33 @@ def random_p(run: Run, group: str = "", *, step: int | str | None = "last", **op
     """p that no site is better than random subspaces at one step (default: the last): the smallest Holm-adjusted p.
 
     The interval over contexts does not know that a random subspace may happen to lie well; this does. Without
-    `gradient_p_holm` it is Bonferroni's p from the mean and sd of the random control.
+    `gradient_p_holm` it is Bonferroni's from `gradient_p`, and without that a bound from the mean and sd of the draws.
     """
-    adjusted = run.readings("gradient_p_holm", group, **options)
-    at = _last(adjusted) if step == "last" else step
-    values = [adjusted[cell].value for cell in at_step(adjusted, at)]  # type: ignore[arg-type]
-    return min(values) if values else band_p(run, "gradient_energy", group, step=step, **options)
+    adjusted = _values_at(run.readings("gradient_p_holm", group, **options), step)
+    return min(adjusted) if adjusted else exact_p(run, "gradient", group, step=step, of_metric="energy", **options)
+
+
+def exact_p(
+    run: Run, metric: str, group: str = "", *, step: int | str | None = "last", of_metric: str = "", **options: Any
+) -> float:
+    """Bonferroni's p over the sites of one step, from `metric`_p; where nobody drew it, the bound of `band_p`."""
+    values = _values_at(run.readings(f"{metric}_p", group, **options), step)
+    if values:
+        return min(1.0, len(values) * min(values))
+    return band_p(run, f"{metric}_{of_metric}" if of_metric else metric, group, step=step, **options)
+
+
+def _values_at(readings: Readings, step: int | str | None) -> list[float]:
+    at = _last(readings) if step == "last" else step
+    return [readings[cell].value for cell in at_step(readings, at)]  # type: ignore[arg-type]
 
 
 def band_p(run: Run, metric: str, group: str = "", *, step: int | str | None = "last", **options: Any) -> float:
-    """The same for any metric with a random control: normal tails of the draws, times the number of sites."""
+    """A bound on p for any metric with a random control, times the number of sites: Cantelli's, 1/(1 + z²).
+
+    It holds whatever the draws are like; the energies of random subspaces are skewed to the right, so that normal tails
+    would promise too much.
+    """
     readings = run.readings(metric, group, **options)
     drawn = run.readings(metric, group, control="random", **options)
     at = _last(drawn) if step == "last" else step
@@ -125,7 +143,7 @@ def band_p(run: Run, metric: str, group: str = "", *, step: int | str | None = "
     for cell in at_step(readings, at):  # type: ignore[arg-type]
         if cell in drawn and drawn[cell].sd > 0:
             z = (readings[cell].value - drawn[cell].value) / drawn[cell].sd
-            tails.append(0.5 * math.erfc(z / math.sqrt(2)))
+            tails.append(1 / (1 + z * z) if z > 0 else 1.0)
     return min(1.0, len(tails) * min(tails)) if tails else math.nan
 
 
@@ -149,7 +167,7 @@ def cell_records(run: Run, group: str = "", **options: Any) -> list[dict[str, An
         low, high = (energy[cell].quantity / levels[cell]).interval()
         lows = [gaps[c][cell].interval()[0] for c in CONTROLS if cell in gaps[c]]
         p = adjusted[cell].value if cell in adjusted else math.nan
-        above = bool(lows) and min(lows) > 0 and not p > ALPHA
+        above = bool(lows) and all(low > 0 for low in lows) and not p > ALPHA
         record = {**cell.record(), "enrichment": energy[cell].value / levels[cell], "low": low, "high": high, "p": p}
         record["controls"] = {c: drawn[c][cell].value / levels[cell] for c in CONTROLS if cell in drawn[c]}
         records.append({**record, "above": above})

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anisoscope.claims.quantity import Quantity
+from anisoscope.claims.seeds import repeats
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.table import Table, variant_name
 
@@ -187,6 +188,7 @@ class Run:
     model: str
     seed: int | None
     settings: Settings
+    again: tuple[int, ...] = ()  # seeds under which the same run was measured again
     _seen: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def readings(self, metric: str, group: str = "", **options: Any) -> Readings:
@@ -235,20 +237,32 @@ Study = dict[str, Run]  # the models of one seed, by name
 
 
 def studies(table: Table, metrics: Iterable[str], *, proxy: str, rank: int | None, fit: str) -> list[Study]:
-    """The runs of a table, one study for each seed; the i-th seed of every model belongs to the i-th study."""
+    """The runs of a table, one study for each seed, without runs that were measured again under another seed."""
     index = Index(table, metrics)
     settings = Settings(proxy, most_common_rank(table) if rank is None else rank, fit)
-    seeds: dict[str, set[int | None]] = {name: set() for name in table.arrow["model"].unique().to_pylist() if name}
+    seeds: dict[str, set[int]] = {name: set() for name in table.arrow["model"].unique().to_pylist() if name}
     for model, seed, *_ in index.slices:
-        seeds.setdefault(model, set()).add(seed)
-    ordered: dict[str, list[int | None]] = {}
-    for model, found in seeds.items():
-        ordered[model] = [*sorted(seed for seed in found if seed is not None)] or [None]
-    count = max((len(found) for found in ordered.values()), default=0)
+        seeds.setdefault(model, set()).update(() if seed is None else (seed,))
+    kept = repeats(table, {model: sorted(found) for model, found in seeds.items()})
     return [
-        {model: Run(index, model, found[i], settings) for model, found in ordered.items() if i < len(found)}
-        for i in range(count)
+        {model: Run(index, model, seed, settings, tuple(kept[model].get(seed, ()))) for model, seed in study.items()}
+        for study in _aligned({model: list(found) or [None] for model, found in kept.items()})
     ]
+
+
+def _aligned(seeds: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """The seed of every model in every study: the same one where all models share some, else the i-th of each.
+
+    >>> _aligned({"a": [0, 2], "b": [0, 1, 2]})
+    [{'a': 0, 'b': 0}, {'b': 1}, {'a': 2, 'b': 2}]
+    >>> _aligned({"a": [0, 1], "b": [7]})
+    [{'a': 0, 'b': 7}, {'a': 1}]
+    """
+    if seeds and set.intersection(*map(set, seeds.values())):
+        every = sorted({seed for found in seeds.values() for seed in found}, key=lambda seed: -1 if seed is None else seed)
+        return [{model: seed for model, found in seeds.items() if seed in found} for seed in every]
+    count = max((len(found) for found in seeds.values()), default=0)
+    return [{model: found[i] for model, found in seeds.items() if i < len(found)} for i in range(count)]
 
 
 def most_common_rank(table: Table) -> int | None:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from anisoscope.claims.quantity import Quantity, no_effect_p, t_tail
+from anisoscope.claims.quantity import FEWEST_FOLDS, Quantity, no_effect_p, t_tail
 
 Status = Literal["holds", "fails", "undecided"]
 ALPHA = 0.05
 FEWEST_SEEDS = 3  # for a claim about more than one run
 ONE_MODEL = "for this model"
+TOO_FEW = f"too few contexts were tested: an interval needs them in {FEWEST_FOLDS} of the 8 folds at least"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Part:
     p: float = math.nan
     needed: bool = True
     tested: bool = False  # holds only with p ≤ .05
+    guard: bool = False  # a condition of the claim; where all hold, another part tells the effect
     reason: str = ""  # why it stays undecided whatever the interval says
 
     @classmethod
@@ -43,6 +45,8 @@ class Part:
         """A part from a quantity; p is that of no effect at all unless another is given."""
         low, high = quantity.interval()
         more.setdefault("p", no_effect_p(quantity) if math.isfinite(margin) else math.nan)
+        if quantity.thin and math.isfinite(margin):
+            more.setdefault("reason", TOO_FEW)
         return cls(name, quantity.value, low, high, margin=margin, **more)
 
     @classmethod
@@ -103,7 +107,8 @@ def judge(parts: Sequence[Part]) -> tuple[Status, Part]:
     open_ones = [part for part in parts if part.status == "undecided"]
     if open_ones:
         return "undecided", min(open_ones, key=_unsure)
-    return "holds", min(parts, key=lambda part: part.low - part.margin)
+    telling = [part for part in parts if not part.guard] or parts
+    return "holds", min(telling, key=lambda part: part.low - part.margin)
 
 
 def _unsure(part: Part) -> tuple[bool, float]:
@@ -121,6 +126,7 @@ def pool(findings: Sequence[Finding]) -> Finding:
 
 
 def _pooled(parts: Sequence[Part]) -> Part:
+    """The mean over seeds; a test against random subspaces must be passed by every seed, so its largest p counts."""
     first = parts[0]
     effects = [part.effect for part in parts if math.isfinite(part.effect)]
     if not effects:
@@ -129,6 +135,12 @@ def _pooled(parts: Sequence[Part]) -> Part:
     few = len(effects) < FEWEST_SEEDS
     reason = f"it was measured in {len(effects)} seeds and a general claim needs {FEWEST_SEEDS}" if few else ""
     half, p = (math.nan, math.nan) if few else t_interval(effects)
+    tested = any(part.tested for part in parts)
+    if tested:
+        tests = [part.p for part in parts if part.tested]
+        p = max(tests) if all(math.isfinite(test) for test in tests) else math.nan
+    elif first.guard:
+        p = math.nan
     return Part(
         first.name,
         centre,
@@ -137,6 +149,8 @@ def _pooled(parts: Sequence[Part]) -> Part:
         margin=first.margin,
         p=p,
         needed=first.needed,
+        tested=tested,
+        guard=first.guard,
         reason=reason if first.needed else "",
     )
 

@@ -2,10 +2,12 @@
 
 Notation
     θ      a number measured on all contexts
-    θ₍ⱼ₎   the same without context fold j, j = 1 … G (G = 8)
+    θ₍ⱼ₎   the same without context fold j, j = 1 … 8; NaN where fold j holds no context of θ
+    G      number of live folds: those whose θ₍ⱼ₎ is a number, in all terms of a combined number
 The folds are the same contexts at every layer, step and proxy of a run. So the mean over layers of θ has the
 leave-one-fold-out values mean(θ₍ⱼ₎), and a difference θ − φ has θ₍ⱼ₎ − φ₍ⱼ₎: whatever the dependence between layers is,
-the jackknife of the combined number contains it.
+the jackknife of the combined number contains it. A fold is live for a combined number where it is for all its terms; the
+interval has G − 1 degrees of freedom, and there is none with fewer than three live folds.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from anisoscope.metrics.estimate import jackknife
+
+FEWEST_FOLDS = 3  # fewer say next to nothing about the scatter between contexts
+THIN = (math.nan,)  # the folds of a number without live ones
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,26 @@ class Quantity:
     def fixed(self) -> bool:
         return not self.folds and self.half == 0.0
 
+    @property
+    def live(self) -> tuple[float, ...]:
+        """The leave-one-fold-out values of folds that hold contexts."""
+        return tuple([fold for fold in self.folds if math.isfinite(fold)])
+
+    @property
+    def thin(self) -> bool:
+        """Whether too few folds hold contexts for an interval.
+
+        >>> Quantity(1.0, (1.1, 0.9, math.nan)).thin
+        True
+        """
+        return bool(self.folds) and len(self.live) < FEWEST_FOLDS
+
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval; NaN where neither folds nor a half-width are known."""
+        """The 95 % interval; NaN where too few folds are live, or neither folds nor a half-width are known."""
+        if self.thin:
+            return math.nan, math.nan
         if self.folds:
-            return jackknife(self.value, self.folds, bounds=(None, None))
+            return jackknife(self.value, self.live, bounds=(None, None))
         return self.value - self.half, self.value + self.half
 
     def __sub__(self, other: Quantity) -> Quantity:
@@ -81,6 +102,8 @@ def combine(parts: Sequence[Quantity], function: Callable[[Sequence[float]], flo
     if count and all(len(p.folds) == count for p in moving):
         rows = zip(*((p.value,) * count if p.fixed else p.folds for p in parts), strict=True)
         return Quantity(value, tuple([function(row) for row in rows]))
+    if any(p.thin for p in moving):
+        return Quantity(value, THIN)
     return Quantity(value, half=_carried(parts, function, value))
 
 
@@ -108,18 +131,20 @@ def mean(parts: Sequence[Quantity]) -> Quantity:
     moving = [p for p in parts if not p.fixed]
     if all(p.folds and len(p.folds) == len(moving[0].folds) for p in moving):
         return combine(parts, lambda values: sum(values) / len(values))
+    if any(p.thin for p in moving):
+        return Quantity(sum(p.value for p in parts) / len(parts), THIN)
     halves = [(p.interval()[1] - p.interval()[0]) / 2 for p in parts]
     return Quantity(sum(p.value for p in parts) / len(parts), half=sum(halves) / len(halves))
 
 
 def no_effect_p(effect: Quantity) -> float:
-    """One-sided p of `effect ≤ 0` by Student's t on the jackknife error; NaN without folds."""
-    finite = [f for f in effect.folds if math.isfinite(f)]
-    if len(finite) < 2 or not math.isfinite(effect.value):
+    """One-sided p of `effect ≤ 0` by Student's t on the jackknife error; NaN without three live folds."""
+    live = effect.live
+    if len(live) < FEWEST_FOLDS or not math.isfinite(effect.value):
         return math.nan
-    centre = sum(finite) / len(finite)
-    error = math.sqrt((len(finite) - 1) / len(finite) * sum((f - centre) ** 2 for f in finite))
-    return t_tail(effect.value, error, degrees=len(finite) - 1)
+    centre = sum(live) / len(live)
+    error = math.sqrt((len(live) - 1) / len(live) * sum((f - centre) ** 2 for f in live))
+    return t_tail(effect.value, error, degrees=len(live) - 1)
 
 
 def t_tail(value: float, error: float, *, degrees: int) -> float:

@@ -28,7 +28,7 @@ from anisoscope.claims.quantity import Quantity, mean
 
 SOURCE = "arXiv:2604.08764"
 SHARE_MARGIN = 0.05
-ENERGY_METRICS = ("gradient_energy", "gradient_enrichment", "gradient_p_holm")
+ENERGY_METRICS = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm")
 _ROWS = {"masked": "masked rows", "unmasked": "unmasked rows"}  # groups of a masked language model
 _CONTROL_WORDS = {
     "normal": "directions normal to them",
@@ -60,13 +60,22 @@ def tangent_energy(run: Run) -> Finding:
 
 def energy_sentence(parts: Parts, status: Status, part: Part, *, what: str = "gradients' energy") -> str:
     """How many times chance, how much above the control that comes closest, where."""
-    text = f"the tangent directions hold {span(parts['enrichment'])} times as much of the {what} as chance would give, "
-    text += f"which is {span(part)} chance levels above {_CONTROL_WORDS[part.name]}, {outcome(status, part)}"
+    text = f"the tangent directions hold {span(parts['enrichment'])} times as much of the {what} as chance would give; "
+    text += f"their lead over the control that decides, {_CONTROL_WORDS[part.name]}, is {span(part)} in the same unit, "
     told = [f"at the last step {figure(parts['enrichment at the last step'].effect)} times chance"]
-    told += [f"on {rows} {figure(parts[rows].effect)}" for rows in _ROWS.values() if rows in parts]
+    told += [f"on {rows} {figure(parts[rows].effect)} times" for rows in _ROWS.values() if rows in parts]
     if "layers beyond the margin" in parts:
-        told.append(f"beyond the margin at {100 * parts['layers beyond the margin'].effect:.0f} % of the layers")
-    return f"{text} ({', '.join(told)})"
+        told.append(f"the lead is beyond the margin in {_part_of(parts['layers beyond the margin'].effect)} layers")
+    return f"{text}{outcome(status, part)} ({', '.join(told)})"
+
+
+def _part_of(share: float) -> str:
+    """A share of layers in words.
+
+    >>> _part_of(1.0), _part_of(0.0), _part_of(0.25)
+    ('all', 'none of the', '25 % of the')
+    """
+    return "all" if share >= 1 else "none of the" if share <= 0 else f"{100 * share:.0f} % of the"
 
 
 def described_energy(run: Run, group: str = "", **options: Any) -> list[Part]:
@@ -143,6 +152,8 @@ def anisotropy_share(run: Run) -> Finding:
     parts = [Part.of("normal", _mean_over(gaps["normal"], cells), margin=SHARE_MARGIN)]
     parts += [Part.described(c, _mean_over(gaps[c], cells)) for c in CONTROLS[1:] if gaps[c]]
     parts.append(Part.described("share", average(share, cells)))
+    lacking = sum(_below(share[cell]) for cell in cells) / len(cells)
+    parts.append(Part.described("sites and steps below average", Quantity.constant(lacking)))
     gain = run.readings("gradient_isoscore_gain")
     isotropy = _above(gain, run.readings("gradient_isoscore_gain", control="normal"))
     if isotropy:
@@ -160,8 +171,11 @@ def _above(readings: Readings, drawn: Readings) -> dict[Cell, Quantity]:
 
 def _signed(reading: Reading) -> Quantity:
     """A share that comes from too *little* gradient in the tangent directions counts against the claim."""
-    below = re.search(r"\bbelow\b", reading.note) and not re.search(r"\babove\b", reading.note)
-    return -reading.quantity if below else reading.quantity
+    return -reading.quantity if _below(reading) else reading.quantity
+
+
+def _below(reading: Reading) -> bool:
+    return bool(re.search(r"\bbelow\b", reading.note)) and not re.search(r"\babove\b", reading.note)
 
 
 def _mean_over(found: dict[Cell, Quantity], cells: list[Cell]) -> Quantity:
@@ -169,10 +183,16 @@ def _mean_over(found: dict[Cell, Quantity], cells: list[Cell]) -> Quantity:
 
 
 def _share_sentence(parts: Parts, status: Status, part: Part) -> str:
-    text = f"the tangent directions hold {span(parts['share'])} of the gradients' spectral anisotropy, "
-    text += f"{span(part)} more than normal directions, {outcome(status, part)}"
-    gain = parts.get("IsoScore* gain")
-    return text + (f" (taking them out changes IsoScore* by {span(gain)} more than normal ones)" if gain else "")
+    text = f"the tangent directions hold a share of {span(parts['share'])} of the gradients' spectral anisotropy, the "
+    text += f"unevenness of their energy over directions; compared with normal directions that is {span(part)} more, "
+    text += outcome(status, part)
+    told, gain = [], parts.get("IsoScore* gain")
+    lacking = parts["sites and steps below average"].effect
+    if lacking > 0:
+        told.append(f"at {100 * lacking:.0f} % of the sites and steps it is a lack of gradient, which counts as minus")
+    if gain:
+        told.append(f"without them IsoScore*, a measure of evenness, changes by {span(gain)} more than without others")
+    return text + (f" ({', '.join(told)})" if told else "")
 
 
 def _share_doubt(parts: Parts) -> str:

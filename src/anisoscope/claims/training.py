@@ -6,6 +6,7 @@ is chosen by looking at the outcome.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,8 @@ from anisoscope.claims.controls import (
     MARGIN,
     at_step,
     average,
-    band_p,
     control_parts,
+    exact_p,
     layer_records,
     profile,
     random_p,
@@ -28,6 +29,7 @@ from anisoscope.claims.quantity import Quantity, mean
 from anisoscope.claims.tangent import ENERGY_METRICS, SOURCE, described_energy, energy_sentence
 
 EARLY = 0.1  # part of training that counts as early
+START_MARGIN = MARGIN  # an enrichment that may be there at step 0 and still count as chance
 GROWTH_MARGIN = 0.05
 _SCHEDULE = "a schedule such as log_spaced() measures it"
 
@@ -41,7 +43,10 @@ _SCHEDULE = "a schedule such as log_spaced() measures it"
     margin=MARGIN,
 )
 def emerges_early_and_persists(run: Run) -> Finding:
-    """Enrichment early minus 1, early minus the start, and at the end minus 1; means over the sites of all three."""
+    """Enrichment early minus 1, early minus the start, at the end minus 1, and at chance at the start.
+
+    All are means over the sites measured at all three steps. At chance = the interval at step 0 ends below 1 + margin.
+    """
     enrichment = run.needed("gradient_enrichment")
     early, last = _moments(enrichment)
     sites = [c.site for c in at_step(enrichment, 0) if _everywhere(c, (early, last), enrichment)]
@@ -54,6 +59,8 @@ def emerges_early_and_persists(run: Run) -> Finding:
         Part.of("early over chance", early_ - one, margin=MARGIN, **tests[early]),
         Part.of("early over the start", early_ - start_, margin=MARGIN),
         Part.of("end over chance", last_ - one, margin=MARGIN, **tests[last]),
+        # turned round: chance minus the start must not lie further down than the margin
+        Part.of("at chance at the start", one - start_, margin=-START_MARGIN, p=math.nan, guard=True),
         Part.described("at the start", start_),
         Part.described("early", early_),
         Part.described("at the end", last_),
@@ -61,7 +68,9 @@ def emerges_early_and_persists(run: Run) -> Finding:
         Part.described("last step", Quantity.constant(last)),
     ]
     aspects = {"emerges early": ("early over chance", "early over the start"), "persists": (parts[2].name,)}
-    return Finding(tuple(parts), _emergence_sentence, _courses(run, start_), aspects=aspects)
+    aspects["absent at the start"] = (parts[3].name,)
+    details = {"starts_at_chance": {"holds": True, "fails": False}.get(parts[3].status), "courses": _courses(run)}
+    return Finding(tuple(parts), _emergence_sentence, details, aspects=aspects)
 
 
 def _moments(readings: Readings) -> tuple[int, int]:
@@ -83,21 +92,18 @@ def _at(readings: Readings, step: int, sites: list[tuple[str, int, str]]) -> Qua
     return average(readings, [Cell(step, *site) for site in sites])
 
 
-def _courses(run: Run, start: Quantity) -> dict[str, Any]:
+def _courses(run: Run) -> dict[str, Any]:
     """The course over training of all rows, and of masked and unmasked rows, with the step of onset."""
-    low, high = start.interval()
-    inside = low > 1 - MARGIN and high < 1 + MARGIN
-    outside = high < 1 - MARGIN or low > 1 + MARGIN
-    details: dict[str, Any] = {"starts_at_chance": True if inside else False if outside else None, "courses": {}}
+    courses: dict[str, Any] = {}
     for group in ("", "masked", "unmasked"):
         found = run.readings("gradient_enrichment", group)
         if found:
-            details["courses"][group or "all"] = {
+            courses[group or "all"] = {
                 "steps": step_records(found),
                 "onset": onset(profile(found, lambda cell: cell.step)),
                 "layers": _layer_onsets(found),
             }
-    return details
+    return courses
 
 
 def onset(course: dict[Any, Quantity]) -> int | None:
@@ -117,16 +123,37 @@ def _layer_onsets(readings: Readings) -> list[dict[str, Any]]:
 
 def _emergence_sentence(parts: Parts, status: Status, part: Part) -> str:
     early, last = (figure(parts[name].effect) for name in ("early step", "last step"))
-    text = f"of the gradients' energy the tangent directions hold {span(parts['at the start'])} times the chance level "
-    text += f"at step 0, {span(parts['early'])} times at step {early} and {span(parts['at the end'])} times at step "
-    return text + f"{last}; the comparison that decides, {part.name}, gives {span(part)}, {outcome(status, part)}"
+    text = f"of the gradients' energy the tangent directions hold {span(parts['at the start'])} times what chance would "
+    text += f"give at step 0, {span(parts['early'])} times at step {early} and {span(parts['at the end'])} times at "
+    return text + f"step {last}; {_start_words(parts)}{_deciding_words(status, part)}"
+
+
+def _start_words(parts: Parts) -> str:
+    limit, start = f"{figure(1 + START_MARGIN)} times chance", parts["at chance at the start"]
+    words = {"holds": f"it is absent at the start (below {limit})", "fails": "it is there before any training (beyond "}
+    words["fails"] += f"{limit})"
+    open_ = f"whether it is absent at the start cannot be told (at step 0 it may lie on either side of {limit})"
+    return words.get(start.status, open_)
+
+
+_DECIDING = {
+    "early over chance": "the early step minus chance",
+    "early over the start": "the early step minus step 0",
+    "end over chance": "the last step minus chance",
+}
+
+
+def _deciding_words(status: Status, part: Part) -> str:
+    if part.guard:
+        return ", which decides"
+    return f", and the comparison that decides, {_DECIDING[part.name]}, is {span(part)}, {outcome(status, part)}"
 
 
 @model_claim(
     "amplified",
     statement="Training amplifies tangent directions: activations grow more along them than along controls.",
     source=SOURCE,
-    metrics=("amplification",),
+    metrics=("amplification", "amplification_p"),
     margin=GROWTH_MARGIN,
 )
 def amplified(run: Run) -> Finding:
@@ -141,7 +168,7 @@ def amplified(run: Run) -> Finding:
             gap = Missing(f"amplification with control={control}")
             parts.append(Part.absent(control, str(gap), margin=GROWTH_MARGIN))
             continue
-        test = {"p": band_p(run, "amplification"), "tested": True} if control == "random" else {}
+        test = {"p": exact_p(run, "amplification"), "tested": True} if control == "random" else {}
         parts.append(Part.of(control, mean(gaps), margin=GROWTH_MARGIN, **test))
     parts.append(Part.described("share of growth", average(growth, cells)))
     details = {"steps": step_records(growth), "layers": layer_records(growth)}
@@ -149,8 +176,9 @@ def amplified(run: Run) -> Finding:
 
 
 def _growth_sentence(parts: Parts, status: Status, part: Part) -> str:
-    text = f"{span(parts['share of growth'])} of the growth of activations between measured steps lies in the tangent "
-    return text + f"directions fitted before, {span(part)} more than in {part.name} directions, {outcome(status, part)}"
+    text = f"of the growth of the activations' variance between measured steps a share of "
+    text += f"{span(parts['share of growth'])} lies in the tangent directions fitted at the earlier step, {span(part)} "
+    return text + f"more than in {part.name} directions, {outcome(status, part)}"
 
 
 @model_claim(

@@ -6,6 +6,7 @@ Notation: X n×d rows, m their centre (0 unless the method centres), Z n×k code
 from __future__ import annotations
 
 import contextlib
+import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -162,7 +163,7 @@ def as_mask(mask: Any, n: int) -> Tensor:
 def check_fit(rows: Tensor, rank: int) -> None:
     """Refuse rows [..., n, d] that no fit of this rank can be made of."""
     n, d = rows.shape[-2:]
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+    if isinstance(rank, bool) or not isinstance(rank, numbers.Integral) or rank < 1:
         raise AnisoscopeError(f"rank is {rank!r}; expected a whole number of at least 1.")
     if rank > min(n, d):
         what = f"the {n} rows" if n < d else f"the width {d}"

@@ -87,11 +87,10 @@ def _ratios(top: np.ndarray, bottom: np.ndarray) -> list[Record]:
     with np.errstate(divide="ignore", invalid="ignore"):
         value = top.sum(1) / bottom.sum(1)
         rest = (top.sum(1, keepdims=True) - top) / (bottom.sum(1, keepdims=True) - bottom)
-    rest = np.where(used, rest, value[:, None])
+    rest = np.where(used, rest, np.nan)  # a fold without rows has no value: it must not narrow an interval
     found = []
-    for line, (mine, replicates) in enumerate(zip(value.tolist(), rest.tolist(), strict=True)):
-        live = [v for v, u in zip(replicates, used[line], strict=True) if u]
-        low, high = jackknife(mine, live, bounds=(0.0, 1.0))
+    for mine, replicates in zip(value.tolist(), rest.tolist(), strict=True):
+        low, high = jackknife(mine, replicates, bounds=(0.0, 1.0))
         found.append({"value": mine, "low": low, "high": high, "replicates": replicates})
     return found
 
@@ -172,8 +171,10 @@ def _over(value: float, level: float) -> float:
     return value / level if level > 0 else math.inf if level == 0 and value > 0 else math.nan
 
 
-def share_records(moments: GradientMoments, Q: Tensor, label: Label, *, source: str = "") -> Iterator[Record]:
-    """Both anisotropy shares of one proxy (or fitted control), with their jackknife."""
+def share_records(
+    moments: GradientMoments, Q: Tensor, label: Label, *, source: str = "", groups: Sequence[str] = ()
+) -> Iterator[Record]:
+    """Both anisotropy shares of one proxy (or fitted control), with their jackknife; of groups without one."""
     assert moments.folds is not None
     d, r = Q.shape
     Q = Q.to(moments.folds.device)
@@ -183,21 +184,30 @@ def share_records(moments: GradientMoments, Q: Tensor, label: Label, *, source: 
     stacked = stacked / stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
     share, level = spectral_share(stacked, Q)
     note = f"{'above' if float(level[0]) >= 1 else 'below'} tr(C)/d; chance is about {r * (r + 1) / d**2:.3g}"
-    notes = "; ".join(filter(None, (note, few_rows(moments.n, d))))
+    few = few_rows(moments.n - moments.still, d)
+    notes = "; ".join(filter(None, (note, few)))
     gains = isoscore_gain(stacked, Q)
     more = {"n": moments.n, "contexts": moments.contexts}
     for metric, values, text in (
         ("gradient_share", share, notes),
-        ("gradient_isoscore_gain", gains, few_rows(moments.n, d)),
+        ("gradient_isoscore_gain", gains, few),
     ):
         yield record(metric, _folded(values, used) | more | {"note": text}, label, batch=source)
+    for group in groups:
+        C = moments.groups[group]
+        if float(C.trace()) > 0:
+            mine = {"n": moments.counts[group], "contexts": moments.contexts}
+            part = float(spectral_share(C / C.trace(), Q)[0])
+            yield record("gradient_share", {"value": part} | mine, label, group=group, batch=source)
+            gain = float(isoscore_gain(C / C.trace(), Q))
+            yield record("gradient_isoscore_gain", {"value": gain} | mine, label, group=group, batch=source)
 
 
 def _folded(values: Tensor, used: Sequence[int]) -> Record:
     found = values.cpu().tolist()
     low, high = jackknife(found[0], found[1:], bounds=(None, None))
     by_fold = dict(zip(used, found[1:], strict=False))
-    return {"value": found[0], "low": low, "high": high, "replicates": [by_fold.get(f, found[0]) for f in range(FOLDS)]}
+    return {"value": found[0], "low": low, "high": high, "replicates": [by_fold.get(f, math.nan) for f in range(FOLDS)]}
 
 
 def few_rows(n: int, d: int) -> str:
@@ -231,6 +241,18 @@ def moment_records(
         *control_records(measured, Q, label, columns, source=source),
         *share_records(moments, Q, label, source=source),
     ):
+        yield {**row, "note": "; ".join(filter(None, (row.get("note", ""), note)))}
+
+
+def fitted_control_records(
+    moments: GradientMoments, Q: Tensor, label: Label, *, note: str = "", source: str = ""
+) -> Iterator[Record]:
+    """Energy and shares of a fitted control (next, permuted) from second moments alone."""
+    assert moments.folds is not None
+    more = {"n": moments.n, "contexts": moments.contexts, "note": note}
+    value = {"value": float(energy(moments.total, Q.to(moments.folds.device)))}
+    yield record("gradient_energy", value | more, label, batch=source)
+    for row in share_records(moments, Q, label, source=source):
         yield {**row, "note": "; ".join(filter(None, (row.get("note", ""), note)))}
 
 

@@ -7,15 +7,15 @@ in-sample.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anisoscope.capture.sites import Site
-from anisoscope.metrics.tangent import Draws
-from anisoscope.runs.energies import Record, holm_records, moment_records, placed
+from anisoscope.metrics.tangent import Draws, next_components
+from anisoscope.runs.energies import Record, fitted_control_records, holm_records, moment_records, placed
 from anisoscope.runs.plan import TangentPlan
 from anisoscope.runs.proxies import Label, Proxy, fit_proxies, key, load_proxies, proxy_state, rows_to_fit
 from anisoscope.runs.steprows import Half
@@ -33,9 +33,11 @@ class FrozenProxies:
     total_steps: int
     source: str = ""
     rank: int = 0
-    window: dict[int, dict[Site, GradientMoments]] = field(default_factory=dict)
+    window: dict[int, dict[Any, Any]] = field(default_factory=dict)  # moments by site, packed, on the host
     pool: dict[Site, list[Tensor]] = field(default_factory=dict)
     proxies: dict[str, dict[Site, Proxy]] = field(default_factory=dict)
+    controls: dict[str, dict[Site, Proxy]] = field(default_factory=dict)
+    device: torch.device | None = None
 
     @property
     def closes(self) -> float:
@@ -50,13 +52,13 @@ class FrozenProxies:
         self, step: int, fits: Mapping[Site, Half], moments: dict[Site, GradientMoments], *, rank: int
     ) -> list[Record]:
         """Take a step into the window, or test the frozen proxies on it."""
-        self.rank = rank
+        self.rank, self.device = rank, next(iter(moments.values())).total.device
         if not self.proxies and step <= self.closes:
-            self.window[step] = moments
+            self.window[step] = {key(site): moment.state() for site, moment in moments.items()}
             for site, fit in fits.items():
                 self.pool.setdefault(site, []).append(rows_to_fit(fit, most=WINDOW_ROWS).cpu())
             return []
-        earlier = [] if self.proxies else self._fit(next(iter(moments.values())).total.device)
+        earlier = [] if self.proxies else self._fit(self.device)
         return earlier + self._test(step, moments, note="")
 
     def _fit(self, device: torch.device) -> list[Record]:
@@ -65,9 +67,22 @@ class FrozenProxies:
         for proxy in self.plan.proxies[:2]:
             label = Label(proxy, self.rank, fit="frozen")
             self.proxies[proxy] = fit_proxies(rows, label, seed=self.plan.seed)
-        records = [r for s, m in sorted(self.window.items()) for r in self._test(s, m, note=IN_SAMPLE)]
+        self._fit_controls(rows)
+        records: list[Record] = []
+        for step, state in sorted(self.window.items()):
+            records += self._test(step, load_moments(state, device), note=IN_SAMPLE)
         self.window, self.pool = {}, {}
         return records
+
+    def _fit_controls(self, rows: Mapping[Site, Tensor]) -> None:
+        """The next components, and a proxy of shuffled columns, of the same pooled activations."""
+        label = Label(self.plan.proxies[0], self.rank, fit="frozen")
+        main = self.proxies[label.proxy]
+        self.controls["permuted"] = fit_proxies(rows, replace(label, control="permuted"), seed=self.plan.seed)
+        self.controls["next"] = {}
+        for site, x in rows.items():
+            beyond = next_components(torch.cov(x.double().T), main[site].basis.to(x.device))
+            self.controls["next"][site] = Proxy(beyond, beyond.T, main[site].centre)
 
     def _test(self, step: int, moments: Mapping[Site, GradientMoments], *, note: str) -> list[Record]:
         records: list[Record] = []
@@ -80,6 +95,12 @@ class FrozenProxies:
                 label, measured = Label(proxy, self.rank, fit="frozen"), drawn[Q.shape[1]]
                 mine = moment_records(moment, Q, label, measured, note=note, source=self.source)
                 records += placed(site, step, mine)
+            for control, found in self.controls.items():
+                if site in found:
+                    label = Label(self.plan.proxies[0], self.rank, fit="frozen", control=control)
+                    basis = found[site].basis.to(total.device)
+                    fitted = fitted_control_records(moment, basis, label, note=note, source=self.source)
+                    records += placed(site, step, fitted)
         return records + holm_records(records)
 
     def state(self) -> dict[str, Any]:
@@ -89,24 +110,26 @@ class FrozenProxies:
             "window": sorted(self.window),  # their moments are large and lie in files of their own
             "pool": {key(site): parts for site, parts in self.pool.items()},
             "proxies": {name: proxy_state(found) for name, found in self.proxies.items()},
+            "controls": {name: proxy_state(found) for name, found in self.controls.items()},
         }
 
     def load(self, state: Mapping[str, Any], window: Mapping[int, Any]) -> None:
         self.rank = state["rank"]
-        self.window = {step: load_moments(window[step]) for step in state["window"]}
+        self.window = {step: dict(window[step]) for step in state["window"]}
         self.pool = {Site(*k): list(parts) for k, parts in state["pool"].items()}
         self.proxies = {name: load_proxies(found) for name, found in state["proxies"].items()}
+        self.controls = {name: load_proxies(found) for name, found in state["controls"].items()}
 
     def window_state(self, step: int) -> dict[Any, Any] | None:
         """The moments of one step inside the open window."""
-        return {key(site): m.state() for site, m in self.window[step].items()} if step in self.window else None
+        return self.window.get(step)
 
     def finish(self) -> list[Record]:
         """The proxies of a run that ended inside its window."""
         if self.proxies or not self.window:
             return []
-        return self._fit(next(iter(next(iter(self.window.values())).values())).total.device)
+        return self._fit(torch.device("cpu") if self.device is None else self.device)
 
 
-def load_moments(state: Mapping[Any, Mapping[str, Tensor]]) -> dict[Site, GradientMoments]:
-    return {Site(*k): GradientMoments.load(m) for k, m in state.items()}
+def load_moments(state: Mapping[Any, Mapping[str, Tensor]], device: torch.device) -> dict[Site, GradientMoments]:
+    return {Site(*k): GradientMoments.load(m).to(device) for k, m in state.items()}

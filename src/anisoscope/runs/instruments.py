@@ -15,7 +15,7 @@ from anisoscope.capture.sites import Site
 from anisoscope.metrics.metric import Request
 from anisoscope.runs.bank import Bank
 from anisoscope.runs.cards import card_sites, cards
-from anisoscope.runs.energies import Record, placed
+from anisoscope.runs.energies import Record, holm_records, placed
 from anisoscope.runs.measure import Setup, evaluate_bank, make_plan
 from anisoscope.runs.probe import Probe
 from anisoscope.runs.proxies import Label, Proxy
@@ -92,9 +92,8 @@ class Instruments:
         if rows.tokens and not self.study.source:
             loss = {"metric": "probe_loss", "value": rows.loss / rows.tokens, "n": rows.tokens, "kind": "training"}
             records.append({**loss, "step": rows.step, "variant": "", "group": ""})
-        records += self._tables(rows)
-        records += self._weights(rows)
-        return records
+        beside = [*self._tables(rows), *self._weights(rows)]
+        return [*records, *beside, *holm_records(beside)]
 
     def left_out(self, rows: StepRows) -> bool:
         """Whether a step has nothing to test, which is noted: a training run is not stopped for it."""
@@ -109,7 +108,7 @@ class Instruments:
 
     def concepts(self, rows: StepRows, tokenizer: Any) -> list[dict[str, Any]]:
         """Cards of the concepts of a few sites: what they stand for, in tokens."""
-        if self.study is None or self.study.plan.proxies[0] != "semi_nmf":
+        if self.study is None or self.study.plan.proxies[0] != "semi_nmf" or rows.lacking():
             return []
         proxies = self.study.fitted["semi_nmf"]
         sites = [site for site in card_sites(self.sites) if site in proxies]

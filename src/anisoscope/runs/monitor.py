@@ -31,7 +31,6 @@ from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.metrics.tangent import check_rank
-from anisoscope.numerics.hashing import half_of
 from anisoscope.runs.energies import Record
 from anisoscope.runs.instruments import Instruments, make_probe
 from anisoscope.runs.measure import prepare
@@ -192,7 +191,7 @@ class Monitor:
         records = self._timed(self._measure_probe, step) if due and self.probe is not None else []
         bank = self.instruments.bank() if due and self.live is not None and self.probe is None else None
         if due and self.live is not None:
-            self.live.begin(bank)
+            self.live.begin(geometry=bank is not None)
         try:
             yield self
         except BaseException:
@@ -231,13 +230,19 @@ class Monitor:
         self, step: int, seen: list[MicroBatch], bank: Any, said: tuple[str, int | None, float]
     ) -> list[Record]:
         rows = StepRows(step)
+        if seen and not any(batch.has_targets() for batch in seen):
+            raise AnisoscopeError(
+                f"every label of step {step} is ignored (-100), so there is no loss; expected labels at some positions: "
+                "check the collator or the masking."
+            )
         for batch in seen:
             if not batch.gradients:
                 continue
             factor = _factor(batch, *said, step=step)
-            rows.add_fit(live_pass(batch, self.instruments.sites, keep=lambda r: half_of(r.index.context) == 0))
-            test = live_pass(batch, self.instruments.sites, keep=lambda r: half_of(r.index.context) == 1)
-            rows.add_test(test, factor=factor)
+            if bank is not None:
+                batch.feed(bank)
+            rows.add_fit(live_pass(batch, self.instruments.sites, half=0))
+            rows.add_test(live_pass(batch, self.instruments.sites, half=1), factor=factor)
         if not rows.test:
             what = "no backward pass" if seen else "no forward pass"
             raise AnisoscopeError(

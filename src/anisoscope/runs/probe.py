@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture.arguments import evaluating, forward
 from anisoscope.capture.gradients import forward_rows, gradient_rows, untouched
-from anisoscope.capture.index import read_contexts
+from anisoscope.capture.index import original_contexts
 from anisoscope.capture.layout import Layout
 from anisoscope.capture.losses import IGNORED, LossRule, Reading, find_reading
 from anisoscope.capture.rows import Batch, Rows, Scores, Sink
@@ -162,8 +162,7 @@ def _pieces(batches: list[dict[str, Any]], model: nn.Module, *, batch_size: int,
     seen: set[int] = set()
     config = getattr(model, "config", None)
     for inputs in batches:
-        contexts, _ = read_contexts(inputs, config=config)
-        hashes = contexts.hashes
+        hashes = original_contexts(inputs, config=config)
         fresh = [b for b, h in enumerate(hashes.tolist()) if not (h in seen or seen.add(h))]  # type: ignore[func-returns-value]
         chosen = torch.tensor(fresh, dtype=torch.int64)
         half, fold = half_of(hashes[chosen]), fold_of(hashes[chosen])

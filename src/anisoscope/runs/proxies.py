@@ -21,6 +21,7 @@ from anisoscope.numerics.decompositions import fit_directions
 from anisoscope.numerics.linalg import orthonormal_bases
 from anisoscope.runs.steprows import Half
 
+RANK_TOLERANCE = 1e-10  # of squared singular values: rounding of float32 rows lies far below
 _BYTES = 1 << 28  # of stacked activations fitted together
 
 
@@ -60,13 +61,33 @@ def fit_proxies(rows: Mapping[Site, Tensor], label: Label, *, seed: int) -> dict
         check_rank(label.rank, width=stacked.shape[-1], rows=stacked.shape[-2])
         centre = stacked.mean(-2, keepdim=True)
         centred = stacked - centre
+        _refuse_flat(centred, group)
+        ranks = spanned(centred, label.rank)
         if label.control == "permuted":
             centred = permute_columns(centred, seed=seed)
-        _refuse_flat(centred, group)
-        directions = fit_directions(centred, label.rank, method=label.proxy, seed=seed)
-        for i, (site, basis) in enumerate(zip(group, orthonormal_bases(directions), strict=True)):
-            found[site] = Proxy(basis, directions[i], centre[i, 0])
+        for rank in sorted(set(ranks)):  # rows that span fewer dimensions give a proxy, and controls, of fewer
+            mine = [i for i, r in enumerate(ranks) if r == rank]
+            directions = fit_directions(centred[mine], rank, method=label.proxy, seed=seed)
+            for i, part, basis in zip(mine, directions, orthonormal_bases(directions), strict=True):
+                found[group[i]] = Proxy(basis, part, centre[i, 0])
     return {site: found[site] for site in rows}
+
+
+def spanned(centred: Tensor, most: int) -> list[int]:
+    """Of each matrix [b, n, d] the dimensions that its rows span, up to `most`: seen by most + 1 random directions.
+
+    >>> spanned(torch.eye(6)[None, :2] - torch.eye(6)[None, :2].mean(1, keepdim=True), 3)
+    [1]
+    """
+    generator = torch.Generator().manual_seed(0)
+    d = centred.shape[-1]
+    probes = torch.randn(d, min(d, most + 1), generator=generator, dtype=torch.float64).to(
+        centred.device, centred.dtype
+    )
+    seen = (centred @ probes).double()
+    values = torch.linalg.eigvalsh(seen.mT @ seen)
+    alive = (values > RANK_TOLERANCE * values[:, -1:]).sum(1)
+    return [max(1, min(most, int(number))) for number in alive]
 
 
 def _alike(rows: Mapping[Site, Tensor]) -> list[list[Site]]:

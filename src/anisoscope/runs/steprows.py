@@ -88,6 +88,9 @@ class StepRows:
         fit = sum(len(r.x) for rows in self.fit.values() for r in rows)
         if not fit or not any(len(rows.x) for parts in self.test.values() for rows, _ in parts):
             return f"all contexts of step {self.step} are in one half"
+        for site, rows in self.fit.items():
+            if not any(bool(part.x.isfinite().all(1).any()) for part in rows):
+                return f"no activation of step {self.step} is finite at {site}"
         for site, parts in self.test.items():
             scaled = [rows.g * factor for rows, factor in parts if rows.g is not None]
             if not any(bool(g.isfinite().all(1).any()) for g in scaled):

@@ -301,6 +301,7 @@ class Sweeper:
             ids = torch.as_tensor(piece.ids[~piece.special])
             total += torch.bincount(ids, minlength=size)[:size]
         self.counts = total
+        self.about["warnings"].append("token frequencies are those of --data, not of the text the model was trained on")
 
     def _batch(self, loaded: Any, batch: Batch) -> dict[str, Tensor]:
         """A batch with labels, as the model's own training would have it."""

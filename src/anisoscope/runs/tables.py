@@ -193,7 +193,8 @@ def unseen_types(size: int) -> Tensor:
 
 def fit_on_types(fit: Half, label: Label, *, site: Site, seed: int) -> dict[Label, Proxy]:
     """A proxy of the embedding site fitted on rows of half of the types, and its fitted controls; none if too few."""
-    mine = (fit.token >= 0) & (half_of(fit.token) == 0)
+    # a masked row shows [MASK] or noise, not the type it stands for
+    mine = (fit.token >= 0) & (half_of(fit.token) == 0) & (fit.masked != 1)
     rows = fit.x[mine.nonzero().squeeze(1).to(fit.x.device)]
     if len(rows) <= 2 * label.rank or len(fit.token[mine].unique()) < 2:
         return {}

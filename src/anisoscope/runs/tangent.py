@@ -6,6 +6,7 @@ matched-rank controls; second moments are kept so that a proxy fitted once (`fro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.concepts import match_concepts, turn
 from anisoscope.metrics.estimate import jackknife
 from anisoscope.metrics.frequency import bin_of, contextual_spread, correlate, equal_mass_bins
-from anisoscope.metrics.tangent import Draws, Measured, growth, next_components
+from anisoscope.metrics.tangent import Draws, Measured, growth, next_components, p_value
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.runs.energies import (
     EnergyRows,
@@ -160,7 +161,14 @@ class TangentStudy:
         labels = [Label(proxy, rank) for proxy in plan.proxies]
         ranks = [r for r in plan.ranks if r != rank and 4 * r <= min(x.shape[1] for x in rows.values())]
         labels += [Label(proxy, r) for proxy in plan.proxies[:2] for r in ranks]
-        found = {label: fit_proxies(rows, label, seed=plan.seed) for label in labels}
+        found: dict[Label, dict[Site, Proxy]] = {}
+        for label in labels:
+            try:
+                found[label] = fit_proxies(rows, label, seed=plan.seed)
+            except AnisoscopeError as error:
+                if label.proxy in plan.proxies[:2] and label.rank == rank:
+                    raise
+                self._note(f"{label.proxy} of rank {label.rank} is left out: {error}")
         first = plan.proxies[0]  # controls that must be fitted belong to the study's own proxy
         if plan.permuted:
             label = Label(first, rank, control="permuted")
@@ -205,7 +213,7 @@ class TangentStudy:
         assert test.g is not None
         rows = EnergyRows(test, self.groupings(test))
         width = test.x.shape[1]
-        few = few_rows(len(test), width)
+        few = few_rows(moment.n - moment.still, width)
         targets: dict[int, list[tuple[str, str, Measured]]] = {}  # by the rank that a proxy really has
         covariance = torch.cov(rows_to_fit(fit, most=self.plan.fit_rows).double().T)
         for label, proxy in proxies.items():
@@ -218,16 +226,18 @@ class TangentStudy:
                 continue
             if label.balanced:
                 continue
-            yield from share_records(moment, Q, label, source=self.source)
+            yield from share_records(moment, Q, label, source=self.source, groups=groups)
             if label.proxy not in self.plan.proxies[:2]:
                 continue
-            beyond = next_components(covariance, Q)
-            after = replace(label, control="next")
-            yield from proxy_records(rows, beyond, after, few=few, source=self.source)
-            yield from share_records(moment, beyond, after, source=self.source)
+            main = label.proxy == self.plan.proxies[0]  # the others stand beside it, with the plain controls
+            if main:
+                beyond = next_components(covariance, Q)
+                after = replace(label, control="next")
+                yield from proxy_records(rows, beyond, after, few=few, source=self.source)
+                yield from share_records(moment, beyond, after, source=self.source)
             if Q.shape[1] not in targets:
                 targets[Q.shape[1]] = list(self._targets(moment, groups, Q.shape[1]))
-            for group, average, measured in targets[Q.shape[1]]:
+            for group, average, measured in targets[Q.shape[1]][: None if main else 1]:
                 columns = self._found(found, group, average)
                 words = {"group": group, "average": average, "source": self.source}
                 yield from control_records(measured, Q, label, columns, **words)
@@ -266,7 +276,7 @@ class TangentStudy:
         rank = {"rank": self.main_rank}
         if {"semi_nmf", "pca"} <= main.keys():
             inside = main["semi_nmf"].basis.T @ main["pca"].basis
-            value = float(inside.square().sum() / self.main_rank)
+            value = float(inside.square().sum() / min(inside.shape))
             yield {"metric": "proxy_overlap", "variant": variant_name(rank), "value": value}
         folds = FoldCovariance.of(test.x, test.context)
         before = self.previous.get(site)
@@ -286,6 +296,10 @@ class TangentStudy:
         older = before.folds.to(device)
         grown, grew = growth(older.covariance(), after.covariance())
         if not float(grown.trace()) > STILL * float(after.covariance().trace()):
+            note = f"since step {before.step}; the activations have not changed beyond rounding"
+            for proxy in self.plan.proxies[:2]:
+                still = {"value": math.nan, "n": len(test), "contexts": test.contexts, "note": note}
+                yield record("amplification", still, Label(proxy, self.main_rank), batch=self.source)
             return
         changes = [grew.mT @ (after.covariance(f) - older.covariance(f)) @ grew for f in range(FOLDS) if after.n[f] > 0]
         more = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
@@ -300,6 +314,8 @@ class TangentStudy:
             low, high = jackknife(value, rest, bounds=(0.0, 1.0))
             columns = {"value": value, "low": low, "high": high, "replicates": rest if len(rest) == FOLDS else []}
             yield record("amplification", columns | more, label, batch=self.source)
+            p = {"value": p_value(value, measured.random().energy.cpu())}
+            yield record("amplification_p", p | more, label, batch=self.source)
             for name, control in (("random", measured.random()), ("normal", measured.normal(Q, shares=False))):
                 row = band(control.energy) | more
                 yield record("amplification", row, label, control=name, batch=self.source)

@@ -6,7 +6,9 @@ one out is a subtraction.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from anisoscope.capture.readers import joined
 from anisoscope.capture.sites import Site
 from anisoscope.metrics.estimate import jackknife
-from anisoscope.metrics.tangent import Draws
+from anisoscope.metrics.tangent import Draws, next_components
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.runs.energies import Record, control_records, placed, record, scaled
 from anisoscope.runs.proxies import Label, fit_proxies, rows_to_fit
@@ -48,26 +50,37 @@ def weight_records(
 ) -> Iterator[Record]:
     """Energy of the weight gradients of each reader site, with controls."""
     inputs = {site: rows_to_fit(fits[site], most=most) for site in readers if site in fits}
+    seen = torch.cat([part.index.context.cpu() for parts in rows.test.values() for part, _ in parts]).unique()
+    gradients = {site: fold_gradients(model, readers[site], rows) for site in inputs}
     for proxy in proxies:
         label = Label(proxy, rank, of="weight")
+        shuffled = fit_proxies(inputs, replace(label, control="permuted"), seed=seed) if proxy == proxies[0] else {}
         for site, found in fit_proxies(inputs, label, seed=seed).items():
-            folds = fold_gradients(model, readers[site], rows)
+            folds = gradients[site]
             if folds is None or not bool(folds.any()):
                 continue
+            Q = found.basis.to(folds.device)
             words = f"{len(readers[site])} weights: {', '.join(n.removesuffix('.weight') for n in readers[site])}"
-            mine = _records(folds.double(), found.basis.to(folds.device), label, draws=draws, seed=seed, note=words)
+            columns = {"n": folds.shape[1], "contexts": len(seen), "note": words}
+            mine = list(_records(folds.double(), Q, label, columns, draws=draws, seed=seed))
+            if site in shuffled:
+                beyond = next_components(torch.cov(inputs[site].double().T), Q.to(inputs[site].device))
+                others = {"permuted": shuffled[site].basis, "next": beyond}
+                for control, basis in others.items():
+                    value = {"value": _energy(folds.double().sum(0), basis.to(folds.device))}
+                    mine.append(record("gradient_energy", value | columns, replace(label, control=control)))
             yield from placed(site, rows.step, mine)
 
 
-def _records(folds: Tensor, Q: Tensor, label: Label, *, draws: int, seed: int, note: str) -> Iterator[Record]:
+def _records(folds: Tensor, Q: Tensor, label: Label, sizes: Record, *, draws: int, seed: int) -> Iterator[Record]:
     total = folds.sum(0)
     used = [f for f in range(FOLDS) if bool(folds[f].any())]
     d, r = Q.shape
     value = _energy(total, Q)
     rest = {f: _energy(total - folds[f], Q) for f in used} if len(used) > 1 else {}
     low, high = jackknife(value, list(rest.values()), bounds=(0.0, 1.0))
-    columns: Record = {"value": value, "low": low, "high": high, "n": len(total), "contexts": 0, "note": note}
-    columns["replicates"] = [rest.get(f, value) for f in range(FOLDS)] if rest else []
+    columns: Record = {"value": value, "low": low, "high": high, **sizes}
+    columns["replicates"] = [rest.get(f, math.nan) for f in range(FOLDS)] if rest else []
     yield record("gradient_energy", columns, label)
     yield record("gradient_enrichment", scaled(columns, d / r), label)
     measured = Draws(d, r, draws=draws, seed=seed, device=str(Q.device)).of(total.T @ total)

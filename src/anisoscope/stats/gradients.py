@@ -72,6 +72,14 @@ class GradientMoments:
             out.n, out.still, out.contexts = out.n + part.n, out.still + part.still, out.contexts + part.contexts
         return out
 
+    def to(self, device: torch.device) -> GradientMoments:
+        """The same moments elsewhere."""
+        if self.folds is None or self.unit is None:
+            return self
+        groups = {name: moment.to(device) for name, moment in self.groups.items()}
+        folds, unit = self.folds.to(device), self.unit.to(device)
+        return GradientMoments(folds, unit, groups, dict(self.counts), self.n, self.still, self.contexts)
+
     def state(self) -> dict[str, Tensor]:
         """Tensors by name: upper triangles in float32, whose rounding (6e-8) is far below the sampling error."""
         if self.folds is None or self.unit is None:
