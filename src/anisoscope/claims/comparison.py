@@ -50,15 +50,20 @@ def is_encoder(run: Run) -> bool:
 
 
 def _of_model(run: Run, kind: str) -> list[Part]:
-    """The weakest comparison of each kind of row; its name begins with the kind of model."""
-    groups = [g for g in ("masked", "unmasked") if run.readings("gradient_energy", g)] if kind == "encoder" else [""]
+    """The weakest comparison of each kind of row; its name begins with the kind of model.
+
+    Where only all rows together have controls, as with a frozen proxy, they are judged together.
+    """
+    kinds = ("masked", "unmasked") if kind == "encoder" else ()
+    groups = [g for g in kinds if run.readings("gradient_energy", g, control="random")] or [""]
     parts = []
     for group in groups:
         controls = control_parts(run, group)
         _, part = judge(controls)
         p = max((c.p for c in controls if math.isfinite(c.p)), default=math.nan)
-        rows = f" ({group} rows)" if group else ""
-        parts.append(replace(part, name=f"{kind}: {run.model}{rows}", p=p))
+        rows = f" ({group or 'masked and unmasked'} rows)" if kinds else ""
+        tested = any(c.tested for c in controls)
+        parts.append(replace(part, name=f"{kind}: {run.model}{rows}", p=p, tested=tested))
     return parts
 
 
@@ -75,8 +80,9 @@ def _settled(parts: dict[str, Part]) -> dict[str, Part]:
 
 def _kinds_sentence(parts: Parts, status: Status, part: Part) -> str:
     told = [f"{span(p)} in {name.split(': ', 1)[1]}" for name, p in parts.items() if ": " in name and p.measured]
-    text = "gradient energy in the tangent directions minus that in their strongest control is, in chance levels, "
-    return text + f"{', '.join(told)}; the kind that decides, the {part.name}, lies {outcome(status, part)}"
+    text = "the lead of the tangent directions over the control that comes closest is, in units of what chance would "
+    text += f"give of the gradients' energy, {', '.join(told)}; what decides is the {part.name}, which lies "
+    return text + outcome(status, part)
 
 
 @model_claim(
@@ -109,8 +115,11 @@ def semi_nmf_beats_pca(run: Run) -> Finding:
 def _pca_sentence(parts: Parts, status: Status, part: Part) -> str:
     text = f"semi-NMF holds {figure(parts['semi-NMF'].effect)} of the gradient energy and PCA of the same rank "
     text += f"{figure(parts['PCA'].effect)}; the difference is {span(part)}, {outcome(status, part)}"
-    worse = ", so semi-NMF is the worse of the two" if part.high < 0 else ", so semi-NMF is no better than PCA"
-    return text + (worse if status == "fails" else "")
+    if status != "fails":
+        return text
+    if part.high < -part.margin:
+        return f"{text}, so PCA is the better of the two"
+    return f"{text}, so " + ("the two are as good as equal" if part.low > -part.margin else "semi-NMF is no better")
 
 
 @claim(
@@ -187,7 +196,7 @@ def _averages(one: Readings, two: Readings) -> tuple[Quantity, Quantity, bool]:
     paired = all((one[c].n, one[c].contexts) == (two[c].n, two[c].contexts) for c in cells)
     means = [average(readings, cells) for readings in (one, two)]
     if not paired:
-        means = [Quantity(q.value, half=(q.interval()[1] - q.interval()[0]) / 2) for q in means]
+        means = [q if q.thin else Quantity(q.value, half=(q.interval()[1] - q.interval()[0]) / 2) for q in means]
     return means[0], means[1], paired
 
 
@@ -196,7 +205,10 @@ def _arm_steps(arms: tuple[Run, Run]) -> dict[str, Any]:
 
 
 def _arms_sentence(parts: Parts, status: Status, part: Part) -> str:
-    text = f"with more frequency bias in training the gradients are enriched {span(parts['more bias'])} times and with "
-    text += f"less {span(parts['less bias'])} times, a relative excess of {span(part)}, {outcome(status, part)}"
+    text = "the tangent directions hold of the gradients' energy, after training on text with more frequency bias, "
+    text += (
+        f"{span(parts['more bias'])} times what chance would give and, with less, {span(parts['less bias'])} times: "
+    )
+    text += f"the former is larger by a part of {span(part)}, {outcome(status, part)}"
     cosine = parts.get("average cosine")
-    return text + (f" (the average cosine of activations differs by {span(cosine)})" if cosine else "")
+    return text + (f" (the activations' average cosine differs by {span(cosine)})" if cosine else "")

@@ -112,17 +112,15 @@ def random_p(run: Run, group: str = "", *, step: int | str | None = "last", **op
     `gradient_p_holm` it is Bonferroni's from `gradient_p`, and without that a bound from the mean and sd of the draws.
     """
     adjusted = _values_at(run.readings("gradient_p_holm", group, **options), step)
-    return min(adjusted) if adjusted else exact_p(run, "gradient", group, step=step, of_metric="energy", **options)
+    return min(adjusted) if adjusted else exact_p(run, "gradient_energy", group, p="gradient_p", step=step, **options)
 
 
 def exact_p(
-    run: Run, metric: str, group: str = "", *, step: int | str | None = "last", of_metric: str = "", **options: Any
+    run: Run, metric: str, group: str = "", *, p: str, step: int | str | None = "last", **options: Any
 ) -> float:
-    """Bonferroni's p over the sites of one step, from `metric`_p; where nobody drew it, the bound of `band_p`."""
-    values = _values_at(run.readings(f"{metric}_p", group, **options), step)
-    if values:
-        return min(1.0, len(values) * min(values))
-    return band_p(run, f"{metric}_{of_metric}" if of_metric else metric, group, step=step, **options)
+    """Bonferroni's p over the sites of one step, from the metric named `p`; without it, the bound of `band_p`."""
+    values = _values_at(run.readings(p, group, **options), step)
+    return min(1.0, len(values) * min(values)) if values else band_p(run, metric, group, step=step, **options)
 
 
 def _values_at(readings: Readings, step: int | str | None) -> list[float]:

@@ -259,7 +259,9 @@ def _aligned(seeds: dict[str, list[Any]]) -> list[dict[str, Any]]:
     [{'a': 0, 'b': 7}, {'a': 1}]
     """
     if seeds and set.intersection(*map(set, seeds.values())):
-        every = sorted({seed for found in seeds.values() for seed in found}, key=lambda seed: -1 if seed is None else seed)
+        every = sorted(
+            {seed for found in seeds.values() for seed in found}, key=lambda seed: -1 if seed is None else seed
+        )
         return [{model: seed for model, found in seeds.items() if seed in found} for seed in every]
     count = max((len(found) for found in seeds.values()), default=0)
     return [{model: found[i] for model, found in seeds.items() if i < len(found)} for i in range(count)]

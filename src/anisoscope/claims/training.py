@@ -123,7 +123,9 @@ def _layer_onsets(readings: Readings) -> list[dict[str, Any]]:
 
 def _emergence_sentence(parts: Parts, status: Status, part: Part) -> str:
     early, last = (figure(parts[name].effect) for name in ("early step", "last step"))
-    text = f"of the gradients' energy the tangent directions hold {span(parts['at the start'])} times what chance would "
+    text = (
+        f"of the gradients' energy the tangent directions hold {span(parts['at the start'])} times what chance would "
+    )
     text += f"give at step 0, {span(parts['early'])} times at step {early} and {span(parts['at the end'])} times at "
     return text + f"step {last}; {_start_words(parts)}{_deciding_words(status, part)}"
 
@@ -168,7 +170,9 @@ def amplified(run: Run) -> Finding:
             gap = Missing(f"amplification with control={control}")
             parts.append(Part.absent(control, str(gap), margin=GROWTH_MARGIN))
             continue
-        test = {"p": exact_p(run, "amplification"), "tested": True} if control == "random" else {}
+        test: dict[str, Any] = {}
+        if control == "random":
+            test = {"p": exact_p(run, "amplification", p="amplification_p"), "tested": True}
         parts.append(Part.of(control, mean(gaps), margin=GROWTH_MARGIN, **test))
     parts.append(Part.described("share of growth", average(growth, cells)))
     details = {"steps": step_records(growth), "layers": layer_records(growth)}

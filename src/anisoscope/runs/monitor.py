@@ -232,7 +232,7 @@ class Monitor:
         rows = StepRows(step)
         if seen and not any(batch.has_targets() for batch in seen):
             raise AnisoscopeError(
-                f"every label of step {step} is ignored (-100), so there is no loss; expected labels at some positions: "
+                f"every label of step {step} is ignored (-100), so there is no loss; expected labels somewhere: "
                 "check the collator or the masking."
             )
         for batch in seen:
