@@ -6,6 +6,7 @@ that an interval computed from the table covers the planted truth as often as it
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ from anisoscope.runs.table import Table, variant_name
 FOLDS = 8
 BINS = 5
 DRAWS = 999
+FEW_STEPS = (0, 1, 64, 256, 1000)
 STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 CONTROLS = ("normal", "random", "next", "permuted")
 
@@ -45,6 +47,7 @@ class Effects:
     amplification: float = 0.3  # excess share of the growth of activations in the earlier directions
     spread: float = -0.4  # correlation of log frequency with contextual spread
     spread_time: float = -0.3  # … and with spread over training
+    spread_normalised: float | None = None  # of both, divided by the norm; None = as they are
     masked: float = 0.5  # strength on masked rows, and unmasked, of masked language models
     unmasked: float = 1.2
     flat: float = 0.4  # strength of a `-flat` arm; `-zipfS` arms follow the line through (0, flat) and (1, 1)
@@ -87,6 +90,17 @@ def training_table(
         for number in given.seeds or (seed,):
             rows += FakeRun(given, model, steps, layers=layers, number=number, entropy=(seed, i, number)).rows()
     return Table.from_records(rows, about(models, given, layers=layers))
+
+
+@functools.cache
+def table(**effects: Any) -> Table:
+    """A small study of a decoder; made once for the same effects."""
+    return training_table(**{"models": ("decoder",), "steps": FEW_STEPS, "layers": 2, **effects})
+
+
+def edited(original: Table, change: Any) -> Table:
+    """The same table with a function applied to every record; None drops it."""
+    return Table.from_records(r for r in map(change, original.records()) if r is not None)
 
 
 def about(models: tuple[str, ...], effects: Effects, *, layers: int) -> dict[str, Any]:
@@ -210,10 +224,10 @@ class FakeRun:
         yield self._drawn(site, "gradient_energy", {**options, "control": "normal"}, mean=normal, sd=0.8 * sd)
         yield self._drawn(site, "gradient_energy", {**options, "control": "random"}, mean=chance, sd=sd)
         for control in ("next", "permuted"):
-            kept = getattr(self.effects, control) * max(extra, 0.0) + chance
-            yield self._row(
-                site, "gradient_energy", {**options, "control": control}, folds=self._folds(kept, scale=0.5)
-            )
+            kept = self._folds(getattr(self.effects, control) * max(extra, 0.0) + chance, scale=0.5)
+            frozen = options["fit"] == "frozen"  # from second moments that know no folds
+            numbers = {"value": float(kept.mean())} if frozen else {"folds": kept}
+            yield self._row(site, "gradient_energy", {**options, "control": control}, **numbers)
         ratio = energy / normal
         yield self._row(site, "gradient_ratio", options, value=ratio, low=0.8 * ratio, high=1.2 * ratio)
         self.tests.append((self._row(site, "gradient_p", options, value=_p_value(extra / sd)), _p_value(extra / sd)))
@@ -271,6 +285,8 @@ class FakeRun:
             growth = {**site, "note": f"since step {before}"}
             folds = self._folds(chance + self.effects.amplification)
             yield self._row(growth, "amplification", options, folds=folds)
+            p = _p_value((float(folds.mean()) - chance) / (0.2 * chance))
+            yield self._row(growth, "amplification_p", options, value=p)
             for control in ("normal", "random"):
                 yield self._drawn(
                     growth, "amplification", {**options, "control": control}, mean=chance, sd=0.2 * chance
@@ -293,7 +309,8 @@ class FakeRun:
             for correlation in ("pearson", "spearman"):
                 for more in ({}, {"normalised": 1}):
                     options = {"correlation": correlation, "over": over, **more}
-                    value = truth + 3 * e.noise * self.random.normal()
+                    planted = truth if e.spread_normalised is None or not more else e.spread_normalised
+                    value = planted + 3 * e.noise * self.random.normal()
                     band = {"low": value - 6 * e.noise, "high": value + 6 * e.noise, "n": 300}
                     yield self._row(site, "frequency_spread", options, value=value, **band)
                     p = _p_value(abs(value) / (3 * e.noise) - 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import random
@@ -20,30 +19,19 @@ from anisoscope.claims.claim import (
     verdicts_from_dicts,
     verdicts_to_dicts,
 )
-from anisoscope.claims.part import Part, agreement, judge, t_interval
+from anisoscope.claims.part import Part, agreement, judge
 from anisoscope.claims.quantity import Quantity, mean
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.estimate import jackknife
 from anisoscope.runs.table import Table
-from fake_training import NULL, training_table
+from fake_training import NULL, edited, table
 
-STEPS = (0, 1, 64, 256, 1000)
-ENERGY = ("gradient_energy", "gradient_enrichment", "gradient_p_holm")
-
-
-@functools.cache
-def table(**effects: Any) -> Table:
-    return training_table(**{"models": ("decoder",), "steps": STEPS, "layers": 2, **effects})
+ENERGY = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm")
 
 
 def verdict(claim: str, **effects: Any) -> Verdict:
     """The first verdict on a claim, on a table of the metrics it reads."""
     return evaluate_claims(table(**{"only": claims()[claim].metrics, **effects}), [claim])[0]
-
-
-def edited(original: Table, change: Any) -> Table:
-    """The same table with a function applied to every record; None drops it."""
-    return Table.from_records(r for r in map(change, original.records()) if r is not None)
 
 
 # planted, absent, and too noisy to tell
@@ -64,6 +52,8 @@ CASES = [
     ("emerges_early_and_persists", {}, "holds"),
     ("emerges_early_and_persists", {"strength": 0.0}, "fails"),
     ("emerges_early_and_persists", {"start": 1.0}, "fails"),
+    ("emerges_early_and_persists", {"start": 0.4}, "fails"),  # it grows and stays, but was there before training
+    ("emerges_early_and_persists", {"start": 0.07, "noise": 0.05}, "undecided"),
     ("emerges_early_and_persists", {"onset": 2000.0}, "fails"),
     ("emerges_early_and_persists", {"fade": 1.0}, "fails"),
     ("emerges_early_and_persists", {"strength": 0.12, "noise": 0.2}, "undecided"),
@@ -82,6 +72,9 @@ CASES = [
     ("rare_tokens_spread", {"spread": 0.4}, "fails"),
     ("rare_tokens_spread", {"spread_time": 0.0}, "fails"),
     ("rare_tokens_spread", {"spread": -0.12}, "undecided"),
+    ("rare_tokens_spread", {"spread_normalised": 0.3}, "undecided"),  # a matter of the norm
+    ("rare_tokens_spread", {"spread": 0.3, "spread_time": 0.3, "spread_normalised": -0.3}, "undecided"),
+    ("rare_tokens_spread", {"spread": 0.3, "spread_normalised": 0.3}, "fails"),
     ("encoder_and_decoder", BOTH, "holds"),
     ("encoder_and_decoder", {**BOTH, "strength": 0.0}, "fails"),
     ("encoder_and_decoder", {**BOTH, "masked": 0.0}, "undecided"),  # on unmasked rows only
@@ -193,6 +186,55 @@ def test_a_difference_is_paired_fold_by_fold() -> None:
     assert high - low == pytest.approx(math.sqrt(2) * (alone[1] - alone[0]))
 
 
+def test_folds_without_contexts_do_not_count() -> None:
+    """Only folds live in all terms, and as many degrees of freedom as they give."""
+    generator = np.random.default_rng(3)
+    one, two = ([*map(float, 1 + 0.1 * generator.normal(size=8))] for _ in range(2))
+    one[0] = two[5] = math.nan
+    live = [j for j in range(8) if j not in (0, 5)]
+    ours, theirs = Quantity(1.0, tuple(one)), Quantity(0.9, tuple(two))
+    gaps, ratios = [one[j] - two[j] for j in live], [one[j] / two[j] for j in live]
+    for found, folds in (
+        (ours - theirs, gaps),
+        (ours.over(theirs), ratios),
+        (mean([ours, -theirs]), np.divide(gaps, 2)),
+    ):
+        half = 2.571 * math.sqrt(5 / 6 * ((np.array(folds) - np.mean(folds)) ** 2).sum())
+        assert found.interval() == pytest.approx((found.value - half, found.value + half))
+    for count, there in ((3, True), (2, False), (0, False)):
+        thin = Quantity(1.0, tuple(one[1 : 1 + count]) + (math.nan,) * (8 - count))
+        assert math.isfinite(thin.interval()[0]) is there and thin.thin is not there
+        full = Quantity(1.0, tuple(1 + 0.1 * generator.normal(size=8)))
+        assert (mean([thin, full]).thin, (thin - Quantity(0.1, half=0.1)).thin) == (not there, not there)
+
+
+def _dead(r: dict[str, Any], folds: int, group: str = "") -> dict[str, Any]:
+    """The last folds hold no context of a group, which therefore have no leave-one-out value."""
+    if r["replicates"] is None or r["group"] != group:
+        return r
+    live = 8 - folds
+    return {**r, "replicates": [*r["replicates"][:live], *[math.nan] * folds]}
+
+
+@pytest.mark.parametrize(("dead", "strength", "status"), [
+    (0, 1.0, "holds"), (4, 1.0, "holds"), (4, 0.0, "fails"), (5, 1.0, "holds"), (6, 1.0, "undecided"),
+    (8, 0.0, "undecided"),
+])  # fmt: skip
+def test_too_few_contexts_leave_a_claim_open_and_say_so(dead: int, strength: float, status: str) -> None:
+    given = table(only=ENERGY, strength=strength, noise=0.002)
+    found = evaluate_claims(edited(given, lambda r: _dead(r, dead)), ["tangent_energy"])[0]
+    assert found.status == status, found.why
+    assert ("too few contexts" in found.why) == (status == "undecided")
+
+
+def test_a_rare_bin_in_two_folds_has_no_interval() -> None:
+    given = table(only=("gradient_enrichment",), noise=0.002)
+    few, enough = (edited(given, lambda r, n=n: _dead(r, n, "frequency:5")) for n in (6, 4))
+    one, two = (evaluate_claims(t, ["frequent_most_enriched"])[0] for t in (few, enough))
+    assert (one.status, two.status) == ("undecided", "holds")
+    assert "too few contexts" in one.why and math.isnan(one.low)
+
+
 @pytest.mark.parametrize(
     ("low", "high", "status"),
     [(0.51, 0.9, "holds"), (0.5, 0.9, "undecided"), (0.1, 0.5, "undecided"), (0.1, 0.49, "fails"),
@@ -300,8 +342,55 @@ def test_directions_that_were_not_measured_are_answered_with_those_that_were() -
 
 
 def test_without_p_values_the_band_of_random_draws_serves() -> None:
-    found = verdict("tangent_energy", without=("gradient_p_holm",))
+    found = verdict("tangent_energy", without=("gradient_p_holm", "gradient_p"))
     assert found.status == "holds" and found.p < 0.05
+
+
+@pytest.mark.parametrize(("claim", "p", "holm"), [
+    ("embedding_updates_aligned", "gradient_p", "gradient_p_holm"), ("amplified", "amplification_p", None),
+    ("tangent_energy", "gradient_p", "gradient_p_holm"),
+])  # fmt: skip
+def test_the_exact_p_of_random_subspaces_is_needed_to_hold(claim: str, p: str, holm: str | None) -> None:
+    """The adjusted one counts, else the plain one times the number of sites, else a bound from the draws."""
+
+    def with_p(value: float, metrics: set[str | None]) -> Verdict:
+        def change(r: dict[str, Any]) -> dict[str, Any] | None:
+            if r["metric"] not in (p, holm):
+                return r
+            return {**r, "value": value} if r["metric"] in metrics else None
+
+        return evaluate_claims(edited(table(only=claims()[claim].metrics), change), [claim])[0]
+
+    sites = 1 if claim == "embedding_updates_aligned" else 4
+    for metrics, times in (({p}, sites), *([({p, holm}, 1)] if holm else [])):
+        good, bad = with_p(0.001, metrics), with_p(0.2, metrics)
+        assert good.status == "holds" and good.p == pytest.approx(0.001 * times)
+        assert bad.status == "undecided" and "random subspaces do as well" in bad.why
+        assert bad.p == pytest.approx(0.2 * times)
+    assert with_p(0.2, set()).status == "holds", "the counter-test: without p values the draws decide"
+
+
+def test_the_bound_from_the_draws_is_safe_for_skewed_draws() -> None:
+    """Energies of random subspaces in one strong direction: a squared normal, whose tail is heavier than a normal's."""
+    draws = np.random.default_rng(0).normal(size=200_000) ** 2
+    for z in (1.0, 2.0, 3.0, 5.0):
+        tail = float((draws > draws.mean() + z * draws.std()).mean())
+        assert 1 / (1 + z * z) >= tail
+        if z >= 3:
+            assert 0.5 * math.erfc(z / math.sqrt(2)) < tail, "the counter-test: normal tails promise too much"
+
+    def at(z: float) -> float:
+        chance, bare = 16 / 256, ("gradient_p", "gradient_p_holm", "amplification_p")
+        given = table(only=("amplification",), without=bare)
+
+        def change(r: dict[str, Any]) -> dict[str, Any]:
+            drawn = "control=" in r["variant"]
+            return {**r, "value": chance, "sd": 0.01} if drawn else {**r, "value": chance + 0.01 * z}
+
+        found = evaluate_claims(edited(given, change), ["amplified"])[0]
+        return next(part["p"] for part in found.details["parts"] if part["name"] == "random")
+
+    assert at(20.0) == pytest.approx(4 / 401) and at(-3.0) == 1.0
 
 
 def test_without_replicates_the_written_intervals_serve() -> None:
@@ -332,6 +421,19 @@ def test_emergence_and_persistence_are_told_apart() -> None:
     assert verdict("emerges_early_and_persists", start=1.0).details["starts_at_chance"] is False
 
 
+def test_enrichment_before_any_training_is_said_and_decides() -> None:
+    fresh, early = (verdict("emerges_early_and_persists", start=start) for start in (0.0, 0.4))
+    assert fresh.details["aspects"]["absent at the start"]["status"] == "holds"
+    assert "absent at the start (below 1.5 times chance)" in fresh.why and fresh.margin == 0.5
+    others = {name: a["status"] for name, a in early.details["aspects"].items()}
+    assert others == {"emerges early": "holds", "persists": "holds", "absent at the start": "fails"}
+    assert "there before any training" in early.why
+    open_ = verdict("emerges_early_and_persists", start=0.07, noise=0.05)
+    assert open_.details["starts_at_chance"] is None and "cannot be told" in open_.why
+    frozen = evaluate_claims(table(), ["emerges_early_and_persists"], fit="frozen")[0]
+    assert frozen.status == "undecided" and "fit=refit" in frozen.why
+
+
 def test_masked_and_unmasked_rows_are_judged_apart() -> None:
     found = verdict("tangent_energy", models=("encoder",), masked=0.0, unmasked=1.2)
     groups = found.details["groups"]
@@ -340,14 +442,39 @@ def test_masked_and_unmasked_rows_are_judged_apart() -> None:
     assert "holds in 1 and fails in 1 of 2 encoders and kinds of rows" in both.why
 
 
-def test_another_bin_ahead_of_the_most_frequent_one_is_a_doubt() -> None:
+def _second_bin(factor: float) -> Verdict:
+    """The second bin is made larger than it was."""
+
     def ahead(r: dict[str, Any]) -> dict[str, Any]:
         if r["group"] != "frequency:2" or r["replicates"] is None:
             return r
-        return {**r, "value": 2 * r["value"], "replicates": [2 * x for x in r["replicates"]]}
+        return {**r, "value": factor * r["value"], "replicates": [factor * x for x in r["replicates"]]}
 
-    found = evaluate_claims(edited(table(), ahead), ["frequent_most_enriched"])[0]
-    assert found.status == "undecided" and "another bin" in found.why
+    given = table(only=("gradient_enrichment",), models=("decoder", "encoder"))
+    return evaluate_claims(edited(given, ahead), ["frequent_most_enriched"])[0]
+
+
+def test_more_than_the_rarest_and_more_than_all_others_are_told_apart() -> None:
+    first, second = _second_bin(1.0), _second_bin(2.0)
+    assert first.status == second.status == "holds"
+    assert first.details["aspects"]["most"]["status"] == "holds" and "they are the most enriched" in first.why
+    assert second.details["aspects"]["most"]["status"] == "fails" and "another is ahead" in second.why
+    one, two = (found["value"] for found in first.details["bins"]["plain"][:2])
+    level = _second_bin(one / two)
+    assert level.details["aspects"]["most"]["status"] == "undecided" and "is open" in level.why
+
+
+def test_bins_of_masked_models_are_said_to_pool_their_rows() -> None:
+    decoder, encoder = evaluate_claims(table(**BOTH, only=("gradient_enrichment",)), ["frequent_most_enriched"])
+    assert "pools masked and unmasked rows" in encoder.why and encoder.details["bins_pool_masked_and_unmasked"]
+    assert "masked" not in decoder.why
+
+
+def test_distances_that_disagree_are_named() -> None:
+    found = verdict("rare_tokens_spread", spread_normalised=0.3)
+    assert "do not agree (holds for the plain distance and fails for the distance relative to the norm)" in found.why
+    alone = verdict("rare_tokens_spread", without=("normalised=1",))
+    assert alone.status == "undecided" and "normalised=1" in alone.why
 
 
 def test_arms_are_compared_from_more_to_less_bias() -> None:
@@ -367,6 +494,24 @@ def test_arms_on_other_contexts_are_not_paired() -> None:
     assert apart.high - apart.low > paired.high - paired.low
 
 
+def test_a_frozen_proxy_is_judged_with_controls_that_have_no_interval() -> None:
+    """Its next and permuted controls are single numbers."""
+    for effects, status in (({}, "holds"), ({"strength": 0.0}, "fails"), ({"next": 1.0}, "fails")):
+        found = evaluate_claims(table(**BOTH, **effects), ["tangent_energy", "encoder_and_decoder"], fit="frozen")
+        assert {v.status for v in found} == {status}, effects
+    for control in ("next", "permuted"):
+        lacking = edited(table(), lambda r, c=control: None if f"control={c};fit=frozen" in r["variant"] else r)
+        assert evaluate_claims(lacking, ["tangent_energy"], fit="frozen")[0].status == "undecided"
+
+
+def test_encoders_without_controls_by_rows_are_judged_on_all_rows() -> None:
+    def pooled(r: dict[str, Any]) -> dict[str, Any] | None:
+        return None if r["group"] and "control=" in r["variant"] else r
+
+    found = evaluate_claims(edited(table(**BOTH, only=ENERGY), pooled), ["encoder_and_decoder"])[0]
+    assert found.status == "holds" and "(masked and unmasked rows)" in found.why
+
+
 def test_a_frozen_proxy_is_judged_on_steps_it_has_not_seen() -> None:
     given = table()
     frozen = evaluate_claims(given, ["tangent_energy"], fit="frozen")[0]
@@ -379,49 +524,6 @@ def test_the_most_common_rank_is_taken_unless_one_is_given() -> None:
     given = Table.concat([table(ranks=(8, 16)), table(ranks=(16,), models=("other",))])
     assert evaluate_claims(given, ["tangent_energy"])[0].details["rank"] == 16
     assert evaluate_claims(given, ["tangent_energy"], rank=8)[0].status == "holds"
-
-
-# seeds
-
-
-def test_several_seeds_give_each_its_verdict_and_one_over_all() -> None:
-    found = evaluate_claims(table(seeds=(1, 2, 3, 4)), ["tangent_energy"])
-    pooled, single = found[0], found[1:]
-    assert pooled.scope == "over 4 seeds" and pooled.details["seeds"] == [1, 2, 3, 4] and pooled.status == "holds"
-    assert [v.scope for v in single] == [f"for seed {s}" for s in (1, 2, 3, 4)]
-    effects = [v.effect for v in single]
-    half, _ = t_interval(effects)
-    assert pooled.effect == pytest.approx(np.mean(effects))
-    assert pooled.high - pooled.effect == pytest.approx(half)
-    assert half == pytest.approx(3.182 * np.std(effects, ddof=1) / 2, rel=1e-3)
-    assert pooled.why.startswith("Over 4 seeds: ")
-
-
-def test_two_seeds_are_too_few_for_a_general_claim() -> None:
-    found = evaluate_claims(table(seeds=(1, 2)), ["tangent_energy"])
-    assert [v.status for v in found] == ["undecided", "holds", "holds"]
-    assert "needs 3" in found[0].why
-
-
-def test_seeds_that_disagree_leave_it_open() -> None:
-    parts = [table(seeds=(s,), strength=g) for s, g in ((1, 1.0), (2, 0.0), (3, 0.4))]
-    found = evaluate_claims(Table.concat(parts), ["tangent_energy"])
-    assert [v.status for v in found] == ["undecided", "holds", "fails", "holds"]
-
-
-def test_claims_about_several_models_pool_seeds_too() -> None:
-    given = table(models=("decoder", "encoder", "decoder-flat"), seeds=(1, 2, 3), bins=False, layers=1)
-    found = evaluate_claims(given, ["encoder_and_decoder", "frequency_intervention"])
-    both = [v for v in found if v.claim == "encoder_and_decoder"]
-    arms = [v for v in found if v.claim == "frequency_intervention"]
-    assert [v.scope for v in both] == [v.scope for v in arms] == ["over 3 seeds", *(f"for seed {s}" for s in (1, 2, 3))]
-    assert both[0].status == arms[0].status == "holds"
-
-
-def test_rows_that_name_no_seed_belong_to_the_one_seed_of_their_model() -> None:
-    given = edited(table(), lambda r: {**r, "seed": None} if r["metric"] == "gradient_enrichment" else r)
-    assert len(evaluate_claims(given, ["emerges_early_and_persists"])) == 1
-    assert evaluate_claims(given, ["emerges_early_and_persists"])[0].status == "holds"
 
 
 # tables

@@ -91,7 +91,7 @@ def train(
     from anisoscope.view.console_learning import run_train
 
     options = {k: v for k, v in _given(ctx).items() if k not in _WATCH}
-    watch = {"metrics": monitor, "when": when, "contexts": contexts, "rank": rank}
+    watch = {"monitor": monitor, "when": when, "contexts": contexts, "rank": rank}
     run_train(options, watch, out=out, resume=resume, command=command)
 
 
@@ -204,7 +204,8 @@ def revisiting(
     options |= {"context": context, "metrics": metrics, "when": when, "rank": rank, "limit": limit, "device": device}
     options["tokens"] = tokens
     if arms is not None:
-        options["arms"] = _words(arms, "--arms")
+        _words(arms, "--arms")  # an empty list is a slip
+        options["arms"] = tuple(filter(None, (word.strip() for word in arms.split(","))))  # one named twice is refused
     if seeds is not None:
         options["seeds"] = _layers(seeds)
     run_revisiting(options, out=out, resume=resume, command=command)

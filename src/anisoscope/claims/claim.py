@@ -6,8 +6,8 @@ them together.
 
 What `Verdict.details` holds: `parts` (each effect with interval, margin, p and status), `aspects` (sub-claims with a
 status of their own), `proxy`, `rank`, `fit`, `pooled` (whether it speaks for several seeds), `seed` or `seeds` (then
-`per_seed` too), `measured_again` (seeds left out because they are another seed's run, by model), and what the claim adds
-for the report (`cells`, `steps`, `layers`, …).
+`per_seed` too), `measured_again` (seeds left out because they are another seed's run, by model), and what the claim
+adds for the report (`cells`, `steps`, `layers`, …).
 """
 
 from __future__ import annotations
@@ -270,9 +270,11 @@ def _shown(needed: list[Part], binding: Part) -> Part:
 def _sentence(text: str, doubt: str, *, scope: str, again: Mapping[str, list[str]]) -> str:
     """One sentence: what was found, a doubt that leaves it undecided, over which seeds, and which were left out."""
     text = "; undecided because ".join(words for words in (text, doubt) if words)
-    for words in dict.fromkeys("; ".join(found) for found in again.values()):
-        models = [model for model, found in again.items() if "; ".join(found) == words]
-        text += f"; {words}" if len(again) == 1 else f"; in {' and '.join(models)} {words}"
+    remarks = {model: "; ".join(found) for model, found in again.items()}
+    different = list(dict.fromkeys(remarks.values()))
+    for words in different:
+        models = " and ".join(model for model, said in remarks.items() if said == words)
+        text += f"; {words}" if len(different) == 1 else f"; in {models} {words}"
     text = f"{scope}: {text}" if "seed" in scope else text
     return text[0].upper() + text[1:].rstrip(".") + "."
 

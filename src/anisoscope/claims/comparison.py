@@ -81,7 +81,7 @@ def _settled(parts: dict[str, Part]) -> dict[str, Part]:
 def _kinds_sentence(parts: Parts, status: Status, part: Part) -> str:
     told = [f"{span(p)} in {name.split(': ', 1)[1]}" for name, p in parts.items() if ": " in name and p.measured]
     text = "the lead of the tangent directions over the control that comes closest is, in units of what chance would "
-    text += f"give of the gradients' energy, {', '.join(told)}; what decides is the {part.name}, which lies "
+    text += f"give of the gradients' energy, {', '.join(told)}; what decides is the {part.name} with {span(part)}, "
     return text + outcome(status, part)
 
 
@@ -209,6 +209,6 @@ def _arms_sentence(parts: Parts, status: Status, part: Part) -> str:
     text += (
         f"{span(parts['more bias'])} times what chance would give and, with less, {span(parts['less bias'])} times: "
     )
-    text += f"the former is larger by a part of {span(part)}, {outcome(status, part)}"
+    text += f"the relative lead of the former is {span(part)}, {outcome(status, part)}"
     cosine = parts.get("average cosine")
     return text + (f" (the activations' average cosine differs by {span(cosine)})" if cosine else "")

@@ -119,8 +119,8 @@ def _frequency_sentence(parts: Parts, status: Status, part: Part, *, mixed: bool
         f"in the tangent directions the gradients of the most frequent tokens hold {span(parts['most frequent bin'])} "
     )
     text += f"times what chance would give and those of the rarest {span(parts['rarest bin'])} times; with directions "
-    text += f"fitted {_FIT_WORDS[part.name]} the former is larger by a part of {span(part)}, {outcome(status, part)}"
-    pooled = ", every bin pools masked and unmasked rows" if mixed else ""
+    text += f"fitted {_FIT_WORDS[part.name]} the relative lead of the former is {span(part)}, {outcome(status, part)}"
+    pooled = "; every bin pools masked and unmasked rows" if mixed else ""
     return f"{text} ({_most_words(parts)}{pooled})"
 
 
@@ -130,8 +130,10 @@ def _most_words(parts: Parts) -> str:
     if status == "holds":
         return "they are the most enriched of all bins"
     if status == "fails":
-        return f"the most frequent are not the most enriched of all bins: another is ahead by {figure(-lead.effect)}"
-    return f"whether they are the most enriched of all bins is open: their lead over the next one is {span(lead)}"
+        ahead = f"another is ahead by {figure(-lead.effect)} times chance"
+        return f"the most frequent are not the most enriched of all bins: {ahead}"
+    nearest = f"their lead over the nearest is {span(lead)} times chance"
+    return f"whether they are the most enriched of all bins is open: {nearest}"
 
 
 @model_claim(

@@ -212,7 +212,7 @@ def outcome(status: Status, part: Part) -> str:
         lucky = status == "undecided" and part.tested and not part.p <= ALPHA
         doubt = f", but random subspaces do as well too often (p = {figure(part.p)})" if lucky else ""
         return f"beyond {margin}{doubt}"
-    return f"short of {margin}" if part.high < part.margin else f"in an interval that contains {margin}"
+    return f"short of {margin}" if part.high < part.margin else f"with {margin} inside the interval"
 
 
 def figure(value: float, digits: int = 3) -> str:

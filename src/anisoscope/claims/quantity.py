@@ -6,8 +6,8 @@ Notation
     G      number of live folds: those whose θ₍ⱼ₎ is a number, in all terms of a combined number
 The folds are the same contexts at every layer, step and proxy of a run. So the mean over layers of θ has the
 leave-one-fold-out values mean(θ₍ⱼ₎), and a difference θ − φ has θ₍ⱼ₎ − φ₍ⱼ₎: whatever the dependence between layers is,
-the jackknife of the combined number contains it. A fold is live for a combined number where it is for all its terms; the
-interval has G − 1 degrees of freedom, and there is none with fewer than three live folds.
+the jackknife of the combined number contains it. A fold is live for a combined number where it is for all its terms;
+the interval has G − 1 degrees of freedom, and there is none with fewer than three live folds.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def energy_sentence(parts: Parts, status: Status, part: Part, *, what: str = "gr
     told += [f"on {rows} {figure(parts[rows].effect)} times" for rows in _ROWS.values() if rows in parts]
     if "layers beyond the margin" in parts:
         told.append(f"the lead is beyond the margin in {_part_of(parts['layers beyond the margin'].effect)} layers")
-    return f"{text}{outcome(status, part)} ({', '.join(told)})"
+    return f"{text}{outcome(status, part)} ({'; '.join(told)})"
 
 
 def _part_of(share: float) -> str:
@@ -189,10 +189,12 @@ def _share_sentence(parts: Parts, status: Status, part: Part) -> str:
     told, gain = [], parts.get("IsoScore* gain")
     lacking = parts["sites and steps below average"].effect
     if lacking > 0:
-        told.append(f"at {100 * lacking:.0f} % of the sites and steps it is a lack of gradient, which counts as minus")
+        told.append(f"at {100 * lacking:.0f} % of the sites and steps it is a lack of gradient and counts as minus")
     if gain:
-        told.append(f"without them IsoScore*, a measure of evenness, changes by {span(gain)} more than without others")
-    return text + (f" ({', '.join(told)})" if told else "")
+        told.append(
+            f"IsoScore*, a measure of evenness, changes by {span(gain)} more without them than without normal ones"
+        )
+    return text + (f" ({'; '.join(told)})" if told else "")
 
 
 def _share_doubt(parts: Parts) -> str:

@@ -52,6 +52,9 @@ def emerges_early_and_persists(run: Run) -> Finding:
     sites = [c.site for c in at_step(enrichment, 0) if _everywhere(c, (early, last), enrichment)]
     if not sites:
         raise Missing("site measured at the start, early and at the end alike", "measure the same sites at every step")
+    if any("in-sample" in enrichment[Cell(step, *site)].note for step in (0, early) for site in sites):
+        how = "choose fit=refit: a frozen proxy is fitted on steps after these"
+        raise Missing("directions that are no later than step 0 and the early step", how)
     start_, early_, last_ = (_at(enrichment, step, sites) for step in (0, early, last))
     one = Quantity.constant(1.0)
     tests = {step: {"p": random_p(run, step=step), "tested": True} for step in (early, last)}
@@ -132,7 +135,10 @@ def _emergence_sentence(parts: Parts, status: Status, part: Part) -> str:
 
 def _start_words(parts: Parts) -> str:
     limit, start = f"{figure(1 + START_MARGIN)} times chance", parts["at chance at the start"]
-    words = {"holds": f"it is absent at the start (below {limit})", "fails": "it is there before any training (beyond "}
+    words = {
+        "holds": f"enrichment is absent at the start (below {limit})",
+        "fails": "it is there before any training (beyond ",
+    }
     words["fails"] += f"{limit})"
     open_ = f"whether it is absent at the start cannot be told (at step 0 it may lie on either side of {limit})"
     return words.get(start.status, open_)
@@ -180,7 +186,7 @@ def amplified(run: Run) -> Finding:
 
 
 def _growth_sentence(parts: Parts, status: Status, part: Part) -> str:
-    text = f"of the growth of the activations' variance between measured steps a share of "
+    text = "of the growth of the activations' variance between measured steps a share of "
     text += f"{span(parts['share of growth'])} lies in the tangent directions fitted at the earlier step, {span(part)} "
     return text + f"more than in {part.name} directions, {outcome(status, part)}"
 

@@ -26,6 +26,7 @@ class MonitorStore:
     def __init__(self, out: str | Path | None, *, resume: bool, about: dict[str, Any]) -> None:
         self.folder = None if out is None else RunFolder(Path(out))
         self.resume, self.about = resume, about
+        self._options = _flat(json.loads(json.dumps(about, default=str)))
         if self.folder is None:
             return
         try:
@@ -107,7 +108,7 @@ class MonitorStore:
         if self.folder is None:
             return
         path = self.folder.path / "state" / f"step-{step:09d}.pt"
-        replace_file(path, lambda p: torch.save(state, p))
+        replace_file(path, lambda p: torch.save({**state, "about": self._options}, p))
         for _, old in sorted(self._states().items())[:-3]:
             old.unlink()
 
@@ -117,7 +118,18 @@ class MonitorStore:
         if not states:
             return None
         found: dict[str, Any] = torch.load(states[max(states)], map_location="cpu", weights_only=True)
+        self._check_same(found.get("about") or {})
         return found
+
+    def _check_same(self, theirs: dict[str, Any]) -> None:
+        """What was measured under other options does not belong into one table with what is to come."""
+        mine = self._options
+        for key in (key for key in {**mine, **theirs} if theirs and mine and theirs.get(key) != mine.get(key)):
+            assert self.folder is not None
+            raise AnisoscopeError(
+                f"{str(self.folder.path)!r} holds a run monitored with {key} = {theirs.get(key)!r}, not "
+                f"{mine.get(key)!r}; repeat its options, or give another folder."
+            )
 
     def tables(self, done: set[int]) -> list[Table]:
         """The tables of these steps; those of other steps came after the state and are forgotten."""
@@ -151,3 +163,16 @@ class MonitorStore:
         if self.folder is not None and len(table):
             self.folder.write_table(table)
             self._join_concepts(done)
+
+
+def _flat(about: dict[str, Any]) -> dict[str, Any]:
+    """Options by name, those of the plan among them; a schedule that is a mere function has no name to compare.
+
+    >>> _flat({"seed": 0, "plan": {"rank": 4}})
+    {'seed': 0, 'plan.rank': 4}
+    """
+    found: dict[str, Any] = {}
+    for key, value in about.items():
+        inner = _flat(value) if isinstance(value, dict) else None
+        found |= {key: value} if inner is None else {f"{key}.{name}": part for name, part in inner.items()}
+    return {key: value for key, value in found.items() if " at 0x" not in str(value)}

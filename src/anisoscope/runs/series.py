@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from anisoscope.errors import AnisoscopeError
 
@@ -78,3 +82,43 @@ def flags(fingerprint: str, earlier: dict[str, str], *, finite: bool, asked_in_o
     if not asked_in_order:
         out.append("out of order: it was named after a later one")
     return out
+
+
+def refuse_training_run(model: str) -> None:
+    """The folder of a training run is no model, though it holds some."""
+    path = Path(model).expanduser()
+    if (path / "checkpoints").is_dir() and not (path / "config.json").is_file():
+        raise AnisoscopeError(
+            f"{model!r} is the folder of a training run, not a model; use `anisoscope sweep {model}` for all its "
+            f"checkpoints, or give one: {path / 'checkpoints' / 'checkpoint-N'}."
+        )
+
+
+def refuse_lossless(loaded: Any, spec: str) -> None:
+    """A model that reads no text or has no language-model head has no loss to take gradients of."""
+    model = loaded.model
+    if loaded.main_input != "input_ids":
+        raise AnisoscopeError(
+            f"{spec!r} reads {loaded.main_input}, not token ids; `tangent` and `sweep` take text models (a Monitor in "
+            "your own loop takes any model)."
+        )
+    if "labels" in inspect.signature(model.forward).parameters or _head(model) is not None:
+        return
+    raise AnisoscopeError(
+        f"{spec!r} was loaded as {type(model).__name__}, without a language-model head, so it has no loss and no "
+        "gradients; give a checkpoint that holds its head (…ForCausalLM or …ForMaskedLM)."
+    )
+
+
+def _head(model: Any) -> Any:
+    try:
+        return model.get_output_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """What tells a tokenizer from another: its tokens, and the ids it gives a text."""
+    vocabulary = sorted(tokenizer.get_vocab().items()) if hasattr(tokenizer, "get_vocab") else len(tokenizer)
+    ids = [int(i) for i in tokenizer('The 2 élèves said: "go on".')["input_ids"]]
+    return hashlib.sha256(json.dumps([vocabulary, ids]).encode()).hexdigest()

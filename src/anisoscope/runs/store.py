@@ -12,11 +12,13 @@ Files are written beside their place and renamed into it, so a reader never sees
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import glob
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,21 @@ from anisoscope.runs.table import Table
 
 _OURS = {"run.json", "table.parquet", "arrays", "rows", "report.html", "figures", "partial", "parts"}
 _OURS |= {"state", "verdicts.json", "concepts.json"}
+_PREPARED = {"corpus", "sampling.npz"}  # the text as a training reads it: made before anything is measured
+_FULL = ("enforce fail", "unexpected pos", "No space left", "os error 28")
+
+
+@contextlib.contextmanager
+def room_on_disk(path: Path) -> Iterator[None]:
+    """Say that the disk is full in the words of the system: torch and safetensors have their own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if any(words in str(error) for words in _FULL):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        raise
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
@@ -38,7 +55,8 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        write(beside)
+        with room_on_disk(path):
+            write(beside)
         with beside.open("rb") as handle:
             os.fsync(handle.fileno())
         beside.replace(path)
@@ -66,7 +84,7 @@ class RunFolder:
         """An existing run, or an error that says what is there."""
         folder = Path(path)
         if not folder.exists():
-            raise AnisoscopeError(f"run folder {str(path)!r} does not exist; give the folder that `profile` wrote.")
+            raise AnisoscopeError(f"run folder {str(path)!r} does not exist; give the folder of a run.")
         if not (folder / "run.json").is_file():
             found = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) if folder.is_dir() else "a file"
             raise AnisoscopeError(f"{str(path)!r} holds no run.json (found: {found or 'nothing'}); give a run folder.")
@@ -88,7 +106,7 @@ class RunFolder:
             ) from error
         if "run.json" in there:
             folder._check_same(config, resume=resume)
-        elif there - _OURS:
+        elif there - _OURS - _PREPARED:
             raise AnisoscopeError(
                 f"output folder {str(path)!r} holds other files ({', '.join(sorted(there)[:3])}); give an empty one."
             )
@@ -98,6 +116,7 @@ class RunFolder:
         old = self.about()
         if old.get("status") in ("failed", "interrupted") and not self._holds_results():
             (self.path / "run.json").unlink()  # it came to nothing (a misspelt option, say): nothing to protect
+            (self.path / "sampling.npz").unlink(missing_ok=True)  # made with its options; the corpus says its own
             return
         if not resume:
             how = "add --resume to go on with it, or " if old.get("status") != "complete" else ""
@@ -115,7 +134,8 @@ class RunFolder:
             )
 
     def _holds_results(self) -> bool:
-        return any(path.is_file() for path in self.path.rglob("*") if path.name != "run.json")
+        found = [path for path in self.path.rglob("*") if path.is_file() and path.name != "run.json"]
+        return any(_PREPARED.isdisjoint(path.relative_to(self.path).parts) for path in found)
 
     def about(self) -> dict[str, Any]:
         path = self.path / "run.json"
@@ -139,11 +159,16 @@ class RunFolder:
     def table(self) -> Table:
         path = self.path / "table.parquet"
         if not path.is_file():
-            raise AnisoscopeError(f"run {str(self.path)!r} has no table yet; let `profile` finish (--resume).")
+            raise AnisoscopeError(self._why_no_table())
         try:
             return Table(Table.read(path).arrow, self.about())
         except (OSError, ValueError) as error:
             raise AnisoscopeError(f"{str(path)!r} is not a readable table ({error}); run again.") from error
+
+    def _why_no_table(self) -> str:
+        if self.about().get("status") == "complete":
+            return f"run {str(self.path)!r} is complete but measured nothing (--monitor none), so it has no table."
+        return f"run {str(self.path)!r} has no table yet; let it finish (its command again, with --resume)."
 
     def write_table(self, table: Table) -> None:
         replace_file(self.path / "table.parquet", lambda p: pq.write_table(table.arrow, p))

@@ -27,7 +27,14 @@ from anisoscope.runs.monitor import KINDS
 from anisoscope.runs.monitor_store import MonitorStore
 from anisoscope.runs.plan import GEOMETRY, PLANS, TangentPlan
 from anisoscope.runs.profile import versions
-from anisoscope.runs.series import Checkpoint, find_series, flags
+from anisoscope.runs.series import (
+    Checkpoint,
+    find_series,
+    flags,
+    refuse_lossless,
+    refuse_training_run,
+    tokenizer_fingerprint,
+)
 from anisoscope.runs.store import RunFolder
 from anisoscope.runs.table import Table
 from anisoscope.runs.tables import EmbeddingWatch
@@ -35,6 +42,8 @@ from anisoscope.runs.tangent import TangentStudy
 
 Progress = Callable[[str, int, int], None]
 COUNTED = 2_000_000  # tokens of the data that frequencies are counted on
+MISSING, LEFT_OUT = "missing: ", " was left out: "  # of a checkpoint that cannot be loaded: tried again on resuming
+LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer")
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,8 @@ class SweepConfig:
             if getattr(self, name) < least:
                 raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected at least {least}.")
         parse_requests(self.metrics)
+        if not self.series:
+            refuse_training_run(self.model)
 
     @property
     def plan(self) -> TangentPlan:
@@ -92,6 +103,7 @@ class Sweeper:
     tables: list[Table] = field(default_factory=list)
     cards: list[dict[str, Any]] = field(default_factory=list)  # of the checkpoint under way
     prints: dict[str, str] = field(default_factory=dict)  # fingerprint -> label
+    words: tuple[str, str] | None = None  # fingerprint of the series' tokenizer, and the checkpoint it came with
     done: set[int] = field(default_factory=set)
 
     def run(self) -> Table:
@@ -110,6 +122,7 @@ class Sweeper:
                 if _key(checkpoint) not in self.done:
                     self._checkpoint(checkpoint, store, series)
             self._tell("checkpoints", len(series), len(series))
+            self._refuse_nothing(len(series))
             self._last()
             store.drop_window()
         except BaseException as error:
@@ -117,6 +130,15 @@ class Sweeper:
             raise
         self._finish("complete", started)
         return Table(Table.concat(self.tables).arrow, self.about)
+
+    def _refuse_nothing(self, number: int) -> None:
+        if self.tables:
+            return
+        reasons = [flag for entry in self.about["checkpoints"] for flag in entry["flags"]]
+        raise AnisoscopeError(
+            f"none of the {number} checkpoints of {self.config.model!r} could be loaded (the first: "
+            f"{reasons[0].removeprefix(MISSING).rstrip('.')}); mend that, and the same command with --resume goes on."
+        )
 
     def _series(self) -> list[Checkpoint]:
         c = self.config
@@ -138,8 +160,8 @@ class Sweeper:
             "started": old.get("started") or now,
             "wall_seconds": float(old.get("wall_seconds", 0.0)),
             "models": old.get("models", []),
-            "warnings": old.get("warnings", []),
-            "checkpoints": old.get("checkpoints", []),
+            "warnings": [text for text in old.get("warnings", []) if LEFT_OUT not in text],
+            "checkpoints": _there(old.get("checkpoints", [])),
         }
         self.folder.write_about(self.about)
 
@@ -147,9 +169,10 @@ class Sweeper:
         state = store.newest()
         if state is None:
             return
-        self.about["checkpoints"] = state["checkpoints"]
+        self.about["checkpoints"] = _there(state["checkpoints"])
         self.prints = dict(state["prints"])
         self.counts, self.table_before = state["counts"], state["table_before"]
+        self.words = state["words"]
         study, frozen = self._study(None), state["study"]["frozen"]
         window = store.window(frozen["window"] if frozen else [])
         study.load(state["study"], {step: found["study"] for step, found in window.items()})
@@ -177,30 +200,31 @@ class Sweeper:
 
         c = self.config
         entry: dict[str, Any] = {"label": checkpoint.label, "step": checkpoint.step}
+        options = {name: getattr(c, name) for name in LOADING}
         try:
-            loaded = load_model(
-                checkpoint.spec,
-                random_init=c.random_init,
-                device=c.device,
-                dtype=c.dtype,
-                seed=c.seed,
-                trust_remote_code=c.trust_remote_code,
-                tokenizer=c.tokenizer,
-            )
+            loaded = load_model(checkpoint.spec, **options)
         except AnisoscopeError as error:
             if len(series) == 1:
                 raise
-            self.about["checkpoints"].append(entry | {"flags": [f"missing: {error}"]})
-            self.about["warnings"].append(f"{checkpoint.label} was left out: {error}")
+            self.about["checkpoints"].append(entry | {"flags": [f"{MISSING}{error}"]})
+            self.about["warnings"].append(f"{checkpoint.label}{LEFT_OUT}{error}")
             return
+        refuse_lossless(loaded, checkpoint.spec)
         finite = all(bool(p.isfinite().all()) for p in loaded.model.parameters())
         asked = [c.step for c in map(_as_asked, self.config.revisions)] if self.config.revisions else []
         later = [s for s in asked[: asked.index(checkpoint.step)] if s is not None] if checkpoint.step in asked else []
         in_order = not later or checkpoint.step is None or max(later) < checkpoint.step
         wrong = flags(loaded.fingerprint, self.prints, finite=finite, asked_in_order=in_order)
+        self.words = self.words or (tokenizer_fingerprint(loaded.tokenizer), checkpoint.label)
+        readable = tokenizer_fingerprint(loaded.tokenizer) == self.words[0]
+        if not readable:
+            wrong.append(
+                f"another tokenizer than {self.words[1]}, so its tokens are not the same and it was not measured; "
+                "name one for the whole series with --tokenizer"
+            )
         self.prints.setdefault(loaded.fingerprint, checkpoint.label)
         entry |= {"fingerprint": loaded.fingerprint, "flags": wrong}
-        records = self._measure(loaded, checkpoint.step, finite=finite)
+        records = self._measure(loaded, checkpoint.step) if finite and readable else []
         flag = {"metric": "checkpoint", "variant": "", "group": "", "kind": "training", "stack": "single"}
         records.append({**flag, "value": float(not wrong), "note": "; ".join(wrong), "step": checkpoint.step})
         name = c.model.rstrip("/").split("/")[-1] if c.series else loaded.name
@@ -217,9 +241,11 @@ class Sweeper:
             "prints": self.prints,
             "counts": self.counts,
             "table_before": self.table_before,
+            "words": self.words,
             "study": study.state(),
         }
         store.write_concepts(key, [{"model": name, **card} for card in self.cards])
+        self.cards = []  # a checkpoint that is not measured has none
         window = {"study": study.frozen.window_state(key)} if study.frozen is not None else None
         store.write_step(key, table, state, window)
         self.folder.write_about(self.about)
@@ -243,9 +269,7 @@ class Sweeper:
             self.study = TangentStudy(self.config.plan, self.counts, last, single=not self.config.series)
         return self.study
 
-    def _measure(self, loaded: Any, step: int | None, *, finite: bool) -> list[dict[str, Any]]:
-        if not finite:
-            return []
+    def _measure(self, loaded: Any, step: int | None) -> list[dict[str, Any]]:
         c, model = self.config, loaded.model
         feed_config: Any = replace_feed(c)
         feed = Feed(loaded, feed_config, context_length(loaded, feed_config))
@@ -326,6 +350,11 @@ class Sweeper:
 def _key(checkpoint: Checkpoint) -> int:
     """The number under which a checkpoint's results are kept."""
     return checkpoint.step if checkpoint.step is not None else 0
+
+
+def _there(checkpoints: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that could be loaded."""
+    return [entry for entry in checkpoints if not any(flag.startswith(MISSING) for flag in entry["flags"])]
 
 
 def _as_asked(revision: str) -> Checkpoint:

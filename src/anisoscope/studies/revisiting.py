@@ -6,6 +6,7 @@ Each arm is a training run of its own under arms/, resumable; the study joins th
 from __future__ import annotations
 
 import datetime
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,12 +17,13 @@ from anisoscope import __version__
 from anisoscope.claims.claim import evaluate_claims, verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.runs.profile import versions
-from anisoscope.runs.schedule import parse_schedule
+from anisoscope.runs.schedule import Schedule, parse_schedule
 from anisoscope.runs.store import RunFolder
 from anisoscope.runs.table import Table
 from anisoscope.training.loop import TrainConfig, train
 
 Progress = Callable[[str, int, int], None]
+_ARM = re.compile(r"(?:decoder|encoder)(?:-flat|-zipf\d+(?:\.\d+)?)?")
 ARMS = ("decoder", "encoder", "decoder-flat")  # the last one is the intervention on token frequency
 _TINY = TrainConfig(
     layers=4, width=96, heads=4, context=96, steps=400, batch_size=16, lr=2e-3, checkpoints="0,every:200"
@@ -87,14 +89,31 @@ class RevisitingConfig:
     def __post_init__(self) -> None:
         if self.preset not in (*PRESETS, "paper"):
             raise unknown_name("preset", self.preset, [*PRESETS, "paper"])
+        if not self.arms or not self.seeds:
+            raise AnisoscopeError("a study needs at least one arm and one seed.")
         for arm in self.arms:
-            if arm.partition("-")[0] not in ("decoder", "encoder"):
+            if not _ARM.fullmatch(arm):
                 raise AnisoscopeError(
                     f"arm {arm!r} is not known; expected decoder or encoder, with -flat or -zipf1.5 for a resampled "
                     "corpus."
                 )
-        if not self.arms or not self.seeds:
-            raise AnisoscopeError("a study needs at least one arm and one seed.")
+        if self.preset in PRESETS:
+            self._check_runs()
+
+    def _check_runs(self) -> None:
+        """Every arm before the first one is trained; none twice, however it is written."""
+        runs = [(self.training(arm, seed).arm, seed) for seed in self.seeds for arm in self.arms]
+        twice = next((run for run in runs if runs.count(run) > 1), None)
+        if twice is not None:
+            raise AnisoscopeError(f"arm {twice[0]!r} of seed {twice[1]} is named twice; name every arm and seed once.")
+        schedule_of(self.watch["when"], self.training(self.arms[0], self.seeds[0]).steps)
+
+    @property
+    def watch(self) -> dict[str, Any]:
+        """The options of the monitor of every arm."""
+        preset = PRESETS[self.preset]
+        options: dict[str, Any] = {"monitor": self.metrics or preset.metrics, "when": self.when or preset.when}
+        return {**options, "contexts": preset.contexts, "rank": self.rank}
 
     def training(self, arm: str, seed: int) -> TrainConfig:
         """The training run of one arm."""
@@ -161,6 +180,8 @@ class Revisiting:
         if error is not None and str(error):
             self.about["error"] = str(error).splitlines()[0]
         self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 1)
+        if error is not None:  # it is known how it ended, whatever becomes of the verdicts
+            self.folder.write_about(self.about)
         if self.tables:
             table = Table.concat(self.tables)
             self.folder.write_table(table)
@@ -175,34 +196,29 @@ class Revisiting:
             for arm in self.config.arms:
                 name = arm if len(seeds) == 1 else f"{arm}-seed{seed}"
                 path = self.folder.path / "arms" / name
-                config = self.config.training(arm, seed)
-                train(
-                    config,
-                    path,
-                    monitor=self._monitor(arm),
-                    resume=True,
-                    progress=self._told(name),
-                    command=self.command,
-                    corpus=self.folder.path / "corpus",
-                )
-                self._join(path, arm, seed)
+                try:
+                    self._train_arm(path, self.config.training(arm, seed), arm=arm)
+                finally:
+                    if (path / "table.parquet").is_file():  # of an arm that broke off, too: what it measured counts
+                        self._join(path, arm, seed)
+
+    def _train_arm(self, path: Path, training: TrainConfig, *, arm: str) -> None:
+        train(
+            training,
+            path,
+            monitor=self._monitor(arm),
+            resume=True,
+            progress=self._told(path.name),
+            command=self.command,
+            corpus=self.folder.path / "corpus",
+            watch=self.config.watch,
+        )
 
     def _monitor(self, arm: str) -> Any:
-        preset, config = PRESETS[self.config.preset], self.config
+        watch = self.config.watch
 
         def attach(model: Any, stream: Any, optimizer: Any, training: TrainConfig, folder: Path) -> Any:
-            return training_monitor(
-                model,
-                stream,
-                optimizer,
-                training,
-                folder,
-                name=arm,
-                when=config.when or preset.when,
-                metrics=config.metrics or preset.metrics,
-                rank=config.rank,
-                contexts=preset.contexts,
-            )
+            return training_monitor(model, stream, optimizer, training, folder, name=arm, **watch)
 
         return attach
 
@@ -255,17 +271,20 @@ def training_monitor(
     *,
     name: str = "",
     when: str = "log",
-    metrics: str = "standard",
+    monitor: str = "standard",
     rank: int | None = None,
     contexts: int = 96,
 ) -> Any:
-    """The monitor of a training run of ours: a held-out probe, its frequencies, its optimizer, its folder."""
+    """The monitor of a training run of ours: a held-out probe, its frequencies, its optimizer, its folder.
+
+    `monitor` is what it measures: a preset by cost, or metrics.
+    """
     from anisoscope.runs.monitor import Monitor
 
     return Monitor(
         model,
-        when=parse_schedule(when, total=training.steps),
-        metrics=metrics,
+        when=schedule_of(when, training.steps),
+        metrics=monitor,
         out=folder,
         probe=stream.probe_batches(contexts, batch_size=32),
         counts=counts_of(stream),
@@ -273,11 +292,27 @@ def training_monitor(
         optimizer=optimizer,
         total_steps=training.steps,
         rank=rank,
-        name=name or training.arch,
+        name=name or training.arm,
         seed=training.seed,
         batch_size=32,
         resume=True,
     )
+
+
+def schedule_of(when: str, steps: int) -> Schedule:
+    """The steps that are measured, none of them after the last update.
+
+    >>> str(schedule_of("0,10", 10))
+    'at([0, 10])'
+    """
+    schedule = parse_schedule(when, total=steps)
+    late = [step for step in sorted(schedule.steps) if step > steps]
+    if late:
+        raise AnisoscopeError(
+            f"step {late[0]} is to be measured, but the training ends after {steps} updates; name steps up to {steps}, "
+            "or train for more --steps."
+        )
+    return schedule
 
 
 def counts_of(stream: Any) -> Any:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.runs.store import room_on_disk
 from anisoscope.training.models import hushed
 
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -57,21 +58,36 @@ class Checkpoints:
         """Write the checkpoint of `step` (updates done) and take from older ones what only the newest needs."""
         beside = self.path / f".checkpoint-{step}.{os.getpid()}"
         shutil.rmtree(beside, ignore_errors=True)
-        training = beside / "training"
+        target = self.path / f"checkpoint-{step}"
+        try:
+            with room_on_disk(target):
+                self._write(beside, model, optimizer, state={"step": step, **state}, monitor=monitor)
+            _settle(beside, target)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)  # half a checkpoint only takes room
+        self._thin(newest=step)
+        return target
+
+    def _write(
+        self,
+        folder: Path,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        state: dict[str, Any],
+        monitor: Any,
+    ) -> None:
+        training = folder / "training"
         training.mkdir(parents=True)
         with hushed():
-            model.save_pretrained(str(beside))  # type: ignore[operator]
+            model.save_pretrained(str(folder))  # type: ignore[operator]
         for file in self.tokenizer.iterdir():
-            shutil.copy(file, beside / file.name)
+            shutil.copy(file, folder / file.name)
         torch.save(optimizer.state_dict(), training / "optimizer.pt")
         if isinstance(monitor, Keeper):
             (training / "monitor").mkdir()
             monitor.save(training / "monitor")
-        (training / "state.json").write_text(json.dumps({"step": step, **state}) + "\n", encoding="utf-8")
-        target = self.path / f"checkpoint-{step}"
-        _settle(beside, target)
-        self._thin(newest=step)
-        return target
+        (training / "state.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
 
     def _thin(self, *, newest: int) -> None:
         for step, path in self.found().items():

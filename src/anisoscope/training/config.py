@@ -90,6 +90,17 @@ class TrainConfig:
         return "causal" if self.arch == "decoder" else "masked"
 
     @property
+    def arm(self) -> str:
+        """What the model is called: its kind, and how its corpus was resampled.
+
+        >>> TrainConfig().arm, TrainConfig(frequency="flat").arm, TrainConfig(frequency="zipf:1.50").arm
+        ('decoder', 'decoder-flat', 'decoder-zipf1.5')
+        """
+        if self.frequency in ("natural", "flat"):
+            return self.arch if self.frequency == "natural" else f"{self.arch}-flat"
+        return f"{self.arch}-zipf{parse_frequency(self.frequency):g}"
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens that one update sees."""
         return self.batch_size * self.accumulate * self.context

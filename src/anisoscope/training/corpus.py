@@ -219,7 +219,14 @@ def _spooled(wanted: dict[str, Any], folder: Path) -> _Spool:
     spool = _write_spool(wanted, folder, section=SECTION)
     if len(spool.ends) < FEWEST:
         spool = _write_spool(wanted, folder, section=max(SHORTEST, int(spool.ends[-1]) // (2 * FEWEST)))
-    if len(np.unique(spool.digests)) < 2 * FEW:
+    different = len(np.unique(spool.digests))
+    if different < 2 * FEW <= len(spool.ends):
+        raise AnisoscopeError(
+            f"{wanted['data']!r} repeats itself: of its {len(spool.ends)} pieces of text only {different} "
+            f"{'differ' if different > 1 else 'is different'}, so nothing that was not trained on could be held out; "
+            "give more varied text."
+        )
+    if different < 2 * FEW:
         raise AnisoscopeError(
             f"{wanted['data']!r} holds {int(spool.ends[-1])} bytes of text, too little to train on and to hold "
             f"some out; give more text."

@@ -11,9 +11,9 @@ import contextlib
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ from anisoscope.training.config import checkpoint_steps
 from anisoscope.training.corpus import Corpus, prepare_corpus
 from anisoscope.training.log import WAIT, TrainingLog
 from anisoscope.training.models import build_model
-from anisoscope.training.record import Record
+from anisoscope.training.record import Record, options_of
 from anisoscope.training.resampling import resample
 from anisoscope.training.windows import Stream, training_windows
 
@@ -61,16 +61,18 @@ def train(
     progress: Progress | None = None,
     command: Sequence[str] = (),
     corpus: str | Path | None = None,
+    watch: Mapping[str, Any] | None = None,
 ) -> Path:
     """Train a model into a run folder and return that folder.
 
     `monitor` is a watcher, or a function of (model, stream, optimizer, config, folder) that gives a context manager
-    of one. `corpus` is a folder for the tokenised text, to be shared by several runs; `OUT/corpus` by default.
+    of one. `corpus` is a folder for the tokenised text, to be shared by several runs; `OUT/corpus` by default. `watch`
+    are the monitor's options, kept in run.json: a run is not resumed with others.
     """
-    folder = RunFolder.create(out, asdict(config), resume=resume)
+    folder = RunFolder.create(out, options_of(config, watch), resume=resume)
     if folder.about().get("status") == "complete":  # resumed, but there is nothing left to do
         return folder.path
-    record = Record(config, folder, command)
+    record = Record(config, folder, command, watch or {})
     record.begin()
     try:
         stream = make_stream(config, folder.path, corpus=corpus, progress=progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,6 +22,11 @@ from anisoscope.training.models import choose_family
 from anisoscope.training.windows import Stream
 
 
+def options_of(config: TrainConfig, watch: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Everything that a resumed run must have in common with its beginning: also what it was watched with."""
+    return {**asdict(config), **(watch or {})}
+
+
 @dataclass
 class Record:
     """What run.json says, rewritten at the beginning, at every checkpoint and at the end."""
@@ -29,6 +34,7 @@ class Record:
     config: TrainConfig
     folder: RunFolder
     command: Sequence[str] = ()
+    watch: Mapping[str, Any] = field(default_factory=dict)  # the monitor's options
     about: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     peak: memory.PeakMemory = field(default_factory=memory.PeakMemory)
@@ -43,7 +49,7 @@ class Record:
             "anisoscope": __version__,
             "kind": "training",
             "command": list(self.command),
-            "config": asdict(self.config),
+            "config": options_of(self.config, self.watch),
             "versions": versions(),
             "seed": self.config.seed,
             "status": "running",
@@ -81,7 +87,7 @@ class Record:
         family = choose_family(self.config.arch, self.config.family)
         entry = {
             "key": self.folder.path.name,
-            "name": self.folder.path.name,
+            "name": self.config.arm,
             "type": self.config.arch,
             "family": family.name,
             "architecture": type(model).__name__,

@@ -61,17 +61,22 @@ def run_train(
     options: Mapping[str, Any], watch: Mapping[str, Any], *, out: Path | None, resume: bool, command: Sequence[str]
 ) -> None:
     """Train, measure on the way, judge the claims, draw the report."""
-    from anisoscope.studies.revisiting import judge_run, training_monitor
+    from anisoscope.runs.store import RunFolder
+    from anisoscope.studies.revisiting import judge_run, schedule_of, training_monitor
     from anisoscope.training.loop import TrainConfig, train
+    from anisoscope.training.record import options_of
 
     config = TrainConfig(**options)
-    folder = _folder(out, f"train-{config.arch}", resume=resume)
+    schedule_of(watch["when"], config.steps)
+    folder = _folder(out, f"train-{config.arm}", resume=resume)
+    RunFolder.create(folder, options_of(config, watch), resume=resume)  # refused before anything is drawn again
 
     def attach(model: Any, stream: Any, optimizer: Any, training: Any, path: Path) -> Any:
         return training_monitor(model, stream, optimizer, training, path, **watch)
 
-    monitor = None if watch["metrics"] == "none" else attach
-    _guarded(folder, lambda tell: train(config, folder, monitor=monitor, resume=resume, progress=tell, command=command))
+    monitor = None if watch["monitor"] == "none" else attach
+    settings: dict[str, Any] = {"monitor": monitor, "resume": resume, "command": command, "watch": watch}
+    _guarded(folder, lambda tell: train(config, folder, progress=tell, **settings))
     if monitor is None:
         console.print(str(folder), soft_wrap=True, highlight=False)
         return
@@ -126,12 +131,11 @@ def run_curvature_study(
 def print_claims(runs: Sequence[Path], names: Sequence[str] | None, *, proxy: str, fit: str, form: str) -> None:
     """Judge claims on the tables of some runs."""
     from anisoscope.claims.claim import evaluate_claims, verdicts_to_dicts
-    from anisoscope.runs.store import RunFolder
-    from anisoscope.runs.table import Table
+    from anisoscope.view.load import joint_table, open_runs
 
     if form not in ("table", "json"):
         raise unknown_name("format", form, ("table", "json"))
-    table = Table.concat([RunFolder.open(run).table() for run in runs])
+    table = joint_table(open_runs(runs))
     found = verdicts_to_dicts(evaluate_claims(table, names, proxy=proxy, fit=fit))
     if form == "json":
         print(json.dumps(found, indent=2, ensure_ascii=False))

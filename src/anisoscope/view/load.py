@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.similarity import run_cka
 from anisoscope.runs.store import RunFolder
+from anisoscope.runs.table import Table
 from anisoscope.view.report import RunView, write_report
 
 
@@ -55,9 +60,90 @@ def _listed(path: Path) -> list[dict[str, Any]]:
 
 def report_runs(paths: list[Path], out: Path | None = None) -> Path:
     """Make the page of one or several runs again."""
-    folders = [RunFolder.open(path) for path in paths]
+    folders = open_runs(paths)
     if len(folders) == 1 and folders[0].about().get("study") == "curvature":
         from anisoscope.view.curvature import write_curvature_report
 
         return write_curvature_report(folders[0].path)
-    return write_report(out or folders[0].path, [run_view(folder) for folder in folders])
+    views = [run_view(folder) for folder in folders]
+    if len(views) > 1 and any(view.verdicts for view in views):
+        views = _judged_together(views)
+    return write_report(out or folders[0].path, views)
+
+
+def open_runs(paths: Sequence[Path]) -> list[RunFolder]:
+    """The run folders, each once."""
+    return [RunFolder.open(path) for path in {path.resolve(): path for path in paths}.values()]
+
+
+# -- several runs ------------------------------------------------------------------------------------------------------
+
+
+def _judged_together(views: Sequence[RunView]) -> list[RunView]:
+    """The claims asked of all runs at once: what each run said by itself may be false of them together."""
+    from anisoscope.claims.claim import evaluate_claims, verdicts_to_dicts
+
+    tables = [view.table for view in views]
+    renamed = new_names(tables, [view.path for view in views])
+    views = [_renamed_view(view, names) for view, names in zip(views, renamed, strict=True)]
+    verdicts = verdicts_to_dicts(evaluate_claims(Table.concat([view.table for view in views])))
+    return [replace(view, verdicts=verdicts if i == 0 else ()) for i, view in enumerate(views)]
+
+
+def _renamed_view(view: RunView, names: Mapping[str, str]) -> RunView:
+    def told(record: Mapping[str, Any], key: str) -> dict[str, Any]:
+        return {**record, key: names.get(record.get(key) or "", record.get(key))}
+
+    about = {**view.about, "models": [told(entry, "name") for entry in view.about.get("models", [])]}
+    concepts = [told(concept, "model") for concept in view.concepts]
+    return replace(view, table=renamed_table(view.table, names), about=about, concepts=concepts)
+
+
+def joint_table(folders: Sequence[RunFolder]) -> Table:
+    """The tables of some runs as one, in which models of the same name are told apart."""
+    tables = [folder.table() for folder in folders]
+    renamed = new_names(tables, [str(folder.path) for folder in folders])
+    return Table.concat([renamed_table(table, names) for table, names in zip(tables, renamed, strict=True)])
+
+
+def new_names(tables: Sequence[Table], paths: Sequence[str]) -> list[dict[str, str]]:
+    """For each run the names of models that another run uses for the same seed, with the run beside them.
+
+    Other seeds of one model keep its name: they are repetitions of it.
+    """
+    owned = [_owners(table) for table in tables]
+    counts = Counter(owner for owners in owned for owner in owners)
+    runs = _run_names(paths)
+    return [
+        {model: f"{model} ({run})" for model, seed in sorted(owners, key=str) if counts[model, seed] > 1}
+        for owners, run in zip(owned, runs, strict=True)
+    ]
+
+
+def _owners(table: Table) -> set[tuple[str, int | None]]:
+    pairs = table.arrow.select(["model", "seed"]).group_by(["model", "seed"]).aggregate([]).to_pylist()
+    return {(pair["model"] or "", pair["seed"]) for pair in pairs}
+
+
+def _run_names(paths: Sequence[str]) -> list[str]:
+    """The last part of each path, or as much more as tells them apart.
+
+    >>> _run_names(["runs/a", "runs/b"]), _run_names(["x/run", "y/run"])
+    (['a', 'b'], ['x/run', 'y/run'])
+    """
+    parts = [Path(path).resolve().parts for path in paths]
+    for length in range(1, max(map(len, parts), default=1)):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return list(paths)
+
+
+def renamed_table(table: Table, names: Mapping[str, str]) -> Table:
+    """The same rows with other names of models."""
+    if not names:
+        return table
+    column = table.arrow["model"].to_pylist()
+    models = pa.array([names.get(model or "", model) for model in column], type=pa.string())
+    place = table.arrow.schema.get_field_index("model")
+    return Table(table.arrow.set_column(place, table.arrow.schema.field(place), models), table.about)

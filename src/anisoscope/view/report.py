@@ -78,8 +78,11 @@ def _training_page(folder: Path, runs: Sequence[RunView], catalogue: Catalogue) 
 def _replace(path: Path, text: str) -> Path:
     """Write beside, then rename, so that a reader never finds half a page."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
     return path
 
 
