@@ -126,3 +126,21 @@ def test_rows_that_name_no_seed_belong_to_the_one_seed_of_their_model() -> None:
     given = edited(table(), lambda r: {**r, "seed": None} if r["metric"] == "gradient_enrichment" else r)
     assert len(evaluate_claims(given, ["emerges_early_and_persists"])) == 1
     assert evaluate_claims(given, ["emerges_early_and_persists"])[0].status == "holds"
+
+
+def test_arms_are_ordered_by_the_entropy_of_their_tokens_not_by_their_names() -> None:
+    """Contexts are resampled whole, so a `zipf1.1` arm may well have less bias than the natural one."""
+    from anisoscope.claims.comparison import bias_of
+    from anisoscope.claims.evidence import studies
+    from anisoscope.runs.table import Table
+
+    place = {"kind": "training", "step": 0, "variant": "", "group": "", "stack": "single", "seed": 0}
+    rows = [
+        {"model": "decoder", "metric": "unigram_entropy", "value": 4.5, **place},
+        {"model": "decoder-zipf1.1", "metric": "unigram_entropy", "value": 5.0, **place},
+        {"model": "decoder-flat", "metric": "other", "value": 1.0, **place},
+    ]
+    metrics = {"unigram_entropy", "other"}
+    (study,) = studies(Table.from_records(rows), metrics, proxy="semi_nmf", rank=16, fit="refit")
+    assert bias_of(study["decoder"]) > bias_of(study["decoder-zipf1.1"])
+    assert bias_of(study["decoder-flat"]) == 0.0, "without the entropy the name has to do"

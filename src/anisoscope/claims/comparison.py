@@ -126,7 +126,7 @@ def _pca_sentence(parts: Parts, status: Status, part: Part) -> str:
     "frequency_intervention",
     statement="Training on text with a stronger frequency bias makes gradients more tangent-aligned.",
     source=f"{SOURCE}, named there as future work",
-    metrics=("gradient_enrichment", "average_cosine"),
+    metrics=("gradient_enrichment", "average_cosine", "unigram_entropy"),
     margin=RATIO_MARGIN,
 )
 def frequency_intervention(study: Study) -> dict[str, Finding]:
@@ -151,11 +151,20 @@ def _arm_pairs(study: Study) -> list[tuple[Run, Run]]:
         families.setdefault(_ARM.sub("", model), []).append(run)
     pairs = []
     for stem, runs in families.items():
-        base = study.get(stem) or min(runs, key=lambda run: bias(run.model))
+        base = study.get(stem) or min(runs, key=bias_of)
         for run in runs:
-            if bias(run.model) != bias(base.model):
-                pairs.append((run, base) if bias(run.model) > bias(base.model) else (base, run))
+            if bias_of(run) != bias_of(base):
+                pairs.append((run, base) if bias_of(run) > bias_of(base) else (base, run))
     return pairs
+
+
+def bias_of(run: Run) -> float:
+    """How uneven an arm's training tokens were: minus their entropy as sampled; by its name where that is not known.
+
+    Whole contexts are resampled, so a target is not always approached from the side that its name says.
+    """
+    entropy = run.plain("unigram_entropy", "")
+    return -next(iter(entropy.values())).quantity.value if entropy else bias(run.model)
 
 
 def bias(model: str) -> float:

@@ -44,6 +44,16 @@ def equal_mass_bins(counts: Tensor, *, bins: int = BINS) -> Tensor:
     return found
 
 
+def entropy(counts: Tensor) -> float:
+    """−Σ p log₂ p of the token types, in bits: lower where frequencies are more uneven.
+
+    >>> entropy(torch.tensor([5, 5, 0]))
+    1.0
+    """
+    share = counts.double()[counts > 0] / counts.double().sum()
+    return float(-(share * share.log2()).sum())
+
+
 def bin_of(tokens: Tensor, bins: Tensor) -> Tensor:
     """The bin of every row's token; −1 for none, for unseen types and for ids beyond the vocabulary."""
     known = (tokens >= 0) & (tokens < len(bins))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from anisoscope.capture.layout import Layout, unwrapped
 from anisoscope.capture.readers import stream_readers
 from anisoscope.capture.sites import Site
+from anisoscope.metrics.frequency import entropy
 from anisoscope.metrics.metric import Request
 from anisoscope.runs.bank import Bank
 from anisoscope.runs.cards import card_sites, cards
@@ -89,6 +90,9 @@ class Instruments:
         if rows.unreached:
             self._note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
         records += self.study.measure(rows)
+        if self.study.counts is not None:
+            place = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
+            records.append({"metric": "unigram_entropy", "value": entropy(self.study.counts), **place})
         if rows.tokens and not self.study.source:
             loss = {"metric": "probe_loss", "value": rows.loss / rows.tokens, "n": rows.tokens, "kind": "training"}
             records.append({**loss, "step": rows.step, "variant": "", "group": ""})
