@@ -134,7 +134,7 @@ def test_arms_are_ordered_by_the_entropy_of_their_tokens_not_by_their_names() ->
     from anisoscope.claims.evidence import studies
     from anisoscope.runs.table import Table
 
-    place = {"kind": "training", "step": 0, "variant": "", "group": "", "stack": "single", "seed": 0}
+    place = {"kind": "training", "layer": 0, "step": 0, "variant": "", "group": "", "stack": "single", "seed": 0}
     rows = [
         {"model": "decoder", "metric": "unigram_entropy", "value": 4.5, **place},
         {"model": "decoder-zipf1.1", "metric": "unigram_entropy", "value": 5.0, **place},

@@ -109,8 +109,7 @@ class Index:
     def _cell(self, i: int) -> Cell:
         step = self.steps[i]
         place = {name: words[codes[i]] for name, (codes, words) in self.words.items() if name != "note"}
-        layer = -1 if math.isnan(self.layers[i]) else int(self.layers[i])  # of the training itself
-        return Cell(None if math.isnan(step) else int(step), place["stack"], layer, place["kind"])
+        return Cell(None if math.isnan(step) else int(step), place["stack"], int(self.layers[i]), place["kind"])
 
     def _reading(self, i: int) -> Reading:
         numbers = {name: float(column[i]) for name, column in self.columns.items()}

@@ -91,7 +91,7 @@ class Instruments:
             self._note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
         records += self.study.measure(rows)
         if self.study.counts is not None:
-            place = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
+            place = {"kind": "training", "layer": 0, "step": rows.step, "variant": "", "group": ""}
             records.append({"metric": "unigram_entropy", "value": entropy(self.study.counts), **place})
         if rows.tokens and not self.study.source:
             loss = {"metric": "probe_loss", "value": rows.loss / rows.tokens, "n": rows.tokens, "kind": "training"}

@@ -166,7 +166,9 @@ class RunFolder:
             raise AnisoscopeError(f"{str(path)!r} is not a readable table ({error}); run again.") from error
 
     def _why_no_table(self) -> str:
-        if self.about().get("status") == "complete":
+        about = self.about()
+        unwatched = about.get("kind") == "training" and about.get("config", {}).get("monitor", "none") == "none"
+        if about.get("status") == "complete" and unwatched:
             return f"run {str(self.path)!r} is complete but measured nothing (--monitor none), so it has no table."
         return f"run {str(self.path)!r} has no table yet; let it finish (its command again, with --resume)."
 

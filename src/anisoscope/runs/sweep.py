@@ -172,7 +172,7 @@ class Sweeper:
         self.about["checkpoints"] = _there(state["checkpoints"])
         self.prints = dict(state["prints"])
         self.counts, self.table_before = state["counts"], state["table_before"]
-        self.words = state["words"]
+        self.words = state.get("words")
         study, frozen = self._study(None), state["study"]["frozen"]
         window = store.window(frozen["window"] if frozen else [])
         study.load(state["study"], {step: found["study"] for step, found in window.items()})

@@ -31,6 +31,8 @@ _TINY = TrainConfig(
 _SMALL = TrainConfig(
     layers=12, width=512, heads=8, context=256, steps=4000, batch_size=64, lr=6e-4, checkpoints="log,every:1000"
 )
+# a post-norm BERT of this size does not leave the unigram plateau in so few steps, a pre-norm encoder does
+FAMILIES = {"decoder": "gpt2", "encoder": "modernbert"}
 # the models of the paper with published checkpoints; revisions as their authors name them
 PAPER: dict[str, tuple[str, ...]] = {
     "EuroBERT/EuroBERT-210m": (),
@@ -119,6 +121,7 @@ class RevisitingConfig:
         """The training run of one arm."""
         arch, _, frequency = arm.partition("-")
         changes: dict[str, Any] = {"arch": arch, "seed": seed, "data": self.data, "device": self.device}
+        changes["family"] = FAMILIES[arch]
         changes["frequency"] = {"": "natural", "flat": "flat"}.get(frequency, f"zipf:{frequency.removeprefix('zipf')}")
         chosen = {name: getattr(self, name) for name in ("steps", "layers", "width", "context", "limit")}
         changes |= {name: value for name, value in chosen.items() if value is not None}
@@ -258,7 +261,8 @@ class Revisiting:
         if not self.tables:
             raise AnisoscopeError(
                 f"none of the {len(PAPER)} models of the paper could be loaded (the first: "
-                f"{self.about['skipped'][0]['reason']}); this preset needs their weights from the hub or its cache."
+                f"{self.about['skipped'][0]['reason'].rstrip('.')}); this preset needs their weights from the hub or "
+                "its cache."
             )
 
 
