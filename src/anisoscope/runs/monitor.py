@@ -123,6 +123,7 @@ class Monitor:
     def _about(self, plan: TangentPlan | None, out: Any) -> dict[str, Any]:
         parts = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
         parts["architecture"] = type(self.model).__name__
+        parts["probe"] = self.probe.fingerprint if self.probe is not None else None
         return {**parts, "plan": None if plan is None else asdict(plan), "live": self.live_wanted}
 
     # life

@@ -82,6 +82,12 @@ class Probe:
             )
         self.reading = self._reading()
 
+    @property
+    def fingerprint(self) -> str:
+        """A number for the contexts, whatever their order."""
+        total = sum(int(h) for piece in self.pieces for h in piece.context)
+        return f"{total % (1 << 64):016x}"
+
     def _reading(self) -> Reading | None:
         """How the model reads its labels, tried on a few contexts; unknown where the user gives the loss."""
         found = None
