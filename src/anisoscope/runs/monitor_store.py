@@ -6,16 +6,14 @@ and its table replaced.
 
 from __future__ import annotations
 
-import datetime
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from anisoscope import __version__
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.profile import versions
+from anisoscope.runs.opening import opening
 from anisoscope.runs.store import RunFolder, replace_file
 from anisoscope.runs.table import Table
 
@@ -47,11 +45,9 @@ class MonitorStore:
         old = self.folder.about()
         if old and old.get("kind") != "monitor":
             return
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        facts = {"schema": 1, "anisoscope": __version__, "kind": "monitor", "config": self.about, "status": status}
-        facts |= {"started": old.get("started") or now, "seed": self.about.get("seed", 0), "versions": versions()}
         model = {"name": self.about.get("name", ""), "architecture": self.about.get("architecture", ""), "notes": []}
-        self.folder.write_about({**facts, "command": [], "models": [model], "warnings": [], **more})
+        words = {"kind": "monitor", "models": [model], **more, "status": status}
+        self.folder.write_about(opening(self.about, command=[], seed=self.about.get("seed", 0), old=old, **words))
 
     @property
     def name(self) -> str:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import platform
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,7 +11,6 @@ from typing import Any
 
 import torch
 
-from anisoscope import __version__
 from anisoscope.capture.placement import choose_device, choose_dtype
 from anisoscope.capture.sites import Site, check_kinds
 from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
@@ -22,6 +18,7 @@ from anisoscope.metrics.metric import STREAM_KINDS, Request, parse_requests
 from anisoscope.runs import memory
 from anisoscope.runs.bank import Bank
 from anisoscope.runs.measure import Progress, Setup, applies, evaluate_bank, feed_rows, make_plan, prepare
+from anisoscope.runs.opening import opening
 from anisoscope.runs.passes import counts, left_out, run_model, save_arrays
 from anisoscope.runs.store import RunFolder, slug
 from anisoscope.runs.table import Table
@@ -123,19 +120,8 @@ class Profiler:
 
     def _begin(self) -> None:
         old = self.folder.about()
-        self.about = {
-            "schema": 1,
-            "anisoscope": __version__,
-            "command": list(self.command),
-            "config": asdict(self.config),
-            "versions": versions(),
-            "seed": self.config.seed,
-            "status": "running",
-            "started": old.get("started") or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "wall_seconds": 0.0,
-            "models": [],
-            "warnings": [],
-        }
+        self.about = opening(asdict(self.config), command=self.command, seed=self.config.seed, old=old)
+        self.about["wall_seconds"] = 0.0
         self._before = float(old.get("wall_seconds", 0.0))
         self._known = {model["key"]: model for model in old.get("models", []) if "key" in model}
         self.folder.write_about(self.about)
@@ -268,18 +254,3 @@ def profile(
     config = ProfileConfig(models=models, **options)
     folder = RunFolder.create(out, asdict(config), resume=resume)
     return Profiler(config, folder, progress=progress).run()
-
-
-def versions() -> dict[str, str]:
-    """The versions that numbers may depend on."""
-    import numpy
-    import transformers
-
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": numpy.__version__,
-        "platform": f"{platform.system()} {platform.machine()}",
-        "executable": Path(sys.executable).name,
-    }

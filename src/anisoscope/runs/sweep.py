@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope import __version__
 from anisoscope.capture.layout import find_layout
 from anisoscope.capture.rows import Batch
 from anisoscope.data.masking import mask_batch
@@ -25,8 +23,8 @@ from anisoscope.runs.instruments import Instruments, make_probe
 from anisoscope.runs.measure import prepare
 from anisoscope.runs.monitor import KINDS
 from anisoscope.runs.monitor_store import MonitorStore
+from anisoscope.runs.opening import opening
 from anisoscope.runs.plan import GEOMETRY, PLANS, TangentPlan
-from anisoscope.runs.profile import versions
 from anisoscope.runs.series import (
     Checkpoint,
     find_series,
@@ -147,22 +145,16 @@ class Sweeper:
         return find_series(c.model, c.revisions)
 
     def _begin(self, old: dict[str, Any], number: int) -> None:
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self.about = {
-            "schema": 1,
-            "anisoscope": __version__,
-            "kind": "sweep" if self.config.series else "tangent",
-            "command": list(self.command),
-            "config": asdict(self.config),
-            "versions": versions(),
-            "seed": self.config.seed,
-            "status": "running",
-            "started": old.get("started") or now,
-            "wall_seconds": float(old.get("wall_seconds", 0.0)),
-            "models": old.get("models", []),
-            "warnings": [text for text in old.get("warnings", []) if LEFT_OUT not in text],
-            "checkpoints": _there(old.get("checkpoints", [])),
-        }
+        self.about = opening(
+            asdict(self.config),
+            command=self.command,
+            seed=self.config.seed,
+            old=old,
+            kind="sweep" if self.config.series else "tangent",
+            models=old.get("models", []),
+            warnings=[text for text in old.get("warnings", []) if LEFT_OUT not in text],
+            checkpoints=_there(old.get("checkpoints", [])),
+        )
         self.folder.write_about(self.about)
 
     def _restore(self, store: MonitorStore) -> None:

@@ -9,10 +9,8 @@ curvature_frequency have the definitions.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import math
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,10 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from anisoscope import __version__
 from anisoscope.claims.claim import verdicts_to_dicts
 from anisoscope.metrics.estimate import Estimate
 from anisoscope.numerics.manifolds import MANIFOLDS, Manifold, make_manifold
+from anisoscope.runs.opening import opening
 from anisoscope.runs.store import RunFolder, replace_file
 from anisoscope.runs.table import Table, variant_name
 from anisoscope.studies.curvature_config import REFERENCE_ZIPF, CurvatureConfig
@@ -273,23 +271,6 @@ def _one_thread() -> Iterator[None]:
 
 
 def _about(config: CurvatureConfig, command: Sequence[str]) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "anisoscope": __version__,
-        "study": "curvature",
-        "command": list(command),
-        "config": asdict(config),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "platform": f"{platform.system()} {platform.machine()}",
-        },
-        "reference": dict(zip(("zipf", "beta"), config.reference, strict=True)) | {"given": config.beta is not None},
-        "seed": config.seed,
-        "device": "cpu",
-        "status": "running",
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "wall_seconds": 0.0,
-        "warnings": [],
-    }
+    reference = dict(zip(("zipf", "beta"), config.reference, strict=True)) | {"given": config.beta is not None}
+    words = {"study": "curvature", "reference": reference, "device": "cpu"}
+    return opening(asdict(config), command=command, seed=config.seed, old={}, **words)

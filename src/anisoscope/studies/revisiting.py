@@ -5,7 +5,6 @@ Each arm is a training run of its own under arms/, resumable; the study joins th
 
 from __future__ import annotations
 
-import datetime
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -13,10 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from anisoscope import __version__
 from anisoscope.claims.claim import evaluate_claims, verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.runs.profile import versions
+from anisoscope.runs.opening import opening
 from anisoscope.runs.schedule import Schedule, parse_schedule
 from anisoscope.runs.store import RunFolder
 from anisoscope.runs.table import Table
@@ -159,23 +157,9 @@ class Revisiting:
         return self.folder.path
 
     def _begin(self, old: dict[str, Any]) -> None:
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self.about = {
-            "schema": 1,
-            "anisoscope": __version__,
-            "kind": "study",
-            "study": "revisiting",
-            "command": list(self.command),
-            "config": asdict(self.config),
-            "versions": versions(),
-            "seed": self.config.seeds[0],
-            "status": "running",
-            "started": old.get("started") or now,
-            "wall_seconds": float(old.get("wall_seconds", 0.0)),
-            "models": [],
-            "warnings": [],
-            "skipped": [],
-        }
+        words = {"kind": "study", "study": "revisiting", "skipped": []}
+        seed = self.config.seeds[0]
+        self.about = opening(asdict(self.config), command=self.command, seed=seed, old=old, **words)
         self.folder.write_about(self.about)
 
     def _end(self, status: str, started: float, error: BaseException | None = None) -> None:

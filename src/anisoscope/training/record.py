@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -13,9 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from anisoscope import __version__
 from anisoscope.runs import memory
-from anisoscope.runs.profile import versions
+from anisoscope.runs.opening import opening
 from anisoscope.runs.store import RunFolder
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.models import choose_family
@@ -44,21 +42,9 @@ class Record:
         """Say that the run is under way."""
         old = self.folder.about()
         self._before = float(old.get("wall_seconds", 0.0))
-        self.about = {
-            "schema": 1,
-            "anisoscope": __version__,
-            "kind": "training",
-            "command": list(self.command),
-            "config": options_of(self.config, self.watch),
-            "versions": versions(),
-            "seed": self.config.seed,
-            "status": "running",
-            "started": old.get("started") or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "wall_seconds": self._before,
-            "steps": int(old.get("steps", 0)),
-            "models": [],
-            "warnings": [],
-        }
+        options = options_of(self.config, self.watch)
+        words = {"kind": "training", "steps": int(old.get("steps", 0))}
+        self.about = opening(options, command=self.command, seed=self.config.seed, old=old, **words)
         self._write()
 
     def describe_data(self, stream: Stream) -> None:
