@@ -158,8 +158,8 @@ def profile(
 
 
 @app.command("list")
-def list_(what: Annotated[str, typer.Argument(metavar="metrics|models|sites")]) -> None:
-    """Explain the metrics, the model families or the sites."""
+def list_(what: Annotated[str, typer.Argument(metavar="metrics|models|sites|claims")]) -> None:
+    """Explain the metrics, the model families, the sites or the claims."""
     from anisoscope.view.console import print_list
 
     print_list(what)

@@ -172,7 +172,26 @@ def run_selftest(device: str = "auto", *, seed: int = 0) -> Iterator[Result]:
         dropped = f", {estimate.dropped} rows dropped" if estimate.dropped else ""
         seen = f"{estimate.value:.4f}, expected {control.expected:.4f} ± {control.tolerance:g}{dropped}"
         yield Result(control.metric, control.name, seen, passed)
+    yield from _gradient_controls(planted)
     yield from _model_controls(planted)
+
+
+def _gradient_controls(planted: Planted) -> Iterator[Result]:
+    """Gradients inside a known subspace, and gradients that know nothing of it; a span that is recovered."""
+    from anisoscope.numerics.linalg import subspace_overlap
+    from anisoscope.numerics.semi_nmf import semi_nmf
+    from anisoscope.runs.tangent_test import tangent_test
+
+    directions = planted.normal(8, 64, salt=5).to(planted.device)
+    inside = tangent_test(planted.normal(512, 8, salt=6).to(planted.device) @ directions, directions)
+    seen = f"energy {inside.energy.value:.6f}, expected 1; p {inside.p:.3f}, expected 0.001"
+    yield Result("gradient_energy", "all inside", seen, abs(inside.energy.value - 1) < 1e-4 and inside.p == 1 / 1000)
+    null = tangent_test(planted.normal(4096, 64, salt=7).to(planted.device), directions)
+    seen = f"enrichment {null.enrichment.value:.4f}, expected 1.0000 ± 0.06"
+    yield Result("gradient_enrichment", "knows nothing of it", seen, abs(null.enrichment.value - 1) < 0.06)
+    codes = planted.normal(512, 8, salt=8).abs().to(planted.device)
+    overlap = subspace_overlap(semi_nmf(codes @ directions, 8).directions.cpu(), directions.cpu())
+    yield Result("semi_nmf", "planted span", f"overlap {overlap:.6f}, expected 1", overlap > 0.999)
 
 
 def _model_controls(planted: Planted) -> Iterator[Result]:

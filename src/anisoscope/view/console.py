@@ -277,7 +277,7 @@ def _print_matrix(names: Sequence[str], others: Sequence[str], matrix: Any) -> N
 
 
 def print_list(what: str) -> None:
-    """Metrics, model families or sites, each explained."""
+    """Metrics, model families, sites or claims, each explained."""
     from anisoscope.capture.sites import KINDS
 
     if what == "metrics":
@@ -288,8 +288,12 @@ def print_list(what: str) -> None:
         from anisoscope.capture import list_families
 
         _two_columns(_family_lines(list_families()))
+    elif what == "claims":
+        from anisoscope.claims.claim import claims
+
+        _two_columns([(name, f"{claim.statement} ({claim.source})") for name, claim in claims().items()])
     else:
-        raise unknown_name("list", what, ("metrics", "models", "sites"))
+        raise unknown_name("list", what, ("metrics", "models", "sites", "claims"))
 
 
 def _family_lines(families: Iterable[Any]) -> list[tuple[str, str]]:

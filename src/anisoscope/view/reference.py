@@ -1,4 +1,4 @@
-"""The reference pages docs/metrics.md and docs/sites.md, written from the declarations.
+"""The reference pages docs/metrics.md, docs/sites.md and docs/claims.md, written from the declarations.
 
 python -m anisoscope.view.reference docs
 """
@@ -43,9 +43,26 @@ def sites_page() -> str:
     return "\n".join(["# Sites", "", "| kind | what it is |", "|---|---|", *rows, ""])
 
 
+def claims_page() -> str:
+    """Every claim with its statement, its margin and how it is tested."""
+    from anisoscope.claims.claim import claims
+
+    lines = ["# Claims", "", "Written by `make docs` from the declarations in `src/anisoscope/claims`.", ""]
+    lines += [
+        "*Holds* when the 95 % interval of the effect lies wholly beyond the margin, *fails* when it lies short of"
+    ]
+    lines += ["it, else *undecided*. One run speaks for itself; a general claim needs three seeds.", ""]
+    for name, claim in claims().items():
+        lines += [f"## `{name}`", "", f"**{claim.statement}**", "", claim.description, ""]
+        lines += [f"- Margin: {claim.margin:g}", f"- Reads: {', '.join(f'`{m}`' for m in claim.metrics)}"]
+        lines += [f"- Source: {claim.source}", ""]
+    return "\n".join(lines)
+
+
 def pages() -> Iterator[tuple[str, str]]:
     yield "metrics.md", metrics_page()
     yield "sites.md", sites_page()
+    yield "claims.md", claims_page()
 
 
 def write(folder: Path) -> None:
