@@ -24,7 +24,7 @@ Progress = Callable[[str, int, int], None]
 _ARM = re.compile(r"(?:decoder|encoder)(?:-flat|-zipf\d+(?:\.\d+)?)?")
 ARMS = ("decoder", "encoder", "decoder-flat")  # the last one is the intervention on token frequency
 _TINY = TrainConfig(
-    layers=4, width=96, heads=4, context=96, steps=400, batch_size=16, lr=2e-3, checkpoints="0,every:200"
+    layers=4, width=96, heads=4, context=96, steps=300, batch_size=16, lr=2e-3, checkpoints="0,every:150"
 )
 _SMALL = TrainConfig(
     layers=12, width=512, heads=8, context=256, steps=4000, batch_size=64, lr=6e-4, checkpoints="log,every:1000"
