@@ -211,3 +211,49 @@ def test_architectures_that_cannot_be_read_are_refused_in_one_sentence(
     done = command("profile", "--random-init", f"{name}:{sizes}", "--tokens", 400, "--out", tmp_path / "run")
     assert done.code == 2, done.err
     assert words in done.sentence
+
+
+def test_the_tangent_study_of_real_decoder_weights_agrees_with_autograd(command: Command, tmp_path: Path) -> None:
+    """PCA energy of the middle block from the table, and again by hand from the model's own hidden states."""
+    from transformers import LlamaForCausalLM
+
+    from anisoscope.capture.index import original_contexts
+    from anisoscope.capture.tokenizers import ByteTokenizer
+    from anisoscope.data.text import read_documents
+    from anisoscope.data.tokens import contexts
+    from anisoscope.numerics.hashing import half_of
+
+    folder = Path(__file__).parents[3] / "shared" / "models" / "stories260k"
+    if not folder.is_dir():
+        pytest.skip("the weights of stories260k are not beside the checkout")
+    words = ("--tokens", 2048, "--context", 64, "--draws", 49, "--preset", "light", "--out", tmp_path / "run")
+    done = command("tangent", folder, *words)
+    assert done.code == 0, done.err
+    model = LlamaForCausalLM.from_pretrained(folder).float().eval()
+    pieces = contexts(read_documents("embedded"), ByteTokenizer(512), length=64, tokens=2048)
+    whole = [torch.as_tensor(piece.ids) for piece in pieces]
+    test = [bool(half_of(original_contexts({"input_ids": ids[None]}))[0]) for ids in whole]
+    rows: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    for ids, testing in zip(whole, test, strict=True):
+        out = model(input_ids=ids[None], labels=ids[None], output_hidden_states=True)
+        hidden = out.hidden_states[3]
+        (gradient,) = torch.autograd.grad(out.loss * (len(ids) - 1), hidden)
+        rows[testing].append((gradient if testing else hidden)[0].detach().double())
+    fit, gradients = torch.cat(rows[False]), torch.cat(rows[True])
+    basis = torch.linalg.svd(fit - fit.mean(0), full_matrices=False).Vh[:16].T
+    energy = float((gradients @ basis).square().sum() / gradients.square().sum())
+    table = RunFolder.open(tmp_path / "run").table()
+    place = {"layer": 3, "kind": "resid", "group": "", "metric": "gradient_energy"}
+    assert table.value(**place, variant="fit=refit;proxy=pca;rank=16") == pytest.approx(energy, rel=1e-3)
+
+
+def test_the_tangent_study_of_real_encoder_weights_tells_masked_rows_apart(command: Command, tmp_path: Path) -> None:
+    model = package("rxnmapper", "models", "transformers", "albert_heads_8_uspto_all_1310k")
+    lines = [f"{'C' * (i % 7 + 1)}{REACTIONS[i % 3]}{'N' * (i % 5)}" for i in range(120)]
+    (tmp_path / "reactions.jsonl").write_text("\n".join(f'{{"text": "{line}"}}' for line in lines))
+    words = ("--data", tmp_path / "reactions.jsonl", "--tokens", 3000, "--context", 48, "--draws", 49)
+    done = command("tangent", model, *words, "--preset", "light", "--out", tmp_path / "run")
+    assert done.code == 0, done.err
+    table = RunFolder.open(tmp_path / "run").table().where(metric="gradient_energy", layer=6)
+    groups = set(table.arrow["group"].to_pylist())
+    assert {"", "masked", "unmasked"} <= groups, "one shared layer, twelve sites, masked and unmasked rows apart"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -376,12 +378,19 @@ def _deep(row: dict[str, Any], depths: dict[str, int]) -> dict[str, Any]:
 
 
 def sweep(
-    model: str, *, out: str | Path, resume: bool = False, progress: Progress | None = None, **options: Any
+    model: str,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
 ) -> Table:
-    """Measure a series of checkpoints into a run folder, and return the table; `options` as in SweepConfig.
+    """Measure a series of checkpoints and return the table; `out` keeps the run folder, `options` as in SweepConfig.
 
     >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
     """
-    config = SweepConfig(model, **options)
-    folder = RunFolder.create(out, asdict(config), resume=resume)
-    return Sweeper(config, folder, progress=progress, resume=resume).run()
+    config = SweepConfig(model, **{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+    with contextlib.ExitStack() as stack:
+        place = out if out is not None else stack.enter_context(tempfile.TemporaryDirectory())
+        folder = RunFolder.create(place, asdict(config), resume=resume)
+        return Sweeper(config, folder, progress=progress, resume=resume).run()
