@@ -160,6 +160,30 @@ def correlate(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int = 999
     return Correlation(value, low, high, p, n)
 
 
+def exponent(found: Spread, *, draws: int = 999, seed: int = 0) -> Correlation:
+    """β of distance ∝ f^−β: minus the slope of log distance on log frequency, with a bootstrap interval over types.
+
+    >>> f = torch.arange(1.0, 30.0)
+    >>> round(exponent(Spread(f.log(), f**-0.25, f)).value, 6)
+    0.25
+    """
+    alive = found.distance > 0
+    x, y = found.frequency[alive].double().cpu(), found.distance[alive].double().cpu().log()
+    n = len(x)
+    if n < FEWEST_TYPES or float(x.std()) == 0:
+        return Correlation(math.nan, math.nan, math.nan, math.nan, n)
+    value = -float(_slope(x[None], y[None])[0])
+    boot = torch.cat([-_slope(x[again], y[again]) for _, again in _resamplings(n, draws, seed)])
+    boot = boot[boot.isfinite()]
+    low, high = torch.quantile(boot, torch.tensor([0.025, 0.975], dtype=boot.dtype)).tolist()
+    return Correlation(value, low, high, math.nan, n)
+
+
+def _slope(x: Tensor, y: Tensor) -> Tensor:
+    a, b = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
+    return (a * b).sum(1) / a.square().sum(1)
+
+
 def _resamplings(n: int, draws: int, seed: int) -> Iterable[tuple[Tensor, Tensor]]:
     """Permutations and bootstrap samples of n points, some draws at a time: a vocabulary's would take gigabytes."""
     size = max(1, _TOGETHER // n)

@@ -18,7 +18,7 @@ from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.concepts import match_concepts, turn
 from anisoscope.metrics.estimate import jackknife
-from anisoscope.metrics.frequency import bin_of, contextual_spread, correlate, equal_mass_bins
+from anisoscope.metrics.frequency import bin_of, contextual_spread, correlate, equal_mass_bins, exponent
 from anisoscope.metrics.tangent import Draws, Measured, growth, next_components, p_value
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.runs.energies import (
@@ -343,3 +343,6 @@ def spread_records(found: Any, *, over: str, seed: int) -> Iterator[Record]:
             base = {"variant": variant_name(words), "n": c.types, "note": note}
             yield {"metric": "frequency_spread", "value": c.value, "low": c.low, "high": c.high, **base}
             yield {"metric": "frequency_spread_p", "value": c.p, **base}
+    beta = exponent(found, seed=seed)
+    about = {"variant": variant_name({"over": over}), "n": beta.types, "note": f"{beta.types} types"}
+    yield {"metric": "frequency_beta", "value": beta.value, "low": beta.low, "high": beta.high, **about}
