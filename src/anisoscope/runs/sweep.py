@@ -389,7 +389,8 @@ def sweep(
 
     >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
     """
-    config = SweepConfig(model, **{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    config = SweepConfig(model, **plain)
     with contextlib.ExitStack() as stack:
         place = out if out is not None else stack.enter_context(tempfile.TemporaryDirectory())
         folder = RunFolder.create(place, asdict(config), resume=resume)
