@@ -144,3 +144,25 @@ def test_arms_are_ordered_by_the_entropy_of_their_tokens_not_by_their_names() ->
     (study,) = studies(Table.from_records(rows), metrics, proxy="semi_nmf", rank=16, fit="refit")
     assert bias_of(study["decoder"]) > bias_of(study["decoder-zipf1.1"])
     assert bias_of(study["decoder-flat"]) == 0.0, "without the entropy the name has to do"
+
+
+def test_models_of_other_widths_are_judged_at_their_own_rank() -> None:
+    from anisoscope.claims.evidence import most_common_ranks
+    from anisoscope.runs.table import Table
+
+    rows = [
+        {"model": "wide", "metric": "gradient_energy", "variant": "fit=refit;proxy=pca;rank=16", "value": 0.5},
+        {"model": "wide", "metric": "gradient_energy", "variant": "fit=refit;proxy=semi_nmf;rank=16", "value": 0.5},
+        {"model": "narrow", "metric": "gradient_energy", "variant": "fit=refit;proxy=pca;rank=8", "value": 0.5},
+    ]
+    assert most_common_ranks(Table.from_records(rows)) == {"wide": 16, "narrow": 8}
+
+
+def test_arms_of_one_run_are_paired_also_when_the_run_stands_behind_their_names() -> None:
+    from anisoscope.claims.comparison import _ARM
+
+    assert [_ARM.sub("", name) for name in ("decoder-flat (a)", "decoder (a)", "decoder-zipf1.5")] == [
+        "decoder (a)",
+        "decoder (a)",
+        "decoder",
+    ]

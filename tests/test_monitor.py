@@ -669,3 +669,18 @@ def test_a_model_under_somebody_elses_names_needs_no_config() -> None:
         with monitor, monitor.step(0):
             pass
     compare(own.table, usual.table, 1e-6)
+
+
+def test_contexts_of_a_token_classifier_are_told_apart_by_their_text_not_by_their_tags() -> None:
+    """Tags have the shape of the ids: were they taken for hidden tokens, all untagged texts would be one context."""
+    from anisoscope.capture.index import original_contexts
+
+    ids = torch.arange(32 * 16).view(32, 16) % 50
+    tags = torch.zeros_like(ids)
+    assert len(original_contexts({"input_ids": ids, "labels": tags}).unique()) == len(
+        original_contexts({"input_ids": ids}).unique()
+    )
+    hidden = torch.rand(32, 16, generator=torch.Generator().manual_seed(0)) < 0.3
+    labels = torch.where(hidden, ids, -100)
+    masked = {"input_ids": ids.masked_fill(hidden, MASK), "labels": labels}
+    assert torch.equal(original_contexts(masked), original_contexts({"input_ids": ids})), "the counter-test"

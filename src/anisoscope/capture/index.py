@@ -213,8 +213,26 @@ def original_contexts(arguments: Mapping[str, Any], *, config: Any = None) -> Te
     whole = dict(arguments)
     if isinstance(ids, Tensor) and isinstance(labels, Tensor) and ids.shape == labels.shape:
         ids, labels = ids.detach().cpu(), labels.detach().cpu()
-        whole["input_ids"] = torch.where(labels >= 0, labels, ids)  # a causal model's labels are its ids
+        if _hidden_tokens(ids, labels):
+            whole["input_ids"] = torch.where(labels >= 0, labels, ids)
     return read_contexts(whole, config=config)[0].hashes
+
+
+def _hidden_tokens(ids: Tensor, labels: Tensor) -> bool:
+    """Whether labels are tokens that a mask hides: where there is a label, most ids are one and the same, the mask.
+
+    Tags of a token classifier, or the target text of a translation, are labels of the same shape and no such thing.
+
+    >>> _hidden_tokens(torch.tensor([[5, 3, 3, 8]]), torch.tensor([[-100, 6, 7, -100]]))
+    True
+    >>> _hidden_tokens(torch.tensor([[5, 6, 7, 8]]), torch.tensor([[0, 0, 1, 0]]))
+    False
+    """
+    shown = ids[labels >= 0]
+    differs = shown != labels[labels >= 0]
+    if not bool(differs.any()):  # a causal model's labels are its ids
+        return False
+    return int(shown.unique(return_counts=True)[1].max()) > 0.5 * len(shown)
 
 
 def _content(arguments: Mapping[str, Any]) -> tuple[str, Tensor]:

@@ -16,7 +16,7 @@ from anisoscope.claims.quantity import Quantity, mean
 from anisoscope.claims.tangent import ENERGY_METRICS, SOURCE
 
 ENERGY_MARGIN = 0.02
-_ARM = re.compile(r"-(?:flat|zipf:?(?P<exponent>\d+(?:\.\d+)?))$")
+_ARM = re.compile(r"-(?:flat|zipf:?(?P<exponent>\d+(?:\.\d+)?))(?=$| \()")  # a run may stand behind: "decoder-flat (a)"
 NATURAL_EXPONENT = 1.0  # of Zipf's law in natural text
 
 

@@ -239,13 +239,20 @@ Study = dict[str, Run]  # the models of one seed, by name
 def studies(table: Table, metrics: Iterable[str], *, proxy: str, rank: int | None, fit: str) -> list[Study]:
     """The runs of a table, one study for each seed, without runs that were measured again under another seed."""
     index = Index(table, metrics)
-    settings = Settings(proxy, most_common_rank(table) if rank is None else rank, fit)
+    ranks = most_common_ranks(table)  # models of other widths have other ranks
+
+    def settings(model: str) -> Settings:
+        return Settings(proxy, ranks.get(model) if rank is None else rank, fit)
+
     seeds: dict[str, set[int]] = {name: set() for name in table.arrow["model"].unique().to_pylist() if name}
     for model, seed, *_ in index.slices:
         seeds.setdefault(model, set()).update(() if seed is None else (seed,))
     kept = repeats(table, {model: sorted(found) for model, found in seeds.items()})
     return [
-        {model: Run(index, model, seed, settings, tuple(kept[model].get(seed, ()))) for model, seed in study.items()}
+        {
+            model: Run(index, model, seed, settings(model), tuple(kept[model].get(seed, ())))
+            for model, seed in study.items()
+        }
         for study in _aligned({model: list(found) or [None] for model, found in kept.items()})
     ]
 
@@ -267,12 +274,14 @@ def _aligned(seeds: dict[str, list[Any]]) -> list[dict[str, Any]]:
     return [{model: found[i] for model, found in seeds.items() if i < len(found)} for i in range(count)]
 
 
-def most_common_rank(table: Table) -> int | None:
-    """The rank that most rows of tangent metrics have; None where no variant names a proxy and a rank."""
-    votes: Counter[int] = Counter()
-    for counted in pc.value_counts(table.arrow["variant"]).to_pylist():
-        variant = counted["values"] or ""
+def most_common_ranks(table: Table) -> dict[str, int]:
+    """For each model the rank that most of its rows of tangent metrics have; none where it has no such rows."""
+    votes: dict[str, Counter[int]] = {}
+    pairs = table.arrow.select(["model", "variant"]).group_by(["model", "variant"]).aggregate([([], "count_all")])
+    for counted in pairs.to_pylist():
+        variant = counted["variant"] or ""
         found = re.search(r"(?:^|;)rank=(\d+)", variant)
         if found and "proxy=" in variant:
-            votes[int(found[1])] += counted["counts"]
-    return max(votes, key=lambda rank: (votes[rank], -rank)) if votes else None
+            votes.setdefault(counted["model"], Counter())[int(found[1])] += counted["count_all"]
+    whole = sum(votes.values(), Counter())  # of two that are equally common, the one that other models have, too
+    return {model: max(mine, key=lambda rank: (mine[rank], whole[rank], -rank)) for model, mine in votes.items()}

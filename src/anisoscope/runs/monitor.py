@@ -118,7 +118,7 @@ class Monitor:
         self.logged: set[tuple[int, str]] = set()  # numbers of the training that are kept
         self.resumed = -1
         self.seconds = 0.0
-        self._entered = False
+        self._entered, self._fresh = False, True
 
     def _about(self, plan: TangentPlan | None, out: Any) -> dict[str, Any]:
         parts = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
@@ -181,6 +181,9 @@ class Monitor:
         """
         if not self._entered:
             raise AnisoscopeError("monitor.step was called outside `with Monitor(…)`; enter the monitor first.")
+        if self._fresh and 0 <= self.resumed < step:  # what happened to the table in between was not seen
+            self.watch.before = None
+        self._fresh = False
         self.watch.paused = step < self.resumed  # measured before an interruption; training only catches up
         if step <= self.resumed:
             yield self

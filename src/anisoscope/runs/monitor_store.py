@@ -120,7 +120,8 @@ class MonitorStore:
     def _check_same(self, theirs: dict[str, Any]) -> None:
         """What was measured under other options does not belong into one table with what is to come."""
         mine = self._options
-        for key in (key for key in {**mine, **theirs} if theirs and mine and theirs.get(key) != mine.get(key)):
+        keys = [key for key in {**mine, **theirs} if key != "total_steps"]  # a training may be made longer
+        for key in (key for key in keys if theirs and mine and theirs.get(key) != mine.get(key)):
             assert self.folder is not None
             raise AnisoscopeError(
                 f"{str(self.folder.path)!r} holds a run monitored with {key} = {theirs.get(key)!r}, not "

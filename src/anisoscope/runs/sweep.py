@@ -42,7 +42,10 @@ from anisoscope.runs.tangent import TangentStudy
 
 Progress = Callable[[str, int, int], None]
 COUNTED = 2_000_000  # tokens of the data that frequencies are counted on
-MISSING, LEFT_OUT = "missing: ", " was left out: "  # of a checkpoint that cannot be loaded: tried again on resuming
+MISSING, LEFT_OUT = (
+    "missing: ",
+    " was left out: ",
+)  # of a checkpoint that cannot be loaded: tried again when an interrupted sweep goes on
 LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer")
 
 

@@ -107,16 +107,17 @@ def joint_table(folders: Sequence[RunFolder]) -> Table:
 
 
 def new_names(tables: Sequence[Table], paths: Sequence[str]) -> list[dict[str, str]]:
-    """For each run the names of models that another run uses for the same seed, with the run beside them.
+    """For each run in which a model has a name that another run uses for the same seed: all its names, with the run.
 
-    Other seeds of one model keep its name: they are repetitions of it.
+    All of them, because arms are paired by their names. Other seeds of one model keep its name: they repeat it.
     """
     owned = [_owners(table) for table in tables]
     counts = Counter(owner for owners in owned for owner in owners)
     runs = _run_names(paths)
+    clashing = [any(counts[owner] > 1 for owner in owners) for owners in owned]
     return [
-        {model: f"{model} ({run})" for model, seed in sorted(owners, key=str) if counts[model, seed] > 1}
-        for owners, run in zip(owned, runs, strict=True)
+        {model: f"{model} ({run})" for model, _ in sorted(owners, key=str)} if clash else {}
+        for owners, run, clash in zip(owned, runs, clashing, strict=True)
     ]
 
 
