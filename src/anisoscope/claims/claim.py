@@ -118,7 +118,7 @@ def model_claim(name: str, **declaration: Any) -> Callable[[Callable[[Run], Find
         def every_model(study: Study) -> dict[str, Finding]:
             return {model: attempt(function, run, margin=declaration["margin"]) for model, run in study.items()}
 
-        every_model.__doc__ = function.__doc__
+        every_model.__doc__, every_model.__module__ = function.__doc__, function.__module__
         return claim(name, **declaration)(every_model)
 
     return declare
@@ -141,7 +141,13 @@ def claims() -> dict[str, Claim]:
     """Every declared claim by name, in reading order."""
     for name in _FILES:
         importlib.import_module(f"anisoscope.claims.{name}")
-    return dict(_REGISTRY)
+    # whoever imported one of the files first must not change the order
+    return dict(sorted(_REGISTRY.items(), key=lambda item: _place(item[1])))
+
+
+def _place(declared: Claim) -> int:
+    home = declared.function.__module__.rpartition(".")[2]
+    return _FILES.index(home) if home in _FILES else len(_FILES)
 
 
 def evaluate_claims(
