@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -19,3 +20,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("anisoscope")
+
+# a shell without job control starts background jobs with Ctrl-C ignored; tests send it to themselves
+signal.signal(signal.SIGINT, signal.default_int_handler)
