@@ -23,3 +23,5 @@ settings.load_profile("anisoscope")
 
 # a shell without job control starts background jobs with Ctrl-C ignored; tests send it to themselves
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+pytest_plugins = ["watched"]

@@ -22,7 +22,7 @@ from anisoscope.runs.monitor import Monitor
 from anisoscope.runs.plan import TangentPlan
 from anisoscope.runs.schedule import at, every, log_spaced
 from anisoscope.runs.table import Table
-from test_gradients import CAUSAL, MASK, batch_of, exact_loss, hooks_of, in_place_loss, language_model, parts, summed
+from gradient_models import CAUSAL, MASK, batch_of, exact_loss, hooks_of, in_place_loss, language_model, parts, summed
 from tiny_models import VOCABULARY, contexts, tiny
 
 SITE = Site(2, "resid")
