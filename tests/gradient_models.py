@@ -15,8 +15,6 @@ from anisoscope.capture.losses import IGNORED, Reading
 from tiny_models import FAMILIES, _config, contexts, padded, tiny
 
 MASK = 5
-
-
 CAUSAL = ["gpt2", "llama", "gpt_neox"]
 
 

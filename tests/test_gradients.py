@@ -29,8 +29,6 @@ from gradient_models import (
 from tiny_models import tiny
 
 PRECISION = {"llama": 1e-6, "modernbert-masked": 1e-6}  # norms or softmax in float32, whatever the model is in
-
-
 MASKED = ["bert-masked", "modernbert-masked"]
 
 

@@ -174,8 +174,6 @@ def test_small_batches_wait_until_there_are_enough() -> None:
 
 
 ROWS = clustered(20, 6)
-
-
 BAD: dict[str, tuple[str, Callable[[], Any]]] = {
     "rank over rows": ("larger than the 5 rows", lambda: semi_nmf(normal(5, 9), 6)),
     "rank over width": ("larger than the width 6", lambda: semi_nmf(ROWS, 7)),

@@ -30,17 +30,11 @@ from anisoscope.runs.steprows import StepRows
 from anisoscope.runs.table import Table
 
 V, T = 60, 16
-
-
 # one cheap proxy: the laws here are about what reaches the study, not about the study
 CHEAP = TangentPlan(
     rank=4, proxies=("pca",), draws=19, permuted=False, balanced=False, frozen=False, embedding=False, fit_rows=2048
 )
-
-
 UPDATES = TangentPlan(rank=4, proxies=("pca",), draws=19, permuted=False, balanced=False, embedding=True)
-
-
 KEY = ("step", "stack", "layer", "kind", "head", "group", "metric", "variant")
 
 

@@ -1,0 +1,121 @@
+"""A run that is interrupted, killed or resumed, from the command line."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anisoscope.runs.store import RunFolder
+from command_lines import ALBERT, GPT, Command, Profiled, same, saved
+
+
+@pytest.fixture
+def stops(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make the forward pass end after some batches: with an error in the next one, or with Ctrl-C in the last."""
+    from anisoscope.capture.hooks import Capture
+
+    real = Capture.run
+
+    def arrange(after: int, error: type[BaseException] | None = None) -> None:
+        left = [after]
+
+        def run(self: Any, batch: Any) -> None:
+            if not left[0] and error is not None:
+                raise error
+            left[0] -= 1
+            if not left[0] and error is None:
+                signal.raise_signal(signal.SIGINT)
+            real(self, batch)
+
+        monkeypatch.setattr(Capture, "run", run)
+
+    return arrange
+
+
+LONG = ("--batch-size", "2", "--save-rows", "--dtype", "float64")
+
+
+def test_a_resumed_run_equals_an_undisturbed_one(
+    profiled: Profiled, command: Command, stops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = profiled(*LONG)
+    words = ("profile", "--random-init", GPT, "--tokens", "600", "--context", "32", *LONG, "--out", tmp_path / "run")
+    stops(5)
+    broken = command(*words)
+    assert broken.code == 130
+    assert "--resume" in broken.sentence
+    run = RunFolder.open(tmp_path / "run")
+    assert run.about()["status"] == "interrupted"
+    assert all("interrupted after 5 batches" in row["note"] for row in run.table().records())
+    assert (run.path / "report.html").is_file()
+    monkeypatch.undo()
+    assert "add --resume" in command(*words).sentence  # the same command alone overwrites nothing
+    done = command(*words, "--resume")
+    assert done.code == 0, done.err
+    assert run.about()["status"] == "complete"
+    same(whole.table(), run.table(), 1e-12)
+    np.testing.assert_array_equal(saved(whole, "2.resid"), saved(run, "2.resid"))
+    assert not (run.path / "partial").exists()
+
+
+def test_rows_of_a_run_that_died_are_not_counted_twice(
+    profiled: Profiled, command: Command, stops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("profile", "--random-init", GPT, "--tokens", "600", "--context", "32", *LONG, "--out", tmp_path / "run")
+    stops(3, MemoryError)
+    assert "out of memory" in command(*words).sentence
+    monkeypatch.undo()
+    assert command(*words, "--resume").code == 0
+    np.testing.assert_array_equal(saved(profiled(*LONG), "1.resid"), saved(RunFolder.open(tmp_path / "run"), "1.resid"))
+
+
+def test_a_finished_model_is_not_measured_again(
+    command: Command, stops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("profile", "--random-init", GPT, ALBERT, "--tokens", "600", "--context", "32", "--batch-size", "32")
+    words = (*words, "--out", tmp_path / "run")
+    stops(1, KeyboardInterrupt)  # one batch is the whole first model
+    assert command(*words).code == 130
+    run = RunFolder.open(tmp_path / "run")
+    first = run.table().where(model="gpt2")
+    assert len(first) == len(run.table())
+    monkeypatch.undo()
+    stops(1, KeyboardInterrupt)  # enough for the second model alone
+    assert command(*words, "--resume").code == 0
+    same(first, run.table().where(model="gpt2"), 0.0)
+    assert [m["name"] for m in run.about()["models"]] == ["gpt2", "albert"]
+
+
+def test_a_run_is_resumed_only_by_the_same_command(command: Command, plain: RunFolder) -> None:
+    words = ("profile", "--random-init", GPT, "--context", "32", "--out", plain.path)
+    assert "holds a run (complete)" in command(*words, "--tokens", "600").sentence
+    assert "tokens = 600, not 700" in command(*words, "--tokens", "700", "--resume").sentence
+    assert plain.about()["status"] == "complete"
+    assert command(*words, "--tokens", "600", "--resume").code == 0
+    assert "--resume needs --out" in command("profile", "--random-init", GPT, "--resume").sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_with_what_was_finished(tmp_path: Path, how: signal.Signals) -> None:
+    words = ["profile", "--random-init", GPT, "--context", "32", "--tokens", "2000000", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen([sys.executable, "-m", "anisoscope.cli", *words], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "run" / "run.json").exists():
+        time.sleep(0.1)
+    time.sleep(6)
+    process.send_signal(how)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "--resume" in err
+    run = RunFolder.open(tmp_path / "run")
+    assert run.about()["status"] == "interrupted"
+    assert len(run.table())
