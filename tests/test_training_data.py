@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from anisoscope.data.enwik8 import SYMBOLS, encode
+from anisoscope.data.prepare import prepare_enwik8
 from anisoscope.data.text import read_documents
 from anisoscope.errors import AnisoscopeError
 from anisoscope.training import corpus as corpus_module
@@ -40,7 +42,7 @@ def texts_of(corpus: Corpus, part: Part) -> list[str]:
 # -- vocabulary --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokens", ["char", "bpe:300"])
+@pytest.mark.parametrize("tokens", ["char", "enwik8", "bpe:300"])
 def test_ids_on_disk_are_those_of_the_saved_tokenizer(tmp_path: Path, tokens: str) -> None:
     texts = [text + " é [MASK]\n" for text in words(40, seed=0)]
     corpus = prepare_corpus(records(tmp_path / "a.jsonl", texts), tmp_path / "corpus", tokens=tokens)
@@ -57,6 +59,41 @@ def test_char_level_has_one_id_for_each_byte_of_the_training_text() -> None:
     assert tokenizer.get_vocab_size() == len(SPECIALS) + len(set("naïve".encode()))
     (ids,) = encoder_of(tokenizer, tokens="char")([b"vane!"])
     assert ids.tolist() == tokenizer.encode("vane!").ids and ids[-1] == UNK and UNK not in ids[:-1]
+
+
+def test_the_vocabulary_of_enwik8_is_the_same_for_every_text() -> None:
+    vocabularies = [make_vocabulary("enwik8", documents).get_vocab() for documents in ([], [b"cat"], [bytes(SYMBOLS)])]
+    assert vocabularies[0] == vocabularies[1] == vocabularies[2] and len(vocabularies[0]) == len(SPECIALS) + 205
+    tokenizer = make_vocabulary("enwik8", [])
+    text = "naïve 漢字\tcat\n"
+    (ids,) = encoder_of(tokenizer, tokens="enwik8")([text.encode()])
+    assert (ids - len(SPECIALS)).tolist() == encode(text).tolist()
+    assert ids.tolist() == tokenizer.encode(text).ids and tokenizer.decode(ids.tolist()) == text
+
+
+@pytest.mark.parametrize("tokens", ["enwik8", "char"])
+def test_bytes_outside_of_the_vocabulary_are_unknown_and_counted(tmp_path: Path, tokens: str) -> None:
+    texts = [text + " \x7f" * 3 for text in words(40, seed=1)]
+    corpus = prepare_corpus(records(tmp_path / "a.jsonl", texts), tmp_path / "corpus", tokens=tokens)
+    parts = corpus.about["parts"]
+    wanted = 3 if tokens == "enwik8" else 0  # `char` knows every byte of the training text
+    assert [parts[name]["unknown"] for name in parts] == [wanted * parts[name]["documents"] for name in parts]
+    assert int((corpus.train.tokens == UNK).sum()) == parts["train"]["unknown"]
+
+
+def test_a_folder_of_prepared_enwik8_gives_what_the_raw_file_gives(tmp_path: Path) -> None:
+    pages = "".join(
+        f"<page><title>{i}</title><text>The '''{text}''' {{{{stub}}}}.</text></page>"
+        for i, text in enumerate(words(30, seed=6))
+    )
+    (tmp_path / "enwik8").write_text(f"<mediawiki>{pages}</mediawiki>")
+    prepare_enwik8(tmp_path / "enwik8", tmp_path / "clean")
+    raw, clean = (
+        prepare_corpus(str(tmp_path / name), tmp_path / f"corpus-{name}", tokens="enwik8")
+        for name in ("enwik8", "clean")
+    )
+    assert raw.about["fingerprint"] == clean.about["fingerprint"] and raw.vocab_size == len(SPECIALS) + 205
+    assert np.array_equal(raw.train.tokens, clean.train.tokens) and len(raw.train.ends) > 10
 
 
 def test_bpe_is_the_same_every_time_and_other_text_gives_another() -> None:

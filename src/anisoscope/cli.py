@@ -109,6 +109,9 @@ def profile(
     dtype: Annotated[str, typer.Option(help="auto, float32, float64, bfloat16, float16.")] = "auto",
     attention_rows: Annotated[int, typer.Option(help="Query rows per context whose attention is read; 0 = all.")] = 16,
     sample_size: Annotated[int, typer.Option(help="Rows kept for neighbours and other sampled metrics.")] = 8_192,
+    halves: Annotated[
+        bool, typer.Option("--halves", help="Metrics of the stream also on two disjoint halves of the contexts.")
+    ] = False,
     memory: Annotated[
         int | None, typer.Option(help="MiB that statistics may take; default: half of what is free.")
     ] = None,
@@ -149,6 +152,7 @@ def profile(
         seed=seed,
         sample_size=sample_size,
         attention_rows=attention_rows,
+        halves=halves,
         save_rows=save_rows,
         memory_mb=memory,
     )
@@ -263,7 +267,10 @@ def _explain(error: Exception) -> str:
     return f"{type(error).__name__}: {words}; run again with --debug for the traceback."
 
 
-from anisoscope import cli_learning as cli_learning  # noqa: E402  (registers its commands on the app above)
+from anisoscope import cli_data as cli_data  # noqa: E402  (these register their commands on the app above)
+from anisoscope import cli_learning as cli_learning  # noqa: E402
+from anisoscope import cli_performance as cli_performance  # noqa: E402
+from anisoscope import cli_shape as cli_shape  # noqa: E402
 
 if __name__ == "__main__":  # run as a file this module is not the one that the commands were added to
     from anisoscope.cli import main as _main

@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"numerics", "stats", "metrics", "capture", "data", "runs"},
     "studies": {"numerics", "stats", "metrics", "capture", "data", "runs", "claims", "training"},
     "integrations": {"numerics", "stats", "metrics", "capture", "data", "runs"},
-    "view": {"metrics", "runs", "capture", "claims", "training", "studies"},
+    "view": {"metrics", "runs", "capture", "data", "claims", "training", "studies"},
     "cli": {"runs", "view", "claims", "training", "studies", "integrations"},
 }
 HEAVY = {"transformers", "plotly", "matplotlib", "datasets", "peft", "pandas", "scipy", "sklearn", "tokenizers"}

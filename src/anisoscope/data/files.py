@@ -22,6 +22,9 @@ RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv", "
 PACKED_SUFFIXES = (".gz", ".bz2", ".xz")
 SUPPORTED = (*TEXT_SUFFIXES, *RECORD_SUFFIXES, ".zip")
 BLOCK = 1 << 20  # bytes decoded at a time
+ARTICLES = "\n\n\n"  # between the articles of a text that `anisoscope data enwik8` made: two blank lines
+PREPARED = ("enwik8.txt", "enwik8.bin")  # a text, and its ids beside it, that were made so
+_ITS_SIDECARS = {"vocabulary.json", "stats.json"}
 _BAD = re.compile("[\udc80-\udcff\ufffd]")  # what a lenient decoder leaves where bytes were bad
 _SIDECARS = {"dataset_info.json", "state.json", "dataset_dict.json"}  # what `datasets` writes beside its data
 _BOMS = (
@@ -41,6 +44,7 @@ class Entry:
     label: str
     suffix: str
     open: Callable[[], BinaryIO]
+    separator: str = ""  # between the documents of a text; without one it is a single document
 
 
 def entries(path: Path) -> Iterator[Entry]:
@@ -52,7 +56,7 @@ def entries(path: Path) -> Iterator[Entry]:
 
 def _folder_entries(folder: Path) -> Iterator[Entry]:
     found = sorted(p for p in folder.rglob("*") if p.is_file() and not _hidden(p.relative_to(folder)))
-    usable = [p for p in found if _supported(p.name)]
+    usable = [p for p in found if _supported(p.name) and not (p.name in _ITS_SIDECARS and is_prepared(p.parent))]
     if not usable:
         kinds = sorted({p.suffix or "(no suffix)" for p in found})
         seen = f"{len(found)} files with suffixes {', '.join(kinds)}" if found else "no files"
@@ -62,6 +66,11 @@ def _folder_entries(folder: Path) -> Iterator[Entry]:
         )
     for path in usable:
         yield from _file_entries(path, label=path.relative_to(folder).as_posix())
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether `anisoscope data enwik8` made this folder: a text of many articles, and files that are not text."""
+    return all((folder / name).is_file() for name in PREPARED)
 
 
 def _hidden(path: Path | PurePosixPath) -> bool:
@@ -87,7 +96,8 @@ def _file_entries(path: Path, *, label: str) -> Iterator[Entry]:
         yield from _zip_entries(path, label=label)
         return
     opener = _unpacked(path.name, lambda: path.open("rb"))
-    yield Entry(name=str(path), label=label, suffix=suffix_of(path.name), open=opener)
+    separator = ARTICLES if path.name == PREPARED[0] and is_prepared(path.parent) else ""
+    yield Entry(name=str(path), label=label, suffix=suffix_of(path.name), open=opener, separator=separator)
 
 
 def _zip_entries(path: Path, *, label: str) -> Iterator[Entry]:
@@ -167,6 +177,15 @@ def _undecodable(entry: Entry, encoding: str) -> AnisoscopeError:
         f"{entry.name!r} holds {amount} not {encoding.removesuffix('-sig').upper()} (the first at byte offset "
         f"{first}); re-encode it to UTF-8, for instance with `iconv -f LATIN1 -t UTF-8`."
     )
+
+
+def articles(blocks: Iterator[str], separator: str) -> Iterator[str]:
+    """The documents of a text, one at a time."""
+    rest = ""
+    for block in blocks:
+        *whole, rest = (rest + block).split(separator)
+        yield from whole
+    yield rest
 
 
 def lines(blocks: Iterator[str]) -> Iterator[str]:

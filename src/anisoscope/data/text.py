@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anisoscope.capture.sources import missing_path
-from anisoscope.data.files import RECORD_SUFFIXES, SUPPORTED, Entry, decoded, entries, suffix_of
+from anisoscope.data.files import RECORD_SUFFIXES, SUPPORTED, Entry, articles, decoded, entries, suffix_of
 from anisoscope.data.records import Record, hub_records, read_records
 from anisoscope.errors import AnisoscopeError
 
@@ -33,7 +33,8 @@ def read_documents(
 ) -> Iterator[Document]:
     """Documents of `source`, read lazily; `None` or `"embedded"` is the corpus that ships with the package.
 
-    A plain text file is one document; of records (JSON lines, JSON, Parquet, CSV, a dataset) each is one.
+    A plain text file is one document; of records (JSON lines, JSON, Parquet, CSV, a dataset) each is one, and each
+    article of a folder that `anisoscope data enwik8` made.
     `group_by` names a field of the records, or the pseudo-field `file`.
 
     >>> next(read_documents(None)).source
@@ -119,7 +120,8 @@ def _plain(entry: Entry, wanted: _Fields) -> Iterator[Document]:
             f"group by `file`, or give records (.jsonl, .parquet, .csv) that have that field."
         )
     group = entry.label if wanted.group else ""
-    for text in _parts(decoded(entry)):
+    blocks = decoded(entry)
+    for text in articles(blocks, entry.separator) if entry.separator else _parts(blocks):
         yield Document(text, group=group, source=entry.name)
 
 

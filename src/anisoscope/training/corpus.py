@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from anisoscope.data.enwik8 import clean, read_raw
 from anisoscope.data.files import RECORD_SUFFIXES, suffix_of
+from anisoscope.data.prepare import sweep_leftovers
 from anisoscope.data.text import Document, read_documents
 from anisoscope.data.tokens import slices
 from anisoscope.errors import AnisoscopeError
-from anisoscope.training.vocabulary import SEP, encoder_of, make_vocabulary, save_tokenizer
+from anisoscope.training.vocabulary import SEP, UNK, encoder_of, make_vocabulary, save_tokenizer
 
 HELD_OUT = 0.05  # share of the range of content hashes that is held out
 FEW = 4  # documents held out at least
@@ -101,14 +101,15 @@ def prepare_corpus(
 ) -> Corpus:
     """Tokenise `data` into `folder`, or open what lies there if it was made of the same.
 
-    `tokens` is `char` (the distinct bytes of the training part) or `bpe:N` (trained on that part); `limit` is in
-    megabytes of text. A MediaWiki export such as enwik8 is cleaned on the way.
+    `tokens` is `char` (the distinct bytes of the training part), `enwik8` (its 205 bytes, whatever the text is) or
+    `bpe:N` (trained on that part); `limit` is in megabytes of text. A MediaWiki export such as enwik8 is cleaned on the
+    way. Bytes without a token are [UNK], and `corpus.json` says how many.
     """
     folder = Path(folder)
     wanted = {"data": data, "tokens": tokens, "limit": limit, "text_field": text_field}
     if (folder / "corpus.json").is_file():
         return _same(Corpus.open(folder), wanted)
-    _sweep_leftovers(folder)
+    sweep_leftovers(folder)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")
     beside.mkdir(parents=True)
     try:
@@ -128,14 +129,6 @@ def _same(corpus: Corpus, wanted: dict[str, Any]) -> Corpus:
                 f"{value!r}; give another folder, or delete it."
             )
     return corpus
-
-
-def _sweep_leftovers(folder: Path) -> None:
-    """What a killed process left half made; another that is still at work keeps its own."""
-    for path in folder.parent.glob(f".{folder.name}.*"):
-        number = path.name.rpartition(".")[2]
-        if number.isdecimal() and (int(number) == os.getpid() or not psutil.pid_exists(int(number))):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _settle(beside: Path, folder: Path) -> None:
@@ -167,7 +160,7 @@ def _make(folder: Path, wanted: dict[str, Any]) -> None:
 
 def _write_part(folder: Path, name: str, encoded: Iterable[np.ndarray], *, dtype: np.dtype) -> dict[str, int]:
     ends: list[int] = []
-    position = 0
+    position, unknown = 0, 0
     with (folder / f"{name}.bin").open("wb") as file:
         for ids in encoded:
             if ends:
@@ -175,9 +168,10 @@ def _write_part(folder: Path, name: str, encoded: Iterable[np.ndarray], *, dtype
                 position += 1
             file.write(ids.astype(dtype).tobytes())
             position += len(ids)
+            unknown += int(np.count_nonzero(ids == UNK))
             ends.append(position)
     np.save(folder / f"{name}.ends.npy", np.array(ends, dtype=np.int64))
-    return {"documents": len(ends), "tokens": position - max(0, len(ends) - 1)}
+    return {"documents": len(ends), "tokens": position - max(0, len(ends) - 1), "unknown": unknown}
 
 
 def _open_part(folder: Path, name: str, dtype: np.dtype) -> Part:

@@ -1,4 +1,7 @@
-"""Token vocabularies made from the training text: its bytes, or byte-level BPE; saved as transformers reads them."""
+"""Token vocabularies: the bytes of the training text, the 205 of enwik8, or byte-level BPE; saved for transformers.
+
+A byte that has no token becomes [UNK]; `corpus.json` counts them.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,29 @@ from typing import Any
 
 import numpy as np
 
+from anisoscope.data.enwik8_symbols import SYMBOLS
 from anisoscope.data.tokens import slices
 from anisoscope.errors import AnisoscopeError
 
 SPECIALS = ("[PAD]", "[UNK]", "[MASK]", "[SEP]")  # the first ids of every vocabulary, so that all arms share them
 PAD, UNK, MASK, SEP = range(len(SPECIALS))
+BYTES = ("char", "enwik8")  # kinds of tokens that are single bytes
 FEWEST = len(SPECIALS) + 256 + 1  # a byte-level BPE vocabulary with one merge
 
 
 def parse_tokens(tokens: str) -> int:
-    """The size asked for by `bpe:N`, or 0 for `char`.
+    """The size asked for by `bpe:N`, or 0 for `char` and `enwik8`, whose tokens are bytes.
 
-    >>> parse_tokens("char"), parse_tokens("bpe:8192")
-    (0, 8192)
+    >>> parse_tokens("char"), parse_tokens("enwik8"), parse_tokens("bpe:8192")
+    (0, 0, 8192)
     """
-    if tokens == "char":
+    if tokens in BYTES:
         return 0
     kind, _, size = tokens.partition(":")
     if kind != "bpe" or not size.isdecimal():
-        raise AnisoscopeError(f"tokens {tokens!r} is not understood; expected char, or bpe:N such as bpe:8192.")
+        raise AnisoscopeError(
+            f"tokens {tokens!r} is not understood; expected char, enwik8 (its 205 bytes), or bpe:N such as bpe:8192."
+        )
     if int(size) < FEWEST:
         raise AnisoscopeError(
             f"a BPE vocabulary of {size} is too small: {FEWEST - 1} entries are special tokens and bytes; "
@@ -36,9 +43,11 @@ def parse_tokens(tokens: str) -> int:
 
 
 def make_vocabulary(tokens: str, documents: Iterable[bytes]) -> Any:
-    """The `tokenizers` tokenizer of some training documents (UTF-8)."""
+    """The `tokenizers` tokenizer of some training documents (UTF-8); that of `enwik8` is the same for every text."""
     size = parse_tokens(tokens)
-    return _trained_bpe(size, documents) if size else _byte_vocabulary(_distinct_bytes(documents))
+    if size:
+        return _trained_bpe(size, documents)
+    return _byte_vocabulary(SYMBOLS if tokens == "enwik8" else _distinct_bytes(documents))
 
 
 def _distinct_bytes(documents: Iterable[bytes]) -> list[int]:
@@ -91,7 +100,7 @@ def _trained_bpe(size: int, documents: Iterable[bytes]) -> Any:
 
 def encoder_of(tokenizer: Any, *, tokens: str) -> Encoder:
     """How documents become ids: a table for bytes, the tokenizer itself for BPE."""
-    return ByteEncoder(tokenizer) if tokens == "char" else Encoder(tokenizer)
+    return ByteEncoder(tokenizer) if tokens in BYTES else Encoder(tokenizer)
 
 
 class Encoder:

@@ -1,0 +1,61 @@
+"""`anisoscope study shape`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from anisoscope.cli import _layers, _words
+from anisoscope.cli_learning import Data, Debug, Device, Out, Resume, _begin, study
+
+
+@study.command("shape")
+def shape(
+    preset: Annotated[str, typer.Option(help="tiny (2 cores, minutes), small (one GPU), paper (hub models).")] = "tiny",
+    data: Data = "embedded",
+    arms: Annotated[str | None, typer.Option(help="causal-next, causal-masked, bidirectional-masked.")] = None,
+    sizes: Annotated[str | None, typer.Option(help="Layers x width, such as 6x256,12x512.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds of every size, such as 0,1,2.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates of each arm.", min=1)] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens of a context.", min=4)] = None,
+    limit: Annotated[float | None, typer.Option(help="Megabytes of text to use.")] = None,
+    when: Annotated[str | None, typer.Option(help="When it is measured: log, log:COUNT, every:N, or steps.")] = None,
+    contexts: Annotated[int | None, typer.Option(help="Held-out contexts that are looked at.", min=8)] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Arms trained at the same time, each in a process of its own; default: 3 in tiny, else 1.", min=1
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of each model's probe (paper).", min=64)] = 65_536,
+    models: Annotated[str | None, typer.Option(help="Only these models of the paper, by hub id (paper).")] = None,
+    remove_downloads: Annotated[
+        bool, typer.Option("--remove-downloads", help="Delete what was downloaded for a model once it is measured.")
+    ] = False,
+    device: Device = "auto",
+    out: Out = None,
+    resume: Resume = False,
+    debug: Debug = False,
+) -> None:
+    """The Shape of Learning: what the mask and the objective do to profiles over depth and training."""
+    command = _begin(debug)
+    from anisoscope.view.console_shape import run_shape
+
+    options: dict[str, Any] = {"preset": preset, "data": data, "steps": steps, "context": context, "limit": limit}
+    options |= {"when": when, "contexts": contexts, "device": device, "tokens": tokens}
+    options["remove_downloads"] = remove_downloads
+    options |= _lists(arms=arms, sizes=sizes, models=models)
+    if seeds is not None:
+        options["seeds"] = _layers(seeds)
+    run_shape(options, jobs=jobs, out=out, resume=resume, command=command)
+
+
+def _lists(**given: str | None) -> dict[str, tuple[str, ...]]:
+    """Words of the options that were given; one that is named twice stays twice, and is refused later."""
+    found = {}
+    for name, text in given.items():
+        if text is not None:
+            _words(text, f"--{name}")  # an empty list is a slip
+            found[name] = tuple(filter(None, (word.strip() for word in text.split(","))))
+    return found

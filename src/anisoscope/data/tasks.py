@@ -1,0 +1,337 @@
+"""Small tasks for linear probes: made from plain text without any download, or read from a file of labelled texts.
+
+A *unit* is one context with its labels: a number for the whole context, or one for each token (−1 = none). Units that
+were made of one another (a text and its shuffled twin) share a key, so that both lie on the same side of a split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from anisoscope.capture.index import content_hash
+from anisoscope.capture.sources import missing_path
+from anisoscope.capture.tokenizers import plain_ids, special_frame
+from anisoscope.data.files import RECORD_SUFFIXES, entries
+from anisoscope.data.records import read_records
+from anisoscope.data.text import Document
+from anisoscope.data.tokens import FEWEST, Context, contexts
+from anisoscope.errors import AnisoscopeError, unknown_name
+
+NONE = -1  # the label of a token that has none
+PLACES = 4  # places in a word that are told apart, the last one open
+MOST_CLASSES = 1000
+_VOWELS = frozenset("aeiouyàâäæéèêëíîïóôöœúûü")
+Label = int | np.ndarray
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a probe is asked."""
+
+    name: str
+    level: str  # token | context
+    classes: tuple[str, ...]
+    question: str
+
+
+TOKEN_TASKS = (
+    Task("space_next", "token", ("no", "yes"), "does the next token begin after a space, or is it one?"),
+    Task(
+        "token_class",
+        "token",
+        ("vowel", "consonant", "upper", "digit", "space", "other"),
+        "what does the token begin with?",
+    ),
+    Task("place_in_word", "token", ("1", "2", "3", "4+"), "which token of its word is it?"),
+)
+CONTEXT_TASKS = (
+    Task("article", "context", (), "which article is the context from?"),
+    Task("order", "context", ("natural", "shuffled"), "are its words in their own order?"),
+)
+TASKS = {task.name: task for task in (*TOKEN_TASKS, *CONTEXT_TASKS)}
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """One context and its labels by task."""
+
+    context: Context
+    key: int
+    labels: Mapping[str, Label] = field(default_factory=dict)
+    natural: bool = True  # False for a twin that only serves one task
+
+
+def check_tasks(names: Sequence[str]) -> tuple[str, ...]:
+    """The same names, or an error that names the nearest task."""
+    for name in names:
+        if name not in TASKS:
+            raise unknown_name("task", name, TASKS)
+    return tuple(names)
+
+
+def key_of(context: Context) -> int:
+    return content_hash(torch.as_tensor(context.ids))
+
+
+def spread_contexts(
+    documents: Iterable[Document], tokenizer: Any, *, length: int, tokens: int, articles: int
+) -> list[Context]:
+    """Contexts of at most `length` tokens from several documents, about equally many of each; none twice."""
+    wanted = max(1, -(-tokens // length))
+    each = max(1, -(-wanted // articles))
+    found: dict[int, Context] = {}
+    for number, document in enumerate(documents):
+        mine = 0
+        for piece in contexts([document], tokenizer, length=length):
+            if len(piece) < length // 2 and mine:  # the short rest of a long document
+                continue
+            before = len(found)
+            found.setdefault(key_of(piece), Context(piece.ids, piece.special, str(number)))
+            mine += len(found) - before
+            if mine >= each or len(found) >= wanted:
+                break
+        if len(found) >= wanted:
+            break
+    return list(found.values())
+
+
+def embedded_units(
+    pieces: Sequence[Context], tokenizer: Any, *, names: Sequence[str] = tuple(TASKS), articles: int = 8, seed: int = 0
+) -> tuple[list[Unit], dict[str, Task]]:
+    """Contexts with the labels of the tasks that can be made of them."""
+    names = check_tasks(names)
+    texts = PieceTexts(tokenizer)
+    tasks = {name: TASKS[name] for name in names}
+    groups = _articles(pieces, most=articles) if "article" in names else {}
+    if len(groups) < 2:
+        tasks.pop("article", None)
+    else:
+        tasks["article"] = Task("article", "context", tuple(groups), TASKS["article"].question)
+    units = []
+    for piece in pieces:
+        labels: dict[str, Label] = {
+            name: label
+            for name, label in token_labels([texts(i) for i in piece.ids.tolist()], piece.special).items()
+            if name in tasks
+        }
+        if "article" in tasks and piece.group in groups:
+            labels["article"] = list(groups).index(piece.group)
+        if "order" in tasks:
+            labels["order"] = 0
+        units.append(Unit(piece, key_of(piece), labels))
+    if "order" in tasks:
+        units += [_twin(unit, texts, seed=seed) for unit in list(units)]
+    return units, tasks
+
+
+def _articles(pieces: Sequence[Context], *, most: int) -> dict[str, int]:
+    """Documents with enough contexts to learn from and to test on, the first ones."""
+    counts: dict[str, int] = {}
+    for piece in pieces:
+        counts[piece.group] = counts.get(piece.group, 0) + 1
+    return dict([(group, n) for group, n in counts.items() if n >= 6][:most])
+
+
+class PieceTexts:
+    """The text of an id as it stands in a sentence: a space in front where it begins a word."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.known: dict[int, str] = {}
+        words = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+        self.pieces = any(word.startswith("##") and len(word) > 2 for word in words)
+        self.special = set(tokenizer.all_special_ids)
+
+    def __call__(self, token: int) -> str:
+        if token not in self.known:
+            self.known[token] = self._text(token)
+        return self.known[token]
+
+    def _text(self, token: int) -> str:
+        if token in self.special:
+            return ""
+        if not hasattr(self.tokenizer, "convert_ids_to_tokens"):
+            return str(self.tokenizer.decode([token]))
+        word = str(self.tokenizer.convert_ids_to_tokens(token) or "")
+        if self.pieces:
+            return word[2:] if word.startswith("##") and len(word) > 2 else f" {word}"
+        if word.startswith("<0x") and word.endswith(">") and len(word) == 6:  # a byte that has no piece of its own
+            return chr(int(word[3:5], 16))
+        return word.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n").replace("ĉ", "\t")
+
+
+def token_labels(texts: Sequence[str], special: np.ndarray) -> dict[str, np.ndarray]:
+    """The labels of the token tasks for the tokens of one context.
+
+    >>> found = token_labels(list("On it"), np.zeros(5, dtype=bool))
+    >>> found["token_class"].tolist(), found["place_in_word"].tolist(), found["space_next"].tolist()
+    ([2, 1, 4, 0, 1], [0, 1, -1, 0, 1], [0, 1, 0, 0, -1])
+    """
+    n = len(texts)
+    usable = np.array([bool(text) for text in texts]) & ~special
+    begins = np.array([text[:1].isspace() for text in texts])
+    kind, place, follows = (np.full(n, NONE, dtype=np.int64) for _ in range(3))
+    position, fresh = 0, True
+    for t in range(n):
+        if not usable[t]:
+            position, fresh = 0, True
+            continue
+        kind[t] = _class_of(texts[t])
+        if texts[t].isspace():
+            fresh = True
+        else:
+            position = 0 if fresh or begins[t] else position + 1
+            place[t], fresh = min(position, PLACES - 1), texts[t][-1:].isspace()
+        if t + 1 < n and usable[t + 1]:
+            follows[t] = int(begins[t + 1])
+    return {"space_next": follows, "token_class": kind, "place_in_word": place}
+
+
+def _class_of(text: str) -> int:
+    first = text.strip()[:1]
+    if not first:
+        return 4
+    if first.isdigit():
+        return 3
+    if not first.isalpha():
+        return 5
+    return 2 if first.isupper() else 0 if first in _VOWELS else 1
+
+
+def _twin(unit: Unit, texts: PieceTexts, *, seed: int) -> Unit:
+    """The same context with its words in a random order, each with the space before it.
+
+    Special tokens stay where they are, and so does the beginning, which has no space before it.
+    """
+    context = unit.context
+    plain = np.flatnonzero(~context.special)
+    ids = context.ids[plain]
+    starts = [t for t in range(1, len(ids)) if texts(int(ids[t]))[:1].isspace()]
+    first, *words = np.split(ids, starts)
+    order = np.random.default_rng([seed, unit.key % (1 << 32)]).permutation(len(words))
+    shuffled = context.ids.copy()
+    shuffled[plain] = np.concatenate([first, *(words[i] for i in order)])
+    return Unit(Context(shuffled, context.special, context.group), unit.key, {"order": 1}, natural=False)
+
+
+# -- labelled texts ----------------------------------------------------------------------------------------------------
+
+
+def labelled_units(
+    path: str | Path, tokenizer: Any, *, length: int, text_field: str = "text", label_field: str = "label"
+) -> tuple[list[Unit], dict[str, Task]]:
+    """Texts with their labels: one for a text, or a list with one for each word (or token) of it."""
+    records = list(_records(Path(path).expanduser(), text_field, label_field))
+    lists = [isinstance(label, list | tuple | np.ndarray) for _, label in records]
+    if any(lists) != all(lists):
+        raise AnisoscopeError(
+            f"{str(path)!r} has lists in some fields {label_field!r} and single labels in others; expected one kind."
+        )
+    level = "token" if any(lists) else "context"
+    names = _class_names(records, path=str(path), many=level == "token")
+    task = Task("labels", level, tuple(names), f"which {label_field}?")
+    units: dict[int, Unit] = {}
+    cut = _Cut(tokenizer, length, {name: i for i, name in enumerate(names)})
+    for number, (text, label) in enumerate(records, start=1):
+        unit = cut(text, label, where=f"record {number} of {str(path)!r}")
+        if unit is not None:
+            units.setdefault(unit.key, unit)
+    return list(units.values()), {"labels": task}
+
+
+def _records(path: Path, text_field: str, label_field: str) -> Iterator[tuple[Any, Any]]:
+    if not path.exists():
+        raise missing_path(path)
+    for entry in entries(path):
+        if entry.suffix not in RECORD_SUFFIXES:
+            raise AnisoscopeError(f"labels {entry.name!r} have no fields; give records: {', '.join(RECORD_SUFFIXES)}.")
+        for number, record in enumerate(read_records(entry, [text_field, label_field]), start=1):
+            for name, option in ((text_field, "--text-field"), (label_field, "--label-field")):
+                if name not in record:
+                    known = ", ".join(sorted(map(str, getattr(record, "fields", record)))) or "none"
+                    raise AnisoscopeError(
+                        f"record {number} of {entry.name!r} has no field {name!r}; its fields are: {known}. Name one "
+                        f"with {option}."
+                    )
+            if record[text_field] not in (None, "") and record[label_field] is not None:
+                yield record[text_field], record[label_field]
+
+
+def _class_names(records: Sequence[tuple[Any, Any]], *, path: str, many: bool) -> list[str]:
+    labels = [one for _, label in records for one in (label if many else [label])]
+    if any(isinstance(one, float) and one != int(one) for one in labels):
+        raise AnisoscopeError(f"{path!r} has labels with fractions; expected classes (words or whole numbers).")
+    names = sorted({_name(one) for one in labels})
+    if len(names) < 2:
+        raise AnisoscopeError(
+            f"{path!r} holds {len(records)} labelled texts of {len(names)} class{'es' if len(names) != 1 else ''}; "
+            "expected at least two classes."
+        )
+    if len(names) > min(MOST_CLASSES, max(2, len(labels) // 2)):
+        raise AnisoscopeError(
+            f"{path!r} has {len(names)} different labels on {len(labels)} {'tokens' if many else 'texts'}; expected "
+            "classes that repeat: name another field with --label-field."
+        )
+    return names
+
+
+def _name(label: Any) -> str:
+    return str(int(label)) if isinstance(label, float) else str(label)
+
+
+class _Cut:
+    """Labelled texts to units, for one tokenizer and one length."""
+
+    def __init__(self, tokenizer: Any, length: int, classes: Mapping[str, int]) -> None:
+        self.tokenizer, self.classes = tokenizer, classes
+        self.frame = special_frame(tokenizer)
+        self.room = length - len(self.frame)
+        # WordPiece drops the space before a word itself; other tokenizers make it part of the word
+        self.gap = "" if PieceTexts(tokenizer).pieces else " "
+
+    def __call__(self, text: Any, label: Any, *, where: str) -> Unit | None:
+        """The unit of one text; None where it is too short to be a context."""
+        given: list[int] | None = None
+        if isinstance(label, list | tuple | np.ndarray):
+            ids, given = self._token_ids(text, [self.classes[_name(one)] for one in label], where=where)
+        elif isinstance(text, str):
+            ids = plain_ids(self.tokenizer, text)
+        else:
+            raise AnisoscopeError(f"the text of {where} is a {type(text).__name__}; expected text.")
+        ids = ids[: self.room]
+        if len(ids) < FEWEST:
+            return None
+        context = self._framed(ids)
+        if given is None:
+            return Unit(context, key_of(context), {"labels": self.classes[_name(label)]})
+        labels = np.full(len(context), NONE, dtype=np.int64)
+        labels[~context.special] = given[: self.room]
+        return Unit(context, key_of(context), {"labels": labels})
+
+    def _framed(self, ids: list[int]) -> Context:
+        whole = np.array([*self.frame.before, *ids, *self.frame.after], dtype=np.int64)
+        special = np.zeros(len(whole), dtype=bool)
+        special[: len(self.frame.before)] = True
+        special[len(whole) - len(self.frame.after) :] = True
+        return Context(whole, special)
+
+    def _token_ids(self, text: Any, labels: list[int], *, where: str) -> tuple[list[int], list[int]]:
+        """Ids and the label of each: given for the words of a text, or for its tokens."""
+        words = text.split() if isinstance(text, str) else [str(word) for word in text]
+        if len(words) == len(labels):
+            parts = [plain_ids(self.tokenizer, (self.gap if i else "") + word) for i, word in enumerate(words)]
+            given = [label for part, label in zip(parts, labels, strict=True) for _ in part]
+            return [token for part in parts for token in part], given
+        whole = plain_ids(self.tokenizer, text) if isinstance(text, str) else []
+        if len(whole) == len(labels):
+            return whole, labels
+        raise AnisoscopeError(
+            f"{where} has {len(labels)} labels for {len(words)} words{f' and {len(whole)} tokens' if whole else ''}; "
+            "expected one for each word, or one for each token."
+        )
