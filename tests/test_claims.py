@@ -100,8 +100,13 @@ def test_a_claim_is_decided_as_it_was_planted(claim: str, effects: dict[str, Any
         assert found.high < found.margin
 
 
+_HOMES = ("tangent", "training", "frequency", "comparison")
+TANGENT = [n for n, c in claims().items() if c.function.__module__.rpartition(".")[2] in _HOMES]
+
+
 def test_every_claim_was_planted_in_all_three_ways() -> None:
-    for name in claims():
+    """Those about depth and training are planted in test_claims_shape, _phases and _ablation."""
+    for name in TANGENT:
         assert {status for claim, _, status in CASES if claim == name} == {"holds", "fails", "undecided"}, name
 
 
@@ -112,7 +117,7 @@ def test_why_is_one_sentence_with_its_numbers(effects: dict[str, Any]) -> None:
     for v in found:
         assert v.why.endswith(".") and ". " not in v.why and v.why[0].isupper() | v.why[0].isdigit(), v.why
         assert "nan" not in v.why and "unknown" not in v.why and "{" not in v.why, v.why
-        assert any(letter.isdigit() for letter in v.why), v.why
+        assert any(letter.isdigit() for letter in v.why) or v.details["missing"], v.why
 
 
 # the numbers

@@ -6,25 +6,27 @@ them together.
 
 What `Verdict.details` holds: `parts` (each effect with interval, margin, p and status), `aspects` (sub-claims with a
 status of their own), `proxy`, `rank`, `fit`, `pooled` (whether it speaks for several seeds), `seed` or `seeds` (then
-`per_seed` too), `measured_again` (seeds left out because they are another seed's run, by model), and what the claim
-adds for the report (`cells`, `steps`, `layers`, …).
+`per_seed` too), `measured_again` (seeds left out because they are another seed's run, by model), `missing` (the table
+has nothing that the claim could be tested on), and what the claim adds for the report (`cells`, `steps`, `layers`, …).
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from anisoscope.claims.evidence import Missing, Run, Study, studies
+from anisoscope.claims.evidence import Missing, NotHere, Run, Study, studies
 from anisoscope.claims.part import ONE_MODEL, Finding, Part, Status, by_name, judge, pool
 from anisoscope.claims.seeds import remark
 from anisoscope.errors import unknown_name
 from anisoscope.runs.table import Table
 
-_FILES = ("tangent", "training", "frequency", "comparison")  # in the order in which a reader meets them
+# in the order in which a reader meets them
+_FILES = ("tangent", "training", "frequency", "comparison", "shape", "phases", "clusters", "estimators", "ablation")
 _REGISTRY: dict[str, Claim] = {}
 _NUMBERS = ("effect", "low", "high", "p", "margin")
 
@@ -47,7 +49,7 @@ class Verdict:
     details: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "details", json_safe({"pooled": False, **self.details}))
+        object.__setattr__(self, "details", json_safe({"pooled": False, "missing": False, **self.details}))
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary for JSON: what is not a number is null."""
@@ -87,7 +89,10 @@ def json_safe(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Claim:
-    """A declared claim; calling it on a study gives a finding for each subject."""
+    """A declared claim; calling it on a study gives a finding for each subject.
+
+    The first of `metrics` is the one without which there is nothing to test.
+    """
 
     name: str
     statement: str
@@ -104,7 +109,8 @@ def claim(
     """Declare a claim about a whole study: the statement, where it comes from, the metrics it reads, its margin."""
 
     def declare(function: Callable[[Study], dict[str, Finding]]) -> Claim:
-        declared = Claim(name, statement, source, tuple(metrics), margin, function, (function.__doc__ or "").strip())
+        words = inspect.cleandoc(function.__doc__ or "")
+        declared = Claim(name, statement, source, tuple(metrics), margin, function, words)
         _REGISTRY[name] = declared
         return declared
 
@@ -129,12 +135,13 @@ def attempt(function: Callable[[Any], Finding], given: Any, *, margin: float) ->
     try:
         return function(given)
     except Missing as gap:
-        return missing(str(gap), margin=margin)
+        return missing(gap, margin=margin)
 
 
-def missing(reason: str, *, margin: float) -> Finding:
+def missing(gap: Missing, *, margin: float) -> Finding:
     """A finding without numbers."""
-    return Finding((Part.absent("missing", reason, margin=margin),), lambda parts, status, part: part.reason)
+    part = Part.absent("missing", str(gap), margin=margin)
+    return Finding((part,), lambda parts, status, part: part.reason, {"missing": isinstance(gap, NotHere)})
 
 
 def claims() -> dict[str, Claim]:
@@ -181,11 +188,12 @@ def _chosen(names: Iterable[str] | None) -> list[Claim]:
 def _verdicts(declared: Claim, series: list[Study]) -> list[Verdict]:
     found: dict[str, list[tuple[int, Finding]]] = {}
     if not series:
-        nothing = missing("the table has no rows", margin=declared.margin)
+        nothing = missing(NotHere("rows", "measure a model first"), margin=declared.margin)
         return [_verdict(declared, "", nothing, scope=ONE_MODEL, about={})]
     for i, study in enumerate(series):
         for subject, finding in declared.function(study).items():
-            found.setdefault(subject, []).append((i, finding))
+            runs = _runs(study, subject)
+            found.setdefault(subject, []).append((i, _marked(declared, finding, runs)))
     verdicts = []
     for subject, findings in found.items():
         alone = len(findings) == 1
@@ -194,6 +202,13 @@ def _verdicts(declared: Claim, series: list[Study]) -> list[Verdict]:
             verdicts.append(_over_seeds(declared, subject, findings, series=series, single=single))
         verdicts += single
     return verdicts
+
+
+def _marked(declared: Claim, finding: Finding, runs: list[Run]) -> Finding:
+    """What could not be tested is missing altogether where the metric it rests on was not measured at all."""
+    if finding.details.get("missing") is not False or any(run.measured(declared.metrics[0]) for run in runs):
+        return finding
+    return replace(finding, details={**finding.details, "missing": True})
 
 
 def _of_one(declared: Claim, subject: str, finding: Finding, *, study: Study, alone: bool) -> Verdict:
@@ -219,20 +234,26 @@ def _over_seeds(
     finding = pool([f for _, f in usable]) if len(usable) > 1 else usable[0][1]
     about = {**_about(series[usable[0][0]]), "pooled": True, "seeds": seeds}
     about["measured_again"] = _again([series[i] for i, _ in findings], subject)
+    about["missing"] = all(f.details.get("missing") for _, f in findings)
     about["per_seed"] = [{"seed": v.details["seed"], **{name: getattr(v, name) for name in kept}} for v in single]
     return _verdict(declared, subject, finding, scope=scope, about=about)
 
 
 def _seed(study: Study, subject: str) -> int | None:
-    run = study.get(subject) or next(iter(study.values()))
-    return run.seed
+    return _runs(study, subject)[0].seed
+
+
+def _runs(study: Study, subject: str) -> list[Run]:
+    """The model that a verdict is about (or the model of the stack that it is about), or all of them."""
+    named = [model for model in study if subject == model or subject.startswith(f"{model}, ")]
+    return [study[max(named, key=len)]] if named else list(study.values())
 
 
 def _again(series: list[Study], subject: str) -> dict[str, list[str]]:
     """What to say of seeds that were left out, by model, for the models that a verdict may rest on."""
     found: dict[str, list[str]] = {}
     for study in series:
-        for run in [study[subject]] if subject in study else study.values():
+        for run in _runs(study, subject):
             if run.again:
                 found.setdefault(run.model, []).append(remark(run.seed, run.again))
     return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from anisoscope.claims.claim import attempt, claim, missing, model_claim
 from anisoscope.claims.controls import MARGIN, average, control_parts, layer_records, step_records, trained
-from anisoscope.claims.evidence import Missing, Readings, Run, Study
+from anisoscope.claims.evidence import Missing, NotHere, Readings, Run, Study
 from anisoscope.claims.frequency import RATIO_MARGIN
 from anisoscope.claims.part import Finding, Part, Parts, Status, agreement, figure, judge, outcome, span
 from anisoscope.claims.quantity import Quantity, mean
@@ -133,11 +133,11 @@ def frequency_intervention(study: Study) -> dict[str, Finding]:
     """Enrichment of the arm with more frequency bias over that with less, minus 1, on the same held-out contexts."""
     pairs = _arm_pairs(study)
     if not pairs:
-        gap = Missing(
+        gap = NotHere(
             "pair of models that differ only in the frequency of their training tokens, as decoder and decoder-flat do",
             "train a second arm with --frequency flat or --frequency zipf:S",
         )
-        return {"frequency arms": missing(str(gap), margin=RATIO_MARGIN)}
+        return {"frequency arms": missing(gap, margin=RATIO_MARGIN)}
     return {
         f"{more.model} over {less.model}": attempt(_between_arms, (more, less), margin=RATIO_MARGIN)
         for more, less in pairs

@@ -18,13 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anisoscope.claims.quantity import Quantity
+from anisoscope.claims.roles import model_roles
 from anisoscope.claims.seeds import repeats
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.table import Table, variant_name
 
 SERIES = ("model", "seed", "metric", "variant", "group")
 T = TypeVar("T")
-_NUMBERS = ("value", "low", "high", "sd", "n", "contexts")
+_NUMBERS = ("value", "low", "high", "sd", "n", "contexts", "depth")
 
 
 MEASURE = "the monitor's preset 'full' measures it"
@@ -35,6 +36,10 @@ class Missing(Exception):
 
     def __init__(self, what: str, how: str = MEASURE) -> None:
         super().__init__(f"the table has no {what} ({how})")
+
+
+class NotHere(Missing):
+    """A question that does not arise for a table: no series of steps, no arms to compare."""
 
 
 class Cell(NamedTuple):
@@ -66,6 +71,7 @@ class Reading:
     sd: float
     n: float
     contexts: float
+    depth: float  # layer / number of blocks
     note: str
 
     @property
@@ -89,6 +95,7 @@ class Index:
         self.steps, self.layers = (_floats(self.arrow[name]) for name in ("step", "layer"))
         self.words = {name: _words(self.arrow[name]) for name in ("stack", "kind", "note")}
         self.flat, self.offsets = _lists(self.arrow["replicates"])
+        self.stacks = _stacks(self.arrow)
 
     def readings(self, series: tuple[Any, ...]) -> Readings:
         """The readings of a series that have a number, by cell."""
@@ -118,6 +125,15 @@ class Index:
         codes, words = self.words["note"]
         half = (numbers["high"] - numbers["low"]) / 2
         return Reading(Quantity(value, folds, half), **numbers, note=words[codes[i]])
+
+
+def _stacks(arrow: pa.Table) -> dict[str, list[str]]:
+    """For each model the stacks that have blocks."""
+    blocks = arrow.filter(pc.equal(arrow["kind"], "resid")).select(["model", "stack"])
+    found: dict[str, list[str]] = {}
+    for pair in blocks.group_by(["model", "stack"]).aggregate([]).to_pylist():
+        found.setdefault(pair["model"], []).append(pair["stack"] or "")
+    return {model: sorted(names) for model, names in found.items()}
 
 
 def _sorted_series(arrow: pa.Table) -> tuple[np.ndarray, dict[tuple[Any, ...], slice]]:
@@ -189,6 +205,7 @@ class Run:
     seed: int | None
     settings: Settings
     again: tuple[int, ...] = ()  # seeds under which the same run was measured again
+    role: str = ""  # encoder | decoder | encoder-decoder | neither; "" where it is not known
     _seen: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def readings(self, metric: str, group: str = "", **options: Any) -> Readings:
@@ -227,6 +244,15 @@ class Run:
         near = sorted(other for other in others if plain.sub("", other) == plain.sub("", variant))
         return f"it was measured with {' and '.join(near[:3])}" if near else MEASURE
 
+    def measured(self, metric: str) -> bool:
+        """Whether the table has any row of a metric for this model."""
+        found = self.once("metrics", lambda: {key[2] for key in self.index.slices if key[0] == self.model})
+        return metric in found
+
+    def stacks(self) -> list[str]:
+        """The stacks that have blocks."""
+        return self.index.stacks.get(self.model, [])
+
     def groups(self, metric: str) -> list[str]:
         """The groups for which a metric was measured."""
         found = {key[4] for key in self.index.slices if key[:3] == (self.model, self.seed, metric)}
@@ -239,6 +265,7 @@ Study = dict[str, Run]  # the models of one seed, by name
 def studies(table: Table, metrics: Iterable[str], *, proxy: str, rank: int | None, fit: str) -> list[Study]:
     """The runs of a table, one study for each seed, without runs that were measured again under another seed."""
     index = Index(table, metrics)
+    roles = model_roles(table)
     ranks = most_common_ranks(table)  # models of other widths have other ranks
 
     def settings(model: str) -> Settings:
@@ -250,7 +277,7 @@ def studies(table: Table, metrics: Iterable[str], *, proxy: str, rank: int | Non
     kept = repeats(table, {model: sorted(found) for model, found in seeds.items()})
     return [
         {
-            model: Run(index, model, seed, settings(model), tuple(kept[model].get(seed, ())))
+            model: Run(index, model, seed, settings(model), tuple(kept[model].get(seed, ())), roles.get(model, ""))
             for model, seed in study.items()
         }
         for study in _aligned({model: list(found) or [None] for model, found in kept.items()})

@@ -45,6 +45,8 @@ class Part:
         """A part from a quantity; p is that of no effect at all unless another is given."""
         low, high = quantity.interval()
         more.setdefault("p", no_effect_p(quantity) if math.isfinite(margin) else math.nan)
+        if math.isfinite(margin) and not math.isfinite(quantity.value):
+            more.setdefault("reason", f"{name} has no number here")
         if quantity.thin and math.isfinite(margin):
             more.setdefault("reason", TOO_FEW)
         return cls(name, quantity.value, low, high, margin=margin, **more)

@@ -86,7 +86,7 @@ def _judged_together(views: Sequence[RunView]) -> list[RunView]:
     tables = [view.table for view in views]
     renamed = new_names(tables, [view.path for view in views])
     views = [_renamed_view(view, names) for view, names in zip(views, renamed, strict=True)]
-    verdicts = verdicts_to_dicts(evaluate_claims(Table.concat([view.table for view in views])))
+    verdicts = verdicts_to_dicts(evaluate_claims(_joined([view.table for view in views])))
     return [replace(view, verdicts=verdicts if i == 0 else ()) for i, view in enumerate(views)]
 
 
@@ -103,7 +103,13 @@ def joint_table(folders: Sequence[RunFolder]) -> Table:
     """The tables of some runs as one, in which models of the same name are told apart."""
     tables = [folder.table() for folder in folders]
     renamed = new_names(tables, [str(folder.path) for folder in folders])
-    return Table.concat([renamed_table(table, names) for table, names in zip(tables, renamed, strict=True)])
+    return _joined([renamed_table(table, names) for table, names in zip(tables, renamed, strict=True)])
+
+
+def _joined(tables: Sequence[Table]) -> Table:
+    """Some tables as one, with what each says about its models: claims ask which are encoders."""
+    models = [entry for table in tables for entry in _models(table)]
+    return Table(Table.concat(tables).arrow, tables[0].about if len(tables) == 1 else {"models": models})
 
 
 def new_names(tables: Sequence[Table], paths: Sequence[str]) -> list[dict[str, str]]:
@@ -141,10 +147,16 @@ def _run_names(paths: Sequence[str]) -> list[str]:
 
 
 def renamed_table(table: Table, names: Mapping[str, str]) -> Table:
-    """The same rows with other names of models."""
+    """The same rows with other names of models, in its record too."""
     if not names:
         return table
+    entries = [{**entry, "name": names.get(entry.get("name", ""), entry.get("name"))} for entry in _models(table)]
     column = table.arrow["model"].to_pylist()
     models = pa.array([names.get(model or "", model) for model in column], type=pa.string())
     place = table.arrow.schema.get_field_index("model")
-    return Table(table.arrow.set_column(place, table.arrow.schema.field(place), models), table.about)
+    arrow = table.arrow.set_column(place, table.arrow.schema.field(place), models)
+    return Table(arrow, {**table.about, "models": entries} if entries else table.about)
+
+
+def _models(table: Table) -> list[dict[str, Any]]:
+    return list(table.about.get("models") or ())

@@ -14,13 +14,37 @@ COUNTED = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "undecided": 
 
 
 def verdict_claims(verdicts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Claims in their order, each with a row for every model it was tested on."""
+    """Claims in their order, each with a row for every model it was tested on; none for what was not measured."""
     claims: dict[str, dict[str, Any]] = {}
-    for verdict in verdicts:
+    for verdict in measured(verdicts):
         name = str(verdict.get("claim") or "")
         statement = str(verdict.get("statement") or title_of(name))
         claims.setdefault(name, {"name": name, "statement": statement, "rows": []})["rows"].append(_row(verdict))
     return list(claims.values())
+
+
+def measured(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The verdicts on claims that the table has something to say about."""
+    return [verdict for verdict in verdicts if not _is_missing(verdict)]
+
+
+def _is_missing(verdict: Mapping[str, Any]) -> bool:
+    details = verdict.get("details")
+    return bool(isinstance(details, Mapping) and details.get("missing"))
+
+
+def unmeasured(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The claims that the table has nothing to say about; of one that was tested on some models only, the others.
+
+    >>> unmeasured([{"claim": "a", "subject": "x", "details": {"missing": True}}, {"claim": "a", "subject": "y"}])
+    ['a (x)']
+    """
+    tested = {str(verdict.get("claim")) for verdict in measured(verdicts)}
+    found: dict[str, dict[str, None]] = {}
+    for verdict in verdicts:
+        if _is_missing(verdict):
+            found.setdefault(str(verdict.get("claim")), {})[str(verdict.get("subject") or "")] = None
+    return [f"{claim} ({listed(list(who))})" if claim in tested else claim for claim, who in found.items()]
 
 
 def _row(verdict: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,18 +101,20 @@ def common_scope(claims: Sequence[Mapping[str, Any]]) -> str:
 
 
 def verdict_counts(verdicts: Sequence[Mapping[str, Any]]) -> str:
-    """How many claims hold, in a sentence.
+    """How many claims hold, in a sentence, and in another which could not be asked.
 
     >>> verdict_counts([{"subject": "a", "status": "holds"}, {"subject": "a", "status": "fails"}])
     'Of 2 claims, 1 holds and 1 fails.'
     """
-    subjects = dict.fromkeys(str(v.get("subject") or "") for v in verdicts)
+    tested, absent = measured(verdicts), unmeasured(verdicts)
+    subjects = dict.fromkeys(str(v.get("subject") or "") for v in tested)
     told = []
     for subject in subjects:
-        mine = [v for v in verdicts if str(v.get("subject") or "") == subject]
+        mine = [v for v in tested if str(v.get("subject") or "") == subject]
         counts = Counter(str(v.get("status") or "undecided") for v in mine)
         parts = [f"{counts[s]} {words[counts[s] != 1]}" for s, words in COUNTED.items() if counts[s]]
         claims = f"{len(mine)} claim{'s' if len(mine) != 1 else ''}"
         told.append(f"{f'for {subject}, of' if len(subjects) > 1 else 'of'} {claims}, {listed(parts)}")
     text = "; ".join(told)
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    sentences = [f"{text[:1].upper()}{text[1:]}."] if text else []
+    return " ".join([*sentences, *([f"Not measured here: {listed(absent)}."] if absent else [])])
