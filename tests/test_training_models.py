@@ -26,14 +26,26 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return prepare_corpus("embedded", tmp_path_factory.mktemp("text") / "corpus", limit=0.2)
 
 
+ARMS = {  # of the same family: what a position sees, and what it predicts
+    "causal-next": ("decoder", "next"),
+    "causal-masked": ("decoder", "masked"),
+    "bidirectional-masked": ("encoder", "masked"),
+}
+
+
 def config_of(family: str, **more: object) -> TrainConfig:
-    return TrainConfig(arch=FAMILIES[family].arch, family=family, **SIZES | more)  # type: ignore[arg-type]
+    return TrainConfig(**{"arch": FAMILIES[family].archs[0], "family": family, **SIZES, **more})  # type: ignore[arg-type]
+
+
+def arm_of(name: str, **more: object) -> TrainConfig:
+    arch, objective = ARMS[name]
+    return config_of("prenorm", arch=arch, objective=objective, **more)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_learns(family: str, embedded: Corpus) -> None:
     config = config_of(family, lr=5e-3)
-    stream = Stream(embedded, 32, objective=config.objective, batch_size=16)
+    stream = Stream(embedded, 32, objective=config.task, batch_size=16)
     model = build_model(config, vocab_size=embedded.vocab_size).train()
     optimizer = make_optimizer(model, config)
     losses = []
@@ -90,7 +102,7 @@ def test_a_mask_of_ones_and_no_mask_are_the_same(family: str) -> None:
 
 
 def test_a_family_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Family("opt", "decoder", "opt", ("dropout", "attention_dropout"), inner_field="ffn_dim", rotary=False)
+    row = Family("opt", ("decoder",), "opt", ("dropout", "attention_dropout"), inner_field="ffn_dim", rotary=False)
     monkeypatch.setitem(FAMILIES, "opt", row)
     model = build_model(config_of("opt"), vocab_size=50)
     ids = torch.arange(4, 36)[None]
@@ -104,7 +116,70 @@ def test_decoders_are_causal_and_encoders_are_not() -> None:
     for family, row in FAMILIES.items():
         model = build_model(config_of(family), vocab_size=50).eval()
         first = (model(input_ids=ids).logits - model(input_ids=changed).logits)[0, 0].abs().max()
-        assert (first < 1e-6) == (row.arch == "decoder"), family
+        assert (first < 1e-6) == (row.archs[0] == "decoder"), family
+
+
+def test_arms_start_from_the_same_weights() -> None:
+    first, *rest = (build_model(arm_of(arm), vocab_size=50).state_dict() for arm in ARMS)
+    for weights in rest:
+        assert list(first) == list(weights), "the same parameters"
+        assert all(torch.equal(first[name], weights[name]) for name in first)
+    other = build_model(arm_of("causal-masked", seed=1), vocab_size=50).state_dict()
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_an_arm_sees_and_predicts_what_its_name_says(arm: str, embedded: Corpus, tmp_path: Path) -> None:
+    config = arm_of(arm)
+    model = build_model(config, vocab_size=embedded.vocab_size).eval()
+    keep = Checkpoints(tmp_path, embedded.path / "tokenizer", (0,))
+    stored = load_model(str(keep.save(0, model, make_optimizer(model, config), state={})), device="cpu")
+    assert stored.is_decoder == (config.arch == "decoder") and stored.max_context == 32
+    batch = Stream(embedded, 32, objective=config.task).batch(0)
+    later = batch["input_ids"].clone()
+    later[:, -1] = 9 - (later[:, -1] == 9).long()
+    for each in (model, stored.model):
+        with torch.no_grad():
+            seen = (each(input_ids=batch["input_ids"]).logits - each(input_ids=later).logits)[:, 0].abs().max() > 1e-7
+            found = each(**batch)
+        assert seen == (config.arch == "encoder"), "only attention to both sides sees what comes later"
+        targets = (
+            batch["labels"]
+            if config.task == "masked"
+            else torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=-100)
+        )
+        wanted = torch.nn.functional.cross_entropy(found.logits.flatten(0, 1), targets.flatten())
+        assert found.loss.item() == pytest.approx(wanted.item(), rel=1e-5), "masked labels are not shifted"
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_learns(arm: str, embedded: Corpus) -> None:
+    assert _after_learning(arm_of(arm, lr=5e-3), embedded, steps=25) < 0.75
+
+
+def _after_learning(config: TrainConfig, corpus: Corpus, *, steps: int) -> float:
+    """The loss after some updates over that before them."""
+    stream = Stream(corpus, 32, objective=config.task, batch_size=16)
+    model = build_model(config, vocab_size=corpus.vocab_size).train()
+    optimizer = make_optimizer(model, config)
+    losses = []
+    for step in range(steps):
+        loss = model(**stream.batch(step)).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return sum(losses[-5:]) / 5 / losses[0]
+
+
+def test_objectives_without_a_model_are_refused() -> None:
+    with pytest.raises(AnisoscopeError, match="the answer leaks"):
+        TrainConfig(arch="encoder", family="prenorm", objective="next")
+    with pytest.raises(AnisoscopeError, match=r"gpt2 has no causal model with a masked-token loss.* --family prenorm"):
+        TrainConfig(objective="masked")
+    with pytest.raises(AnisoscopeError, match="unknown objective 'causal'"):
+        TrainConfig(objective="causal")
+    assert TrainConfig(arch="encoder", objective="masked").arm == "encoder", "what is the rule needs no name"
 
 
 def test_decay_is_for_matrices_only() -> None:
@@ -116,7 +191,9 @@ def test_decay_is_for_matrices_only() -> None:
 
 
 def test_a_wrong_family_is_explained() -> None:
-    with pytest.raises(AnisoscopeError, match=r"bert is a family of encoders.* take one of gpt2, gpt_neox, llama"):
+    with pytest.raises(
+        AnisoscopeError, match=r"bert is a family of encoders.* take one of gpt2, gpt_neox, llama, prenorm"
+    ):
         choose_family("decoder", "bert")
     with pytest.raises(AnisoscopeError, match="did you mean 'llama'"):
         choose_family("decoder", "lama")
@@ -136,7 +213,7 @@ def test_a_wrong_family_is_explained() -> None:
         ({"mask_rate": 0.0}, "needs some masked tokens"),
         ({"limit": -1.0}, "limit is -1.0 megabytes"),
         ({"betas": (0.9, 1.0)}, "expected two numbers from 0"),
-        ({"tokens": "words"}, "expected char, or bpe:N"),
+        ({"tokens": "words"}, "expected char, enwik8 .*or bpe:N"),
         ({"tokens": "bpe:100"}, "vocabulary of 100 is too small"),
         ({"frequency": "zipf:a"}, "expected natural, flat, or zipf:S"),
         ({"checkpoints": "often"}, "expected log, every:N, none or steps"),

@@ -158,13 +158,13 @@ def test_masked_and_unmasked_rows_are_apart_where_there_are_any(page: Page, tabl
 
 
 def test_spread_updates_and_loop_are_told(page: Page, table: Table) -> None:
-    assert {"frequency", "elsewhere", "course", "geometry", "maps", "energy", "concepts"} <= ids(page)
+    assert {"frequency", "elsewhere", "course", "shape", "maps", "energy", "concepts"} <= ids(page)
     spread = table.where(model="decoder", metric="frequency_spread", variant="correlation=pearson;over=time").records()
     assert f"{spread[0]['value']:.2f}".replace("-", "−") in page.text
     update = drawn(page, "elsewhere", 0, "2|0")["semi-NMF"]["y"]
     own = values(table, "gradient_energy", "fit=refit;of=update;proxy=semi_nmf;rank=16", layer=0, kind="embed")
     assert update == pytest.approx(own, rel=1e-4)
-    loop = [s for s in page.specs().values() if "switch" not in s and s["data"][0].get("meta") == {"line": 0}]
+    loop = [s for s in page.specs().values() if s.get("data") and s["data"][0].get("meta") == {"line": 0}]
     losses = [t["y"] for s in loop for t in s["data"] if t.get("name") == "decoder · probe"]
     assert losses[0] == pytest.approx(values(table, "probe_loss", "", layer=None, kind="training"), rel=1e-4)
 
@@ -247,7 +247,8 @@ def test_names_never_become_markup(tmp_path: Path) -> None:
     table = Table.from_records(records, {"warnings": [HOSTILE], "models": [{"name": HOSTILE, "type": HOSTILE}]})
     page = page_for(tmp_path, table, verdicts=[verdict], concepts=[concept(**bad)], path=HOSTILE)
     assert HOSTILE in page.text
-    assert sum(tag == "script" for tag, _ in page.elements) == 6  # theme, specs, plotly, page, concepts, training page
+    # theme, specs, plotly, page, concepts, numbers over training and what draws them, training page
+    assert sum(tag == "script" for tag, _ in page.elements) == 8
     assert "<script>alert" not in json.dumps(page.specs())
     assert "<" not in page.scripts["concept-data"]
     assert "alert" in page.scripts["concept-data"]  # the counter-test: it is there, as text
@@ -333,12 +334,13 @@ def test_a_table_without_steps_keeps_the_profile_page(tmp_path: Path) -> None:
     assert "energy" not in ids(profile)
     training = page_for(tmp_path / "b", small_table(models=("decoder",), layers=2, only=("average_cosine",)))
     assert "profiles" not in ids(training)
-    assert "maps" in ids(training)
+    assert "shape" in ids(training)
 
 
 def test_figures_are_vectors_and_the_same_every_time(study: Path, table: Table, tmp_path: Path) -> None:
     names = {p.name for p in (study.parent / "figures").iterdir()}
     stems = {"energy-over-training", "enrichment-map-decoder", "enrichment-map-encoder", "frequency-strata"}
+    stems |= {"profiles-svd_ratio", "steps-by-layers-svd_ratio"}
     assert names == {f"{stem}{suffix}" for stem in stems for suffix in (".pdf", ".svg")}
     view = RunView(table, table.about, path="runs/study", verdicts=VERDICTS, concepts=[concept(), concept(0)])
     again = write_report(tmp_path, [view])

@@ -110,7 +110,7 @@ def profile(
     attention_rows: Annotated[int, typer.Option(help="Query rows per context whose attention is read; 0 = all.")] = 16,
     sample_size: Annotated[int, typer.Option(help="Rows kept for neighbours and other sampled metrics.")] = 8_192,
     halves: Annotated[
-        bool, typer.Option("--halves", help="Metrics of the stream also on two disjoint halves of the contexts.")
+        bool, typer.Option("--halves", help="Dimensions of the stream also on two disjoint halves of the contexts.")
     ] = False,
     memory: Annotated[
         int | None, typer.Option(help="MiB that statistics may take; default: half of what is free.")

@@ -47,9 +47,13 @@ def _given(ctx: typer.Context) -> dict[str, Any]:
 @app.command()
 def train(
     ctx: typer.Context,
-    arch: Annotated[str, typer.Option(help="decoder (next token) or encoder (masked tokens).")] = "decoder",
+    arch: Annotated[str, typer.Option(help="decoder (causal attention) or encoder (both sides).")] = "decoder",
     family: Annotated[
-        str | None, typer.Option(help="gpt2, gpt_neox, llama; bert, modernbert, eurobert. Default: gpt2 or bert.")
+        str | None,
+        typer.Option(help="gpt2, gpt_neox, llama; bert, modernbert, eurobert; prenorm. Default: gpt2 or bert."),
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="next or masked tokens; default: next in a decoder, masked in an encoder.")
     ] = None,
     data: Data = "embedded",
     steps: Annotated[int, typer.Option(help="Updates.")] = 1000,
@@ -57,7 +61,7 @@ def train(
     width: Annotated[int, typer.Option(help="Width of the residual stream.")] = 128,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
     context: Annotated[int, typer.Option(help="Tokens of a context.")] = 128,
-    tokens: Annotated[str, typer.Option(help="char, or bpe:8192 (trained on the corpus).")] = "char",
+    tokens: Annotated[str, typer.Option(help="char, enwik8 (its 205 bytes), or bpe:8192.")] = "char",
     batch_size: Annotated[int, typer.Option(help="Contexts of a micro-batch.")] = 16,
     accumulate: Annotated[int, typer.Option(help="Micro-batches of an update.")] = 1,
     lr: Annotated[float, typer.Option(help="Peak learning rate (warm-up, then cosine to a tenth).")] = 1e-3,
@@ -129,37 +133,68 @@ def tangent(
 @app.command()
 def sweep(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="A folder of checkpoint-N folders, or a hub id with --revisions.")],
-    revisions: Annotated[str | None, typer.Option(help="Hub revisions, comma-separated: step0,step1000,….")] = None,
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="A folder of checkpoint-N folders or checkpoint files, a hub id with --revisions, or several models "
+            "in the order of training.",
+        ),
+    ],
+    revisions: Annotated[
+        str | None,
+        typer.Option(help="Hub revisions: step0,step1000,…; all that name a step; log: about 16 log-spaced ones."),
+    ] = None,
+    architecture: Annotated[
+        str | None,
+        typer.Option(help="Of .ckpt, .pt and other weight files: a folder with config.json, or bert:hidden_size=64."),
+    ] = None,
     data: Data = "embedded",
     tokens: Annotated[int, typer.Option(help="Tokens to look at.")] = 32_768,
     context: Annotated[int | None, typer.Option(help="Tokens of a context; default: 512 or less.")] = None,
     batch_size: Annotated[int, typer.Option(help="Contexts in a batch.")] = 8,
-    preset: Annotated[str, typer.Option(help="light, standard or full.")] = "standard",
-    metrics: Annotated[str | None, typer.Option(help="Geometry metrics beside the tangent study.")] = None,
+    preset: Annotated[
+        str, typer.Option(help="light, standard or full (with gradients); shape (geometry alone).")
+    ] = "standard",
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Exactly these metrics instead, without gradients; 'tangent' adds the tangent study."),
+    ] = None,
+    sites: Annotated[str | None, typer.Option(help="Places, comma-separated; see `anisoscope list sites`.")] = None,
+    layers: Annotated[str | None, typer.Option(help="Layers such as 0,3,5-8; default: all.")] = None,
+    halves: Annotated[
+        bool, typer.Option("--halves", help="Intrinsic dimensions also on two halves of the contexts.")
+    ] = False,
     rank: Rank = None,
     draws: Annotated[int, typer.Option(help="Control subspaces.")] = 999,
-    layers: Annotated[str | None, typer.Option(help="Layers such as 0,3,5-8; default: all.")] = None,
     text_field: Annotated[str, typer.Option(help="Field that holds the text.")] = "text",
     tokenizer: Annotated[str | None, typer.Option(help="Folder or hub id of another tokenizer.")] = None,
+    name: Annotated[str | None, typer.Option(help="What the series is called in the table.")] = None,
+    remove_downloads: Annotated[
+        bool,
+        typer.Option("--remove-downloads", help="Delete what this run downloaded once it is measured."),
+    ] = False,
     device: Device = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, float64, bfloat16.")] = "auto",
+    device_map: Annotated[
+        str | None, typer.Option(help="Spread a large model, such as 'auto' (needs accelerate).")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, float64, bfloat16, float16.")] = "auto",
     seed: Seed = 0,
     out: Out = None,
-    resume: Resume = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in --out: with what is not done, and what could not be loaded.")
+    ] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the model.")] = False,
     debug: Debug = False,
 ) -> None:
-    """A series of checkpoints in the order of training; repeated, missing and broken ones are flagged."""
+    """A series of checkpoints in the order of training; repeated, missing, broken and swapped ones are flagged."""
     command = _begin(debug)
     from anisoscope.view.console_learning import run_sweep
 
-    options = _given(ctx) | {
-        "layers": _layers(layers),
-        "revisions": _words(revisions, "--revisions"),
-        "metrics": _words(metrics, "--metrics"),
-    }
-    run_sweep(options, out=out, resume=resume, command=command)
+    options = {k: v for k, v in _given(ctx).items() if k != "models"}
+    options |= {"model": models[0], "others": tuple(models[1:]), "layers": _layers(layers)}
+    options |= {"revisions": _words(revisions, "--revisions"), "metrics": _words(metrics, "--metrics")}
+    run_sweep(options | {"sites": _words(sites, "--sites")}, out=out, resume=resume, command=command)
 
 
 @app.command()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.attention import Keys
+from anisoscope.metrics.clusters import Clusters
 from anisoscope.metrics.evaluate import View, evaluate, sample_graphs
 from anisoscope.metrics.metric import Metric, registry
 from anisoscope.metrics.neighbourhoods import Neighbours
@@ -28,10 +29,7 @@ ON_ROWS = sorted(name for name, m in METRICS.items() if not {Attention, Keys} & 
 ON_ATTENTION = sorted(set(METRICS) - set(ON_ROWS))
 CHANGES = ("rotation", "scale", "shift")
 # these draw rows at random, told apart by their place in an array: what must not depend on it is asked without the draw
-PLAIN: dict[str, dict[str, Any]] = {
-    "max_explainable_variance": {"baseline": False},
-    "local_anisotropy": {"partition": "none"},
-}
+PLAIN: dict[str, dict[str, Any]] = {"max_explainable_variance": {"baseline": False}}
 
 
 def cloud(seed: int = 0, *, n: int = 240, d: int = 6) -> np.ndarray:
@@ -143,7 +141,7 @@ def _stats_in_batches(metric: Metric, x: np.ndarray, cuts: list[int]) -> View:
     sample = Sample(len(x))
     for part in torch.arange(len(x)).tensor_split(cuts):
         for j in range(FOLDS):
-            for need in set(metric.needs) - {Sample, Neighbours}:
+            for need in set(metric.needs) - {Sample, Neighbours, Clusters}:
                 mine = part[fold[part] == j]
                 folds[j][need] = folds[j].get(need, need()).update(rows[mine])
         mine = {"context": known["contexts"][part], "token": known["tokens"][part]}

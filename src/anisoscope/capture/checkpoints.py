@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from anisoscope.errors import AnisoscopeError, unknown_name
 
 _HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
 # Parts that no site looks at: missing ones are told, not refused.
-_UNUSED = ("pooler", "position_ids", "seq_relationship")
+UNUSED = ("pooler", "position_ids", "seq_relationship")
 
 
 @dataclass(frozen=True)
@@ -184,24 +186,48 @@ def _with_head(named: dict[Any, str], stated: str, config: Any) -> list[Any]:
 
 
 def _class_name(auto: Any, config: Any) -> str:
-    mapping = auto._model_mapping
+    return str(class_of(auto, config).__name__) if type(config) in auto._model_mapping else ""
+
+
+def class_of(auto: Any, config: Any) -> Any:
+    """The class that an auto class stands for with this configuration; a class that is none stays as it is."""
+    mapping = getattr(auto, "_model_mapping", None)
+    if mapping is None:
+        return auto
     if type(config) not in mapping:
-        return ""
+        raise AnisoscopeError(f"{auto.__name__} knows no {config.model_type}; give another architecture.")
     kind = mapping[type(config)]
-    return str((kind[0] if isinstance(kind, tuple) else kind).__name__)
+    return kind[0] if isinstance(kind, tuple) else kind
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The global generator at a seed, and back: parts that a checkpoint lacks (a pooler) are the same at every load."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def fresh_model(config: Any, wish: Wish) -> nn.Module:
     """A new model of that configuration, its weights given by the seed; the global generator stays as it was."""
     auto = classes(config, with_head=wish.with_head)[0]
     check_fits(_size(auto, config), dtype=wish.dtype or torch.float32, device=wish.device)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(wish.seed)
+    with seeded(wish.seed):
         build = auto.from_config if hasattr(auto, "from_config") else auto._from_config
         model: nn.Module = build(config, dtype=torch.float32)
+    return with_own_loss(model)
+
+
+def with_own_loss(model: Any) -> Any:
+    """The model with the loss it was trained with: a class for the next token may have filled in masked ones.
+
+    `objective` in a configuration is a word of this project's own trainings.
+    """
+    if getattr(getattr(model, "config", None), "objective", None) == "masked":
+        model.loss_type = "ForMaskedLM"
     return model
 
 
@@ -226,12 +252,12 @@ def stored_model(
     _check_size(candidates[-1], config, wish)
     for auto in candidates:
         model, info = _from_pretrained(auto, source, config, wish, options)
-        missing = [key for key in sorted(info["missing_keys"]) if not any(part in key for part in _UNUSED)]
+        missing = [key for key in sorted(info["missing_keys"]) if not any(part in key for part in UNUSED)]
         if not missing:
             if auto is not candidates[0]:
                 notes.append("the output head is not in the checkpoint; the model was loaded without one")
             _note_leftovers(model, info, notes)
-            return model
+            return with_own_loss(model)
     total = len(model.state_dict())
     raise AnisoscopeError(
         f"{len(missing)} of {total} weight tensors of {source.spec!r} are not in the checkpoint (first: {missing[0]}) "
@@ -256,9 +282,10 @@ def _from_pretrained(
         extra["gguf_file"] = _file(source).name
     if wish.device_map is not None:
         extra["device_map"] = wish.device_map
-    loaded = auto.from_pretrained(
-        source.place, dtype=wish.dtype or "auto", output_loading_info=True, **extra, **options
-    )
+    with seeded(wish.seed):
+        loaded = auto.from_pretrained(
+            source.place, dtype=wish.dtype or "auto", output_loading_info=True, **extra, **options
+        )
     return loaded[0], loaded[1]
 
 
@@ -266,7 +293,7 @@ def _note_leftovers(model: nn.Module, info: dict[str, Any], notes: list[str]) ->
     absent = sorted(info["missing_keys"])
     if absent:
         notes.append(f"{len(absent)} tensors that no site looks at are not in the checkpoint ({absent[0]}, …)")
-    surplus = sorted(key for key in info["unexpected_keys"] if not any(part in key for part in _UNUSED))
+    surplus = sorted(key for key in info["unexpected_keys"] if not any(part in key for part in UNUSED))
     if surplus:
         shown = ", ".join(surplus[:3]) + (", …" if len(surplus) > 3 else "")
         notes.append(f"{len(surplus)} tensors of the checkpoint have no place in {type(model).__name__}: {shown}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from anisoscope.capture.failures import one_sentence, quiet
 from anisoscope.capture.placement import choose_device, choose_dtype, parameter_count, place, weight_fingerprint
 from anisoscope.capture.rowfiles import load_rows as load_rows
 from anisoscope.capture.sources import ROW_SUFFIXES as ROW_SUFFIXES
-from anisoscope.capture.sources import ModelSource, parse_model
+from anisoscope.capture.sources import ModelSource, is_checkpoint, parse_model
 from anisoscope.errors import AnisoscopeError
 
 UNLIMITED = 1 << 20  # positions, for a model that states no limit
@@ -44,6 +44,12 @@ class Loaded:
     main_input: str = "input_ids"  # what the model's forward reads first; `input_features` for speech
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def predicts_next(self) -> bool:
+        """Whether its loss is that of the next token; a causal model may have been trained on masked ones."""
+        masked = getattr(getattr(self.model, "config", None), "objective", None) == "masked"
+        return (self.is_decoder or self.is_encoder_decoder) and not masked
+
 
 def load_model(
     spec: str,
@@ -57,21 +63,28 @@ def load_model(
     device_map: str | None = None,
     with_head: bool = True,
     need_tokenizer: bool = True,
+    architecture: str | None = None,
 ) -> Loaded:
     """Load MODEL: a folder, a hub id (`org/name@revision`), a `.gguf` file, a PEFT adapter, or a fresh architecture.
 
-    Refuses a checkpoint that would leave weights random. `with_head=False` leaves the output head out.
+    Refuses a checkpoint that would leave weights random. `with_head=False` leaves the output head out. A file of
+    weights (`.ckpt`, `.pt`, …) is one of the `architecture`: a folder with config.json, or `bert:hidden_size=64,…`.
     """
-    source = parse_model(spec, random_init=random_init)
+    source = parse_model(spec, random_init=random_init, state=architecture is not None)
+    plan = parse_model(architecture, random_init=True) if architecture and source.kind == "state" else source
     place_ = choose_device(device)
     wish = Wish(place_, choose_dtype(dtype, place_), seed, trust_remote_code, device_map, with_head)
     _check_wish(source, wish, random_init=random_init)
     notes: list[str] = []
     with quiet(source), one_sentence(source):
-        model, config = _model(source, wish, random_init=random_init, notes=notes)
+        if source.kind == "state":
+            model, config = _state(source, plan, wish, notes=notes)
+        else:
+            model, config = _model(source, wish, random_init=random_init, notes=notes)
         if device_map is None:
             model = place(model, device=wish.device, dtype=wish.dtype, notes=notes)
-        words = _tokenizer(source, config, model, wish=wish, given=tokenizer, needed=need_tokenizer, notes=notes)
+        places = token_places(source, plan)
+        words = _tokenizer(places, config, model, wish=wish, given=tokenizer, needed=need_tokenizer, notes=notes)
         return _described(model.eval(), words, source, config, wish=wish, notes=notes)
 
 
@@ -99,11 +112,39 @@ def _model(source: ModelSource, wish: Wish, *, random_init: bool, notes: list[st
     return checkpoints.stored_model(source, config, wish, options=options, notes=notes), config
 
 
+def _state(source: ModelSource, plan: ModelSource, wish: Wish, *, notes: list[str]) -> tuple[nn.Module, Any]:
+    """The model of a file of weights, as its architecture says."""
+    from anisoscope.capture.statefiles import model_of_state
+
+    config = checkpoints.read_config(plan, options=checkpoints.hub_options(plan, wish), notes=notes)
+    assert source.path is not None
+    return model_of_state(source.path, config, wish, notes=notes), config
+
+
+def token_places(source: ModelSource, plan: ModelSource) -> list[ModelSource]:
+    """Where the tokenizer of a model may lie: with it, with its base or architecture, or above a checkpoint of many."""
+    if source.kind == "peft":
+        return [source, base_source(source)]
+    places = [plan] if plan is source else [plan, replace(source, kind="folder")]
+    if source.path is not None and (source.kind == "state" or is_checkpoint(source.path.name)):
+        folder = Path(source.place).resolve()
+        above = [folder.parent, *([folder.parent.parent] if folder.parent.name == "checkpoints" else [])]
+        places += [replace(source, kind="folder", path=path) for path in above]
+    return places
+
+
 def _tokenizer(
-    source: ModelSource, config: Any, model: nn.Module, *, wish: Wish, given: str | None, needed: bool, notes: list[str]
+    places: list[ModelSource],
+    config: Any,
+    model: nn.Module,
+    *,
+    wish: Wish,
+    given: str | None,
+    needed: bool,
+    notes: list[str],
 ) -> Any:
     """The tokenizer the user names, the model's own, or bytes."""
-    found = _found_tokenizer(source, config, wish=wish, given=given, notes=notes)
+    found = _found_tokenizer(places, config, wish=wish, given=given, notes=notes)
     rows = _vocabulary(model, config)
     if found is not None:
         _check_vocabulary(found, rows, notes)
@@ -117,23 +158,23 @@ def _tokenizer(
     if rows is None:
         if _main_input(model) != "input_ids":
             return None  # it reads no text; whoever runs it says so
-        raise AnisoscopeError(f"{source.spec!r} has no tokenizer and no embedding table; give one with --tokenizer.")
+        raise AnisoscopeError(f"{places[0].spec!r} has no tokenizer and no embedding table; give one with --tokenizer.")
     notes.append("no tokenizer found: UTF-8 bytes are used as token ids")
     return tokenizers.ByteTokenizer(rows)
 
 
 def _found_tokenizer(
-    source: ModelSource, config: Any, *, wish: Wish, given: str | None, notes: list[str]
+    places: list[ModelSource], config: Any, *, wish: Wish, given: str | None, notes: list[str]
 ) -> Any | None:
     if given is not None:
         return tokenizers.named_tokenizer(given, notes=notes, trust_remote_code=wish.trust_remote_code)
-    if source.kind == "config":
-        return tokenizers.architecture_tokenizer(source.name)
-    gguf = source.path.name if source.kind == "gguf" and source.path is not None else None
-    places = [source, base_source(source)] if source.kind == "peft" else [source]
     for where in places:
-        options = checkpoints.hub_options(where, wish)
-        found = tokenizers.load_tokenizer(where.place, config=config, notes=notes, gguf_file=gguf, **options)
+        if where.kind == "config":
+            found = tokenizers.architecture_tokenizer(where.name)
+        else:
+            gguf = where.path.name if where.kind == "gguf" and where.path is not None else None
+            options = checkpoints.hub_options(where, wish)
+            found = tokenizers.load_tokenizer(where.place, config=config, notes=notes, gguf_file=gguf, **options)
         if found is not None:
             return found
     return None
@@ -208,7 +249,7 @@ def is_causal(config: Any) -> bool:
 
     if getattr(config, "is_decoder", False):
         return True
-    if config.model_type in _TWO_SIDED:
+    if config.model_type in _TWO_SIDED or getattr(config, "is_causal", True) is False:
         return False
     kind = type(config)
     causal = kind in AutoModelForCausalLM._model_mapping or "AutoModelForCausalLM" in (

@@ -14,12 +14,16 @@ from urllib.parse import urlparse
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 
-Kind = Literal["folder", "hub", "gguf", "config", "rows", "peft"]
+Kind = Literal["folder", "hub", "gguf", "config", "rows", "peft", "state"]
 ROW_SUFFIXES = (".npy", ".safetensors")
+STATE_SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin", "*.pt", "*.pth")
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
 _OVERRIDES = re.compile(r"(?P<name>.+?):(?P<values>\w+=[^,]*(,\w+=[^,]*)*)")
 _SAYS_LITTLE = re.compile(r"(hf_?)?models?|final|best|last|latest|base|output|(checkpoint|step|epoch)?[-_]?\d+")
+CHECKPOINT = re.compile(
+    r"(?:checkpoint|ckpt|global[-_]?step|step|iter(?:ation)?|update|epoch)[-_=]?\d+[kKM]?", re.IGNORECASE
+)
 # Names people use for an architecture that transformers knows under another word.
 ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "byt5": ("t5", {"vocab_size": 384, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
@@ -50,8 +54,10 @@ class ModelSource:
         return str(self.path.parent if self.path.is_file() else self.path)
 
 
-def parse_model(spec: str, *, random_init: bool = False) -> ModelSource:
+def parse_model(spec: str, *, random_init: bool = False, state: bool = False) -> ModelSource:
     """What `spec` means; paths that exist come first, then architectures (for fresh weights), then hub ids.
+
+    With `state` a file of weights is the checkpoint of an architecture that is given apart from it.
 
     >>> parse_model("org/name@step1000").revision
     'step1000'
@@ -62,6 +68,8 @@ def parse_model(spec: str, *, random_init: bool = False) -> ModelSource:
     path = Path(name).expanduser()
     if random_init and (known := _architecture(name)) and not (path / "config.json").exists():
         return ModelSource(spec, "config", name, overrides={**known[1], **overrides})
+    if state and path.is_file() and path.suffix in STATE_SUFFIXES:
+        return ModelSource(spec, "state", short_name(path), path=path)
     if path.exists():
         return _local_source(path, spec, overrides)
     if looks_like_path(name):
@@ -122,9 +130,20 @@ def architecture(name: str) -> str:
     return known[0]
 
 
+def check_architecture(spec: str) -> None:
+    """Refuse what is neither a folder with config.json, nor a hub id, nor a known architecture with its sizes."""
+    source = parse_model(spec, random_init=True)
+    if source.kind == "hub" and "/" not in source.name:
+        architecture(source.name)
+    if source.kind not in ("hub", "config", "folder"):
+        raise AnisoscopeError(
+            f"--architecture {spec!r} is no folder with config.json; expected one, or such as bert:hidden_size=256."
+        )
+
+
 def looks_like_path(name: str) -> bool:
     """Whether a name that is no file here was meant as one."""
-    suffixes = (*ROW_SUFFIXES, ".gguf", ".bin", ".pt", ".pth", ".json", ".npz")
+    suffixes = (*ROW_SUFFIXES, *STATE_SUFFIXES, ".gguf", ".json", ".npz")
     parent = Path(name).parent
     return (
         name.startswith((".", "/", "~"))
@@ -149,6 +168,11 @@ def _local_source(path: Path, spec: str, overrides: dict[str, Any]) -> ModelSour
             return ModelSource(spec, "rows", name, path=path)
         if path.name == "config.json":
             return ModelSource(spec, "folder", short_name(path.parent), path=path.parent, overrides=overrides)
+        if path.suffix in STATE_SUFFIXES:
+            raise AnisoscopeError(
+                f"{spec!r} is a file of weights, which does not say what model it is of; give its folder with "
+                "config.json, or `anisoscope sweep` with --architecture."
+            )
         raise AnisoscopeError(
             f"{spec!r} is a {path.suffix or 'suffixless'} file, which is no model; expected a model folder, a .gguf "
             f"file, or rows as .npy or .safetensors."
@@ -179,6 +203,15 @@ def _not_a_model(path: Path) -> AnisoscopeError:
         f"the folder {str(path)!r} is not a model: it holds {shown}, but no config.json, adapter_config.json or single "
         f".gguf file.{hint}"
     )
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a folder is called after a step, as those that training leaves are.
+
+    >>> is_checkpoint("checkpoint-500"), is_checkpoint("step1000"), is_checkpoint("bert-2")
+    (True, True, False)
+    """
+    return CHECKPOINT.fullmatch(name) is not None
 
 
 def short_name(path: Path) -> str:

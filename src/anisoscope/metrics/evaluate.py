@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -13,16 +13,19 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.attention import rows_used
+from anisoscope.metrics.clusters import Clusters
 from anisoscope.metrics.estimate import Estimate, jackknife
 from anisoscope.metrics.metric import Metric
 from anisoscope.metrics.neighbourhoods import Neighbours
 from anisoscope.numerics.hashing import FOLDS, fold_of
+from anisoscope.numerics.threads import together
 from anisoscope.stats.directions import Coordinates, Directions
 from anisoscope.stats.means import Attention, Coherence
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 NEIGHBOUR_BATCH = 4096
+_WIDE = 128  # columns from which a spectrum takes longer than handing it to another core
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Graph:
     fold: Tensor
     first: Tensor
     first_duplicates: int = 0  # duplicates removed that were first rows of their contexts
+    _left: dict[tuple[bool, int], Neighbours] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, sample: Sample, *, wanted: int, tolerance: float = 0.0) -> Graph:
@@ -40,19 +44,35 @@ class Graph:
         first = sample.label("first").bool()
         return cls(neighbours, sample.fold[kept], first[kept], int(first.sum() - first[kept].sum()))
 
+    def left(self, *, without_first: bool = False, fold: int = -1) -> Neighbours:
+        """The graph without the first rows of contexts, without a fold, or whole; made once for all metrics."""
+        key = (without_first, fold)
+        if key not in self._left:
+            mask = self.fold != fold
+            if without_first:
+                mask &= ~self.first
+            self._left[key] = self.neighbours if bool(mask.all()) else self.neighbours.keep(mask)
+        return self._left[key]
+
 
 def sample_graphs(sample: Sample, *, wanted: int, batch: int | None, tolerance: float = 0.0) -> list[Graph]:
     """Graphs of consecutive batches of the (hash-ordered, so shuffled) sample; a last short one only if it is alone.
 
     `tolerance`: rows closer than this share of their norm are one row.
     """
-    size = batch or max(1, len(sample))
-    count = max(1, len(sample) // size)
-    order = torch.arange(len(sample))
-    batches = [(order >= i * size) & (order < (i + 1) * size) for i in range(count)]
-    return (
-        [Graph.of(sample.select(mask), wanted=wanted, tolerance=tolerance) for mask in batches] if len(sample) else []
-    )
+    masks = batch_masks(len(sample), batch or max(1, len(sample)))
+    return [Graph.of(sample.select(mask), wanted=wanted, tolerance=tolerance) for mask in masks]
+
+
+def batch_masks(rows: int, size: int) -> list[Tensor]:
+    """Which rows belong to each batch of a size; a last short one is left out unless it is alone.
+
+    >>> [int(mask.sum()) for mask in batch_masks(10, 4)], [int(mask.sum()) for mask in batch_masks(3, 4)]
+    ([4, 4], [3])
+    """
+    order = torch.arange(rows)
+    count = max(1, rows // size) if rows else 0
+    return [(order >= i * size) & (order < (i + 1) * size) for i in range(count)]
 
 
 @dataclass
@@ -65,7 +85,8 @@ class View:
     without_first: bool = False
     contexts: int = 0
     dropped: int = 0
-    _merged: dict[tuple[type, int], Any] = field(default_factory=dict)
+    _merged: dict[Any, Any] = field(default_factory=dict)
+    _parts: list[View] = field(default_factory=list)
 
     def present(self) -> list[int]:
         """Folds that saw rows."""
@@ -78,22 +99,39 @@ class View:
         if need is Sample:
             assert self.sample is not None
             return self.sample if without < 0 else self.sample.select(self.sample.fold != without)
+        if need is Clusters and without >= 0:  # found once on all rows, and kept
+            return self.stat(Clusters).without(without)
         key = (need, without)
+        if need is Clusters and key not in self._merged:
+            self._merged[key] = Clusters.of(self.stat(Sample))
         if key not in self._merged:
             parts = [fold[need] for i, fold in enumerate(self.folds) if i != without and need in fold]
             merged = reduce(lambda a, b: a.merge(b), parts) if parts else need()
             self._merged[key] = merged.on_host() if hasattr(merged, "on_host") else merged
         return self._merged[key]
 
+    def parts(self) -> list[View]:
+        """Views of the moments of consecutive batches of the (shuffled) sample, made once."""
+        if not self._parts and self.sample is not None:
+            for mask in batch_masks(len(self.sample), NEIGHBOUR_BATCH):
+                batch = self.sample.select(mask)
+                folds = _by_fold(Moments, batch.rows.flatten(1), batch.fold)
+                self._parts.append(View(folds, batch, contexts=self.contexts, dropped=self.dropped))
+        return self._parts
+
 
 def evaluate(metric: Metric, view: View, options: dict[str, Any]) -> Estimate:
     """The metric of a view; raises TooFewRows when it cannot be computed."""
     if Neighbours in metric.needs:
         return _evaluate_graphs(metric, view, options)
+    if options.get("batches"):
+        return _evaluate_batches(metric, view, options)
     if any(not len(s) if isinstance(s, Sample) else not s.n for s in map(view.stat, metric.needs)):
         raise TooFewRows(f"{metric.name} was given no finite row ({view.dropped} were not finite); look at the model")
-    value = metric.function(*(view.stat(need) for need in metric.needs), **options)
     folds = view.present()
+    if Moments in metric.needs:
+        find_spectra([(view, options)])
+    value = metric.function(*(view.stat(need) for need in metric.needs), **options)
     replicates = [
         _attempt(metric, [view.stat(need, without=j) for need in metric.needs], options)
         for j in folds
@@ -107,6 +145,45 @@ def evaluate(metric: Metric, view: View, options: dict[str, Any]) -> Estimate:
     return Estimate(
         value, low, high, n=n, contexts=view.contexts, dropped=dropped, note=_note(lead), replicates=tuple(replicates)
     )
+
+
+def _evaluate_batches(metric: Metric, view: View, options: dict[str, Any]) -> Estimate:
+    """The mean over the batches of the sample and their standard deviation; the interval stands at the value of all
+    rows, and leaving folds out of every batch would cost as many spectra again as there are batches and folds.
+    """
+    parts = view.parts()
+    if not parts:
+        raise TooFewRows(f"{metric.name} was given no finite row ({view.dropped} were not finite); look at the model")
+    values = [metric.function(*map(part.stat, metric.needs), **options) for part in parts]
+    words = [f"mean over {len(parts)} batches", _note(parts[0].stat(metric.needs[0]))]
+    return Estimate(
+        sum(values) / len(values),
+        n=sum(len(part.stat(Sample)) for part in parts),
+        sd=_sd(values),
+        contexts=view.contexts,
+        dropped=view.dropped,
+        note="; ".join(filter(None, words)),
+    )
+
+
+def find_spectra(wanted: Iterable[tuple[View, dict[str, Any]]]) -> None:
+    """The spectra that metrics of moments will ask for, several at a time; each is kept by its own moments."""
+    found: dict[tuple[int, bool], Moments] = {}
+    for view, options in wanted:
+        centred = options.get("centred", True)
+        for part in view.parts() if options.get("batches") else [view]:
+            folds = part.present() if part is view else []
+            for j in [-1, *folds] if (centred, "spectra") not in part._merged else []:
+                moments = part.stat(Moments, without=j)
+                if moments.n and moments.width >= _WIDE and moments.mean.device.type == "cpu":
+                    found[id(moments), centred] = moments
+            part._merged[centred, "spectra"] = True
+    together(lambda item: item[1].eigenvalues(centred=item[0][1]), list(found.items()))
+
+
+def _sd(values: list[float]) -> float:
+    """Over batches; none where there is one batch only."""
+    return float(torch.tensor(values, dtype=torch.float64).std()) if len(values) > 1 else math.nan
 
 
 def _attempt(metric: Metric, stats: list[Any], options: dict[str, Any]) -> float:
@@ -144,44 +221,33 @@ def _evaluate_graphs(metric: Metric, view: View, options: dict[str, Any]) -> Est
         graphs = sample_graphs(view.sample.one_per_context(), wanted=neighbours_read(metric, options), batch=None)
     if not graphs:
         raise TooFewRows(f"{metric.name} needs rows, seen none; give more tokens")
-    everyone = [_on_graph(metric, g, options, without_first=view.without_first) for g in graphs]
+    rest = view.without_first
+    everyone = [metric.function(g.left(without_first=rest), **options) for g in graphs]
     value = sum(everyone) / len(everyone)
     folds = sorted(set(torch.cat([g.fold for g in graphs]).tolist()))
     replicates = []
     for j in folds if len(folds) > 1 else []:
         try:
-            parts = [_on_graph(metric, g, options, without_first=view.without_first, fold=j) for g in graphs]
+            parts = [metric.function(g.left(without_first=rest, fold=j), **options) for g in graphs]
             replicates.append(sum(parts) / len(parts))
         except TooFewRows:
             replicates.append(math.nan)
     low, high = jackknife(value, replicates, bounds=metric.bounds)
-    sd = float(torch.tensor(everyone).std()) if len(everyone) > 1 else math.nan
-    duplicates = sum(g.neighbours.duplicates - (g.first_duplicates if view.without_first else 0) for g in graphs)
-    used = sum(int((~g.first).sum()) if view.without_first else len(g.neighbours) for g in graphs)
-    note = f"{duplicates} duplicates removed" if duplicates else ""
+    duplicates = sum(g.neighbours.duplicates - (g.first_duplicates if rest else 0) for g in graphs)
+    used = sum(int((~g.first).sum()) if rest else len(g.neighbours) for g in graphs)
+    said = [f"{duplicates} duplicates removed" if duplicates else ""]
+    said += [metric.remark(value, used // len(graphs), options)] if metric.remark is not None else []
     return Estimate(
         value,
         low,
         high,
         n=used,
-        sd=sd,
+        sd=_sd(everyone),
         contexts=view.contexts,
         dropped=view.dropped + duplicates,
-        note=note,
+        note="; ".join(filter(None, said)),
         replicates=tuple(replicates),
     )
-
-
-def _on_graph(
-    metric: Metric, graph: Graph, options: dict[str, Any], *, without_first: bool, fold: int | None = None
-) -> float:
-    mask = torch.ones(len(graph.neighbours), dtype=torch.bool)
-    if without_first:
-        mask &= ~graph.first
-    if fold is not None:
-        mask &= graph.fold != fold
-    kept = graph.neighbours if bool(mask.all()) else graph.neighbours.keep(mask)
-    return float(metric.function(kept, **options))
 
 
 def evaluate_array(
@@ -199,33 +265,42 @@ def evaluate_array(
     if not len(rows):
         raise TooFewRows(f"{metric.name} was given no row of finite numbers ({dropped} dropped); check the array")
     _check_scale(rows)
-    view = array_view(metric, rows, labels, tokens=kinds, seed=seed)
+    view = array_view(metric, rows, labels, tokens=kinds, seed=seed, sampled=Sample in metric.reads(options))
     view.dropped = dropped
     return evaluate(metric, view, options)
 
 
-def array_view(metric: Metric, rows: Tensor, contexts: Tensor, *, tokens: Tensor, seed: int) -> View:
-    """The statistics that one metric needs of plain rows."""
-    known: set[type] = {Moments, Directions, Coordinates, Sample, Neighbours, Coherence}
+def array_view(
+    metric: Metric, rows: Tensor, contexts: Tensor, *, tokens: Tensor, seed: int, sampled: bool = False
+) -> View:
+    """The statistics that one metric needs of plain rows; `sampled` where it also draws batches from them."""
+    known: set[type] = {Moments, Directions, Coordinates, Sample, Neighbours, Clusters, Coherence}
     if not known.issuperset(metric.needs):
         raise AnisoscopeError(f"{metric.name} reads attention, not plain rows; use anisoscope.measure on a model")
     fold = fold_of(contexts)
     folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
     for need in metric.needs:
         if need in (Moments, Directions, Coordinates):
-            for j in range(FOLDS):
-                mine = (fold == j).nonzero().squeeze(1).to(rows.device)
-                if len(mine):
-                    folds[j][need] = need().update(rows[mine])
+            for mine, found in zip(folds, _by_fold(need, rows, fold), strict=True):
+                mine |= found
         elif need is Coherence:
             for j in set(fold.tolist()):
                 mine = (fold == j).nonzero().squeeze(1)
                 folds[j][need] = Coherence().update(context_cosines(rows[mine.to(rows.device)], contexts[mine]))
     sample = None
-    if {Sample, Neighbours} & set(metric.needs):
+    if sampled or {Sample, Neighbours, Clusters} & set(metric.needs):
         sample = Sample(len(rows), seed).update(rows, context=contexts, position=torch.arange(len(rows)), token=tokens)
     graphs = None if sample is None else lambda wanted: sample_graphs(sample, wanted=wanted, batch=None)
     return View(folds, sample, graphs, contexts=len(contexts.unique()))
+
+
+def _by_fold(need: type, rows: Tensor, fold: Tensor) -> list[dict[type, Any]]:
+    """One statistic of the rows of each fold, where it has any."""
+    found: list[dict[type, Any]] = []
+    for j in range(FOLDS):
+        mine = (fold == j).nonzero().squeeze(1).to(rows.device)
+        found.append({need: need().update(rows[mine])} if len(mine) else {})
+    return found
 
 
 def context_cosines(x: Tensor, context: Tensor) -> Tensor:

@@ -108,6 +108,8 @@ class TemporalSpread:
                 rows.new_zeros(len(rows)),
                 rows.new_zeros(len(rows)),
             )
+        where = rows.device  # a state that was read from disk lies on the host
+        self.total, self.squares, self.norms = self.total.to(where), self.squares.to(where), self.norms.to(where)
         self.n += 1
         self.total += rows
         self.squares += rows.square().sum(1)

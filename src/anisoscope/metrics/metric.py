@@ -16,8 +16,10 @@ import numpy as np
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.metrics.estimate import Estimate
+from anisoscope.stats.sample import Sample
 
 _REGISTRY: dict[str, Metric] = {}
+Remark = Callable[[float, int, dict[str, Any]], str]  # (value, rows of one batch, options) -> words
 STREAM_KINDS = frozenset({"embed", "resid", "final", "attn_in", "attn_out", "mlp_in", "mlp_out", "module", "rows"})
 WEIGHT_KINDS = frozenset({"unembed", "embed_weight"})
 HEAD_KINDS = frozenset({"query", "key"})
@@ -41,6 +43,7 @@ class Metric:
     kinds: frozenset[str]  # where it is measured unless it is asked for by name
     options: dict[str, Any] = field(default_factory=dict)
     neighbours: int = 0  # how many nearest neighbours it reads
+    remark: Remark | None = None  # what is to be said beside a value, such as its bias
 
     def __call__(self, x: Any, *, contexts: Any = None, tokens: Any = None, seed: int = 0, **options: Any) -> Estimate:
         """The metric of the rows of an n×d NumPy or torch array, with an interval over contexts (default: each row)."""
@@ -56,6 +59,10 @@ class Metric:
                 raise unknown_name(f"option of {self.name}", key, self.options)
             checked[key] = _cast(value, self.options[key], f"{self.name}:{key}")
         return checked
+
+    def reads(self, options: dict[str, Any]) -> tuple[type, ...]:
+        """The statistics it needs with these options: batches are drawn from the sample."""
+        return (*self.needs, Sample) if options.get("batches") and Sample not in self.needs else self.needs
 
     def variant(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options that differ from the defaults."""
@@ -73,6 +80,7 @@ def metric(
     default: bool = False,
     kinds: Iterable[str] = STREAM_KINDS | WEIGHT_KINDS,
     neighbours: int = 0,
+    remark: Remark | None = None,
 ) -> Callable[[Callable[..., float]], Metric]:
     """Declare a metric; its keyword-only arguments become its options, its docstring its description."""
 
@@ -94,6 +102,7 @@ def metric(
             kinds=frozenset(kinds),
             options=options,
             neighbours=neighbours,
+            remark=remark,
         )
         object.__setattr__(declared, "__doc__", declared.description)
         _REGISTRY[declared.name] = declared

@@ -15,6 +15,7 @@ from anisoscope.stats.moments import Moments
 
 _RIGID = ("rotation", "scale")
 _CENTRED = "rows centred on their mean (uncentred with centred=0)"
+_BATCHES = _CENTRED + "; over all rows, or with batches=1 the mean over shuffled batches of 4096 sampled rows"
 
 
 def _energies(moments: Moments, *, centred: bool) -> Tensor:
@@ -35,12 +36,12 @@ def _energies(moments: Moments, *, centred: bool) -> Tensor:
     title="Anisotropy (SVD ratio)",
     formula="σ₁ / Σσ",
     reference="Razzhigaev et al. 2023, arXiv:2311.05928",
-    convention=_CENTRED,
+    convention=_BATCHES,
     invariant=(*_RIGID, "shift"),
     bounds=(0.0, 1.0),
     default=True,
 )
-def svd_ratio(moments: Moments, *, centred: bool = True) -> float:
+def svd_ratio(moments: Moments, *, centred: bool = True, batches: bool = False) -> float:
     """Share of the largest singular value in the sum of all: 1/d for a round cloud, 1 for a line."""
     sigma = _energies(moments, centred=centred).sqrt()
     return float(sigma[0] / sigma.sum())
@@ -51,12 +52,12 @@ def svd_ratio(moments: Moments, *, centred: bool = True) -> float:
     title="Anisotropy (squared SVD ratio)",
     formula="σ₁² / Σσ²",
     reference="Razzhigaev et al. 2023, the authors' code; 1 / stable rank",
-    convention=_CENTRED,
+    convention=_BATCHES,
     invariant=(*_RIGID, "shift"),
     bounds=(0.0, 1.0),
     default=True,
 )
-def svd_ratio_squared(moments: Moments, *, centred: bool = True) -> float:
+def svd_ratio_squared(moments: Moments, *, centred: bool = True, batches: bool = False) -> float:
     """Share of variance along the first principal direction."""
     energies = _energies(moments, centred=centred)
     return float(energies[0] / energies.sum())

@@ -10,11 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from anisoscope.numerics.factors import exact_products
 from anisoscope.numerics.linalg import has_float64
 
 _BLOCK_BYTES = 16 << 20  # of one block of squared distances
+_DEVICE_BYTES = 128 << 20  # the same on a GPU, where few large blocks are quicker
 _CACHE_BYTES = 2 << 20  # of one block of differences: they are read three times, so they should stay in the cache
-_SIDE = 1024  # rows of a square block of distances on the host: it stays in the cache
+_SIDE = 2048  # rows of a square block of distances on the host: the selection of a few of less than 64 k is slower
 _SPARE = 6  # candidates beyond k
 
 
@@ -51,7 +53,12 @@ def nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     >>> d.tolist(), i.tolist()
     ([[1.0, 3.0], [1.0, 2.0], [2.0, 3.0]], [[1, 2], [0, 2], [1, 0]])
     """
-    n, k = len(x), min(k, len(x) - 1)
+    with exact_products(x.device):  # the proof below is for float32: TF32 would find other candidates
+        return _nearest(x, min(k, len(x) - 1))
+
+
+def _nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    n = len(x)
     exact = x.double() if has_float64(x.device) else x.cpu().double()
     exact = exact - exact.mean(0)  # a common mean would drown the differences in float32
     everyone = torch.arange(n, device=exact.device)
@@ -70,7 +77,7 @@ def nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _all_candidates(x: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
     """What `_candidates` gives for all rows, with each block of products serving its rows and its columns."""
     n = len(x)
-    side = max(wanted + 1, min(_SIDE if x.device.type == "cpu" else n, int((_BLOCK_BYTES / 4) ** 0.5)))
+    side = max(wanted + 1, _SIDE if x.device.type == "cpu" else min(n, int((_DEVICE_BYTES / 4) ** 0.5)))
     starts = list(range(0, n, side))
     squares = x.square().sum(1)
     value = torch.full((n, wanted), torch.inf, dtype=x.dtype, device=x.device)
@@ -113,7 +120,7 @@ def _candidates(x: Tensor, rows: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
 
 def _exact(x: Tensor, rows: Tensor, candidates: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
     """Distances from differences in float64, the k smallest of each row's candidates."""
-    most = _CACHE_BYTES if x.device.type == "cpu" else _BLOCK_BYTES
+    most = _CACHE_BYTES if x.device.type == "cpu" else _DEVICE_BYTES
     step = max(1, most // (8 * x.shape[1] * candidates.shape[1]))
     distances, indices = [], []
     for mine, chosen in zip(rows.split(step), candidates.split(step), strict=True):

@@ -38,9 +38,15 @@ class Plan:
     """Which statistics each kind of site keeps, and how large the samples are."""
 
     stats: Mapping[str, frozenset[type]]  # by site kind
-    sample_size: int = 2 * 4096
+    sample_size: int = 2 * 4096  # rows kept; with halves twice as many as a selection looks at, so that each has enough
     attention_rows: int = 16  # query rows per context whose scores are looked at; 0 = all
     seed: int = 0
+    halves: bool = False  # whether two disjoint halves of the contexts are looked at beside the whole
+
+    @property
+    def looked_at(self) -> int:
+        """Sampled rows that one selection looks at: the same number with halves and without."""
+        return self.sample_size // 2 if self.halves else self.sample_size
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anisoscope.capture.gradients import untouched
 from anisoscope.capture.layout import Layout, unwrapped
 from anisoscope.capture.readers import stream_readers
 from anisoscope.capture.sites import Site
@@ -17,7 +18,7 @@ from anisoscope.metrics.metric import Request
 from anisoscope.runs.bank import Bank
 from anisoscope.runs.cards import card_sites, cards
 from anisoscope.runs.energies import Record, holm_records, placed
-from anisoscope.runs.measure import Setup, evaluate_bank, make_plan
+from anisoscope.runs.measure import Setup, evaluate_bank, leave_unseen_out, make_plan
 from anisoscope.runs.probe import Probe
 from anisoscope.runs.proxies import Label, Proxy
 from anisoscope.runs.steprows import Half, StepRows
@@ -41,13 +42,14 @@ class Instruments:
     readers: dict[Site, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     earlier: dict[Site, tuple[int, Tensor]] = field(default_factory=dict)  # concepts of the step before
+    halves: bool = False  # dimensions of the stream also on two disjoint halves of the contexts
 
     def bank(self) -> Bank | None:
         """A fresh bank for the geometry metrics of one step."""
         if not self.requests:
             return None
-        options: dict[str, Any] = {"seed": self.seed, "sample_size": 8192, "attention_rows": 16}
-        return Bank(make_plan(self.requests, self.setup.kinds, **options))
+        options: dict[str, Any] = {"sample_size": 8192, "attention_rows": 16, "halves": self.halves}
+        return Bank(make_plan(self.requests, self.setup.kinds, seed=self.seed, **options))
 
     def find_readers(self, inputs: Mapping[str, Any]) -> None:
         """The weights that read the stream, where their gradients are wanted."""
@@ -83,19 +85,18 @@ class Instruments:
     def measure(self, rows: StepRows, bank: Bank | None) -> list[Record]:
         """All rows of the table of one step."""
         records: list[Record] = []
+        place = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
         if bank is not None:
             records += [{**row, "step": rows.step} for row in evaluate_bank(bank, self.requests, self.setup)]
+        if rows.tokens and rows.losses and (self.study is None or not self.study.source):  # a training batch tells none
+            records.append({**place, "metric": "probe_loss", "value": rows.loss / rows.tokens, "n": rows.tokens})
         if self.study is None or self.left_out(rows):
             return records
         if rows.unreached:
             self._note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
         records += self.study.measure(rows)
         if self.study.counts is not None:
-            place = {"kind": "training", "layer": 0, "step": rows.step, "variant": "", "group": ""}
-            records.append({"metric": "unigram_entropy", "value": entropy(self.study.counts), **place})
-        if rows.tokens and not self.study.source:
-            loss = {"metric": "probe_loss", "value": rows.loss / rows.tokens, "n": rows.tokens, "kind": "training"}
-            records.append({**loss, "step": rows.step, "variant": "", "group": ""})
+            records.append({**place, "metric": "unigram_entropy", "value": entropy(self.study.counts), "layer": 0})
         beside = [*self._tables(rows), *self._weights(rows)]
         return [*records, *beside, *holm_records(beside)]
 
@@ -207,6 +208,9 @@ class Instruments:
 def make_probe(instruments: Instruments, batches: Any, *, loss: Any = None, batch_size: int = 16) -> Probe:
     """The probe that feeds these instruments."""
     batches = list(batches)
+    if batches:
+        with untouched(instruments.model):
+            leave_unseen_out(instruments.model, batches[0], instruments.setup)
     if batches and instruments.study is not None and instruments.study.plan.weights:
         from anisoscope.capture.losses import unlabelled
         from anisoscope.runs.probe import labelled
@@ -223,5 +227,6 @@ def make_probe(instruments: Instruments, batches: Any, *, loss: Any = None, batc
         extra=extra if instruments.requests else (),
         loss=loss,
         batch_size=batch_size,
+        gradients=instruments.study is not None,
         **instruments.probe_options(),
     )

@@ -15,18 +15,21 @@ from anisoscope.capture.rows import Batch, Index, Rows, Scores
 from anisoscope.capture.sites import Site, check_kinds, flow_order
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.attention import Keys
+from anisoscope.metrics.clusters import Clusters
 from anisoscope.metrics.estimate import Estimate, jackknife
-from anisoscope.metrics.evaluate import View, evaluate, neighbours_read
+from anisoscope.metrics.evaluate import View, evaluate, find_spectra, neighbours_read
 from anisoscope.metrics.metric import HEAD_KINDS, WEIGHT_KINDS, Request, parse_requests
 from anisoscope.metrics.neighbourhoods import Neighbours
 from anisoscope.runs.bank import Bank, Plan
 from anisoscope.runs.table import FIRST_OUTLIER, Table, variant_name
-from anisoscope.runs.views import Selection, attach_keys, first_is_outlier, head_views, selections
+from anisoscope.runs.views import HALVES, Selection, attach_keys, first_is_outlier, head_views, selections
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.means import Coherence
+from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 DEFAULT_KINDS = ("embed", "resid", "final", "query", "key", "scores")
+HALVED_KINDS = ("embed", "resid", "final")
 ATTENTION_KINDS = ("query", "key", "scores")
 _CHUNK = 4096
 Progress = Callable[[str, int, int], None]  # what, done, of
@@ -43,18 +46,27 @@ def applies(request: Request, kind: str) -> bool:
 
 
 def make_plan(
-    requests: Sequence[Request], kinds: Iterable[str], *, seed: int, sample_size: int, attention_rows: int
+    requests: Sequence[Request],
+    kinds: Iterable[str],
+    *,
+    seed: int,
+    sample_size: int,
+    attention_rows: int,
+    halves: bool = False,
 ) -> Plan:
     """The statistics that the metrics need at each kind of site."""
     stats: dict[str, frozenset[type]] = {}
     for kind in kinds:
-        needs = {need for request in requests if applies(request, kind) for need in request.metric.needs}
-        if Neighbours in needs:
-            needs = (needs - {Neighbours}) | {Sample}
+        needs = {
+            need for request in requests if applies(request, kind) for need in request.metric.reads(request.options)
+        }
+        if {Neighbours, Clusters} & needs:
+            needs = (needs - {Neighbours, Clusters}) | {Sample}
         stats[kind] = frozenset(needs - {Keys})
     if any(Keys in request.metric.needs for request in requests) and "key" in stats:
         stats["key"] |= {Directions}
-    return Plan(stats, sample_size=sample_size, attention_rows=attention_rows, seed=seed)
+    kept = 2 * sample_size if halves else sample_size
+    return Plan(stats, sample_size=kept, attention_rows=attention_rows, seed=seed, halves=halves)
 
 
 def measure(
@@ -72,6 +84,7 @@ def measure(
     seed: int = 0,
     sample_size: int = 2 * 4096,
     attention_rows: int = 16,
+    halves: bool = False,
     name: str = "",
     progress: Progress | None = None,
 ) -> Table:
@@ -79,14 +92,16 @@ def measure(
 
     `batches` are what the model takes (dicts with `input_ids` and `attention_mask`, or tensors of ids); padding is
     never counted. `sites` are kinds such as "resid" or "attn_out", `layers` the layers to look at, `metrics` names such
-    as "two_nn" or "svd_ratio:centred=0". Any `nn.Module` works by naming `modules` to look at instead.
+    as "two_nn" or "svd_ratio:centred=0". Any `nn.Module` works by naming `modules` to look at instead. With `halves`
+    the intrinsic dimensions of the residual stream come also for two disjoint halves of the contexts (groups half:1 and
+    half:2).
     """
     from anisoscope.capture.hooks import Capture
 
     requests = parse_requests(metrics)
     setup = prepare(model, requests, sites=sites, layers=layers, modules=modules)
-    plan = make_plan(requests, setup.kinds, seed=seed, sample_size=sample_size, attention_rows=attention_rows)
-    bank = Bank(plan)
+    sizes: dict[str, Any] = {"sample_size": sample_size, "attention_rows": attention_rows, "halves": halves}
+    bank = Bank(make_plan(requests, setup.kinds, seed=seed, **sizes))
     if setup.captured or modules:
         batches = _tried(model, batches, setup, named=bool(sites or modules), rows=rows)
         options: dict[str, Any] = {"special": special, "first": first, "pool": pool, "rows": rows, "modules": modules}
@@ -124,19 +139,26 @@ def _one_context(batch: Any) -> Any:
 
 def _tried(model: nn.Module, batches: Iterable[Any], setup: Setup, *, named: bool, rows: Any) -> Iterator[Any]:
     """The same batches; before the first, default attention sites that the model does not show are left out."""
-    from anisoscope.capture.hooks import Capture
-
     rest = iter(batches)
     first = next(rest, None)
-    attention = [site for site in setup.captured if site.kind in ATTENTION_KINDS]
-    if first is not None and attention and not named:
-        try:
-            with Capture(model, attention, _Nobody(), layout=setup.layout, rows=rows) as capture:
-                capture.run(_one_context(first))
-        except AnisoscopeError as error:
-            setup.captured[:] = [site for site in setup.captured if site not in attention]
-            setup.notes.append(f"query, key and scores are left out: {error}")
+    if first is not None and not named:
+        leave_unseen_out(model, first, setup, rows=rows)
     return rest if first is None else chain([first], rest)
+
+
+def leave_unseen_out(model: nn.Module, batch: Any, setup: Setup, *, rows: Any = None) -> None:
+    """Drop the attention sites that the model does not show in a forward pass over one context, with a note."""
+    from anisoscope.capture.hooks import Capture
+
+    attention = [site for site in setup.captured if site.kind in ATTENTION_KINDS]
+    if not attention:
+        return
+    try:
+        with Capture(model, attention, _Nobody(), layout=setup.layout, rows=rows) as capture:
+            capture.run(_one_context(batch))
+    except AnisoscopeError as error:
+        setup.captured[:] = [site for site in setup.captured if site not in attention]
+        setup.notes.append(f"query, key and scores are left out: {error}")
 
 
 @dataclass
@@ -243,15 +265,27 @@ def _evaluate_site(bank: Bank, site: Site, requests: Sequence[Request], outliers
     both = site.stack in outliers and not stats.heads and any(cell[1] == "first" for cell in stats.cells)
     groups = bank.groups if bank.groups and any(bank.groups) else []
     keys = bank.sites.get(Site(site.layer, "key", site.stack)) if site.kind == "query" else None
-    for selection in selections(stats, groups, without_first=both, wanted=wanted):
+    halves = bank.plan.halves and site.kind in HALVED_KINDS and not stats.heads
+    most = bank.plan.looked_at
+    chosen = list(selections(stats, groups, without_first=both, wanted=wanted, most=most, halves=halves))
+    if not stats.heads:
+        find_spectra((s.view, r.options) for s in chosen for r in _asked(mine, s) if Moments in r.metric.needs)
+    for selection in chosen:
         if keys is not None:
-            for other in selections(keys, groups, without_first=False, wanted=0):
+            for other in selections(keys, groups, without_first=False, wanted=0, most=most):
                 if (other.group, other.variant) == (selection.group, selection.variant):
                     attach_keys(selection.view, other.view)
         remark = FIRST_OUTLIER if ("first", "out") in selection.variant and first_is_outlier(stats) else ""
-        for request in mine:
+        for request in _asked(mine, selection):
             for record in _records(request, selection, heads=stats.heads, key_heads=keys.heads if keys else 0):
                 yield {**record, "note": "; ".join(filter(None, (record["note"], remark)))}
+
+
+def _asked(requests: Sequence[Request], selection: Selection) -> list[Request]:
+    """The metrics of a selection: halves are there to choose a step on one and test it on the other, and it is
+    dimensions that are tested so; the other metrics would cost as much again.
+    """
+    return [r for r in requests if selection.group not in HALVES or Neighbours in r.metric.needs]
 
 
 def _records(request: Request, selection: Selection, *, heads: int, key_heads: int) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,6 @@ passes of our own; without it, or with `live=True`, the training batch itself, b
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -34,8 +33,10 @@ from anisoscope.metrics.tangent import check_rank
 from anisoscope.runs.energies import Record
 from anisoscope.runs.instruments import Instruments, make_probe
 from anisoscope.runs.measure import prepare
+from anisoscope.runs.monitor_checks import check_learning, listed, loss_factor, width_of
 from anisoscope.runs.monitor_store import MonitorStore
 from anisoscope.runs.plan import PLANS, TangentPlan, choose_plan
+from anisoscope.runs.rowmap import RowMap, beside, write_map
 from anisoscope.runs.schedule import Schedule, log_spaced
 from anisoscope.runs.steprows import StepRows
 from anisoscope.runs.store import replace_file
@@ -51,9 +52,12 @@ Progress = Callable[[str, int, int], None]
 class Monitor:
     """Watches a model in training; see the module's own words for how it is used.
 
-    `metrics` is a preset by cost (light, standard, full) or names of metrics, where `tangent` is the tangent study.
+    `metrics` is a preset by cost (light, standard, full), `shape` for the geometry of stream and attention without any
+    gradient, or names of metrics, where `tangent` is the tangent study. `halves` adds the dimensions of two disjoint
+    halves of the contexts (groups half:1 and half:2), for claims that choose on one half and test on the other.
     `counts` are token frequencies of the training corpus [V], for bins; `optimizer` lets weight decay be taken out of
     embedding updates; `loss` is a function of (model, inputs) returning the *summed* loss, for models that have none.
+    `row_map` keeps a few rows of the probe at every measured step for `map.parquet`; where there is a folder, it is on.
     """
 
     def __init__(
@@ -77,6 +81,8 @@ class Monitor:
         name: str = "",
         seed: int = 0,
         batch_size: int = 16,
+        halves: bool = False,
+        row_map: bool = True,
         resume: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -93,18 +99,20 @@ class Monitor:
         layout = find_layout(self.model)
         self.layout = layout
         sites = layout.sites([kind for kind in KINDS if kind in layout.kinds], layers)
-        _check_learning(self.model)
+        if chosen is not None or self.live_wanted:
+            check_learning(self.model)
         if chosen is not None and chosen.rank is not None:
-            check_rank(chosen.rank, width=_width(self.model))
+            check_rank(chosen.rank, width=width_of(self.model))
         # named metrics are looked for wherever they can be had (two_nn, attention); a preset's at the stream alone
         stream = [k for k in KINDS if k in layout.kinds] if isinstance(metrics, str) and metrics in PLANS else None
         setup = prepare(self.model, requests, sites=stream, layers=layers)
         self.watch = EmbeddingWatch(self.model, optimizer, model)
         study = None if chosen is None else TangentStudy(chosen, counts, total, "" if probe is not None else "live")
         self.instruments = Instruments(self.model, layout, sites, setup, requests, study, self.watch, seed)
+        self.instruments.halves = halves
         self.probe = None
         if probe is not None:
-            self.probe = make_probe(self.instruments, _listed(probe), loss=loss, batch_size=batch_size)
+            self.probe = make_probe(self.instruments, listed(probe), loss=loss, batch_size=batch_size)
         extra = [s for s in setup.captured if s not in sites] if requests and probe is None else []
         self.live = LiveGradients(self.model, sites, layout=layout, extra=extra) if self.live_wanted else None
         self.live_study = study
@@ -112,6 +120,11 @@ class Monitor:
             self.live_study = TangentStudy(chosen, counts, total, "live")
         self.temporal = TemporalSpread()
         self.store = MonitorStore(out, resume=resume, about=self._about(chosen, out))
+        folder = self.store.folder
+        self.map: RowMap | None = None
+        if row_map and folder is not None and self.probe is not None:
+            self.map = RowMap(sites=sites, folder=folder.path / "state")
+        self.counts = counts
         self.tables: list[Table] = []
         self.concepts: list[dict[str, Any]] = []
         self.done: set[int] = set()
@@ -124,7 +137,8 @@ class Monitor:
         parts = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
         parts["architecture"] = type(self.model).__name__
         parts["probe"] = self.probe.fingerprint if self.probe is not None else None
-        return {**parts, "plan": None if plan is None else asdict(plan), "live": self.live_wanted}
+        halved = {"halves": True} if self.instruments.halves else {}
+        return {**parts, "plan": None if plan is None else asdict(plan), "live": self.live_wanted, **halved}
 
     # life
 
@@ -148,7 +162,11 @@ class Monitor:
         if kind is None:
             self._finish()
         self.store.write_table(self.table, done=self.done)
-        words = {"warnings": self.notes, "monitor_seconds": round(self.seconds, 3)}
+        words: dict[str, Any] = {"warnings": self.notes, "monitor_seconds": round(self.seconds, 3)}
+        if kind is None and self.map is not None and self.store.folder is not None:
+            words["map"] = write_map(
+                self.store.folder.path, self.map, model=self.name, seed=self.seed, counts=self.counts
+            )
         self.store.describe("complete" if kind is None else "interrupted", **words)
 
     def _finish(self) -> None:
@@ -221,9 +239,11 @@ class Monitor:
         bank = self.instruments.bank()
         self.watch.paused = True
         try:
-            rows = self.probe.run(step, others=bank)
+            rows = self.probe.run(step, others=beside(bank, self.map))
         finally:
             self.watch.paused = False
+        if self.map is not None:
+            self.map.close(step, tokenizer=self.tokenizer)
         found = self.instruments.measure(rows, bank)
         cards = [{"model": self.name, **card} for card in self.instruments.concepts(rows, self.tokenizer)]
         self.concepts += cards
@@ -242,7 +262,7 @@ class Monitor:
         for batch in seen:
             if not batch.gradients:
                 continue
-            factor = _factor(batch, *said, step=step)
+            factor = loss_factor(batch, *said, step=step)
             if bank is not None:
                 batch.feed(bank)
             rows.add_fit(live_pass(batch, self.instruments.sites, half=0))
@@ -315,6 +335,7 @@ class Monitor:
             "watch": {name: value.cpu() for name, value in self.watch.state().items()},
             "watched": self.watch.step,
             "temporal": asdict(self.temporal),
+            "map": self.map.state() if self.map is not None else None,
             "seconds": self.seconds,
         }
 
@@ -342,6 +363,8 @@ class Monitor:
                 study.load(state[name], {step: found[name] for step, found in window.items()})
         self.watch.load(state["watch"], state["watched"])
         self.temporal = TemporalSpread(**state["temporal"])
+        if self.map is not None and state.get("map") is not None:
+            self.map.load(state["map"])
         self.seconds = state["seconds"]
 
     def basis(self, site: Site, *, proxy: str = "semi_nmf", fit: str = "refit") -> Tensor:
@@ -361,40 +384,3 @@ class Monitor:
         """What was left out, and why."""
         study = self.instruments.study
         return [*self.instruments.notes, *(study.notes if study is not None else ()), *self.instruments.setup.notes]
-
-
-def _width(model: nn.Module) -> int:
-    config = getattr(model, "config", None)
-    value = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
-    return int(value) if value else 1 << 30
-
-
-def _check_learning(model: nn.Module) -> None:
-    if not any(p.requires_grad for p in model.parameters()):
-        raise AnisoscopeError(
-            f"every parameter of {type(model).__name__} is frozen, so nothing learns and there are no gradients; "
-            "unfreeze some (parameter.requires_grad_(True)), or use `profile` for its geometry."
-        )
-
-
-def _listed(probe: Any) -> list[Any]:
-    if isinstance(probe, Tensor) or hasattr(probe, "keys"):
-        return [probe]
-    return list(probe)
-
-
-def _factor(batch: MicroBatch, loss: str, tokens: int | None, scale: float, *, step: int) -> float:
-    """What turns the gradients that arrived into gradients of the summed loss."""
-    if loss not in ("auto", "mean", "sum"):
-        raise AnisoscopeError(f"loss={loss!r} is not known; expected auto, mean or sum.")
-    if loss == "auto":
-        if batch.seed is None or not batch.tokens():
-            raise AnisoscopeError(
-                f"the loss that the model returned took no part in the backward pass of step {step}, so the scale of "
-                'its gradients is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum", or '
-                "give a held-out probe= instead."
-            )
-        return batch.tokens() / batch.seed if batch.seed else math.nan  # a loss times 0 has lost its gradients
-    if loss == "mean" and not tokens:
-        raise AnisoscopeError('loss="mean" needs tokens=, the number of target tokens that the mean was taken over.')
-    return (tokens or 1) / scale if loss == "mean" else 1.0 / scale

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from anisoscope.errors import AnisoscopeError
@@ -33,6 +34,8 @@ class MonitorStore:
             raise AnisoscopeError(
                 f"monitor folder {str(out)!r} cannot be made ({error.strerror}); give another."
             ) from error
+        for path in (p for name in ("parts", "state") for p in (self.folder.path / name).glob(".*")):
+            path.unlink(missing_ok=True)  # what a kill left half written
         if not resume and (self._states() or list((self.folder.path / "parts").glob("step-*.parquet"))):
             raise AnisoscopeError(
                 f"{str(out)!r} holds a monitored run; say resume=True to go on with it, or give another."
@@ -58,14 +61,25 @@ class MonitorStore:
             return {}
         return {int(p.stem.partition("-")[2]): p for p in sorted((self.folder.path / "state").glob("step-*.pt"))}
 
-    def write_step(self, step: int, table: Table, state: dict[str, Any], window: dict[str, Any] | None = None) -> None:
-        """The table of a step, what an open window keeps of it, and the state after it."""
+    def write_step(
+        self,
+        step: int,
+        table: Table,
+        state: dict[str, Any],
+        window: dict[str, Any] | None = None,
+        *,
+        number: int | None = None,
+    ) -> None:
+        """The table of a step, what an open window keeps of it, and the state after it.
+
+        States are numbered by their steps, or by `number` where steps may come in another order.
+        """
         if self.folder is None:
             return
         self.folder.write_part(f"step-{step:09d}", table)
         if window is not None and any(found is not None for found in window.values()):
             replace_file(self._window(step), lambda p: torch.save(window, p))
-        self.write_state(step, state)
+        self.write_state(step if number is None else number, state)
 
     def _window(self, step: int) -> Path:
         assert self.folder is not None
@@ -90,8 +104,15 @@ class MonitorStore:
                 path.unlink()
 
     def drop_window(self) -> None:
-        """The window is closed: its moments have been used."""
-        if self.folder is not None:
+        """The window is closed: its moments have been used.
+
+        A training run of ours that is killed goes back to its last checkpoint, which may be from before the window
+        closed: there the moments stay until the run is complete.
+        """
+        if self.folder is None:
+            return
+        about = self.folder.about()
+        if about.get("kind") != "training" or about.get("status") == "complete":
             for path in (self.folder.path / "state").glob("window-*.pt"):
                 path.unlink()
 
@@ -132,14 +153,14 @@ class MonitorStore:
         """The tables of these steps; those of other steps came after the state and are forgotten."""
         if self.folder is None:
             return []
-        found = []
+        found: list[tuple[int, bool, Path]] = []
         for path in sorted((self.folder.path / "parts").glob("*.parquet")):
-            number = path.stem.partition("-")[2]
+            name, _, number = path.stem.partition("-")
             if number.isdigit() and int(number) in done:
-                found.append(Table.read(path))
+                found.append((int(number), name != "step", path))  # what was measured, then what was logged
             else:
                 path.unlink()
-        return found
+        return [Table.read(path) for _, _, path in sorted(found)]
 
     def write_concepts(self, step: int, cards: list[dict[str, Any]]) -> None:
         """The cards of one step; joined into concepts.json with the table."""
@@ -156,10 +177,17 @@ class MonitorStore:
             self.folder.write_json("concepts.json", found)
 
     def write_table(self, table: Table, *, done: set[int]) -> None:
-        """Everything so far in one table."""
+        """Everything so far in one table, in an order that does not depend on interruptions."""
         if self.folder is not None and len(table):
-            self.folder.write_table(table)
+            self.folder.write_table(in_order(table))
             self._join_concepts(done)
+
+
+def in_order(table: Table) -> Table:
+    """Rows by step, those of the training itself last; within these as they were written."""
+    steps = table.arrow["step"].fill_null(-1).to_numpy()
+    logged = np.asarray(table.arrow["kind"].to_pylist(), dtype=object) == "training"
+    return Table(table.arrow.take(np.lexsort((logged, steps))), table.about)
 
 
 def _flat(about: dict[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,12 @@ def run_model(
     feed = Feed(loaded, config, context_length(loaded, config))
     entry = describe(loaded, setup, key)
     plan = make_plan(
-        requests, setup.kinds, seed=config.seed, sample_size=config.sample_size, attention_rows=config.attention_rows
+        requests,
+        setup.kinds,
+        seed=config.seed,
+        sample_size=config.sample_size,
+        attention_rows=config.attention_rows,
+        halves=config.halves,
     )
     check_sites(loaded, setup, feed, entry)
     groups, estimate = plan_passes(loaded, setup, plan, config=config, length=feed.length)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from anisoscope.metrics.metric import parse_requests
+from anisoscope.metrics.metric import Request, parse_requests
 
 DEFAULT_RANK = 16
 
@@ -37,24 +36,52 @@ PLANS = {
         ranks=(4, 8, 32, 64), proxies=("semi_nmf", "pca", "svd", "ica", "kmeans", "random"), weights=True
     ),
 }
+SHAPE = (  # the profile of seed B over depth and training: no gradients, so it is no tangent plan
+    "svd_ratio",
+    "svd_ratio:batches=1",
+    "svd_ratio_squared",
+    "svd_ratio_squared:batches=1",
+    "average_cosine",
+    "drift",
+    "two_nn",
+    "two_nn:calibrated=1",
+    "levina_bickel",
+    "gride:scale=1",
+    "gride",
+    "gride:scale=4",
+    "gride:scale=8",
+    "local_anisotropy",
+    "local_anisotropy:partition=random",
+    "local_anisotropy:partition=none",
+    "attention_entropy",
+    "attention_sharpness",
+    "score_spread",
+)
 GEOMETRY = {  # spectra cost an eigenvalue problem per layer and fold, so only the dearest preset has them
     "light": ("average_cosine",),
     "standard": ("average_cosine", "drift", "mean_norm"),
     "full": ("average_cosine", "drift", "mean_norm", "svd_ratio", "participation_ratio", "effective_rank", "two_nn"),
+    "shape": SHAPE,
 }
+
+
+def geometry(preset: str) -> list[Request]:
+    """The geometry metrics of a preset, each measured where it is declared and not wherever it could be had."""
+    return [replace(request, named=False) for request in parse_requests(GEOMETRY[preset])]
 
 
 def choose_plan(
     metrics: str | Sequence[str], plan: TangentPlan | None, *, rank: int | None, seed: int
-) -> tuple[TangentPlan | None, list[Any]]:
-    """The tangent plan and the geometry metrics that `metrics` names."""
+) -> tuple[TangentPlan | None, list[Request]]:
+    """The tangent plan (none where only geometry is wanted) and the geometry metrics that `metrics` names."""
     chosen: TangentPlan | None
-    if isinstance(metrics, str) and metrics in PLANS:
-        chosen, names = plan or PLANS[metrics], GEOMETRY[metrics]
+    if isinstance(metrics, str) and metrics in GEOMETRY:
+        chosen, requests = plan or PLANS.get(metrics), geometry(metrics)
     else:
         words = metrics.split(",") if isinstance(metrics, str) else list(metrics)
         wanted = "tangent" in words or plan is not None
-        chosen, names = (plan or PLANS["standard"]) if wanted else None, tuple(w for w in words if w != "tangent")
+        chosen, names = (plan or PLANS["standard"]) if wanted else None, [w for w in words if w != "tangent"]
+        requests = parse_requests(names) if names else []
     if chosen is not None:
         chosen = replace(chosen, seed=seed, rank=rank if rank is not None else chosen.rank)
-    return chosen, list(parse_requests(list(names))) if names else []
+    return chosen, requests

@@ -1,7 +1,11 @@
-"""A fixed held-out batch that is looked at again and again: forward to fit on, forward and backward to test on."""
+"""A fixed held-out batch that is looked at again and again: forward to fit on, forward and backward to test on.
+
+Where only the geometry is wanted there are no halves and no backward passes: every context is looked at, forward.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +15,10 @@ from torch import Tensor, nn
 
 from anisoscope.capture.arguments import evaluating, forward
 from anisoscope.capture.gradients import forward_rows, gradient_rows, untouched
+from anisoscope.capture.hooks import Capture
 from anisoscope.capture.index import original_contexts
 from anisoscope.capture.layout import Layout
-from anisoscope.capture.losses import IGNORED, LossRule, Reading, find_reading
+from anisoscope.capture.losses import IGNORED, LossRule, Reading, find_reading, output_part, unlabelled
 from anisoscope.capture.rows import Batch, Rows, Scores, Sink
 from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
@@ -66,16 +71,18 @@ class Probe:
         embedding: bool = False,
         by_fold: bool = False,
         batch_size: int = 16,
+        gradients: bool = True,
     ) -> None:
+        self.gradients = gradients
         self.model, self.layout, self.loss = model, layout, loss
         self.sites, self.fit_only, self.extra = list(sites), list(fit_only), list(extra)
         self.weights, self.embedding = list(weights), embedding
         given = [labelled(model, batch) for batch in batches]
         if not given:
             raise AnisoscopeError("the probe has no batches; give at least one batch of held-out contexts.")
-        self.pieces = list(_pieces(given, model, batch_size=batch_size, by_fold=by_fold))
+        self.pieces = list(_pieces(given, model, batch_size=batch_size, by_fold=by_fold, split=gradients))
         self.contexts = sum(len(piece.context) for piece in self.pieces)
-        if not any(p.test for p in self.pieces) or all(p.test for p in self.pieces):
+        if gradients and len({piece.test for piece in self.pieces}) < 2:
             raise AnisoscopeError(
                 f"the probe has {self.contexts} different contexts, all in one half; contexts are split in two by a "
                 "hash of their content to fit and to test: give at least eight."
@@ -103,10 +110,10 @@ class Probe:
             try:
                 return find_reading(self.model, output, few["labels"])
             except AnisoscopeError:
-                if self.loss is None:
+                if self.loss is None and self.gradients:
                     raise
                 return None
-        if self.loss is None:
+        if self.loss is None and self.gradients:
             raise AnisoscopeError(
                 f"every label of the probe is {IGNORED} (ignored) or missing, so there is no loss; give batches with "
                 "labels at some positions."
@@ -115,6 +122,8 @@ class Probe:
 
     def run(self, step: int, *, others: Sink | None = None) -> StepRows:
         """All rows of one step; `others` takes the rows of every context, for the geometry metrics."""
+        if not self.gradients:
+            return self._forward(step, others)
         out = StepRows(step)
         others = None if others is None else _Chosen(others, frozenset([*self.sites, *self.extra]))
         words: dict[str, Any] = {"layout": self.layout, "reading": self.reading, "others": others, "extra": self.extra}
@@ -141,6 +150,33 @@ class Probe:
                 out.weights.append((int(folds[0]) if len(folds.unique()) == 1 else -1, found.weights))
         return out
 
+    def _forward(self, step: int, others: Sink | None) -> StepRows:
+        """The loss of every context, where there is one, and their rows for `others` alone: nothing is kept here."""
+        out = StepRows(step)
+        for piece in self.pieces:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(untouched(self.model))
+                stack.enter_context(torch.inference_mode())
+                if others is not None:
+                    sites = [*self.sites, *self.extra]
+                    stack.enter_context(Capture(self.model, sites, others, layout=self.layout))
+                loss, tokens = self._loss(piece.inputs)
+            out.loss, out.tokens = out.loss + loss, out.tokens + tokens
+            if tokens:
+                out.losses.append((-1, loss, tokens))
+        return out
+
+    def _loss(self, inputs: Mapping[str, Any]) -> tuple[float, int]:
+        """The summed loss of a forward pass and the tokens it is over; (0, 0) where the model has none."""
+        labels = inputs.get("labels")
+        tokens = self.reading.count(labels) if self.reading is not None and isinstance(labels, Tensor) else 0
+        if self.loss is not None:
+            return float(self.loss(self.model, inputs)), tokens
+        if not tokens:
+            forward(self.model, unlabelled(self.model, inputs))
+            return 0.0, 0
+        return float(output_part(forward(self.model, inputs), "loss")) * tokens, tokens
+
 
 def labelled(model: nn.Module, batch: Any) -> dict[str, Any]:
     """A batch as a dict with labels: a causal model's are its own ids, without padding."""
@@ -163,15 +199,17 @@ def _predicts_next(model: nn.Module) -> bool:
     return name.endswith(("ForCausalLM", "LMHeadModel"))
 
 
-def _pieces(batches: list[dict[str, Any]], model: nn.Module, *, batch_size: int, by_fold: bool) -> Iterator[Piece]:
-    """The contexts of each batch by half (and fold), in chunks; a context that occurs twice counts once."""
+def _pieces(
+    batches: list[dict[str, Any]], model: nn.Module, *, batch_size: int, by_fold: bool, split: bool
+) -> Iterator[Piece]:
+    """The contexts of each batch, in chunks, `split` by half (and fold); a context that occurs twice counts once."""
     seen: set[int] = set()
     config = getattr(model, "config", None)
     for inputs in batches:
         hashes = original_contexts(inputs, config=config)
         fresh = [b for b, h in enumerate(hashes.tolist()) if not (h in seen or seen.add(h))]  # type: ignore[func-returns-value]
         chosen = torch.tensor(fresh, dtype=torch.int64)
-        half, fold = half_of(hashes[chosen]), fold_of(hashes[chosen])
+        half, fold = half_of(hashes[chosen]) if split else torch.zeros_like(chosen), fold_of(hashes[chosen])
         keys = (
             [(0, 0), *((1, f) for f in range(int(fold.max()) + 1 if len(fold) else 0))] if by_fold else [(0, 0), (1, 0)]
         )

@@ -54,6 +54,7 @@ class ProfileConfig:
     seed: int = 0
     sample_size: int = 2 * 4096
     attention_rows: int = 16
+    halves: bool = False  # two disjoint halves of the contexts beside the whole
     save_rows: bool = False
     memory_mb: int | None = None
 

@@ -68,6 +68,10 @@ class Planted:
         """A flat Gaussian cloud of known dimension in a wide space."""
         return (self.normal(4096, dimension, salt=3) @ self.normal(dimension, width, salt=4)).to(self.device)
 
+    def wide_plane(self) -> Tensor:
+        """So wide a space that the cloud is equally long in all its 20 directions."""
+        return self.plane(20, 1024)
+
     def cone(self) -> Tensor:
         """Unit rows at a known angle to a common axis: cosine of any pair is 0.64 on average."""
         side = torch.nn.functional.normalize(self.normal(20_000, 63, salt=5), dim=1)
@@ -134,6 +138,7 @@ def controls(seed: int = 0) -> list[Control]:
         Control("massive_activation", "round cloud", Planted.round, 6.7, 1.5),
         Control("partition_isotropy", "round cloud", Planted.round, 1, 0.12),
         Control("two_nn", "plane of dimension 5", Planted.plane, 5, 0.4),
+        Control("two_nn", "plane of dimension 20, calibrated", Planted.wide_plane, 20, 2.5, (("calibrated", True),)),
         Control("two_nn", "5 % exact duplicates", Planted.doubled, 5, 0.4),
         Control("two_nn", "common mean of norm 3000", Planted.far, 5, 0.4),
         Control("two_nn", "2 % rows not finite", Planted.broken, 5, 0.4),

@@ -1,93 +1,52 @@
-"""`anisoscope tangent` and `anisoscope sweep`: the same instruments on models that are given, not trained here."""
+"""`anisoscope tangent` and `anisoscope sweep`: the same instruments on models that are given, not trained here.
+
+Whatever a checkpoint gave is on disk before the next begins: its rows (`parts/`), its sketch and the state after it
+(`state/`). Table, flags and warnings are made from these alone, so that a sweep that was killed and went on ends with
+the same as one that was not.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import math
+import gc
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from anisoscope.capture.layout import find_layout
-from anisoscope.capture.rows import Batch
-from anisoscope.data.masking import mask_batch
-from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.metrics.metric import parse_requests
-from anisoscope.metrics.tangent import check_rank
-from anisoscope.runs.feed import Feed, context_length
-from anisoscope.runs.instruments import Instruments, make_probe
-from anisoscope.runs.measure import prepare
-from anisoscope.runs.monitor import KINDS
-from anisoscope.runs.monitor_store import MonitorStore
+from anisoscope.capture.downloads import Downloads
+from anisoscope.errors import AnisoscopeError
+from anisoscope.runs.integrity import distances, exchanges, is_finite, sketch
+from anisoscope.runs.monitor_store import MonitorStore, in_order
 from anisoscope.runs.opening import opening
-from anisoscope.runs.plan import GEOMETRY, PLANS, TangentPlan
+from anisoscope.runs.rowmap import RowMap
 from anisoscope.runs.series import (
     Checkpoint,
+    Series,
     find_series,
-    flags,
-    refuse_lossless,
-    refuse_training_run,
+    has_loss,
+    is_there,
+    lossless,
+    named_step,
+    recorded_step,
+    refuse_textless,
     tokenizer_fingerprint,
 )
-from anisoscope.runs.store import RunFolder
+from anisoscope.runs.store import RunFolder, replace_file
+from anisoscope.runs.sweep_checkpoint import Examiner
+from anisoscope.runs.sweep_config import SweepConfig as SweepConfig
 from anisoscope.runs.table import Table
-from anisoscope.runs.tables import EmbeddingWatch
-from anisoscope.runs.tangent import TangentStudy
 
 Progress = Callable[[str, int, int], None]
-COUNTED = 2_000_000  # tokens of the data that frequencies are counted on
-MISSING, LEFT_OUT = (
-    "missing: ",
-    " was left out: ",
-)  # of a checkpoint that cannot be loaded: tried again when an interrupted sweep goes on
-LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer")
-
-
-@dataclass(frozen=True)
-class SweepConfig:
-    """What to look at, and with what; a tangent study of one model is a sweep of one."""
-
-    model: str
-    revisions: tuple[str, ...] = ()
-    series: bool = True
-    data: str = "embedded"
-    text_field: str = "text"
-    tokens: int = 32_768
-    context: int | None = None
-    batch_size: int = 8
-    preset: str = "standard"
-    metrics: tuple[str, ...] = ()
-    rank: int | None = None
-    draws: int = 999
-    layers: tuple[int, ...] = ()
-    tokenizer: str | None = None
-    random_init: bool = False
-    device: str = "auto"
-    dtype: str = "auto"
-    trust_remote_code: bool = False
-    seed: int = 0
-    # what the profile's feed also reads
-    group_by: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.preset not in PLANS:
-            raise unknown_name("preset", self.preset, PLANS)
-        for name, least in {"tokens": 64, "batch_size": 1, "draws": 19, "seed": 0}.items():
-            if getattr(self, name) < least:
-                raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected at least {least}.")
-        parse_requests(self.metrics)
-        if not self.series:
-            refuse_training_run(self.model)
-
-    @property
-    def plan(self) -> TangentPlan:
-        return replace(PLANS[self.preset], rank=self.rank, draws=self.draws, seed=self.seed)
+MISSING, UNREADABLE, LEFT_OUT = "missing: ", "unreadable: ", " was left out: "
+NON_FINITE, REPEATED = "non-finite weights", "repeated: "
+LOADING = ("random_init", "device", "device_map", "dtype", "seed", "trust_remote_code", "tokenizer", "architecture")
+LARGE = 50_000_000  # parameters
+Entry = dict[str, Any]  # what is known of one checkpoint; those with a fingerprint were loaded and are done
 
 
 @dataclass
@@ -100,91 +59,152 @@ class Sweeper:
     progress: Progress | None = None
     resume: bool = False
     about: dict[str, Any] = field(default_factory=dict)
-    study: TangentStudy | None = None
-    counts: Tensor | None = None
-    table_before: tuple[int, Tensor] | None = None
-    tables: list[Table] = field(default_factory=list)
+    entries: dict[int, Entry] = field(default_factory=dict)
+    tables: dict[int, Table] = field(default_factory=dict)
     cards: list[dict[str, Any]] = field(default_factory=list)  # of the checkpoint under way
-    prints: dict[str, str] = field(default_factory=dict)  # fingerprint -> label
     words: tuple[str, str] | None = None  # fingerprint of the series' tokenizer, and the checkpoint it came with
-    done: set[int] = field(default_factory=set)
+    found: Any = None  # what the checkpoint under way gave, beside its rows
 
     def run(self) -> Table:
         """Measure every checkpoint in order; what cannot be loaded is said and left out."""
         old = self.folder.about()
-        if old.get("status") == "complete":
+        self.series = self._series(old)
+        self.store = MonitorStore(self.folder.path, resume=True, about={})
+        rows = RowMap(folder=self.folder.path / "state") if self.config.series else None
+        self.examiner = Examiner(self.config, self.series.last, row_map=rows)
+        state = self._restore()
+        if old.get("status") == "complete" and not self._to_do():
             return self.folder.table()
-        series = self._series()
-        self._begin(old, len(series))
-        store = MonitorStore(self.folder.path, resume=True, about={})
+        if state is not None:
+            self.examiner.load(state["examiner"], self.store.window)
+        self._begin(old)
         started = time.monotonic()
-        self._restore(store)
         try:
-            for number, checkpoint in enumerate(series):
-                self._tell("checkpoints", number, len(series))
-                if _key(checkpoint) not in self.done:
-                    self._checkpoint(checkpoint, store, series)
-            self._tell("checkpoints", len(series), len(series))
-            self._refuse_nothing(len(series))
-            self._last()
-            store.drop_window()
+            self._all()
+            still_open = self.examiner.still_open
+            last = self.examiner.finish()
         except BaseException as error:
             self._finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", started, error)
             raise
-        self._finish("complete", started)
-        return Table(Table.concat(self.tables).arrow, self.about)
+        table = self._finish("complete", started, last=last)
+        if not still_open:  # the newest state still names what lies in them
+            self.store.drop_window()
+        return table
 
-    def _refuse_nothing(self, number: int) -> None:
-        if self.tables:
-            return
-        reasons = [flag for entry in self.about["checkpoints"] for flag in entry["flags"]]
-        raise AnisoscopeError(
-            f"none of the {number} checkpoints of {self.config.model!r} could be loaded (the first: "
-            f"{reasons[0].removeprefix(MISSING).rstrip('.')}); mend that, and the same command with --resume goes on."
-        )
+    def _all(self) -> None:
+        series = self.series.checkpoints
+        downloads = self._downloads()
+        for number, checkpoint in enumerate(series):
+            self._tell("checkpoints", number, len(series))
+            if _key(checkpoint) not in self.tables:
+                self._checkpoint(checkpoint, downloads)
+                _make_room(self.entries[_key(checkpoint)])
+        self._tell("checkpoints", len(series), len(series))
+        if not self.tables:
+            reasons = [flag for entry in self.entries.values() for flag in entry["flags"]]
+            first = reasons[0].removeprefix(MISSING).removeprefix(UNREADABLE).rstrip(".")
+            raise AnisoscopeError(
+                f"none of the {len(series)} checkpoints of {self.config.model!r} could be loaded (the first: {first}); "
+                "mend that, and the same command with --resume goes on."
+            )
 
-    def _series(self) -> list[Checkpoint]:
+    def _series(self, old: dict[str, Any]) -> Series:
         c = self.config
         if not c.series:
-            return [Checkpoint(c.model, None, c.model)]
-        return find_series(c.model, c.revisions)
+            return Series(c.name or "", [Checkpoint(c.model, None, c.model)], timed=False)
+        known = old.get("revisions", ()) if old.get("config") else ()
+        return find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
 
-    def _begin(self, old: dict[str, Any], number: int) -> None:
+    def _to_do(self) -> list[Checkpoint]:
+        return [c for c in self.series.checkpoints if _key(c) not in self.tables]
+
+    def _downloads(self) -> Downloads | None:
+        wanted = [c.revision for c in self._to_do() if c.revision]
+        journal = self.folder.path / "state" / "downloads.json"
+        c = self.config
+        return Downloads(c.model, wanted, journal, c.remove_downloads, c.trust_remote_code) if wanted else None
+
+    # the record of the run
+
+    def _begin(self, old: dict[str, Any]) -> None:
         self.about = opening(
             asdict(self.config),
             command=self.command,
             seed=self.config.seed,
             old=old,
             kind="sweep" if self.config.series else "tangent",
-            models=old.get("models", []),
-            warnings=[text for text in old.get("warnings", []) if LEFT_OUT not in text],
-            checkpoints=_there(old.get("checkpoints", [])),
         )
+        if self.config.revisions:
+            self.about["revisions"] = [c.revision for c in self.series.checkpoints]
+        self._write_about()
+
+    def _write_about(self, late: dict[int, list[str]] | None = None) -> None:
+        """run.json, made from what is known of each checkpoint, whenever that was."""
+        entries = [self.entries[key] for key in sorted(self.entries)]
+        warnings = list(self.series.notes)
+        for entry in entries:
+            flags = [*entry["flags"], *(late or {}).get(entry["key"], [])]
+            lost = [f"{entry['label']}{LEFT_OUT}{_reason(flag)}" for flag in flags if _is_lost(flag)]
+            warnings += lost or [f"{entry['label']}: {flag}" for flag in flags]
+        for entry in entries:
+            warnings += [note for note in entry.get("notes", []) if note not in warnings]
+        done = [entry for entry in entries if "described" in entry]
+        hidden = ("key", "notes", "described", "device", "data")
+        self.about["checkpoints"] = [
+            {k: v for k, v in entry.items() if k not in hidden}
+            | {"flags": [*entry["flags"], *(late or {}).get(entry["key"], [])]}
+            for entry in entries
+        ]
+        self.about["warnings"] = warnings
+        if done:
+            self.about |= {"models": [done[0]["described"]], "device": done[-1]["device"]}
+            self.about |= next(({"data": entry["data"]} for entry in reversed(done) if entry["data"]), {})
         self.folder.write_about(self.about)
 
-    def _restore(self, store: MonitorStore) -> None:
-        state = store.newest()
-        if state is None:
-            return
-        self.about["checkpoints"] = _there(state["checkpoints"])
-        self.prints = dict(state["prints"])
-        self.counts, self.table_before = state["counts"], state["table_before"]
-        self.words = state.get("words")
-        study, frozen = self._study(None), state["study"]["frozen"]
-        window = store.window(frozen["window"] if frozen else [])
-        study.load(state["study"], {step: found["study"] for step, found in window.items()})
-        self.done = set(state["done"])
-        self.tables = store.tables(self.done)
+    def _restore(self) -> dict[str, Any] | None:
+        """What is done already, and the state after it."""
+        state = self.store.newest()
+        if state is not None:
+            self.entries, self.words = dict(state["entries"]), state["words"]
+            done = sorted(state["done"])
+            self.tables = dict(zip(done, self.store.tables(set(done)), strict=True))
+        return state
 
-    def _finish(self, status: str, started: float, error: BaseException | None = None) -> None:
+    def _finish(
+        self, status: str, started: float, error: BaseException | None = None, last: Sequence[Any] = ()
+    ) -> Table:
         self.about["status"] = status
         if error is not None and str(error):
             self.about["error"] = str(error).splitlines()[0]
         self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 2)
+        late = self._out_of_order() if status == "complete" else {}
+        columns = {"model": self._name(), "revision": ""}
+        parts = [*self.tables.values(), self._table(last, columns), self._flag_rows(late)]
+        table = in_order(Table.concat(parts))
         if self.tables:
-            store = MonitorStore(self.folder.path, resume=True, about={})
-            store.write_table(Table.concat(self.tables), done=self.done)
-        self.folder.write_about(self.about)
+            self.store.write_table(table, done=set(self.tables))
+        if status == "complete" and self.config.series:
+            self.about["map"] = self.examiner.write_map(self.folder.path, model=self._name())
+        self._write_about(late)
+        return Table(table.arrow, self.about)
+
+    def _flag_rows(self, late: dict[int, list[str]]) -> Table:
+        rows = []
+        for entry in (self.entries[key] for key in sorted(self.entries)):
+            wrong = [*entry["flags"], *late.get(entry["key"], [])]
+            place = {"metric": "checkpoint", "variant": "", "group": "", "kind": "training", "stack": "single"}
+            words = {"revision": entry["label"], "step": entry["step"], "note": "; ".join(wrong)}
+            rows.append({**place, **words, "value": float(not wrong)})
+        return self._table(rows, {"model": self._name()})
+
+    def _table(self, records: Sequence[dict[str, Any]], columns: dict[str, Any]) -> Table:
+        fixed = {"run": self.folder.path.name, "data": self.config.data, "seed": self.config.seed, **columns}
+        return Table.from_records({**fixed, **row} for row in records)
+
+    def _name(self) -> str:
+        """What the model is called in the table."""
+        described = next((e["described"] for e in self.entries.values() if "described" in e), {"name": ""})
+        return self.series.name or str(described["name"])
 
     def _tell(self, what: str, done: int, total: int) -> None:
         if self.progress is not None:
@@ -192,156 +212,126 @@ class Sweeper:
 
     # one checkpoint
 
-    def _checkpoint(self, checkpoint: Checkpoint, store: MonitorStore, series: list[Checkpoint]) -> None:
-        from anisoscope.capture.loading import load_model
-
-        c = self.config
-        entry: dict[str, Any] = {"label": checkpoint.label, "step": checkpoint.step}
-        options = {name: getattr(c, name) for name in LOADING}
-        try:
-            loaded = load_model(checkpoint.spec, **options)
-        except AnisoscopeError as error:
-            if len(series) == 1:
-                raise
-            self.about["checkpoints"].append(entry | {"flags": [f"{MISSING}{error}"]})
-            self.about["warnings"].append(f"{checkpoint.label}{LEFT_OUT}{error}")
+    def _checkpoint(self, checkpoint: Checkpoint, downloads: Downloads | None) -> None:
+        key = _key(checkpoint)
+        entry: Entry = {"key": key, "label": checkpoint.label, "step": checkpoint.step, "flags": []}
+        loaded = self._load(checkpoint, downloads, entry)
+        self.entries[key] = entry
+        if loaded is None:
             return
-        refuse_lossless(loaded, checkpoint.spec)
-        finite = all(bool(p.isfinite().all()) for p in loaded.model.parameters())
-        asked = [c.step for c in map(_as_asked, self.config.revisions)] if self.config.revisions else []
-        later = [s for s in asked[: asked.index(checkpoint.step)] if s is not None] if checkpoint.step in asked else []
-        in_order = not later or checkpoint.step is None or max(later) < checkpoint.step
-        wrong = flags(loaded.fingerprint, self.prints, finite=finite, asked_in_order=in_order)
-        self.words = self.words or (tokenizer_fingerprint(loaded.tokenizer), checkpoint.label)
-        readable = tokenizer_fingerprint(loaded.tokenizer) == self.words[0]
-        if not readable:
-            wrong.append(
-                f"another tokenizer than {self.words[1]}, so its tokens are not the same and it was not measured; "
-                "name one for the whole series with --tokenizer"
-            )
-        self.prints.setdefault(loaded.fingerprint, checkpoint.label)
-        entry |= {"fingerprint": loaded.fingerprint, "flags": wrong}
+        refuse_textless(loaded, checkpoint.spec)
+        if not self.config.series and not has_loss(loaded.model):
+            raise lossless(loaded, checkpoint.spec)
+        finite = is_finite(loaded.model)
+        entry["flags"] = self._wrong(checkpoint, loaded.fingerprint, entry, finite=finite)
+        readable = self._same_words(loaded, checkpoint, entry)
+        self.cards, self.found = [], None  # a checkpoint that is not measured has none
         records = self._measure(loaded, checkpoint.step) if finite and readable else []
-        flag = {"metric": "checkpoint", "variant": "", "group": "", "kind": "training", "stack": "single"}
-        records.append({**flag, "value": float(not wrong), "note": "; ".join(wrong), "step": checkpoint.step})
-        name = c.model.rstrip("/").split("/")[-1] if c.series else loaded.name
-        columns = {"run": self.folder.path.name, "model": name, "revision": checkpoint.label, "data": c.data}
-        table = Table.from_records({**columns, "seed": c.seed, **row} for row in records)
-        self.tables.append(table)
-        self._describe(loaded, entry, wrong, name)
-        key, study = _key(checkpoint), self._study(None)
-        self.done.add(key)
-        state = {
-            "step": key,
-            "done": sorted(self.done),
-            "checkpoints": self.about["checkpoints"],
-            "prints": self.prints,
-            "counts": self.counts,
-            "table_before": self.table_before,
-            "words": self.words,
-            "study": study.state(),
-        }
-        store.write_concepts(key, [{"model": name, **card} for card in self.cards])
-        self.cards = []  # a checkpoint that is not measured has none
-        window = {"study": study.frozen.window_state(key)} if study.frozen is not None else None
-        store.write_step(key, table, state, window)
-        self.folder.write_about(self.about)
+        self._keep(checkpoint, loaded, entry, records, sketched=finite)
+        if downloads is not None:
+            downloads.finished(checkpoint.revision)
 
-    def _describe(self, loaded: Any, entry: dict[str, Any], wrong: list[str], name: str) -> None:
-        self.about["checkpoints"].append(entry)
-        self.about["warnings"] += [f"{entry['label']}: {text}" for text in wrong]
-        study = self._study(None)
-        notes = [*loaded.notes, *study.notes]
-        self.about["warnings"] += [n for n in notes if n not in self.about["warnings"]]
-        self.about["device"] = str(loaded.device)
-        if not self.about["models"]:
-            kind = "decoder" if loaded.is_decoder else "encoder"
-            described = {"name": name, "type": kind, "parameters": loaded.parameters, "notes": loaded.notes}
-            self.about["models"] = [described | {"fingerprint": loaded.fingerprint, "revision": loaded.revision}]
+    def _load(self, checkpoint: Checkpoint, downloads: Downloads | None, entry: Entry) -> Any:
+        """The model of a checkpoint; None, with a flag in its entry, where it cannot be had."""
+        from anisoscope.capture import loading
 
-    def _study(self, width: int | None) -> TangentStudy:
-        if self.study is None:
-            steps = [c.step for c in self._series()] if self.config.series else []
-            last = max((s for s in steps if s is not None), default=None)
-            self.study = TangentStudy(self.config.plan, self.counts, last, single=not self.config.series)
-        return self.study
+        spec = checkpoint.spec
+        try:
+            if downloads is not None:
+                self._tell(f"download {checkpoint.label}", 0, 1)
+                spec = str(downloads.ready(checkpoint.revision) or spec)
+                self._tell(f"download {checkpoint.label}", 1, 1)
+            return loading.load_model(spec, **{name: getattr(self.config, name) for name in LOADING})
+        except AnisoscopeError as error:
+            if len(self.series) == 1:
+                raise
+            entry["flags"] = [f"{UNREADABLE if is_there(spec) else MISSING}{error}"]
+            return None
+
+    def _wrong(self, checkpoint: Checkpoint, fingerprint: str, entry: Entry, *, finite: bool) -> list[str]:
+        """What the checkpoint shows by itself, and beside those that are done."""
+        out = []
+        done = [e for k, e in sorted(self.entries.items()) if k in self.tables]
+        twin = next((e["label"] for e in done if e.get("fingerprint") == fingerprint), None)
+        if twin is not None:
+            out.append(f"{REPEATED}the same weights as {twin}")
+        if not finite:
+            out.append(NON_FINITE)
+        if checkpoint.late:
+            out.append("out of order: it was named after a later one")
+        recorded = recorded_step(checkpoint.spec) if self.series.timed and not out else None
+        if recorded is not None and named_step(checkpoint.label) == checkpoint.step != recorded:
+            out.append(f"out of order: it says inside that it is of step {recorded}")
+            entry["recorded"] = recorded
+        return out
+
+    def _same_words(self, loaded: Any, checkpoint: Checkpoint, entry: Entry) -> bool:
+        mine = tokenizer_fingerprint(loaded.tokenizer)
+        self.words = self.words or (mine, checkpoint.label)
+        if mine == self.words[0]:
+            return True
+        entry["flags"].append(
+            f"another tokenizer than {self.words[1]}, so its tokens are not the same and it was not measured; "
+            "name one for the whole series with --tokenizer"
+        )
+        return False
 
     def _measure(self, loaded: Any, step: int | None) -> list[dict[str, Any]]:
-        c, model = self.config, loaded.model
-        feed_config: Any = replace_feed(c)
-        feed = Feed(loaded, feed_config, context_length(loaded, feed_config))
-        self._count(loaded, feed)
-        study = self._study(None)
-        layout = find_layout(model)
-        kinds = [kind for kind in KINDS if kind in layout.kinds]
-        sites = layout.sites(kinds, c.layers or None)
-        requests = list(parse_requests(list(c.metrics or GEOMETRY[c.preset])))
-        setup = prepare(model, requests, sites=kinds if not c.metrics else None, layers=c.layers or None)
-        watch = EmbeddingWatch(model)
-        self._attach_before(watch)
-        instruments = Instruments(model, layout, sites, setup, requests, study, watch, c.seed)
-        if c.rank is not None:
-            check_rank(c.rank, width=int(getattr(model.config, "hidden_size", 1 << 30)))
-        self._tell("gradients", 0, 1)
-        batches = [self._batch(loaded, batch) for batch in feed.batches()]
-        probe = make_probe(instruments, batches, batch_size=c.batch_size)
-        bank = instruments.bank()
-        rows = probe.run(step if step is not None else 0, others=bank)
-        records = instruments.measure(rows, bank)
-        self.cards = [{**card, "step": step} for card in instruments.concepts(rows, loaded.tokenizer)]
-        if watch.table is not None and step is not None:
-            self.table_before = step, watch.table.detach().double().cpu()
-        self.about["data"] = feed.about()
-        study.notes += [n for n in instruments.notes if n not in study.notes]
-        depths = {stack.name: stack.depth for stack in layout.stacks}
-        self._tell("gradients", 1, 1)
-        return [_deep({**row, "step": row["step"] if step is not None else None}, depths) for row in records]
+        late = step is not None and any(key > step for key in self.tables)
+        self.found = self.examiner.measure(loaded, step, late=late, tell=self._tell)
+        self.cards = self.found.cards
+        return list(self.found.records)
 
-    def _attach_before(self, watch: EmbeddingWatch) -> None:
-        """The table of the checkpoint before, so that its change can be tested; every type of the data was seen."""
-        table = watch.table
-        if self.table_before is None or table is None or self.counts is None:
-            return
-        watch.step, before = self.table_before
-        if before.shape == table.shape:
-            watch.before = before.to(table.device)
-            watch.closed = torch.zeros(len(table), dtype=torch.bool, device=table.device)
-            watch.closed[: len(self.counts)] = (self.counts[: len(table)] > 0).to(table.device)
+    def _keep(
+        self, checkpoint: Checkpoint, loaded: Any, entry: Entry, records: list[dict[str, Any]], *, sketched: bool
+    ) -> None:
+        key, name = _key(checkpoint), self.series.name or loaded.name
+        kind = "encoder-decoder" if loaded.is_encoder_decoder else "decoder" if loaded.is_decoder else "encoder"
+        described = {"name": name, "type": kind, "parameters": loaded.parameters, "notes": loaded.notes}
+        described |= {"architecture": type(loaded.model).__name__, "revision": loaded.revision}
+        entry |= {"fingerprint": loaded.fingerprint, "device": str(loaded.device)}
+        entry["described"] = described | {"fingerprint": loaded.fingerprint}
+        notes = [*loaded.notes, *(self.found.notes if self.found is not None else [])]
+        entry["notes"] = list(dict.fromkeys(notes))
+        entry["data"] = self.found.data if self.found is not None else {}
+        table = self._table(records, {"model": name, "revision": checkpoint.label})
+        self.tables[key] = table
+        if sketched and self.series.timed:
+            replace_file(self._sketch(key), lambda path: torch.save(sketch(loaded.model), path))
+        state = {"step": key, "done": sorted(self.tables), "entries": _loaded_ones(self.entries), "words": self.words}
+        self.store.write_concepts(key, [{"model": name, **card} for card in self.cards])
+        state["examiner"] = self.examiner.state()
+        self.store.write_step(key, table, state, self.examiner.window(key), number=len(self.tables))
+        self._write_about()
 
-    def _count(self, loaded: Any, feed: Feed) -> None:
-        """Token frequencies on the data, once for the whole series."""
-        if self.counts is not None:
-            return
-        from anisoscope.data.text import read_documents
-        from anisoscope.data.tokens import contexts
+    # the series as a whole
 
-        size = len(loaded.tokenizer)
-        total = torch.zeros(size, dtype=torch.int64)
-        documents = read_documents(self.config.data, text_field=self.config.text_field)
-        for piece in contexts(documents, loaded.tokenizer, length=feed.length, tokens=COUNTED):
-            ids = torch.as_tensor(piece.ids[~piece.special])
-            total += torch.bincount(ids, minlength=size)[:size]
-        self.counts = total
-        self.about["warnings"].append("token frequencies are those of --data, not of the text the model was trained on")
+    def _sketch(self, key: int) -> Path:
+        return self.folder.path / "state" / f"sketch-{key:09d}.pt"
 
-    def _batch(self, loaded: Any, batch: Batch) -> dict[str, Tensor]:
-        """A batch with labels, as the model's own training would have it."""
-        inputs = dict(batch.inputs)
-        mask = inputs["attention_mask"]
-        if loaded.is_encoder_decoder:
-            ids = inputs["input_ids"]
-            return {**inputs, "labels": ids.masked_fill(mask == 0, -100)}
-        if loaded.is_decoder:
-            return {**inputs, "labels": inputs["input_ids"].masked_fill(mask == 0, -100)}
-        special = batch.special if batch.special is not None else torch.zeros_like(mask, dtype=torch.bool)
-        found: dict[str, Tensor] = mask_batch(inputs, special, loaded.tokenizer, seed=self.config.seed)
-        return found
+    def _out_of_order(self) -> dict[int, list[str]]:
+        """Flags of checkpoints whose weights lie where another's should, by key."""
+        entries = sorted((self.entries[key] for key in self.tables), key=_place)
+        usable = [e for e in entries if not any(f.startswith((REPEATED, NON_FINITE)) for f in e["flags"])]
+        usable = [e for e in usable if self._sketch(e["key"]).is_file()]
+        path = distances([torch.load(self._sketch(e["key"]), weights_only=True) for e in usable])
+        late: dict[int, list[str]] = {}
+        for pair in exchanges(path.d, path.margin) if path is not None else ():
+            first, second = usable[pair.first], usable[pair.second]
+            for mine, other in ((first, second), (second, first)):
+                words = f"looks out of order: by its weights it is in the place of {other['label']} (exchanging the "
+                if not any(flag.startswith("out of order") for flag in mine["flags"]):
+                    words += f"two saves {pair.saved:.0%} of the detour that they could make)"
+                    late.setdefault(mine["key"], []).append(words)
+        return late
 
-    def _last(self) -> None:
-        records = self.study.finish() if self.study is not None else []
-        if records:
-            columns = {"run": self.folder.path.name, "model": self.about["models"][0]["name"], "data": self.config.data}
-            self.tables.append(Table.from_records({**columns, "seed": self.config.seed, **row} for row in records))
+
+def _make_room(entry: Entry) -> None:
+    """Give the memory of a large model back before the next one, which may be as large."""
+    if entry.get("described", {}).get("parameters", 0) > LARGE:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def _key(checkpoint: Checkpoint) -> int:
@@ -349,39 +339,26 @@ def _key(checkpoint: Checkpoint) -> int:
     return checkpoint.step if checkpoint.step is not None else 0
 
 
-def _there(checkpoints: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that could be loaded."""
-    return [entry for entry in checkpoints if not any(flag.startswith(MISSING) for flag in entry["flags"])]
+def _place(entry: Entry) -> int:
+    """Where a checkpoint belongs by its own record, or by its name."""
+    return int(entry["recorded"] if "recorded" in entry else entry["key"])
 
 
-def _as_asked(revision: str) -> Checkpoint:
-    from anisoscope.runs.series import step_of
-
-    return Checkpoint(revision, step_of(revision), revision)
-
-
-def replace_feed(config: SweepConfig) -> Any:
-    """What the feed of a profile reads, from here."""
-    from anisoscope.runs.profile import ProfileConfig
-
-    return ProfileConfig(
-        models=(config.model,),
-        data=config.data,
-        tokens=config.tokens,
-        context=config.context,
-        batch_size=config.batch_size,
-        text_field=config.text_field,
-        seed=config.seed,
-    )
+def _is_lost(flag: str) -> bool:
+    """Whether a flag says that the checkpoint could not be loaded: it is tried again when the sweep goes on."""
+    return flag.startswith((MISSING, UNREADABLE))
 
 
-def _deep(row: dict[str, Any], depths: dict[str, int]) -> dict[str, Any]:
-    layer, depth = row.get("layer"), depths.get(row.get("stack", "single"), 0)
-    return {"stack": "single", **row, "depth": layer / depth if layer is not None and depth else math.nan}
+def _reason(flag: str) -> str:
+    return flag.removeprefix(MISSING).removeprefix(UNREADABLE)
+
+
+def _loaded_ones(entries: dict[int, Entry]) -> dict[int, Entry]:
+    return {key: entry for key, entry in entries.items() if not any(map(_is_lost, entry["flags"]))}
 
 
 def sweep(
-    model: str,
+    model: str | Sequence[str],
     *,
     out: str | Path | None = None,
     resume: bool = False,
@@ -390,10 +367,13 @@ def sweep(
 ) -> Table:
     """Measure a series of checkpoints and return the table; `out` keeps the run folder, `options` as in SweepConfig.
 
+    `model` is a folder of checkpoints, a hub id with `revisions`, or several models in the order of training.
+
     >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
     """
+    models = [model] if isinstance(model, str) else list(model)
     plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    config = SweepConfig(model, **plain)
+    config = SweepConfig(models[0], others=tuple(models[1:]), **plain)
     with contextlib.ExitStack() as stack:
         place = out if out is not None else stack.enter_context(tempfile.TemporaryDirectory())
         folder = RunFolder.create(place, asdict(config), resume=resume)

@@ -42,7 +42,7 @@ from anisoscope.runs.table import variant_name
 from anisoscope.stats.folds import FoldCovariance
 from anisoscope.stats.gradients import GradientMoments
 
-STILL = 1e-6  # of the variance: less growth than this is rounding (covariances are float32 on disk)
+STILL = 1e-6  # of the variance: less growth than this is rounding
 DRAW_SEED = 104_729  # control draws have a stream of their own
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from anisoscope.metrics.attention import Keys
+from anisoscope.metrics.clusters import Clusters
 from anisoscope.metrics.evaluate import NEIGHBOUR_BATCH, Graph, View, sample_graphs
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.runs.bank import FIRST, REST, WHOLE, Cell, SiteStats
@@ -18,6 +19,7 @@ from anisoscope.stats.means import Coherence
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
+HALVES = {"half:1": frozenset(range(FOLDS // 2)), "half:2": frozenset(range(FOLDS // 2, FOLDS))}  # by context fold
 OUTLIER = 4.0  # times the mean squared norm of the other rows, or as many times below it
 
 
@@ -40,6 +42,8 @@ class HeadView(View):
 
     def stat(self, need: type, *, without: int = -1) -> Any:
         assert self.whole is not None
+        if need is Clusters:
+            return super().stat(need, without=without)
         stat = self.whole.stat(need, without=without)
         if not (len(stat) if isinstance(stat, Sample) else stat.n):
             return stat  # nothing was seen, so there are no heads to tell apart
@@ -75,23 +79,46 @@ def first_is_outlier(stats: SiteStats) -> bool:
     return bool(first > OUTLIER * rest or first * OUTLIER < rest)
 
 
-def selections(stats: SiteStats, groups: list[str], *, without_first: bool, wanted: int) -> Iterator[Selection]:
-    """All rows; the same without the first position if asked; each stratum if there are any."""
-    graphs = _graph_maker(stats.sample, wanted)
-    everything = _view(stats, lambda cell: True, sample=stats.sample, graphs=graphs)
+def selections(
+    stats: SiteStats, groups: list[str], *, without_first: bool, wanted: int, most: int, halves: bool = False
+) -> Iterator[Selection]:
+    """All rows; the same without the first position if asked; each stratum if there are any; both halves if asked.
+
+    Each looks at `most` of its sampled rows.
+    """
+    sample = _fewer(stats.sample, most)
+    graphs = _graph_maker(sample, wanted)
+    everything = _view(stats, lambda cell: True, sample=sample, graphs=graphs)
     yield Selection(everything)
     if without_first:
-        rest = None if stats.sample is None else stats.sample.select(~stats.sample.label("first").bool())
+        rest = None if sample is None else sample.select(~sample.label("first").bool())
         view = _view(stats, lambda cell: cell[1] == REST, sample=rest, graphs=graphs, contexts_of=REST)
         yield Selection(replace(view, without_first=True), variant=(("first", "out"),))
     seen = {group for group, _ in stats.contexts}
     for number, name in enumerate(groups):
         if not name or name not in seen:  # weight tables belong to no group
             continue
-        mine = None if stats.sample is None else stats.sample.select(stats.sample.label("group") == number)
+        mine = None if sample is None else sample.select(sample.label("group") == number)
         view = _view(stats, _in_group(name), sample=mine, graphs=_graph_maker(mine, wanted))
         view.contexts = sum(count for (group, _), count in stats.contexts.items() if group == name)
         yield Selection(view, group=name)
+    for name, folds in HALVES.items() if halves else ():
+        yield Selection(_half(stats, folds, wanted=wanted, most=most), group=name)
+
+
+def _half(stats: SiteStats, folds: frozenset[int], *, wanted: int, most: int) -> View:
+    """The contexts of some folds, with neighbours among themselves: as if they alone had been measured."""
+    sample = stats.sample
+    if sample is not None and len(sample):
+        sample = _fewer(sample.select(torch.isin(sample.fold, torch.tensor(sorted(folds)))), most)
+    view = _view(stats, lambda cell: cell[2] in folds, sample=sample, graphs=_graph_maker(sample, wanted))
+    view.contexts = sum(count for (_, fold), count in stats.contexts.items() if fold in folds)
+    return view
+
+
+def _fewer(sample: Sample | None, most: int) -> Sample | None:
+    """The sample of a smaller size: the rows with the smallest hashes."""
+    return sample if sample is None or len(sample) <= most else sample.select(torch.arange(len(sample)) < most)
 
 
 def _in_group(name: str) -> Callable[[Cell], bool]:

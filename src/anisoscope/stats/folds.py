@@ -33,7 +33,9 @@ class FoldCovariance:
         fold = fold_of(context.cpu()).to(x.device)
         parts = [rows[fold == f] for f in range(FOLDS)]
         n = torch.tensor([float(len(part)) for part in parts], dtype=torch.float64, device=x.device)
-        return cls(n, torch.stack([p.sum(0) for p in parts]), torch.stack([p.mT @ p for p in parts]))
+        squares = torch.stack([p.mT @ p for p in parts])
+        upper = squares.triu()  # a product need not be symmetric to the last bit, but what comes back from disk is
+        return cls(n, torch.stack([p.sum(0) for p in parts]), upper + upper.triu(1).mT)
 
     def covariance(self, without: int | None = None) -> Tensor:
         """The covariance of all rows, or of all but those of one fold."""
@@ -45,7 +47,8 @@ class FoldCovariance:
         return (self.squares[keep].sum(0) - torch.outer(total, total) / n) / (n - 1)
 
     def state(self) -> dict[str, Tensor]:
-        return {"n": self.n.cpu(), "sums": self.sums.cpu(), "squares": packed(self.squares)}
+        """Tensors by name, in float64: a run that goes on from them repeats one that was never interrupted."""
+        return {"n": self.n.cpu(), "sums": self.sums.cpu(), "squares": packed(self.squares, torch.float64)}
 
     @classmethod
     def load(cls, state: dict[str, Tensor], device: torch.device | None = None) -> FoldCovariance:

@@ -107,15 +107,15 @@ def _moment(rows: Tensor, mask: Tensor) -> Tensor:
     return mine.mT @ mine
 
 
-def packed(matrix: Tensor) -> Tensor:
-    """The upper triangle of symmetric matrices [..., d, d], in float32 on the host.
+def packed(matrix: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The upper triangle of symmetric matrices [..., d, d], on the host; in float32 unless told.
 
     >>> torch.equal(unpacked(packed(torch.eye(3))), torch.eye(3, dtype=torch.float64))
     True
     """
     d = matrix.shape[-1]
     rows, columns = torch.triu_indices(d, d, device=matrix.device)
-    return matrix[..., rows, columns].float().cpu()
+    return matrix[..., rows, columns].to(dtype).cpu()
 
 
 def unpacked(triangle: Tensor) -> Tensor:

@@ -6,21 +6,16 @@ Each arm is a training run of its own under arms/, resumable; the study joins th
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
-from anisoscope.claims.claim import evaluate_claims, verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.runs.opening import opening
-from anisoscope.runs.schedule import Schedule, parse_schedule
 from anisoscope.runs.store import RunFolder
-from anisoscope.runs.table import Table
-from anisoscope.training.loop import TrainConfig, train
+from anisoscope.studies.arms import Arm, ArmsStudy, schedule_of, train_arm
+from anisoscope.studies.arms import judge_run as judge_run
+from anisoscope.studies.arms import training_monitor as training_monitor
+from anisoscope.training.loop import TrainConfig
 
-Progress = Callable[[str, int, int], None]
 _ARM = re.compile(r"(?:decoder|encoder)(?:-flat|-zipf\d+(?:\.\d+)?)?")
 ARMS = ("decoder", "encoder", "decoder-flat")  # the last one is the intervention on token frequency
 _TINY = TrainConfig(
@@ -127,104 +122,32 @@ class RevisitingConfig:
 
 
 @dataclass
-class Revisiting:
+class Revisiting(ArmsStudy):
     """One run of the study."""
 
     config: RevisitingConfig
-    folder: RunFolder
-    command: Sequence[str] = ()
-    progress: Progress | None = None
-    about: dict[str, Any] = field(default_factory=dict)
-    tables: list[Table] = field(default_factory=list)
+    study: ClassVar[str] = "revisiting"
 
-    def run(self) -> Path:
-        """Every arm, then the claims; a finished arm is never run again."""
-        old = self.folder.about()
-        if old.get("status") == "complete":
-            return self.folder.path
-        self._begin(old)
-        started = time.monotonic()
-        try:
-            if self.config.preset == "paper":
-                self._paper()
-            else:
-                self._train()
-        except BaseException as error:
-            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            self._end(status, started, error)
-            raise
-        self._end("complete", started)
-        return self.folder.path
-
-    def _begin(self, old: dict[str, Any]) -> None:
-        words = {"kind": "study", "study": "revisiting", "skipped": []}
-        seed = self.config.seeds[0]
-        self.about = opening(asdict(self.config), command=self.command, seed=seed, old=old, **words)
-        self.folder.write_about(self.about)
-
-    def _end(self, status: str, started: float, error: BaseException | None = None) -> None:
-        self.about["status"] = status
-        if error is not None and str(error):
-            self.about["error"] = str(error).splitlines()[0]
-        self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 1)
-        if error is not None:  # it is known how it ended, whatever becomes of the verdicts
-            self.folder.write_about(self.about)
-        if self.tables:
-            table = Table.concat(self.tables)
-            self.folder.write_table(table)
-            self.folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(table)))
-        self.folder.write_about(self.about)
-
-    # arms
+    def arms(self) -> None:
+        """The models of the preset: trained here, or the paper's own."""
+        if self.config.preset == "paper":
+            self._paper()
+        else:
+            self._train()
 
     def _train(self) -> None:
-        seeds = self.config.seeds
-        for seed in seeds:
+        for seed in self.config.seeds:
             for arm in self.config.arms:
-                name = arm if len(seeds) == 1 else f"{arm}-seed{seed}"
-                path = self.folder.path / "arms" / name
+                one = self._arm(arm, seed)
                 try:
-                    self._train_arm(path, self.config.training(arm, seed), arm=arm)
-                finally:
-                    if (path / "table.parquet").is_file():  # of an arm that broke off, too: what it measured counts
-                        self._join(path, arm, seed)
+                    train_arm(one, self.told(one.path.name))
+                finally:  # of an arm that broke off, too: what it measured counts
+                    self.join(one.path, name=arm, seed=seed)
 
-    def _train_arm(self, path: Path, training: TrainConfig, *, arm: str) -> None:
-        train(
-            training,
-            path,
-            monitor=self._monitor(arm),
-            resume=True,
-            progress=self._told(path.name),
-            command=self.command,
-            corpus=self.folder.path / "corpus",
-            watch=self.config.watch,
-        )
-
-    def _monitor(self, arm: str) -> Any:
-        watch = self.config.watch
-
-        def attach(model: Any, stream: Any, optimizer: Any, training: TrainConfig, folder: Path) -> Any:
-            return training_monitor(model, stream, optimizer, training, folder, name=arm, **watch)
-
-        return attach
-
-    def _told(self, name: str) -> Progress | None:
-        tell = self.progress
-        return None if tell is None else lambda what, done, total: tell(f"{name}: {what}", done, total)
-
-    def _join(self, path: Path, arm: str, seed: int) -> None:
-        found = RunFolder.open(path)
-        self.tables.append(found.table())
-        about = found.about()
-        for model in about.get("models", []):
-            self.about["models"].append({**model, "name": arm, "seed": seed, "key": ""})
-        self.about["warnings"] += [f"{arm}: {text}" for text in about.get("warnings", [])]
-        for name in ("device", "data"):
-            self.about.setdefault(name, about.get(name))
-        self.folder.write_about(self.about)
-
-    # the paper's own models
+    def _arm(self, arm: str, seed: int) -> Arm:
+        name = arm if len(self.config.seeds) == 1 else f"{arm}-seed{seed}"
+        training, watch, folder = self.config.training(arm, seed), self.config.watch, self.folder.path
+        return Arm(arm, folder / "arms" / name, training, watch, folder / "corpus", tuple(self.command))
 
     def _paper(self) -> None:
         from anisoscope.runs.sweep import SweepConfig, Sweeper
@@ -238,79 +161,12 @@ class Revisiting:
             try:
                 Sweeper(sweep, RunFolder.create(path, asdict(sweep), resume=True), command=self.command).run()
             except AnisoscopeError as error:
-                self.about["skipped"].append({"model": model, "reason": str(error)})
-                self.about["warnings"].append(f"{model} was skipped: {error}")
+                self.skip(model, str(error))
                 continue
-            self._join(path, model.split("/")[-1], 0)
+            self.join(path, name=model.split("/")[-1], seed=0)
         if not self.tables:
             raise AnisoscopeError(
                 f"none of the {len(PAPER)} models of the paper could be loaded (the first: "
                 f"{self.about['skipped'][0]['reason'].rstrip('.')}); this preset needs their weights from the hub or "
                 "its cache."
             )
-
-
-def training_monitor(
-    model: Any,
-    stream: Any,
-    optimizer: Any,
-    training: TrainConfig,
-    folder: Path,
-    *,
-    name: str = "",
-    when: str = "log",
-    monitor: str = "standard",
-    rank: int | None = None,
-    contexts: int = 96,
-) -> Any:
-    """The monitor of a training run of ours: a held-out probe, its frequencies, its optimizer, its folder.
-
-    `monitor` is what it measures: a preset by cost, or metrics.
-    """
-    from anisoscope.runs.monitor import Monitor
-
-    return Monitor(
-        model,
-        when=schedule_of(when, training.steps),
-        metrics=monitor,
-        out=folder,
-        probe=stream.probe_batches(contexts, batch_size=32),
-        counts=counts_of(stream),
-        tokenizer=stream.corpus.tokenizer,
-        optimizer=optimizer,
-        total_steps=training.steps,
-        rank=rank,
-        name=name or training.arm,
-        seed=training.seed,
-        batch_size=32,
-        resume=True,
-    )
-
-
-def schedule_of(when: str, steps: int) -> Schedule:
-    """The steps that are measured, none of them after the last update.
-
-    >>> str(schedule_of("0,10", 10))
-    'at([0, 10])'
-    """
-    schedule = parse_schedule(when, total=steps)
-    late = [step for step in sorted(schedule.steps) if step > steps]
-    if late:
-        raise AnisoscopeError(
-            f"step {late[0]} is to be measured, but the training ends after {steps} updates; name steps up to {steps}, "
-            "or train for more --steps."
-        )
-    return schedule
-
-
-def counts_of(stream: Any) -> Any:
-    """Token frequencies of the training corpus as it is sampled."""
-    import torch
-
-    return torch.as_tensor(stream.counts)
-
-
-def judge_run(folder: Path) -> None:
-    """Write verdicts.json of one finished run."""
-    found = RunFolder.open(folder)
-    found.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(found.table())))

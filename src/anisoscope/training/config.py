@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from anisoscope.capture.placement import choose_device
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.training.models import check_sizes, choose_family
+from anisoscope.training.models import OBJECTIVES, check_objective, check_sizes, choose_family
 from anisoscope.training.resampling import parse_frequency
 from anisoscope.training.vocabulary import parse_tokens
 
@@ -33,19 +33,20 @@ PRECISIONS = ("auto", "float32", "float64", "bfloat16")
 class TrainConfig:
     """What to train, on what, how, and what to keep of it.
 
-    >>> TrainConfig(arch="encoder").objective
-    'masked'
+    >>> TrainConfig(arch="encoder").task, TrainConfig(family="prenorm", objective="masked").task
+    ('masked', 'masked')
     """
 
-    arch: str = "decoder"  # decoder: next token; encoder: masked tokens
+    arch: str = "decoder"  # decoder: causal attention; encoder: attention to both sides
     family: str | None = None  # see models.FAMILIES; None = gpt2 or bert
+    objective: str | None = None  # next or masked; None = next in a decoder, masked in an encoder
     layers: int = 4
     width: int = 128
     heads: int = 4
     context: int = 128
     dropout: float = 0.0
     tied: bool = False  # one table for input and output; it aligns gradients with activations from the first step on
-    tokens: str = "char"  # or bpe:8192
+    tokens: str = "char"  # enwik8 (its 205 bytes), or bpe:8192
     data: str = "embedded"
     text_field: str = "text"
     limit: float | None = None  # megabytes of text
@@ -76,7 +77,9 @@ class TrainConfig:
         if self.seed >= 1 << 31:
             raise AnisoscopeError(f"seed is {self.seed}; expected less than 2**31.")
         _check_positive(self)
-        check_sizes(choose_family(self.arch, self.family), width=self.width, heads=self.heads)
+        family = choose_family(self.arch, self.family)
+        check_sizes(family, width=self.width, heads=self.heads)
+        check_objective(family, self.arch, self.task)
         parse_tokens(self.tokens)
         parse_frequency(self.frequency)
         checkpoint_steps(self.checkpoints, self.steps)
@@ -85,20 +88,23 @@ class TrainConfig:
             raise unknown_name("dtype", self.dtype, PRECISIONS)
 
     @property
-    def objective(self) -> str:
-        """`causal` or `masked`."""
-        return "causal" if self.arch == "decoder" else "masked"
+    def task(self) -> str:
+        """What is predicted: the `next` token, or `masked` ones."""
+        return self.objective or OBJECTIVES[self.arch]
 
     @property
     def arm(self) -> str:
-        """What the model is called: its kind, and how its corpus was resampled.
+        """What the model is called: its kind, its task if that is not the usual one, and how its corpus was resampled.
 
         >>> TrainConfig().arm, TrainConfig(frequency="flat").arm, TrainConfig(frequency="zipf:1.50").arm
         ('decoder', 'decoder-flat', 'decoder-zipf1.5')
+        >>> TrainConfig(family="prenorm", objective="masked").arm
+        'decoder-masked'
         """
+        kind = self.arch if self.task == OBJECTIVES[self.arch] else f"{self.arch}-{self.task}"
         if self.frequency in ("natural", "flat"):
-            return self.arch if self.frequency == "natural" else f"{self.arch}-flat"
-        return f"{self.arch}-zipf{parse_frequency(self.frequency):g}"
+            return kind if self.frequency == "natural" else f"{kind}-flat"
+        return f"{kind}-zipf{parse_frequency(self.frequency):g}"
 
     @property
     def tokens_per_step(self) -> int:

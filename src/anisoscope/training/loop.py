@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture.placement import choose_device
 from anisoscope.numerics.hashing import row_hash
+from anisoscope.runs.monitor_store import MonitorStore
 from anisoscope.runs.store import RunFolder, replace_file
 from anisoscope.training.checkpoints import Checkpoints, restore
 from anisoscope.training.config import TrainConfig as TrainConfig
@@ -82,6 +83,7 @@ def train(
         record.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
         raise
     record.end("complete")
+    MonitorStore(folder.path, resume=True, about={}).drop_window()  # kept until now: a kill at the very end needs it
     return folder.path
 
 
@@ -102,7 +104,7 @@ def make_stream(
     return Stream(
         text,
         config.context,
-        objective=config.objective,
+        objective=config.task,
         batch_size=config.batch_size,
         mask_rate=config.mask_rate,
         seed=config.seed,

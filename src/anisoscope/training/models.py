@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from anisoscope.training.config import TrainConfig
 
 ARCHITECTURES = {"decoder": "gpt2", "encoder": "bert"}  # with the family that is built when none is named
+OBJECTIVES = {"decoder": "next", "encoder": "masked"}  # with what is predicted when nothing is said
+_BOTH = ("decoder", "encoder")
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,13 @@ class Family:
     """One row of the table: what a transformers architecture needs beside the sizes that all of them take.
 
     `model_type` is transformers' own name, `dropout` the fields that carry one, `inner` the width of the MLP over
-    the width of the stream, `rotary` says that heads must have an even width.
+    the width of the stream, `rotary` says that heads must have an even width. A family of both architectures is one
+    class with the same weights in all arms: `is_causal` in its configuration decides the mask, and its loss is read at
+    the masked tokens or at the next ones.
     """
 
     name: str
-    arch: str
+    archs: tuple[str, ...]
     model_type: str
     dropout: tuple[str, ...]
     inner: float = 4.0
@@ -39,17 +43,27 @@ class Family:
 _BERT_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _GPT2_DROPOUT = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 _GATED = 8 / 3  # a gated MLP has three matrices; with this width it has the parameters of two of four times the width
+_FULL_ROTARY = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
 _MODERNBERT_DROPOUT = ("attention_dropout", "embedding_dropout", "mlp_dropout")
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Family("bert", "encoder", "bert", _BERT_DROPOUT, rotary=False),
-        Family("modernbert", "encoder", "modernbert", _MODERNBERT_DROPOUT, inner=_GATED),
-        Family("eurobert", "encoder", "eurobert", ("attention_dropout",), inner=_GATED),
-        Family("gpt2", "decoder", "gpt2", _GPT2_DROPOUT, inner_field="n_inner", rotary=False),
-        Family("gpt_neox", "decoder", "gpt_neox", ("attention_dropout", "hidden_dropout")),
-        Family("llama", "decoder", "llama", ("attention_dropout",), inner=_GATED),
+        Family("bert", ("encoder",), "bert", _BERT_DROPOUT, rotary=False),
+        Family("modernbert", ("encoder",), "modernbert", _MODERNBERT_DROPOUT, inner=_GATED),
+        Family("eurobert", ("encoder",), "eurobert", ("attention_dropout",), inner=_GATED),
+        Family("gpt2", ("decoder",), "gpt2", _GPT2_DROPOUT, inner_field="n_inner", rotary=False),
+        Family("gpt_neox", ("decoder",), "gpt_neox", ("attention_dropout", "hidden_dropout")),
+        Family("llama", ("decoder",), "llama", ("attention_dropout",), inner=_GATED),
+        # positions relative to each other: with learned absolute ones a masked model that sees both sides stays at the
+        # frequencies of single characters for thousands of updates
+        Family(
+            "prenorm",
+            _BOTH,
+            "gpt_neox",
+            ("attention_dropout", "hidden_dropout"),
+            options={"use_parallel_residual": False, "rope_parameters": _FULL_ROTARY},
+        ),
     )
 }
 
@@ -66,13 +80,30 @@ def choose_family(arch: str, name: str | None = None) -> Family:
     if name not in FAMILIES:
         raise unknown_name("family", name, FAMILIES)
     family = FAMILIES[name]
-    if family.arch != arch:
-        fitting = ", ".join(sorted(row.name for row in FAMILIES.values() if row.arch == arch))
+    if arch not in family.archs:
+        fitting = ", ".join(sorted(row.name for row in FAMILIES.values() if arch in row.archs))
         raise AnisoscopeError(
-            f"{name} is a family of {family.arch}s, and the architecture asked for is {arch}; take one of {fitting}, "
-            f"or --arch {family.arch}."
+            f"{name} is a family of {family.archs[0]}s, and the architecture asked for is {arch}; take one of "
+            f"{fitting}, or --arch {family.archs[0]}."
         )
     return family
+
+
+def check_objective(family: Family, arch: str, task: str) -> None:
+    """Refuse what cannot be learned, and what transformers has no class for."""
+    if task not in OBJECTIVES.values():
+        raise unknown_name("objective", task, OBJECTIVES.values())
+    if arch == "encoder" and task == "next":
+        raise AnisoscopeError(
+            "an encoder sees the token it would have to predict next, so the answer leaks; take --objective masked, "
+            "or --arch decoder."
+        )
+    if arch == "decoder" and task == "masked" and len(family.archs) == 1:
+        fitting = ", ".join(row.name for row in FAMILIES.values() if len(row.archs) > 1)
+        raise AnisoscopeError(
+            f"{family.name} has no causal model with a masked-token loss, because its own shifts the labels; take "
+            f"--family {fitting}, or --objective next."
+        )
 
 
 def check_sizes(family: Family, *, width: int, heads: int) -> None:
@@ -89,6 +120,7 @@ def check_sizes(family: Family, *, width: int, heads: int) -> None:
 def build_model(config: TrainConfig, *, vocab_size: int) -> nn.Module:
     """A fresh model with its head, whose forward returns a loss; the same weights for the same sizes and seed.
 
+    In a family of both architectures that holds over mask and objective, too: arms differ in nothing else.
     The initial weights come from a generator of their own: the global one is left as it was.
     """
     from anisoscope.capture.checkpoints import Wish, fresh_model
@@ -129,6 +161,9 @@ def model_config(config: TrainConfig, *, vocab_size: int) -> Any:
         **family.options,
     }
     built = fresh_config(family.model_type, fields)
+    if len(family.archs) > 1:
+        built.is_causal = config.arch == "decoder"  # transformers' own word for the mask
+        built.objective = config.task  # ours, read by capture.checkpoints.with_own_loss wherever the model is loaded
     built._attn_implementation = "sdpa"
     return built
 

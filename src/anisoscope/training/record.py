@@ -75,6 +75,7 @@ class Record:
             "key": self.folder.path.name,
             "name": self.config.arm,
             "type": self.config.arch,
+            "objective": self.config.task,
             "family": family.name,
             "architecture": type(model).__name__,
             "parameters": sum(p.numel() for p in model.parameters()),

@@ -123,7 +123,7 @@ class Stream:
 
     corpus: Corpus
     context: int
-    objective: str = "causal"  # or masked
+    objective: str = "next"  # or masked
     batch_size: int = 16
     mask_rate: float = 0.15
     seed: int = 0
@@ -166,7 +166,7 @@ class Stream:
         return self._on_device(self._with_labels(ids, rows, seed=self.seed))
 
     def _with_labels(self, ids: Tensor, keys: Tensor, *, seed: int) -> Batch:
-        if self.objective == "causal":
+        if self.objective != "masked":
             return {"input_ids": ids, "labels": ids}  # the models shift the labels themselves
         return mask_tokens(ids, keys, vocab_size=self.corpus.vocab_size, rate=self.mask_rate, seed=seed)
 

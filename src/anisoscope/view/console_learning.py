@@ -140,11 +140,22 @@ def print_claims(runs: Sequence[Path], names: Sequence[str] | None, *, proxy: st
     if form == "json":
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
-    print_verdicts(found)
+    print_verdicts(found, every=names is not None)
 
 
-def print_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> None:
-    """A table of verdicts, each with its one sentence."""
+def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False) -> None:
+    """A table of verdicts, each with its one sentence; claims that were not measured share a line, unless asked for."""
+    from anisoscope.view.verdicts import measured, unmeasured
+
+    absent = [] if every else unmeasured(verdicts)
+    shown = verdicts if every else measured(verdicts)
+    if shown:
+        _print_table(shown)
+    if absent:
+        console.print(f"not measured here: {', '.join(absent)}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _print_table(verdicts: Sequence[Mapping[str, Any]]) -> None:
     table = RichTable(show_lines=True, header_style="bold")
     table.add_column("claim", overflow="fold", max_width=30)
     table.add_column("verdict")

@@ -65,6 +65,10 @@ def report_runs(paths: list[Path], out: Path | None = None) -> Path:
         from anisoscope.view.curvature import write_curvature_report
 
         return write_curvature_report(folders[0].path)
+    if len(folders) == 1 and folders[0].about().get("study") == "performance":
+        from anisoscope.view.performance import write_performance_report
+
+        return write_performance_report(folders[0].path)
     views = [run_view(folder) for folder in folders]
     if len(views) > 1 and any(view.verdicts for view in views):
         views = _judged_together(views)

@@ -25,6 +25,8 @@ from anisoscope.view.training import is_training
 from anisoscope.view.words import listed, plural
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from anisoscope.runs.table import Table
 
 __all__ = ["RunView", "table_html", "write_report"]
@@ -37,8 +39,9 @@ class RunView:
     """What the report is given of one run: never a model, never a tensor.
 
     `spectra`: eigenvalues (descending) by site, as `3.resid` or `encoder.3.resid`, after `MODEL/` where a run holds
-    several models. `cka`: for each model the names of its layers and the matrix between them. `verdicts` and
-    `concepts`: what `verdicts.json` and `concepts.json` of a training run or study hold.
+    several models. `cka`: for each model the names of its layers and the matrix between them. `verdicts`, `concepts`
+    and `map`: what `verdicts.json`, `concepts.json` and `map.parquet` of a training run or study hold; a map that is
+    not given is read from `path`.
     """
 
     table: Table
@@ -48,6 +51,7 @@ class RunView:
     path: str = ""
     verdicts: Sequence[Mapping[str, Any]] = ()
     concepts: Sequence[Mapping[str, Any]] = ()
+    map: pa.Table | None = None
 
 
 def write_report(folder: Path, runs: list[RunView], *, catalogue: Mapping[str, Any] | None = None) -> Path:
@@ -100,6 +104,7 @@ def _render(context: Mapping[str, Any], template: str = "report.html.j2") -> str
     )
     environment.filters["json"] = lambda value: Markup(script_json(value))
     files = {"css": "report.css", "js": "report.js", "training_css": "training.css", "training_js": "training.js"}
+    files |= {"shape_js": "shape.js"}
     own = {name: Markup((TEMPLATES / file).read_text(encoding="utf-8")) for name, file in files.items()}
     library = Markup(get_plotlyjs()) if context["specs"] else ""
     return environment.get_template(template).render(context, **own, plotly=library)

@@ -66,6 +66,7 @@ class Mark(NamedTuple):
     high: float | None
     n: int | None
     note: str
+    sd: float | None = None  # over batches, or whatever the metric says
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -279,6 +280,7 @@ class Row(NamedTuple):
     n: int | None
     seed: int | None
     note: str
+    sd: float | None
     source: int
 
 
@@ -357,7 +359,7 @@ def _mark(row: Row) -> Mark:
     value = finite(row.value)
     if value is None:
         return Mark(row.step or 0, None, None, None, row.n, row.note)
-    return Mark(row.step or 0, value, finite(row.low), finite(row.high), row.n, row.note)
+    return Mark(row.step or 0, value, finite(row.low), finite(row.high), row.n, row.note, finite(row.sd))
 
 
 def known(line: Iterable[Mark]) -> list[Mark]:

@@ -1,4 +1,4 @@
-"""The figures of training itself: loss and step size, geometry by layer, embeddings and weights."""
+"""The figures of training itself: loss and step size, gradients of embeddings and weights."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from anisoscope.view.charts import Chart
+from anisoscope.view.shape_arms import arms_of
 from anisoscope.view.traces import Spec
-from anisoscope.view.training import LOOP, MOVEMENT, History, Learner, Line, Site, known, last, options_of
-from anisoscope.view.training_board import Board, Choice, Measure, Option, Switch, Views
+from anisoscope.view.training import LOOP, TANGENT, History, Learner, Line, Site, known, last, options_of
+from anisoscope.view.training_board import Board, Choice, Option, Switch, Views
 from anisoscope.view.training_energy import choice_of_readings, controlled_traces, course_words, key_of
 from anisoscope.view.training_traces import (
     Look,
@@ -30,11 +31,10 @@ MOST = 240
 
 
 def course_section(board: Board) -> dict[str, Any]:
-    """What the loop logged, all learners together, and the geometry of each layer by layer."""
+    """What the loop logged, all learners together."""
     time = Time.of([m.step for key in board.history.keys(LOOP) for m in board.history.line_at(key)])
     loop = [chart for names in PANELS if (chart := _loop_chart(board, names, time))] if time.long else []
-    geometry = geometry_section(board) if len(board.history.steps()) > 1 else {}
-    return {"loop": loop, "geometry": geometry}
+    return {"loop": loop}
 
 
 def _loop_chart(board: Board, names: Sequence[str], time: Time) -> Chart | None:
@@ -46,7 +46,10 @@ def _loop_chart(board: Board, names: Sequence[str], time: Time) -> Chart | None:
             averaged |= len(line) > MOST
             look = _loop_look(board, learner, name, both="loss" in names and len(names) > 1)
             data += traces_of(
-                over_steps(thinned(line, time, MOST), time), look, palette=board.palette, line=learner.index
+                over_steps(thinned(line, time, MOST), time),
+                look,
+                palette=board.palette,
+                line=owner(board.history, learner)[0],
             )
             told += [f"{look.name}: {course_words(found)}"] if (found := known(line)) else []
     if not values_in(data):
@@ -68,43 +71,23 @@ def logged(history: History, learner: Learner, metric: str) -> Line:
     return history.line_at(min(keys, key=lambda key: len(key[4]))) if keys else ()
 
 
+def owner(history: History, learner: Learner) -> tuple[int, int]:
+    """The line of the legend that shows and hides a learner, and its colour; seeds of a model may share one."""
+    if not history.metrics().isdisjoint(TANGENT):
+        return learner.index, learner.index
+    arm = next(arm for arm in arms_of(history) if learner in arm.learners)
+    return arm.line, arm.index
+
+
 def _loop_look(board: Board, learner: Learner, metric: str, *, both: bool) -> Look:
     probe = metric == "probe_loss"
     several = len(board.history.learners) > 1
     words = {"loss": "training", "probe_loss": "probe"}.get(metric, "") if both else ""
     name = " · ".join(part for part in (learner.label if several else "", words) if part) or board.entry(metric).title
-    colour = board.palette.series(learner.index, 1.0 if probe or not both else 0.55)
-    band = board.palette.series(learner.index, 0.16) if probe else ""
+    hue = owner(board.history, learner)[1]
+    colour = board.palette.series(hue, 1.0 if probe or not both else 0.55)
+    band = board.palette.series(hue, 0.16) if probe else ""
     return Look(name, colour, band, width=1.9 if probe else 1.3, marks=5 if probe else 0, interval=probe)
-
-
-def geometry_section(board: Board) -> dict[str, Any]:
-    """Any geometry metric over steps, a line per layer."""
-    names = board.history.geometry() | ({*MOVEMENT} - {"amplification"}) & board.history.metrics()
-    measures = sorted(board.measures(names), key=lambda m: m.metric in MOVEMENT)
-    if not measures:
-        return {}
-    switch = Switch("geometry", (Choice("Measure", tuple(Option(m.label, m.says) for m in measures)),))
-    views: dict[int, Views] = {}
-    for learner in board.history.learners:
-        views[learner.index] = {str(i): _by_layer(board, learner, m) for i, m in enumerate(measures)}
-    layouts = {k: flat_layout(board.palette, board.time.axis(board.palette)) for k in views}
-    charts = board.paired(switch, views, layouts=layouts, told=lambda one: _tell(one, measures), log=True)
-    moved = any(measure.metric in MOVEMENT for measure in measures)
-    return {"switch": switch, "charts": charts, "moved": moved} if charts else {}
-
-
-def _by_layer(board: Board, learner: Learner, measure: Measure) -> list[Spec]:
-    data: list[Spec] = []
-    for site in board.history.sites([measure.metric]):
-        line = board.line(board.history.line(learner, measure.metric, site, measure.variant))
-        data += traces_of(over_steps(line, board.time), board.depth_look(site, learner.blocks), palette=board.palette)
-    return data
-
-
-def _tell(learner: Learner, measures: Sequence[Measure]) -> str:
-    names = list(dict.fromkeys(measure.entry.title for measure in measures))
-    return f"Line chart of {learner.label} over steps by layer; to choose: {listed(names)}."
 
 
 def elsewhere_section(board: Board) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from anisoscope.view.traces import Axis, Spec
-from anisoscope.view.training import MOVEMENT, TANGENT, Key, Learner, Line, Mark, Site, known, options_of
+from anisoscope.view.training import TANGENT, Key, Learner, Line, Mark, Site, known, options_of
 from anisoscope.view.training_board import Board, Choice, LearnerChart, Measure, Option, Switch, Views
 from anisoscope.view.training_traces import (
     Look,
@@ -233,9 +233,9 @@ def _tell_depth(board: Board, learner: Learner) -> str:
 
 
 def map_section(board: Board) -> dict[str, Any]:
-    """Steps by layers, for any measure of the table."""
+    """Steps by layers, for what is measured on gradients; the views over training have the rest."""
     history = board.history
-    names = {*TANGENT, *MOVEMENT} & history.metrics() | history.geometry()
+    names = {*TANGENT, "amplification"} & history.metrics()
     measures = sorted(board.measures(names), key=lambda m: (m.metric != "gradient_enrichment",))
     if not measures or len(history.steps()) < 2:
         return {}

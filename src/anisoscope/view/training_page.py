@@ -13,8 +13,11 @@ from anisoscope.view.charts import Desk
 from anisoscope.view.concepts import concept_cards
 from anisoscope.view.records import dropped, model_facts, settings, warnings
 from anisoscope.view.series import Sheet, Source
+from anisoscope.view.shape_arms import arms_of
+from anisoscope.view.shape_figures import write_shape_figures
+from anisoscope.view.shape_sections import checkpoint_flags, shape_section
 from anisoscope.view.traces import MARKERS, Spec
-from anisoscope.view.training import History, Learner
+from anisoscope.view.training import TANGENT, History, Learner
 from anisoscope.view.training_board import DETAILS, Board
 from anisoscope.view.training_course import course_section, elsewhere_section
 from anisoscope.view.training_energy import energy_section, map_section
@@ -23,24 +26,26 @@ from anisoscope.view.training_findings import find_training
 from anisoscope.view.training_frequency import frequency_section
 from anisoscope.view.training_records import last_rows, page_table, step_notes
 from anisoscope.view.training_words import entry_of, ordered
-from anisoscope.view.verdicts import common_scope, verdict_claims, verdict_counts
+from anisoscope.view.verdicts import common_scope, measured, verdict_claims, verdict_counts
 from anisoscope.view.words import plural
 
 if TYPE_CHECKING:
     from anisoscope.view.report import RunView
 
 SPECS = 4_000_000  # characters of JSON that figures may take
-SHOWN = 4  # learners shown at first
+SHOWN, ARMS = 4, 9  # learners shown at first; arms, whose seeds are drawn together
 
 
 def training_context(folder: Path, runs: Sequence[RunView], catalogue: Catalogue) -> dict[str, Any]:
     """What the template is given; writes the vector figures on the way."""
     sources = [Source(run.table, run.about, run.path) for run in runs]
     history = History(sources)
-    sections, specs, left_out = _sections(history, catalogue)
-    profiles, profile_specs = _profiles(sources, catalogue, history)
-    figures = write_training_figures(folder / "figures", history)
+    sections, specs, left_out = _sections(history, catalogue, runs)
+    # the views over training show the last step too
+    profiles, profile_specs = ({"charts": []}, {}) if sections["shape"] else _profiles(sources, catalogue, history)
     verdicts = [verdict for run in runs for verdict in run.verdicts]
+    figures = write_training_figures(folder / "figures", history)
+    figures += write_shape_figures(folder / "figures", history, catalogue, verdicts)
     claims = verdict_claims(verdicts)
     return {
         **sections,
@@ -48,7 +53,8 @@ def training_context(folder: Path, runs: Sequence[RunView], catalogue: Catalogue
         "claims": claims,
         "scope": common_scope(claims),
         "counts": verdict_counts(verdicts),
-        "subjects": len({str(v.get("subject") or "") for v in verdicts}),
+        "flags": checkpoint_flags(history, [run.about for run in runs]),
+        "subjects": len({str(v.get("subject") or "") for v in measured(verdicts)}),
         "concepts": concept_cards([concept for run in runs for concept in run.concepts]),
         "findings": find_training(history),
         "legend": _legend(history),
@@ -74,7 +80,9 @@ def _bookkeeping(runs: Sequence[RunView], history: History, catalogue: Catalogue
     }
 
 
-def _sections(history: History, catalogue: Catalogue) -> tuple[dict[str, Any], dict[str, Spec], dict[str, str]]:
+def _sections(
+    history: History, catalogue: Catalogue, runs: Sequence[RunView]
+) -> tuple[dict[str, Any], dict[str, Spec], dict[str, str]]:
     """The sections in as much detail as a page can carry."""
     for detail in DETAILS[_likely(history) :]:
         board = Board(history, catalogue, detail)
@@ -84,6 +92,7 @@ def _sections(history: History, catalogue: Catalogue) -> tuple[dict[str, Any], d
             "frequency": frequency_section(board),
             "course": course_section(board),
             "elsewhere": elsewhere_section(board),
+            "shape": shape_section(board, runs),
         }
         if len(json.dumps(board.specs)) <= SPECS:
             break
@@ -117,9 +126,20 @@ def _profiles(
 
 
 def _legend(history: History) -> list[dict[str, Any]]:
-    """Colour and role of each learner; of many, only the first of each model are shown at first."""
+    """Colour and role of each learner; of many, only the first of each model are shown at first.
+
+    Where no gradients were measured, the seeds of a model are drawn together and have one entry.
+    """
     if len(history.learners) < 2:
         return []
+    if history.metrics().isdisjoint(TANGENT):
+        arms = arms_of(history)
+        items = [
+            _legend_item(replace(arm.learners[0], label=arm.label), shown=arm.index < ARMS)
+            | {"colour": arm.index % 8 + 1}
+            for arm in arms
+        ]
+        return items if len(items) > 1 else []
     firsts = {next(x.index for x in history.learners if x.model == one.model) for one in history.learners}
     at_first = sorted(firsts)[:SHOWN] if len(history.learners) > SHOWN else [x.index for x in history.learners]
     return [_legend_item(learner, shown=learner.index in at_first) for learner in history.learners]

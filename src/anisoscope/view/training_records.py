@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from anisoscope.runs.table import Table
 from anisoscope.view.catalogue import Catalogue
@@ -18,13 +19,15 @@ from anisoscope.view.words import plural
 
 ROWS = 8_000  # of the table that the page carries
 NOTES = 60
-USUAL = ("in-sample", "since step", "above", "below", "chance")  # parts of a note that figures already tell
+# parts of a note that figures already tell
+USUAL = ("in-sample", "since step", "above", "below", "chance", "bias about", "mean over", "sd between")
 
 Row = Mapping[str, str]
 # What is left out of the page's own table, in this order, until the rest fits.
 CUTS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
     ("what the loop logged at every step", lambda row: row["kind"] == "training"),
     ("controls", lambda row: "control=" in row["variant"]),
+    ("halves of the contexts", lambda row: row["group"].startswith("half:")),
     ("groups", lambda row: row["group"] != ""),
     ("other proxies", lambda row: "proxy=" in row["variant"] and "proxy=semi_nmf" not in row["variant"]),
     ("tests", lambda row: row["metric"].endswith(("_p", "_p_holm"))),
@@ -97,8 +100,9 @@ def _when(steps: Sequence[int]) -> str:
 
 def page_table(sources: Sequence[Source], catalogue: Catalogue) -> dict[str, Any]:
     """The download of the page: the whole table, or what is left of it without the least important rows."""
-    tables, gone = [source.table for source in sources], []
-    total = sum(map(len, tables))
+    total, gone = sum(len(source.table) for source in sources), []
+    tables = [Table(t.arrow.filter(pc.is_null(t.arrow["head"])), t.about) for t in (s.table for s in sources)]
+    heads = total - sum(map(len, tables))
     for words, unwanted in CUTS:
         before = sum(map(len, tables))
         if before <= ROWS:
@@ -109,7 +113,8 @@ def page_table(sources: Sequence[Source], catalogue: Catalogue) -> dict[str, Any
     for table, source in zip(tables, sources, strict=True):
         parts.append(Source(Table(table.arrow.slice(0, room)), source.about, source.path))
         room -= len(parts[-1].table)
-    return csv_link(Sheet(parts, catalogue)) | {"total": total, "gone": gone, "cut": left > ROWS}
+    counts = {"total": total - heads, "gone": gone, "cut": left > ROWS, "heads": heads}
+    return csv_link(Sheet(parts, catalogue)) | counts
 
 
 def _without(table: Table, unwanted: Callable[[Row], bool]) -> Table:

@@ -114,7 +114,8 @@ def variant_words(variant: str) -> str:
     """
     flags = {"first=out": "without first position", "centred=1": "centred", "centred=0": "uncentred"}
     flags |= {"normalised=1": "divided by the mean norm", "over=context": "over contexts", "over=time": "over time"}
-    flags |= {"correlation=pearson": "Pearson", "correlation=spearman": "Spearman"}
+    flags |= {"correlation=pearson": "Pearson", "correlation=spearman": "Spearman", "batches=1": "mean over batches"}
+    flags |= {"calibrated=1": "bias taken out", "partition=random": "random parts", "partition=none": "in one part"}
     order = ("correlation", "proxy", "control", "rank", "of")
     pairs = sorted(options_of(variant).items(), key=lambda p: (order.index(p[0]) if p[0] in order else 9, p[0]))
     return ", ".join(_option_words(key, value, flags) for key, value in pairs)

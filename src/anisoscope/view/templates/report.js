@@ -21,8 +21,11 @@
   }
   function colour(token) {
     if (typeof token !== "string" || token[0] !== "@") return token;
-    if (token.startsWith("@seq:")) return between(stops("seq"), parseFloat(token.slice(5)));
     const parts = token.slice(1).split("/");
+    if (token.startsWith("@seq:")) {
+      const solid = between(stops("seq"), parseFloat(parts[0].slice(4)));
+      return parts.length > 1 ? solid.replace("rgb(", "rgba(").replace(")", "," + parts[1] + ")") : solid;
+    }
     const hex = property(parts[0]);
     return parts.length > 1 ? "rgba(" + channels(hex).join(",") + "," + parts[1] + ")" : hex;
   }
@@ -41,9 +44,10 @@
     return value;
   }
 
-  /* A figure may have several views; the selections above it say which is shown. */
-  const chosen = {};
+  /* A figure may have several views, or be made from numbers; the selections above it say what is shown. */
+  const chosen = {}, makers = {};
   function view(spec) {
+    if (spec.make) return makers[spec.make](spec);
     if (!spec.views) return spec;
     const picks = chosen[spec.switch] || [], parts = spec.parts || picks.map(function (_, i) { return i; });
     const found = spec.views[parts.map(function (i) { return picks[i]; }).join("|")];
@@ -92,21 +96,26 @@
   document.querySelectorAll(".plot").forEach(function (node) { observer.observe(node); });
 
   document.querySelectorAll("[data-switch]").forEach(function (box) {
-    const name = box.dataset.switch, selects = Array.from(box.querySelectorAll("select"));
+    const name = box.dataset.switch, selects = Array.from(box.querySelectorAll("select, input[type=range]"));
     const says = document.querySelector('[data-says="' + name + '"]');
     function read() {
       chosen[name] = selects.map(function (s) { return s.value; });
-      if (says) says.textContent = selects.map(function (s) { return s.selectedOptions[0].dataset.words || ""; }).join(" ");
+      if (says) says.textContent = selects.map(function (s) { return s.selectedOptions ? s.selectedOptions[0].dataset.words || "" : ""; }).join(" ");
     }
     read();
-    box.hidden = selects.every(function (s) { return s.options.length < 2; });
-    selects.forEach(function (select) {
-      select.addEventListener("change", function () {
+    box.hidden = selects.every(function (s) { return s.options && s.options.length < 2; });
+    selects.forEach(function (select, i) {
+      select.addEventListener(select.options ? "change" : "input", function () {
         read();
-        drawn.forEach(function (id) { if (specs[id].switch === name) draw(id); });
+        drawn.forEach(function (id) {
+          const spec = specs[id]; /* `reads` says which selections a figure depends on: name, or name and place */
+          if (spec.reads ? spec.reads.includes(name) || spec.reads.includes(name + i) : spec.switch === name) draw(id);
+        });
       });
     });
   });
+
+  window.anisoscope = { makers: makers, chosen: chosen, specs: specs, drawn: drawn, colour: colour };
 
   /* Theme */
   function theme() { return root.dataset.theme || (dark.matches ? "dark" : "light"); }
