@@ -18,6 +18,7 @@ from anisoscope.view.palette import Palette
 from anisoscope.view.shape_arms import Arm, ShapeMeasure, measures_of
 from anisoscope.view.traces import Spec, base_layout
 from anisoscope.view.training import History, Learner, known
+from anisoscope.view.verdicts import leading
 from anisoscope.view.words import estimate, finite, number
 
 ARMS = ("causal-next", "causal-masked", "bidirectional-masked")
@@ -90,14 +91,14 @@ def effects_of(
 def _judged(verdicts: Sequence[Mapping[str, Any]]) -> list[Effect]:
     """Effects from the parts of verdicts: a part is named after its metric, the subject is the size."""
     found = []
-    for verdict in (v for v in verdicts if v.get("claim") in EFFECTS):
+    for verdict in (v for v in leading(verdicts) if v.get("claim") in EFFECTS):
         details, subject = verdict.get("details"), str(verdict.get("subject") or "")
         size = next((word for word in subject.split() if _is_size(word)), "")
         for part in (details.get("parts") or []) if isinstance(details, Mapping) else []:
             value = finite(part.get("effect")) if part.get("name") in METRICS else None
             if value is not None:
                 ends = finite(part.get("low")), finite(part.get("high"))
-                found.append(Effect(str(verdict["claim"]), size, str(part["name"]), value, *ends, told="as judged"))
+                found.append(Effect(str(verdict["claim"]), size, str(part["name"]), value, *ends, told=str(verdict.get("scope") or "as judged")))
     return found
 
 

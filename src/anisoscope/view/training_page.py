@@ -163,5 +163,6 @@ def _measured(history: History) -> str:
 
 def _facts(abouts: Sequence[Mapping[str, Any]], history: History) -> list[dict[str, str]]:
     if any(about.get("models") for about in abouts):
-        return model_facts(Sheet([], Catalogue({})), abouts)
+        facts = model_facts(Sheet([], Catalogue({})), abouts)
+        return [fact for i, fact in enumerate(facts) if fact not in facts[:i]]  # seeds of one model are alike
     return [{"Model": learner.label, "Blocks": str(learner.blocks)} for learner in history.learners]

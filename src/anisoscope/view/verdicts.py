@@ -16,11 +16,33 @@ COUNTED = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "undecided": 
 def verdict_claims(verdicts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Claims in their order, each with a row for every model it was tested on; none for what was not measured."""
     claims: dict[str, dict[str, Any]] = {}
-    for verdict in measured(verdicts):
+    tested = measured(verdicts)
+    for verdict in leading(tested):
         name = str(verdict.get("claim") or "")
         statement = str(verdict.get("statement") or title_of(name))
         claims.setdefault(name, {"name": name, "statement": statement, "rows": []})["rows"].append(_row(verdict))
+        claims[name]["rows"][-1]["seeds"] = [_row(v) for v in tested if v is not verdict and _same(v, verdict)]
     return list(claims.values())
+
+
+def leading(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Verdicts over all seeds, and those of single seeds where there is none over all.
+
+    >>> over = {"claim": "a", "subject": "x", "details": {"pooled": True}}
+    >>> leading([over, {"claim": "a", "subject": "x"}, {"claim": "a", "subject": "y"}])[1:]
+    [{'claim': 'a', 'subject': 'y'}]
+    """
+    pooled = [verdict for verdict in verdicts if _is_pooled(verdict)]
+    return [v for v in verdicts if _is_pooled(v) or not any(_same(v, over) for over in pooled)]
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return (one.get("claim"), one.get("subject")) == (other.get("claim"), other.get("subject"))
+
+
+def _is_pooled(verdict: Mapping[str, Any]) -> bool:
+    details = verdict.get("details")
+    return bool(isinstance(details, Mapping) and details.get("pooled"))
 
 
 def measured(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -106,7 +128,7 @@ def verdict_counts(verdicts: Sequence[Mapping[str, Any]]) -> str:
     >>> verdict_counts([{"subject": "a", "status": "holds"}, {"subject": "a", "status": "fails"}])
     'Of 2 claims, 1 holds and 1 fails.'
     """
-    tested, absent = measured(verdicts), unmeasured(verdicts)
+    tested, absent = leading(measured(verdicts)), unmeasured(verdicts)
     subjects = dict.fromkeys(str(v.get("subject") or "") for v in tested)
     told = []
     for subject in subjects:

@@ -31,6 +31,11 @@
     return value + "<br>" + (found.lo ? "interval " : "seeds from ") + number(ends[0]) + " to " + number(ends[1]);
   }
   function same(k, text) { return Array(k).fill(text); }
+  /* The last measured step of an arm up to a moment: arms may end at different steps. */
+  function upTo(found, t) {
+    for (let s = t; s > 0; s -= 1) if (found.v.some(function (seed) { return seed.some(function (row) { return row[s] !== null; }); })) return s;
+    return t;
+  }
 
   /* One scale for what is to be compared: all arms, places and steps of a measure. */
   const spans = {};
@@ -188,11 +193,12 @@
       title: { text: depth.relative ? "relative depth" : "block", standoff: 6, font: { size: 11 } } }, more);
   }
   function hue(arm) { return "@s" + arm.hue; }
-  function profile(m, t, arms, colours) {
+  function profile(m, now, arms, colours) {
     const sites = cube.measures[m].sites, depth = depths(arms), bands = [], thin = [], lines = [];
     arms.forEach(function (a, k) {
       const found = cube.numbers[m][a], arm = cube.arms[a], colour = colours ? colours[k] : hue(arm), meta = colours ? {} : { meta: { line: arm.line } };
       if (!found.v) return;
+      const t = upTo(found, now);
       [false, true].forEach(function (final) { /* the final norm stands apart: it is no block */
         const mine = sites.map(function (_, i) { return i; }).filter(function (i) { return (sites[i][1] === "final") === final && at(found, i, t) !== null; });
         if (!mine.length) return;
@@ -222,15 +228,28 @@
     return { data: drawn.data, layout: Object.assign({}, spec.layout, { xaxis: drawn.axis, yaxis: value(scale(span(m, spec.all))) }) };
   };
 
+  /* The scale of the blocks: few different rows leave the embedding of a character model, and its dimension far above. */
+  function blockSpan(m, whole) {
+    let low = Infinity, high = -Infinity;
+    cube.numbers[m].forEach(function (found) {
+      (found.v || []).forEach(function (seed) { seed.forEach(function (row, i) {
+        if (whole || cube.measures[m].sites[i][1] !== "embed") row.forEach(function (v) { if (v !== null) { low = Math.min(low, v); high = Math.max(high, v); } });
+      }); });
+    });
+    return [low, high];
+  }
+
   /* Intrinsic dimension by every estimator: over steps at one place, over depth at one step. */
   make.dimension = function (spec) {
-    const arm = cube.arms[spec.arm], t = moment(), all = cube.steps.map(function (_, i) { return i; }), data = [], depth = depths([spec.arm]);
+    const arm = cube.arms[spec.arm], all = cube.steps.map(function (_, i) { return i; }), data = [], depth = depths([spec.arm]);
     const places = cube.dimension.places, place = places[picked("dimension", 0)];
-    let ends = [Infinity, -Infinity], sites = [];
+    let ends = [Infinity, -Infinity], sites = [], t = moment();
     cube.dimension.lines.forEach(function (entry) {
-      cube.numbers[entry.measure].forEach(function (found) { if (found.v) { const s = span(entry.measure); ends = [Math.min(ends[0], s[0]), Math.max(ends[1], s[1])]; } });
+      const s = blockSpan(entry.measure, place[1] === "embed");
+      ends = [Math.min(ends[0], s[0]), Math.max(ends[1], s[1])];
       const found = cube.numbers[entry.measure][spec.arm], mine = cube.measures[entry.measure].sites;
       if (!found.v) return;
+      t = upTo(found, moment());
       const look = { colour: entry.colour, dash: entry.dash, size: 4, width: entry.width, gaps: true };
       const here = mine.findIndex(function (s) { return (place[1] === "resid" ? s[1] === "resid" && s[0] === Math.max(1, Math.round(place[0] * arm.blocks)) : s[1] === place[1]); });
       function trace(x, index, time, axes) {
