@@ -13,6 +13,7 @@ from torch import Tensor
 
 import anisoscope
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics import evaluate
 from anisoscope.metrics.calibration import (
     DIMENSIONS,
     ESTIMATORS,
@@ -255,3 +256,23 @@ def test_gride_equals_dadapy(scale: int) -> None:
     data.compute_distances(maxk=40)
     found, _, _ = data.return_id_scaling_gride(range_max=2 * scale)
     assert anisoscope.gride(x, scale=scale).value == pytest.approx(float(found[-1]), rel=1e-3)
+
+
+def test_near_copies_that_decide_two_nn_are_told() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(2048, 18))
+    copies = rows[:245] + 1e-4 * rng.normal(size=(245, 18))
+    wrecked, robust = (
+        anisoscope.two_nn(np.concatenate([rows, copies])),
+        anisoscope.gride(np.concatenate([rows, copies])),
+    )
+    assert wrecked.value < 1 and robust.value > 12, "what the warning is for"
+    assert f"gives {robust.value:.3g}" in wrecked.note
+    assert "next scale" not in anisoscope.two_nn(rows).note
+    assert "next scale" not in anisoscope.two_nn(rng.normal(size=(2048, 1)) @ np.ones((1, 3))).note, "one dimension"
+
+
+def test_a_value_that_no_fold_comes_near_to_has_no_interval() -> None:
+    said = evaluate._unstable(0.30, [12.0, 12.0, 11.3, 11.8])
+    assert "11.3 to 12" in said and "no interval" in said
+    assert not evaluate._unstable(12.1, [12.0, 12.0, 11.3, 11.8]) and not evaluate._unstable(0.3, [12.0, 11.0])

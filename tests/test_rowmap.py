@@ -80,7 +80,7 @@ def test_axes_are_the_principal_axes_of_all_steps_weighted_alike() -> None:
     rows = {r["row"] for r in records(found) if r["layer"] == 1}
     assert len(rows) == 50
     # the slow twin: all rows kept, each step weighted alike, in float64
-    kept = [k["rows"].double() * k["scale"] for k in (found._at(s)[site] for s in found.steps)]
+    kept = [k["rows"].double() * k["scale"] + k["mean"] for k in (found._at(s)[site] for s in found.steps)]
     centre = torch.stack([x.mean(0) for x in kept]).mean(0)
     cov = torch.stack([(x - centre).T @ (x - centre) / len(x) for x in kept]).mean(0)
     values, vectors = torch.linalg.eigh(cov)

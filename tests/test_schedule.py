@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.schedule import Schedule, at, every, log_spaced, parse_schedule
-from anisoscope.runs.series import find_series, flags, step_of
 
 
 def steps(schedule: Schedule, last: int) -> list[int]:
@@ -69,50 +66,3 @@ def test_words_say_the_same_as_functions() -> None:
     assert parse_schedule("log:5", total=100) == log_spaced(100, count=5)
     assert parse_schedule("every:7", total=100) == every(7, total=100)
     assert parse_schedule("0,10,100", total=100) == at([0, 10, 100])
-
-
-# series of checkpoints
-
-
-def test_folders_come_in_the_order_of_training_not_of_their_names(tmp_path: Path) -> None:
-    for name in ("checkpoint-1000", "checkpoint-200", "checkpoint-0", "logs"):
-        (tmp_path / name).mkdir()
-    assert [c.step for c in find_series(str(tmp_path))] == [0, 200, 1000]
-
-
-def test_checkpoints_are_found_one_folder_down(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / "checkpoint-5").mkdir(parents=True)
-    assert [c.label for c in find_series(str(tmp_path))] == ["checkpoint-5"]
-
-
-def test_revisions_are_ordered_by_their_step() -> None:
-    found = find_series("someone/model", ["step3000", "step0", "step512-tokens1B"])
-    assert [c.step for c in found] == [0, 512, 3000] and found[0].spec == "someone/model@step0"
-    assert step_of("main") is None
-
-
-@pytest.mark.parametrize(
-    ("revisions", "words"), [(["main"], "names no training step"), (["step1", "iter_1"], "named twice")]
-)
-def test_series_that_cannot_be_ordered_are_refused(revisions: list[str], words: str) -> None:
-    with pytest.raises(AnisoscopeError, match=words):
-        find_series("someone/model", revisions)
-
-
-def test_a_folder_without_checkpoints_is_refused_with_what_it_holds(tmp_path: Path) -> None:
-    (tmp_path / "notes").mkdir()
-    with pytest.raises(AnisoscopeError, match=r"found: notes"):
-        find_series(str(tmp_path))
-    with pytest.raises(AnisoscopeError, match="no folder here"):
-        find_series(str(tmp_path / "missing"))
-    with pytest.raises(AnisoscopeError, match="has no revisions"):
-        find_series(str(tmp_path), ["step1"])
-
-
-def test_repeated_broken_and_out_of_order_checkpoints_are_flagged() -> None:
-    assert flags("a", {}, finite=True, asked_in_order=True) == []
-    assert [f.split(":")[0] for f in flags("a", {"a": "step0"}, finite=False, asked_in_order=False)] == [
-        "repeated",
-        "non-finite weights",
-        "out of order",
-    ]

@@ -98,6 +98,10 @@ def test_what_is_no_series_is_said_in_one_sentence(tmp_path: Path) -> None:
         find_series([str(tmp_path)], ("step0",))
     with pytest.raises(AnisoscopeError, match="one hub model"):
         find_series(["a/b", "c/d"], ("step0",))
+    with pytest.raises(AnisoscopeError, match="names no training step"):
+        find_series(["a/b"], ("main",))
+    with pytest.raises(AnisoscopeError, match="named twice"):
+        find_series(["a/b"], ("step1", "iter_1"))
 
 
 # the hub

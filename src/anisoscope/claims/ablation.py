@@ -6,28 +6,36 @@ Notation
     arm 3  no mask, masked tokens (`bidirectional-masked-…`)
     mask effect       arm 3 − arm 2
     objective effect  arm 2 − arm 1
-Each is a difference of means over the blocks 1 … L at the last step that both arms were measured at. With three seeds
-the pairs of a seed give the interval (a t interval over seeds); one seed has that of its contexts and speaks for its
-runs only.
+    a, b              svd_ratio of the arm before the change and of the one after it; the effect is b − a
+    relative fall     (a − b) / a, what the claims are judged by: positive where the effect is negative
+Each is of means over the blocks 1 … L, at the last step that has all blocks of both arms. With three seeds the pairs of
+a seed give the interval (a t interval over seeds); one seed has that of its contexts and speaks for its runs only.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from anisoscope.claims.blocks import SOURCE, Stack, at_step, block_mean, last_step
+from anisoscope.claims.blocks import SOURCE, Stack, at_step, block_mean
 from anisoscope.claims.claim import attempt, claim, missing
 from anisoscope.claims.evidence import Missing, NotHere, Readings, Run, Study
-from anisoscope.claims.part import Finding, Part, Parts, Status, outcome, span
-from anisoscope.claims.quantity import Quantity
+from anisoscope.claims.part import Finding, Part, Parts, Status, figure, span
+from anisoscope.claims.quantity import Quantity, combine
 from anisoscope.claims.roles import arm_of
 
-EFFECT_MARGIN = 0.05
+EFFECT_MARGIN = 0.2  # of the value before: σ₁/Σσ has no scale of its own, it shrinks with the width
+NEXT_TO_NOTHING = 0.1  # of the value before
 METRICS = ("svd_ratio", "svd_ratio_squared", "two_nn", "attention_sharpness", "attention_entropy")
 MIDDLE = (0.2, 0.8)
-_DROP = "fall of anisotropy"
+_FALL, _FALL_SQUARED, _START = (
+    "relative fall of svd_ratio",
+    "relative fall of svd_ratio_squared",
+    "svd_ratio at step 0",
+)
 _KINDS = {"attention_sharpness": "scores", "attention_entropy": "scores"}
 _NAMES = {
     "svd_ratio_squared": "σ₁²/Σσ²",
@@ -41,6 +49,7 @@ _NAMES = {
 class Contrast:
     """Two arms; the effect is the second minus the first."""
 
+    name: str
     before: str
     after: str
     words: str  # what changes from the first to the second
@@ -56,36 +65,45 @@ class Contrast:
         return [arm_of(f"{name}-{size}") for name in (self.before, self.after)]
 
 
-MASK = Contrast("causal-masked", "bidirectional-masked", "taking the causal mask away")
-OBJECTIVE = Contrast("causal-next", "causal-masked", "predicting masked tokens instead of the next one")
+MASK = Contrast("mask effect", "causal-masked", "bidirectional-masked", "taking the causal mask away")
+OBJECTIVE = Contrast(
+    "objective effect", "causal-next", "causal-masked", "predicting masked tokens instead of the next one"
+)
 
 
 @claim(
     "mask_effect",
-    statement="Taking the causal mask away lowers anisotropy.",
+    statement="Taking the causal mask away lowers anisotropy by more than a fifth.",
     source=f"{SOURCE}, which names the causal mask as a cause of the decoders' profile",
     metrics=METRICS,
     margin=EFFECT_MARGIN,
 )
 def mask_effect(study: Study) -> dict[str, Finding]:
-    """svd_ratio with the causal mask minus without it, both trained on masked tokens, mean over blocks.
+    """The relative fall of svd_ratio from causal-masked to bidirectional-masked: (with − without)/with the mask.
 
-    The mask effect itself (without − with) is told for anisotropy, intrinsic dimension and attention.
+    A positive number is a fall. It is of the mean over blocks at the last step that has all blocks of both arms, and
+    with several seeds at the last such step that all of them have; the margin is a fifth of the value with the mask. It
+    has the opposite sign of the mask effect itself (bidirectional-masked − causal-masked, in the units of each metric),
+    which is told for anisotropy, intrinsic dimension and attention, and at step 0, where no arm has learned anything.
     """
     return _effects(study, MASK)
 
 
 @claim(
     "objective_effect",
-    statement="Predicting masked tokens instead of the next one lowers the anisotropy of a causal model.",
+    statement="Predicting masked tokens instead of the next one lowers the anisotropy of a causal model by more than a "
+    "fifth.",
     source=f"{SOURCE}, which names the autoregressive objective as a cause of the decoders' profile",
     metrics=METRICS,
     margin=EFFECT_MARGIN,
 )
 def objective_effect(study: Study) -> dict[str, Finding]:
-    """svd_ratio after next-token training minus after masked training, both under the causal mask, mean over blocks.
+    """The relative fall of svd_ratio from causal-next to causal-masked: (next token − masked)/next token.
 
-    The objective effect itself (masked − next token) is told for anisotropy, intrinsic dimension and attention.
+    A positive number is a fall. It is of the mean over blocks at the last step that has all blocks of both arms, and
+    with several seeds at the last such step that all of them have; the margin is a fifth of the value after next-token
+    training. It has the opposite sign of the objective effect itself (causal-masked − causal-next, in the units of each
+    metric), which is told for anisotropy, intrinsic dimension and attention, and at step 0.
     """
     return _effects(study, OBJECTIVE)
 
@@ -96,67 +114,103 @@ def _effects(study: Study, contrast: Contrast) -> dict[str, Finding]:
         names = f"{contrast.before}-LxW and {contrast.after}-LxW of one size"
         gap = NotHere(f"models {names}", "`anisoscope study shape` trains them")
         return {f"{contrast.before} and {contrast.after}": missing(gap, margin=EFFECT_MARGIN)}
-    return {
-        size: attempt(functools.partial(_effect, contrast), pair, margin=EFFECT_MARGIN) for size, pair in pairs.items()
-    }
+    return {size: _judged(contrast, pair) for size, pair in pairs.items()}
 
 
-def _effect(contrast: Contrast, arms: tuple[Run, Run]) -> Finding:
-    pairs = {metric: _Pair.of(metric, arms) for metric in METRICS}
-    measured = {metric: pair for metric, pair in pairs.items() if pair is not None}
-    if "svd_ratio" not in measured:
+def _judged(contrast: Contrast, arms: tuple[Run, Run], until: int | None = None) -> Finding:
+    finding = attempt(functools.partial(_effect, contrast, until=until), arms, margin=EFFECT_MARGIN)
+    return replace(finding, until=lambda step: _judged(contrast, arms, step))
+
+
+def _effect(contrast: Contrast, arms: tuple[Run, Run], *, until: int | None) -> Finding:
+    main = _Pair.of("svd_ratio", arms, until=until)
+    if main is None:
         raise Missing("svd_ratio at blocks of both arms at the same step", "measure both with the same schedule")
-    main = measured["svd_ratio"]
-    parts = [Part.of(_DROP, -main.effect(), margin=EFFECT_MARGIN)]
+    rest = {metric: _Pair.of(metric, arms, until=until, step=main.step) for metric in METRICS[1:]}
+    measured = {"svd_ratio": main, **{metric: pair for metric, pair in rest.items() if pair is not None}}
+    details: dict[str, Any] = {"before": arms[0].model, "after": arms[1].model, "step": main.step}
+    details |= {"blocks": len(main.layers), "paired": main.paired}
+    details["layers"] = {metric: pair.records() for metric, pair in measured.items()}
+    where = f"mean over {len(main.layers)} block{'s' if len(main.layers) > 1 else ''}{at_step(main.step)}"
+    sentence = functools.partial(_sentence, contrast=contrast, where=where)
+    return Finding(tuple(_parts(contrast, measured)), sentence, details, scope="for these two runs only")
+
+
+def _parts(contrast: Contrast, measured: dict[str, _Pair]) -> list[Part]:
+    """The fall that decides, and what is told: the effects, and both arms."""
+    main, squared = measured["svd_ratio"], measured.get("svd_ratio_squared")
+    parts = [Part.of(_FALL, main.fall(), margin=EFFECT_MARGIN)]
     parts += [Part.described(metric, pair.effect()) for metric, pair in measured.items()]
+    if squared is not None:
+        parts.append(Part.described(_FALL_SQUARED, squared.fall()))
+    start = main.at_start()
+    if start is not None:
+        parts.append(Part.described(_START, start.effect()))
     if main.middle:
         parts.append(Part.described("svd_ratio of the middle blocks", main.effect(main.middle)))
     names = (contrast.before, contrast.after)
-    parts += [Part.described(arm, mean) for arm, mean in zip(names, main.means(), strict=True)]
-    details: dict[str, Any] = {
-        "before": arms[0].model,
-        "after": arms[1].model,
-        "step": main.step,
-        "paired": main.paired,
-    }
-    details["layers"] = {metric: pair.records() for metric, pair in measured.items()}
-    sentence = functools.partial(_sentence, contrast=contrast, when=at_step(main.step))
-    return Finding(tuple(parts), sentence, details, scope="for these two runs only")
+    return parts + [Part.described(arm, mean) for arm, mean in zip(names, main.means(), strict=True)]
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """A metric at the blocks of both arms, at the last step and the blocks that both have."""
+    """A metric at all blocks of both arms, at one step."""
 
     one: Readings
     two: Readings
     step: int | None
     layers: tuple[int, ...]
-    paired: bool  # the same contexts, so that folds belong together
 
     @classmethod
-    def of(cls, metric: str, arms: tuple[Run, Run]) -> _Pair | None:
-        one, two = (Stack(run, kind=_KINDS.get(metric, "resid")).readings(metric) for run in arms)
-        common = [cell for cell in one if cell in two]
-        if not common:
+    def of(cls, metric: str, arms: tuple[Run, Run], *, until: int | None, step: int | None = None) -> _Pair | None:
+        """At `step`, or else at the last one that has all blocks that the arms have in common; None without numbers."""
+        one, two = (Stack(run, kind=_KINDS.get(metric, "resid"), until=until).readings(metric) for run in arms)
+        common = {(cell.step, cell.layer) for cell in one if cell in two}
+        layers = tuple(sorted({layer for _, layer in common}))
+        if not layers:
             return None
-        step = last_step(common)
-        cells = [cell for cell in common if cell.step == step]
-        paired = all((one[c].n, one[c].contexts) == (two[c].n, two[c].contexts) for c in cells)
-        return cls(one, two, step, tuple(cell.layer for cell in cells), paired)
+        whole = [s for s in {s for s, _ in common} if all((s, layer) in common for layer in layers)]
+        if step is not None or whole == [None]:
+            return cls(one, two, step, layers) if step in whole else None
+        last = max((s for s in whole if s is not None), default=None)
+        if last is None or (last == 0 and any(s for s, _ in common)):  # step 0 is no result of training
+            raise Missing(f"step with {metric} at all {len(layers)} blocks of both arms", "measure every block")
+        return cls(one, two, last, layers)
+
+    @property
+    def paired(self) -> bool:
+        """Whether folds belong together: the same contexts, of which as many rows as each arm has were used."""
+        return all(
+            one.contexts == two.contexts and len(one.quantity.folds) == len(two.quantity.folds)
+            for one, two in zip(self._rows(self.one), self._rows(self.two), strict=True)
+        )
+
+    def _rows(self, arm: Readings) -> list[Any]:
+        found = {cell.layer: reading for cell, reading in arm.items() if cell.step == self.step}
+        return [found[layer] for layer in self.layers]
 
     @property
     def middle(self) -> list[int]:
-        depths = {c.layer: r.depth for c, r in self.one.items() if c.step == self.step}
-        return [layer for layer in self.layers if MIDDLE[0] <= depths[layer] <= MIDDLE[1]]
+        rows = zip(self.layers, self._rows(self.one), strict=True)
+        return [layer for layer, reading in rows if MIDDLE[0] <= reading.depth <= MIDDLE[1]]
 
-    def means(self, layers: list[int] | None = None) -> list[Quantity]:
+    def at_start(self) -> _Pair | None:
+        """The same blocks at step 0, where it was measured and is not the step itself."""
+        there = [{cell.layer for cell in arm if cell.step == 0} for arm in (self.one, self.two)]
+        whole = all(set(self.layers) <= layers for layers in there)
+        return replace(self, step=0) if whole and self.step else None
+
+    def means(self, layers: Iterable[int] | None = None) -> list[Quantity]:
         found = [block_mean(arm, self.step, layers or self.layers) for arm in (self.one, self.two)]
         return found if self.paired else [_without_folds(quantity) for quantity in found]
 
-    def effect(self, layers: list[int] | None = None) -> Quantity:
+    def effect(self, layers: Iterable[int] | None = None) -> Quantity:
         one, two = self.means(layers)
         return two - one
+
+    def fall(self) -> Quantity:
+        """(before − after) / before."""
+        return combine(self.means(), lambda v: (v[0] - v[1]) / v[0] if v[0] else math.nan)
 
     def records(self) -> list[dict[str, Any]]:
         """The effect at every block."""
@@ -173,18 +227,48 @@ def _without_folds(quantity: Quantity) -> Quantity:
     return quantity if quantity.thin else Quantity(quantity.value, half=(high - low) / 2)
 
 
-def _sentence(parts: Parts, status: Status, part: Part, *, contrast: Contrast, when: str) -> str:
-    text = f"{contrast.words} changes σ₁/Σσ, mean over blocks{when}, from {span(parts[contrast.before])} to "
-    text += f"{span(parts[contrast.after])}, by {span(parts['svd_ratio'])}: a fall of {span(part)}, "
-    text += outcome(status, part) + _reading(status, part)
-    told = [f"{words} by {span(parts[metric])}" for metric, words in _NAMES.items() if metric in parts]
-    return text + (f" (it changes {', '.join(told)})" if told else "")
+def _sentence(parts: Parts, status: Status, part: Part, *, contrast: Contrast, where: str) -> str:
+    before, after = contrast.before, contrast.after
+    text = f"{contrast.words} takes σ₁/Σσ, {where}, from {span(parts[before])} ({before}) to {span(parts[after])} "
+    text += f"({after}): relative to {before} {_reading(part, parts.get(_FALL_SQUARED))}"
+    text += f"; the {contrast.name} ({after} − {before}) is {span(parts['svd_ratio'])}"
+    if _START in parts:
+        text += f", and at step 0, before any training, {span(parts[_START])}"
+    told = [f"{span(parts[metric])} for {words}" for metric, words in _NAMES.items() if metric in parts]
+    return text + (f" ({', '.join(told)})" if told else "")
 
 
-def _reading(status: Status, part: Part) -> str:
-    """What a failing effect says instead."""
-    if status != "fails":
-        return ""
-    if part.high < -part.margin:
-        return ", so anisotropy grows instead"
-    return ", so there is next to no effect" if part.low > -part.margin else ", so anisotropy does not fall"
+def _reading(fall: Part, squared: Part | None) -> str:
+    """What the relative fall says, in words; a rise is called a rise.
+
+    >>> _reading(Part("", -0.75, -0.8, -0.7, margin=0.2), None)
+    'it rises by 75 % [70, 80], against the claim and by more than the margin of 20 %'
+    """
+    margin = f"the margin of {figure(100 * fall.margin)} %"
+    if not math.isfinite(fall.low):
+        return f"it {_change(fall)}, without an interval to hold against {margin}"
+    if fall.low > 0:
+        reach = f"beyond {margin}" if fall.low > fall.margin else f"with {margin} inside the interval"
+        return f"it {_change(fall)}, " + (f"by less than {margin}" if fall.high < fall.margin else reach)
+    if fall.high < 0:
+        sizes = {fall.low > -fall.margin: " and by less than ", fall.high < -fall.margin: " and by more than "}
+        return f"it {_change(fall)}, against the claim" + (sizes[True] + margin if True in sizes else "")
+    if _within(fall, NEXT_TO_NOTHING) and squared is not None and _within(squared, fall.margin):
+        return f"it {_change(fall)}, next to no effect"
+    verdict = f"which rules out a fall by {margin}" if fall.high < fall.margin else f"with {margin} inside the interval"
+    small = "no more than a tenth either way" if _within(fall, NEXT_TO_NOTHING) else "with these runs"
+    return f"it {_change(fall)}, too little to tell from nothing, {small}, {verdict}"
+
+
+def _within(part: Part, reach: float) -> bool:
+    return -reach <= part.low and part.high <= reach
+
+
+def _change(fall: Part) -> str:
+    """Falls or rises by so many percent, with the interval in the direction that is named."""
+    rises = fall.effect < 0
+    sign = -100.0 if rises else 100.0
+    low, high = sorted((sign * fall.low, sign * fall.high))
+    number = f"{figure(sign * fall.effect)} %"
+    ends = f" [{figure(low)}, {figure(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
+    return f"{'rises' if rises else 'falls'} by {number}{ends}"

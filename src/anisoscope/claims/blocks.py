@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anisoscope.claims.claim import Claim, attempt, claim
@@ -28,6 +28,7 @@ class Stack:
     run: Run
     name: str | None = None  # None = the only one
     kind: str = "resid"
+    until: int | None = None  # nothing after this step is read
 
     @property
     def role(self) -> str:
@@ -39,8 +40,11 @@ class Stack:
         return {
             cell: reading
             for cell, reading in found.items()
-            if cell.kind == self.kind and cell.layer > 0 and self.name in (None, cell.stack)
+            if cell.kind == self.kind and cell.layer > 0 and self.name in (None, cell.stack) and self._early(cell)
         }
+
+    def _early(self, cell: Cell) -> bool:
+        return self.until is None or cell.step is None or cell.step <= self.until
 
     def needed(self, metric: str, variant: str = "", *, group: str = "", how: str = "") -> Readings:
         found = self.readings(metric, variant, group=group)
@@ -67,12 +71,18 @@ def stack_claim(name: str, **declaration: Any) -> Callable[[Callable[[Stack], Fi
 
     def declare(function: Callable[[Stack], Finding]) -> Claim:
         def every_stack(study: Study) -> dict[str, Finding]:
-            return {n: attempt(function, stack, margin=declaration["margin"]) for n, stack in stacks(study).items()}
+            return {n: _judged(function, stack, margin=declaration["margin"]) for n, stack in stacks(study).items()}
 
         every_stack.__doc__, every_stack.__module__ = function.__doc__, function.__module__
         return claim(name, **declaration)(every_stack)
 
     return declare
+
+
+def _judged(function: Callable[[Stack], Finding], stack: Stack, *, margin: float) -> Finding:
+    """A finding that can be asked for again with nothing after some step."""
+    finding = attempt(function, stack, margin=margin)
+    return replace(finding, until=lambda step: _judged(function, replace(stack, until=step), margin=margin))
 
 
 def last_step(readings: Iterable[Cell]) -> int | None:

@@ -22,6 +22,7 @@ from typing import Any
 from anisoscope.claims.evidence import Missing, NotHere, Run, Study, studies
 from anisoscope.claims.part import ONE_MODEL, Finding, Part, Status, by_name, judge, pool
 from anisoscope.claims.seeds import remark
+from anisoscope.claims.steps import at_one_step
 from anisoscope.errors import unknown_name
 from anisoscope.runs.table import Table
 
@@ -197,11 +198,26 @@ def _verdicts(declared: Claim, series: list[Study]) -> list[Verdict]:
     verdicts = []
     for subject, findings in found.items():
         alone = len(findings) == 1
+        findings, refusal = _together(findings)
         single = [_of_one(declared, subject, f, study=series[i], alone=alone) for i, f in findings]
         if not alone:
-            verdicts.append(_over_seeds(declared, subject, findings, series=series, single=single))
+            verdicts.append(_over_seeds(declared, subject, findings, series=series, single=single, refusal=refusal))
         verdicts += single
     return verdicts
+
+
+def _together(findings: list[tuple[int, Finding]]) -> tuple[list[tuple[int, Finding]], str]:
+    """The findings that have numbers at one step, and why not where that cannot be."""
+    usable = [(i, finding) for i, finding in findings if _has_numbers(finding)]
+    if len(usable) < 2:
+        return findings, ""
+    moved, refusal = at_one_step([finding for _, finding in usable])
+    at = dict(zip([i for i, _ in usable], moved, strict=True))
+    return [(i, at.get(i, finding)) for i, finding in findings], refusal
+
+
+def _has_numbers(finding: Finding) -> bool:
+    return any(part.measured for part in finding.parts)
 
 
 def _marked(declared: Claim, finding: Finding, runs: list[Run]) -> Finding:
@@ -225,13 +241,14 @@ def _over_seeds(
     *,
     series: list[Study],
     single: list[Verdict],
+    refusal: str,
 ) -> Verdict:
     """One verdict over the seeds in which the claim could be looked at."""
     kept = ("status", "effect", "low", "high", "p")
-    usable = [(i, f) for i, f in findings if any(math.isfinite(part.effect) for part in f.parts)] or findings
+    usable = [(i, f) for i, f in findings if _has_numbers(f)] or findings
     seeds = [_seed(series[i], subject) for i, _ in usable]
     scope = f"over {len(usable)} seeds" if len(usable) > 1 else f"for seed {seeds[0]}"
-    finding = pool([f for _, f in usable]) if len(usable) > 1 else usable[0][1]
+    finding = pool([f for _, f in usable], refusal) if len(usable) > 1 else usable[0][1]
     about = {**_about(series[usable[0][0]]), "pooled": True, "seeds": seeds}
     about["measured_again"] = _again([series[i] for i, _ in findings], subject)
     about["missing"] = all(f.details.get("missing") for _, f in findings)
@@ -271,6 +288,7 @@ def _verdict(declared: Claim, subject: str, finding: Finding, *, scope: str, abo
     shown = _shown(needed, binding)
     doubt = binding.reason if status == "undecided" else finding.doubt(parts) if status == "holds" else ""
     told = finding.sentence(parts, shown.status, shown) if shown.measured else ""
+    told += f"; {finding.note}" if told and finding.note else ""
     details = {"parts": [part.record() for part in parts.values()], "aspects": _aspects(finding, parts)}
     return Verdict(
         claim=declared.name,

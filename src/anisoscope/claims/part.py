@@ -95,6 +95,8 @@ class Finding:
     doubt: Callable[[Parts], str] = lambda parts: ""  # a reason not to call it holding
     aspects: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # groups of parts judged by themselves too
     scope: str = ONE_MODEL  # what a single seed speaks for
+    until: Callable[[int], Finding] | None = None  # the same with nothing after a step
+    note: str = ""  # said at the end of the sentence
 
 
 def judge(parts: Sequence[Part]) -> tuple[Status, Part]:
@@ -119,12 +121,18 @@ def _unsure(part: Part) -> tuple[bool, float]:
     return bool(part.reason), gap if math.isfinite(gap) else math.inf
 
 
-def pool(findings: Sequence[Finding]) -> Finding:
-    """One finding over several seeds: each part's mean over seeds with its t interval (from three seeds on)."""
+def pool(findings: Sequence[Finding], refusal: str = "") -> Finding:
+    """One finding over several seeds: each part's mean over seeds with its t interval (from three seeds on).
+
+    `refusal` says why the seeds cannot be judged together, and leaves the claim open.
+    """
     first = findings[0]
     names = [name for name in by_name(first.parts) if all(name in by_name(f.parts) for f in findings)]
     parts = [_pooled([by_name(f.parts)[name] for f in findings]) for name in names]
-    return Finding(tuple(parts), first.sentence, {}, settle=first.settle, doubt=first.doubt, aspects=first.aspects)
+    if refusal:
+        parts = [replace(part, reason=refusal) if math.isfinite(part.margin) else part for part in parts]
+    details = {"step": first.details["step"]} if "step" in first.details and not refusal else {}
+    return replace(first, parts=tuple(parts), details=details, scope=ONE_MODEL, until=None)
 
 
 def _pooled(parts: Sequence[Part]) -> Part:

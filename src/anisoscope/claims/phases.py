@@ -48,7 +48,8 @@ def two_phases(stack: Stack) -> Finding:
     if not measured:
         raise _why_not(stack)
     parts = [part for name, both in measured.items() for part in _phase_parts(name, both)]
-    details = {"estimators": {name: _course(both) for name, both in measured.items()}}
+    details: dict[str, Any] = {"estimators": {name: _course(both) for name, both in measured.items()}}
+    details["step"] = max(steps_of(one)[-1] for one, _ in measured.values())
     aspects = {ESTIMATORS[name]: (f"{name}: rise", f"{name}: fall") for name in measured}
     return Finding(
         tuple(parts), _phases_sentence, details, settle=_second_best, doubt=_hangs_on_step_0, aspects=aspects
@@ -204,7 +205,8 @@ def anisotropy_grows(stack: Stack) -> Finding:
     for name, start in _starts(common).items():
         gap = block_mean(cosines, common[-1], found) - block_mean(cosines, start, found)
         parts.append(Part.described(f"average cosine: {name}", gap))
-    details = {"steps": step_records({c: r for c, r in readings.items() if c.layer in layers and c.step in steps})}
+    course = step_records({c: r for c, r in readings.items() if c.layer in layers and c.step in steps})
+    details = {"step": steps[-1], "steps": course}
     sentence = functools.partial(_growth_sentence, starts=starts, last=steps[-1])
     return Finding(tuple(parts), sentence, details)
 

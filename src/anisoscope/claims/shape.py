@@ -210,12 +210,17 @@ def _both(study: Study) -> Finding:
         for name in names:
             parts += _of_stack(f"{role} {name}", found[name], bell_parts if role == "decoder" else flat_parts)
     sentence = functools.partial(_kinds_sentence, unknown=unknown)
-    details = {"models": kinds, "unknown": unknown}
+    ends = {name: _end(found[name]) for names in kinds.values() for name in names}
+    details = {"models": kinds, "unknown": unknown, "ends": ends}
     return Finding(tuple(parts), sentence, details, scope="for these models")
 
 
 def _has(stack: Stack) -> bool:
     return any(stack.readings(metric) for metric in METRICS)
+
+
+def _end(stack: Stack) -> int | None:
+    return next(last_step(found) for found in map(stack.readings, METRICS) if found)
 
 
 def _how(role: str, unknown: list[str]) -> str:

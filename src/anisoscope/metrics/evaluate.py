@@ -232,11 +232,13 @@ def _evaluate_graphs(metric: Metric, view: View, options: dict[str, Any]) -> Est
             replicates.append(sum(parts) / len(parts))
         except TooFewRows:
             replicates.append(math.nan)
-    low, high = jackknife(value, replicates, bounds=metric.bounds)
+    shaky = _unstable(value, replicates)
+    low, high = (math.nan, math.nan) if shaky else jackknife(value, replicates, bounds=metric.bounds)
     duplicates = sum(g.neighbours.duplicates - (g.first_duplicates if rest else 0) for g in graphs)
     used = sum(int((~g.first).sum()) if rest else len(g.neighbours) for g in graphs)
-    said = [f"{duplicates} duplicates removed" if duplicates else ""]
+    said = [f"{duplicates} duplicates removed" if duplicates else "", shaky]
     said += [metric.remark(value, used // len(graphs), options)] if metric.remark is not None else []
+    said += [_next_scale(value, graphs, without_first=rest)] if metric.name == "two_nn" else []
     return Estimate(
         value,
         low,
@@ -248,6 +250,38 @@ def _evaluate_graphs(metric: Metric, view: View, options: dict[str, Any]) -> Est
         note="; ".join(filter(None, said)),
         replicates=tuple(replicates),
     )
+
+
+def _next_scale(value: float, graphs: list[Graph], *, without_first: bool) -> str:
+    """A word of warning where neighbours 2 and 4 tell another dimension than neighbours 1 and 2.
+
+    A near-copy of every tenth row is enough to bring TwoNN from 14 down to 0.2, with a narrow interval.
+    """
+    from anisoscope.metrics.dimension import gride
+
+    try:
+        wider = [gride.function(g.left(without_first=without_first), scale=2) for g in graphs]
+    except TooFewRows:
+        return ""
+    other = sum(wider) / len(wider)
+    if 0.5 <= value / other <= 2.0:
+        return ""
+    return f"the next scale (GRIDE, k = 2) gives {other:.3g}: near-copies or noise decide one of the two"
+
+
+def _unstable(value: float, replicates: list[float]) -> str:
+    """What to say of a value that no set of contexts with one fold left out comes near to; "" where all is well.
+
+    Near-copies of rows do that to TwoNN: once a tenth of the rows have one, their huge r₂/r₁ pass its cut.
+    """
+    live = [r for r in replicates if math.isfinite(r)]
+    if len(live) < 3:
+        return ""
+    gap = max(min(live) - value, value - max(live))
+    if gap <= max(max(live) - min(live), 0.25 * abs(value)):
+        return ""
+    ends = f"{min(live):.3g} to {max(live):.3g}"
+    return f"unstable: leaving out any fold of contexts gives {ends}, so there is no interval; look at gride"
 
 
 def evaluate_array(

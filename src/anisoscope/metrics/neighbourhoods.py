@@ -10,7 +10,23 @@ from torch import Tensor
 
 from anisoscope.numerics.neighbors import distinct_rows, nearest
 
-_SPARE = 6  # neighbours beyond those a metric reads, so that leaving out a fold seldom runs out of them
+_ROUNDS = 8  # looks for near-duplicates: a row sees as many at a time as it has neighbours
+
+
+def spared(wanted: int) -> int:
+    """Neighbours held for a metric that reads `wanted`: leaving out a fold, a quarter of a half, seldom runs out.
+
+    >>> spared(2), spared(20)
+    (9, 36)
+    """
+    return wanted + 6 + wanted // 2
+
+
+def _repeated(rows: Tensor, distance: Tensor, index: Tensor, tolerance: float) -> Tensor:
+    """Rows that repeat an earlier one within the tolerance, in the order of the sample, which no batching changes."""
+    limit = tolerance * torch.linalg.vector_norm(rows.double(), dim=1, keepdim=True)
+    later = index < torch.arange(len(rows), device=index.device).unsqueeze(1)
+    return ((distance <= limit.to(distance.device)) & later).any(1)
 
 
 @dataclass(frozen=True)
@@ -38,17 +54,16 @@ class Neighbours:
             return cls(empty.double(), empty.long(), wanted, len(rows) - len(kept)), kept
         # squares of rows far from 1 would leave float32; a power of two changes no digit
         scale = 2.0 ** math.frexp(float(rows.abs().max()))[1]
-        distance, index = nearest(rows[kept] / scale, wanted + _SPARE)
-        limit = tolerance * torch.linalg.vector_norm((rows[kept] / scale).double(), dim=1, keepdim=True)
-        # of equal rows the first stays, in the order of the sample, which does not depend on batches
-        later = index < torch.arange(len(kept), device=index.device).unsqueeze(1)
-        again = ((distance <= limit.to(distance.device)) & later).any(1)
-        if tolerance and bool(again.any()):
+        distance, index = nearest(rows[kept] / scale, spared(wanted))
+        for _ in range(_ROUNDS if tolerance else 0):
+            again = _repeated(rows[kept] / scale, distance, index, tolerance)
+            if not bool(again.any()):
+                break
             kept = kept[~again.to(kept.device)]
-            if len(kept) > 1:
-                distance, index = nearest(rows[kept] / scale, wanted + _SPARE)
-            else:
+            if len(kept) < 2:
                 distance, index = distance[:1, :0], index[:1, :0]
+                break
+            distance, index = nearest(rows[kept] / scale, spared(wanted))
         return cls(distance.cpu() * scale, index.cpu(), wanted, len(rows) - len(kept)), kept.cpu()
 
     def __len__(self) -> int:

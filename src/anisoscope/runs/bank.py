@@ -38,7 +38,7 @@ class Plan:
     """Which statistics each kind of site keeps, and how large the samples are."""
 
     stats: Mapping[str, frozenset[type]]  # by site kind
-    sample_size: int = 2 * 4096  # rows kept; with halves twice as many as a selection looks at, so that each has enough
+    sample_size: int = 2 * 4096  # rows kept; with halves three times what a selection looks at: they are not alike
     attention_rows: int = 16  # query rows per context whose scores are looked at; 0 = all
     seed: int = 0
     halves: bool = False  # whether two disjoint halves of the contexts are looked at beside the whole
@@ -46,7 +46,7 @@ class Plan:
     @property
     def looked_at(self) -> int:
         """Sampled rows that one selection looks at: the same number with halves and without."""
-        return self.sample_size // 2 if self.halves else self.sample_size
+        return self.sample_size // 3 if self.halves else self.sample_size
 
 
 @dataclass

@@ -65,7 +65,7 @@ def make_plan(
         stats[kind] = frozenset(needs - {Keys})
     if any(Keys in request.metric.needs for request in requests) and "key" in stats:
         stats["key"] |= {Directions}
-    kept = 2 * sample_size if halves else sample_size
+    kept = 3 * sample_size if halves else sample_size
     return Plan(stats, sample_size=kept, attention_rows=attention_rows, seed=seed, halves=halves)
 
 

@@ -242,16 +242,19 @@ def _key(site: Site) -> tuple[int, str, str, str]:
 
 
 def _kept(sample: Sample) -> Kept:
-    """Half precision after division by the largest value: a drawing needs no more, and wide models have wide rows."""
+    """Half precision about the mean: a drawing needs no more, and wide models have wide rows."""
     x = sample.rows.double().cpu()
+    good = x.isfinite().all(1)
+    mean = x[good].mean(0) if bool(good.any()) else torch.zeros(x.shape[1:], dtype=torch.float64)
+    x = x - mean
     finite = x[x.isfinite()]
     scale = finite.abs().max() if len(finite) and bool(finite.any()) else torch.tensor(1.0, dtype=torch.float64)
     labels = {name: sample.label(name).clone() for name in ("hash", "position", "token", "group")}
-    return {"rows": (x / scale).half(), "scale": scale.clone(), **labels}
+    return {"rows": (x / scale).half(), "mean": mean, "scale": scale.clone(), **labels}
 
 
 def _rows(kept: Kept) -> Tensor:
-    return kept["rows"].double() * kept["scale"]
+    return kept["rows"].double() * kept["scale"] + kept["mean"]
 
 
 def _pooled(rows: Iterable[Tensor], summary: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:

@@ -98,7 +98,8 @@ def _judged(verdicts: Sequence[Mapping[str, Any]]) -> list[Effect]:
             value = finite(part.get("effect")) if part.get("name") in METRICS else None
             if value is not None:
                 ends = finite(part.get("low")), finite(part.get("high"))
-                found.append(Effect(str(verdict["claim"]), size, str(part["name"]), value, *ends, told=str(verdict.get("scope") or "as judged")))
+                scope = str(verdict.get("scope") or "as judged")
+                found.append(Effect(str(verdict["claim"]), size, str(part["name"]), value, *ends, told=scope))
     return found
 
 
