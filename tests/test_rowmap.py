@@ -27,7 +27,7 @@ from anisoscope.runs.rowmap import (
 )
 from anisoscope.runs.store import RunFolder
 from anisoscope.runs.sweep import sweep
-from test_monitor import resumable
+from monitored import resumable
 from tiny_series import LOOK, make_series
 
 SITES = [Site(0, "embed"), *(Site(n, "resid") for n in range(1, 5)), Site(4, "final")]
