@@ -97,7 +97,7 @@ class ArmsStudy:
         for model in about.get("models", []):
             self.about["models"].append({**model, **words, "key": ""})
         name = words.get("name") or path.name
-        self.about["warnings"] += [f"{name}: {text}" for text in about.get("warnings", [])]
+        self.about["warnings"] += [f"{name}: {text}" for text in [*about.get("warnings", []), *_unfinished(about)]]
         for part in ("device", "data"):
             self.about.setdefault(part, about.get(part))
         self.folder.write_about(self.about)
@@ -107,6 +107,18 @@ class ArmsStudy:
         self.about["skipped"].append({"model": model, "reason": reason})
         self.about["warnings"].append(f"{model} was skipped: {reason}")
         self.folder.write_about(self.about)
+
+
+def _unfinished(about: Mapping[str, Any]) -> list[str]:
+    """What to say of an arm that did not come to its end: its last step is not the last one asked for.
+
+    >>> _unfinished({"status": "interrupted", "steps": 20, "config": {"steps": 40}})
+    ['unfinished, after 20 of 40 updates; --resume goes on']
+    """
+    if about.get("status") == "complete":
+        return []
+    done, asked = about.get("steps"), (about.get("config") or {}).get("steps")
+    return [f"unfinished, after {done} of {asked} updates; --resume goes on" if done and asked else "unfinished"]
 
 
 # -- arms that are trained ---------------------------------------------------------------------------------------------
