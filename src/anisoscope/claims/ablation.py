@@ -123,10 +123,10 @@ def _judged(contrast: Contrast, arms: tuple[Run, Run], until: int | None = None)
 
 
 def _effect(contrast: Contrast, arms: tuple[Run, Run], *, until: int | None) -> Finding:
-    main = _Pair.of("svd_ratio", arms, until=until)
+    main = _Pair.at_the_end("svd_ratio", arms, until=until)
     if main is None:
         raise Missing("svd_ratio at blocks of both arms at the same step", "measure both with the same schedule")
-    rest = {metric: _Pair.of(metric, arms, until=until, step=main.step) for metric in METRICS[1:]}
+    rest = {metric: _Pair.at(main.step, metric, arms) for metric in METRICS[1:]}
     measured = {"svd_ratio": main, **{metric: pair for metric, pair in rest.items() if pair is not None}}
     details: dict[str, Any] = {"before": arms[0].model, "after": arms[1].model, "step": main.step}
     details |= {"blocks": len(main.layers), "paired": main.paired}
@@ -162,24 +162,28 @@ class _Pair:
     layers: tuple[int, ...]
 
     @classmethod
-    def of(cls, metric: str, arms: tuple[Run, Run], *, until: int | None, step: int | None = None) -> _Pair | None:
-        """At `step`, or else at the last one that has all blocks that the arms have in common; None without numbers."""
-        one, two = (Stack(run, kind=_KINDS.get(metric, "resid"), until=until).readings(metric) for run in arms)
-        common = {(cell.step, cell.layer) for cell in one if cell in two}
-        layers = tuple(sorted({layer for _, layer in common}))
+    def at_the_end(cls, metric: str, arms: tuple[Run, Run], *, until: int | None) -> _Pair | None:
+        """At the last step that has all blocks which the arms have in common; None without numbers."""
+        one, two = _both(metric, arms, until)
+        layers, whole = _whole(one, two)
         if not layers:
             return None
-        whole = [s for s in {s for s, _ in common} if all((s, layer) in common for layer in layers)]
-        if step is not None or whole == [None]:
-            return cls(one, two, step, layers) if step in whole else None
-        last = max((s for s in whole if s is not None), default=None)
-        if last is None or (last == 0 and any(s for s, _ in common)):  # step 0 is no result of training
+        last = max((step for step in whole if step is not None), default=None)
+        started = any(cell.step for cell in one if cell in two)
+        if (last is None and None not in whole) or (last == 0 and started):  # step 0 is no result of training
             raise Missing(f"step with {metric} at all {len(layers)} blocks of both arms", "measure every block")
         return cls(one, two, last, layers)
 
+    @classmethod
+    def at(cls, step: int | None, metric: str, arms: tuple[Run, Run]) -> _Pair | None:
+        """At this step; None where not all blocks of both arms have a number there."""
+        one, two = _both(metric, arms, step)
+        layers, whole = _whole(one, two)
+        return cls(one, two, step, layers) if step in whole else None
+
     @property
     def paired(self) -> bool:
-        """Whether folds belong together: the same contexts, of which as many rows as each arm has were used."""
+        """Whether folds belong together: the same contexts in as many folds, however many rows of them are left."""
         return all(
             one.contexts == two.contexts and len(one.quantity.folds) == len(two.quantity.folds)
             for one, two in zip(self._rows(self.one), self._rows(self.two), strict=True)
@@ -222,6 +226,17 @@ class _Pair:
         return found
 
 
+def _both(metric: str, arms: tuple[Run, Run], until: int | None) -> list[Readings]:
+    return [Stack(run, kind=_KINDS.get(metric, "resid"), until=until).readings(metric) for run in arms]
+
+
+def _whole(one: Readings, two: Readings) -> tuple[tuple[int, ...], list[int | None]]:
+    """The blocks that both arms have at some step, and the steps at which both have all of them."""
+    common = {(cell.step, cell.layer) for cell in one if cell in two}
+    layers = tuple(sorted({layer for _, layer in common}))
+    return layers, [s for s in {s for s, _ in common} if all((s, layer) in common for layer in layers)]
+
+
 def _without_folds(quantity: Quantity) -> Quantity:
     low, high = quantity.interval()
     return quantity if quantity.thin else Quantity(quantity.value, half=(high - low) / 2)
@@ -231,11 +246,10 @@ def _sentence(parts: Parts, status: Status, part: Part, *, contrast: Contrast, w
     before, after = contrast.before, contrast.after
     text = f"{contrast.words} takes σ₁/Σσ, {where}, from {span(parts[before])} ({before}) to {span(parts[after])} "
     text += f"({after}): relative to {before} {_reading(part, parts.get(_FALL_SQUARED))}"
-    text += f"; the {contrast.name} ({after} − {before}) is {span(parts['svd_ratio'])}"
-    if _START in parts:
-        text += f", and at step 0, before any training, {span(parts[_START])}"
+    text += f"; the {contrast.name} ({after} − {before}) is {span(parts['svd_ratio'])} for σ₁/Σσ"
+    text += f" (at step 0, before any training, {span(parts[_START])})" if _START in parts else ""
     told = [f"{span(parts[metric])} for {words}" for metric, words in _NAMES.items() if metric in parts]
-    return text + (f" ({', '.join(told)})" if told else "")
+    return ", ".join([text, *told])
 
 
 def _reading(fall: Part, squared: Part | None) -> str:
@@ -255,9 +269,9 @@ def _reading(fall: Part, squared: Part | None) -> str:
         return f"it {_change(fall)}, against the claim" + (sizes[True] + margin if True in sizes else "")
     if _within(fall, NEXT_TO_NOTHING) and squared is not None and _within(squared, fall.margin):
         return f"it {_change(fall)}, next to no effect"
-    verdict = f"which rules out a fall by {margin}" if fall.high < fall.margin else f"with {margin} inside the interval"
-    small = "no more than a tenth either way" if _within(fall, NEXT_TO_NOTHING) else "with these runs"
-    return f"it {_change(fall)}, too little to tell from nothing, {small}, {verdict}"
+    small = " and is no more than a tenth either way" if _within(fall, NEXT_TO_NOTHING) else ""
+    out = f"though a fall by {margin} is ruled out" if fall.high < fall.margin else f"with {margin} inside the interval"
+    return f"it {_change(fall)}, which cannot be told from nothing with these runs{small}, {out}"
 
 
 def _within(part: Part, reach: float) -> bool:
