@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -232,6 +233,38 @@ def test_an_interruption_leaves_no_folder(raw: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         prepare_enwik8(raw, tmp_path / "out", progress=stop)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_at_the_next_start(raw: Path, tmp_path: Path) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", "pass"])
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)  # dead, yet its number is still taken
+    alive = os.getppid()
+    left = {name: tmp_path / name for name in (f".a[1].{killed.pid}", f".a[1].{alive}", ".a[1].notes", ".b.1")}
+    for path in left.values():
+        path.mkdir()
+    reused = tmp_path / ".c.1"  # another process has its number now
+    reused.mkdir()
+    os.utime(reused, (0, 0))
+    prepare_enwik8(raw, tmp_path / "a[1]")
+    assert [path.exists() for path in left.values()] == [False, True, True, True]
+    assert prepare_enwik8(raw, tmp_path / "c").made and not reused.exists()
+    reused.mkdir()
+    os.utime(reused, (0, 0))
+    assert not prepare_enwik8(raw, tmp_path / "c").made
+    assert not reused.exists(), "also when there is nothing to do"
+    killed.wait()
+
+
+def test_a_limit_before_the_first_article_is_what_is_wrong(raw: Path, tmp_path: Path) -> None:
+    with pytest.raises(AnisoscopeError, match=r"within the first 0\.0001 MB; raise --limit"):
+        prepare_enwik8(raw, tmp_path / "out", limit=0.0001)
+    only = tmp_path / "redirects"
+    only.write_bytes(page("A", "#REDIRECT [[B]]").encode() * 2)
+    with pytest.raises(AnisoscopeError, match="raise --limit"):
+        prepare_enwik8(only, tmp_path / "out", limit=only.stat().st_size / 1e6 - 1e-5)
+    with pytest.raises(AnisoscopeError, match="no article that is text"):
+        prepare_enwik8(only, tmp_path / "out")  # without a limit it is the file
+    assert prepare_enwik8(raw, tmp_path / "out", limit=0.005).made
 
 
 BAD: dict[str, tuple[str, Callable[[], bytes], str]] = {

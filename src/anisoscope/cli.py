@@ -22,6 +22,10 @@ app = typer.Typer(
 )
 _DEBUG = {"on": False}
 _INTERRUPTED = 130
+_AGAIN = {  # what to do about a command that broke off, by whether it has --resume
+    True: "what was finished is in the run folder, and the same command with --resume goes on.",
+    False: "nothing was written: run the same command again.",
+}
 _UsageError: Any = typer.BadParameter.__bases__[0]  # of whichever click this typer carries
 
 
@@ -43,27 +47,42 @@ def _options(
     _DEBUG["on"] = _DEBUG["on"] or debug
 
 
-def _words(text: str | None, option: str = "") -> tuple[str, ...]:
-    """`a,b` as words; an option that is given but empty is a slip, not a wish for everything."""
-    words = tuple(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
+def _listed(text: str | None, option: str = "") -> tuple[str, ...]:
+    """`a,b,a` as words; an option that is given but empty is a slip, not a wish for everything."""
+    words = tuple(filter(None, (word.strip() for word in (text or "").split(","))))
     if text is not None and not words:
         raise AnisoscopeError(f"{option or 'a list'} is empty; name something, or leave it out.")
     return words
 
 
-def _layers(text: str | None) -> tuple[int, ...]:
-    """`0,3,5-8` as numbers."""
-    chosen: set[int] = set()
-    for word in _words(text, "--layers"):
-        start, _, end = word.partition("-")
-        try:
-            numbers = range(int(start), int(end or start) + 1)
-        except ValueError as error:
-            raise AnisoscopeError(f"--layers has {word!r}; expected numbers such as 0,3,5-8.") from error
-        if not numbers:
-            raise AnisoscopeError(f"--layers has {word!r}, which runs backwards; expected {end}-{start}.")
-        chosen.update(numbers)
-    return tuple(sorted(chosen))
+def _words(text: str | None, option: str = "") -> tuple[str, ...]:
+    """`a,b` as words, each once."""
+    return tuple(dict.fromkeys(_listed(text, option)))
+
+
+def _layers(text: str | None, option: str = "--layers") -> tuple[int, ...]:
+    """`0,3,5-8` as numbers, each once, in their order."""
+    return tuple(sorted({number for word in _words(text, option) for number in _span(word, option)}))
+
+
+def _seeds(text: str, option: str = "--seeds") -> tuple[int, ...]:
+    """`0,1,2` or `0-2` as numbers; one that is named twice stays twice, and is refused where the runs are known."""
+    words = _listed(text, option)
+    if below := [word for word in words if word.startswith("-")]:
+        raise AnisoscopeError(f"{option} has {below[0]!r}; seeds are whole numbers from 0 on, such as 0,1,2.")
+    return tuple(number for word in words for number in _span(word, option))
+
+
+def _span(word: str, option: str) -> range:
+    """`5-8` or `5` as numbers."""
+    start, _, end = word.partition("-")
+    try:
+        numbers = range(int(start), int(end or start) + 1)
+    except ValueError as error:
+        raise AnisoscopeError(f"{option} has {word!r}; expected numbers such as 0,3,5-8.") from error
+    if not numbers:
+        raise AnisoscopeError(f"{option} has {word!r}, which runs backwards; expected {end}-{start}.")
+    return numbers
 
 
 @app.command()
@@ -245,8 +264,16 @@ def main(run: Callable[..., Any] = app) -> None:
             raise
         _fail(_explain(error), 1)
     if code == _INTERRUPTED:
-        _fail("interrupted; what was finished is in the run folder, and the same command with --resume goes on.", code)
+        _fail(f"interrupted; {_AGAIN[_can_resume()]}", code)
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _can_resume() -> bool:
+    """Whether the command that was typed has --resume; read from its words, as nothing else is left of it by then."""
+    command: Any = typer.main.get_command(app)
+    for word in sys.argv[1:]:
+        command = getattr(command, "commands", {}).get(word, command)
+    return any("--resume" in option.opts for option in command.params)
 
 
 def _refuse(error: Any) -> NoReturn:
@@ -261,7 +288,7 @@ def _refuse(error: Any) -> NoReturn:
 def _explain(error: Exception) -> str:
     words = str(error).strip().splitlines()[0] if str(error).strip() else ""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-        return f"{words}; what was finished is kept: make room or rights, and the same command with --resume goes on."
+        return f"{words}; make room or rights: {_AGAIN[_can_resume()]}"
     if isinstance(error, MemoryError) or "out of memory" in words.lower() or "can't allocate memory" in words.lower():
         return f"out of memory ({words}); use a smaller --batch-size or --context, --dtype bfloat16, or fewer --layers."
     return f"{type(error).__name__}: {words}; run again with --debug for the traceback."

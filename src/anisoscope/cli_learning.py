@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.cli import _DEBUG, _layers, _words, app
+from anisoscope.cli import _DEBUG, _layers, _listed, _seeds, _words, app
 
 study = typer.Typer(
     name="study",
@@ -239,10 +239,9 @@ def revisiting(
     options |= {"context": context, "metrics": metrics, "when": when, "rank": rank, "limit": limit, "device": device}
     options["tokens"] = tokens
     if arms is not None:
-        _words(arms, "--arms")  # an empty list is a slip
-        options["arms"] = tuple(filter(None, (word.strip() for word in arms.split(","))))  # one named twice is refused
+        options["arms"] = _listed(arms, "--arms")  # one named twice is refused
     if seeds is not None:
-        options["seeds"] = _layers(seeds)
+        options["seeds"] = _seeds(seeds)
     run_revisiting(options, out=out, resume=resume, command=command)
 
 

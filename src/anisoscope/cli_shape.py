@@ -6,12 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.cli import _layers, _words
+from anisoscope.cli import _listed, _seeds
 from anisoscope.cli_learning import Data, Debug, Device, Out, Resume, _begin, study
+from anisoscope.errors import AnisoscopeError
+
+_PAPER = ("tokens", "models", "remove_downloads")  # what is measured there is not trained here
+_TRAINED = ("arms", "sizes", "seeds", "steps", "context", "limit", "when", "contexts", "jobs")
 
 
 @study.command("shape")
 def shape(
+    ctx: typer.Context,
     preset: Annotated[str, typer.Option(help="tiny (2 cores, minutes), small (one GPU), paper (hub models).")] = "tiny",
     data: Data = "embedded",
     arms: Annotated[str | None, typer.Option(help="causal-next, causal-masked, bidirectional-masked.")] = None,
@@ -40,6 +45,7 @@ def shape(
 ) -> None:
     """The Shape of Learning: what the mask and the objective do to profiles over depth and training."""
     command = _begin(debug)
+    _refuse_idle(ctx, paper=preset == "paper")
     from anisoscope.view.console_shape import run_shape
 
     options: dict[str, Any] = {"preset": preset, "data": data, "steps": steps, "context": context, "limit": limit}
@@ -47,15 +53,20 @@ def shape(
     options["remove_downloads"] = remove_downloads
     options |= _lists(arms=arms, sizes=sizes, models=models)
     if seeds is not None:
-        options["seeds"] = _layers(seeds)
+        options["seeds"] = _seeds(seeds)
     run_shape(options, jobs=jobs, out=out, resume=resume, command=command)
 
 
 def _lists(**given: str | None) -> dict[str, tuple[str, ...]]:
     """Words of the options that were given; one that is named twice stays twice, and is refused later."""
-    found = {}
-    for name, text in given.items():
-        if text is not None:
-            _words(text, f"--{name}")  # an empty list is a slip
-            found[name] = tuple(filter(None, (word.strip() for word in text.split(","))))
-    return found
+    return {name: _listed(text, f"--{name}") for name, text in given.items() if text is not None}
+
+
+def _refuse_idle(ctx: typer.Context, *, paper: bool) -> None:
+    """Options that would do nothing in the preset that was asked for."""
+    for name in _TRAINED if paper else _PAPER:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = f"--{name.replace('_', '-')}"
+            where = "the presets that train, tiny and small" if paper else "--preset paper"
+            raise AnisoscopeError(f"{option} belongs to {where}; leave it out, or take another preset.")

@@ -324,6 +324,49 @@ def test_a_full_disk_is_told_in_one_sentence_and_the_first_model_is_kept(
     assert len({row["model"] for row in run.table().records()}) == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "place", "resumes"),
+    [
+        (("data", "enwik8"), "anisoscope.view.console_data.run_enwik8", False),
+        (("study", "curvature"), "anisoscope.view.console_learning.run_curvature_study", False),
+        (("train", "--data", "enwik8"), "anisoscope.view.console_learning.run_train", True),
+        (("study", "shape"), "anisoscope.view.console_shape.run_shape", True),
+    ],
+)
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (OSError(errno.ENOSPC, "No space left on device"), 1)]
+)
+def test_resuming_is_proposed_by_commands_that_can(
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    place: str,
+    resumes: bool,
+    error: BaseException,
+    code: int,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(place, fail)
+    done = command(*words)
+    refused(done, "with --resume goes on" if resumes else "nothing was written: run the same command again", code)
+    assert ("--resume" in done.sentence) is resumes
+
+
+@pytest.mark.parametrize(("seeds", "words"), [("a", "--seeds has 'a'"), ("-1", "from 0 on"), ("0,0", "named twice")])
+def test_bad_seeds_of_revisiting_are_named(command: Command, tmp_path: Path, seeds: str, words: str) -> None:
+    refused(command("study", "revisiting", "--seeds", seeds, "--out", tmp_path / "run"), words)
+
+
+@pytest.mark.parametrize(("width", "words"), [(6, "such as 4 or 8."), (3, "such as 4.")])
+def test_a_width_that_does_not_fit_names_its_neighbours(
+    command: Command, tmp_path: Path, width: int, words: str
+) -> None:
+    sizes = ("--width", width, "--heads", 2, "--family", "prenorm")
+    refused(command("train", *sizes, "--out", tmp_path / "run"), words)
+
+
 def test_a_report_that_cannot_be_drawn_does_not_lose_the_numbers(
     command: Command, tmp_path: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

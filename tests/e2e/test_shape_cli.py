@@ -62,6 +62,27 @@ def test_a_failing_arm_shows_in_the_exit_code(
         (("--sizes", "12*512"), "size '12*512' is not understood"),
         (("--models", "gpt5", "--preset", "paper"), "unknown model of the paper 'gpt5'"),
         (("--resume",), "--resume needs --out"),
+        (("--seeds", "a"), "--seeds has 'a'"),
+        (("--seeds", "-1"), "--seeds has '-1'; seeds are whole numbers from 0 on"),
+        (("--seeds", "0,0"), "of seed 0 is named twice"),
+        (("--seeds", "0-2,1"), "of seed 1 is named twice"),
+        (("--models", "gpt2"), "--models belongs to --preset paper"),
+        (("--remove-downloads",), "--remove-downloads belongs to --preset paper"),
+        (("--tokens", "4096", "--preset", "small"), "--tokens belongs to --preset paper"),
+        *(
+            (("--preset", "paper", option, value), f"{option} belongs to the presets that train")
+            for option, value in {
+                "--arms": "causal-next",
+                "--sizes": "6x64",
+                "--seeds": "0",
+                "--steps": "9",
+                "--context": "64",
+                "--when": "log",
+                "--jobs": "2",
+                "--limit": "1",
+                "--contexts": "96",
+            }.items()
+        ),
     ],
 )
 def test_slips_are_told_in_one_sentence(
@@ -70,3 +91,10 @@ def test_slips_are_told_in_one_sentence(
     place = () if "--resume" in words else ("--out", tmp_path / "study")
     done = command("study", "shape", *words, *place)
     assert done.code == 2 and sentence in done.sentence
+
+
+def test_seeds_keep_their_order_and_their_doubles() -> None:
+    from anisoscope.cli import _layers, _seeds
+
+    assert _seeds("3,0-1,0") == (3, 0, 1, 0)
+    assert _layers("3,0-1,0") == (0, 1, 3), "layers are a set"

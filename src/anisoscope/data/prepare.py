@@ -37,6 +37,7 @@ RULES = 2  # number of the cleaning rules; another number, another fingerprint
 FINGERPRINT = "1a84883e4709453682a3d2eab3f9959e6d4ed5c116d7c3f80f9319c8fb0cfae9"  # of the true enwik8, cleaned
 EMBEDDED = "embedded"
 _MEGABYTE = 10**6
+_CLOCKS = 10.0  # seconds by which the clocks of processes and of files may differ
 _DROPPED = ("other_namespaces", "redirects", "empty", "truncated")
 
 Progress = Callable[[str, int, int], None]
@@ -84,8 +85,13 @@ class _Source:
             self.size += len(kept)
             self.tell("megabytes read", self.size // _MEGABYTE, max(total, self.size) // _MEGABYTE)
             yield kept
-            if self.limit is not None and self.size >= self.limit:
+            if self.cut:
                 return
+
+    @property
+    def cut(self) -> bool:
+        """Whether the limit was reached."""
+        return self.limit is not None and self.size >= self.limit
 
 
 def prepare_enwik8(
@@ -103,6 +109,7 @@ def prepare_enwik8(
     folder = Path(folder).expanduser()
     if limit is not None and not limit > 0:
         raise AnisoscopeError(f"a limit of {limit:g} MB leaves nothing; give a positive number, or none.")
+    sweep_leftovers(folder.absolute())  # also where there is nothing to make
     made_of = _made_of(source, limit)
     if (found := _found(folder, made_of)) is not None:
         return found
@@ -173,7 +180,6 @@ def _found(folder: Path, made_of: dict[str, Any]) -> Prepared | None:
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A folder beside `folder` that takes its place when all went well, and disappears when not."""
     folder = folder.absolute()
-    sweep_leftovers(folder)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         beside.mkdir(parents=True)
@@ -190,10 +196,26 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 def sweep_leftovers(folder: Path) -> None:
     """What a killed process left half made; another that is still at work keeps its own."""
-    for path in folder.parent.glob(f".{folder.name}.*"):
-        number = path.name.rpartition(".")[2]
-        if number.isdecimal() and (int(number) == os.getpid() or not psutil.pid_exists(int(number))):
+    if not folder.parent.is_dir():
+        return
+    for path in list(folder.parent.iterdir()):  # no pattern: a name may hold the marks of one
+        name, _, number = path.name.rpartition(".")
+        if name == f".{folder.name}" and number.isdecimal() and not _at_work(int(number), path):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _at_work(number: int, path: Path) -> bool:
+    """Whether the process that makes `path` lives: one that is dead but not yet buried, and one that got its number
+    after the last change of the folder, do not make it."""
+    if number == os.getpid():
+        return False
+    try:
+        process = psutil.Process(number)
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= path.stat().st_mtime + _CLOCKS
+    except (psutil.NoSuchProcess, FileNotFoundError):
+        return False
+    except psutil.AccessDenied:
+        return True
 
 
 def _save_json(path: Path, content: dict[str, Any]) -> None:
@@ -211,13 +233,30 @@ def _write(folder: Path, source: str | Path | None, limit: float | None, tell: P
         about: dict[str, Any] = {"raw": None, "cleaning": None, "note": "the slice that ships is clean already"}
     else:
         raw, cleaning = _Source(Path(source).expanduser(), room, tell), CleaningStats()
-        with _named(raw.path):
+        with _named(raw.path), _limited(raw, cleaning):
             out = _write_articles(folder, clean(raw.blocks(), stats=cleaning))
         about = _about(raw, cleaning)
         about["raw"]["as_expected"] = out["sha256"] == FINGERPRINT if about["raw"]["is_enwik8"] else None
     if not out["articles"]:
         raise AnisoscopeError(f"{str(source)!r} holds no article that is text; expected a MediaWiki XML export.")
     return {**about, "kept": out, "seconds": round(time.perf_counter() - begun, 1)}
+
+
+@contextmanager
+def _limited(raw: _Source, cleaning: CleaningStats) -> Iterator[None]:
+    """Where a limit ends before the first page does, that is what is wrong, and not the file."""
+    try:
+        yield
+    except AnisoscopeError as error:
+        raise _too_little(raw) if raw.cut and not cleaning.pages else error from error
+    if raw.cut and not cleaning.articles:
+        raise _too_little(raw)
+
+
+def _too_little(raw: _Source) -> AnisoscopeError:
+    return AnisoscopeError(
+        f"no whole article was found within the first {(raw.limit or 0) / _MEGABYTE:g} MB; raise --limit."
+    )
 
 
 @contextmanager
@@ -284,7 +323,7 @@ def _verdict(raw: _Source, md5: str, cleaning: CleaningStats) -> str:
     """One sentence about whether this is the true enwik8."""
     if md5 == MD5:
         return "this is the true enwik8 (verified by MD5)"
-    if raw.limit is not None and raw.size >= raw.limit:
+    if raw.cut:
         return f"only the first {raw.size:,} bytes were read, so it could not be verified that this is enwik8"
     cut = ", and its last page is cut" if cleaning.truncated else ""
     if raw.size < SIZE:

@@ -179,12 +179,18 @@ def _correlation(
     ]
     why = (
         f"Spearman {span(part)} over {len(x.value)} {points} of one run, signed so that more is worse, "
-        f"{outcome(part.status, part)}; leaving out contexts [{figure(noise.low)}, {figure(noise.high)}], leaving out "
-        f"{points} [{figure(hang.low)}, {figure(hang.high)}]; they are not independent, so this describes"
+        f"{outcome(part.status, part)}{_spans(parts[1:])}; they are not independent, so this describes"
     )
     p = descriptive_p(x, turned, "spearman")
     why += f"; undecided because {reason}" if reason else ""
     return _verdict(results, claim, statement, part, why, parts=parts, p=p)
+
+
+def _spans(parts: Sequence[Part]) -> str:
+    """`; leaving out contexts [low, high], …` of the intervals that there are; nothing where there is none."""
+    known = [part for part in parts if math.isfinite(part.low) and math.isfinite(part.high)]
+    words = (f"leaving out {p.name.removeprefix('over ')} [{figure(p.low)}, {figure(p.high)}]" for p in known)
+    return f"; {', '.join(words)}" if known else ""
 
 
 def _verdict(

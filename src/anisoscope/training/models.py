@@ -111,9 +111,10 @@ def check_sizes(family: Family, *, width: int, heads: int) -> None:
     step = 2 * heads if family.rotary else heads
     if width % step:
         why = " and an even width of each (rotary positions)" if family.rotary else ""
+        below = width // step * step
+        nearest = f"{below} or {below + step}" if below else f"{step}"
         raise AnisoscopeError(
-            f"width {width} does not divide into {heads} heads{why}; take a multiple of {step}, such as "
-            f"{max(step, width // step * step)}."
+            f"width {width} does not divide into {heads} heads{why}; take a multiple of {step}, such as {nearest}."
         )
 
 
