@@ -257,6 +257,10 @@ def test_a_repair_improves_probes_when_the_interval_lies_beyond_the_margin(gain:
     verdicts = {v.claim: v for v in judge(Results(_study(gain=gain), "m"))}
     assert verdicts["whitened_improves_probe"].status == status
     assert verdicts["whitened_improves_probe"].effect == pytest.approx(gain)
+    assert "highest" not in verdicts["whitened_improves_probe"].why, "no site stands out where all are alike"
+    rows = _study(gain=gain)
+    rows[-2]["value"] += 0.5  # of the last site
+    assert "; highest after block 4 (" in {v.claim: v for v in judge(Results(rows, "m"))}["whitened_improves_probe"].why
 
 
 @pytest.mark.parametrize(("sign", "status"), [(1.0, "holds"), (-1.0, "fails")])

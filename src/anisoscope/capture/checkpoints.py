@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from anisoscope.capture.failures import one_sentence, quiet
 from anisoscope.capture.placement import check_fits
-from anisoscope.capture.sources import ModelSource, architecture, hub_reachable
-from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.capture.sources import ModelSource, architecture, hub_reachable, parse_model, unknown_of_many
+from anisoscope.errors import AnisoscopeError
 
+_NEXT_TOKEN = re.compile(r"LMHead|CausalLM")
 _HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
 # Parts that no site looks at: missing ones are told, not refused.
 UNUSED = ("pooler", "position_ids", "seq_relationship")
+HEADLESS = "the output head is not in the checkpoint; the model was loaded without one"
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,24 @@ def fresh_config(model_type: str, overrides: dict[str, Any]) -> Any:
     return kind(**{synonyms.get(key, key): value for key, value in overrides.items()})
 
 
+def check_architecture(spec: str, *, trust_remote_code: bool = False) -> None:
+    """Refuse what is neither a folder with config.json, nor a hub id, nor a known architecture, or names no field of it.
+
+    What is here is read, so that a slip is told once and not at every checkpoint.
+    """
+    source = parse_model(spec, random_init=True)
+    if source.kind == "hub" and "/" not in source.name:
+        architecture(source.name)
+    if source.kind not in ("hub", "config", "folder"):
+        raise AnisoscopeError(
+            f"--architecture {spec!r} is no folder with config.json; expected one, or such as bert:hidden_size=256."
+        )
+    if source.kind != "hub":
+        with quiet(source), one_sentence(source):
+            words = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+            read_config(source, options=words, notes=[])
+
+
 def _overridden(config: Any, overrides: dict[str, Any]) -> Any:
     if not overrides:
         return config
@@ -96,7 +118,7 @@ def _check_fields(config: Any, overrides: dict[str, Any]) -> None:
     known = {*config.to_dict(), *getattr(type(config), "attribute_map", {})}
     for key in overrides:
         if key not in known:
-            raise unknown_name(f"field of {config.model_type}", key, known)
+            raise unknown_of_many(f"field of {config.model_type}", key, known, all_of="config.json lists them")
 
 
 def _without_model_type(folder: Path, notes: list[str]) -> Any | None:
@@ -224,10 +246,14 @@ def fresh_model(config: Any, wish: Wish) -> nn.Module:
 def with_own_loss(model: Any) -> Any:
     """The model with the loss it was trained with: a class for the next token may have filled in masked ones.
 
+    Names such as GPT2LMHeadModel do not tell transformers which loss is theirs, so they are told.
+
     `objective` in a configuration is a word of this project's own trainings.
     """
     if getattr(getattr(model, "config", None), "objective", None) == "masked":
         model.loss_type = "ForMaskedLM"
+    elif getattr(model, "loss_type", "") is None and _NEXT_TOKEN.search(type(model).__name__):
+        model.loss_type = "ForCausalLM"  # what transformers falls back to, with a warning at every load
     return model
 
 
@@ -255,7 +281,7 @@ def stored_model(
         missing = [key for key in sorted(info["missing_keys"]) if not any(part in key for part in UNUSED)]
         if not missing:
             if auto is not candidates[0]:
-                notes.append("the output head is not in the checkpoint; the model was loaded without one")
+                notes.append(HEADLESS)
             _note_leftovers(model, info, notes)
             return with_own_loss(model)
     total = len(model.state_dict())

@@ -25,9 +25,9 @@ def cache_folder(model: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}"
 
 
-def revisions_of(model: str) -> list[str]:
+def revisions_of(model: str, *, online: bool) -> list[str]:
     """The branches and tags of a hub model; of its local cache where the hub cannot be reached."""
-    if not sources.hub_reachable():
+    if not online:
         refs = cache_folder(model) / "refs"
         return sorted(str(path.relative_to(refs)) for path in refs.rglob("*") if path.is_file())
     from huggingface_hub import HfApi

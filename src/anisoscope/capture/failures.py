@@ -6,8 +6,10 @@ import contextlib
 import difflib
 import io
 import pickle
+import struct
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -46,9 +48,11 @@ def one_sentence(source: ModelSource) -> Iterator[None]:
         raise AnisoscopeError(
             f"{source.spec!r} does not fit into memory; use --dtype bfloat16, --device-map auto, or a smaller model."
         ) from error
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, AttributeError, TypeError) as error:
         raise _failure(source, error) from error
-    except (pickle.UnpicklingError, EOFError, AssertionError, ZeroDivisionError) as error:
+    except (pickle.UnpicklingError, EOFError, AssertionError, ArithmeticError) as error:
+        raise _failure(source, error) from error
+    except (LookupError, SyntaxError, struct.error) as error:  # what reading damaged bytes as a pickle can end in
         raise _failure(source, error) from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] in ("safetensors", "safetensors_rust", "huggingface_hub"):
@@ -70,7 +74,20 @@ def _failure(source: ModelSource, error: BaseException) -> AnisoscopeError:
             f"the folder {source.place!r} has a config.json but no weights; expected model.safetensors or "
             f"pytorch_model.bin (for fresh weights add --random-init)."
         )
+    if source.kind in ("folder", "peft") and (file := _damaged(source)):
+        shown = f" ({reason})" if " " in reason else ""
+        return AnisoscopeError(
+            f"{source.spec!r} could not be loaded: {file} is cut off or damaged{shown}; copy it again."
+        )
     return AnisoscopeError(f"{source.spec!r} could not be loaded: {reason}")
+
+
+def _damaged(source: ModelSource) -> str:
+    """The name of a file of weights that is not whole, or nothing."""
+    from anisoscope.capture.statefiles import damaged_file
+
+    file = damaged_file(Path(source.place))
+    return file.name if file is not None else ""
 
 
 def _hub_failure(source: ModelSource, text: str) -> AnisoscopeError:

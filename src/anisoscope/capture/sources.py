@@ -7,12 +7,13 @@ import os
 import re
 import socket
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
-from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.errors import AnisoscopeError
 
 Kind = Literal["folder", "hub", "gguf", "config", "rows", "peft", "state"]
 ROW_SUFFIXES = (".npy", ".safetensors")
@@ -126,19 +127,20 @@ def architecture(name: str) -> str:
     if known is None:
         from transformers import CONFIG_MAPPING
 
-        raise unknown_name("architecture", name, [*CONFIG_MAPPING, *ALIASES])
+        names = [*CONFIG_MAPPING, *ALIASES]
+        raise unknown_of_many("architecture", name, names, all_of="they are the model types of transformers")
     return known[0]
 
 
-def check_architecture(spec: str) -> None:
-    """Refuse what is neither a folder with config.json, nor a hub id, nor a known architecture with its sizes."""
-    source = parse_model(spec, random_init=True)
-    if source.kind == "hub" and "/" not in source.name:
-        architecture(source.name)
-    if source.kind not in ("hub", "config", "folder"):
-        raise AnisoscopeError(
-            f"--architecture {spec!r} is no folder with config.json; expected one, or such as bert:hidden_size=256."
-        )
+def unknown_of_many(what: str, name: str, known: Iterable[str], *, all_of: str) -> AnisoscopeError:
+    """An error for a name that is not among very many: the nearest, and where all of them are.
+
+    >>> str(unknown_of_many("field", "widht", ["width", "depth"], all_of="config.json lists them"))
+    "unknown field 'widht'; nearest: width, depth (2 in all: config.json lists them)."
+    """
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=5, cutoff=0.0)
+    return AnisoscopeError(f"unknown {what} {name!r}; nearest: {', '.join(near)} ({len(names)} in all: {all_of}).")
 
 
 def looks_like_path(name: str) -> bool:

@@ -14,15 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.checkpoints import UNUSED, Wish, class_of, classes, seeded
+from anisoscope.capture.checkpoints import HEADLESS, UNUSED, Wish, class_of, classes, seeded, with_own_loss
 from anisoscope.capture.sources import STATE_SUFFIXES as STATE_SUFFIXES
+from anisoscope.capture.sources import WEIGHT_PATTERNS
 from anisoscope.errors import AnisoscopeError
 
 _INSIDE = ("state_dict", "model_state_dict", "model", "module", "model_state", "weights")  # where trainers put weights
 _STEPS = ("global_step", "step", "iter_num", "iteration", "steps", "num_updates")
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # of torch.compile and FSDP
 _KNOWN = (argparse.Namespace, pathlib.PosixPath)  # harmless, and common among hyperparameters
+_FOREIGN = ("Unsupported global", "Unsupported class", "GLOBAL", "Trying to call", "add_safe_globals")  # torch's words
 _TRIED = 64  # names of the model that its prefix in the file is looked for with
+
+
+class DamagedFile(AnisoscopeError):
+    """A file of weights that is cut off, or something else altogether."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,20 @@ def recorded_step(path: Path) -> int | None:
     """The step inside a checkpoint file; None where it says none, or cannot be read."""
     try:
         return read_state(path, device="meta").step
-    except (AnisoscopeError, OSError, RuntimeError, ValueError, EOFError):
-        return None  # what is wrong with the file is said when its weights are wanted
+    except Exception:  # whatever damaged bytes lead to: it is said when the weights are wanted
+        return None
+
+
+def damaged_file(folder: Path) -> Path | None:
+    """The first file of weights of a model's folder that is no such file, or only part of one."""
+    for path in sorted(p for pattern in WEIGHT_PATTERNS[:2] for p in folder.glob(pattern)):
+        try:
+            _safetensors(path, device="meta") if path.suffix == ".safetensors" else _unpickled(path, device="meta")
+        except DamagedFile:
+            return path
+        except AnisoscopeError:
+            continue  # whole, but refused for another reason
+    return None
 
 
 def _safetensors(path: Path, *, device: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
@@ -67,7 +85,7 @@ def _safetensors(path: Path, *, device: str) -> tuple[dict[str, Any], Mapping[st
                 return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in names}, about
             return {name: file.get_tensor(name) for name in names}, about
     except SafetensorError as error:
-        raise AnisoscopeError(f"{str(path)!r} cannot be read ({error}); copy it again.") from error
+        raise DamagedFile(f"{str(path)!r} is cut off or damaged ({error}); copy it again.") from error
 
 
 def _unpickled(path: Path, *, device: str) -> Any:
@@ -75,16 +93,17 @@ def _unpickled(path: Path, *, device: str) -> Any:
     with allowed(list(_KNOWN)) if allowed is not None else contextlib.nullcontext():
         try:
             return torch.load(path, map_location=device, weights_only=True)
-        except pickle.UnpicklingError as error:
-            if not path.stat().st_size or ("Unsupported" not in str(error) and "GLOBAL" not in str(error)):
-                raise AnisoscopeError(f"{str(path)!r} is no file of weights, or only part of one.") from error
-            raise AnisoscopeError(
-                f"{str(path)!r} holds more than weights, and unpickling that would run its code; save its state_dict "
-                "alone."
-            ) from error
-        except (RuntimeError, EOFError, OSError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise AnisoscopeError(f"{str(path)!r} cannot be read ({reason}); copy it again.") from error
+        except MemoryError:
+            raise  # of the machine, not of the file
+        except Exception as error:  # bytes that are no pickle can lead to any: KeyError, IndexError, struct.error, …
+            if isinstance(error, PermissionError | FileNotFoundError):
+                raise AnisoscopeError(f"{str(path)!r} cannot be read ({error.strerror}); check it.") from error
+            if isinstance(error, pickle.UnpicklingError) and any(words in str(error) for words in _FOREIGN):
+                raise AnisoscopeError(
+                    f"{str(path)!r} holds more than weights, and unpickling that would run its code; save its "
+                    "state_dict alone."
+                ) from error
+            raise DamagedFile(f"{str(path)!r} is no file of weights, or only part of one; copy it again.") from error
 
 
 def _weights(found: Any) -> dict[str, Tensor]:
@@ -154,12 +173,15 @@ def model_of_state(path: Path, config: Any, wish: Wish, *, notes: list[str]) -> 
     """
     state = read_state(path)
     fits: list[_Fit] = []
-    for auto in classes(config, with_head=wish.with_head):
+    candidates = classes(config, with_head=wish.with_head)
+    for auto in candidates:
         fit = _fit(class_of(auto, config), state.tensors, config, wish)
         if not fit.missing and not fit.surplus:
             if fit.beside:
                 notes.append(f"{len(fit.beside)} tensors beside the model were left out ({_some(fit.beside)})")
-            return fit.model
+            if len(candidates) > 1 and auto is candidates[-1]:
+                notes.append(HEADLESS)
+            return with_own_loss(fit.model)  # type: ignore[no-any-return]
         fits.append(fit)
     best = min(fits, key=lambda fit: len(fit.missing) + len(fit.surplus))
     words = [f"the file lacks {_some(best.missing)}"] if best.missing else []

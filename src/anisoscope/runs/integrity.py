@@ -12,10 +12,18 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from anisoscope.capture.checkpoints import HEADLESS
+
+MISSING, UNREADABLE, LEFT_OUT = "missing: ", "unreadable: ", " was left out: "
+NON_FINITE, REPEATED = "non-finite weights", "repeated: "
+AGAIN = "copy it again"  # how the sentence about a damaged file ends
+RESUME = ", and the same command with --resume goes on"
+Entry = dict[str, Any]  # what is known of one checkpoint; those with a fingerprint were loaded and are done
 SKETCH = 1 << 18  # numbers kept of each checkpoint
 FEWEST = 3  # checkpoints that have an order
 ALIKE = 0.5  # share of the larger sketch that two must have in common to be compared
@@ -140,3 +148,56 @@ def _gain(d: Tensor, order: Sequence[int], i: int, j: int) -> float:
     """What the exchange saves of the path, in the units of d."""
     number = sum(0 <= k < len(order) - 1 for k in {i - 1, i, j - 1, j}) - (j == i + 1)
     return saving(d, order, i, j) * number * float(d[order[i], order[j]])
+
+
+# what is known of each checkpoint
+
+
+def place(entry: Entry) -> int:
+    """Where a checkpoint belongs by its own record, or by its name."""
+    return int(entry["recorded"] if "recorded" in entry else entry["key"])
+
+
+def is_lost(flag: str) -> bool:
+    """Whether a flag says that the checkpoint could not be loaded: it is tried again when the sweep goes on."""
+    return flag.startswith((MISSING, UNREADABLE))
+
+
+def reason(flag: str) -> str:
+    """Why a checkpoint could not be loaded, without the word for it."""
+    return flag.removeprefix(MISSING).removeprefix(UNREADABLE)
+
+
+def resumable(error: Exception) -> str:
+    """What is wrong with a checkpoint; of a damaged file with the word that a sweep goes on once it is whole.
+
+    >>> resumable(ValueError("'a.pt' is cut off or damaged; copy it again."))
+    "'a.pt' is cut off or damaged; copy it again, and the same command with --resume goes on."
+    """
+    text = str(error).rstrip(".")
+    return f"{text}{RESUME}." if text.endswith(AGAIN) else str(error)
+
+
+def loaded_ones(entries: Mapping[int, Entry]) -> dict[int, Entry]:
+    """The checkpoints that could be loaded."""
+    return {key: entry for key, entry in entries.items() if not any(map(is_lost, entry["flags"]))}
+
+
+def noted(entries: Sequence[Entry], note: str) -> list[str]:
+    """A note that some of the checkpoints have, with their names unless all of those that were loaded have it."""
+    loaded = [entry for entry in entries if "notes" in entry]
+    mine = [entry["label"] for entry in loaded if note in entry["notes"]]
+    return [note if len(mine) == len(loaded) else f"{', '.join(mine)}: {note}"] if mine else []
+
+
+def warnings_of(entries: Sequence[Entry], late: Mapping[int, Sequence[str]]) -> list[str]:
+    """What the end of the command says of the checkpoints: their flags, then what was noticed on the way."""
+    out: list[str] = []
+    for entry in entries:
+        flags = [*entry["flags"], *late.get(entry["key"], ())]
+        lost = [f"{entry['label']}{LEFT_OUT}{reason(flag)}" for flag in flags if is_lost(flag)]
+        out += lost or [f"{entry['label']}: {flag}" for flag in flags]
+    for entry in entries:
+        for note in entry.get("notes", []):
+            out += [words for words in (noted(entries, note) if note == HEADLESS else [note]) if words not in out]
+    return out

@@ -13,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from anisoscope.capture import sources
 from anisoscope.capture.sources import STATE_SUFFIXES, is_checkpoint, parse_model
 from anisoscope.errors import AnisoscopeError
 
@@ -101,27 +102,35 @@ def find_series(
 def _revisions(model: str, asked: Sequence[str], known: Sequence[str]) -> Series:
     if Path(model).expanduser().exists():
         raise AnisoscopeError(f"{model!r} is a folder, which has no revisions; leave --revisions out.")
-    names = list(known or (_listed(model, asked[0]) if len(asked) == 1 and asked[0] in _WORDS else asked))
+    notes: list[str] = []
+    word = asked[0] if len(asked) == 1 and asked[0] in _WORDS else None
+    names = list(known or (_listed(model, word, notes) if word is not None else asked))
     steps = [step_of(each) for each in names]
     late = [any(s is not None and step is not None and s > step for s in steps[:k]) for k, step in enumerate(steps)]
     found = [
         Checkpoint(f"{model}@{each}", step, each, revision=each, late=after)
         for each, step, after in zip(names, steps, late, strict=True)
     ]
-    return Series(model.split("/")[-1], _ordered(found, model))
+    return Series(model.split("/")[-1], _ordered(found, model), notes)
 
 
-def _listed(model: str, word: str) -> list[str]:
+def _listed(model: str, word: str, notes: list[str]) -> list[str]:
     """All revisions that name a step, one for each step, or the log-spaced ones among them."""
     from anisoscope.capture.downloads import log_spaced_steps, revisions_of
 
-    there = revisions_of(model)
+    online = sources.hub_reachable()
+    there = revisions_of(model, online=online)
     by_step = {step: each for each in sorted(there, reverse=True) if (step := named_step(each)) is not None}
     if not by_step:
-        raise AnisoscopeError(
-            f"no revision of {model!r} names a step (found: {', '.join(there[:4]) or 'none'}); name them with "
-            "--revisions, or go online if they are not in the cache."
-        )
+        found = f"(found: {', '.join(there[:4]) or 'none'})"
+        if not online:
+            raise AnisoscopeError(
+                f"the hub cannot be reached, and no revision of {model!r} in the local cache names a step {found}; go "
+                "online, or name cached ones with --revisions."
+            )
+        raise AnisoscopeError(f"no revision of {model!r} names a step {found}; name them with --revisions.")
+    if not online:
+        notes.append(f"the hub cannot be reached: --revisions {word} are those of the local cache")
     chosen = sorted(by_step) if word == "all" else log_spaced_steps(list(by_step))
     return [by_step[step] for step in chosen]
 
@@ -136,8 +145,8 @@ def _folder(model: str, architecture: str | None) -> Series:
             f"{model!r} is no folder here; give a folder of checkpoint-N folders, several models, or a hub id with "
             "--revisions step0,step1000,…."
         )
-    for place in (path, path / "checkpoints"):
-        inside = sorted(place.iterdir()) if place.is_dir() else []
+    places = [sorted(place.iterdir()) if place.is_dir() else [] for place in (path, path / "checkpoints")]
+    for inside in places:
         folders = [p for p in inside if p.is_dir() and is_checkpoint(p.name)]
         files = [p for p in inside if p.is_file() and _is_weights(p)] if not folders else []
         if files and architecture is None:
@@ -147,7 +156,9 @@ def _folder(model: str, architecture: str | None) -> Series:
             )
         if folders or files:
             return _local([*folders, *files], path, architecture)
-    shown = ", ".join(sorted(p.name for p in path.iterdir())[:4]) or "nothing"
+    if nameless := [p.name for inside in places for p in inside if p.is_file() and _may_be_weights(p)]:
+        raise _stepless(nameless)
+    shown = ", ".join(p.name for p in places[0][:4]) or "nothing"
     raise AnisoscopeError(f"{model!r} holds no checkpoint-N folders (found: {shown}); give the folder that does.")
 
 
@@ -156,12 +167,16 @@ def _local(places: list[Path], path: Path, architecture: str | None) -> Series:
     sure = {step for place, step in named if named_step(place.name) is not None}
     twins = [p for p, step in named if named_step(p.name) is None and step in sure]  # Lightning's last.ckpt
     notes = [f"{p.name} was left out: it is of a step that another checkpoint has" for p in twins]
+    nameless = [p for p, step in named if step is None]
+    if len(nameless) == len(named):
+        raise _stepless([p.name for p in nameless])
+    notes += [f"{p.name} was left out: it names no step and holds none that can be read" for p in nameless]
     if (path / "config.json").is_file() and any(map(is_checkpoint, (p.name for p in places))):
         notes.append("the model in the folder itself was left out: it does not say its step")
     found = [
         Checkpoint(str(_weights_in(p, architecture)), step, p.stem if p.is_file() else p.name)
         for p, step in named
-        if p not in twins
+        if p not in twins and p not in nameless
     ]
     name = path.resolve().name if path.name != "checkpoints" else path.resolve().parent.name
     return Series(name, _ordered(found, str(path)), notes)
@@ -169,11 +184,23 @@ def _local(places: list[Path], path: Path, architecture: str | None) -> Series:
 
 def _is_weights(path: Path) -> bool:
     """Whether a file is the checkpoint of a step, and not the optimiser's or a model's own."""
+    return _may_be_weights(path) and (path.suffix == ".ckpt" or _step_of_path(path) is not None)
+
+
+def _may_be_weights(path: Path) -> bool:
+    """Whether a file could be a checkpoint if only it said its step."""
     if path.suffix not in STATE_SUFFIXES or path.name.startswith(".") or _TRAINERS.fullmatch(path.stem):
         return False
-    if path.suffix == ".ckpt":
-        return True
-    return _MODELS.fullmatch(path.stem) is None and _step_of_path(path) is not None
+    return path.suffix == ".ckpt" or _MODELS.fullmatch(path.stem) is None
+
+
+def _stepless(names: Sequence[str]) -> AnisoscopeError:
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    one = len(names) == 1
+    return AnisoscopeError(
+        f"{shown} {'names no step and holds' if one else 'name no step and hold'} none inside; rename "
+        f"{'it' if one else 'them'} (model_100.pt) or give them one by one in order."
+    )
 
 
 def _step_of_path(path: Path) -> int | None:
@@ -217,6 +244,13 @@ def is_there(spec: str) -> bool:
     if not path.is_dir():
         return path.is_file()
     return any(p.suffix in STATE_SUFFIXES and not _TRAINERS.fullmatch(p.stem) for p in path.iterdir())
+
+
+def stamp(spec: str) -> str:
+    """What tells the files of a local checkpoint from those that lay there before: their names, sizes and times."""
+    path = Path(spec)
+    files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path] if path.is_file() else []
+    return ", ".join(f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files)
 
 
 # several

@@ -18,9 +18,27 @@ from typing import Any
 
 import torch
 
+from anisoscope.capture.checkpoints import HEADLESS
 from anisoscope.capture.downloads import Downloads
+from anisoscope.capture.sources import parse_model
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.integrity import distances, exchanges, is_finite, sketch
+from anisoscope.runs.integrity import (
+    MISSING,
+    NON_FINITE,
+    REPEATED,
+    RESUME,
+    UNREADABLE,
+    Entry,
+    distances,
+    exchanges,
+    is_finite,
+    loaded_ones,
+    place,
+    reason,
+    resumable,
+    sketch,
+    warnings_of,
+)
 from anisoscope.runs.monitor_store import MonitorStore, in_order
 from anisoscope.runs.opening import opening
 from anisoscope.runs.rowmap import RowMap
@@ -34,6 +52,7 @@ from anisoscope.runs.series import (
     named_step,
     recorded_step,
     refuse_textless,
+    stamp,
     tokenizer_fingerprint,
 )
 from anisoscope.runs.store import RunFolder, replace_file
@@ -42,11 +61,8 @@ from anisoscope.runs.sweep_config import SweepConfig as SweepConfig
 from anisoscope.runs.table import Table
 
 Progress = Callable[[str, int, int], None]
-MISSING, UNREADABLE, LEFT_OUT = "missing: ", "unreadable: ", " was left out: "
-NON_FINITE, REPEATED = "non-finite weights", "repeated: "
 LOADING = ("random_init", "device", "device_map", "dtype", "seed", "trust_remote_code", "tokenizer", "architecture")
 LARGE = 50_000_000  # parameters
-Entry = dict[str, Any]  # what is known of one checkpoint; those with a fingerprint were loaded and are done
 
 
 @dataclass
@@ -57,13 +73,20 @@ class Sweeper:
     folder: RunFolder
     command: Sequence[str] = ()
     progress: Progress | None = None
-    resume: bool = False
     about: dict[str, Any] = field(default_factory=dict)
     entries: dict[int, Entry] = field(default_factory=dict)
     tables: dict[int, Table] = field(default_factory=dict)
     cards: list[dict[str, Any]] = field(default_factory=list)  # of the checkpoint under way
     words: tuple[str, str] | None = None  # fingerprint of the series' tokenizer, and the checkpoint it came with
+    kept: int = 0  # how often a state was written
+    plan: Series | None = None  # the series, where it was looked for before the folder was made
     found: Any = None  # what the checkpoint under way gave, beside its rows
+
+    @classmethod
+    def at(cls, config: SweepConfig, place: str | Path, *, resume: bool, **words: Any) -> Sweeper:
+        """A sweep into a folder, which is made only once there is something to measure."""
+        plan = None if (Path(place) / "run.json").is_file() else _series_of(config)
+        return cls(config, RunFolder.create(place, asdict(config), resume=resume), plan=plan, **words)
 
     def run(self) -> Table:
         """Measure every checkpoint in order; what cannot be loaded is said and left out."""
@@ -102,18 +125,15 @@ class Sweeper:
         self._tell("checkpoints", len(series), len(series))
         if not self.tables:
             reasons = [flag for entry in self.entries.values() for flag in entry["flags"]]
-            first = reasons[0].removeprefix(MISSING).removeprefix(UNREADABLE).rstrip(".")
+            first = reason(reasons[0]).rstrip(".").removesuffix(RESUME)
             raise AnisoscopeError(
                 f"none of the {len(series)} checkpoints of {self.config.model!r} could be loaded (the first: {first}); "
                 "mend that, and the same command with --resume goes on."
             )
 
     def _series(self, old: dict[str, Any]) -> Series:
-        c = self.config
-        if not c.series:
-            return Series(c.name or "", [Checkpoint(c.model, None, c.model)], timed=False)
         known = old.get("revisions", ()) if old.get("config") else ()
-        return find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
+        return self.plan or _series_of(self.config, known)
 
     def _to_do(self) -> list[Checkpoint]:
         return [c for c in self.series.checkpoints if _key(c) not in self.tables]
@@ -141,21 +161,14 @@ class Sweeper:
     def _write_about(self, late: dict[int, list[str]] | None = None) -> None:
         """run.json, made from what is known of each checkpoint, whenever that was."""
         entries = [self.entries[key] for key in sorted(self.entries)]
-        warnings = list(self.series.notes)
-        for entry in entries:
-            flags = [*entry["flags"], *(late or {}).get(entry["key"], [])]
-            lost = [f"{entry['label']}{LEFT_OUT}{_reason(flag)}" for flag in flags if _is_lost(flag)]
-            warnings += lost or [f"{entry['label']}: {flag}" for flag in flags]
-        for entry in entries:
-            warnings += [note for note in entry.get("notes", []) if note not in warnings]
         done = [entry for entry in entries if "described" in entry]
-        hidden = ("key", "notes", "described", "device", "data")
+        hidden = ("key", "notes", "described", "device", "data", "unmeasured")
         self.about["checkpoints"] = [
             {k: v for k, v in entry.items() if k not in hidden}
             | {"flags": [*entry["flags"], *(late or {}).get(entry["key"], [])]}
             for entry in entries
         ]
-        self.about["warnings"] = warnings
+        self.about["warnings"] = list(dict.fromkeys([*self.series.notes, *warnings_of(entries, late or {})]))
         if done:
             self.about |= {"models": [done[0]["described"]], "device": done[-1]["device"]}
             self.about |= next(({"data": entry["data"]} for entry in reversed(done) if entry["data"]), {})
@@ -168,7 +181,17 @@ class Sweeper:
             self.entries, self.words = dict(state["entries"]), state["words"]
             done = sorted(state["done"])
             self.tables = dict(zip(done, self.store.tables(set(done)), strict=True))
+            self.kept = state.get("kept", len(done))
+            for checkpoint in self.series.checkpoints:
+                if self._changed(checkpoint):
+                    del self.tables[_key(checkpoint)]
         return state
+
+    def _changed(self, checkpoint: Checkpoint) -> bool:
+        """Whether a checkpoint that was loaded but could not be measured has other files now: it is tried again."""
+        entry = self.entries.get(_key(checkpoint), {})
+        before = entry.get("unmeasured") if _key(checkpoint) in self.tables else None
+        return before is not None and before != stamp(checkpoint.spec)
 
     def _finish(
         self, status: str, started: float, error: BaseException | None = None, last: Sequence[Any] = ()
@@ -193,7 +216,8 @@ class Sweeper:
         for entry in (self.entries[key] for key in sorted(self.entries)):
             wrong = [*entry["flags"], *late.get(entry["key"], [])]
             place = {"metric": "checkpoint", "variant": "", "group": "", "kind": "training", "stack": "single"}
-            words = {"revision": entry["label"], "step": entry["step"], "note": "; ".join(wrong)}
+            said = [*wrong, *(note for note in entry.get("notes", []) if note == HEADLESS)]
+            words = {"revision": entry["label"], "step": entry["step"], "note": "; ".join(said)}
             rows.append({**place, **words, "value": float(not wrong)})
         return self._table(rows, {"model": self._name()})
 
@@ -226,6 +250,8 @@ class Sweeper:
         entry["flags"] = self._wrong(checkpoint, loaded.fingerprint, entry, finite=finite)
         readable = self._same_words(loaded, checkpoint, entry)
         self.cards, self.found = [], None  # a checkpoint that is not measured has none
+        if not (finite and readable):
+            entry["unmeasured"] = stamp(checkpoint.spec)
         records = self._measure(loaded, checkpoint.step) if finite and readable else []
         self._keep(checkpoint, loaded, entry, records, sketched=finite)
         if downloads is not None:
@@ -244,8 +270,8 @@ class Sweeper:
             return loading.load_model(spec, **{name: getattr(self.config, name) for name in LOADING})
         except AnisoscopeError as error:
             if len(self.series) == 1:
-                raise
-            entry["flags"] = [f"{UNREADABLE if is_there(spec) else MISSING}{error}"]
+                raise AnisoscopeError(resumable(error) if self.config.series else str(error)) from error
+            entry["flags"] = [f"{UNREADABLE if is_there(spec) else MISSING}{resumable(error)}"]
             return None
 
     def _wrong(self, checkpoint: Checkpoint, fingerprint: str, entry: Entry, *, finite: bool) -> list[str]:
@@ -298,10 +324,12 @@ class Sweeper:
         self.tables[key] = table
         if sketched and self.series.timed:
             replace_file(self._sketch(key), lambda path: torch.save(sketch(loaded.model), path))
-        state = {"step": key, "done": sorted(self.tables), "entries": _loaded_ones(self.entries), "words": self.words}
+        self.kept += 1
+        state = {"step": key, "done": sorted(self.tables), "entries": loaded_ones(self.entries), "words": self.words}
+        state["kept"] = self.kept
         self.store.write_concepts(key, [{"model": name, **card} for card in self.cards])
         state["examiner"] = self.examiner.state()
-        self.store.write_step(key, table, state, self.examiner.window(key), number=len(self.tables))
+        self.store.write_step(key, table, state, self.examiner.window(key), number=self.kept)
         self._write_about()
 
     # the series as a whole
@@ -311,7 +339,7 @@ class Sweeper:
 
     def _out_of_order(self) -> dict[int, list[str]]:
         """Flags of checkpoints whose weights lie where another's should, by key."""
-        entries = sorted((self.entries[key] for key in self.tables), key=_place)
+        entries = sorted((self.entries[key] for key in self.tables), key=place)
         usable = [e for e in entries if not any(f.startswith((REPEATED, NON_FINITE)) for f in e["flags"])]
         usable = [e for e in usable if self._sketch(e["key"]).is_file()]
         path = distances([torch.load(self._sketch(e["key"]), weights_only=True) for e in usable])
@@ -326,6 +354,14 @@ class Sweeper:
         return late
 
 
+def _series_of(config: SweepConfig, known: Sequence[str] = ()) -> Series:
+    c = config
+    if c.series:
+        return find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
+    parse_model(c.model, random_init=c.random_init)  # refused here if it is nothing at all
+    return Series(c.name or "", [Checkpoint(c.model, None, c.model)], timed=False)
+
+
 def _make_room(entry: Entry) -> None:
     """Give the memory of a large model back before the next one, which may be as large."""
     if entry.get("described", {}).get("parameters", 0) > LARGE:
@@ -337,24 +373,6 @@ def _make_room(entry: Entry) -> None:
 def _key(checkpoint: Checkpoint) -> int:
     """The number under which a checkpoint's results are kept."""
     return checkpoint.step if checkpoint.step is not None else 0
-
-
-def _place(entry: Entry) -> int:
-    """Where a checkpoint belongs by its own record, or by its name."""
-    return int(entry["recorded"] if "recorded" in entry else entry["key"])
-
-
-def _is_lost(flag: str) -> bool:
-    """Whether a flag says that the checkpoint could not be loaded: it is tried again when the sweep goes on."""
-    return flag.startswith((MISSING, UNREADABLE))
-
-
-def _reason(flag: str) -> str:
-    return flag.removeprefix(MISSING).removeprefix(UNREADABLE)
-
-
-def _loaded_ones(entries: dict[int, Entry]) -> dict[int, Entry]:
-    return {key: entry for key, entry in entries.items() if not any(map(_is_lost, entry["flags"]))}
 
 
 def sweep(
@@ -376,5 +394,4 @@ def sweep(
     config = SweepConfig(models[0], others=tuple(models[1:]), **plain)
     with contextlib.ExitStack() as stack:
         place = out if out is not None else stack.enter_context(tempfile.TemporaryDirectory())
-        folder = RunFolder.create(place, asdict(config), resume=resume)
-        return Sweeper(config, folder, progress=progress, resume=resume).run()
+        return Sweeper.at(config, place, resume=resume, progress=progress).run()

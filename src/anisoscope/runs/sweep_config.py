@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from anisoscope.capture.checkpoints import check_architecture
 from anisoscope.capture.placement import choose_device, choose_dtype
 from anisoscope.capture.sites import check_kinds
-from anisoscope.capture.sources import check_architecture
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.metrics.metric import Request
 from anisoscope.runs.plan import GEOMETRY, PLANS, TangentPlan, choose_plan
@@ -61,7 +61,7 @@ class SweepConfig:
         check_kinds(list(self.sites))
         self._check_measured()
         if self.architecture is not None:
-            check_architecture(self.architecture)
+            check_architecture(self.architecture, trust_remote_code=self.trust_remote_code)
         if self.remove_downloads and not self.revisions:
             raise AnisoscopeError("--remove-downloads is for the --revisions of a hub model; leave it out.")
         if not self.series:

@@ -74,7 +74,7 @@ def _repair(results: Results, repair: str, words: str) -> Iterator[Verdict | Non
         step=step,
         margin=NATS,
         sign=-1,
-        told="the loss falls by {} nats against raw rows",
+        told="the gain is {} nats of loss against raw rows",
         remark=SAME if repair == "mean" else "",
     )
     yield _gain(
@@ -111,7 +111,9 @@ def _gain(
     best = max(by_site, key=lambda p: p.effect)
     why = f"{told.format(span(part))}, the mean over {len(by_site)} sites"
     why += f" and {len(names)} tasks" if len(names) > 1 else ""
-    why += f", {outcome(part.status, part)}; most {best.name} ({span(best)})"
+    why += f", {outcome(part.status, part)}"
+    if any(one.effect != best.effect for one in by_site):
+        why += f"; highest {best.name} ({span(best)})"
     return _verdict(results, claim, statement, part, why + (f"; {remark}" if remark else ""), parts=[part, *by_site])
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.table import Table as RichTable
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.view.console import _drawn, _report_unfinished, _terminated_as_interrupt, console, errors, progress_bars
 
+_SHOWN = 8  # flagged checkpoints that are named
 _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 
 
@@ -86,16 +88,17 @@ def run_train(
 
 def run_sweep(options: Mapping[str, Any], *, out: Path | None, resume: bool, command: Sequence[str]) -> None:
     """Measure given models, judge the claims, draw the report."""
+    from anisoscope.claims.claim import evaluate_claims, verdicts_to_dicts
     from anisoscope.runs.store import RunFolder
     from anisoscope.runs.sweep import SweepConfig, Sweeper
-    from anisoscope.studies.revisiting import judge_run
 
     config = SweepConfig(**options)
     kind = "sweep" if config.series else "tangent"
     path = _folder(out, f"{kind}-{config.model.rstrip('/').split('/')[-1]}", resume=resume)
-    folder = RunFolder.create(path, asdict(config), resume=resume)
-    _guarded(path, lambda tell: Sweeper(config, folder, command=command, progress=tell).run())
-    judge_run(path)
+    sweeper = Sweeper.at(config, path, resume=resume, command=command)
+    _guarded(path, lambda tell: replace(sweeper, progress=tell).run())
+    folder = RunFolder.open(path)
+    folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(folder.table())))  # all, as `claims` has them
     _end(path)
 
 
@@ -137,10 +140,22 @@ def print_claims(runs: Sequence[Path], names: Sequence[str] | None, *, proxy: st
         raise unknown_name("format", form, ("table", "json"))
     table = joint_table(open_runs(runs))
     found = verdicts_to_dicts(evaluate_claims(table, names, proxy=proxy, fit=fit))
+    if flagged := _flagged(table):
+        (errors if form == "json" else console).print(flagged, highlight=False, soft_wrap=True, markup=False)
     if form == "json":
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
     print_verdicts(found, every=names is not None)
+
+
+def _flagged(table: Any) -> str:
+    """A line about the checkpoints with which something is wrong, or nothing."""
+    rows = [row for row in table.where(metric="checkpoint", kind="training").records() if row["value"] == 0]
+    found = [f"{row['revision']} ({re.split('[:,]', row['note'])[0]})" for row in rows]
+    if not found:
+        return ""
+    shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    return f"checkpoints flagged: {shown}; verdicts over steps rest on them"
 
 
 def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False) -> None:

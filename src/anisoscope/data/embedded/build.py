@@ -1,8 +1,8 @@
 """Builds the corpus that ships with the package: `python -m anisoscope.data.embedded.build PATH_TO_ENWIK8`.
 
 Articles spread evenly over enwik8, reduced to their paragraphs of prose; the same input and the same cleaning rules
-give the same text. The slice that ships was cut with the rules numbered 1 (230 articles). Those of today have the number
-`prepare.RULES` and choose a few articles otherwise (with the rules numbered 2 there are 228), so they do not give that
+give the same text. The slice that ships was cut with the rules numbered 1 (230 articles). Those of today, numbered
+`prepare.RULES`, choose a few articles otherwise (the rules numbered 2 take 228), so they do not give that
 very slice; it stays as it is, because results were computed on it.
 """
 
