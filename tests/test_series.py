@@ -11,7 +11,6 @@ import torch
 
 from anisoscope.capture.downloads import Downloads, log_spaced_steps
 from anisoscope.capture.loading import load_model
-from anisoscope.capture.statefiles import prefix_of, read_state
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.integrity import MARGIN, Distances, distances, exchanges, saving, sketch
 from anisoscope.runs.series import find_series, named_step, recorded_step, step_of
@@ -75,6 +74,19 @@ def test_a_step_inside_a_file_counts_where_its_name_says_none(tmp_path: Path) ->
     assert recorded_step(str(tmp_path / "a.pt")) == 300
 
 
+def test_files_without_any_step_are_named_and_beside_others_left_out(tmp_path: Path) -> None:
+    for name in ("x.pt", "y.pt"):
+        torch.save({"a": torch.zeros(1)}, tmp_path / name)
+    with pytest.raises(AnisoscopeError, match=r"x.pt, y.pt name no step and hold none inside; rename them \(model_100"):
+        series(tmp_path, architecture=ARCHITECTURE)
+    (tmp_path / "last.ckpt").write_bytes(b"hello")
+    with pytest.raises(AnisoscopeError, match=r"last\.ckpt names no step and holds none inside; rename it"):
+        series(tmp_path, architecture=ARCHITECTURE)
+    torch.save({"a": torch.zeros(1)}, tmp_path / "model_100.pt")
+    found = find_series([str(tmp_path)], architecture=ARCHITECTURE)
+    assert [c.step for c in found.checkpoints] == [100] and found.notes[0].startswith("last.ckpt was left out")
+
+
 def test_trainers_write_their_step_beside_the_weights(tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "state.json").write_text(json.dumps({"step": 4}))
@@ -127,10 +139,14 @@ def test_offline_the_cache_tells_the_revisions(tmp_path: Path, monkeypatch: pyte
     refs = tmp_path / "cache" / "models--org--tiny" / "refs"
     refs.mkdir(parents=True)
     (refs / "main").write_text("x")
-    with pytest.raises(AnisoscopeError, match="no revision of 'org/tiny' names a step"):
+    with pytest.raises(AnisoscopeError, match=r"^the hub cannot be reached, and no revision of 'org/tiny'"):
         series("org/tiny", revisions=("all",))
     (refs / "step5").write_text("x")
-    assert series("org/tiny", revisions=("all",)) == [(5, "step5")]
+    found = find_series(["org/tiny"], ("all",))
+    assert [c.label for c in found.checkpoints] == ["step5"] and "hub cannot be reached" in found.notes[0]
+    monkeypatch.setattr(sources, "hub_reachable", lambda *_: True)
+    with pytest.raises(AnisoscopeError, match=r"^no revision of 'org/tiny' names a step"):
+        series("org/tiny", revisions=("all",))
 
 
 def test_the_next_revision_is_fetched_while_one_is_used_and_only_ours_are_removed(
@@ -176,70 +192,7 @@ def test_a_download_that_fails_is_one_sentence_and_the_next_goes_on(
     assert downloads.ready("step1") is not None
 
 
-# files of weights
-
-
-@pytest.mark.parametrize("prefix", ["", "model.", "module.", "_orig_mod.", "model._orig_mod.", "net.body."])
-@pytest.mark.parametrize("suffix", [".ckpt", ".pt", ".safetensors"])
-def test_a_file_of_weights_is_the_model_whatever_its_names_begin_with(tmp_path: Path, prefix: str, suffix: str) -> None:
-    from safetensors.torch import save_file
-
-    model, path = gpt(), tmp_path / f"step=5{suffix}"
-    state = {f"{prefix}{name}": value.clone() for name, value in model.state_dict().items()}
-    if suffix == ".safetensors":
-        save_file(state, path)
-    else:
-        torch.save({"state_dict": state, "global_step": 5} if suffix == ".ckpt" else state, path)
-    loaded = load_model(str(path), architecture=ARCHITECTURE, device="cpu")
-    mine = loaded.model.state_dict()
-    assert all(torch.equal(mine[name], value) for name, value in model.state_dict().items())
-    assert type(loaded.model).__name__ == "GPT2LMHeadModel"
-
-
-def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    state = dict(gpt().state_dict())
-    path = tmp_path / "w.pt"
-    for change, words in (
-        ({"transformer.h.1.mlp.c_fc.weight": None}, "lacks transformer.h.1.mlp.c_fc.weight"),
-        ({"transformer.h.2.ln_1.weight": torch.zeros(16)}, "no place for transformer.h.2.ln_1.weight"),
-        ({"transformer.wpe.weight": torch.zeros(3, 16)}, r"transformer.wpe.weight has the shape \[3, 16\]"),
-    ):
-        torch.save({k: v for k, v in (state | change).items() if v is not None}, path)
-        with pytest.raises(AnisoscopeError, match=words):
-            load_model(str(path), architecture=ARCHITECTURE, device="cpu")
-    for prefix in ("", "model."):
-        torch.save({f"{prefix}{k}": v for k, v in state.items()} | {"criterion.weight": torch.zeros(3)}, path)
-        beside = load_model(str(path), architecture=ARCHITECTURE, device="cpu")
-        assert any("criterion.weight" in note for note in beside.notes), "beside the model it is left out, and said"
-        assert type(beside.model).__name__ == "GPT2LMHeadModel", "and the head is kept"
-
-
-def test_an_encoder_of_a_classifier_is_loaded_without_its_head(tmp_path: Path) -> None:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
-    model = BertForSequenceClassification(BertConfig(**sizes, vocab_size=300))
-    torch.save({f"model.{k}": v for k, v in model.state_dict().items()}, tmp_path / "w.pt")
-    words = ",".join(f"{k}={v}" for k, v in sizes.items())
-    loaded = load_model(str(tmp_path / "w.pt"), architecture=f"bert:{words},vocab_size=300", device="cpu")
-    assert type(loaded.model).__name__ == "BertModel" and any("classifier" in note for note in loaded.notes)
-
-
-def test_a_pickle_that_would_run_code_and_half_a_file_are_refused(tmp_path: Path) -> None:
-    class Trap:
-        def __reduce__(self) -> tuple[object, ...]:
-            return (print, ("ran",))
-
-    path = tmp_path / "w.ckpt"
-    torch.save({"state_dict": {"a": torch.zeros(2)}, "callbacks": Trap()}, path)
-    with pytest.raises(AnisoscopeError, match="would run its code"):
-        read_state(path)
-    torch.save({"state_dict": dict(gpt().state_dict())}, path)
-    assert len(read_state(path).tensors) > 20
-    path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(AnisoscopeError, match=r"cannot be read|part of one"):
-        read_state(path)
-    assert recorded_step(str(path)) is None
+# what a checkpoint lacks
 
 
 def test_the_tokenizer_may_lie_in_the_folder_above(tmp_path: Path) -> None:
@@ -264,12 +217,6 @@ def test_parts_that_a_checkpoint_lacks_are_the_same_at_every_load(tmp_path: Path
     BertModel(BertConfig(**sizes, vocab_size=300), add_pooling_layer=False).save_pretrained(tmp_path)
     prints = {load_model(str(tmp_path), device="cpu").fingerprint for _ in range(2)}
     assert len(prints) == 1
-
-
-def test_the_prefix_of_most_names_wins() -> None:
-    names = ["student.a.w", "student.b.w", "teacher.a.w", "teacher.b.w", "student.c.w"]
-    assert prefix_of(names, ["a.w", "b.w", "c.w"]) == "student."
-    assert prefix_of(["model.layers.0.w", "lm_head.w"], ["model.layers.0.w", "lm_head.w"]) == ""
 
 
 # the order of weights

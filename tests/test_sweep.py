@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from anisoscope.capture.checkpoints import HEADLESS
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.store import RunFolder
 from anisoscope.runs.sweep import SweepConfig, Sweeper, sweep
@@ -125,6 +126,58 @@ def test_what_could_not_be_loaded_is_tried_again_also_after_the_end(
     measured.clear()
     sweep(str(series), out=out, resume=True, **LOOK)
     assert measured == []
+
+
+@pytest.mark.parametrize("junk", [b"hello", b"", b"\x80\x02}."])
+def test_one_damaged_file_is_flagged_and_the_rest_is_measured(tmp_path: Path, junk: bytes) -> None:
+    for step in (1, 2, 3):
+        torch.save({"state_dict": gpt(step).state_dict(), "global_step": step}, tmp_path / f"step={step}.ckpt")
+    (tmp_path / "step=2.ckpt").write_bytes(junk)
+    table = sweep(str(tmp_path), out=tmp_path / "out", architecture=ARCHITECTURE, **LOOK)
+    found = flags(tmp_path / "out")
+    assert found[1] == found[3] == [] and found[2][0].startswith("unreadable: ")
+    assert junk == b"\x80\x02}." or found[2][0].endswith("copy it again, and the same command with --resume goes on.")
+    assert set(table.where(metric="average_cosine").arrow["step"].to_pylist()) == {1, 3}
+
+
+def test_a_single_damaged_checkpoint_says_what_to_do(series: Path, tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        shutil.rmtree(series / f"checkpoint-{step}")
+    spoil(series / "checkpoint-0", "truncated")
+    words = "cut off or damaged .*; copy it again, and the same command with --resume goes on"
+    with pytest.raises(AnisoscopeError, match=words):
+        sweep(str(series), out=tmp_path / "out", **LOOK)
+
+
+def test_a_mended_checkpoint_is_measured_and_one_that_is_not_stays_flagged(
+    shelf: Path, series: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    for step in (10, 20):
+        spoil(series / f"checkpoint-{step}", "nan")
+    sweep(str(series), out=out, **LOOK)
+    shutil.rmtree(series / "checkpoint-20")
+    shutil.copytree(shelf / "checkpoint-20", series / "checkpoint-20")
+    loaded: list[int | None] = []
+    check = Sweeper._checkpoint
+    monkeypatch.setattr(Sweeper, "_checkpoint", lambda self, c, d: loaded.append(c.step) or check(self, c, d))
+    table = sweep(str(series), out=out, resume=True, **LOOK)
+    assert loaded == [20] and flags(out) == {0: [], 10: ["non-finite weights"], 20: [], 30: []}
+    same(table, sweep(str(series), out=tmp_path / "again" / "out", **LOOK))
+    loaded.clear()
+    sweep(str(series), out=out, resume=True, **LOOK)
+    assert loaded == []
+
+
+def test_a_checkpoint_without_its_head_is_said_in_its_row(tmp_path: Path) -> None:
+    for step in (1, 2):
+        state = dict(gpt(step).state_dict())
+        torch.save({k: v for k, v in state.items() if step == 1 or k != "lm_head.weight"}, tmp_path / f"step={step}.pt")
+    given = f"{ARCHITECTURE},tie_word_embeddings=false"
+    table = sweep(str(tmp_path), out=tmp_path / "out", architecture=given, **LOOK)
+    rows = table.where(metric="checkpoint").records()
+    assert [(row["value"], row["note"]) for row in rows] == [(1.0, ""), (1.0, HEADLESS)]
+    assert f"step=2: {HEADLESS}" in table.about["warnings"]
 
 
 def test_a_series_that_grew_goes_on(shelf: Path, series: Path, tmp_path: Path) -> None:

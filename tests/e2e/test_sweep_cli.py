@@ -61,6 +61,7 @@ def test_faults_planted_in_a_real_series_are_found_and_the_rest_is_measured(
 def test_an_honest_training_is_swept_without_a_flag(trained: Path, command: Command, tmp_path: Path) -> None:
     done = command("sweep", trained, *GEOMETRY, "--preset", "light", "--out", tmp_path / "out")
     assert done.code == 0, done.err
+    assert "loss_type" not in done.err + done.out
     assert flags(tmp_path / "out") == {step: [] for step in (0, 1, 2, 4, 8, 16, 32, 64)}
     assert set(RunFolder.open(tmp_path / "out").table().arrow["model"].to_pylist()) == {"run"}
 
@@ -167,6 +168,32 @@ def test_bad_input_gets_one_sentence(words: str, command: Command, places: dict[
     done = command(*words.format(**places).split(), *LOOK, "--out", tmp_path / "out")
     assert done.code != 0 and "Traceback" not in done.err
     assert BAD[words] in done.sentence
+
+
+@pytest.mark.parametrize("words", [words for words in BAD if "--layers" not in words and "n_embd" not in words])
+def test_a_slip_leaves_no_folder_behind(words: str, command: Command, places: dict[str, Path], tmp_path: Path) -> None:
+    command(*words.format(**places).split(), *LOOK, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_claims_say_the_same_as_the_sweep_and_which_checkpoints_are_flagged(
+    trained: Path, command: Command, tmp_path: Path
+) -> None:
+    honest = command("sweep", trained, *GEOMETRY, "--out", tmp_path / "honest")
+    told = command("claims", tmp_path / "honest")
+    assert told.code == 0, told.err
+    lists = [
+        [line for line in done.out.splitlines() if line.startswith("not measured here")] for done in (honest, told)
+    ]
+    assert lists[0] == lists[1] and len(lists[0]) == 1
+    assert "flagged" not in told.out
+    shutil.copytree(trained / "checkpoints", tmp_path / "series")
+    shutil.copytree(tmp_path / "series" / "checkpoint-16", tmp_path / "series" / "checkpoint-24")
+    assert command("sweep", tmp_path / "series", *GEOMETRY, "--out", tmp_path / "out").code == 0
+    line = "checkpoints flagged: checkpoint-24 (repeated); verdicts over steps rest on them"
+    assert line in command("claims", tmp_path / "out").out.splitlines()
+    both = command("claims", tmp_path / "out", "--format", "json")
+    assert line in both.err and json.loads(both.out)
 
 
 def test_what_was_asked_is_in_the_record(command: Command, places: dict[str, Path], tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def fresh_config(model_type: str, overrides: dict[str, Any]) -> Any:
 
 
 def check_architecture(spec: str, *, trust_remote_code: bool = False) -> None:
-    """Refuse what is neither a folder with config.json, nor a hub id, nor a known architecture, or names no field of it.
+    """Refuse what is neither a folder with config.json, nor a hub id, nor a known architecture with its fields.
 
     What is here is read, so that a slip is told once and not at every checkpoint.
     """

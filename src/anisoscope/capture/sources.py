@@ -136,11 +136,12 @@ def unknown_of_many(what: str, name: str, known: Iterable[str], *, all_of: str) 
     """An error for a name that is not among very many: the nearest, and where all of them are.
 
     >>> str(unknown_of_many("field", "widht", ["width", "depth"], all_of="config.json lists them"))
-    "unknown field 'widht'; nearest: width, depth (2 in all: config.json lists them)."
+    "unknown field 'widht'; did you mean 'width'? Nearest: width, depth (2 in all: config.json lists them)."
     """
     names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=5, cutoff=0.0)
-    return AnisoscopeError(f"unknown {what} {name!r}; nearest: {', '.join(near)} ({len(names)} in all: {all_of}).")
+    hint = f"; did you mean {near[0]!r}?" if difflib.get_close_matches(name, near[:1], cutoff=0.5) else "."
+    return AnisoscopeError(f"unknown {what} {name!r}{hint} Nearest: {', '.join(near)} ({len(names)} in all: {all_of}).")
 
 
 def looks_like_path(name: str) -> bool:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import pathlib
 import pickle
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,8 @@ def _safetensors(path: Path, *, device: str) -> tuple[dict[str, Any], Mapping[st
 
 def _unpickled(path: Path, *, device: str) -> Any:
     allowed: Any = getattr(torch.serialization, "safe_globals", None)  # torch 2.5 and later
-    with allowed(list(_KNOWN)) if allowed is not None else contextlib.nullcontext():
+    with allowed(list(_KNOWN)) if allowed is not None else contextlib.nullcontext(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the protocol that damaged bytes seem to be of
         try:
             return torch.load(path, map_location=device, weights_only=True)
         except MemoryError:
@@ -181,7 +183,7 @@ def model_of_state(path: Path, config: Any, wish: Wish, *, notes: list[str]) -> 
                 notes.append(f"{len(fit.beside)} tensors beside the model were left out ({_some(fit.beside)})")
             if len(candidates) > 1 and auto is candidates[-1]:
                 notes.append(HEADLESS)
-            return with_own_loss(fit.model)  # type: ignore[no-any-return]
+            return with_own_loss(fit.model)
         fits.append(fit)
     best = min(fits, key=lambda fit: len(fit.missing) + len(fit.surplus))
     words = [f"the file lacks {_some(best.missing)}"] if best.missing else []

@@ -153,7 +153,7 @@ def _gain(d: Tensor, order: Sequence[int], i: int, j: int) -> float:
 # what is known of each checkpoint
 
 
-def place(entry: Entry) -> int:
+def place_of(entry: Entry) -> int:
     """Where a checkpoint belongs by its own record, or by its name."""
     return int(entry["recorded"] if "recorded" in entry else entry["key"])
 

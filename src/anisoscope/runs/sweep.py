@@ -33,7 +33,7 @@ from anisoscope.runs.integrity import (
     exchanges,
     is_finite,
     loaded_ones,
-    place,
+    place_of,
     reason,
     resumable,
     sketch,
@@ -339,7 +339,7 @@ class Sweeper:
 
     def _out_of_order(self) -> dict[int, list[str]]:
         """Flags of checkpoints whose weights lie where another's should, by key."""
-        entries = sorted((self.entries[key] for key in self.tables), key=place)
+        entries = sorted((self.entries[key] for key in self.tables), key=place_of)
         usable = [e for e in entries if not any(f.startswith((REPEATED, NON_FINITE)) for f in e["flags"])]
         usable = [e for e in usable if self._sketch(e["key"]).is_file()]
         path = distances([torch.load(self._sketch(e["key"]), weights_only=True) for e in usable])
@@ -358,7 +358,7 @@ def _series_of(config: SweepConfig, known: Sequence[str] = ()) -> Series:
     c = config
     if c.series:
         return find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
-    parse_model(c.model, random_init=c.random_init)  # refused here if it is nothing at all
+    parse_model(c.model, random_init=c.random_init, state=c.architecture is not None)  # or refused
     return Series(c.name or "", [Checkpoint(c.model, None, c.model)], timed=False)
 
 

@@ -129,8 +129,6 @@ def build_model(config: TrainConfig, *, vocab_size: int) -> nn.Module:
     with hushed():
         description = model_config(config, vocab_size=vocab_size)
         model = fresh_model(description, Wish(torch.device("cpu"), seed=config.seed))
-    if getattr(model, "loss_type", "") is None:  # a class whose name does not say it; the default, without a warning
-        model.loss_type = "ForCausalLM"  # type: ignore[assignment]
     return model.double() if config.dtype == "float64" else model
 
 
