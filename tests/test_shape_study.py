@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.plan import GEOMETRY
 from anisoscope.runs.store import RunFolder
 from anisoscope.studies import shape_paper
-from anisoscope.studies.arms import Arm, Progress, train_arm, unmasked
+from anisoscope.studies.arms import Arm, train_arm, unmasked
 from anisoscope.studies.clean_probe import CleanMonitor
 from anisoscope.studies.jobs import run_arms
 from anisoscope.studies.shape import Shape, ShapeConfig
@@ -30,6 +28,7 @@ from anisoscope.training.corpus import prepare_corpus
 from anisoscope.training.loop import Trainer
 from anisoscope.training.models import build_model
 from anisoscope.training.windows import Stream
+from light_arms import light_work
 
 TINY: dict[str, Any] = {
     "sizes": ("1x16",),
@@ -225,24 +224,6 @@ def test_small_without_data_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 # -- at the same time --------------------------------------------------------------------------------------------------
-
-
-def light_work(arm: Arm, progress: Progress | None) -> None:
-    """Stands for a training: its name says what becomes of it."""
-    assert progress is not None
-    progress("train", 1, 2)
-    if "killed" in arm.model:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if "failing" in arm.model:
-        raise AnisoscopeError("the loss became nan.")
-    while "endless" in arm.model:
-        try:
-            time.sleep(0.01)
-        except KeyboardInterrupt:
-            (arm.path / "saved").touch()
-            raise
-    progress("train", 2, 2)
-    (arm.path / "finished").touch()
 
 
 @pytest.fixture
