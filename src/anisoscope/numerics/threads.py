@@ -22,12 +22,13 @@ def together(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Resul
     cores = min(torch.get_num_threads(), len(items))
     if cores < 2:
         return [act(item) for item in items]
-    with _one_core_each(), ThreadPoolExecutor(cores) as pool:
+    with one_thread(), ThreadPoolExecutor(cores) as pool:
         return list(pool.map(act, items))
 
 
 @contextlib.contextmanager
-def _one_core_each() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Thousands of small operations: handing each to several threads costs many times what it saves."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

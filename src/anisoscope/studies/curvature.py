@@ -8,7 +8,6 @@ curvature_frequency have the definitions.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import time
@@ -23,6 +22,7 @@ import torch
 from anisoscope.claims.claim import verdicts_to_dicts
 from anisoscope.metrics.estimate import Estimate
 from anisoscope.numerics.manifolds import MANIFOLDS, Manifold, make_manifold
+from anisoscope.numerics.threads import one_thread
 from anisoscope.runs.opening import opening
 from anisoscope.runs.store import RunFolder, replace_file
 from anisoscope.runs.table import Table, variant_name
@@ -242,7 +242,7 @@ def run_curvature(
     folder.write_about(about)
     study = _Study(config, progress)
     try:
-        with _one_thread():
+        with one_thread():
             study.run()
         verdicts = judge(config, slopes=study.slopes, seen=study.seen, recovery=study.recovery)
         folder.write_table(Table.from_records({"run": folder.path.name, **record} for record in study.records))
@@ -257,17 +257,6 @@ def run_curvature(
         about["wall_seconds"] = round(time.monotonic() - started, 2)
         folder.write_about(about)
     return folder.path
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Thousands of small operations: handing each to several threads costs many times what it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _about(config: CurvatureConfig, command: Sequence[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from anisoscope.view.curvature_curves import FLAT, SLOPES, Curves, title
 from anisoscope.view.curvature_figures import FIGURES, INK, RULE, SOFT, STYLE, beta_colours
 from anisoscope.view.palette import LIGHT, blend
 from anisoscope.view.records import settings
-from anisoscope.view.report import TEMPLATES
+from anisoscope.view.report import plain_page
 from anisoscope.view.verdicts import verdict_claims
 from anisoscope.view.words import estimate, listed, number
 
@@ -37,7 +37,10 @@ def write_curvature_report(folder: str | Path) -> Path:
         )
     curves = Curves.of(run.table().records(), about)
     drawings = _write_figures(run.path / "figures", curves)
-    page = _render(_context(curves, about, verdicts=_verdicts(run.path), drawings=drawings, path=str(run.path)))
+    page = plain_page(
+        "curvature.html.j2",
+        _context(curves, about, verdicts=_verdicts(run.path), drawings=drawings, path=str(run.path)),
+    )
     target = run.path / "report.html"
     replace_file(target, lambda p: p.write_text(page, encoding="utf-8"))
     return target
@@ -100,21 +103,6 @@ def inline_svg(text: str, *, prefix: str, colours: Mapping[str, str]) -> str:
     for hue, role in colours.items():
         text = re.sub(rf"{hue}\b", f"var({role})", text, flags=re.IGNORECASE)
     return text
-
-
-def _render(context: Mapping[str, Any]) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    css = "".join((TEMPLATES / f"{name}.css").read_text(encoding="utf-8") for name in ("report", "training"))
-    return environment.get_template("curvature.html.j2").render(context, css=Markup(css))
 
 
 def _context(

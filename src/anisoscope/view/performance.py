@@ -15,7 +15,7 @@ from anisoscope.view.palette import LIGHT
 from anisoscope.view.performance_figures import STYLE, figures_of
 from anisoscope.view.performance_results import GEOMETRY, READINGS, REPAIRS, Book, Mark
 from anisoscope.view.records import settings
-from anisoscope.view.report import TEMPLATES
+from anisoscope.view.report import plain_page
 from anisoscope.view.verdicts import verdict_claims
 from anisoscope.view.words import estimate, number
 
@@ -33,7 +33,7 @@ def write_performance_report(folder: str | Path) -> Path:
         )
     books = Book.all(run.table().records())
     models = [_model(run.path / "figures", book, alone=len(books) == 1) for book in books]
-    page = _render(_context(about, models, verdicts=_verdicts(run.path), path=str(run.path)))
+    page = plain_page("performance.html.j2", _context(about, models, verdicts=_verdicts(run.path), path=str(run.path)))
     target = run.path / "report.html"
     replace_file(target, lambda p: p.write_text(page, encoding="utf-8"))
     return target
@@ -173,18 +173,3 @@ def _context(
         "warnings": list(about.get("warnings") or []),
         "settings": settings(about, path),
     }
-
-
-def _render(context: Mapping[str, Any]) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    css = "".join((TEMPLATES / f"{name}.css").read_text(encoding="utf-8") for name in ("report", "training"))
-    return environment.get_template("performance.html.j2").render(context, css=Markup(css))

@@ -90,18 +90,31 @@ def _replace(path: Path, text: str) -> Path:
     return path
 
 
-def _render(context: Mapping[str, Any], template: str = "report.html.j2") -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+def plain_page(template: str, context: Mapping[str, Any]) -> str:
+    """A page whose figures are drawn already: styles, and no script library."""
     from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
 
-    environment = Environment(
+    css = "".join((TEMPLATES / f"{name}.css").read_text(encoding="utf-8") for name in ("report", "training"))
+    return str(_environment().get_template(template).render(context, css=Markup(css)))
+
+
+def _environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+
+
+def _render(context: Mapping[str, Any], template: str = "report.html.j2") -> str:
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    environment = _environment()
     environment.filters["json"] = lambda value: Markup(script_json(value))
     files = {"css": "report.css", "js": "report.js", "training_css": "training.css", "training_js": "training.js"}
     files |= {"shape_js": "shape.js"}
