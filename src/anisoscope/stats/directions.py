@@ -5,6 +5,7 @@ Notation: x a row, u = x/‖x‖. Leading dimensions (heads) are carried along.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Self
 
@@ -16,16 +17,16 @@ from anisoscope.numerics.scratch import float64_copy
 
 
 @dataclass
-class Sums:
+class Sums(ABC):
     """Named sums (and maxima) over rows [n, …, d]: the monoid that the classes below fill."""
 
     n: int = 0
     largest: ClassVar[frozenset[str]] = frozenset()  # fields that are maxima, not sums
 
     @classmethod
+    @abstractmethod
     def _chunk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
         """The sums of a few rows for each cell at once: every tensor has a leading dimension of cells."""
-        raise NotImplementedError
 
     @classmethod
     def split(cls, x: Tensor, cell: Tensor, cells: int) -> list[Self]:

@@ -6,6 +6,7 @@ An arm that is finished is never run again; what an arm measured counts also whe
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ PROBED = 32  # contexts of a probe that are looked at together
 
 
 @dataclass
-class ArmsStudy:
+class ArmsStudy(ABC):
     """One run of such a study; what its arms are, a subclass says in `arms`."""
 
     config: Any
@@ -41,9 +42,9 @@ class ArmsStudy:
     study: ClassVar[str] = ""
     paper: ClassVar[str] = REVISITING  # whose claims are judged in any case
 
+    @abstractmethod
     def arms(self) -> None:
         """Run every arm, and `join` what it measured."""
-        raise NotImplementedError
 
     def run(self) -> Path:
         """Every arm, then the claims; what was skipped is tried again when a finished study is resumed."""

@@ -9,24 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anisoscope.view.curvature_curves import FLAT, SLOPES, Curves, title
-from anisoscope.view.figures import RULES
+from anisoscope.view.drawn import INK, RULE, SOFT
 from anisoscope.view.palette import LIGHT, SEQUENCE, blend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, SOFT, RULE = "#1d1b18", "#625d55", "#ddd7ca"  # the page's own, so that it can put its dark ones in their place
-STYLE: dict[str, Any] = {
-    **RULES,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.titlesize": 8,
-    "axes.titlelocation": "left",
-}
 PANELS = {"tangent": "Tangent variance", "normal": "Normal variance", "visibility": "Normal / tangent"}
 MARKS = ("o", "s", "D", "^", "v", "P", "X", "o")
 

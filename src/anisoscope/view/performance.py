@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.store import RunFolder, replace_file, slug
-from anisoscope.view.curvature import _save, inline_svg
-from anisoscope.view.curvature_figures import INK, RULE, SOFT
-from anisoscope.view.palette import LIGHT
-from anisoscope.view.performance_figures import STYLE, figures_of
+from anisoscope.runs.store import slug
+from anisoscope.view.drawn import ROLES, STYLE, inline_svg, open_study, save_drawing, verdicts_of, write_page
+from anisoscope.view.performance_figures import figures_of
 from anisoscope.view.performance_results import GEOMETRY, READINGS, REPAIRS, Book, Mark
 from anisoscope.view.records import settings
-from anisoscope.view.report import plain_page
 from anisoscope.view.verdicts import verdict_claims
 from anisoscope.view.words import estimate, number
 
@@ -24,27 +19,11 @@ PERFORMANCES = {"loss": "the model’s own loss", "readout": "loss of a fresh re
 
 def write_performance_report(folder: str | Path) -> Path:
     """Write `report.html` and `figures/*.pdf|svg` of a finished study into its folder; the path of the page."""
-    run = RunFolder.open(folder)
-    about = run.about()
-    if about.get("study") != "performance" or about.get("status") != "complete":
-        raise AnisoscopeError(
-            f"{str(folder)!r} holds no finished performance study (study: {about.get('study')!r}, "
-            f"status: {about.get('status')!r}); give the folder that `anisoscope study performance` wrote."
-        )
+    run = open_study(folder, "performance")
     books = Book.all(run.table().records())
     models = [_model(run.path / "figures", book, alone=len(books) == 1) for book in books]
-    page = plain_page("performance.html.j2", _context(about, models, verdicts=_verdicts(run.path), path=str(run.path)))
-    target = run.path / "report.html"
-    replace_file(target, lambda p: p.write_text(page, encoding="utf-8"))
-    return target
-
-
-def _verdicts(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "verdicts.json"
-    try:
-        return list(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise AnisoscopeError(f"{str(path)!r} cannot be read ({error}); run the study again.") from error
+    context = _context(run.about(), models, verdicts=verdicts_of(run), path=str(run.path))
+    return write_page(run, "performance.html.j2", context)
 
 
 def _model(folder: Path, book: Book, *, alone: bool) -> dict[str, Any]:
@@ -72,16 +51,9 @@ def _write_figures(folder: Path, book: Book, *, alone: bool) -> dict[str, tuple[
     with matplotlib.rc_context(STYLE):  # type: ignore[arg-type, unused-ignore]
         for name, draw in figures_of(book).items():
             stem = f"performance-{name}" if alone else f"performance-{name}-{slug(book.model)}"
-            _save(draw(book), folder / stem)
-            markup = (folder / f"{stem}.svg").read_text(encoding="utf-8")
-            drawings[name] = (f"figures/{stem}", inline_svg(markup, prefix=stem, colours=_themed()))
+            markup = save_drawing(draw(book), folder / stem)
+            drawings[name] = (f"figures/{stem}", inline_svg(markup, prefix=stem, colours=ROLES))
     return drawings
-
-
-def _themed() -> dict[str, str]:
-    """Colours of paper and the page's names for them, so that the page can be dark."""
-    roles = {INK: "--ink", SOFT: "--soft", RULE: "--rule", "#ffffff": "--paper", "#000000": "--ink"}
-    return roles | {hue: f"--s{i + 1}" for i, hue in enumerate(LIGHT)}
 
 
 def _words(mark: Mark | None) -> str:

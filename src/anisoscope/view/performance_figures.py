@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anisoscope.view.curvature_figures import INK, RULE, SOFT, STYLE
+from anisoscope.view.drawn import INK, RULE, SOFT
 from anisoscope.view.palette import LIGHT, SEQUENCE, blend
 from anisoscope.view.performance_results import GEOMETRY, READINGS, REPAIRS, Book, Mark, Site, Step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = ["FIGURES", "STYLE"]
 
 HUES = dict(zip(REPAIRS, (LIGHT[6], LIGHT[0], LIGHT[2], LIGHT[1]), strict=True))
 MARKS = dict(zip(REPAIRS, ("o", "s", "D", "^"), strict=True))

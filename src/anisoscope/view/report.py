@@ -90,15 +90,8 @@ def _replace(path: Path, text: str) -> Path:
     return path
 
 
-def plain_page(template: str, context: Mapping[str, Any]) -> str:
-    """A page whose figures are drawn already: styles, and no script library."""
-    from markupsafe import Markup
-
-    css = "".join((TEMPLATES / f"{name}.css").read_text(encoding="utf-8") for name in ("report", "training"))
-    return str(_environment().get_template(template).render(context, css=Markup(css)))
-
-
-def _environment() -> Any:
+def environment() -> Any:
+    """How every page is filled: text is escaped, and a name that is not there is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(
@@ -114,13 +107,13 @@ def _render(context: Mapping[str, Any], template: str = "report.html.j2") -> str
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    environment = _environment()
-    environment.filters["json"] = lambda value: Markup(script_json(value))
+    made = environment()
+    made.filters["json"] = lambda value: Markup(script_json(value))
     files = {"css": "report.css", "js": "report.js", "training_css": "training.css", "training_js": "training.js"}
     files |= {"shape_js": "shape.js"}
     own = {name: Markup((TEMPLATES / file).read_text(encoding="utf-8")) for name, file in files.items()}
     library = Markup(get_plotlyjs()) if context["specs"] else ""
-    return environment.get_template(template).render(context, **own, plotly=library)
+    return made.get_template(template).render(context, **own, plotly=library)
 
 
 def script_json(value: Any) -> str:
