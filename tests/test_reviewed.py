@@ -45,9 +45,9 @@ def test_a_mask_that_a_model_writes_itself_is_seen_as_one(name: str) -> None:
 def test_rows_that_differ_by_the_noise_of_a_forward_pass_are_duplicates_and_others_are_not() -> None:
     x = torch.randn(200, 8, generator=torch.Generator().manual_seed(0)) + 5
     noisy = torch.cat([x, x[:20] * (1 + 1e-7)])
-    graph, kept = Neighbours.of(noisy, 2, tolerance=1e-6)
+    graph, stands = Neighbours.of(noisy, 2, tolerance=1e-6)
     assert graph.duplicates == 20
-    assert kept.tolist() == list(range(200))
+    assert stands.tolist() == [*range(200), *range(20)]
     assert Neighbours.of(noisy, 2)[0].duplicates < 20  # without a tolerance they would stay
     assert Neighbours.of(torch.cat([x, x[:20] * 1.001]), 2, tolerance=1e-6)[0].duplicates == 0
 

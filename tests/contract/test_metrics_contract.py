@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.attention import Keys
 from anisoscope.metrics.clusters import Clusters
-from anisoscope.metrics.evaluate import View, evaluate, sample_graphs
+from anisoscope.metrics.evaluate import View, evaluate
+from anisoscope.metrics.graphs import sample_graphs
 from anisoscope.metrics.metric import Metric, registry
 from anisoscope.metrics.neighbourhoods import Neighbours
 from anisoscope.numerics.attention import row_sharpness

@@ -15,6 +15,7 @@ from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.attention import rows_used
 from anisoscope.metrics.clusters import Clusters
 from anisoscope.metrics.estimate import Estimate, jackknife
+from anisoscope.metrics.graphs import Graph, batch_masks, sample_graphs
 from anisoscope.metrics.metric import Metric
 from anisoscope.metrics.neighbourhoods import Neighbours
 from anisoscope.numerics.hashing import FOLDS, fold_of
@@ -26,53 +27,6 @@ from anisoscope.stats.sample import Sample
 
 NEIGHBOUR_BATCH = 4096
 _WIDE = 128  # columns from which a spectrum takes longer than handing it to another core
-
-
-@dataclass(frozen=True)
-class Graph:
-    """One batch's neighbour graph with the fold and the first-position flag of its distinct rows."""
-
-    neighbours: Neighbours
-    fold: Tensor
-    first: Tensor
-    first_duplicates: int = 0  # duplicates removed that were first rows of their contexts
-    _left: dict[tuple[bool, int], Neighbours] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def of(cls, sample: Sample, *, wanted: int, tolerance: float = 0.0) -> Graph:
-        neighbours, kept = Neighbours.of(sample.rows.flatten(1), wanted, tolerance=tolerance)
-        first = sample.label("first").bool()
-        return cls(neighbours, sample.fold[kept], first[kept], int(first.sum() - first[kept].sum()))
-
-    def left(self, *, without_first: bool = False, fold: int = -1) -> Neighbours:
-        """The graph without the first rows of contexts, without a fold, or whole; made once for all metrics."""
-        key = (without_first, fold)
-        if key not in self._left:
-            mask = self.fold != fold
-            if without_first:
-                mask &= ~self.first
-            self._left[key] = self.neighbours if bool(mask.all()) else self.neighbours.keep(mask)
-        return self._left[key]
-
-
-def sample_graphs(sample: Sample, *, wanted: int, batch: int | None, tolerance: float = 0.0) -> list[Graph]:
-    """Graphs of consecutive batches of the (hash-ordered, so shuffled) sample; a last short one only if it is alone.
-
-    `tolerance`: rows closer than this share of their norm are one row.
-    """
-    masks = batch_masks(len(sample), batch or max(1, len(sample)))
-    return [Graph.of(sample.select(mask), wanted=wanted, tolerance=tolerance) for mask in masks]
-
-
-def batch_masks(rows: int, size: int) -> list[Tensor]:
-    """Which rows belong to each batch of a size; a last short one is left out unless it is alone.
-
-    >>> [int(mask.sum()) for mask in batch_masks(10, 4)], [int(mask.sum()) for mask in batch_masks(3, 4)]
-    ([4, 4], [3])
-    """
-    order = torch.arange(rows)
-    count = max(1, rows // size) if rows else 0
-    return [(order >= i * size) & (order < (i + 1) * size) for i in range(count)]
 
 
 @dataclass
@@ -234,8 +188,8 @@ def _evaluate_graphs(metric: Metric, view: View, options: dict[str, Any]) -> Est
             replicates.append(math.nan)
     shaky = _unstable(value, replicates)
     low, high = (math.nan, math.nan) if shaky else jackknife(value, replicates, bounds=metric.bounds)
-    duplicates = sum(g.neighbours.duplicates - (g.first_duplicates if rest else 0) for g in graphs)
-    used = sum(int((~g.first).sum()) if rest else len(g.neighbours) for g in graphs)
+    duplicates = sum(g.duplicates(without_first=rest) for g in graphs)
+    used = sum(len(g.left(without_first=rest)) for g in graphs)
     said = [f"{duplicates} duplicates removed" if duplicates else "", shaky]
     said += [metric.remark(value, used // len(graphs), options)] if metric.remark is not None else []
     said += [_next_scale(value, graphs, without_first=rest)] if metric.name == "two_nn" else []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.numerics.neighbors import distinct_rows, nearest
+from anisoscope.numerics.neighbors import first_equal, nearest
 
 _ROUNDS = 8  # looks for near-duplicates: a row sees as many at a time as it has neighbours
 
@@ -22,11 +22,27 @@ def spared(wanted: int) -> int:
     return wanted + 6 + wanted // 2
 
 
-def _repeated(rows: Tensor, distance: Tensor, index: Tensor, tolerance: float) -> Tensor:
-    """Rows that repeat an earlier one within the tolerance, in the order of the sample, which no batching changes."""
+def _first_near(rows: Tensor, distance: Tensor, index: Tensor, tolerance: float) -> Tensor:
+    """For every row the earliest one within the tolerance, or itself: the sample's order, which no batching changes."""
     limit = tolerance * torch.linalg.vector_norm(rows.double(), dim=1, keepdim=True)
-    later = index < torch.arange(len(rows), device=index.device).unsqueeze(1)
-    return ((distance <= limit.to(distance.device)) & later).any(1)
+    own = torch.arange(len(rows), device=index.device).unsqueeze(1)
+    return torch.where((distance <= limit.to(distance.device)) & (index < own), index, own).amin(1)
+
+
+def _standing(stands: Tensor) -> Tensor:
+    """Rows that stand for themselves."""
+    return (stands == torch.arange(len(stands), device=stands.device)).nonzero().squeeze(1)
+
+
+def _numbered(stands: Tensor, kept: Tensor) -> Tensor:
+    """The place in `kept` of the row that stands for each; a row may stand for it by way of others.
+
+    >>> _numbered(torch.tensor([0, 0, 2, 1]), torch.tensor([0, 2])).tolist()
+    [0, 0, 1, 0]
+    """
+    while not bool((stands[stands] == stands).all()):
+        stands = stands[stands]
+    return torch.searchsorted(kept, stands)
 
 
 @dataclass(frozen=True)
@@ -43,28 +59,31 @@ class Neighbours:
 
     @classmethod
     def of(cls, rows: Tensor, wanted: int, *, tolerance: float = 0.0) -> tuple[Neighbours, Tensor]:
-        """The graph of the distinct rows, and which rows those are.
+        """The graph of the distinct rows, and for every row the number of the distinct row that stands for it.
 
         Rows closer than `tolerance` times their norm count as equal: a causal model gives equal rows for equal
         prefixes, but a float32 forward pass makes them bit-equal in some batches and not in others.
         """
-        kept = distinct_rows(rows)
+        stands = first_equal(rows)
+        kept = _standing(stands)
         if len(kept) < 2:
             empty = torch.empty(len(kept), 0)
-            return cls(empty.double(), empty.long(), wanted, len(rows) - len(kept)), kept
+            return cls(empty.double(), empty.long(), wanted, len(rows) - len(kept)), torch.zeros(len(rows)).long()
         # squares of rows far from 1 would leave float32; a power of two changes no digit
         scale = 2.0 ** math.frexp(float(rows.abs().max()))[1]
         distance, index = nearest(rows[kept] / scale, spared(wanted))
         for _ in range(_ROUNDS if tolerance else 0):
-            again = _repeated(rows[kept] / scale, distance, index, tolerance)
-            if not bool(again.any()):
+            earlier = _first_near(rows[kept] / scale, distance, index, tolerance).to(kept.device)
+            if bool((kept[earlier] == kept).all()):
                 break
-            kept = kept[~again.to(kept.device)]
+            stands[kept] = kept[earlier]
+            kept = _standing(stands)
             if len(kept) < 2:
                 distance, index = distance[:1, :0], index[:1, :0]
                 break
             distance, index = nearest(rows[kept] / scale, spared(wanted))
-        return cls(distance.cpu() * scale, index.cpu(), wanted, len(rows) - len(kept)), kept.cpu()
+        graph = cls(distance.cpu() * scale, index.cpu(), wanted, len(rows) - len(kept))
+        return graph, _numbered(stands.cpu(), kept.cpu())
 
     def __len__(self) -> int:
         return len(self.distance)

@@ -20,21 +20,20 @@ _SIDE = 2048  # rows of a square block of distances on the host: the selection o
 _SPARE = 6  # candidates beyond k
 
 
-def distinct_rows(x: Tensor) -> Tensor:
-    """Indices, ascending, of the first occurrence of each distinct row.
+def first_equal(x: Tensor) -> Tensor:
+    """For every row the index of the first one that equals it, which is its own where it is the first.
 
-    >>> distinct_rows(torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0]])).tolist()
-    [0, 2]
+    >>> first_equal(torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0]])).tolist()
+    [0, 0, 2]
     """
     candidates = _equal_candidates(x)
-    keep = torch.ones(len(x), dtype=torch.bool, device=x.device)
+    found = torch.arange(len(x), device=x.device)
     if len(candidates):
         _, inverse = torch.unique(x[candidates], dim=0, return_inverse=True)
         first = torch.full((int(inverse.max()) + 1,), len(x), dtype=torch.int64, device=x.device)
         first.scatter_reduce_(0, inverse, candidates, reduce="amin")
-        keep[candidates] = False
-        keep[first] = True
-    return keep.nonzero().squeeze(1)
+        found[candidates] = first[inverse]
+    return found
 
 
 def _equal_candidates(x: Tensor) -> Tensor:

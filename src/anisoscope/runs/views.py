@@ -11,7 +11,8 @@ import torch
 
 from anisoscope.metrics.attention import Keys
 from anisoscope.metrics.clusters import Clusters
-from anisoscope.metrics.evaluate import NEIGHBOUR_BATCH, Graph, View, sample_graphs
+from anisoscope.metrics.evaluate import NEIGHBOUR_BATCH, View
+from anisoscope.metrics.graphs import Graph, sample_graphs
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.runs.bank import FIRST, REST, WHOLE, Cell, SiteStats
 from anisoscope.stats.directions import Directions
