@@ -282,3 +282,4 @@ def test_a_sweep_writes_the_map_of_its_checkpoints(tmp_path: Path) -> None:
     by_step = [set(table.filter(pc.equal(table["step"], step))["row"].to_pylist()) for step in (0, 10, 20)]
     assert by_step[0] == by_step[1] == by_step[2]
     assert RunFolder(tmp_path / "out").about()["map"] == shares_in(table)
+    assert set(table["frequency"].to_pylist()) - {None}, "coloured by frequency without gradients, too"

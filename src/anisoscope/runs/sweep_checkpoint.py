@@ -72,6 +72,8 @@ class Examiner:
         else:
             if plan is not None:
                 found.notes.append("it has no language-model head, so no loss: its gradients were left out")
+            if self.row_map is not None:  # its rows are coloured by frequency
+                self._count(loaded, feed, found)
             self._geometry(loaded, feed, requests, found, masked=plan is not None, tell=tell)
             found.records = [{**row, "step": step} for row in found.records]
             found.records += self._loss(loaded, step, feed, found)
