@@ -150,6 +150,7 @@ KNOWN: dict[str, Known] = {
     "drift_alignment": Known(drifting, 0.04),
     "attention_entropy": Known(None, (0.5 * math.log(2) + 0.5 * math.log(18)) / math.log(10), 1e-6, stats=_attention),
     "attention_sharpness": Known(None, 4 / 9, 1e-6, stats=_attention),
+    "attention_max": Known(None, 0.5, 1e-6, stats=_attention),
     "first_key_mass": Known(None, 0.5, 1e-6, stats=_attention),
     "score_spread": Known(None, 0.3 * math.log(9), 1e-6, stats=_attention),
     "qk_cosine": Known(None, math.sqrt(0.5), stats=_query_key),

@@ -271,7 +271,7 @@ def row_sharpness(p: Array, allowed: Array) -> float:
 
 
 def attention_row(scores: Array, allowed: Array, first: int, plain: Array | None = None) -> list[float]:
-    """The seven quantities of one query row, in the order of the program; NaN below 8 keys."""
+    """The eight quantities of one query row, in the order of the program; NaN below 8 keys."""
     scores, allowed = as64(scores), np.asarray(allowed, dtype=bool)
     plain = scores if plain is None else as64(plain)
     rest = allowed.copy()
@@ -287,6 +287,7 @@ def attention_row(scores: Array, allowed: Array, first: int, plain: Array | None
         row_sharpness(q, rest) if q is not None else nan,
         float(scores[allowed].std()) if p is not None else nan,
         float(plain[allowed].std()) if p is not None else nan,
+        float(p[allowed].max()) if p is not None else nan,
     ]
 
 

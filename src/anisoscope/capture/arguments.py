@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from anisoscope.capture.index import Contexts
 from anisoscope.capture.layout import unwrapped
+from anisoscope.capture.parts import PER_HEAD
+from anisoscope.capture.pixels import MASK
 from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 
@@ -28,10 +30,19 @@ def forward(model: nn.Module, inputs: Mapping[str, Any], **extra: Any) -> Any:
         moved.setdefault("use_cache", False)
     if "logits_to_keep" in accepted and moved.get("labels") is None:
         moved.setdefault("logits_to_keep", 1)
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
+        moved = _taken(moved, accepted)
     plain = moved.pop("", None)
     if plain is not None and "input_ids" in accepted:
         moved["input_ids"], plain = plain, None
     return model(**moved, **extra) if plain is None else model(plain, **moved, **extra)
+
+
+def _taken(moved: dict[str, Any], accepted: Mapping[str, Any]) -> dict[str, Any]:
+    """Images under the name a plain module has for them, without the mask of their pixels that it does not read."""
+    named = "pixel_values" in accepted or "" in moved or "pixel_values" not in moved
+    renamed = moved if named else {"" if name == "pixel_values" else name: x for name, x in moved.items()}
+    return {name: x for name, x in renamed.items() if name != MASK or MASK in accepted}
 
 
 @contextlib.contextmanager
@@ -109,10 +120,11 @@ def _search(value: Any) -> Tensor | None:
 def positioned(x: Tensor, contexts: Contexts, site: Site) -> Tensor:
     """An activation as [B, T, …]: rows of a flattened one, positions of a feature map, or one row per context."""
     batch, length = contexts.batch, contexts.length
-    if x.shape[0] == batch and (x.dim() == 3 or site.kind in ("query", "key")):
+    if x.shape[0] == batch and (x.dim() == 3 or site.kind in PER_HEAD):
         return x
     if x.dim() == 4 and x.shape[0] == batch:
-        return x.flatten(2).transpose(1, 2)
+        last = contexts.channels_last is not None and contexts.channels_last(site, x.shape)
+        return x.flatten(1, 2) if last else x.flatten(2).transpose(1, 2)
     if x.dim() == 3 and x.shape[1] == batch and length in (None, x.shape[0]):
         return x.transpose(0, 1)
     if x.dim() == 2 and x.shape[0] % batch == 0:

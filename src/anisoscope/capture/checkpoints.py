@@ -16,10 +16,11 @@ from torch import nn
 from anisoscope.capture.failures import one_sentence, quiet
 from anisoscope.capture.placement import check_fits
 from anisoscope.capture.sources import ModelSource, architecture, hub_reachable, parse_model, unknown_of_many
+from anisoscope.capture.variants import refuse_unhonoured, register_variants
 from anisoscope.errors import AnisoscopeError
 
 _NEXT_TOKEN = re.compile(r"LMHead|CausalLM")
-_HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
+_HEADS = ("AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
 # Parts that no site looks at: missing ones are told, not refused.
 UNUSED = ("pooler", "position_ids", "seq_relationship")
 HEADLESS = "the output head is not in the checkpoint; the model was loaded without one"
@@ -55,6 +56,7 @@ def read_config(source: ModelSource, *, options: dict[str, Any], notes: list[str
     """The configuration of a source, with the overrides applied."""
     from transformers import AutoConfig
 
+    register_variants()
     if source.kind == "config":
         return fresh_config(architecture(source.name), source.overrides)
     if source.kind == "gguf":
@@ -62,6 +64,7 @@ def read_config(source: ModelSource, *, options: dict[str, Any], notes: list[str
     if source.kind == "folder" and (inferred := _without_model_type(Path(source.place), notes)):
         return inferred
     config = AutoConfig.from_pretrained(source.place, **options)
+    refuse_unhonoured(config)
     return _overridden(config, source.overrides)
 
 
@@ -78,6 +81,7 @@ def fresh_config(model_type: str, overrides: dict[str, Any]) -> Any:
     """
     from transformers import CONFIG_MAPPING
 
+    register_variants()
     kind = CONFIG_MAPPING[model_type]
     default = kind()
     _check_fields(default, overrides)
@@ -190,7 +194,8 @@ def classes(config: Any, *, with_head: bool, remote: bool = False) -> list[Any]:
     named = {auto: _class_name(auto, config) for auto in heads}
     named = {auto: name for auto, name in named.items() if name}
     stated = (getattr(config, "architectures", None) or [""])[0]
-    if stated.endswith("EncoderModel") and hasattr(transformers, stated):
+    alone = type(config) not in transformers.AutoModel._model_mapping  # vision-encoder-decoder: no bare model
+    if (stated.endswith("EncoderModel") or alone) and hasattr(transformers, stated):
         return [getattr(transformers, stated)]
     return [*_with_head(named, stated, config), transformers.AutoModel] if with_head else [transformers.AutoModel]
 

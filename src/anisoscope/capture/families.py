@@ -7,13 +7,14 @@ Otherwise add a `Family` to `FAMILIES` under the configuration's `model_type`, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from anisoscope.capture.frames import convolved
 from anisoscope.capture.index import Windows
 
 Blocks = Callable[[nn.Module, Any], "list[str]"]
@@ -27,7 +28,10 @@ class Family:
     `blocks` gives the path of the module applied at each layer, one entry per application (a shared block repeats).
     `hidden` maps (number of blocks, length of the model's own `hidden_states`) to the layer each entry must equal,
     None where it has no site. `windows` relates a lower resolution to the input's. `final` False: what looks like a
-    final norm is none. `attention` says for which layers query, key and scores cannot be had, and why.
+    final norm is none. `attention` says for which layers query, key and scores cannot be had, and why. `prefix` counts
+    the leading positions that are no part of the input: class, distillation and register tokens, `prefixed` the layers
+    that have them where not all do. `staged`: its blocks lie in stages. `without` names kinds of a block that cannot be
+    read as rows, and why.
     """
 
     about: str
@@ -36,6 +40,10 @@ class Family:
     windows: Callable[[Any], Windows] | None = None
     final: Callable[[Any], bool] | None = None
     attention: Callable[[int, int], str] | None = None  # (layer, number of blocks) -> reason, "" where all is well
+    prefix: Callable[[Any], int] | None = None
+    prefixed: Callable[[Any], frozenset[int]] | None = None
+    staged: bool = False
+    without: Mapping[str, str] = field(default_factory=dict)
 
 
 def albert_blocks(backbone: nn.Module, config: Any) -> list[str]:
@@ -86,20 +94,68 @@ def padding_windows(config: Any) -> Windows:
     return windows
 
 
+def speech_windows(config: Any) -> Windows:
+    """wav2vec 2.0 and its relatives: convolutions over samples, then those of an adapter where there is one."""
+    layers = [(kernel, stride, 0) for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True)]
+    if getattr(config, "add_adapter", False):
+        kernel = int(getattr(config, "adapter_kernel_size", 3))
+        layers += [(kernel, int(config.adapter_stride), 1)] * int(config.num_adapter_layers)
+    return lambda length, rows: convolved(length, rows, layers)
+
+
+def whisper_windows(config: Any) -> Windows:
+    """Row j reads the mel frames 2j-2 … 2j+2, those before the beginning and after the end left out."""
+    return lambda length, rows: convolved(length, rows, [(3, 1, 1), (3, 2, 1)])
+
+
+def moonshine_windows(config: Any) -> Windows:
+    """Row j reads the 895 samples from 384j on."""
+    return lambda length, rows: convolved(length, rows, [(127, 64, 0), (7, 3, 0), (3, 2, 0)])
+
+
+def spectrogram_windows(config: Any) -> Windows:
+    """Patches of a spectrogram, by frequency and then by time, after two tokens that read none of it."""
+
+    def windows(length: int, rows: int) -> tuple[Tensor, Tensor]:
+        across = (length - config.patch_size) // config.time_stride + 1
+        start = (torch.arange(rows) - 2) % across * config.time_stride
+        start[:2] = 0
+        stop = start + config.patch_size
+        stop[:2] = 0
+        return start, stop
+
+    return windows
+
+
+def registers(config: Any) -> int:
+    """A class token and the registers after it."""
+    return 1 + int(config.num_register_tokens)
+
+
+def stable_norm(config: Any) -> bool:
+    """wav2vec 2.0 norms after the last block only where it norms before each sublayer."""
+    return bool(config.do_stable_layer_norm)
+
+
 def local_attention(layer: int, blocks: int) -> str:
     """Attention computed in bands or chunks."""
     return "its attention is computed in bands"
-
-
-def canine_attention(layer: int, blocks: int) -> str:
-    """The first block attends within chunks, so that its queries and keys come in pieces."""
-    return "the first block attends within chunks of characters" if layer == 1 else ""
 
 
 def deberta_attention(layer: int, blocks: int) -> str:
     """DeBERTa's scores are not one product of queries with keys."""
     return "its scores are a sum of content and position products"
 
+
+def cvt_classes(config: Any) -> frozenset[int]:
+    """CvT: the layers of the stages that have a class token; the input of the first block is layer 0."""
+    stages = [stage for stage, depth in enumerate(config.depth) for _ in range(depth)]
+    found = {layer for layer, stage in enumerate(stages, start=1) if config.cls_token[stage]}
+    return frozenset(found | ({0} if config.cls_token[0] else set()))
+
+
+_WINDOWED = dict.fromkeys(("attn_in", "attn_out"), "its attention reads windows of the map, one after another")
+_NORMED = dict.fromkeys(("mlp_in", "mlp_out"), "what its feed-forward part gives is normed before it is added")
 
 FAMILIES: dict[str, Family] = {
     "albert": Family("one shared layer: as many sites as applications", blocks=albert_blocks),
@@ -108,14 +164,53 @@ FAMILIES: dict[str, Family] = {
         blocks=canine_blocks,
         hidden=canine_hidden,
         windows=canine_windows,
-        attention=canine_attention,
     ),
     "deberta": Family("disentangled attention", final=lambda config: False, attention=deberta_attention),
     "deberta-v2": Family("disentangled attention", final=lambda config: False, attention=deberta_attention),
     "mamba": Family("state space, no attention", hidden=mamba_hidden),
     "longformer": Family("banded attention, lengthens its input", windows=padding_windows, attention=local_attention),
-    "wav2vec2": Family("frames of speech", final=lambda config: bool(config.do_stable_layer_norm)),
-    "hubert": Family("frames of speech", final=lambda config: bool(config.do_stable_layer_norm)),
+    "wav2vec2": Family("frames of speech", final=stable_norm, windows=speech_windows),
+    "hubert": Family("frames of speech", final=stable_norm, windows=speech_windows),
+    "wavlm": Family("frames of speech, gated relative bias", final=stable_norm, windows=speech_windows),
+    "data2vec-audio": Family("frames of speech", final=lambda config: False, windows=speech_windows),
+    "whisper": Family("speech encoder over 30 s of mel frames, and text decoder", windows=whisper_windows),
+    "moonshine": Family("speech encoder over samples, and text decoder, rotary", windows=moonshine_windows),
+    "audio-spectrogram-transformer": Family(
+        "patches of a spectrogram, class and distillation token apart",
+        windows=spectrogram_windows,
+        prefix=lambda config: 2,
+    ),
+    "vit": Family("image patches, class token apart", prefix=lambda config: 1),
+    "deit": Family("image patches, class and distillation token apart", prefix=lambda config: 2),
+    "beit": Family("image patches, class token apart, scaled sublayers", prefix=lambda config: 1),
+    "dinov2": Family("image patches, class token apart, scaled sublayers", prefix=lambda config: 1),
+    "dinov2_with_registers": Family("as DINOv2, registers apart too", prefix=registers),
+    "vit_mae": Family("the image patches that are shown, class token apart", prefix=lambda config: 1),
+    "clip_vision_model": Family(
+        "image patches, class token apart", final=lambda config: False, prefix=lambda config: 1
+    ),
+    "resnet": Family("feature maps of residual convolutions", staged=True, final=lambda config: False),
+    "convnext": Family("feature maps, norm after the pooling alone", staged=True, final=lambda config: False),
+    "convnextv2": Family("feature maps, norm after the pooling alone", staged=True, final=lambda config: False),
+    "efficientnet": Family("feature maps, a flat list of blocks, final after its last convolution", staged=True),
+    "mobilenet_v1": Family("feature maps, a flat list of convolutions", staged=True, final=lambda config: False),
+    "mobilenet_v2": Family(
+        "feature maps, a flat list of blocks, final after its last convolution", staged=True, final=lambda config: True
+    ),
+    "cvt": Family(
+        "attention between convolutions, class token of the last stage apart",
+        staged=True,
+        final=lambda config: False,
+        prefix=lambda config: int(any(config.cls_token)),
+        prefixed=cvt_classes,
+    ),
+    "segformer": Family(
+        "patches in stages, a norm ends each stage; keys of fewer positions", staged=True, final=lambda config: False
+    ),
+    "swin": Family(
+        "patches in stages, merged where a stage ends; attention in windows", staged=True, without=_WINDOWED
+    ),
+    "swinv2": Family("as Swin, sublayers normed before they are added", staged=True, without={**_WINDOWED, **_NORMED}),
 }
 
 # Found by the general rules; the words are for people, the numbers are checked in tests/test_families.py.
@@ -153,8 +248,6 @@ GENERAL: dict[str, str] = {
     "mt5": "encoder and decoder, as T5",
     "umt5": "encoder and decoder, as T5, a bias in every block",
     "bart": "encoder and decoder, norm after each sublayer",
-    "whisper": "speech encoder and text decoder",
-    "vit": "image patches",
 }
 
 
@@ -176,6 +269,9 @@ def list_families() -> list[dict[str, str]]:
 def _verified(name: str) -> str:
     family = FAMILIES.get(name)
     sites = "embed, resid, final, attn_in, attn_out, mlp_in, mlp_out"
+    if family is not None and family.staged:
+        attends = name in ("cvt", "segformer", "swin", "swinv2")
+        return "embed, resid, stage, stage_mean, final" + (", query, key, scores" if attends else "")
     if name == "mamba":
         return "embed, resid, final"
     if family is not None and family.attention in (deberta_attention, local_attention):

@@ -7,21 +7,24 @@ import difflib
 import fnmatch
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.arguments import by_name, evaluating, first_tensor, forward, given, positioned, with_ids
-from anisoscope.capture.attention import Call, watching
+from anisoscope.capture.attended import Attended
+from anisoscope.capture.frames import with_frame_mask
 from anisoscope.capture.index import Choice, Contexts, read_contexts, special_ids
 from anisoscope.capture.layout import Layout, Stack, find_layout, refuse_compiled, unwrapped
-from anisoscope.capture.parts import Place
+from anisoscope.capture.parts import CALLED_KINDS, Place
+from anisoscope.capture.pixels import reads_last, with_pixel_mask
 from anisoscope.capture.rows import Batch, Rows, Scores, Sink
+from anisoscope.capture.sides import MEDIA, reader_of
 from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 
-_CALLED = ("query", "key", "scores")
 Rule = Callable[[tuple[Any, ...], dict[str, Any]], Tensor]
 """(args, kwargs) of the model's forward -> bool [B, T], True where a position is data."""
 Watch = Callable[[Site, Tensor, Callable[[Tensor], Tensor]], None]
@@ -46,6 +49,8 @@ class _Pass:
     def enter(self, path: str) -> None:
         shared = self.stack is not None and self.stack.shared
         self.layer = self.layer + 1 if shared else self.layers[path]
+        if self.contexts is not None and self.stack is not None:
+            self.contexts.prefix = self.stack.prefix_at(self.layer)
 
 
 class Capture:
@@ -90,6 +95,7 @@ class Capture:
         self._above: Contexts | None = None  # of the encoder, for its decoder
         self._outer: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._finished = 0
+        self._unfed: set[str] = set()  # stacks that the batch has nothing for
         self._stack = contextlib.ExitStack()
 
     def _check(self, sites: Sequence[Site]) -> None:
@@ -127,20 +133,28 @@ class Capture:
         """One forward pass in evaluation and inference mode over a batch, on the device of the model's inputs."""
         batch = batch if isinstance(batch, Batch) else Batch(batch if isinstance(batch, Mapping) else {"": batch})
         self._batch, self._seen = batch, set()
+        reader, note = reader_of(self.model, self.layout, batch.inputs, sites=self.sites)
+        self._unfed = {"decoder"} if note else set()
+        self.notes += [note] if note and note not in self.notes else []
         try:
             with evaluating(self.model), torch.inference_mode():
-                forward(self.model, batch.inputs)
+                forward(reader, batch.inputs)
         finally:
             self._batch = None
         self._raise_unseen()
 
+    @property
+    def unseen(self) -> list[Site]:
+        """The sites that the pass, or all passes so far, did not show."""
+        return sorted(site for site in self._wanted - self._seen if site.stack not in self._unfed)
+
     def _raise_unseen(self) -> None:
-        unseen = sorted(self._wanted - self._seen)
+        unseen = self.unseen
         if not unseen:
             return
         names = ", ".join(map(str, unseen[:6])) + (f" and {len(unseen) - 6} more" if len(unseen) > 6 else "")
         hint = "the modules were not called"
-        if all(site.kind in _CALLED for site in unseen):
+        if all(site.kind in CALLED_KINDS for site in unseen):
             hint = 'its attention shows no queries and keys; load the model with attn_implementation="eager" or "sdpa"'
         raise AnisoscopeError(
             f"nothing was seen at {names}: {hint}, or the model was compiled before the hooks were attached."
@@ -200,14 +214,20 @@ class Capture:
         self._keep(owner.register_forward_pre_hook(self._untraced(begin), with_kwargs=True))
         kinds = {site.kind for site in self.sites if site.stack == stack.name}
         self._hook_blocks(stack, running)
-        inner = {(place, kind) for (_, kind), place in stack.places.items() if kind in kinds and kind not in _CALLED}
+        inner = {(place, kind) for (_, kind), place in stack.places.items() if kind in kinds - set(CALLED_KINDS)}
         for place, kind in sorted(inner, key=str):
             self._on(place.path, place.side, self._taker(running, kind, place))
-        if kinds & set(_CALLED):
+        if kinds & set(CALLED_KINDS):
             self._hook_attention(stack, running)
+        for (layer, kind), place in stack.fixed.items():
+            if kind in kinds:
+                site = Site(layer, kind, stack.name)
+                self._on(place.path, place.side, functools.partial(self._emit, site, running=running))
         if "final" in kinds:
             site = Site(stack.depth, "final", stack.name)
-            self._on(stack.final.path, "out", functools.partial(self._emit, site, running=running), last=True)
+            self._on(
+                stack.final.path, stack.final.side, functools.partial(self._emit, site, running=running), last=True
+            )
         if stack.owner:  # the model's own hook ends the pass when it is the owner
             self._keep(owner.register_forward_hook(self._untraced(self._end_stack(running)), always_call=True))
 
@@ -226,11 +246,13 @@ class Capture:
                     return
                 running.enter(path)
                 self._emit(Site(running.layer, "block_in", stack.name), x, running)
-                if running.layer == 1:
+                if running.layer == 1 and (0, "embed") not in stack.fixed:
                     self._emit(Site(0, "embed", stack.name), x, running)
+                    self._emit(Site(0, "cls", stack.name), x, running)
 
             def leave(x: Tensor) -> None:
                 self._emit(Site(running.layer, "resid", stack.name), x, running)
+                self._emit(Site(running.layer, "cls", stack.name), x, running)
 
             self._on(path, "in", enter)
             self._on(path, "out", leave)
@@ -239,33 +261,24 @@ class Capture:
         def take(x: Tensor) -> None:
             assert running.stack is not None
             scaled = x if place.scale == 1.0 else x * place.scale
+            scaled = scaled * self.model.get_parameter(place.gain) if place.gain else scaled
             self._emit(Site(running.layer, kind, running.stack.name), scaled, running)
 
         return take
 
     def _hook_attention(self, stack: Stack, running: _Pass) -> None:
-        paths = dict.fromkeys(place.path for (_, kind), place in stack.places.items() if kind in _CALLED)
-        modules = [self.model.get_submodule(path) for path in paths]
-        self._stack.enter_context(watching(modules, lambda call: self._attended(call, running)))
+        def emit(site: Site, x: Tensor, contexts: Contexts) -> None:
+            self._emit(site, x, running, contexts)
 
-    def _attended(self, call: Call, running: _Pass) -> None:
-        if running.contexts is None or running.stack is None:
-            return
-        name, layer = running.stack.name, running.layer
-        call = call.batched(running.contexts.batch)
-        if call.query.shape[2] != call.key.shape[2]:  # keys of other positions: a cache, or another stack
-            return
-        for kind, x in (("query", call.query), ("key", call.key)):
-            self._emit(Site(layer, kind, name), x.transpose(1, 2), running)
-        site = Site(layer, "scores", name)
-        if site in self._wanted and call.whole:
-            length, device = call.query.shape[2], call.query.device
-            index = running.contexts.select(length, Choice(self.choice.special, self.choice.first), device).index
-            allowed, bias = call.parted()
-            self._seen.add(site)
-            if index.keep.numel():
-                with _plain(device):
-                    self.sink.scores(Scores(site, call.query, call.key, allowed, bias, call.scaling, index))
+        wanted, above = self._wanted, lambda: self._above
+        attended = Attended(stack, running, wanted, emit, self._show, self.choice, above, self.notes)
+        self._stack.enter_context(attended.watching(self.model))
+
+    def _show(self, scores: Scores) -> None:
+        self._seen.add(scores.site)
+        if scores.index.keep.numel():
+            with _plain(scores.query.device):
+                self.sink.scores(scores)
 
     def _on(self, path: str, side: str, act: Callable[[Tensor], None], *, last: bool = False) -> None:
         module = self.model.get_submodule(path)
@@ -284,25 +297,33 @@ class Capture:
 
     # rows
 
-    def _emit(self, site: Site, x: Tensor, running: _Pass) -> None:
-        if site not in self._wanted or running.contexts is None:
+    def _emit(self, site: Site, x: Tensor, running: _Pass, contexts: Contexts | None = None) -> None:
+        contexts, activation = contexts or running.contexts, x
+        if site not in self._wanted or contexts is None:
             return
         self._seen.add(site)
-        contexts, activation = running.contexts, x
         x = positioned(x, contexts, site)
-        selection = contexts.select(x.shape[1], self.choice, x.device)
+        selection = contexts.select(x.shape[1], self._choice(site), x.device)
         if selection.index.keep.numel():
             with _plain(x.device):
                 self.sink.rows(Rows(site, selection.rows(x), selection.index))
             if self.watch is not None:
                 self.watch(site, activation, lambda g: selection.rows(positioned(g, contexts, site)))
 
+    def _choice(self, site: Site) -> Choice:
+        """What the user wants of the positions; some sites are one row per context by their nature."""
+        pool = {"cls": "cls", "stage_mean": "mean"}.get(site.kind)
+        whole = self.layout is not None and not site.name and self.layout.stack(site.stack).is_map(site.kind)
+        return self.choice if not (pool or whole) else replace(self.choice, pool=pool or self.choice.pool, whole=whole)
+
     def _contexts(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, stack: Stack | None
     ) -> Contexts:
         arguments = by_name(module, args, kwargs)
+        outer = by_name(self.model, *self._outer) if self._outer is not None else {}
+        arguments = with_pixel_mask(arguments, outer, self._batch.inputs if self._batch is not None else {})
         if self._outer is not None and module is not self.model:
-            arguments = with_ids(arguments, by_name(self.model, *self._outer))
+            arguments = with_frame_mask(with_ids(arguments, outer), outer)
         real = self.rule(*(self._outer or (args, kwargs))).cpu().bool() if self.rule is not None else None
         config = stack.config if stack is not None else getattr(unwrapped(self.model), "config", None)
         decoding = stack is not None and stack.name == "decoder"
@@ -310,6 +331,9 @@ class Capture:
         contexts, notes = read_contexts(arguments, config=config, real=real, above=above)
         self.notes += [note for note in notes if note not in self.notes]
         contexts.windows = stack.windows if stack is not None else None
+        contexts.prefix = stack.prefix_at(0) if stack is not None else 0
+        contexts.channels_last = functools.partial(reads_last, self.model, self.layout)
+        contexts.plain |= any(isinstance(arguments.get(name), Tensor) for name in MEDIA)
         contexts.frames = getattr(module, "_get_feature_vector_attention_mask", None)
         self._annotate(contexts, decoding=decoding, config=config)
         if stack is not None and stack.name == "encoder":

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anisoscope.capture.frames import SOUND, without_repeated_end
+from anisoscope.capture.pixels import MASK, read_pixels, unpadded_cells
 from anisoscope.capture.rows import Index
 from anisoscope.errors import AnisoscopeError
 
@@ -32,6 +34,7 @@ class Choice:
     special: str = "in"
     first: str = "in"
     pool: str = "none"
+    whole: bool = False  # no position is a class token or the like: the feature map of a stage
 
     def __post_init__(self) -> None:
         allowed = {"special": ("in", "out"), "first": ("in", "out"), "pool": ("none", "mean", "cls", "last")}
@@ -81,7 +84,11 @@ class Contexts:
     groups: tuple[str, ...] | None = None
     windows: Windows | None = None
     frames: Callable[[int, Tensor], Tensor] | None = None  # the model's own mask at a lower resolution
-    _cache: dict[tuple[int, Choice, torch.device], Selection] = field(default_factory=dict)
+    plain: bool = False  # frames or patches: none of them is a special token
+    prefix: int = 0  # leading positions that are no part of the input; read only as the class token
+    pixels: Tensor | None = None  # [B, H, W] bool where images were padded to one size
+    channels_last: Callable[[Any, torch.Size], bool] | None = None  # how a site of four dimensions is to be read
+    _cache: dict[tuple[int, int, Choice, torch.device], Selection] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
@@ -95,16 +102,19 @@ class Contexts:
 
     def select(self, length: int, choice: Choice, device: torch.device) -> Selection:
         """The selection for activations of `length` positions on `device`; made once per pass."""
-        key = (length, choice, device)
+        prefix = 0 if choice.whole else self.prefix
+        key = (length, prefix, choice, device)
         if key not in self._cache:
             host = torch.device("cpu")
-            made = self._cache.get((length, choice, host)) or self._selection(length, choice)
-            self._cache[(length, choice, host)] = made
+            made = self._cache.get((*key[:3], host)) or self._selection(length, choice, prefix=prefix)
+            self._cache[(*key[:3], host)] = made
             self._cache[key] = made if device == host else made.to(device)
         return self._cache[key]
 
-    def _selection(self, length: int, choice: Choice) -> Selection:
-        real = self.real_at(length)
+    def _selection(self, length: int, choice: Choice, *, prefix: int) -> Selection:
+        real = self.real_at(length, prefix=prefix)
+        if prefix and choice.pool != "cls" and length > prefix:
+            real = real & (torch.arange(length) >= prefix)
         kept = self._kept(real, choice)
         take = kept.flatten().nonzero().squeeze(1)
         row = take // length
@@ -127,6 +137,8 @@ class Contexts:
         return kept
 
     def _special_at(self, real: Tensor) -> Tensor:
+        if self.special is None and self.plain:
+            return torch.zeros_like(real)
         if self.special is None:
             raise AnisoscopeError(
                 "special tokens are to be left out, but nothing says which they are; run a Batch with `special`."
@@ -142,8 +154,11 @@ class Contexts:
         first = first_of(real).flatten()[take]
         return Index(self.batch, length, take, self.hashes[take // length], order[take], token, self.groups, first)
 
-    def real_at(self, length: int) -> Tensor:
+    def real_at(self, length: int, *, prefix: int = 0) -> Tensor:
         """Which of `length` positions are data; at a lower resolution, those whose whole window is unpadded."""
+        if self.pixels is not None:
+            cells = unpadded_cells(self.pixels, max(length - prefix, 1))
+            return torch.nn.functional.pad(cells, (length - cells.shape[1], 0), value=True)
         if self.real is None:
             return torch.ones(self.batch, length, dtype=torch.bool)
         if length == self.real.shape[1]:
@@ -191,6 +206,9 @@ def read_contexts(
     `real` overrides what the mask says; `above` are the encoder's contexts when these belong to its decoder.
     """
     name, content = _content(arguments)
+    pixels = None
+    if name == "pixel_values" and (real is None or real.dim() == 3):
+        pixels, real = read_pixels(arguments.get(MASK) if real is None else real, content), None
     ids = content.detach().cpu().long() if name == "input_ids" else None
     notes: list[str] = []
     if real is None and name != "pixel_values":
@@ -198,13 +216,15 @@ def read_contexts(
         real = _mask(arguments.get("attention_mask"), content.shape[0], length)
         if real is None:
             real = _padding_mask(arguments, content, notes)
+        if real is None and name in SOUND:
+            real = without_repeated_end(content, config=config, notes=notes)
     if real is None and ids is not None:
         real = _unmasked(ids, config, notes)
     elif real is None and name == "inputs_embeds":
         real = torch.ones(content.shape[:2], dtype=torch.bool)
-    hashes = _hashes(content if ids is None else ids, real, above)
+    hashes = _hashes(content if ids is None else ids, real, above, pixels)
     aligned = ids is not None and real is not None and ids.shape == real.shape
-    return Contexts(hashes, real, ids if aligned else None), notes
+    return Contexts(hashes, real, ids if aligned else None, plain=name == "pixel_values", pixels=pixels), notes
 
 
 def original_contexts(arguments: Mapping[str, Any], *, config: Any = None) -> Tensor:
@@ -247,7 +267,8 @@ def _content(arguments: Mapping[str, Any]) -> tuple[str, Tensor]:
         )
     name, value = tensors[0]
     ids = value.dim() == 2 and not value.is_floating_point() and not value.is_complex()
-    return ("input_ids" if ids else name), value
+    image = value.dim() == 4 and value.is_floating_point()
+    return ("input_ids" if ids else "pixel_values" if image else name), value
 
 
 def _padding_mask(arguments: Mapping[str, Any], content: Tensor, notes: list[str]) -> Tensor | None:
@@ -308,12 +329,14 @@ def special_ids(config: Any, *names: str) -> set[int]:
     return found
 
 
-def _hashes(content: Tensor, real: Tensor | None, above: Contexts | None) -> Tensor:
+def _hashes(content: Tensor, real: Tensor | None, above: Contexts | None, pixels: Tensor | None) -> Tensor:
     content = content.detach().cpu()
     aligned = real is not None and real.shape == content.shape[:2]
     prefixes = [b""] * content.shape[0]
     if above is not None and above.batch == content.shape[0]:  # a decoder's rows depend on what the encoder read
         prefixes = [int(h).to_bytes(8, "little", signed=True) for h in above.hashes]
     parts = [row[real[b]] if aligned and real is not None else row for b, row in enumerate(content)]
+    if pixels is not None:
+        parts = [row[:, seen] for row, seen in zip(content, pixels, strict=True)]
     values = [content_hash(part, prefix) for part, prefix in zip(parts, prefixes, strict=True)]
     return torch.tensor(values, dtype=torch.int64)

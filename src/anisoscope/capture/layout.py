@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -19,10 +19,12 @@ from anisoscope.capture.families import Family, family_of
 from anisoscope.capture.index import CONTENT, Windows
 from anisoscope.capture.parts import Place
 from anisoscope.capture.sites import Site, check_kinds
+from anisoscope.capture.stages import Trunk, find_trunk
 from anisoscope.errors import AnisoscopeError
 
 _LENGTHS = re.compile(r"^(n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers)$")
-_ATTENTION = ("query", "key", "scores")
+_ATTENTION = (*parts.SELF_KINDS, *parts.ROTARY_KINDS)
+_STAGED = ("depths", "depth", "hidden_sizes", "embed_dims")  # one number for each stage in a configuration
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class Stack:
     windows: Windows | None = field(repr=False, default=None)
     family: Family | None = field(repr=False, default=None)
     missing: dict[str, str] = field(default_factory=dict)  # kind -> why it cannot be had
+    fixed: dict[tuple[int, str], Place] = field(default_factory=dict)  # read at one module each
+    prefix: int = 0  # leading positions that are no part of the input: class, distillation and register tokens
+    prefixed: frozenset[int] | None = None  # the layers that have them; None: all
 
     @property
     def depth(self) -> int:
@@ -51,17 +56,40 @@ class Stack:
         return len(set(self.blocks)) < len(self.blocks)
 
     @property
+    def staged(self) -> bool:
+        """Whether it ends in several feature maps."""
+        return any(kind == "stage" for _, kind in self.fixed)
+
+    def prefix_at(self, layer: int) -> int:
+        """Leading positions of a layer that are no part of the input."""
+        return self.prefix if self.prefixed is None or layer in self.prefixed else 0
+
+    def is_map(self, kind: str) -> bool:
+        """Whether a kind is read behind a stage, where every position is one of a feature map."""
+        return self.staged and kind in ("stage", "stage_mean", "final")
+
+    def module_at(self, site: Site) -> str:
+        """Path of the module at which a site is read, or of its block."""
+        place = self.fixed.get((site.layer, site.kind)) or self.places.get((site.layer, site.kind))
+        if place is None and site.kind == "final":
+            place = self.final
+        return place.path if place is not None else self.blocks[max(site.layer, 1) - 1]
+
+    @property
     def kinds(self) -> list[str]:
         """The kinds that can be captured here, in the order of the flow."""
         inner = [k for k in parts.KINDS_OF_BLOCK if any(kind == k for _, kind in self.places)]
-        return ["embed", "resid", *(["final"] if self.has_norm else []), *inner]
+        own = [kind for kind in ("stage", "stage_mean") if any(kind == k for _, k in self.fixed)]
+        apart = ["cls"] if self.prefix else []
+        return ["embed", "resid", *own, *apart, *(["final"] if self.has_norm else []), *inner]
 
     def sites(self, kinds: Iterable[str]) -> Iterator[Site]:
         """All sites of these kinds, layer by layer."""
         for layer in range(self.depth + 1):
             for kind in kinds:
                 at = {"embed": layer == 0, "resid": layer > 0, "final": layer == self.depth, "block_in": layer > 0}
-                if at.get(kind, (layer, kind) in self.places):
+                at["cls"] = self.prefix_at(layer) > 0
+                if at.get(kind, (layer, kind) in self.places or (layer, kind) in self.fixed):
                     yield Site(layer, kind, self.name)
 
 
@@ -124,8 +152,11 @@ def find_layout(model: nn.Module) -> Layout:
     """The layout of a model, or an error that says how to help."""
     refuse_compiled(model)
     names = dict(model.named_modules())
-    lists = _block_lists(model, names)
-    stacks = tuple(_stack(model, name, paths) for name, paths in lists.items())
+    trunk = _trunk(model, names)
+    if trunk is not None:
+        stacks: tuple[Stack, ...] = (_staged_stack(model, trunk),)
+    else:
+        stacks = tuple(_stack(model, name, paths) for name, paths in _block_lists(model, names).items())
     from anisoscope.capture.weights import table_kinds
 
     return Layout(_called(model), stacks, tuple(table_kinds(model)))
@@ -169,9 +200,23 @@ def _block_lists(model: nn.Module, names: dict[str, nn.Module]) -> dict[str, lis
         return {side: _members(path, names) for side, path in sides.items()}
     raise AnisoscopeError(
         f"{_called(model)}: found {'several' if lists else 'no'} block lists of the configured length"
-        f"{' (' + ', '.join(lists) + ')' if lists else ''}; add a row to families.py like the one of ALBERT, give one "
-        "submodel, or name modules with modules=[…]."
+        f"{' (' + ', '.join(lists) + ')' if lists else ' and no stages'}; add a row to families.py like the one of "
+        "ALBERT, give one submodel, or name modules with modules=[…]."
     )
+
+
+def _trunk(model: nn.Module, names: dict[str, nn.Module]) -> Trunk | None:
+    """The stages of a model of a staged family, of a configuration with one depth per stage, or of a plain module."""
+    rooted = {path: module.config for path, module in names.items() if hasattr(module, "config")}
+    for path, config in rooted.items():
+        family = family_of(config)
+        if family is not None and family.staged:
+            return find_trunk(names[path], path)
+    config = _config(model)
+    per_stage = [getattr(config, name, None) for name in _STAGED]
+    staged = any(isinstance(value, (list, tuple)) and len(value) > 1 for value in per_stage)
+    plain = not hasattr(config, "model_type")
+    return find_trunk(model) if plain or (staged and family_of(config) is None) else None
 
 
 def _from_table(names: dict[str, nn.Module]) -> list[str] | None:
@@ -217,7 +262,8 @@ def _candidates(names: dict[str, nn.Module]) -> list[str]:
 
 def _sides(lists: list[str]) -> dict[str, str]:
     """The two lists of an encoder and its decoder, or nothing."""
-    sides = {side: [path for path in lists if side in path.split(".")] for side in ("encoder", "decoder")}
+    names = {path: next((part for part in path.split(".") if part in ("encoder", "decoder")), "") for path in lists}
+    sides = {side: [path for path in lists if names[path] == side] for side in ("encoder", "decoder")}
     apart = all(len(paths) == 1 for paths in sides.values()) and sides["encoder"] != sides["decoder"]
     return {side: paths[0] for side, paths in sides.items()} if apart and len(lists) == 2 else {}
 
@@ -254,7 +300,34 @@ def _stack(model: nn.Module, name: str, blocks: list[str]) -> Stack:
     if not has_norm:
         missing["final"] = "no norm follows the last block"
     windows = family.windows(config) if family is not None and family.windows is not None else None
-    return Stack(name, owner, tuple(blocks), places, final, has_norm, config, windows, family, missing)
+    prefix = family.prefix(config) if family is not None and family.prefix is not None else 0
+    return Stack(name, owner, tuple(blocks), places, final, has_norm, config, windows, family, missing, prefix=prefix)
+
+
+def _staged_stack(model: nn.Module, trunk: Trunk) -> Stack:
+    """One stack of all blocks over all stages, with a place for the feature map that each stage ends in."""
+    stack = _stack(model, "single", trunk.blocks)
+    family, config, missing = stack.family, stack.config, dict(stack.missing)
+    final, has_norm = _final(model, stack.owner, trunk.stages[0].path, config=config)
+    if not hasattr(config, "model_type"):  # what a plain module returns is the answer of its head
+        final, has_norm = trunk.final or Place(trunk.stages[-1].path, "out"), trunk.final is not None
+    elif family is not None and family.final is not None:
+        has_norm = family.final(config)
+    without = dict(family.without) if family is not None else {}
+    places = {at: place for at, place in stack.places.items() if at[1] not in without}
+    if not any(kind == "query" for _, kind in places):
+        missing |= dict.fromkeys(_ATTENTION, "its blocks have no attention")
+    missing = {kind: why for kind, why in (missing | without).items() if kind != "final"}
+    missing |= {} if has_norm else {"final": "nothing follows the last stage"}
+    prefixed = family.prefixed(config) if family is not None and family.prefixed is not None else None
+    parts_of: dict[str, Any] = {
+        "places": places,
+        "final": final,
+        "has_norm": has_norm,
+        "missing": missing,
+        "prefixed": prefixed,
+    }
+    return replace(stack, fixed=trunk.fixed(), **parts_of)
 
 
 def _owner(model: nn.Module, block: str) -> str:
@@ -284,7 +357,7 @@ def _places(
                 places[(layer, kind)] = place
     for kind in parts.KINDS_OF_BLOCK:
         if not any(found_kind == kind for _, found_kind in places):
-            missing.setdefault(kind, "no part of its blocks has a name known for it")
+            missing.setdefault(kind, parts.ABSENT.get(kind, "no part of its blocks has a name known for it"))
     return places, missing
 
 

@@ -14,7 +14,9 @@ from anisoscope.capture import checkpoints, tokenizers
 from anisoscope.capture.adapters import adapted_model, base_source
 from anisoscope.capture.checkpoints import Wish
 from anisoscope.capture.failures import one_sentence, quiet
+from anisoscope.capture.modality import modality_of
 from anisoscope.capture.placement import choose_device, choose_dtype, parameter_count, place, weight_fingerprint
+from anisoscope.capture.processors import MEDIA, default_processor, load_processor
 from anisoscope.capture.rowfiles import load_rows as load_rows
 from anisoscope.capture.sources import ROW_SUFFIXES as ROW_SUFFIXES
 from anisoscope.capture.sources import ModelSource, is_checkpoint, parse_model
@@ -43,6 +45,13 @@ class Loaded:
     device: torch.device
     main_input: str = "input_ids"  # what the model's forward reads first; `input_features` for speech
     notes: list[str] = field(default_factory=list)
+    processor: Any = None  # feature extractor or image processor of a model that reads sounds or pictures
+    modality: str = "text"  # of what the model reads first; a decoder under it reads tokens
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether tokens are what the model reads, and not sounds or pictures."""
+        return self.modality not in MEDIA
 
     @property
     def predicts_next(self) -> bool:
@@ -85,7 +94,10 @@ def load_model(
             model = place(model, device=wish.device, dtype=wish.dtype, notes=notes)
         places = token_places(source, plan)
         words = _tokenizer(places, config, model, wish=wish, given=tokenizer, needed=need_tokenizer, notes=notes)
-        return _described(model.eval(), words, source, config, wish=wish, notes=notes)
+        loaded = _described(model.eval(), words, source, config, wish=wish, notes=notes)
+        if loaded.modality in MEDIA:
+            loaded.processor = _processor(places, config, wish=wish, modality=loaded.modality, notes=notes)
+        return loaded
 
 
 def _check_wish(source: ModelSource, wish: Wish, *, random_init: bool) -> None:
@@ -153,11 +165,9 @@ def _tokenizer(
         raise AnisoscopeError(
             f"no tokenizer could be loaded from {given!r}; give a folder, a hub id or a tokenizer.json."
         )
-    if not needed:
+    if not needed or _main_input(model) != "input_ids":  # a decoder under sounds or pictures writes its own text
         return None
     if rows is None:
-        if _main_input(model) != "input_ids":
-            return None  # it reads no text; whoever runs it says so
         raise AnisoscopeError(f"{places[0].spec!r} has no tokenizer and no embedding table; give one with --tokenizer.")
     notes.append("no tokenizer found: UTF-8 bytes are used as token ids")
     return tokenizers.ByteTokenizer(rows)
@@ -180,6 +190,20 @@ def _found_tokenizer(
     return None
 
 
+def _processor(places: list[ModelSource], config: Any, *, wish: Wish, modality: str, notes: list[str]) -> Any:
+    """What turns sounds or pictures into the model's input: its own, or one by the sizes of its configuration."""
+    for where in places:
+        if where.kind not in ("folder", "hub"):
+            continue
+        options = checkpoints.hub_options(where, wish)
+        found = load_processor(where.place, modality=modality, notes=notes, **options)
+        if found is not None:
+            return found
+    made = default_processor(config, modality=modality)
+    notes.append(f"no processor found: {type(made).__name__} by the sizes of its configuration is used")
+    return made
+
+
 def _main_input(model: nn.Module) -> str:
     return str(getattr(model, "main_input_name", "input_ids"))
 
@@ -192,7 +216,8 @@ def _vocabulary(model: nn.Module, config: Any) -> int | None:
         return None
     if getattr(config, "model_type", "") == "canine":
         return None
-    return int(table.weight.shape[0]) if isinstance(getattr(table, "weight", None), torch.Tensor) else None
+    weight = getattr(table, "weight", None)  # of a vision model it may be a convolution's
+    return int(weight.shape[0]) if isinstance(weight, torch.Tensor) and weight.dim() == 2 else None
 
 
 def _check_vocabulary(tokenizer: Any, rows: int | None, notes: list[str]) -> None:
@@ -226,6 +251,7 @@ def _described(
         device=next((p.device for p in model.parameters()), wish.device),
         main_input=_main_input(model),
         notes=notes,
+        modality=modality_of(model, tokenizer),
     )
 
 

@@ -84,7 +84,7 @@ def find_reading(model: nn.Module, output: Any, labels: Tensor) -> Reading:
 
 def _gap(reading: Reading, logits: Tensor, labels: Tensor, loss: Tensor) -> float:
     """Relative distance of the model's loss from the mean cross-entropy under one reading."""
-    if labels.dim() != 2:  # one label for a whole context, as a classifier has
+    if reading.shifted and labels.dim() != 2:  # one label for a whole context, as a classifier has, is read in place
         return float("inf")
     targets = reading.targets(labels).flatten().to(logits.device)
     if logits.shape[:-1].numel() != targets.numel() or not bool((targets != IGNORED).any()):

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 
 from torch import nn
 
-KINDS_OF_BLOCK = ("attn_in", "attn_out", "mlp_in", "mlp_out", "query", "key", "scores")
+from anisoscope.capture.rotation import rotates
+
+SELF_KINDS = ("query", "key", "scores")
+ROTARY_KINDS = ("query_unrotated", "key_unrotated")
+CROSS_KINDS = ("cross_query", "cross_key", "cross_scores")
+CALLED_KINDS = (*SELF_KINDS, *ROTARY_KINDS, *CROSS_KINDS)  # read from attention calls, not from a module's output
+PER_HEAD = frozenset(CALLED_KINDS) - {"scores", "cross_scores"}
+KINDS_OF_BLOCK = ("attn_in", "attn_out", "mlp_in", "mlp_out", *CALLED_KINDS)
+ABSENT = {  # why most models have no such site, which is no lack
+    **dict.fromkeys(ROTARY_KINDS, "its attention calls no rotary function"),
+    **dict.fromkeys(CROSS_KINDS, "its blocks do not attend to another stack"),
+}
 
 _SELF = ("self_attn", "self_attention", "attn", "attention", "SelfAttention", "layer.0.SelfAttention")
 _CROSS = ("encoder_attn", "crossattention", "cross_attn", "cross_attention", "layer.1.EncDecAttention")
@@ -28,6 +39,7 @@ class Place:
     path: str
     side: str
     scale: float = 1.0
+    gain: str = ""  # path of a weight that multiplies each channel on top
 
 
 def child(module: nn.Module, paths: Iterable[str]) -> str:
@@ -56,16 +68,27 @@ def places_of(block: nn.Module, prefix: str, *, scale: float = 1.0) -> dict[str,
     if attention:
         added = (child(block, _AFTER_ATTENTION) if sandwich else "") or _added_by_attention(block, attention)
         found["attn_in"] = Place(attention, "in")
-        found["attn_out"] = Place(added, "out", scale)
-        found |= {kind: Place(attention, "call") for kind in ("query", "key", "scores")}
+        found["attn_out"] = Place(added, "out", scale, _gain(block, "lambda_1"))
+        kinds = (*SELF_KINDS, *ROTARY_KINDS) if rotates(block.get_submodule(attention)) else SELF_KINDS
+        found |= {kind: Place(attention, "call") for kind in kinds}
     reads, adds = _feed_forward(block)
     if reads:
         found["mlp_in"] = Place(reads, "in")
-        found["mlp_out"] = Place(sandwich or adds, "out", scale)
+        found["mlp_out"] = Place(sandwich or adds, "out", scale, _gain(block, "lambda_2"))
     cross = child(block, _CROSS)
     if cross:
         found["cross_out"] = Place(_added_by_attention(block, cross), "out", scale)
-    return {kind: Place(f"{prefix}.{place.path}", place.side, place.scale) for kind, place in found.items()}
+        found |= {kind: Place(cross, "call") for kind in CROSS_KINDS}
+    return {kind: _under(prefix, place) for kind, place in found.items()}
+
+
+def _under(prefix: str, place: Place) -> Place:
+    return Place(f"{prefix}.{place.path}", place.side, place.scale, place.gain and f"{prefix}.{place.gain}")
+
+
+def _gain(block: nn.Module, name: str) -> str:
+    """A weight of the block itself that scales what a sublayer adds (BEiT), or ""."""
+    return name if isinstance(getattr(block, name, None), nn.Parameter) else ""
 
 
 def _added_by_attention(block: nn.Module, path: str) -> str:

@@ -43,7 +43,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Rows:
-    """Kept rows of one site: `x` is [n, d], or [n, H, d] for `query` and `key`; float32 or float64."""
+    """Kept rows of one site: `x` is [n, d], or [n, H, d] for queries and keys; float32 or float64."""
 
     site: Site
     x: Tensor
@@ -62,8 +62,10 @@ class Scores:
     key: Tensor  # [B, H_kv, S, d]
     allowed: Tensor  # [B or 1, 1, T, S] bool
     bias: Tensor | None  # additive scores that are no mask (ALiBi, T5 relative bias), broadcastable to [B, H, T, S]
-    scaling: float
+    scaling: float | Tensor  # a number, or one per head [H, 1, 1]
     index: Index  # of the query positions; keys are masked by `allowed`
+    windows: int = 1  # of a context; B above counts windows then, and the index runs through the windows of a context
+    chunk: int = 0  # positions of a chunk, where attention within chunks was put together
 
 
 class Sink(Protocol):

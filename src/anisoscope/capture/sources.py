@@ -174,7 +174,7 @@ def _local_source(path: Path, spec: str, overrides: dict[str, Any]) -> ModelSour
         if path.suffix in STATE_SUFFIXES:
             raise AnisoscopeError(
                 f"{spec!r} is a file of weights, which does not say what model it is of; give its folder with "
-                "config.json, or `anisoscope sweep` with --architecture."
+                "config.json, `anisoscope sweep` with --architecture, or the built module to anisoscope.measure."
             )
         raise AnisoscopeError(
             f"{spec!r} is a {path.suffix or 'suffixless'} file, which is no model; expected a model folder, a .gguf "
@@ -202,6 +202,8 @@ def _not_a_model(path: Path) -> AnisoscopeError:
     hint = f" A model lies in {str(inside[0])!r}." if inside else ""
     if sum(name.endswith(".gguf") for name in found) > 1:
         hint = " Name one of the .gguf files."
+    elif not hint and any(name.endswith(STATE_SUFFIXES) for name in found):
+        hint = " A module of no library cannot be loaded from its weights: build it and call anisoscope.measure."
     return AnisoscopeError(
         f"the folder {str(path)!r} is not a model: it holds {shown}, but no config.json, adapter_config.json or single "
         f".gguf file.{hint}"

@@ -188,4 +188,15 @@ def _wordpiece(path: Path) -> Any:
         raise AnisoscopeError(
             f"{str(path)!r} is no WordPiece vocabulary: it lacks one of [UNK], [CLS], [SEP], [PAD], [MASK]."
         )
+    if all(len(word) == 1 for word in words if not word.startswith("[")):  # residues of proteins are written unspaced
+        _split_letters(tokenizer)
     return tokenizer
+
+
+def _split_letters(tokenizer: Any) -> None:
+    """Make every letter a word of its own."""
+    from tokenizers import Regex, pre_tokenizers
+
+    inner = tokenizer.backend_tokenizer
+    letters = pre_tokenizers.Split(Regex("."), "isolated")
+    inner.pre_tokenizer = pre_tokenizers.Sequence([inner.pre_tokenizer, letters])

@@ -1,6 +1,6 @@
 """Numerical proof that the sites of a layout are what they are called, on one forward pass.
 
-Checked: embed, resid and final against the model's own `hidden_states`; attn_out and mlp_out by the residual identity
+Checked: embed, resid, stage and final against the model's own `hidden_states`; attn_out and mlp_out by the identity
 `out = h + attn_out + mlp_out`, or `out = N₂(u + mlp_out)`, `u = N₁(h + attn_out)` where norms come after the sum;
 scores by softmax against the model's own attention probabilities.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,13 +18,15 @@ from torch import Tensor, nn
 from anisoscope.capture.arguments import evaluating, forward
 from anisoscope.capture.hooks import Capture
 from anisoscope.capture.layout import Layout, Stack, unwrapped
+from anisoscope.capture.parts import CALLED_KINDS
 from anisoscope.capture.rows import Batch, Index, Rows, Scores
 from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 
-_STREAM = ("embed", "resid", "final")
+_STREAM = ("embed", "resid", "stage", "final")
 _ADDED = ("attn_in", "attn_out", "mlp_in", "mlp_out")
-_CALLED = ("query", "key", "scores")
+_CALLED = CALLED_KINDS
+_OWN = {"scores": "attentions", "cross_scores": "cross_attentions"}  # what the model calls its probabilities
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _CONTEXTS = 2  # a pass over two contexts shows everything
 
@@ -90,6 +93,9 @@ class _Check:
         if not hidden:
             self.notes.append(f"{_of(stack)}the model gives no hidden_states; its sites rest on their names")
             return
+        if stack.staged:
+            self._maps(stack, record, hidden)
+            return
         own = stack.family.hidden(stack.depth, len(hidden)) if stack.family and stack.family.hidden else None
         layers: list[int | None] = own or list(range(stack.depth + 1))
         if len(layers) != len(hidden):
@@ -106,27 +112,51 @@ class _Check:
                 continue  # the last entry has usually passed the final norm
             self._equal(record, site, theirs)
 
+    def _maps(self, stack: Stack, record: _Record, hidden: Sequence[Tensor]) -> None:
+        """Each stage is a hidden state of the model's own, later than that of the stage before it."""
+        sites = [site for site in stack.sites(_STREAM) if site in record.x]  # padded images may leave a map empty
+        same = {site: [n for n, theirs in enumerate(hidden) if self._same(record, site, theirs)] for site in sites}
+        last = -1
+        for site in (site for site in sites if site.kind == "stage"):
+            block = same.get(replace(site, kind="resid"), [])
+            last = next((n for n in same[site] if n > last and n >= min(block, default=0)), -1)
+            if last < 0:
+                raise self._other(site)
+        if extra := set(range(len(hidden))).difference(*same.values()):
+            self.notes.append(f"{len(extra)} of the model's own {len(hidden)} hidden states are at none of its sites")
+
     def _last(self, stack: Stack, record: _Record, last: Tensor | None) -> None:
-        site, block = Site(stack.depth, "final", stack.name), Site(stack.depth, "resid", stack.name)
+        site = Site(stack.depth, "final", stack.name)
+        block = Site(stack.depth, "stage" if stack.staged else "resid", stack.name)
+        if not {site, block} <= set(record.x):
+            return
         if last is not None:
             self._equal(record, site, last)
         same = record.x[site].shape == record.x[block].shape and self._close(record.x[site], record.x[block])
         if same:
-            self.notes.append(f"{_of(stack)}no final norm: final equals the last block")
+            self.notes.append(
+                f"{_of(stack)}no final norm: final equals the last {'stage' if stack.staged else 'block'}"
+            )
         elif not stack.has_norm:
             self.notes.append(f"{_of(stack)}something follows the last block; ask for final alone to see it")
 
     def _same(self, record: _Record, site: Site, theirs: Tensor) -> bool:
-        return _rows_of(theirs, record.index[site]).shape == record.x[site].shape and self._close(
-            record.x[site], _rows_of(theirs, record.index[site])
-        )
+        ours, index = record.x[site], record.index[site]
+        readings = [theirs]
+        if theirs.dim() == 4:  # channels first or last
+            readings = [theirs.flatten(2).transpose(1, 2), theirs.flatten(1, 2)]
+        rows = [_rows_of(reading, index) for reading in readings]
+        return any(found.shape == ours.shape and self._close(ours, found) for found in rows)
 
     def _equal(self, record: _Record, site: Site, theirs: Tensor) -> None:
         if not self._same(record, site, theirs):
-            raise AnisoscopeError(
-                f"site {site} of {self.layout.model} is not what the model itself calls this hidden state; add a row "
-                "to families.py, or name modules with modules=[…]."
-            )
+            raise self._other(site)
+
+    def _other(self, site: Site) -> AnisoscopeError:
+        return AnisoscopeError(
+            f"site {site} of {self.layout.model} is not what the model itself calls this hidden state; add a row "
+            "to families.py, or name modules with modules=[…]."
+        )
 
     def _close(self, ours: Tensor, theirs: Tensor) -> bool:
         return _distance(ours, theirs) <= self.tolerance
@@ -163,20 +193,25 @@ class _Check:
 
     def attention(self, inputs: Mapping[str, Any]) -> None:
         """Softmax of the scores against the model's own attention probabilities."""
-        sites = [site for stack in self.layout.stacks for site in stack.sites(["scores"])]
+        sites = [site for stack in self.layout.stacks for site in stack.sites(_OWN)]
         record = _Record()
         with _eager(self.model), Capture(self.model, sites, record, layout=self.layout):
             output = forward(self.model, inputs, **self._asked("output_attentions"))
             for stack in self.layout.stacks:
-                calls = [call for site, call in sorted(record.calls.items()) if site.stack == stack.name]
-                self._attentions(stack, calls, _named(output, stack, "attentions"))
+                for kind, name in _OWN.items():
+                    mine = sorted(site for site in record.calls if (site.stack, site.kind) == (stack.name, kind))
+                    theirs = _named(output, stack, name) if kind == "scores" else getattr(output, name, None)
+                    self._attentions(stack, [record.calls[site] for site in mine], theirs)
 
     def _attentions(self, stack: Stack, calls: Sequence[Scores], theirs: Sequence[Tensor] | None) -> None:
+        stages = sorted(layer for layer, kind in stack.fixed if kind == "stage")
         if theirs and len(theirs) == stack.depth:
             theirs = [theirs[call.site.layer - 1] for call in calls]
+        elif theirs and len(theirs) == len(stages):  # those of the last block of every stage
+            calls = [call for call in calls if call.site.layer in stages]
         if not calls:
             return
-        if not theirs or len(theirs) != len(calls):
+        if not theirs or len(theirs) != len(calls) or any(one is None for one in theirs):
             self.notes.append(f"{_of(stack)}the model gives no attention probabilities; scores are not verified")
             return
         for call, probability in zip(calls, theirs, strict=True):
@@ -188,6 +223,11 @@ class _Check:
 
     def _attends(self, call: Scores, theirs: Tensor) -> bool:
         keep, ours = call.index.keep, probabilities(call)
+        if 0 < call.chunk < ours.shape[2]:  # a model that attends within chunks shows the first of them
+            ours = ours[:, :, : theirs.shape[2], : theirs.shape[3]]
+            keep = torch.arange(ours.shape[0] * ours.shape[2])
+        if theirs.dim() == 4 and bool((theirs == theirs[:, :1]).all()):  # WavLM shows the mean over heads as each head
+            ours, theirs = ours.mean(1, keepdim=True), theirs[:, :1]
         pair = (x.transpose(1, 2).flatten(0, 1)[keep].float() for x in (ours, theirs))
         return _distance(*pair) <= max(self.tolerance, 1e-5)  # models take the softmax in float32 at most
 

@@ -14,6 +14,9 @@ from anisoscope.stats.means import Attention
 
 _ROWS = f"mean over sampled query rows that see at least {SMALLEST_ROW} keys; the others are counted as dropped"
 _GODEY = "Godey et al. 2024, arXiv:2401.12143"
+_SCORES = ("scores", "cross_scores")
+PAIRS = {"query": "key", "query_unrotated": "key_unrotated", "cross_query": "cross_key"}
+"""Queries, and the keys that belong to them."""
 
 
 class Keys(Directions):
@@ -26,6 +29,7 @@ def _quantity(metric: str, options: dict[str, Any]) -> str:
     return {
         "attention_entropy": "entropy" if first else "entropy_rest",
         "attention_sharpness": "sharpness" if first else "sharpness_rest",
+        "attention_max": "largest",
         "first_key_mass": "first_mass",
         "score_spread": "spread" if bias else "spread_unbiased",
     }.get(metric, QUANTITIES[0])
@@ -52,7 +56,7 @@ def _mean(attention: Attention, metric: str, **options: Any) -> float:
     convention=_ROWS + "; first=0 takes out the first key",
     bounds=(0.0, 1.0),
     default=True,
-    kinds=("scores",),
+    kinds=_SCORES,
 )
 def attention_entropy(attention: Attention, *, first: bool = True) -> float:
     """1 when every allowed key gets the same weight, 0 when one key gets all."""
@@ -67,11 +71,26 @@ def attention_entropy(attention: Attention, *, first: bool = True) -> float:
     convention=_ROWS + "; first=0 takes out the first key",
     bounds=(0.0, 1.0),
     default=True,
-    kinds=("scores",),
+    kinds=_SCORES,
 )
 def attention_sharpness(attention: Attention, *, first: bool = True) -> float:
     """0 when every allowed key gets the same weight, 1 when one key gets all."""
     return _mean(attention, "attention_sharpness", first=first)
+
+
+@metric(
+    Attention,
+    title="Largest attention weight",
+    formula="max p",
+    reference=_GODEY,
+    convention=_ROWS + "; at least 1/m, which attention_sharpness takes out",
+    bounds=(0.0, 1.0),
+    default=True,
+    kinds=_SCORES,
+)
+def attention_max(attention: Attention) -> float:
+    """The mean row maximum: how much of its attention a query gives to the one key it looks at most."""
+    return _mean(attention, "attention_max")
 
 
 @metric(
@@ -82,7 +101,7 @@ def attention_sharpness(attention: Attention, *, first: bool = True) -> float:
     convention=_ROWS,
     bounds=(0.0, 1.0),
     default=True,
-    kinds=("scores",),
+    kinds=_SCORES,
 )
 def first_key_mass(attention: Attention) -> float:
     """Attention that goes to the first position: large when it serves as a sink."""
@@ -97,7 +116,7 @@ def first_key_mass(attention: Attention) -> float:
     convention=_ROWS + "; scores as fed to softmax, bias=0 without additive position bias",
     bounds=(0.0, None),
     default=True,
-    kinds=("scores",),
+    kinds=_SCORES,
 )
 def score_spread(attention: Attention, *, bias: bool = True) -> float:
     """How far the scores of one query differ before softmax."""
@@ -115,11 +134,11 @@ def _centre(directions: Directions) -> Tensor:
     title="Query–key cosine",
     formula="cos(mean q, mean k)",
     reference=_GODEY,
-    convention="q and k as they meet (after rotation); grouped heads share their key",
+    convention="q and k as they meet (after rotation), or both before rotation; grouped heads share their key",
     invariant=("scale",),
     bounds=(-1.0, 1.0),
     default=True,
-    kinds=("query",),
+    kinds=tuple(PAIRS),
 )
 def qk_cosine(query: Directions, key: Keys) -> float:
     """Whether the mean query and the mean key drift the same way: parallel (1), opposed (−1) or neither (0)."""

@@ -20,9 +20,10 @@ from anisoscope.stats.sample import Sample
 
 _REGISTRY: dict[str, Metric] = {}
 Remark = Callable[[float, int, dict[str, Any]], str]  # (value, rows of one batch, options) -> words
-STREAM_KINDS = frozenset({"embed", "resid", "final", "attn_in", "attn_out", "mlp_in", "mlp_out", "module", "rows"})
+_INNER = frozenset({"attn_in", "attn_out", "mlp_in", "mlp_out"})
+STREAM_KINDS = frozenset({"embed", "resid", "stage", "stage_mean", "cls", "final", "module", "rows"}) | _INNER
 WEIGHT_KINDS = frozenset({"unembed", "embed_weight"})
-HEAD_KINDS = frozenset({"query", "key"})
+HEAD_KINDS = frozenset({"query", "key", "query_unrotated", "key_unrotated", "cross_query", "cross_key"})
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,21 @@ QUANTITIES = (
     "sharpness_rest",
     "spread",  # standard deviation of s over the allowed keys
     "spread_unbiased",  # the same without additive bias
+    "largest",  # max p
 )
 SMALLEST_ROW = 8  # rows that see fewer keys say nothing about sharpness
 _BLOCK = 2 << 20  # elements of scores held at a time
+Row = tuple[Tensor, Tensor, Tensor]
 
 
 def row_sharpness(
-    query: Tensor, key: Tensor, allowed: Tensor, *, bias: Tensor | None, scaling: float, first: Tensor | int
+    query: Tensor, key: Tensor, allowed: Tensor, *, bias: Tensor | None, scaling: float | Tensor, first: Tensor | int
 ) -> Tensor:
-    """The quantities above for each head and query row: [B, H, R, 7], NaN where m is too small.
+    """The quantities above for each head and query row: [B, H, R, 8], NaN where m is too small.
 
-    `query` [B, H, R, d], `key` [B, H_kv, S, d], `allowed` [B, 1 or H, R, S] bool, `bias` alike or None, `first` the
-    position of each context's first key. One context may be given without its leading dimension.
+    `query` [B, H, R, d], `key` [B, H_kv, S, d], `allowed` [B, 1 or H, R, S] bool, `bias` alike or None, `scaling` a
+    number or [H, 1, 1], `first` the position of each context's first key. One context may be given without its leading
+    dimension.
     """
     if query.ndim == 3:
         more = None if bias is None else bias.unsqueeze(0)
@@ -63,7 +66,7 @@ def _block(
     key: Tensor,
     allowed: Tensor,
     bias: Tensor | None,
-    scaling: float,
+    scaling: float | Tensor,
     first: Tensor,
     start: int,
     few: int,
@@ -72,7 +75,8 @@ def _block(
     heads = slice(start, start + few)
     share = torch.arange(query.shape[1], device=query.device)[heads] // (query.shape[1] // key.shape[1])
     keys = key[:, heads] if key.shape[1] == query.shape[1] else key[:, share]
-    plain = scaling * _promoted(query[:, heads]) @ _promoted(keys).mT
+    scale = scaling[heads].to(query.device) if isinstance(scaling, Tensor) else scaling
+    plain = scale * _promoted(query[:, heads]) @ _promoted(keys).mT
     extra = None if bias is None else _promoted(bias[:, heads] if bias.shape[1] > 1 else bias)
     mask = allowed[:, heads] if allowed.shape[1] > 1 else allowed
     return _quantities(plain, extra, mask, first=first.view(-1, 1, 1, 1))
@@ -95,27 +99,25 @@ def _quantities(plain: Tensor, bias: Tensor | None, allowed: Tensor, *, first: T
     plain_spread = spread if bias is None else _spread(plain, allowed, count)
     masked = scores.masked_fill(~allowed, -torch.inf)
     rest = count - _at(allowed, first).to(count.dtype)
-    (entropy, sharp), (entropy_rest, sharp_rest), mass = _softmax_rows(masked, count, rest, first=first)
-    return torch.stack([entropy, sharp, mass, entropy_rest, sharp_rest, spread, plain_spread], dim=-1)
+    (entropy, sharp, largest), (entropy_rest, sharp_rest, _), mass = _softmax_rows(masked, count, rest, first=first)
+    return torch.stack([entropy, sharp, mass, entropy_rest, sharp_rest, spread, plain_spread, largest], dim=-1)
 
 
-def _softmax_rows(
-    masked: Tensor, count: Tensor, rest: Tensor, *, first: Tensor
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
-    """Entropy and sharpness with the first key and without it, and its mass; a forbidden key has score −∞."""
+def _softmax_rows(masked: Tensor, count: Tensor, rest: Tensor, *, first: Tensor) -> tuple[Row, Row, Tensor]:
+    """Entropy, sharpness and max p with the first key and without it, and its mass; a forbidden key has score −∞."""
     shifted, weights = _weights(masked)
     total, mean = weights.sum(-1), torch.linalg.vecdot(weights, shifted)
     sink = _at(weights, first)
     mass = torch.where(count >= SMALLEST_ROW, sink / total, torch.nan)
-    whole = _entropy_and_sharpness(total, mean, weights.amax(-1), count)
+    whole = _row(total, mean, weights.amax(-1), count)
     column = first.expand(*masked.shape[:-1], 1)
     if bool((sink > 0.5 * total).any()):  # too little would be left of the sums: take the softmax of the rest again
         shifted, weights = _weights(masked.scatter_(-1, column, -torch.inf))
         left, mean = weights.sum(-1), torch.linalg.vecdot(weights, shifted)
-        return whole, _entropy_and_sharpness(left, mean, weights.amax(-1), rest), mass
+        return whole, _row(left, mean, weights.amax(-1), rest), mass
     mean = mean - sink * _at(shifted, first)
     weights.scatter_(-1, column, 0.0)
-    return whole, _entropy_and_sharpness(total - sink, mean, weights.amax(-1), rest), mass
+    return whole, _row(total - sink, mean, weights.amax(-1), rest), mass
 
 
 def _weights(masked: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,13 +128,15 @@ def _weights(masked: Tensor) -> tuple[Tensor, Tensor]:
     return shifted.clamp_min_(-1e4), weights  # −1e4 stands in for −∞, since 0 · −∞ is not 0
 
 
-def _entropy_and_sharpness(total: Tensor, mean: Tensor, top: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """(log Σe^s − Σ p s) / log m and (max p − 1/m) / (1 − 1/m)."""
+def _row(total: Tensor, mean: Tensor, top: Tensor, count: Tensor) -> Row:
+    """(log Σe^s − Σ p s) / log m, (max p − 1/m) / (1 − 1/m) and max p."""
     m = count.to(total.dtype)
     entropy = (total.log() - mean / total) / m.log()
-    sharp = (top / total - 1.0 / m) / (1.0 - 1.0 / m)
+    largest = top / total
+    sharp = (largest - 1.0 / m) / (1.0 - 1.0 / m)
     enough = count >= SMALLEST_ROW
-    return torch.where(enough, entropy, torch.nan), torch.where(enough, sharp, torch.nan)
+    entropy, sharp, largest = (torch.where(enough, x, torch.nan) for x in (entropy, sharp, largest))
+    return entropy, sharp, largest
 
 
 def _spread(scores: Tensor, allowed: Tensor, count: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class Means:
 
 
 class Attention(Means):
-    """Means of the attention-row quantities of `numerics.attention`: rows [n, H, 7]."""
+    """Means of the attention-row quantities of `numerics.attention`: rows [n, H, 8]."""
 
 
 class Coherence(Means):

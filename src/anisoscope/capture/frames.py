@@ -1,0 +1,73 @@
+"""Frames of audio: which samples each row reads, and which of them are padding that no mask speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.errors import AnisoscopeError
+
+SOUND = ("input_values", "input_features")
+_RATE = 16_000  # samples per second of every speech model here; mel frames come every 10 ms
+_LEAST = 0.1  # seconds of one exact value at the end of a context that are no recording
+REPEATED = (
+    "no attention_mask was given; ends of contexts that repeat one exact value for 0.1 s or more were taken as "
+    "padding, though the model heard them: give attention_mask, or contexts of equal length"
+)
+
+
+def convolved(length: int, rows: int, layers: Sequence[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
+    """First and one-past-last input position behind each of `rows` outputs of a chain of convolutions.
+
+    `layers` are (kernel, stride, padding); the chain may go on after the rows were taken. What a convolution pads by
+    itself at the ends of the input belongs to no window.
+
+    >>> [x.tolist() for x in convolved(10, 5, [(3, 1, 1), (3, 2, 1)])]
+    [[0, 0, 2, 4, 6], [3, 5, 7, 9, 10]]
+    """
+    begin, step, reach, out, found = 0, 1, 1, length, None
+    for kernel, stride, padding in layers:
+        out = (out + 2 * padding - kernel) // stride + 1
+        begin, reach, step = begin - padding * step, reach + (kernel - 1) * step, step * stride
+        found = (begin, step, reach) if out == rows else found
+    if found is None:
+        raise AnisoscopeError(
+            f"a site has {rows} frames, which no convolution of the model makes of {length} input positions; give "
+            "contexts of equal length, or a mask at the site's resolution with rows=…."
+        )
+    begin, step, reach = found
+    start = torch.arange(rows) * step + begin
+    return start.clamp(0, length), (start + reach).clamp(0, length)
+
+
+def without_repeated_end(content: Tensor, *, config: Any, notes: list[str]) -> Tensor | None:
+    """What is data [B, T] where ends of contexts repeat one exact value for 0.1 s or more; None where none does.
+
+    A context by itself decides, so that the same recording gives the same rows in any batch.
+
+    >>> without_repeated_end(torch.arange(4000.0).clamp(max=2000)[None], config=None, notes=[]).sum().item()
+    2000
+    """
+    mels = content.dim() == 3 and content.shape[1] == getattr(config, "num_mel_bins", None) != content.shape[2]
+    x = (content.transpose(1, 2) if mels else content).detach().cpu()
+    length, least = x.shape[1], round(_LEAST * (_RATE if x.dim() == 2 else 100))
+    same = (x == x[:, -1:]).flatten(2).all(-1) if x.dim() == 3 else x == x[:, -1:]
+    run = same.flip(1).long().cumprod(1).sum(1)
+    run = torch.where((run >= least) & (run < length), run, torch.zeros_like(run))
+    if not bool(run.any()):
+        return None
+    notes.append(REPEATED)
+    return torch.arange(length) < (length - run)[:, None]
+
+
+def with_frame_mask(arguments: dict[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an encoder, with the mask that its model was given and did not hand on (Whisper reads none)."""
+    content = next((arguments[name] for name in SOUND if isinstance(arguments.get(name), Tensor)), None)
+    mask = outer.get("attention_mask")
+    if content is None or not isinstance(mask, Tensor) or isinstance(arguments.get("attention_mask"), Tensor):
+        return arguments
+    fits = mask.dim() == 2 and mask.shape[0] == content.shape[0] and mask.shape[1] in content.shape[1:]
+    return {**arguments, "attention_mask": mask} if fits else arguments
