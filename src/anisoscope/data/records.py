@@ -141,6 +141,11 @@ def _arrow_errors(entry: Entry, kind: str) -> Iterator[None]:
 
 def hub_records(name: str, *, split: str) -> Iterator[Record]:
     """Records of a dataset of the `datasets` library, named `name` or `name:config`, streamed where possible."""
+    return iter(open_dataset(name, split=split))
+
+
+def open_dataset(name: str, *, split: str) -> Any:
+    """A dataset of the `datasets` library with its features, streamed where possible."""
     try:
         import datasets
     except ImportError as error:
@@ -164,4 +169,4 @@ def hub_records(name: str, *, split: str) -> Iterator[Record]:
     finally:
         if not online:
             datasets.config.HF_HUB_OFFLINE = before
-    return iter(rows)
+    return rows

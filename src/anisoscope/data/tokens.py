@@ -66,7 +66,11 @@ class DataFingerprint:
 
     def update(self, context: Context) -> None:
         """Add one context."""
-        digest = hashlib.sha256(np.ascontiguousarray(context.ids, dtype="<i8").tobytes()).digest()
+        self.add(np.ascontiguousarray(context.ids, dtype="<i8").tobytes())
+
+    def add(self, raw: bytes) -> None:
+        """Add the content of one context as bytes."""
+        digest = hashlib.sha256(raw).digest()
         self._sum = (self._sum + int.from_bytes(digest, "little")) % (1 << 256)
         self.contexts += 1
 

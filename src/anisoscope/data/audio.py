@@ -1,0 +1,187 @@
+"""Audio from anywhere, cut into contexts: files, folders, archives, datasets, or the clips that are made on the fly."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from anisoscope.data.media import SOUNDS, Item, Tally, items
+from anisoscope.data.synthetic import make_clip
+from anisoscope.errors import AnisoscopeError
+
+RATE = 16_000
+SECONDS = 10.0
+SHORTEST = 1.0  # seconds; a last piece below is dropped and counted
+PART = 600.0  # seconds decoded at a time, so that memory does not grow with a recording
+EMBEDDED = (36, 8.0)  # clips, and seconds of each
+_Blocks = Iterator[tuple[np.ndarray, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """One context: mono samples within about ±1 at `rate` per second."""
+
+    samples: np.ndarray  # [T] float32
+    rate: int
+    group: str = ""
+    source: str = ""
+    text: str = ""  # what is said in it, where that is known of the whole clip
+
+
+def read_audio(
+    source: str | Path | None = None,
+    *,
+    rate: int = RATE,
+    seconds: float = SECONDS,
+    column: str | None = None,
+    group_by: str | None = None,
+    tally: Tally | None = None,
+) -> Iterator[Clip]:
+    """Contexts of `seconds` at `rate`, mono, read lazily; None or "embedded" are clips made by `synthetic.make_clip`.
+
+    A last piece below a second (or below `seconds` where that is less) and pieces whose samples are not all finite are
+    dropped, files that cannot be read are skipped; both are counted in `tally`.
+
+    >>> clip = next(read_audio(None, seconds=2.0))
+    >>> clip.samples.shape, clip.rate, clip.source
+    ((32000,), 16000, 'embedded')
+    """
+    tally = tally if tally is not None else Tally()
+    cut = round(seconds * rate)
+    if cut < 1:
+        raise AnisoscopeError(f"contexts of {seconds} s hold no sample at {rate} per second; ask for longer ones.")
+    if source is None or source == "embedded":
+        return _embedded(rate, seconds, group_by, tally=tally)
+    return _read(str(source), rate, seconds, column=column, group_by=group_by, tally=tally)
+
+
+def _embedded(rate: int, seconds: float, group_by: str | None, *, tally: Tally) -> Iterator[Clip]:
+    if group_by not in (None, "folder", "file"):
+        raise AnisoscopeError(f"the embedded clips have no field {group_by!r} to group by; group by `folder`.")
+    for index in range(EMBEDDED[0]):
+        samples, label = make_clip(index, seconds=EMBEDDED[1], rate=rate)
+        group = {None: "", "folder": f"vowel-{label}", "file": f"clip-{index}"}[group_by]
+        tally.files += 1
+        yield from _pieces(samples, Item("embedded", group), rate=rate, seconds=seconds, tally=tally)
+
+
+def _read(
+    source: str, rate: int, seconds: float, *, column: str | None, group_by: str | None, tally: Tally
+) -> Iterator[Clip]:
+    for item in items(source, SOUNDS, column=column, group_by=group_by):
+        blocks = _decoded(item, most=max(1, int(PART // seconds)) * seconds)
+        skipped, begun = len(tally.skipped), False
+        while (found := _next(blocks, item, tally=tally)) is not None:
+            tally.files, begun = tally.files + (not begun), True
+            samples = resampled(mono(found[0]), found[1], rate)
+            yield from _pieces(samples, item, rate=rate, seconds=seconds, tally=tally)
+        if not begun and len(tally.skipped) == skipped:  # readable, and without a single sample
+            tally.files, tally.dropped_pieces = tally.files + 1, tally.dropped_pieces + 1
+    tally.refuse_nothing(source, SOUNDS)
+
+
+def _next(blocks: _Blocks, item: Item, *, tally: Tally) -> tuple[np.ndarray, int] | None:
+    """The next block of a file; None at its end, and where the rest of it cannot be read."""
+    try:
+        return next(blocks, None)
+    except AnisoscopeError:
+        raise
+    except Exception as error:  # readers of damaged files raise many kinds; each is named with its file
+        tally.skip(item, error)
+        return None
+
+
+def _pieces(samples: np.ndarray, item: Item, *, rate: int, seconds: float, tally: Tally) -> Iterator[Clip]:
+    cut = round(seconds * rate)
+    least = min(cut, round(SHORTEST * rate))
+    for start in range(0, max(len(samples), 1), cut):
+        piece = samples[start : start + cut]
+        if len(piece) < least or not np.isfinite(piece).all():
+            tally.dropped_pieces += 1
+            continue
+        tally.seconds += len(piece) / rate
+        # What is said in a recording belongs to it as a whole: a part of it has no text of its own.
+        text = item.text if len(piece) == len(samples) else ""
+        yield Clip(np.ascontiguousarray(piece, dtype=np.float32), rate, item.group, item.name, text)
+
+
+def mono(samples: np.ndarray) -> np.ndarray:
+    """The mean of all channels [T] of samples [T] or [T, channels].
+
+    >>> mono(np.array([[1.0, 3.0], [0.0, 4.0]])).tolist()
+    [2.0, 2.0]
+    """
+    return samples if samples.ndim == 1 else samples.mean(1)
+
+
+def resampled(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
+    """The samples at another rate, by a polyphase filter (no aliases of what lies above half the lower rate)."""
+    if rate == wanted or not len(samples):
+        return samples.astype(np.float32, copy=False)
+    from scipy.signal import resample_poly
+
+    shared = gcd(rate, wanted)
+    return np.asarray(resample_poly(samples, wanted // shared, rate // shared), dtype=np.float32)
+
+
+# -- decoding ---------------------------------------------------------------------------------------------------------
+
+
+def _decoded(item: Item, *, most: float) -> _Blocks:
+    """Samples [T, channels] in blocks of `most` seconds, with their rate."""
+    if item.value is not None:
+        yield _of_array(item.value)
+        return
+    with item.open() as stream:
+        yield from _with_soundfile(stream, most) if _has_soundfile() else _plain_wav(stream, item.name)
+
+
+def _of_array(value: Any) -> tuple[np.ndarray, int]:
+    """What a dataset has decoded itself: {array, sampling_rate}."""
+    if not isinstance(value, dict) or value.get("array") is None:
+        raise ValueError(f"a {type(value).__name__} is no audio")
+    samples = np.asarray(value["array"], dtype=np.float32)
+    return (samples.T if samples.ndim == 2 and samples.shape[0] < samples.shape[1] else samples), int(
+        value["sampling_rate"]
+    )
+
+
+def _has_soundfile() -> bool:
+    with contextlib.suppress(ImportError, OSError):  # OSError: the library that it wraps is absent
+        import soundfile  # noqa: F401
+
+        return True
+    return False
+
+
+def _with_soundfile(stream: BinaryIO, most: float) -> _Blocks:
+    import soundfile
+
+    with soundfile.SoundFile(stream) as file:
+        while len(block := file.read(round(most * file.samplerate), dtype="float32", always_2d=True)):
+            yield block, int(file.samplerate)
+
+
+def _plain_wav(stream: BinaryIO, name: str) -> _Blocks:
+    """A .wav file without soundfile: scipy reads what the standard library does not (floats, 24 bits)."""
+    raw = stream.read()
+    if raw[:4] not in (b"RIFF", b"RIFX", b"RF64"):
+        raise AnisoscopeError(
+            f"{name!r} is no .wav file, and reading it needs `soundfile`; install it: pip install 'anisoscope[media]'."
+        )
+    from scipy.io import wavfile
+
+    rate, samples = wavfile.read(io.BytesIO(raw))
+    if samples.dtype == np.uint8:  # eight bits are unsigned
+        yield (samples.astype(np.float32) - 128.0) / 128.0, int(rate)
+    elif np.issubdtype(samples.dtype, np.integer):
+        yield samples.astype(np.float32) / float(-np.iinfo(samples.dtype).min), int(rate)
+    else:
+        yield samples.astype(np.float32), int(rate)

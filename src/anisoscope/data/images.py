@@ -1,0 +1,129 @@
+"""Images from anywhere, one at a time: files, folders, archives, datasets, or the pictures that are made on the fly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anisoscope.data.media import PICTURES, Item, Tally, items
+from anisoscope.data.synthetic import SHAPES, make_picture
+from anisoscope.errors import AnisoscopeError
+
+EMBEDDED = (60, 128)  # pictures, and pixels of a side
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One context: red, green and blue, 0 to 255."""
+
+    array: np.ndarray  # [H, W, 3] uint8
+    group: str = ""
+    source: str = ""
+
+
+def read_images(
+    source: str | Path | None = None,
+    *,
+    column: str | None = None,
+    group_by: str | None = None,
+    tally: Tally | None = None,
+) -> Iterator[Picture]:
+    """Pictures of any size and mode as RGB, read lazily; None or "embedded" are made by `synthetic.make_picture`.
+
+    Files that cannot be read are skipped and named in `tally`.
+
+    >>> picture = next(read_images(None))
+    >>> picture.array.shape, picture.source
+    ((128, 128, 3), 'embedded')
+    """
+    tally = tally if tally is not None else Tally()
+    if source is None or source == "embedded":
+        return _embedded(group_by, tally=tally)
+    return _read(str(source), column=column, group_by=group_by, tally=tally)
+
+
+def _embedded(group_by: str | None, *, tally: Tally) -> Iterator[Picture]:
+    if group_by not in (None, "folder", "file"):
+        raise AnisoscopeError(f"the embedded pictures have no field {group_by!r} to group by; group by `folder`.")
+    for index in range(EMBEDDED[0]):
+        array, label = make_picture(index, size=EMBEDDED[1])
+        group = {None: "", "folder": SHAPES[label], "file": f"picture-{index}"}[group_by]
+        tally.files += 1
+        yield Picture(array, group, "embedded")
+
+
+def _read(source: str, *, column: str | None, group_by: str | None, tally: Tally) -> Iterator[Picture]:
+    for item in items(source, PICTURES, column=column, group_by=group_by):
+        try:
+            array = as_rgb(_opened(item))
+        except AnisoscopeError:
+            raise
+        except Exception as error:  # readers of damaged files raise many kinds; each is named with its file
+            tally.skip(item, error)
+            continue
+        tally.files += 1
+        yield Picture(array, item.group, item.name)
+    tally.refuse_nothing(source, PICTURES)
+
+
+def _opened(item: Item) -> Any:
+    if item.value is not None:
+        return item.value
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise AnisoscopeError(
+            f"reading {item.name!r} needs `pillow`; install it: pip install 'anisoscope[media]'."
+        ) from error
+    with item.open() as stream:
+        image = Image.open(stream)
+        image.load()
+        return image
+
+
+def as_rgb(image: Any) -> np.ndarray:
+    """The pixels [H, W, 3] of a Pillow image (its first frame) or an array of any mode.
+
+    Sixteen bits are scaled to 0 … 255, floats by their largest value where that is above one. What is transparent lies
+    on white.
+
+    >>> as_rgb(np.array([[0, 65535]], dtype=np.uint16))[0, :, 0].tolist()
+    [0, 255]
+    """
+    if hasattr(image, "convert"):
+        if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+            return as_rgb(np.asarray(image))
+        if image.mode in ("RGBA", "LA", "PA") or "transparency" in getattr(image, "info", {}):
+            return _on_white(np.asarray(image.convert("RGBA")))
+        return np.asarray(image.convert("RGB"))
+    array = np.asarray(image)
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
+        raise ValueError(f"an array of shape {array.shape} is no image; expected [H, W], [H, W, 3] or [H, W, 4]")
+    array = _eight_bits(array)
+    if array.ndim == 3 and array.shape[2] == 4:
+        return _on_white(array)
+    return np.ascontiguousarray(np.broadcast_to(array.reshape(*array.shape[:2], -1), (*array.shape[:2], 3)))
+
+
+def _eight_bits(array: np.ndarray) -> np.ndarray:
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8) * 255
+    if np.issubdtype(array.dtype, np.floating):
+        if not np.isfinite(array).all():
+            raise ValueError("its pixels are not all finite")
+        top = float(array.max(initial=0.0))
+        return np.clip(array * (255.0 if top <= 1.0 else 255.0 / top), 0, 255).astype(np.uint8)
+    # Pillow gives sixteen bits as int32, too: there only the values tell them from eight.
+    top = 65535 if array.dtype == np.uint16 or array.max(initial=0) > 255 else 255
+    return np.clip(array.astype(np.float64) * (255.0 / top), 0, 255).astype(np.uint8)
+
+
+def _on_white(array: np.ndarray) -> np.ndarray:
+    alpha = array[:, :, 3:].astype(np.float32) / 255.0
+    return np.rint(array[:, :, :3] * alpha + 255.0 * (1.0 - alpha)).astype(np.uint8)

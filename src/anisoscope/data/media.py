@@ -1,0 +1,236 @@
+"""Files of sounds and pictures behind a path or a dataset name, one at a time; what cannot be read is named."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from anisoscope.capture.sources import missing_path
+from anisoscope.data.files import _hidden, readable
+from anisoscope.data.records import open_dataset, read_records
+from anisoscope.errors import AnisoscopeError
+
+AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".au")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+TABLES = (".parquet", ".arrow")
+SHOWN = 5  # names of skipped files that a sentence lists
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of data: its words, its files, and the columns that hold it in a dataset."""
+
+    what: str
+    suffixes: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+SOUNDS = Kind("audio", AUDIO, ("audio", "speech", "sound", "wav", "file"))
+PICTURES = Kind("images", IMAGES, ("image", "img", "picture", "pixel_values", "jpg", "png"))
+
+
+@dataclass(frozen=True)
+class Item:
+    """One file, member of an archive, or value of a column; `value` where a dataset has decoded it already."""
+
+    name: str
+    group: str = ""
+    open: Callable[[], BinaryIO] = field(default=io.BytesIO, repr=False)
+    text: str = ""  # what is said in it, where a text file lies beside it
+    value: Any = field(default=None, repr=False)
+
+
+@dataclass
+class Tally:
+    """What was read, and what was not."""
+
+    files: int = 0
+    skipped: list[str] = field(default_factory=list)  # why each unreadable file was left out
+    dropped_pieces: int = 0  # too short, or with samples that are not finite
+    seconds: float = 0.0
+
+    def skip(self, item: Item, error: Exception) -> None:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        self.skipped.append(f"{item.name}: {reason}")
+
+    def refuse_nothing(self, source: str, kind: Kind) -> None:
+        """An error where not one file could be read."""
+        if self.files:
+            return
+        first = (
+            f"{len(self.skipped)} files, none of them readable; the first, {self.skipped[0]}" if self.skipped else ""
+        )
+        raise AnisoscopeError(f"{source!r} holds no {kind.what} ({first or 'nothing at all'}); give readable files.")
+
+
+def kind_of(source: str) -> Kind | None:
+    """The kind that a path's own suffix, or the files of a folder or archive, say; None where they do not.
+
+    >>> kind_of("a/b.WAV").what, kind_of("notes.txt")
+    ('audio', None)
+    """
+    path = Path(source).expanduser()
+    names = [path.name]
+    if path.is_dir():
+        names = [p.name for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path))]
+    elif path.suffix.lower() == ".zip" and path.is_file():
+        with readable(str(path)), zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    counts = {kind: sum(_suffix(name) in kind.suffixes for name in names) for kind in (SOUNDS, PICTURES)}
+    best = max((SOUNDS, PICTURES), key=lambda kind: counts[kind])
+    return best if counts[best] else None
+
+
+def items(source: str, kind: Kind, *, column: str | None = None, group_by: str | None = None) -> Iterator[Item]:
+    """The items of a folder, a file, an archive, a table with a column of bytes, or a name of the `datasets` library.
+
+    `group_by` is `folder` (the folder a file lies in, as classes often do), `file`, or a field of a dataset.
+    """
+    from anisoscope.data.text import _looks_like_dataset
+
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _of_folder(path, kind, group_by=group_by)
+    if path.suffix.lower() == ".zip" and path.is_file():
+        return _of_archive(path, kind, group_by=group_by)
+    if path.is_file():
+        return _of_file(path, kind, column=column, group_by=group_by)
+    if not _looks_like_dataset(source) or _suffix(source) in (*AUDIO, *IMAGES):
+        raise missing_path(path)
+    return _of_dataset(source, kind, column=column, group_by=group_by)
+
+
+def _suffix(name: str) -> str:
+    return PurePosixPath(name.lower()).suffix
+
+
+def _of_folder(folder: Path, kind: Kind, *, group_by: str | None) -> Iterator[Item]:
+    found = sorted(p for p in folder.rglob("*") if p.is_file() and not _hidden(p.relative_to(folder)))
+    paths = [p for p in found if _suffix(p.name) in kind.suffixes]
+    if not paths:
+        raise _none(f"the folder {str(folder)!r}", [p.name for p in found], kind)
+    for path in paths:
+        yield _item(path, path.relative_to(folder).as_posix(), group_by=group_by)
+
+
+def _item(path: Path, inside: str, *, group_by: str | None) -> Item:
+    beside = path.with_suffix(".txt")
+    text = beside.read_text(encoding="utf-8", errors="replace").strip() if beside.is_file() else ""
+    return Item(str(path), _group(inside, group_by), lambda: path.open("rb"), text)
+
+
+def _of_archive(path: Path, kind: Kind, *, group_by: str | None) -> Iterator[Item]:
+    with readable(str(path)), zipfile.ZipFile(path) as archive:
+        members = sorted(i.filename for i in archive.infolist() if not i.is_dir())
+        members = [name for name in members if not _hidden(PurePosixPath(name))]
+        wanted = [name for name in members if _suffix(name) in kind.suffixes]
+        if not wanted:
+            raise _none(f"the archive {str(path)!r}", members, kind)
+        for name in wanted:
+            beside = str(PurePosixPath(name).with_suffix(".txt"))
+            text = archive.read(beside).decode("utf-8", errors="replace").strip() if beside in members else ""
+            opener = lambda name=name: io.BytesIO(archive.read(name))  # noqa: E731
+            yield Item(f"{path}:{name}", _group(name, group_by), opener, text)
+
+
+def _of_file(path: Path, kind: Kind, *, column: str | None, group_by: str | None) -> Iterator[Item]:
+    if _suffix(path.name) in TABLES:
+        yield from _of_table(path, kind, column=column, group_by=group_by)
+        return
+    if _suffix(path.name) not in kind.suffixes:
+        raise AnisoscopeError(
+            f"{str(path)!r} is no file of {kind.what}; expected {', '.join(kind.suffixes[:6])}, …, a folder or .zip of "
+            f"such files, a {' or '.join(TABLES)} with a column of them, a datasets name, or 'embedded'."
+        )
+    yield _item(path, f"{path.parent.name}/{path.name}", group_by=group_by)
+
+
+def _none(where: str, names: list[str], kind: Kind) -> AnisoscopeError:
+    suffixes = sorted({_suffix(name) or "(no suffix)" for name in names})
+    seen = f"{len(names)} files with suffixes {', '.join(suffixes[:8])}" if names else "no files"
+    return AnisoscopeError(
+        f"{where} holds {seen}, none that is {kind.what}; expected {', '.join(kind.suffixes[:6])}, …."
+    )
+
+
+def _group(inside: str, group_by: str | None) -> str:
+    """The group of a file by its place: the folder it lies in, or the file itself.
+
+    >>> _group("cats/one.png", "folder"), _group("one.png", "folder"), _group("cats/one.png", "file")
+    ('cats', '.', 'cats/one.png')
+    """
+    if group_by is None:
+        return ""
+    if group_by == "file":
+        return inside
+    if group_by != "folder":
+        raise AnisoscopeError(f"files have no field {group_by!r} to group by; group by `folder` or `file`.")
+    return str(PurePosixPath(inside).parent)
+
+
+# -- columns ----------------------------------------------------------------------------------------------------------
+
+
+def _of_table(path: Path, kind: Kind, *, column: str | None, group_by: str | None) -> Iterator[Item]:
+    from anisoscope.data.files import entries
+
+    for entry in entries(path):
+        for number, record in enumerate(read_records(entry, [])):
+            name = column or _column(record, kind, str(path))
+            yield _of_value(f"{path}[{number}]", record, name, group_by=group_by)
+
+
+def _of_dataset(name: str, kind: Kind, *, column: str | None, group_by: str | None) -> Iterator[Item]:
+    rows = _undecoded(open_dataset(name, split="train"), kind)
+    for number, record in enumerate(rows):
+        chosen = column or _column(record, kind, name)
+        yield _of_value(f"{name}[{number}]", record, chosen, group_by=group_by)
+
+
+def _undecoded(rows: Any, kind: Kind) -> Any:
+    """The same rows, their media as bytes: how they are decoded is decided here, and needs no further library."""
+    import datasets
+
+    for name, feature in (getattr(rows, "features", None) or {}).items():
+        if type(feature).__name__ == ("Audio" if kind is SOUNDS else "Image"):
+            rows = rows.cast_column(name, getattr(datasets, type(feature).__name__)(decode=False))
+    return rows
+
+
+def _column(record: Any, kind: Kind, name: str) -> str:
+    """The column that holds the media: by its usual name, else the only one that holds bytes."""
+    usual = [column for column in kind.columns if column in record]
+    blobs = [column for column, value in record.items() if _is_media(value)]
+    found = [column for column in usual if column in blobs] or (blobs if len(blobs) == 1 else [])
+    if not found:
+        raise AnisoscopeError(
+            f"{name!r} has no column that is clearly {kind.what}; its columns are: {', '.join(map(str, record))}. Name "
+            "one with --text-field."
+        )
+    return str(found[0])
+
+
+def _is_media(value: Any) -> bool:
+    if isinstance(value, dict):
+        return bool({"bytes", "path", "array"} & set(value))
+    return isinstance(value, bytes) or hasattr(value, "convert")
+
+
+def _of_value(name: str, record: Any, column: str, *, group_by: str | None) -> Item:
+    if column not in record or (group_by is not None and group_by not in record):
+        missing = column if column not in record else group_by
+        raise AnisoscopeError(
+            f"{name!r} has no column {missing!r}; its columns are: {', '.join(map(str, record))}. Name one of them "
+            f"with {'--text-field' if missing == column else '--group-by'}."
+        )
+    value, group = record[column], "" if group_by is None else str(record[group_by])
+    if isinstance(value, dict) and value.get("bytes") is None and value.get("path") and value.get("array") is None:
+        return Item(name, group, lambda: Path(value["path"]).open("rb"))
+    raw = value.get("bytes") if isinstance(value, dict) else value
+    if isinstance(raw, bytes):
+        return Item(name, group, lambda: io.BytesIO(raw))
+    return Item(name, group, value=value)
