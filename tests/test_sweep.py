@@ -234,14 +234,14 @@ def test_the_word_tangent_adds_the_study_and_without_it_nothing_is_differentiate
 
 def test_the_loss_is_that_of_the_model_itself(series: Path, tmp_path: Path) -> None:
     from anisoscope.capture.loading import load_model
-    from anisoscope.runs.feed import Feed, context_length
+    from anisoscope.runs.feed import make_feed
     from anisoscope.runs.sweep_checkpoint import feed_config
 
     table = sweep(str(series), out=tmp_path / "out", **LOOK)
     loaded, config = load_model(str(series / "checkpoint-10"), device="cpu"), feed_config(SweepConfig("x", **LOOK))
     total = tokens = 0.0
     seen: set[tuple[int, ...]] = set()  # a context that occurs twice counts once
-    for batch in Feed(loaded, config, context_length(loaded, config)).batches():
+    for batch in make_feed(loaded, config).batches():
         for ids, mask in zip(batch.inputs["input_ids"], batch.inputs["attention_mask"], strict=True):
             kept = ids[mask.bool()]
             if tuple(kept.tolist()) in seen:

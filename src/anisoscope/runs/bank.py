@@ -316,6 +316,16 @@ def sharpness_of(scores: Scores, contexts: list[int], positions: list[Tensor]) -
     # a context with fewer rows repeats its first one; those rows are cut off by the caller
     most = max(map(len, positions))
     rows = torch.stack([torch.cat([p, p[:1].expand(most - len(p))]) for p in positions]).to(device)
+    if scores.windows > 1:  # each row in the window it lies in
+        places = scores.query.shape[2]
+        number = (number[:, None] * scores.windows + rows // places).flatten()
+        found = _sharpness(scores, number, rows.flatten()[:, None] % places)
+        return found.squeeze(2).unflatten(0, rows.shape).transpose(1, 2)
+    return _sharpness(scores, number, rows)
+
+
+def _sharpness(scores: Scores, number: Tensor, rows: Tensor) -> Tensor:
+    """Sharpness of the query rows [n, R] of n sequences."""
     allowed = scores.allowed[number if scores.allowed.shape[0] > 1 else number * 0]
     first = allowed.flatten(1, 2).any(1).to(torch.int8).argmax(1)
     return row_sharpness(

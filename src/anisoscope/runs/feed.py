@@ -1,9 +1,11 @@
-"""The batches of one model, and what was counted on the way."""
+"""The batches of one model, whatever it reads, and what was counted on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anisoscope.capture.rows import Batch
@@ -14,16 +16,17 @@ if TYPE_CHECKING:
     from anisoscope.runs.profile import ProfileConfig
 
 DEFAULT_CONTEXT = 512
+Tell = Callable[[str, int, int], None]
 
 
 @dataclass
-class Feed:
+class Feed(ABC):
     """The batches of one model, the same each time they are asked for, and what was counted on the way."""
 
     loaded: Loaded
     config: ProfileConfig
-    length: int
-    tokens: int = 0
+    length: int  # rows of a whole context
+    tokens: int = 0  # rows, special tokens included
     contexts: int = 0
     padding: int = 0
     special: int = 0
@@ -31,6 +34,31 @@ class Feed:
     dropped_pieces: int = 0
     unknown: int = 0
     fingerprint: str = ""
+
+    @abstractmethod
+    def batches(self) -> Iterator[Batch]:
+        """Every batch, from the first on; what was counted is known after the last."""
+
+    @abstractmethod
+    def seen(self, batch: Batch) -> int:
+        """Rows' worth of progress of one batch."""
+
+    @abstractmethod
+    def few(self, batch: Batch) -> Batch:
+        """As little of a batch as shows everything."""
+
+    @abstractmethod
+    def about(self) -> dict[str, Any]:
+        """What run.json says of the data."""
+
+    def notes(self) -> list[str]:
+        """What a reader of the numbers should know of the data, once all of it was seen."""
+        return []
+
+
+@dataclass
+class TextFeed(Feed):
+    """Text in contexts of at most `length` tokens."""
 
     def batches(self) -> Iterator[Batch]:
         from anisoscope.data.text import read_documents
@@ -54,6 +82,12 @@ class Feed:
         self.documents, self.dropped_pieces = tally.documents, tally.dropped_pieces
         self.fingerprint, self.unknown = digest.hexdigest(), tally.unknown
 
+    def seen(self, batch: Batch) -> int:
+        return int(batch.inputs["attention_mask"].sum())
+
+    def few(self, batch: Batch) -> Batch:
+        return Batch({name: value[:2, :32] for name, value in batch.inputs.items()})
+
     def about(self) -> dict[str, Any]:
         return {
             "name": self.config.data,
@@ -64,6 +98,51 @@ class Feed:
             "context_length": self.length,
             "dropped_pieces": self.dropped_pieces,
         }
+
+
+def make_feed(loaded: Loaded, config: ProfileConfig, *, tell: Tell | None = None) -> Feed:
+    """The feed of what a model reads: text, sounds or pictures."""
+    from anisoscope.runs.media_feed import ImageFeed, SpeechFeed
+
+    if not loaded.reads_text:
+        kind = SpeechFeed if loaded.modality == "speech" else ImageFeed
+        return kind(loaded, config, 0, tell=tell).prepared()
+    if loaded.main_input != "input_ids":
+        raise AnisoscopeError(
+            f"{loaded.name} reads {loaded.main_input}, and how to make that of text, sounds or pictures is not known; "
+            "anisoscope.measure takes any batches."
+        )
+    _refuse_media(loaded, config.data)
+    return TextFeed(loaded, config, context_length(loaded, config))
+
+
+def _refuse_media(loaded: Loaded, data: str) -> None:
+    """A sentence for sounds or pictures that are given to a model of text."""
+    from anisoscope.data.files import SUPPORTED, suffix_of
+    from anisoscope.data.media import kind_of
+
+    path = Path(data).expanduser()
+    if data == "embedded" or not path.is_file() or suffix_of(path.name) in set(SUPPORTED) - {".zip"}:
+        return
+    kind = kind_of(data)
+    if kind is not None:
+        raise AnisoscopeError(f"{loaded.name} reads text, but {data!r} holds {kind.what}; give it text.")
+
+
+def forward_failed(error: Exception, loaded: Loaded) -> Exception:
+    """The sentence for a model that cannot read its first context; running out of memory has its own."""
+    if "memory" in str(error).lower():
+        return error
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if not loaded.reads_text:
+        return AnisoscopeError(
+            f"{loaded.name} fails on its first context ({reason}); check that its processor and the sizes in its "
+            "configuration fit together, such as image_size or num_mel_bins."
+        )
+    return AnisoscopeError(
+        f"{loaded.name} fails on its first tokens ({reason}); check that it takes plain token ids and that the sizes "
+        "in its configuration fit together, such as num_key_value_heads and num_attention_heads."
+    )
 
 
 def context_length(loaded: Loaded, config: ProfileConfig) -> int:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anisoscope.capture.parts import ABSENT, CROSS_KINDS, ROTARY_KINDS, SELF_KINDS
 from anisoscope.capture.rows import Batch, Index, Rows, Scores
 from anisoscope.capture.sites import Site, check_kinds, flow_order
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.metrics.attention import Keys
+from anisoscope.metrics.attention import PAIRS, Keys
 from anisoscope.metrics.clusters import Clusters
 from anisoscope.metrics.estimate import Estimate, jackknife
 from anisoscope.metrics.evaluate import View, evaluate, find_spectra, neighbours_read
@@ -28,9 +29,10 @@ from anisoscope.stats.means import Coherence
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
-DEFAULT_KINDS = ("embed", "resid", "final", "query", "key", "scores")
+DEFAULT_KINDS = ("embed", "resid", "stage", "stage_mean", "cls", "final", *SELF_KINDS, *CROSS_KINDS)
 HALVED_KINDS = ("embed", "resid", "final")
-ATTENTION_KINDS = ("query", "key", "scores")
+ATTENTION_KINDS = (*SELF_KINDS, *ROTARY_KINDS, *CROSS_KINDS)
+_SCORES = ("scores", "cross_scores")
 _CHUNK = 4096
 Progress = Callable[[str, int, int], None]  # what, done, of
 
@@ -40,7 +42,7 @@ def applies(request: Request, kind: str) -> bool:
     metric = request.metric
     if kind in metric.kinds:
         return True
-    if not request.named or kind == "scores" or metric.kinds <= {"scores", "query"}:
+    if not request.named or kind in _SCORES or metric.kinds <= {*_SCORES, *PAIRS}:
         return False
     return not (kind in HEAD_KINDS and {Neighbours, Coherence} & set(metric.needs))
 
@@ -63,8 +65,8 @@ def make_plan(
         if {Neighbours, Clusters} & needs:
             needs = (needs - {Neighbours, Clusters}) | {Sample}
         stats[kind] = frozenset(needs - {Keys})
-    if any(Keys in request.metric.needs for request in requests) and "key" in stats:
-        stats["key"] |= {Directions}
+    if any(Keys in request.metric.needs for request in requests):
+        stats |= {kind: stats[kind] | {Directions} for kind in PAIRS.values() if kind in stats}
     kept = 3 * sample_size if halves else sample_size
     return Plan(stats, sample_size=kept, attention_rows=attention_rows, seed=seed, halves=halves)
 
@@ -150,15 +152,28 @@ def leave_unseen_out(model: nn.Module, batch: Any, setup: Setup, *, rows: Any = 
     """Drop the attention sites that the model does not show in a forward pass over one context, with a note."""
     from anisoscope.capture.hooks import Capture
 
-    attention = [site for site in setup.captured if site.kind in ATTENTION_KINDS]
-    if not attention:
-        return
-    try:
-        with Capture(model, attention, _Nobody(), layout=setup.layout, rows=rows) as capture:
-            capture.run(_one_context(batch))
-    except AnisoscopeError as error:
-        setup.captured[:] = [site for site in setup.captured if site not in attention]
-        setup.notes.append(f"query, key and scores are left out: {error}")
+    wanted = [site for site in setup.captured if site.kind in ATTENTION_KINDS]
+    while wanted:
+        capture = Capture(model, wanted, _Nobody(), layout=setup.layout, rows=rows)
+        try:
+            with capture:
+                capture.run(_one_context(batch))
+            return
+        except AnisoscopeError as error:
+            lost = set(capture.unseen) or set(wanted)
+            setup.captured[:] = [site for site in setup.captured if site not in lost]
+            wanted = [site for site in wanted if site not in lost]
+            kinds = dict.fromkeys(site.kind for site in sorted(lost, key=flow_order))
+            setup.notes.append(f"{_listed(list(kinds))} are left out: {error}")
+
+
+def _listed(words: list[str]) -> str:
+    """Words as a person lists them.
+
+    >>> _listed(["query", "key", "scores"])
+    'query, key and scores'
+    """
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 @dataclass
@@ -183,8 +198,9 @@ def prepare(
     sites: Sequence[str] | str | None = None,
     layers: Iterable[int] | int | None = None,
     modules: Sequence[str] | None = None,
+    more: Sequence[str] = (),
 ) -> Setup:
-    """Find the sites asked for; the default ones are those the model has and some metric reads."""
+    """Find the sites asked for; the default ones, and `more`, are those the model has and some metric reads."""
     from anisoscope.capture import find_layout
 
     if modules:
@@ -192,10 +208,13 @@ def prepare(
     layout = find_layout(model)
     sites = check_kinds([sites] if isinstance(sites, str) else list(sites or ())) or None
     layers = {layers} if isinstance(layers, int) else layers
-    named = list(sites) if sites else [kind for kind in DEFAULT_KINDS if kind in layout.kinds]
+    default = [kind for kind in (*DEFAULT_KINDS, *more) if kind in layout.kinds]
+    if "stage" in default and not set(default) & set(ATTENTION_KINDS):
+        default.remove("resid")  # what a convolutional model hands on are its stages
+    named = list(sites) if sites else default
     kinds = [kind for kind in named if any(applies(request, kind) for request in requests)]
-    if "query" in kinds and "key" not in kinds and any(Keys in r.metric.needs for r in requests):
-        kinds.append("key")  # some metrics of queries read the keys of the same layer
+    if any(Keys in r.metric.needs for r in requests):  # some metrics of queries read the keys of the same layer
+        kinds += [key for query, key in PAIRS.items() if query in kinds and key not in kinds]
     if sites and not kinds:
         words = ", ".join(r.metric.name for r in requests)
         raise AnisoscopeError(
@@ -213,7 +232,8 @@ def _missing(layout: Any, requests: Sequence[Request]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for stack in layout.stacks:
         for kind, why in stack.missing.items():
-            if kind in DEFAULT_KINDS and any(applies(request, kind) for request in requests):
+            lacked = kind in DEFAULT_KINDS and why not in ABSENT.values()
+            if lacked and any(applies(request, kind) for request in requests):
                 reasons.setdefault(why, []).append(kind)
     return [f"no {', '.join(dict.fromkeys(kinds))}: {why}" for why, kinds in reasons.items()]
 
@@ -264,7 +284,7 @@ def _evaluate_site(bank: Bank, site: Site, requests: Sequence[Request], outliers
     wanted = max((neighbours_read(r.metric, r.options) for r in mine), default=0)
     both = site.stack in outliers and not stats.heads and any(cell[1] == "first" for cell in stats.cells)
     groups = bank.groups if bank.groups and any(bank.groups) else []
-    keys = bank.sites.get(Site(site.layer, "key", site.stack)) if site.kind == "query" else None
+    keys = bank.sites.get(Site(site.layer, PAIRS[site.kind], site.stack)) if site.kind in PAIRS else None
     halves = bank.plan.halves and site.kind in HALVED_KINDS and not stats.heads
     most = bank.plan.looked_at
     chosen = list(selections(stats, groups, without_first=both, wanted=wanted, most=most, halves=halves))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import psutil
 
+from anisoscope.capture.rows import Rows, Scores
 from anisoscope.capture.sites import Site
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.runs.bank import Plan
@@ -16,26 +18,58 @@ MIB = 1 << 20
 _WORKSPACE = 160 * MIB  # blocks of neighbours, spectra and scores, whatever the model
 
 
-def site_bytes(kind: str, width: int, plan: Plan, *, rows: int, heads: int = 1) -> int:
+@dataclass(frozen=True)
+class Shape:
+    """What one context gives at a site."""
+
+    positions: int
+    width: int
+    heads: int = 1
+
+
+class ShapeReader:
+    """A sink that keeps nothing but the shapes of what comes by: stages of a model differ in width and resolution."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[Site, Shape] = {}
+
+    def rows(self, rows: Rows) -> None:
+        heads = rows.x.shape[1] if rows.x.dim() == 3 else 1
+        self.shapes[rows.site] = Shape(rows.index.length, rows.x.shape[-1], heads)
+
+    def scores(self, scores: Scores) -> None:
+        self.shapes[scores.site] = Shape(scores.query.shape[2], 1)
+
+
+def site_bytes(kind: str, shape: Shape, plan: Plan, *, rows: int) -> int:
     """Bytes of the statistics of one site: fold moments, waiting rows, sample."""
-    wanted = plan.stats.get(kind, frozenset())
-    per_head = heads if kind in ("query", "key") else 1
+    wanted, width = plan.stats.get(kind, frozenset()), shape.width
     total = 0
     if Moments in wanted:
-        total += FOLDS * per_head * width * width * (8 + 4)
+        total += FOLDS * shape.heads * width * width * (8 + 4)
     if Sample in wanted:
-        total += int(1.2 * min(plan.sample_size, rows)) * width * per_head * 4
-    return total + FOLDS * 2 * 8 * per_head * width * 8
+        total += int(1.2 * min(plan.sample_size, rows)) * width * shape.heads * 4
+    return total + FOLDS * 2 * 8 * shape.heads * width * 8
 
 
-def bank_bytes(sites: Sequence[Site], widths: Mapping[str, int], plan: Plan, *, rows: int, heads: int) -> int:
-    """Bytes of all statistics at once."""
-    return sum(site_bytes(s.kind, widths.get(s.kind, widths["resid"]), plan, rows=rows, heads=heads) for s in sites)
+def bank_bytes(sites: Sequence[Site], shapes: Mapping[Site, Shape], plan: Plan, *, rows: int) -> int:
+    """Bytes of all statistics at once; `rows` are those of the site that has fewest in a context."""
+    fewest = min((shapes[s].positions for s in sites if s in shapes), default=1)
+    known = [(s, shapes[s]) for s in sites if s in shapes]
+    return sum(site_bytes(s.kind, shape, plan, rows=rows * shape.positions // max(fewest, 1)) for s, shape in known)
 
 
-def activation_bytes(width: int, batch: int, context: int, *, heads: int, item: int = 4) -> int:
-    """A rough bound of what one forward pass holds at a time: a few wide rows and one layer's scores."""
-    return batch * context * (width * 24 + heads * context) * item
+def activation_bytes(
+    shapes: Iterable[Shape], batch: int, *, length: int | None = None, heads: int, item: int = 4
+) -> int:
+    """A rough bound of what one forward pass holds at a time: a few of its widest rows and one layer's scores.
+
+    `length` are the positions of a context where the shapes come from a shorter one.
+    """
+    known = list(shapes)
+    widest = max(((length or shape.positions) * shape.width * shape.heads for shape in known), default=0)
+    attended = length or max((shape.positions for shape in known if shape.heads > 1), default=0)
+    return batch * (widest * 24 + heads * attended**2) * item
 
 
 def run_bytes(bank: int, activations: int) -> int:

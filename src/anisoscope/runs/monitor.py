@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.gradients import original
-from anisoscope.capture.layout import find_layout, refuse_compiled
+from anisoscope.capture.layout import Layout, find_layout, refuse_compiled
 from anisoscope.capture.live import LiveGradients, MicroBatch, live_pass
 from anisoscope.capture.losses import LossRule
 from anisoscope.capture.sites import Site
@@ -32,10 +32,10 @@ from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.runs.energies import Record
 from anisoscope.runs.instruments import Instruments, make_probe
-from anisoscope.runs.measure import prepare
+from anisoscope.runs.measure import ATTENTION_KINDS, prepare
 from anisoscope.runs.monitor_checks import check_learning, listed, loss_factor, width_of
 from anisoscope.runs.monitor_store import MonitorStore
-from anisoscope.runs.plan import PLANS, TangentPlan, choose_plan
+from anisoscope.runs.plan import PLANS, TangentPlan, choose_plan, more_sites
 from anisoscope.runs.rowmap import RowMap, beside, write_map
 from anisoscope.runs.schedule import Schedule, log_spaced
 from anisoscope.runs.steprows import StepRows
@@ -44,17 +44,23 @@ from anisoscope.runs.table import Table
 from anisoscope.runs.tables import EmbeddingWatch
 from anisoscope.runs.tangent import TangentStudy, spread_records
 
-KINDS = ("embed", "resid", "final")
 SNAPSHOTS = 16  # evenly spaced moments of the embedding table, for its spread over time
 Progress = Callable[[str, int, int], None]
+
+
+def stream_kinds(layout: Layout) -> list[str]:
+    """Embedding, blocks and final norm; in a model without attention its stages in place of the blocks."""
+    staged = "stage" in layout.kinds and not set(layout.kinds) & set(ATTENTION_KINDS)
+    return [kind for kind in ("embed", "stage" if staged else "resid", "final") if kind in layout.kinds]
 
 
 class Monitor:
     """Watches a model in training; see the module's own words for how it is used.
 
-    `metrics` is a preset by cost (light, standard, full), `shape` for the geometry of stream and attention without any
-    gradient, or names of metrics, where `tangent` is the tangent study. `halves` adds the dimensions of two disjoint
-    halves of the contexts (groups half:1 and half:2), for claims that choose on one half and test on the other.
+    `metrics` is a preset by cost (light, standard, full), `shape` for the geometry of stream and attention or
+    `attention` for queries, keys and scores by head, both without any gradient, or names of metrics, where `tangent` is
+    the tangent study. `halves` adds the dimensions of two disjoint halves of the contexts (groups half:1 and half:2),
+    for claims that choose on one half and test on the other.
     `counts` are token frequencies of the training corpus [V], for bins; `optimizer` lets weight decay be taken out of
     embedding updates; `loss` is a function of (model, inputs) returning the *summed* loss, for models that have none.
     `row_map` keeps a few rows of the probe at every measured step for `map.parquet`; where there is a folder, it is on.
@@ -98,14 +104,14 @@ class Monitor:
         chosen, requests = choose_plan(metrics, plan, rank=rank, seed=seed)
         layout = find_layout(self.model)
         self.layout = layout
-        sites = layout.sites([kind for kind in KINDS if kind in layout.kinds], layers)
+        sites = layout.sites(stream_kinds(layout), layers)
         if chosen is not None or self.live_wanted:
             check_learning(self.model)
         if chosen is not None and chosen.rank is not None:
             check_rank(chosen.rank, width=width_of(self.model))
         # named metrics are looked for wherever they can be had (two_nn, attention); a preset's at the stream alone
-        stream = [k for k in KINDS if k in layout.kinds] if isinstance(metrics, str) and metrics in PLANS else None
-        setup = prepare(self.model, requests, sites=stream, layers=layers)
+        stream = stream_kinds(layout) if isinstance(metrics, str) and metrics in PLANS else None
+        setup = prepare(self.model, requests, sites=stream, layers=layers, more=more_sites(metrics))
         self.watch = EmbeddingWatch(self.model, optimizer, model)
         study = None if chosen is None else TangentStudy(chosen, counts, total, "" if probe is not None else "live")
         self.instruments = Instruments(self.model, layout, sites, setup, requests, study, self.watch, seed)

@@ -15,11 +15,11 @@ import torch
 
 from anisoscope.capture.rows import Batch
 from anisoscope.capture.sites import Site
-from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.metric import Request
 from anisoscope.runs import memory
 from anisoscope.runs.bank import Bank, Plan, SiteStats
-from anisoscope.runs.feed import Feed, context_length
+from anisoscope.runs.checking import check_sites, describe, plan_passes
+from anisoscope.runs.feed import Feed, make_feed
 from anisoscope.runs.measure import ATTENTION_KINDS, Setup, evaluate_bank, feed_tables, make_plan
 from anisoscope.runs.rowfile import RowWriter, Tee
 from anisoscope.runs.store import RunFolder
@@ -65,50 +65,86 @@ def run_model(
     keep: Callable[[Records, dict[str, Any]], Any],
 ) -> tuple[Records, dict[str, Any]]:
     """Measure one model; `keep` is given what an interrupted pass had gathered."""
-    feed = Feed(loaded, config, context_length(loaded, config))
+    feed = make_feed(loaded, config, tell=tell)
     entry = describe(loaded, setup, key)
-    plan = make_plan(
-        requests,
-        setup.kinds,
-        seed=config.seed,
-        sample_size=config.sample_size,
-        attention_rows=config.attention_rows,
-        halves=config.halves,
-    )
-    check_sites(loaded, setup, feed, entry)
-    groups, estimate = plan_passes(loaded, setup, plan, config=config, length=feed.length)
+    plan, groups = _planned(loaded, setup, requests, feed=feed, entry=entry, announce=announce)
+    run = _ModelRun(loaded, setup, requests, config, folder, key, feed, tell)
+    records: Records = []
+    for number, sites in enumerate(groups):
+        done = folder.part(f"{key}.{number}")
+        if done is not None:  # a pass that was finished before an interruption
+            mine, found = [{k: v for k, v in row.items() if k != "schema"} for row in done.records()], done.about
+        else:
+            work = _Pass(number, sites)
+            resume(work, folder, key, plan)
+            try:
+                mine, found = run.measure(work)
+            except KeyboardInterrupt:
+                records += _rescued(work, folder, key, requests, setup)
+                if records:
+                    keep(records, entry)
+                raise
+        records += mine
+        entry |= {**found, "notes": [*entry["notes"], *found["notes"]]}
+    _conclude(entry, feed, setup)
+    return records, entry
+
+
+def _planned(
+    loaded: Loaded,
+    setup: Setup,
+    requests: Sequence[Request],
+    *,
+    feed: Feed,
+    entry: dict[str, Any],
+    announce: Callable[[str], None],
+) -> tuple[Plan, list[list[Site]]]:
+    """The statistics to gather and the sites of each pass, once the sites are proven."""
+    c = feed.config
+    sizes: dict[str, Any] = {"sample_size": c.sample_size, "attention_rows": c.attention_rows, "halves": c.halves}
+    shapes = check_sites(loaded, setup, feed, entry)
+    plan = make_plan(requests, setup.kinds, seed=c.seed, **sizes)
+    groups, estimate = plan_passes(loaded, setup, plan, feed=feed, shapes=shapes)
+    streams = [shape.width for site, shape in shapes.items() if shape.heads == 1 and site.kind not in ATTENTION_KINDS]
+    entry["width"] = entry["width"] or max(streams, default=0)
     entry["memory_estimate_mb"] = round(estimate / memory.MIB)
     needed, free = entry["memory_estimate_mb"], memory.available() // memory.MIB
     announce(f"{loaded.name}: about {needed} MiB of memory in all, {free} MiB are free")
     if len(groups) > 1:
         entry["notes"].append(f"statistics of all sites would not fit into memory at once: {len(groups)} passes")
-    records: Records = []
-    for number, sites in enumerate(groups):
-        done = folder.part(f"{key}.{number}")
-        if done is not None:  # a pass that was finished before an interruption
-            records += [{k: v for k, v in row.items() if k != "schema"} for row in done.records()]
-            entry |= {name: value for name, value in done.about.items() if name != "notes"}
-            entry["notes"] += done.about["notes"]
-            continue
-        work = _Pass(number, sites)
-        resume(work, folder, key, plan)
-        try:
-            _sweep(work, feed, setup, loaded=loaded, config=config, folder=folder, key=key, tell=tell)
-            mine = _evaluate(work, loaded, setup, requests, tell=tell)
-        except KeyboardInterrupt:
-            records += _rescued(work, folder, key, requests, setup)
-            if records:
-                keep(records, entry)
-            raise
+    return plan, groups
+
+
+@dataclass(frozen=True)
+class _ModelRun:
+    """What every pass of one model shares."""
+
+    loaded: Loaded
+    setup: Setup
+    requests: Sequence[Request]
+    config: ProfileConfig
+    folder: RunFolder
+    key: str
+    feed: Feed
+    tell: Tell
+
+    def measure(self, work: _Pass) -> tuple[Records, dict[str, Any]]:
+        """The records of one pass and what it counted; on disk before they are returned."""
+        _sweep(work, self)
+        records = _evaluate(work, self.loaded, self.setup, self.requests, tell=self.tell)
         assert work.bank is not None
-        save_arrays(folder, key if number == 0 else f"{key}.{number}", work.bank)
+        number, key = work.number, f"{self.key}.{work.number}"
+        save_arrays(self.folder, self.key if number == 0 else key, work.bank)
         if work.writer is not None:
             work.writer.finish()
         found = {**counts(work.bank), "notes": left_out(work.bank)}
-        folder.write_part(f"{key}.{number}", Table.from_records(mine, found))
-        records += mine
-        entry |= {**found, "notes": [*entry["notes"], *found["notes"]]}
-        folder.drop_partial(f"{key}.{number}")
+        self.folder.write_part(key, Table.from_records(records, found))
+        self.folder.drop_partial(key)
+        return records, found
+
+
+def _conclude(entry: dict[str, Any], feed: Feed, setup: Setup) -> None:
+    """What is known of the data once all of it was seen."""
     if not feed.fingerprint:  # every pass was finished before: the data is only counted
         for _ in feed.batches():
             pass
@@ -117,10 +153,9 @@ def run_model(
         share = feed.unknown / feed.tokens
         entry["notes"].append(f"the tokenizer has no word for {share:.0%} of the tokens: is this the right text?")
     entry["dropped"] |= {"padding": feed.padding}
-    if config.special == "out":
+    if feed.config.special == "out":
         entry["dropped"] |= {"special": feed.special}
-    entry["notes"] = list(dict.fromkeys([*entry["notes"], *setup.notes]))
-    return records, entry
+    entry["notes"] = list(dict.fromkeys([*entry["notes"], *feed.notes(), *setup.notes]))
 
 
 def _evaluate(work: _Pass, loaded: Loaded, setup: Setup, requests: Sequence[Request], *, tell: Tell) -> Records:
@@ -144,103 +179,6 @@ def _rescued(work: _Pass, folder: RunFolder, key: str, requests: Sequence[Reques
     return [{**row, "note": f"{note}; {row['note']}".rstrip("; ")} for row in partial]
 
 
-def describe(loaded: Loaded, setup: Setup, key: str) -> dict[str, Any]:
-    """The model's entry in run.json."""
-    kind = "encoder-decoder" if loaded.is_encoder_decoder else "decoder" if loaded.is_decoder else "encoder"
-    return {
-        "key": key,
-        "name": loaded.name,
-        "revision": loaded.revision,
-        "fingerprint": loaded.fingerprint,
-        "parameters": loaded.parameters,
-        "architecture": type(loaded.model).__name__,
-        "type": kind,
-        "layers": setup.depth("single"),
-        "width": _size(loaded, "hidden_size", 0),
-        "stacks": list(setup.depths) or ["single"],
-        "sites": setup.kinds,
-        "device": str(loaded.device),
-        "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
-        "notes": [*loaded.notes, *setup.notes],
-    }
-
-
-def _size(loaded: Loaded, name: str, default: int) -> int:
-    value = getattr(getattr(loaded.model, "config", None), name, None)
-    return value if isinstance(value, int) else default
-
-
-def plan_passes(
-    loaded: Loaded, setup: Setup, plan: Any, *, config: ProfileConfig, length: int
-) -> tuple[list[list[Site]], int]:
-    """The sites of each pass, and the memory that a run will take at most."""
-    heads = _size(loaded, "num_attention_heads", 1)
-    width = _size(loaded, "hidden_size", 1024)
-    widths = {"resid": width, "query": width // heads, "key": width // heads, "scores": 1}
-    bank = memory.bank_bytes(setup.captured, widths, plan, rows=config.tokens, heads=heads)
-    activations = memory.activation_bytes(width, config.batch_size, length, heads=heads)
-    budget = config.memory_mb * memory.MIB if config.memory_mb else memory.available() // 2
-    groups = memory.passes(setup.captured, bank, budget) or [[]]
-    return groups, memory.run_bytes(bank // len(groups), activations)
-
-
-def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: dict[str, Any]) -> None:
-    """Verify the sites numerically on a few tokens before anything is measured."""
-    from anisoscope.capture.verify import verify
-
-    if not setup.captured:
-        return
-    batch = next(feed.batches(), None)
-    if batch is None:
-        raise AnisoscopeError(f"no context could be cut from {feed.config.data!r}; give more text.")
-    few = Batch({name: value[:2, :32] for name, value in batch.inputs.items()})
-    try:
-        entry["notes"] += verify(loaded.model, setup.layout, few, kinds=setup.kinds)
-    except AnisoscopeError as error:
-        entry["notes"] += _after_refusal(error, loaded, setup, few, named=bool(feed.config.sites))
-    except (RuntimeError, ValueError, TypeError, LookupError) as error:
-        raise _forward_failed(error, loaded) from error
-
-
-def _forward_failed(error: Exception, loaded: Loaded) -> Exception:
-    """The sentence for a model that cannot read its first tokens; running out of memory has its own."""
-    if "memory" in str(error).lower():
-        return error
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return AnisoscopeError(
-        f"{loaded.name} fails on its first tokens ({reason}); check that it takes plain token ids and that the sizes "
-        "in its configuration fit together, such as num_key_value_heads and num_attention_heads."
-    )
-
-
-def _after_refusal(error: AnisoscopeError, loaded: Loaded, setup: Setup, few: Batch, *, named: bool) -> list[str]:
-    """Notes on what could not be verified where the rest can still be measured; else the refusal itself."""
-    from anisoscope.capture.verify import verify
-
-    bad = _not_finite(loaded, setup, few)
-    if bad:  # NaN equals nothing, so nothing can be verified; the rows are counted and left out
-        return [f"activations are not finite at {', '.join(bad[:3])}{' …' if len(bad) > 3 else ''}: not verified"]
-    kinds = [kind for kind in setup.kinds if kind not in ATTENTION_KINDS]
-    if named or len(kinds) == len(setup.kinds) or not kinds:
-        raise error
-    notes = verify(loaded.model, setup.layout, few, kinds=kinds)  # the residual stream must still be right
-    setup.kinds[:] = kinds
-    setup.captured[:] = [site for site in setup.captured if site.kind in kinds]
-    return [*notes, f"query, key and scores are left out: {error}"]
-
-
-def _not_finite(loaded: Loaded, setup: Setup, few: Batch) -> list[str]:
-    """Sites whose rows hold NaN or infinity already on the first tokens."""
-    from anisoscope.capture.hooks import Capture
-
-    bank = Bank(Plan({}))
-    sites = [site for site in setup.captured if site.kind not in ATTENTION_KINDS]
-    if sites:
-        with Capture(loaded.model, sites, bank, layout=setup.layout) as capture:
-            capture.run(few)
-    return [str(site) for site, stats in bank.sites.items() if stats.non_finite]
-
-
 def resume(work: _Pass, folder: RunFolder, key: str, plan: Any) -> None:
     """Take up what an interrupted pass had gathered, if there is any."""
     found = folder.partial(f"{key}.{work.number}", plan)
@@ -257,23 +195,14 @@ def resume(work: _Pass, folder: RunFolder, key: str, plan: Any) -> None:
     work.bank, work.done = bank, progress["batches"]
 
 
-def _sweep(
-    work: _Pass,
-    feed: Feed,
-    setup: Setup,
-    *,
-    loaded: Loaded,
-    config: ProfileConfig,
-    folder: RunFolder,
-    key: str,
-    tell: Tell,
-) -> None:
+def _sweep(work: _Pass, run: _ModelRun) -> None:
     from anisoscope.capture.hooks import Capture
 
+    config, setup = run.config, run.setup
     if not work.sites and not config.modules:
         return
     if config.save_rows and work.writer is None:
-        work.writer = RowWriter(folder.path / "rows" / key)
+        work.writer = RowWriter(run.folder.path / "rows" / run.key)
     assert work.bank is not None
     sink = Tee([work.bank, work.writer]) if work.writer is not None else work.bank
     options: dict[str, Any] = {
@@ -282,18 +211,18 @@ def _sweep(
         "pool": config.pool,
         "modules": config.modules or None,
     }
-    rest = _remaining(feed, work)
+    rest = _remaining(run.feed, work)
     first = next(rest, None)
     if first is None:  # an interrupted pass may have seen everything already
         return
-    with Capture(loaded.model, work.sites, sink, layout=setup.layout, **options) as capture:
+    with Capture(run.loaded.model, work.sites, sink, layout=setup.layout, **options) as capture:
         for seen, batch in chain([first], rest):
             with _whole(work):
                 capture.run(batch)
-            tell("forward", min(seen, config.tokens), config.tokens)
-            _save_if_due(work, folder, key)
+            run.tell("forward", min(seen, config.tokens), config.tokens)
+            _save_if_due(work, run.folder, run.key)
     setup.notes += [note for note in capture.notes if note not in setup.notes]
-    tell("forward", config.tokens, config.tokens)
+    run.tell("forward", config.tokens, config.tokens)
 
 
 @contextlib.contextmanager
@@ -321,10 +250,10 @@ def _whole(work: _Pass) -> Iterator[None]:
 
 
 def _remaining(feed: Feed, work: _Pass) -> Iterator[tuple[int, Batch]]:
-    """Tokens seen so far and the batch, for the batches that are still to do."""
+    """Rows seen so far and the batch, for the batches that are still to do."""
     seen, done = 0, work.done
     for number, batch in enumerate(feed.batches()):
-        seen += int(batch.inputs["attention_mask"].sum())
+        seen += feed.seen(batch)
         if number >= done:
             yield seen, batch
 
@@ -371,7 +300,7 @@ def counts(bank: Bank) -> dict[str, Any]:
     plain = [stats for stats in bank.sites.values() if not stats.heads] or list(bank.sites.values())
     dropped = {"non_finite": max((s.non_finite for s in plain), default=0)}
     contexts = max((sum(s.contexts.values()) for s in plain), default=0)
-    return {"rows": max(map(_rows, plain), default=0), "contexts": contexts, "dropped": dropped}
+    return {"row_count": max(map(_rows, plain), default=0), "contexts": contexts, "dropped": dropped}
 
 
 def _rows(stats: SiteStats) -> int:

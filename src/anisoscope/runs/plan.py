@@ -57,12 +57,35 @@ SHAPE = (  # the profile of seed B over depth and training: no gradients, so it 
     "attention_sharpness",
     "score_spread",
 )
+ATTENTION = (  # queries, keys and scores of seed C over training, beside the stream
+    "average_cosine",
+    "drift",
+    "mean_norm",
+    "explained_by_drift",
+    "qk_cosine",
+    "attention_entropy",
+    "attention_sharpness",
+    "attention_max",
+    "first_key_mass",
+    "score_spread",
+)
 GEOMETRY = {  # spectra cost an eigenvalue problem per layer and fold, so only the dearest preset has them
     "light": ("average_cosine",),
     "standard": ("average_cosine", "drift", "mean_norm"),
     "full": ("average_cosine", "drift", "mean_norm", "svd_ratio", "participation_ratio", "effective_rank", "two_nn"),
     "shape": SHAPE,
+    "attention": ATTENTION,
 }
+_MORE_SITES = {"attention": ("query_unrotated", "key_unrotated")}
+
+
+def more_sites(metrics: str | Sequence[str]) -> tuple[str, ...]:
+    """Kinds of sites that a preset looks at beyond the default ones, where a model has them.
+
+    >>> more_sites("attention"), more_sites("shape")
+    (('query_unrotated', 'key_unrotated'), ())
+    """
+    return _MORE_SITES.get(metrics, ()) if isinstance(metrics, str) else ()
 
 
 def geometry(preset: str) -> list[Request]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,8 @@ from anisoscope.runs.passes import counts, left_out, run_model, save_arrays
 from anisoscope.runs.store import RunFolder, slug
 from anisoscope.runs.table import Table
 
+LEAST_SECONDS = 0.1
+LONGEST = 100  # letters of a model in the names of its files, which have a limit of their own
 _POOLS = ("none", "mean", "cls", "last")
 _LEAST = {"tokens": 2, "context": 2, "batch_size": 1, "sample_size": 32, "attention_rows": 0, "memory_mb": 1, "seed": 0}
 
@@ -35,6 +38,7 @@ class ProfileConfig:
     data: str = "embedded"
     tokens: int = 65_536
     context: int | None = None
+    seconds: float | None = None  # of a context of speech
     batch_size: int = 8
     sites: tuple[str, ...] = ()
     layers: tuple[int, ...] = ()
@@ -63,6 +67,7 @@ class ProfileConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise AnisoscopeError(f"{name} is {value}; expected at least {least}.")
+        check_seconds(self.seconds)
         if self.seed >= 1 << 63:
             raise AnisoscopeError(f"seed is {self.seed}; expected less than 2**63.")
         if self.pool not in _POOLS:
@@ -72,6 +77,12 @@ class ProfileConfig:
         check_kinds(list(self.sites))
         check_options(parse_requests(self.metrics))
         choose_dtype(self.dtype, choose_device(self.device))
+
+
+def check_seconds(seconds: float | None) -> None:
+    """Refuse contexts of speech that no frame fits into."""
+    if seconds is not None and not LEAST_SECONDS <= seconds < math.inf:
+        raise AnisoscopeError(f"seconds is {seconds:g}; expected at least {LEAST_SECONDS:g}.")
 
 
 def check_options(requests: Sequence[Request]) -> None:
@@ -111,7 +122,7 @@ class Profiler:
         self._begin()
         try:
             for number, spec in enumerate(self.config.models):
-                self._model(f"{number}-{slug(spec)}", spec, requests)
+                self._model(f"{number}-{slug(spec)[:LONGEST]}", spec, requests)
         except BaseException as error:
             self._finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
             raise
@@ -216,11 +227,6 @@ class Profiler:
             device_map=c.device_map,
         )
         self._tell("load", 1, 1)
-        if loaded.main_input != "input_ids":
-            raise AnisoscopeError(
-                f"{spec!r} reads {loaded.main_input}, not token ids; `profile` takes text models "
-                "(anisoscope.measure takes any batches)."
-            )
         setup = prepare(
             loaded.model, requests, sites=c.sites or None, layers=c.layers or None, modules=c.modules or None
         )

@@ -313,8 +313,8 @@ def refuse_textless(loaded: Any, spec: str) -> None:
     """A model that reads no text."""
     if loaded.main_input != "input_ids":
         raise AnisoscopeError(
-            f"{spec!r} reads {loaded.main_input}, not token ids; `tangent` and `sweep` take text models (a Monitor in "
-            "your own loop takes any model)."
+            f"{spec!r} reads {loaded.main_input}, not token ids; `tangent` takes text models (`profile`, `sweep` and a "
+            "Monitor in your own loop take any model)."
         )
 
 

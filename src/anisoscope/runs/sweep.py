@@ -22,6 +22,7 @@ from anisoscope.capture.checkpoints import HEADLESS
 from anisoscope.capture.downloads import Downloads
 from anisoscope.capture.sources import parse_model
 from anisoscope.errors import AnisoscopeError
+from anisoscope.runs.checking import modality_words, other_reading, reading_fingerprint
 from anisoscope.runs.integrity import (
     MISSING,
     NON_FINITE,
@@ -53,7 +54,6 @@ from anisoscope.runs.series import (
     recorded_step,
     refuse_textless,
     stamp,
-    tokenizer_fingerprint,
 )
 from anisoscope.runs.store import RunFolder, replace_file
 from anisoscope.runs.sweep_checkpoint import Examiner
@@ -243,9 +243,10 @@ class Sweeper:
         self.entries[key] = entry
         if loaded is None:
             return
-        refuse_textless(loaded, checkpoint.spec)
-        if not self.config.series and not has_loss(loaded.model):
-            raise lossless(loaded, checkpoint.spec)
+        if not self.config.series:
+            refuse_textless(loaded, checkpoint.spec)
+            if not has_loss(loaded.model):
+                raise lossless(loaded, checkpoint.spec)
         finite = is_finite(loaded.model)
         entry["flags"] = self._wrong(checkpoint, loaded.fingerprint, entry, finite=finite)
         readable = self._same_words(loaded, checkpoint, entry)
@@ -292,14 +293,11 @@ class Sweeper:
         return out
 
     def _same_words(self, loaded: Any, checkpoint: Checkpoint, entry: Entry) -> bool:
-        mine = tokenizer_fingerprint(loaded.tokenizer)
+        mine = reading_fingerprint(loaded)
         self.words = self.words or (mine, checkpoint.label)
         if mine == self.words[0]:
             return True
-        entry["flags"].append(
-            f"another tokenizer than {self.words[1]}, so its tokens are not the same and it was not measured; "
-            "name one for the whole series with --tokenizer"
-        )
+        entry["flags"].append(other_reading(loaded, self.words[1]))
         return False
 
     def _measure(self, loaded: Any, step: int | None) -> list[dict[str, Any]]:
@@ -315,6 +313,7 @@ class Sweeper:
         kind = "encoder-decoder" if loaded.is_encoder_decoder else "decoder" if loaded.is_decoder else "encoder"
         described = {"name": name, "type": kind, "parameters": loaded.parameters, "notes": loaded.notes}
         described |= {"architecture": type(loaded.model).__name__, "revision": loaded.revision}
+        described |= modality_words(loaded)
         entry |= {"fingerprint": loaded.fingerprint, "device": str(loaded.device)}
         entry["described"] = described | {"fingerprint": loaded.fingerprint}
         notes = [*loaded.notes, *(self.found.notes if self.found is not None else [])]

@@ -20,12 +20,12 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.metric import Request
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.runs.bank import Bank
-from anisoscope.runs.feed import Feed, context_length
+from anisoscope.runs.checking import check_sites, plan_passes
+from anisoscope.runs.feed import Feed, make_feed
 from anisoscope.runs.instruments import Instruments, make_probe
 from anisoscope.runs.measure import Setup, evaluate_bank, feed_tables, make_plan, prepare
-from anisoscope.runs.monitor import KINDS
-from anisoscope.runs.passes import check_sites, plan_passes
-from anisoscope.runs.plan import TangentPlan
+from anisoscope.runs.monitor import stream_kinds
+from anisoscope.runs.plan import TangentPlan, more_sites
 from anisoscope.runs.probe import Probe
 from anisoscope.runs.rowmap import Both, RowMap, beside, write_map
 from anisoscope.runs.series import has_loss
@@ -33,6 +33,8 @@ from anisoscope.runs.sweep_config import SweepConfig
 from anisoscope.runs.tables import EmbeddingWatch
 from anisoscope.runs.tangent import TangentStudy
 
+HEADLESS = "it has no language-model head, so no loss: its gradients were left out"
+TEXTLESS = "it reads no text, so the loss of a text is not its own: its gradients were left out"
 COUNTED = 2_000_000  # tokens of the data that frequencies are counted on
 Records = list[dict[str, Any]]
 Tell = Callable[[str, int, int], None]
@@ -63,21 +65,21 @@ class Examiner:
 
     def measure(self, loaded: Any, step: int | None, *, late: bool, tell: Tell) -> Found:
         """Everything asked for of one model; `late` ones come after later ones and are compared with none before."""
-        config, found = feed_config(self.config), Found()
-        feed = Feed(loaded, config, context_length(loaded, config))
+        found, feed = Found(), make_feed(loaded, feed_config(self.config), tell=tell)
         plan, requests = self.config.measured
-        if plan is not None and has_loss(loaded.model):
+        if plan is not None and loaded.reads_text and has_loss(loaded.model):
             with self._apart(loaded, late=late):
                 self._gradients(loaded, step, feed, plan, requests, found, tell=tell)
         else:
             if plan is not None:
-                found.notes.append("it has no language-model head, so no loss: its gradients were left out")
-            if self.row_map is not None:  # its rows are coloured by frequency
+                found.notes.append(HEADLESS if loaded.reads_text else TEXTLESS)
+            if self.row_map is not None and loaded.reads_text:  # its rows are coloured by frequency
                 self._count(loaded, feed, found)
             self._geometry(loaded, feed, requests, found, masked=plan is not None, tell=tell)
             found.records = [{**row, "step": step} for row in found.records]
             found.records += self._loss(loaded, step, feed, found)
         found.data = feed.about()
+        found.notes += [note for note in feed.notes() if note not in found.notes]
         if self.row_map is not None:
             self.row_map.close(step or 0, tokenizer=loaded.tokenizer)
         return found
@@ -183,7 +185,8 @@ class Examiner:
     def _setup(self, loaded: Any, layout: Layout, requests: list[Request]) -> Setup:
         c = self.config
         sites = list(c.sites) or (_stream(layout) if c.at_stream else None)
-        return prepare(loaded.model, requests, sites=sites if requests else None, layers=c.layers or None)
+        more = () if c.metrics or not requests else more_sites(c.preset)
+        return prepare(loaded.model, requests, sites=sites if requests else None, layers=c.layers or None, more=more)
 
     def _geometry(
         self, loaded: Any, feed: Feed, requests: list[Request], found: Found, *, masked: bool, tell: Tell
@@ -194,10 +197,10 @@ class Examiner:
         c, model = self.config, loaded.model
         setup = self._setup(loaded, find_layout(model), requests)
         entry: dict[str, Any] = {"notes": []}
-        check_sites(loaded, setup, feed, entry)
+        shapes = check_sites(loaded, setup, feed, entry)
         sizes: dict[str, Any] = {"sample_size": feed.config.sample_size, "attention_rows": feed.config.attention_rows}
         plan = make_plan(requests, setup.kinds, seed=c.seed, halves=c.halves, **sizes)
-        groups, _ = plan_passes(loaded, setup, plan, config=feed.config, length=feed.length)
+        groups, _ = plan_passes(loaded, setup, plan, feed=feed, shapes=shapes)
         for number, sites in enumerate(groups):
             bank = Bank(plan)
             if sites:
@@ -211,8 +214,8 @@ class Examiner:
         found.notes += [*entry["notes"], *setup.notes]
 
     def _seen(self, loaded: Any, feed: Feed, *, masked: bool, tell: Tell) -> Iterator[Any]:
-        """The text as it is; masked beside masked language models whose gradients are taken, to be like theirs."""
-        seen, mask = 0, masked and not loaded.predicts_next
+        """The data as it is; text masked beside masked language models whose gradients are taken, to be like theirs."""
+        seen, mask = 0, masked and loaded.reads_text and not loaded.predicts_next
         mask = mask and getattr(loaded.tokenizer, "mask_token_id", None) is not None
         for batch in feed.batches():
             shown: Any = batch
@@ -220,12 +223,12 @@ class Examiner:
                 inputs = labelled_batch(loaded, batch, seed=self.config.seed)
                 shown = Batch({k: v for k, v in inputs.items() if k != "labels"}, batch.special, batch.groups)
             yield shown
-            seen += int(batch.inputs["attention_mask"].sum())
+            seen += feed.seen(batch)
             tell("forward", min(seen, self.config.tokens), self.config.tokens)
 
     def _loss(self, loaded: Any, step: int | None, feed: Feed, found: Found) -> Records:
         """The loss over the same text, where the model has a head for it."""
-        if not has_loss(loaded.model):
+        if not loaded.reads_text or not has_loss(loaded.model):
             return []
         try:
             batches = [labelled_batch(loaded, batch, seed=self.config.seed) for batch in feed.batches()]
@@ -285,7 +288,7 @@ class Examiner:
 
 
 def _stream(layout: Layout) -> list[str]:
-    return [kind for kind in KINDS if kind in layout.kinds]
+    return stream_kinds(layout)
 
 
 def _deep(row: dict[str, Any], depths: dict[str, int]) -> dict[str, Any]:
@@ -308,5 +311,5 @@ def feed_config(config: SweepConfig) -> Any:
     """What the feed and the passes of a profile read, from here."""
     from anisoscope.runs.profile import ProfileConfig
 
-    names = ("data", "tokens", "context", "batch_size", "text_field", "seed", "sites", "halves")
+    names = ("data", "tokens", "context", "seconds", "batch_size", "text_field", "seed", "sites", "halves")
     return ProfileConfig(models=config.models, **{name: getattr(config, name) for name in names})

@@ -21,7 +21,7 @@ class SweepConfig:
     """What to look at, and with what; a tangent study of one model is a sweep of one.
 
     `metrics` are exactly what is measured, without gradients unless `tangent` is among them; left out, the preset
-    decides: light, standard and full take gradients, shape does not.
+    decides: light, standard and full take gradients, shape and attention do not.
     """
 
     model: str
@@ -34,6 +34,7 @@ class SweepConfig:
     text_field: str = "text"
     tokens: int = 32_768
     context: int | None = None
+    seconds: float | None = None  # of a context of speech
     batch_size: int = 8
     preset: str = "standard"
     metrics: tuple[str, ...] = ()
@@ -52,11 +53,14 @@ class SweepConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        from anisoscope.runs.profile import check_seconds
+
         if self.preset not in GEOMETRY:
             raise unknown_name("preset", self.preset, GEOMETRY)
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected at least {least}.")
+        check_seconds(self.seconds)
         choose_dtype(self.dtype, choose_device(self.device))
         check_kinds(list(self.sites))
         self._check_measured()

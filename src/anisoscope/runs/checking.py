@@ -1,0 +1,151 @@
+"""What is known of a model before it is measured: its description, proof of its sites, the memory they will take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anisoscope.capture.modality import modalities_of, row_words
+from anisoscope.capture.processors import processor_fingerprint
+from anisoscope.capture.rows import Batch
+from anisoscope.capture.sites import Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.runs import memory
+from anisoscope.runs.bank import Bank, Plan
+from anisoscope.runs.feed import Feed, forward_failed
+from anisoscope.runs.measure import ATTENTION_KINDS, Setup
+from anisoscope.runs.series import tokenizer_fingerprint
+
+if TYPE_CHECKING:
+    from anisoscope.capture.loading import Loaded
+
+Shapes = dict[Site, memory.Shape]
+
+
+def describe(loaded: Loaded, setup: Setup, key: str) -> dict[str, Any]:
+    """The model's entry in run.json."""
+    kind = "encoder-decoder" if loaded.is_encoder_decoder else "decoder" if loaded.is_decoder else "encoder"
+    stacks = list(setup.depths) or ["single"]
+    return {
+        "key": key,
+        "name": loaded.name,
+        "revision": loaded.revision,
+        "fingerprint": loaded.fingerprint,
+        "parameters": loaded.parameters,
+        "architecture": type(loaded.model).__name__,
+        "type": kind,
+        **modality_words(loaded, stacks),
+        "row_count": 0,  # until a pass was finished
+        "layers": setup.depth("single"),
+        "width": _size(loaded, "hidden_size", 0),
+        "stacks": stacks,
+        "sites": setup.kinds,
+        "device": str(loaded.device),
+        "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
+        "notes": [*loaded.notes, *setup.notes],
+    }
+
+
+def modality_words(loaded: Loaded, stacks: list[str] | None = None) -> dict[str, Any]:
+    """What each stack of a model reads, and what a row of it is."""
+    known = stacks or (["encoder", "decoder"] if loaded.is_encoder_decoder else ["single"])
+    modalities = modalities_of(loaded.model, known, loaded.tokenizer)
+    return {"modality": modalities, "rows": row_words(modalities)}
+
+
+def reading_fingerprint(loaded: Loaded) -> str:
+    """What tells how a model reads its data: its tokenizer, or its processor of sounds or pictures."""
+    return tokenizer_fingerprint(loaded.tokenizer) if loaded.reads_text else processor_fingerprint(loaded.processor)
+
+
+def other_reading(loaded: Loaded, first: str) -> str:
+    """The flag of a checkpoint that reads the data in another way than the first of its series."""
+    if loaded.reads_text:
+        return (
+            f"another tokenizer than {first}, so its tokens are not the same and it was not measured; name one for the "
+            "whole series with --tokenizer"
+        )
+    return (
+        f"another processor than {first}, so its inputs are not the same and it was not measured; give all checkpoints "
+        "the same preprocessor_config.json"
+    )
+
+
+def _size(loaded: Loaded, name: str, default: int) -> int:
+    value = getattr(getattr(loaded.model, "config", None), name, None)
+    return value if isinstance(value, int) else default
+
+
+def plan_passes(
+    loaded: Loaded, setup: Setup, plan: Plan, *, feed: Feed, shapes: Shapes
+) -> tuple[list[list[Site]], int]:
+    """The sites of each pass, and the memory that a run will take at most."""
+    config = feed.config
+    bank = memory.bank_bytes(setup.captured, shapes, plan, rows=config.tokens)
+    length = feed.length if loaded.reads_text else None
+    heads = _size(loaded, "num_attention_heads", 1)
+    activations = memory.activation_bytes(shapes.values(), config.batch_size, length=length, heads=heads)
+    budget = config.memory_mb * memory.MIB if config.memory_mb else memory.available() // 2
+    groups = memory.passes(setup.captured, bank, budget) or [[]]
+    return groups, memory.run_bytes(bank // len(groups), activations)
+
+
+def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: dict[str, Any]) -> Shapes:
+    """Verify the sites numerically on a few rows before anything is measured; the shapes of what they will give."""
+    from anisoscope.capture.verify import verify
+
+    if not setup.captured:
+        return {}
+    try:
+        batch = next(feed.batches(), None)
+        if batch is None:
+            raise AnisoscopeError(f"no context could be cut from {feed.config.data!r}; give more text.")
+        few = feed.few(batch)
+        try:
+            entry["notes"] += verify(loaded.model, setup.layout, few, kinds=setup.kinds)
+        except AnisoscopeError as error:
+            entry["notes"] += _after_refusal(error, loaded, setup, few, named=bool(feed.config.sites))
+    except (RuntimeError, ValueError, TypeError, LookupError) as error:
+        raise forward_failed(error, loaded) from error
+    return _shapes(loaded, setup, few)
+
+
+def _shapes(loaded: Loaded, setup: Setup, few: Batch) -> Shapes:
+    """The shapes of what the sites give, from one more pass over the few rows that they were verified on."""
+    from anisoscope.capture.arguments import evaluating, forward
+    from anisoscope.capture.hooks import Capture
+
+    found = memory.ShapeReader()
+    watched = Capture(loaded.model, setup.captured, found, layout=setup.layout)
+    with evaluating(loaded.model), torch.inference_mode(), watched:
+        forward(loaded.model, few.inputs)
+    return found.shapes
+
+
+def _after_refusal(error: AnisoscopeError, loaded: Loaded, setup: Setup, few: Batch, *, named: bool) -> list[str]:
+    """Notes on what could not be verified where the rest can still be measured; else the refusal itself."""
+    from anisoscope.capture.verify import verify
+
+    bad = _not_finite(loaded, setup, few)
+    if bad:  # NaN equals nothing, so nothing can be verified; the rows are counted and left out
+        return [f"activations are not finite at {', '.join(bad[:3])}{' …' if len(bad) > 3 else ''}: not verified"]
+    kinds = [kind for kind in setup.kinds if kind not in ATTENTION_KINDS]
+    if named or len(kinds) == len(setup.kinds) or not kinds:
+        raise error
+    notes = verify(loaded.model, setup.layout, few, kinds=kinds)  # the residual stream must still be right
+    setup.kinds[:] = kinds
+    setup.captured[:] = [site for site in setup.captured if site.kind in kinds]
+    return [*notes, f"query, key and scores are left out: {error}"]
+
+
+def _not_finite(loaded: Loaded, setup: Setup, few: Batch) -> list[str]:
+    """Sites whose rows hold NaN or infinity already on the first tokens."""
+    from anisoscope.capture.hooks import Capture
+
+    bank = Bank(Plan({}))
+    sites = [site for site in setup.captured if site.kind not in ATTENTION_KINDS]
+    if sites:
+        with Capture(loaded.model, sites, bank, layout=setup.layout) as capture:
+            capture.run(few)
+    return [str(site) for site, stats in bank.sites.items() if stats.non_finite]
