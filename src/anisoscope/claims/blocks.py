@@ -36,15 +36,13 @@ class Stack:
 
     def readings(self, metric: str, variant: str = "", *, group: str = "") -> Readings:
         """A metric at the blocks."""
-        found = self.run.plain(metric, variant, group=group)
-        return {
-            cell: reading
-            for cell, reading in found.items()
-            if cell.kind == self.kind and cell.layer > 0 and self.name in (None, cell.stack) and self._early(cell)
-        }
+        found = self.mine(self.run.plain(metric, variant, group=group))
+        return {cell: reading for cell, reading in found.items() if cell.kind == self.kind and cell.layer > 0}
 
-    def _early(self, cell: Cell) -> bool:
-        return self.until is None or cell.step is None or cell.step <= self.until
+    def mine(self, readings: Readings) -> Readings:
+        """Those of this stack, whatever their kind, with nothing after the step that ends it."""
+        found = {cell: reading for cell, reading in readings.items() if self.name in (None, cell.stack)}
+        return {c: r for c, r in found.items() if self.until is None or c.step is None or c.step <= self.until}
 
     def needed(self, metric: str, variant: str = "", *, group: str = "", how: str = "") -> Readings:
         found = self.readings(metric, variant, group=group)
@@ -71,7 +69,7 @@ def stack_claim(name: str, **declaration: Any) -> Callable[[Callable[[Stack], Fi
 
     def declare(function: Callable[[Stack], Finding]) -> Claim:
         def every_stack(study: Study) -> dict[str, Finding]:
-            return {n: _judged(function, stack, margin=declaration["margin"]) for n, stack in stacks(study).items()}
+            return {n: judged(function, stack, margin=declaration["margin"]) for n, stack in stacks(study).items()}
 
         every_stack.__doc__, every_stack.__module__ = function.__doc__, function.__module__
         return claim(name, **declaration)(every_stack)
@@ -79,10 +77,10 @@ def stack_claim(name: str, **declaration: Any) -> Callable[[Callable[[Stack], Fi
     return declare
 
 
-def _judged(function: Callable[[Stack], Finding], stack: Stack, *, margin: float) -> Finding:
+def judged(function: Callable[[Stack], Finding], stack: Stack, *, margin: float) -> Finding:
     """A finding that can be asked for again with nothing after some step."""
     finding = attempt(function, stack, margin=margin)
-    return replace(finding, until=lambda step: _judged(function, replace(stack, until=step), margin=margin))
+    return replace(finding, until=lambda step: judged(function, replace(stack, until=step), margin=margin))
 
 
 def last_step(readings: Iterable[Cell]) -> int | None:

@@ -27,7 +27,22 @@ from anisoscope.errors import unknown_name
 from anisoscope.runs.table import Table
 
 # in the order in which a reader meets them
-_FILES = ("tangent", "training", "frequency", "comparison", "shape", "phases", "clusters", "estimators", "ablation")
+_FILES = (
+    "tangent",
+    "training",
+    "frequency",
+    "comparison",
+    "shape",
+    "phases",
+    "clusters",
+    "estimators",
+    "ablation",
+    "modalities",
+    "drift",
+    "attention",
+    "untrained",
+    "sharpness",
+)
 _REGISTRY: dict[str, Claim] = {}
 _NUMBERS = ("effect", "low", "high", "p", "margin")
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
-
-import numpy as np
 
 from anisoscope.claims.blocks import FEWEST_BLOCKS, Stack, at_step, curve_records, last_step, stack_claim
+from anisoscope.claims.correlation import rank_correlation
 from anisoscope.claims.curve import Curve
 from anisoscope.claims.evidence import Missing, NotHere, Readings
 from anisoscope.claims.part import Finding, Part, Parts, Status, outcome, span
@@ -50,28 +48,6 @@ def estimators_agree(stack: Stack) -> Finding:
 
 def _at(readings: Readings, step: int | None, layer: int) -> Quantity:
     return next(r.quantity for c, r in readings.items() if (c.step, c.layer) == (step, layer))
-
-
-def rank_correlation(one: Sequence[float], two: Sequence[float]) -> float:
-    """Spearman's correlation; ties share their mean rank, and a constant profile has none.
-
-    >>> round(rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]), 3)
-    0.8
-    """
-    ranks = [_ranks(np.asarray(values, dtype=float)) for values in (one, two)]
-    spreads = [float(rank.std()) for rank in ranks]
-    if not all(spreads) or not all(np.isfinite(rank).all() for rank in ranks):
-        return math.nan
-    product = (ranks[0] - ranks[0].mean()) * (ranks[1] - ranks[1].mean())
-    return float(product.mean()) / (spreads[0] * spreads[1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    if not np.isfinite(values).all():
-        return np.full(len(values), math.nan)
-    below = (values[None, :] < values[:, None]).sum(1)
-    equal = (values[None, :] == values[:, None]).sum(1)
-    return below + (equal - 1) / 2
 
 
 def _sentence(parts: Parts, status: Status, part: Part, *, blocks: int, when: str) -> str:

@@ -6,10 +6,11 @@ metric, variant, group); a series is turned into readings when it is first asked
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anisoscope.claims.quantity import Quantity
-from anisoscope.claims.roles import model_roles
+from anisoscope.claims.roles import model_entries, model_roles
 from anisoscope.claims.seeds import repeats
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.table import Table, variant_name
@@ -26,6 +27,7 @@ from anisoscope.runs.table import Table, variant_name
 SERIES = ("model", "seed", "metric", "variant", "group")
 T = TypeVar("T")
 _NUMBERS = ("value", "low", "high", "sd", "n", "contexts", "depth")
+_BLOCKS = ("resid", "stage", "query", "scores")  # a stack that has one of these has blocks
 
 
 MEASURE = "the monitor's preset 'full' measures it"
@@ -43,22 +45,24 @@ class NotHere(Missing):
 
 
 class Cell(NamedTuple):
-    """One site at one step."""
+    """One site at one step, and one of its heads where the rows are those of single heads."""
 
     step: int | None
     stack: str
     layer: int
     kind: str
+    head: int | None = None
 
     @property
     def site(self) -> tuple[str, int, str]:
         return self.stack, self.layer, self.kind
 
-    def order(self) -> tuple[int, str, int, str]:
-        return -1 if self.step is None else self.step, self.stack, self.layer, self.kind
+    def order(self) -> tuple[int, str, int, str, int]:
+        head = -1 if self.head is None else self.head
+        return -1 if self.step is None else self.step, self.stack, self.layer, self.kind, head
 
     def record(self) -> dict[str, Any]:
-        return self._asdict()
+        return {name: value for name, value in self._asdict().items() if name != "head" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -83,19 +87,26 @@ Readings = dict[Cell, Reading]
 
 
 class Index:
-    """The rows of a table by series."""
+    """The rows of a table by series: those of whole sites, or (`heads`) those of single heads."""
 
-    def __init__(self, table: Table, metrics: Iterable[str]) -> None:
-        wanted = pc.is_in(table.arrow["metric"], value_set=pa.array(sorted(metrics), type=pa.string()))
+    def __init__(self, table: Table, metrics: Iterable[str], *, heads: bool = False) -> None:
+        self.table, self.metrics = table, tuple(metrics)
+        wanted = pc.is_in(table.arrow["metric"], value_set=pa.array(sorted(self.metrics), type=pa.string()))
         # heads and the training log belong to no site of the stream
-        wanted = pc.and_(wanted, pc.and_(pc.is_null(table.arrow["head"]), pc.is_valid(table.arrow["layer"])))
+        mine = pc.is_valid(table.arrow["head"]) if heads else pc.is_null(table.arrow["head"])
+        wanted = pc.and_(wanted, pc.and_(mine, pc.is_valid(table.arrow["layer"])))
         self.arrow = table.arrow.filter(wanted).combine_chunks()
         self.order, self.slices = _sorted_series(self.arrow)
         self.columns = {name: _floats(self.arrow[name]) for name in _NUMBERS}
-        self.steps, self.layers = (_floats(self.arrow[name]) for name in ("step", "layer"))
+        self.steps, self.layers, self.heads = (_floats(self.arrow[name]) for name in ("step", "layer", "head"))
         self.words = {name: _words(self.arrow[name]) for name in ("stack", "kind", "note")}
         self.flat, self.offsets = _lists(self.arrow["replicates"])
         self.stacks = _stacks(self.arrow)
+
+    @functools.cached_property
+    def by_head(self) -> Index:
+        """The rows of single heads, sorted when a claim first asks for one."""
+        return Index(self.table, self.metrics, heads=True)
 
     def readings(self, series: tuple[Any, ...]) -> Readings:
         """The readings of a series that have a number, by cell."""
@@ -114,9 +125,9 @@ class Index:
         return dict(sorted(found.items(), key=lambda item: item[0].order()))
 
     def _cell(self, i: int) -> Cell:
-        step = self.steps[i]
+        step, head = (None if math.isnan(column[i]) else int(column[i]) for column in (self.steps, self.heads))
         place = {name: words[codes[i]] for name, (codes, words) in self.words.items() if name != "note"}
-        return Cell(None if math.isnan(step) else int(step), place["stack"], int(self.layers[i]), place["kind"])
+        return Cell(step, place["stack"], int(self.layers[i]), place["kind"], head)
 
     def _reading(self, i: int) -> Reading:
         numbers = {name: float(column[i]) for name, column in self.columns.items()}
@@ -129,7 +140,7 @@ class Index:
 
 def _stacks(arrow: pa.Table) -> dict[str, list[str]]:
     """For each model the stacks that have blocks."""
-    blocks = arrow.filter(pc.equal(arrow["kind"], "resid")).select(["model", "stack"])
+    blocks = arrow.filter(pc.is_in(arrow["kind"], value_set=pa.array(_BLOCKS))).select(["model", "stack"])
     found: dict[str, list[str]] = {}
     for pair in blocks.group_by(["model", "stack"]).aggregate([]).to_pylist():
         found.setdefault(pair["model"], []).append(pair["stack"] or "")
@@ -206,6 +217,7 @@ class Run:
     settings: Settings
     again: tuple[int, ...] = ()  # seeds under which the same run was measured again
     role: str = ""  # encoder | decoder | encoder-decoder | neither; "" where it is not known
+    entry: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # of the model in run.json
     _seen: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def readings(self, metric: str, group: str = "", **options: Any) -> Readings:
@@ -215,12 +227,16 @@ class Run:
     def plain(self, metric: str, variant: str, *, group: str = "") -> Readings:
         """Any metric by cell, its variant written out."""
         key = (metric, variant, group)
+        return self.once(key, lambda: self._found(self.index, key))
 
-        def find() -> Readings:
-            found = self.index.readings((self.model, self.seed, *key))
-            return found or self.index.readings((self.model, None, *key))  # rows that name no seed
+    def heads(self, metric: str, variant: str = "") -> Readings:
+        """The same for every head by itself."""
+        key = (metric, variant, "")
+        return self.once(("heads", *key), lambda: self._found(self.index.by_head, key))
 
-        return self.once(key, find)
+    def _found(self, index: Index, key: tuple[str, str, str]) -> Readings:
+        found = index.readings((self.model, self.seed, *key))
+        return found or index.readings((self.model, None, *key))  # rows that name no seed
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
         """What several claims ask for is computed once."""
@@ -265,7 +281,7 @@ Study = dict[str, Run]  # the models of one seed, by name
 def studies(table: Table, metrics: Iterable[str], *, proxy: str, rank: int | None, fit: str) -> list[Study]:
     """The runs of a table, one study for each seed, without runs that were measured again under another seed."""
     index = Index(table, metrics)
-    roles = model_roles(table)
+    roles, entries = model_roles(table), model_entries(table)
     ranks = most_common_ranks(table)  # models of other widths have other ranks
 
     def settings(model: str) -> Settings:
@@ -275,11 +291,13 @@ def studies(table: Table, metrics: Iterable[str], *, proxy: str, rank: int | Non
     for model, seed, *_ in index.slices:
         seeds.setdefault(model, set()).update(() if seed is None else (seed,))
     kept = repeats(table, {model: sorted(found) for model, found in seeds.items()})
+
+    def run(model: str, seed: int | None) -> Run:
+        again = tuple(kept[model].get(seed, ()))  # type: ignore[arg-type]
+        return Run(index, model, seed, settings(model), again, roles.get(model, ""), entries.get(model, {}))
+
     return [
-        {
-            model: Run(index, model, seed, settings(model), tuple(kept[model].get(seed, ())), roles.get(model, ""))
-            for model, seed in study.items()
-        }
+        {model: run(model, seed) for model, seed in study.items()}
         for study in _aligned({model: list(found) or [None] for model, found in kept.items()})
     ]
 

@@ -147,7 +147,7 @@ def no_effect_p(effect: Quantity) -> float:
     return t_tail(effect.value, error, degrees=len(live) - 1)
 
 
-def t_tail(value: float, error: float, *, degrees: int) -> float:
+def t_tail(value: float, error: float, *, degrees: float) -> float:
     """P(T ≥ value / error) for Student's t.
 
     >>> t_tail(0.0, 1.0, degrees=7)

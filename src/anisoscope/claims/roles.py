@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anisoscope.runs.table import Table
 
@@ -29,6 +29,15 @@ def arm_of(model: str) -> Arm | None:
     """
     found = _ARM.match(model)
     return Arm(found["name"], found["size"]) if found else None
+
+
+def model_entries(table: Table) -> dict[str, dict[str, Any]]:
+    """What run.json says of each model; of several runs of one, whatever any of them says."""
+    found: dict[str, dict[str, Any]] = {}
+    for entry in table.about.get("models") or ():
+        name = str(entry.get("name"))
+        found[name] = {**entry, **found.get(name, {})}
+    return found
 
 
 def model_roles(table: Table) -> dict[str, str]:

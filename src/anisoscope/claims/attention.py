@@ -1,0 +1,260 @@
+"""Claims about queries and keys over training: they drift in parallel, and attention becomes sharper.
+
+Notation
+    ρ      Spearman's correlation of a number with the training step, in each layer; the mean over layers is told
+    |c|    |cos(mean q, mean k)| of a head, mean over the heads of a layer
+    d      width of a head; two random directions have |cos| = √(2/(πd)) on average
+The number of a layer is the mean over its heads. Intervals are the jackknife over context folds: they know the
+contexts, not the course of another training. Steps of one run follow from each other, so that no p is given: ρ
+describes this run.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from anisoscope.claims.blocks import Stack, series_of, shared_steps, stack_claim
+from anisoscope.claims.controls import step_records
+from anisoscope.claims.correlation import rank_correlation
+from anisoscope.claims.evidence import Cell, Missing, NotHere, Reading, Readings
+from anisoscope.claims.part import Finding, Part, Parts, Status, figure, outcome, span
+from anisoscope.claims.quantity import Quantity, combine, mean
+from anisoscope.claims.streams import SOURCE
+
+TREND_MARGIN = 0.5
+FEWEST_STEPS = 5  # fewer are in order by chance too often
+_QUERY, _KEY, _ALIGNED, _RANDOM = "mean query", "mean key", "alignment", "beyond random directions"
+_BEFORE = "before rotation: "
+_HOW = "sweep or watch a training with --preset attention"
+Course = dict[Cell, Quantity]
+
+
+@stack_claim(
+    "queries_and_keys_drift_together",
+    statement="Over training the mean query and the mean key grow and turn parallel or opposite to each other.",
+    source=SOURCE,
+    metrics=("qk_cosine", "drift"),
+    margin=TREND_MARGIN,
+)
+def queries_and_keys_drift_together(stack: Stack) -> Finding:
+    """Spearman's correlation with the step of ‖mean q‖, of ‖mean k‖ and of |cos(mean q, mean k)|, each beyond .5.
+
+    In each layer, of the mean over its heads; the mean over layers is judged, over five steps at least. At the last
+    step |cos| must also lie beyond √(2/(πd)), the mean for random directions in the width d of a head, by more than as
+    many random directions reach by luck (1.96 of their standard errors). Queries and keys as they meet, after rotation;
+    before rotation is told beside where it was measured. Margins are ours. Steps are not independent: it describes.
+    """
+    courses = _courses(stack, "")
+    parts = _drift_parts(courses, "")
+    parts.append(_random_part(stack, courses[_ALIGNED]))
+    aspects: dict[str, tuple[str, ...]] = {"growth": (_QUERY, _KEY), "parallel": (_ALIGNED, _RANDOM)}
+    try:
+        others = _drift_parts(_courses(stack, "_unrotated"), _BEFORE)
+    except Missing:
+        others = []
+    aspects |= {"before rotation": tuple(part.name for part in others)} if others else {}
+    steps, layers = _steps(courses[_ALIGNED]), sorted({cell.layer for cell in courses[_ALIGNED]})
+    parts.append(Part.described("at the end", _level(courses[_ALIGNED], steps[-1])))
+    details: dict[str, Any] = {"step": steps[-1], "courses": {name: step_records(c) for name, c in courses.items()}}
+    details["layers"] = [{"layer": n, **{w: _trend(c, [n]).value for w, c in courses.items()}} for n in layers]
+    sentence = functools.partial(_drift_sentence, steps=len(steps), last=steps[-1])
+    return Finding((*parts, *others), sentence, details, aspects=aspects)
+
+
+def _courses(stack: Stack, suffix: str) -> dict[str, Course]:
+    """The three numbers at the steps and layers that all of them have."""
+    query, key = (_quantities(replace(stack, kind=f"{kind}{suffix}").readings("drift")) for kind in ("query", "key"))
+    aligned = _alignment(stack, f"query{suffix}")
+    for readings, words in ((query, "drift at queries"), (key, "drift at keys"), (aligned, "qk_cosine by head")):
+        if not readings:
+            raise NotHere(words, _HOW)
+    return _shared({_QUERY: query, _KEY: key, _ALIGNED: aligned})
+
+
+def _quantities(readings: Readings) -> Course:
+    return {cell: reading.quantity for cell, reading in readings.items()}
+
+
+def _alignment(stack: Stack, kind: str) -> Course:
+    """|c| of every layer and step: heads may be parallel or opposed, so the sign goes before the mean over heads.
+
+    Only heads with a number at every step count, so that the mean is always over the same ones.
+    """
+    found = {c: r for c, r in stack.mine(stack.run.heads("qk_cosine")).items() if c.kind == kind and c.layer > 0}
+    steps = {cell.step for cell in found}
+    groups: dict[tuple[int, int | None], list[Cell]] = {}
+    for cell in found:
+        groups.setdefault((cell.layer, cell.head), []).append(cell)
+    whole = [cell for cells in groups.values() if len(cells) == len(steps) for cell in cells]
+    heads: dict[Cell, list[Quantity]] = {}
+    for cell in whole:
+        heads.setdefault(cell._replace(head=None), []).append(found[cell].quantity)
+    return {cell: combine(parts, lambda values: sum(map(abs, values)) / len(values)) for cell, parts in heads.items()}
+
+
+def _shared(courses: Mapping[str, Course]) -> dict[str, Course]:
+    """The courses at the steps and layers that all have; refused with fewer than five steps."""
+    given = [{cell: _reading(q) for cell, q in course.items()} for course in courses.values()]
+    series_of(given[0], fewest=FEWEST_STEPS)
+    layers, steps = shared_steps(given)
+    if len(steps) < FEWEST_STEPS:
+        raise Missing(f"{FEWEST_STEPS} steps with a number at the same layers", f"there are {len(steps)}")
+    kept = {(layer, step) for layer in layers for step in steps}
+    return {name: {c: q for c, q in course.items() if (c.layer, c.step) in kept} for name, course in courses.items()}
+
+
+def _reading(quantity: Quantity) -> Reading:
+    return Reading(quantity, math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, "")
+
+
+def _steps(course: Course) -> list[int]:
+    return sorted({cell.step for cell in course if cell.step is not None})
+
+
+def _level(course: Course, step: int) -> Quantity:
+    return mean([quantity for cell, quantity in course.items() if cell.step == step])
+
+
+def _trend(course: Course, layers: Sequence[int] | None = None) -> Quantity:
+    """ρ, mean over layers, with its leave-one-fold-out values; without folds it has no interval."""
+    chosen = sorted({cell.layer for cell in course} if layers is None else layers)
+    rows = [sorted((cell for cell in course if cell.layer == layer), key=Cell.order) for layer in chosen]
+    cells = [cell for row in rows for cell in row]
+    times = [[float(cell.step or 0) for cell in row] for row in rows]
+
+    def statistic(values: Sequence[float]) -> float:
+        rest = iter(values)
+        found = [rank_correlation(time, [next(rest) for _ in time]) for time in times]
+        return sum(found) / len(found)
+
+    parts = [course[cell] for cell in cells]
+    counts = {len(part.folds) for part in parts}
+    if len(counts) > 1 or 0 in counts:  # a half-width cannot be carried through ranks
+        return Quantity(statistic([part.value for part in parts]))
+    return combine(parts, statistic)
+
+
+def _trend_part(name: str, course: Course, *, falls: bool = False, needed: bool = True) -> Part:
+    trend = -_trend(course) if falls else _trend(course)
+    more = {} if math.isfinite(trend.value) else {"reason": f"the {name} is the same at every step of a layer"}
+    return Part.of(name, trend, margin=TREND_MARGIN, p=math.nan, needed=needed, **more)
+
+
+def _drift_parts(courses: Mapping[str, Course], prefix: str) -> list[Part]:
+    return [_trend_part(f"{prefix}{name}", course, needed=not prefix) for name, course in courses.items()]
+
+
+def _random_part(stack: Stack, course: Course) -> Part:
+    """|c| at the last step minus what random directions have; the margin is what they reach by luck."""
+    last = _steps(course)[-1]
+    heads = {(c.layer, c.head) for c in stack.mine(stack.run.heads("qk_cosine")) if (c.step, c.kind) == (last, "query")}
+    width = _head_width(stack, len({head for _, head in heads}))
+    if width is None:
+        reason = "the width of a head is not known, so that it cannot be told from random directions"
+        return Part.absent(_RANDOM, reason, margin=TREND_MARGIN)
+    luck = 1.96 * math.sqrt((1 - 2 / math.pi) / width / len(heads))
+    level = _level(course, last) - Quantity.constant(random_cosine(width))
+    return Part.of(_RANDOM, level, margin=luck, p=math.nan, guard=True)
+
+
+def random_cosine(width: int) -> float:
+    """The mean |cos| of two random directions, √(2/(πd)).
+
+    >>> round(random_cosine(64), 4)
+    0.0997
+    """
+    return math.sqrt(2 / (math.pi * width))
+
+
+def _head_width(stack: Stack, heads: int) -> int | None:
+    """As run.json has it, or the model's width over its heads."""
+    entry = stack.run.entry
+    told, whole = entry.get("head_width"), entry.get("width")
+    if isinstance(told, int) and told > 0:
+        return told
+    return whole // heads if isinstance(whole, int) and heads and whole >= heads else None
+
+
+def _drift_sentence(parts: Parts, status: Status, part: Part, *, steps: int, last: int) -> str:
+    told = [f"{words} at {span(parts[name])}" for name, words in _TOLD.items() if parts[name].measured]
+    text = f"over {steps} steps the rank correlation with the step is {', '.join(told)}"
+    text += f", and at step {last} |cos| is {span(parts['at the end'])}"
+    random = parts[_RANDOM]
+    text += f", {span(random)} beyond that of random directions" if random.measured else ""
+    return f"{text}; what decides is {_DECIDING[part.name]}, {outcome(status, part)}"
+
+
+_TOLD = {_QUERY: "‖mean q‖", _KEY: "‖mean k‖", _ALIGNED: "|cos(mean q, mean k)|"}
+_DECIDING = {
+    _QUERY: "the mean query",
+    _KEY: "the mean key",
+    _ALIGNED: "the cosine between them",
+    _RANDOM: "the lead over random directions",
+}
+
+
+@stack_claim(
+    "attention_sharpens",
+    statement="Attention becomes sharper in training: its largest weight grows and its entropy falls.",
+    source=SOURCE,
+    metrics=("attention_sharpness", "attention_max", "attention_entropy"),
+    margin=TREND_MARGIN,
+)
+def attention_sharpens(stack: Stack) -> Finding:
+    """Spearman's correlation with the step of attention_sharpness and, turned round, of attention_entropy; beyond .5.
+
+    In each layer, of the mean over its heads; the mean over layers is judged, over five steps at least. Where sharpness
+    was not measured the mean row maximum (attention_max) takes its place. Without the first key, which may be a mere
+    sink, it is told beside where that was measured. The margin is ours. Steps are not independent: it describes.
+    """
+    scores = replace(stack, kind="scores")
+    measured = {name: _quantities(scores.readings(name)) for name in _SHARP}
+    first = next((name for name, course in measured.items() if course), None)
+    if first is None:
+        raise NotHere("attention_sharpness or attention_max", _HOW)
+    entropy = _quantities(scores.readings("attention_entropy"))
+    courses = _shared({first: measured[first]} | ({"attention_entropy": entropy} if entropy else {}))
+    parts = [_trend_part(_SHARPER, courses[first])]
+    if entropy:
+        parts.append(_trend_part(_ENTROPY, courses["attention_entropy"], falls=True))
+    else:
+        parts.append(Part.absent(_ENTROPY, str(Missing("attention_entropy", _HOW)), margin=TREND_MARGIN))
+    others = _without_first(scores, first)
+    steps = _steps(courses[first])
+    parts += [Part.described("at the start", _level(courses[first], steps[0]))]
+    parts += [Part.described("at the end", _level(courses[first], steps[-1]))]
+    details: dict[str, Any] = {"step": steps[-1], "courses": {name: step_records(c) for name, c in courses.items()}}
+    aspects = {_NO_FIRST: tuple(part.name for part in others)} if others else {}
+    sentence = functools.partial(_sharp_sentence, steps=steps, what=_SHARP[first])
+    return Finding((*parts, *others), sentence, details, aspects=aspects)
+
+
+_SHARP = {"attention_sharpness": "sharpness", "attention_max": "mean row maximum"}
+_SHARPER, _ENTROPY, _NO_FIRST = "sharpness", "entropy", "without the first key"
+
+
+def _without_first(scores: Stack, first: str) -> list[Part]:
+    """The same without the first key, where both measures have it."""
+    names = {_SHARPER: first, _ENTROPY: "attention_entropy"}
+    given = {word: _quantities(scores.readings(metric, "first=0")) for word, metric in names.items()}
+    try:
+        courses = _shared(given) if all(given.values()) else {}
+    except Missing:
+        return []
+    parts = [_trend_part(word, c, falls=word == _ENTROPY, needed=False) for word, c in courses.items()]
+    return [replace(part, name=f"{_NO_FIRST}: {part.name}") for part in parts]
+
+
+def _sharp_sentence(parts: Parts, status: Status, part: Part, *, steps: Sequence[int], what: str) -> str:
+    text = f"from step {steps[0]} to {steps[-1]}, in {len(steps)} steps, the {what} of attention goes from "
+    text += f"{figure(parts['at the start'].effect)} to {span(parts['at the end'])}"
+    told = [f"{span(parts[_SHARPER])} for it"] if parts[_SHARPER].measured else []
+    told += [f"{span(parts[_ENTROPY])} for minus the entropy"] if parts[_ENTROPY].measured else []
+    text += f"; the rank correlation with the step is {' and '.join(told)}" if told else ""
+    text += f", and what decides is the {part.name}, {outcome(status, part)}"
+    rest = parts.get(f"{_NO_FIRST}: {_SHARPER}")
+    return text + (f" (without the first key {span(rest)})" if rest is not None and rest.measured else "")

@@ -1,0 +1,329 @@
+"""Whether the drift of the representations explains their anisotropy, in each model and over all of them.
+
+Notation
+    A      average cosine of a site; drift ‖mean(h)‖, unnormalised
+    n      sites of a stack: the embedding and its blocks (what comes after the final norm is told apart)
+    share  explained by drift, 1 − A(centred)/A, median over the sites
+The drift in units of the mean norm, ‖mean(h)‖ / mean ‖h‖, is a near-identity of the average cosine: its square follows
+A by construction, so it is shown and explains nothing. The share is near 1 by construction where the rows have much the
+same norm; it tells the rows apart whose mean is made by a few long ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from anisoscope.claims.blocks import Stack, at_step, judged, stacks
+from anisoscope.claims.claim import attempt, claim
+from anisoscope.claims.correlation import (
+    DESCRIPTIVE,
+    FEWEST_CLUSTERS,
+    FEWEST_SITES,
+    Unit,
+    bootstrap_interval,
+    correlated,
+    pearson,
+    permutation_p,
+    pooled_correlation,
+    rank_correlation,
+    two_sided_p,
+)
+from anisoscope.claims.evidence import Missing, NotHere, Reading, Readings, Study, studies
+from anisoscope.claims.part import Finding, Part, Parts, Status, judge, outcome, span, t_interval
+from anisoscope.claims.quantity import Quantity, combine
+from anisoscope.claims.streams import METRICS, MODALITIES, SOURCE, Stream, listed, streams, trained_streams
+from anisoscope.claims.streams import untrained_note as note_of
+from anisoscope.metrics.estimate import jackknife
+from anisoscope.runs.table import Table
+
+CORRELATION_MARGIN = 0.3
+SHARE_MARGIN = 0.5
+FEWEST_LAYERS = 4  # for a verdict: three points are in order by chance one time in three
+NEAR_IDENTITY = "a near-identity of the average cosine, which it follows by construction"
+ALL = "all models"
+_RANK, _SHARE = "rank correlation", "explained share"
+_HOW = "measure it with --metrics default,explained_by_drift"
+
+
+# what the views read
+
+
+def correlations(table: Table) -> list[dict[str, Any]]:
+    """Drift against average cosine over the sites of every stack of every model, at its last step, for each seed."""
+    return [
+        _record(stream)
+        for study in studies(table, METRICS, proxy="semi_nmf", rank=None, fit="refit")
+        for stream in streams(study).values()
+    ]
+
+
+def _record(stream: Stream) -> dict[str, Any]:
+    pairs = list(stream.pairs().values())
+    linear, ranked = (_over_sites(pairs, function) for function in (pearson, rank_correlation))
+    share = explained_share(stream)
+    return {
+        "model": stream.model,
+        "stack": stream.stack_name,
+        "subject": stream.name,
+        "modality": stream.modality,
+        "role": stream.stack.role,
+        "seed": stream.run.seed,
+        "step": stream.step,
+        "kind": stream.kind,
+        "untrained": stream.untrained,
+        "attends": stream.attends,
+        "n": len(pairs),
+        **_columns("pearson", linear, bounds=(-1.0, 1.0)),
+        "pearson_p": two_sided_p(linear.value, len(pairs)),
+        **_columns("spearman", ranked, bounds=(-1.0, 1.0)),
+        "spearman_p": two_sided_p(ranked.value, len(pairs)),
+        "p_note": DESCRIPTIVE,
+        **_columns("explained", share, bounds=(None, 1.0)),
+        "status": _status(stream),
+        "near_identity": _near_identity(stream),
+        "near_identity_note": NEAR_IDENTITY,
+        "points": _points(stream),
+        "note": _note(stream, pairs, linear),
+    }
+
+
+def _over_sites(pairs: Sequence[tuple[Reading, Reading]], function: Any) -> Quantity:
+    if len(pairs) < FEWEST_SITES:
+        return Quantity(math.nan)
+    return correlated([drift.quantity for drift, _ in pairs], [cosine.quantity for _, cosine in pairs], function)
+
+
+def _columns(name: str, quantity: Quantity, *, bounds: tuple[float | None, float | None]) -> dict[str, float]:
+    """A number and its interval, cut to what is possible."""
+    low, high = quantity.interval()
+    if math.isfinite(low):
+        low, high = jackknife(quantity.value, quantity.live, bounds=bounds) if quantity.folds else (low, high)
+    return {name: quantity.value, f"{name}_low": low, f"{name}_high": high}
+
+
+def _note(stream: Stream, pairs: Sequence[tuple[Reading, Reading]], linear: Quantity) -> str:
+    """Why a number is not there."""
+    if not stream.sites("drift"):
+        return "drift was not measured"
+    if len(pairs) < FEWEST_SITES:
+        return f"{len(pairs)} site{'s' if len(pairs) != 1 else ''} only: a correlation needs {FEWEST_SITES}"
+    if not math.isfinite(linear.value):
+        constant = "drift" if len({drift.value for drift, _ in pairs}) == 1 else "average cosine"
+        return f"the {constant} is the same at every site, so there is no correlation"
+    if not math.isfinite(linear.interval()[0]):
+        return "too few replicates over context folds: no interval"
+    return ""
+
+
+def _points(stream: Stream) -> list[dict[str, Any]]:
+    """Every site with its numbers, the final norm too, which the correlation leaves out."""
+    kinds = ("embed", stream.kind, "final")
+    cosine, drift, norm, relative, share = (stream.at(metric, kinds) for metric in METRICS)
+    points = []
+    for cell, reading in sorted(cosine.items(), key=lambda item: (item[0].layer, item[0].kind == "final")):
+        low, high = reading.quantity.interval()
+        found = {"layer": cell.layer, "depth": reading.depth, "kind": cell.kind, "counted": cell.kind != "final"}
+        found |= {"cosine": reading.value, "low": low, "high": high, "drift": _value(drift, cell)}
+        found["relative_drift"] = _relative(drift, norm, relative, cell)
+        points.append({**found, "explained": _value(share, cell)})
+    return points
+
+
+def _value(readings: Readings, cell: Any) -> float:
+    return readings[cell].value if cell in readings else math.nan
+
+
+def _relative(drift: Readings, norm: Readings, relative: Readings, cell: Any) -> float:
+    """Drift over the mean norm."""
+    if cell in drift and cell in norm and norm[cell].value > 0:
+        return drift[cell].value / norm[cell].value
+    return _value(relative, cell)
+
+
+def _near_identity(stream: Stream) -> float:
+    """Pearson's correlation of the squared relative drift with the average cosine."""
+    counted = [point for point in _points(stream) if point["counted"]]
+    return pearson([point["relative_drift"] ** 2 for point in counted], [point["cosine"] for point in counted])
+
+
+def explained_share(stream: Stream, variant: str = "") -> Quantity:
+    """The median over sites of the share that vanishes with the mean; NaN where it was not measured."""
+    parts = [reading.quantity for reading in stream.sites("explained_by_drift", variant).values()]
+    if not parts:
+        return Quantity(math.nan)
+    if len({len(part.folds) for part in parts}) > 1 or not parts[0].folds:
+        return Quantity(statistics.median(part.value for part in parts))
+    return combine(parts, lambda values: statistics.median(values) if all(map(math.isfinite, values)) else math.nan)
+
+
+def _status(stream: Stream) -> str:
+    try:
+        return judge(_parts(stream))[0]
+    except Missing:
+        return "undecided"
+
+
+def pooled(table: Table, *, seed: int = 0) -> list[dict[str, Any]]:
+    """The rank correlation over within-model ranks, of all trained models and of each modality.
+
+    p from shuffling the sites within every stack (9,999 draws, or all orders where they are fewer), the interval from
+    resampling models with all their stacks and seeds.
+    """
+    units: dict[str, list[Unit]] = {name: [] for name in ("", *MODALITIES)}
+    for study in studies(table, METRICS, proxy="semi_nmf", rank=None, fit="refit"):
+        for stream in streams(study).values():
+            unit = None if stream.untrained else _unit(stream)
+            for name in ("", stream.modality) if unit is not None else ():
+                units.setdefault(name, []).append(unit)  # type: ignore[arg-type]
+    return [_pooled_record(name or "all", mine, seed=seed) for name, mine in units.items() if mine]
+
+
+def _unit(stream: Stream) -> Unit | None:
+    """The ranks of a stack; none where there is nothing to rank."""
+    pairs = [(drift.value, cosine.value) for drift, cosine in stream.pairs().values()]
+    if len(pairs) < FEWEST_SITES or not math.isfinite(rank_correlation(*zip(*pairs, strict=True))):
+        return None
+    return Unit.of(stream.model, *zip(*pairs, strict=True))
+
+
+def _pooled_record(name: str, units: Sequence[Unit], *, seed: int) -> dict[str, Any]:
+    low, high = bootstrap_interval(units, seed=seed)
+    models = sorted({unit.cluster for unit in units})
+    few = f"{len(models)} model{'s' if len(models) > 1 else ''}: an interval over models needs {FEWEST_CLUSTERS}"
+    numbers = {"spearman": pooled_correlation(units), "low": low, "high": high, "p": permutation_p(units, seed=seed)}
+    counts = {"models": models, "stacks": len(units), "n": sum(len(unit.one) for unit in units)}
+    words = {"p_note": DESCRIPTIVE, "note": few if len(models) < FEWEST_CLUSTERS else ""}
+    return {"modality": name, **numbers, **counts, **words}
+
+
+# the claim
+
+
+@claim(
+    "drift_explains_anisotropy",
+    statement="Where representations have drifted further from the origin they are more anisotropic, and removing the "
+    "drift removes most of the anisotropy.",
+    source=SOURCE,
+    metrics=METRICS,
+    margin=CORRELATION_MARGIN,
+)
+def drift_explains_anisotropy(study: Study) -> dict[str, Finding]:
+    """Spearman's correlation of ‖mean(h)‖ with the average cosine over the embedding and the blocks, in each stack.
+
+    It must lie beyond .3 (interval: jackknife of the correlation itself over context folds), and the median over the
+    sites of the share 1 − A(centred)/A beyond .5; both margins are ours. Taken at the last measured step; four sites at
+    least. Two models or more are judged together too, over within-model ranks with an interval from resampling
+    models, and those that are not explained are named; p is then that of layers shuffled within models, which are no
+    independent samples: it describes. Models with untrained weights do not count among all.
+    """
+    found = {name: judged(_of_stack, stack, margin=CORRELATION_MARGIN) for name, stack in stacks(study).items()}
+    if len(study) > 1:
+        found[ALL] = attempt(_of_all, study, margin=CORRELATION_MARGIN)
+    return found
+
+
+def _of_stack(stack: Stack) -> Finding:
+    stream = Stream.of(stack.run.model, stack)
+    parts = _parts(stream)
+    aspects = {}
+    if len(stream.pairs("first=out")) >= FEWEST_LAYERS:
+        quantity = _over_sites(list(stream.pairs("first=out").values()), rank_correlation)
+        name = "without the first position"
+        parts.append(Part.of(name, quantity, margin=CORRELATION_MARGIN, p=math.nan, needed=False))
+        aspects[name] = (name,)
+    linear = _over_sites(list(stream.pairs().values()), pearson)
+    parts.append(Part.described("linear correlation", linear))
+    details = {"step": stream.step, "modality": stream.modality, "points": _points(stream)}
+    sentence = functools.partial(_stack_sentence, n=len(stream.pairs()), when=at_step(stream.step))
+    return Finding(tuple(parts), sentence, details, aspects=aspects)
+
+
+def _parts(stream: Stream) -> list[Part]:
+    """Both halves of the claim; the share stays open where it was not measured."""
+    pairs = list(stream.pairs().values())
+    if not stream.sites("drift"):
+        raise NotHere("drift at blocks", "measure it with --metrics drift")
+    if len(pairs) < FEWEST_LAYERS:
+        raise Missing(f"profile of {FEWEST_LAYERS} sites with drift and average_cosine", f"{len(pairs)} have both")
+    ranked = _over_sites(pairs, rank_correlation)
+    gap = _note(stream, pairs, ranked)
+    more = {"reason": gap} if not math.isfinite(ranked.value) else {}
+    first = Part.of(_RANK, ranked, margin=CORRELATION_MARGIN, p=math.nan, **more)
+    share = explained_share(stream)
+    if not math.isfinite(share.value):
+        reason = str(Missing("explained_by_drift at the same sites", _HOW))
+        return [first, Part.absent(_SHARE, reason, margin=SHARE_MARGIN)]
+    return [first, Part.of(_SHARE, share, margin=SHARE_MARGIN, p=math.nan, guard=True)]
+
+
+def _stack_sentence(parts: Parts, status: Status, part: Part, *, n: int, when: str) -> str:
+    text = f"over {n} sites{when} drift and average cosine"
+    told = [f"correlate in rank at {span(parts[_RANK])}"] if parts[_RANK].measured else []
+    if parts["linear correlation"].measured:
+        told.append(f"{'' if told else 'correlate '}linearly at {span(parts['linear correlation'])}")
+    share = parts[_SHARE]
+    text += f" {' and '.join(told)}" if told else " have no correlation"
+    text += f", and the median share of the cosine that goes with the mean is {span(share)}" if share.measured else ""
+    text += f"; what decides is the {part.name}, {outcome(status, part)}"
+    first = parts.get("without the first position")
+    return text + (f" (without the first position {span(first)})" if first and first.measured else "")
+
+
+def _of_all(study: Study) -> Finding:
+    """All trained models together."""
+    found = trained_streams(study)
+    units = {name: unit for name, stream in found.items() if (unit := _unit(stream)) is not None}
+    if len({unit.cluster for unit in units.values()}) < 2:
+        raise NotHere("second model with drift and average_cosine at three sites", "measure more models")
+    mine = list(units.values())
+    low, high = bootstrap_interval(mine)
+    value, p = pooled_correlation(mine), permutation_p(mine)
+    few = "" if math.isfinite(low) else f"an interval over models needs {FEWEST_CLUSTERS} of them"
+    parts = [Part(_RANK, value, low, high, margin=CORRELATION_MARGIN, p=p, reason=few)]
+    parts.append(_share_over_models(found))
+    outcomes = {name: _status(stream) for name, stream in found.items()}
+    ends = {name: stream.step for name, stream in found.items()}
+    details = {"models": outcomes, "ends": ends, "sites": sum(len(unit.one) for unit in mine)}
+    sentence = functools.partial(_all_sentence, outcomes=outcomes, stacks=len(mine))
+    return Finding(tuple(parts), sentence, details, scope="for these models", note=note_of(study))
+
+
+def _share_over_models(found: dict[str, Stream]) -> Part:
+    """The mean over models of the median share, with its t interval over models."""
+    shares: dict[str, list[float]] = {}
+    for stream in found.values():
+        value = explained_share(stream).value
+        if math.isfinite(value):
+            shares.setdefault(stream.model, []).append(value)
+    values = [sum(mine) / len(mine) for mine in shares.values()]
+    if not values:
+        return Part.absent(_SHARE, str(Missing("explained_by_drift", _HOW)), margin=SHARE_MARGIN)
+    half = t_interval(values)[0] if len(values) >= FEWEST_CLUSTERS else math.nan
+    centre = sum(values) / len(values)
+    few = "" if math.isfinite(half) else f"an interval over models needs {FEWEST_CLUSTERS} of them"
+    return Part(_SHARE, centre, centre - half, centre + half, margin=SHARE_MARGIN, guard=True, reason=few)
+
+
+def _all_sentence(parts: Parts, status: Status, part: Part, *, outcomes: dict[str, str], stacks: int) -> str:
+    text = f"over the within-model ranks of {stacks} stacks drift and average cosine correlate at {span(parts[_RANK])}"
+    share = parts[_SHARE]
+    text += f", and the share of the cosine that goes with the mean is {span(share)}" if share.measured else ""
+    text += f"; what decides is the {part.name}, {outcome(status, part)}; one by one it holds in "
+    text += f"{sum(s == 'holds' for s in outcomes.values())} of {len(outcomes)}"
+    for word, words in (("fails", "does not hold in"), ("undecided", "is open in")):
+        names = [name for name, status in outcomes.items() if status == word]
+        text += f", {words} {listed(names)}" if names else ""
+    return text
+
+
+def explained_word(record: dict[str, Any]) -> str:
+    """Explained by drift or not, in a word for a table.
+
+    >>> explained_word({"status": "fails"})
+    'no'
+    """
+    return {"holds": "yes", "fails": "no"}.get(str(record["status"]), "open")

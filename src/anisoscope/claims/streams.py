@@ -1,0 +1,157 @@
+"""What the claims about every modality read: the stream of each stack of each model, at its last measured step.
+
+Blocks are the rows of kind `stage` where a model has stages, and of kind `resid` otherwise; the embedding is a site but
+no block, and what comes after the final norm is apart. Which modality a stack belongs to is told by run.json; a run
+that does not say is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anisoscope.claims.blocks import Stack, last_step, stacks
+from anisoscope.claims.evidence import Cell, NotHere, Reading, Readings, Run, Study
+from anisoscope.claims.quantity import Quantity, mean
+
+SOURCE = "Godey et al. 2024, Anisotropy Is Inherent to Self-Attention in Transformers, arXiv:2401.12143"
+MODALITIES = ("text", "characters", "speech", "vision", "convolution")
+CONVOLUTION = "convolution"
+METRICS = ("average_cosine", "drift", "mean_norm", "relative_drift", "explained_by_drift")
+_ATTENTION = ("query", "key", "scores")
+_NOT_MEASURED = "measure it with --metrics average_cosine,drift,mean_norm,explained_by_drift"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One stack of one model at one step, from the embedding to the final norm."""
+
+    name: str  # what a verdict calls it
+    stack: Stack
+    kind: str  # of its blocks: resid | stage
+    step: int | None
+
+    @classmethod
+    def of(cls, name: str, stack: Stack) -> Stream:
+        """The stream of a stack; `NotHere` where no block has an average cosine."""
+        cells = [cell for cell in stack.mine(stack.run.plain("average_cosine", "")) if cell.layer > 0]
+        kinds = {cell.kind for cell in cells}
+        kind = "stage" if "stage" in kinds else "resid"
+        if kind not in kinds:
+            raise NotHere("average_cosine at blocks", _NOT_MEASURED)
+        return cls(name, stack, kind, last_step([cell for cell in cells if cell.kind == kind]))
+
+    @property
+    def run(self) -> Run:
+        return self.stack.run
+
+    @property
+    def model(self) -> str:
+        return self.run.model
+
+    @property
+    def stack_name(self) -> str:
+        """As the table calls it."""
+        return next(iter(self.at("average_cosine", (self.kind,)))).stack
+
+    @property
+    def modality(self) -> str:
+        return modality_of(self.run.entry, self.stack_name)
+
+    @property
+    def untrained(self) -> bool:
+        """Whether its weights are those of an initialisation."""
+        notes = self.run.entry.get("notes") or ()
+        return self.step == 0 or any(str(note).startswith("random weights") for note in notes)
+
+    @property
+    def attends(self) -> bool:
+        """Whether the model has attention; hybrids that are counted with the convolutions may have it."""
+        if self.modality != CONVOLUTION:
+            return True
+        told = {str(kind) for kind in self.run.entry.get("sites") or ()}
+        seen = {cell.kind for metric in METRICS for cell in self.run.plain(metric, "")}
+        return bool((told | seen) & set(_ATTENTION)) or str(self.run.entry.get("architecture", "")).startswith("Cvt")
+
+    def at(self, metric: str, kinds: Iterable[str], variant: str = "") -> Readings:
+        """A metric at some kinds of site, from the embedding on; layers count from 0."""
+        chosen = set(kinds)
+        found = self.stack.mine(self.run.plain(metric, variant))
+        return {cell: reading for cell, reading in found.items() if cell.step == self.step and cell.kind in chosen}
+
+    def blocks(self, metric: str = "average_cosine", variant: str = "") -> Readings:
+        return {c: r for c, r in self.at(metric, (self.kind,), variant).items() if c.layer > 0}
+
+    def sites(self, metric: str, variant: str = "") -> Readings:
+        """The embedding and the blocks."""
+        return self.at(metric, ("embed", self.kind), variant)
+
+    def mean(self) -> Quantity:
+        """The average cosine, mean over blocks."""
+        return mean([reading.quantity for reading in self.blocks().values()])
+
+    def pairs(self, variant: str = "") -> dict[Cell, tuple[Reading, Reading]]:
+        """Drift and average cosine of every site that has both."""
+        drift, cosine = self.sites("drift", variant), self.sites("average_cosine", variant)
+        return {cell: (drift[cell], cosine[cell]) for cell in cosine if cell in drift}
+
+
+def modality_of(entry: Mapping[str, Any], stack: str) -> str:
+    """The modality of a stack, as run.json has it.
+
+    >>> modality_of({"modality": {"encoder": "speech"}}, "encoder"), modality_of({}, "single")
+    ('speech', 'text')
+    """
+    told = entry.get("modality") or {}
+    if isinstance(told, str):
+        return told
+    return str(told.get(stack) or next(iter(told.values()), "text"))
+
+
+def streams(study: Study) -> dict[str, Stream]:
+    """Every stack whose blocks have an average cosine, by what a verdict calls it."""
+    found = {}
+    for name, stack in stacks(study).items():
+        try:
+            found[name] = Stream.of(name, stack)
+        except NotHere:
+            continue
+    return found
+
+
+def trained_streams(study: Study) -> dict[str, Stream]:
+    """Those of trained models: what an initialisation is like says nothing about what attention learns."""
+    found = {name: stream for name, stream in streams(study).items() if not stream.untrained}
+    if not found:
+        raise NotHere("average_cosine at the blocks of a trained model", _NOT_MEASURED)
+    return found
+
+
+def untrained_names(study: Study) -> list[str]:
+    return [name for name, stream in streams(study).items() if stream.untrained]
+
+
+def untrained_note(study: Study) -> str:
+    """What is said at the end of a sentence where models do not count."""
+    names = untrained_names(study)
+    words = "have untrained weights and do not count" if len(names) > 1 else "has untrained weights and does not count"
+    return f"{listed(names)} {words}" if names else ""
+
+
+def model_means(found: Iterable[Stream]) -> dict[str, Quantity]:
+    """The average cosine over the blocks of each model, mean over its stacks."""
+    groups: dict[str, list[Quantity]] = {}
+    for stream in found:
+        groups.setdefault(stream.model, []).append(stream.mean())
+    return {model: mean(parts) for model, parts in groups.items()}
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names one after another.
+
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    *before, last = list(names) or [""]
+    return f"{', '.join(before)} and {last}" if before else last

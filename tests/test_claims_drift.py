@@ -1,0 +1,292 @@
+"""Drift against anisotropy: the numbers are those of an independent computation, and what is planted is told."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anisoscope.claims.claim import Verdict, evaluate_claims
+from anisoscope.claims.correlation import (
+    Unit,
+    bootstrap_interval,
+    correlated,
+    pearson,
+    permutation_p,
+    pooled_correlation,
+    rank_correlation,
+    welch,
+)
+from anisoscope.claims.drift import correlations, pooled
+from anisoscope.claims.quantity import Quantity
+from anisoscope.runs.table import Table
+from fake_modalities import Media, media_table
+from fake_training import edited
+
+T95 = 2.365  # of 7 degrees of freedom
+
+
+def rising(depth: float) -> float:
+    return 0.2 + 0.5 * depth
+
+
+def bumpy(depth: float) -> float:
+    """Goes with no straight drift: up, down, up."""
+    return 0.4 + 0.2 * math.sin(9 * depth)
+
+
+def verdicts(*sheets: Media) -> dict[str, Verdict]:
+    found = evaluate_claims(media_table(*sheets), ["drift_explains_anisotropy"])
+    return {v.subject: v for v in found}
+
+
+CASES = [
+    ({}, {}, "holds"),
+    ({"drift": lambda depth: 2 - depth}, {}, "fails"),  # the further from the origin, the less anisotropic
+    ({"share": 0.2}, {}, "fails"),  # they go together, but little vanishes with the mean
+    ({"cosine": bumpy}, {}, "fails"),
+    ({"cosine": 0.5}, {"noise": 0.05, "layers": 6}, "undecided"),  # nothing but noise
+    ({"share": 0.5}, {"noise": 0.01}, "undecided"),
+    ({"share": None}, {}, "undecided"),  # not measured
+]
+
+
+@pytest.mark.parametrize(("stream", "more", "status"), CASES)
+def test_what_is_planted_is_told(stream: dict[str, Any], more: dict[str, Any], status: str) -> None:
+    found = verdicts(Media(**more).stream(**{"cosine": rising, **stream}))["m"]
+    assert found.status == status, found.why
+    assert found.why.endswith(".") and ". " not in found.why and "nan" not in found.why and "unknown" not in found.why
+    if status == "holds":
+        assert found.low > found.margin == 0.3
+
+
+def test_it_was_planted_in_all_three_ways() -> None:
+    assert {status for _, _, status in CASES} == {"holds", "fails", "undecided"}
+
+
+def _noisy() -> Table:
+    return media_table(Media(noise=0.02, entropy=7).stream(rising, norm=3.0))
+
+
+def test_correlations_equal_scipys_and_the_jackknife_a_slow_one() -> None:
+    from scipy.stats import pearsonr, spearmanr
+
+    table = _noisy()
+    rows = [r for r in table.records() if r["kind"] in ("embed", "resid")]
+    by_site = {(r["metric"], r["layer"]): r for r in rows}
+    layers = range(13)
+    drift, cosine = ([by_site[m, n] for n in layers] for m in ("drift", "average_cosine"))
+    found = correlations(table)[0]
+    assert found["n"] == 13 and found["p_note"].startswith("descriptive")
+    for name, function in (("pearson", pearsonr), ("spearman", spearmanr)):
+        value, p = function([r["value"] for r in drift], [r["value"] for r in cosine])
+        assert (found[name], found[f"{name}_p"]) == pytest.approx((value, p), rel=1e-9)
+        folds = np.array([
+            function([r["replicates"][j] for r in drift], [r["replicates"][j] for r in cosine])[0] for j in range(8)
+        ])  # fmt: skip
+        half = T95 * math.sqrt(7 / 8 * ((folds - folds.mean()) ** 2).sum())
+        bounds = max(-1, value - half), min(1, value + half)
+        assert (found[f"{name}_low"], found[f"{name}_high"]) == pytest.approx(bounds, rel=1e-9)
+    shares = [by_site["explained_by_drift", n] for n in layers]
+    assert found["explained"] == pytest.approx(np.median([r["value"] for r in shares]))
+    folds = np.median([r["replicates"] for r in shares], axis=0)
+    half = T95 * math.sqrt(7 / 8 * ((folds - folds.mean()) ** 2).sum())
+    assert found["explained_high"] - found["explained"] == pytest.approx(half)
+    near = [by_site["drift", n]["value"] / by_site["mean_norm", n]["value"] for n in layers]
+    assert found["near_identity"] == pytest.approx(pearsonr(np.square(near), [r["value"] for r in cosine])[0])
+    assert "near-identity" in found["near_identity_note"]
+
+
+def test_the_final_norm_is_apart_and_stages_are_blocks() -> None:
+    """A staged model also has rows after every block, which do not count."""
+    staged = Media("c", "convolution", layers=5).stream(rising)
+    staged.kind = "resid"
+    staged.stream(lambda depth: 0.9 - 0.5 * depth, ends=False)
+    found = correlations(media_table(staged))[0]
+    assert (found["kind"], found["n"], found["spearman"]) == ("stage", 6, 1.0)
+    assert [p["kind"] for p in found["points"]] == ["embed", *["stage"] * 5, "final"]
+    assert [p["counted"] for p in found["points"]] == [True] * 6 + [False]
+    plain = correlations(media_table(Media(layers=5).stream(lambda depth: 0.9 - 0.5 * depth)))[0]
+    assert plain["kind"] == "resid" and plain["spearman"] == -1.0, "the counter-test: rows after blocks can count"
+
+
+def _altered(change: Any) -> dict[str, Any]:
+    table = _noisy()
+    about = table.about
+    return correlations(Table(edited(table, change).arrow, about))[0]
+
+
+def test_what_has_no_number_says_why() -> None:
+    def constant(r: dict[str, Any]) -> dict[str, Any]:
+        return {**r, "value": 2.0, "replicates": [2.0] * 8} if r["metric"] == "drift" else r
+
+    found = _altered(constant)
+    assert math.isnan(found["pearson"]) and math.isnan(found["spearman_p"]) and "same at every site" in found["note"]
+    found = _altered(lambda r: {**r, "replicates": None})
+    assert math.isfinite(found["pearson"]) and math.isnan(found["pearson_low"]) and "replicates" in found["note"]
+    found = _altered(lambda r: r if r["layer"] < 2 and r["kind"] != "final" else None)
+    assert math.isnan(found["spearman"]) and found["note"].startswith("2 sites only")
+    found = _altered(lambda r: {**r, "value": math.nan} if r["layer"] == 4 else r)
+    assert found["n"] == 12 and math.isfinite(found["pearson_low"]) and not found["note"]
+    found = _altered(lambda r: r if r["metric"] != "drift" else None)
+    assert found["n"] == 0 and found["note"] == "drift was not measured"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r: {**r, "value": 2.0, "replicates": [2.0] * 8} if r["metric"] == "drift" else r, "same at every site"),
+        (lambda r: {**r, "replicates": None}, "without an interval"),
+        (lambda r: r if r["layer"] < 2 else None, "2 have both"),
+        (lambda r: r if r["metric"] != "drift" else None, "no drift"),
+    ],
+)
+def test_a_hostile_table_leaves_the_claim_open_and_says_so(change: Any, words: str) -> None:
+    found = evaluate_claims(edited(_noisy(), change), ["drift_explains_anisotropy"])[0]
+    assert found.status == "undecided" and words in found.why and "unknown" not in found.why, found.why
+
+
+def _sites(random: np.random.Generator, signal: float, *, count: int = 8) -> list[Quantity]:
+    shared, found = random.normal(size=8), []
+    for i in range(count):
+        folds = signal * i / count + 0.3 * math.sqrt(8) * (0.7 * shared + 0.71 * random.normal(size=8))
+        found.append(Quantity(folds.mean(), tuple((folds.sum() - folds) / 7)))
+    return found
+
+
+def test_noise_rarely_passes_for_a_correlation_and_a_signal_does() -> None:
+    random = np.random.default_rng(3)
+
+    def holds(signal: float) -> float:
+        pairs = [(_sites(random, signal), _sites(random, signal)) for _ in range(150)]
+        return float(np.mean([correlated(*pair, rank_correlation).interval()[0] > 0.3 for pair in pairs]))
+
+    assert holds(0.0) <= 0.03
+    assert holds(3.0) >= 0.95, "the counter-test"
+
+
+def test_rows_written_twice_are_harmless() -> None:
+    table = _noisy()
+    twice = Table(Table.concat([table, table]).arrow, table.about)
+    one, two = correlations(table)[0], correlations(twice)[0]
+    assert one == two
+
+
+def test_seeds_are_pooled_and_each_is_told() -> None:
+    sheets = [Media(number=n, entropy=n, noise=0.02).stream(rising) for n in range(3)]
+    found = evaluate_claims(media_table(*sheets), ["drift_explains_anisotropy"])
+    assert [v.scope for v in found] == ["over 3 seeds", "for seed 0", "for seed 1", "for seed 2"]
+    assert found[0].status == "holds"
+    assert found[0].effect == pytest.approx(np.mean([v.effect for v in found[1:]]))
+    assert len(correlations(media_table(*sheets))) == 3
+
+
+# all models together
+
+
+def _models(*streams: Any) -> list[Media]:
+    return [Media(f"m{i}", entropy=i, layers=5 + i).stream(**stream) for i, stream in enumerate(streams)]
+
+
+GOOD, BAD = {"cosine": rising}, {"cosine": rising, "drift": lambda depth: 2 - depth}
+
+
+def test_models_that_are_not_explained_are_named() -> None:
+    found = verdicts(*_models(GOOD, GOOD, GOOD, GOOD, BAD))["all models"]
+    assert found.status == "undecided" and "does not hold in m4" in found.why and "holds in 4 of 5" in found.why
+    assert found.details["models"]["m4"] == "fails"
+    assert verdicts(*_models(GOOD, GOOD, GOOD))["all models"].status == "holds"
+    assert verdicts(*_models(BAD, BAD, BAD))["all models"].status == "fails"
+    few = verdicts(*_models(GOOD, GOOD))["all models"]
+    assert few.status == "undecided" and "needs 3" in few.why
+    assert "all models" not in verdicts(*_models(GOOD))
+
+
+def test_untrained_models_do_not_count_among_all() -> None:
+    fresh = Media("fresh", entry={"notes": ["random weights (seed 0)"]}).stream(**BAD)
+    found = verdicts(*_models(GOOD, GOOD, GOOD), fresh)
+    assert found["all models"].status == "holds" and "fresh has untrained weights" in found["all models"].why
+    assert found["fresh"].status == "fails", "by itself it is judged"
+    record = pooled(media_table(*_models(GOOD, GOOD, GOOD), fresh))[0]
+    assert record["models"] == ["m0", "m1", "m2"]
+
+
+def test_pooled_is_pearson_of_within_model_ranks() -> None:
+    from scipy.stats import pearsonr, rankdata
+
+    table = media_table(*[Media(f"m{i}", m, entropy=i, noise=0.1, layers=4 + 2 * i).stream(rising)
+                          for i, m in enumerate(("text", "text", "speech", "convolution"))])  # fmt: skip
+    x, y = [], []
+    for record in correlations(table):
+        counted = [p for p in record["points"] if p["counted"]]
+        n = len(counted)
+        x += [(r - (n + 1) / 2) / n for r in rankdata([p["drift"] for p in counted])]
+        y += [(r - (n + 1) / 2) / n for r in rankdata([p["cosine"] for p in counted])]
+    found = {r["modality"]: r for r in pooled(table)}
+    assert found["all"]["spearman"] == pytest.approx(pearsonr(x, y)[0])
+    assert list(found) == ["all", "text", "speech", "convolution"]
+    speech = next(r for r in correlations(table) if r["modality"] == "speech")
+    assert found["speech"]["spearman"] == pytest.approx(speech["spearman"]), "of one stack it is Spearman's"
+    assert found["all"]["low"] < found["all"]["spearman"] < found["all"]["high"]
+    assert math.isnan(found["text"]["low"]) and "needs 3" in found["text"]["note"]
+    assert pooled(table) == pooled(table), "seeded"
+
+
+def test_the_permutation_p_is_exact_where_it_can_be_and_right_where_it_is_drawn() -> None:
+    random = np.random.default_rng(0)
+    one, two = random.normal(size=(2, 7))
+    unit = Unit.of("m", one, two)  # type: ignore[arg-type]
+    seen = abs(pooled_correlation([unit]))
+    every = [abs(pooled_correlation([Unit("m", unit.one, np.array(p))])) for p in itertools.permutations(unit.two)]
+    exact = np.mean([value >= seen - 1e-9 for value in every])
+    assert permutation_p([unit]) == pytest.approx(exact)
+    assert permutation_p([unit], draws=4999) == pytest.approx(exact, abs=0.03), "7! is more than that: drawn"
+    strong = [Unit.of(str(i), range(12), range(12)) for i in range(3)]
+    assert permutation_p(strong) == pytest.approx(1 / 10_000)
+    assert math.isnan(permutation_p([Unit.of("m", [1, 1, 1], [1, 2, 3])]))
+
+
+def test_permutation_p_is_uniform_without_correlation_and_small_with_it() -> None:
+    random = np.random.default_rng(1)
+
+    def p(slope: float) -> float:
+        units = []
+        for i in range(3):
+            x = random.normal(size=8)
+            units.append(Unit.of(str(i), x, slope * x + random.normal(size=8)))  # type: ignore[arg-type]
+        return permutation_p(units, draws=499)
+
+    null = [p(0.0) for _ in range(200)]
+    assert 0.02 <= np.mean([value <= 0.05 for value in null]) <= 0.09
+    assert np.mean([p(2.0) <= 0.05 for _ in range(20)]) == 1.0
+
+
+def test_the_interval_over_models_resamples_models_with_all_their_stacks() -> None:
+    agreeing = [Unit.of(str(i), range(6), range(6)) for i in range(4)]
+    against = Unit.of("x", range(6), range(6)[::-1])
+    assert bootstrap_interval(agreeing) == pytest.approx((1.0, 1.0))
+    low, high = bootstrap_interval([*agreeing, against])
+    assert low < 0.2 and high == pytest.approx(1.0)
+    same = [Unit("m", unit.one, unit.two) for unit in (*agreeing, against)]
+    assert math.isnan(bootstrap_interval(same)[0]), "stacks of one model are one model"
+
+
+def test_statistics_equal_scipys() -> None:
+    from scipy.stats import ttest_ind
+
+    random = np.random.default_rng(2)
+    one, two = random.normal(size=5), 1 + 3 * random.normal(size=3)
+    gap, error, degrees = welch(one.tolist(), two.tolist())
+    theirs = ttest_ind(one, two, equal_var=False)
+    assert (gap / error, degrees) == pytest.approx((theirs.statistic, theirs.df))
+    assert math.isnan(pearson([1, math.nan, 2], [1, 2, 3])) and math.isnan(pearson([1, 1, 1], [1, 2, 3]))
+
+
+def test_without_the_first_position_is_told_beside() -> None:
+    sheet = Media().stream(rising).stream(rising, lambda depth: 2 - depth, variant="first=out")
+    found = verdicts(sheet)["m"]
+    assert found.status == "holds" and "without the first position −1" in found.why
+    assert found.details["aspects"]["without the first position"]["status"] == "fails"
