@@ -3,34 +3,102 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from anisoscope.capture.placement import choose_device
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.training.models import OBJECTIVES, check_objective, check_sizes, choose_family
+from anisoscope.training.models import OBJECTIVES, check_attention, check_objective, check_sizes, choose_family
 from anisoscope.training.resampling import parse_frequency
 from anisoscope.training.vocabulary import parse_tokens
 
-_LEAST = {
-    "layers": 1,
-    "width": 2,
-    "heads": 1,
-    "context": 4,
-    "steps": 1,
-    "batch_size": 1,
-    "accumulate": 1,
-    "warmup": 0,
-    "weight_decay": 0.0,
-    "clip": 0.0,
-    "dropout": 0.0,
-    "seed": 0,
-}
-_BELOW_ONE = ("dropout", "mask_rate")
 PRECISIONS = ("auto", "float32", "float64", "bfloat16")
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class Course(ABC):
+    """How any model is trained: the updates, their rate, and what is kept of them."""
+
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    dropout: float = 0.0
+    data: str = "embedded"
+    steps: int = 1000
+    batch_size: int = 16  # contexts of one micro-batch
+    accumulate: int = 1  # micro-batches of one update
+    lr: float = 1e-3
+    warmup: int | None = None  # updates; None = a twentieth of them
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0  # of the gradient norm; 0 = none
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "auto"  # bfloat16 autocast on CUDA, float32 elsewhere
+    checkpoints: str = "log,every:500"  # see checkpoint_steps
+    compile: bool = False
+
+    least: ClassVar[dict[str, float]] = {
+        "layers": 1,
+        "width": 2,
+        "heads": 1,
+        "steps": 1,
+        "batch_size": 1,
+        "accumulate": 1,
+        "warmup": 0,
+        "weight_decay": 0.0,
+        "clip": 0.0,
+        "dropout": 0.0,
+        "seed": 0,
+    }
+    below_one: ClassVar[tuple[str, ...]] = ("dropout",)
+
+    def __post_init__(self) -> None:
+        for name, least in self.least.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise AnisoscopeError(f"{name} is {value}; expected at least {least}.")
+        for name in self.below_one:
+            if not 0 <= getattr(self, name) < 1:
+                raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected a share from 0 up to, not with, 1.")
+        if self.seed >= 1 << 31:
+            raise AnisoscopeError(f"seed is {self.seed}; expected less than 2**31.")
+        if not 0 < self.lr < math.inf:
+            raise AnisoscopeError(f"the learning rate is {self.lr}; expected a number above 0.")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise AnisoscopeError(f"betas are {self.betas}; expected two numbers from 0 up to, not with, 1.")
+        checkpoint_steps(self.checkpoints, self.steps)
+        choose_device(self.device)
+        if self.dtype not in PRECISIONS:
+            raise unknown_name("dtype", self.dtype, PRECISIONS)
+
+    @property
+    @abstractmethod
+    def arm(self) -> str:
+        """What the model is called."""
+
+    @property
+    @abstractmethod
+    def entry(self) -> dict[str, str]:
+        """Words about the model that only its configuration knows."""
+
+    @property
+    @abstractmethod
+    def tokens_per_step(self) -> int:
+        """Tokens (or frames, or patches) that one update sees."""
+
+    def learning_rate(self, step: int) -> float:
+        """The rate of update `step`: linear warm-up, then a cosine down to a tenth at the last update."""
+        warmup = max(1, self.steps // 20) if self.warmup is None else self.warmup
+        if step < warmup:
+            return self.lr * (step + 1) / warmup
+        done = (step - warmup) / max(1, self.steps - 1 - warmup)
+        return self.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done))))
+
+
+@dataclass(frozen=True)
+class TrainConfig(Course):
     """What to train, on what, how, and what to keep of it.
 
     >>> TrainConfig(arch="encoder").task, TrainConfig(family="prenorm", objective="masked").task
@@ -40,52 +108,30 @@ class TrainConfig:
     arch: str = "decoder"  # decoder: causal attention; encoder: attention to both sides
     family: str | None = None  # see models.FAMILIES; None = gpt2 or bert
     objective: str | None = None  # next or masked; None = next in a decoder, masked in an encoder
-    layers: int = 4
-    width: int = 128
-    heads: int = 4
+    attention: str | None = None  # see capture.variants; None = softmax
     context: int = 128
-    dropout: float = 0.0
     tied: bool = False  # one table for input and output; it aligns gradients with activations from the first step on
     tokens: str = "char"  # enwik8 (its 205 bytes), or bpe:8192
-    data: str = "embedded"
     text_field: str = "text"
     limit: float | None = None  # megabytes of text
     frequency: str = "natural"  # or flat, or zipf:S
-    steps: int = 1000
-    batch_size: int = 16  # contexts of one micro-batch
-    accumulate: int = 1  # micro-batches of one update
-    lr: float = 1e-3
-    warmup: int | None = None  # updates; None = a twentieth of them
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip: float = 1.0  # of the gradient norm; 0 = none
     mask_rate: float = 0.15  # masked language models only
-    seed: int = 0
-    device: str = "auto"
-    dtype: str = "auto"  # bfloat16 autocast on CUDA, float32 elsewhere
-    checkpoints: str = "log,every:500"  # see checkpoint_steps
-    compile: bool = False
+
+    least: ClassVar[dict[str, float]] = {**Course.least, "context": 4}
+    below_one: ClassVar[tuple[str, ...]] = (*Course.below_one, "mask_rate")
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise AnisoscopeError(f"{name} is {value}; expected at least {least}.")
-        for name in _BELOW_ONE:
-            if not 0 <= getattr(self, name) < 1:
-                raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected a share from 0 up to, not with, 1.")
-        if self.seed >= 1 << 31:
-            raise AnisoscopeError(f"seed is {self.seed}; expected less than 2**31.")
-        _check_positive(self)
+        super().__post_init__()
+        if self.limit is not None and not self.limit > 0:
+            raise AnisoscopeError(f"limit is {self.limit} megabytes; expected more than 0.")
+        if self.mask_rate <= 0:
+            raise AnisoscopeError(f"mask_rate is {self.mask_rate}; a masked language model needs some masked tokens.")
         family = choose_family(self.arch, self.family)
         check_sizes(family, width=self.width, heads=self.heads)
         check_objective(family, self.arch, self.task)
+        check_attention(family, self.arch, self.attention)
         parse_tokens(self.tokens)
         parse_frequency(self.frequency)
-        checkpoint_steps(self.checkpoints, self.steps)
-        choose_device(self.device)
-        if self.dtype not in PRECISIONS:
-            raise unknown_name("dtype", self.dtype, PRECISIONS)
 
     @property
     def task(self) -> str:
@@ -100,35 +146,25 @@ class TrainConfig:
         ('decoder', 'decoder-flat', 'decoder-zipf1.5')
         >>> TrainConfig(family="prenorm", objective="masked").arm
         'decoder-masked'
+        >>> TrainConfig(family="prenorm", attention="qk-norm").arm
+        'decoder-qk-norm'
         """
         kind = self.arch if self.task == OBJECTIVES[self.arch] else f"{self.arch}-{self.task}"
+        kind += f"-{self.attention}" if self.attention not in (None, "softmax") else ""
         if self.frequency in ("natural", "flat"):
             return kind if self.frequency == "natural" else f"{kind}-flat"
         return f"{kind}-zipf{parse_frequency(self.frequency):g}"
 
     @property
+    def entry(self) -> dict[str, str]:
+        """Kind, objective, family and attention."""
+        words = {"type": self.arch, "objective": self.task, "family": choose_family(self.arch, self.family).name}
+        return {**words, "attention": self.attention or "softmax"}
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens that one update sees."""
         return self.batch_size * self.accumulate * self.context
-
-    def learning_rate(self, step: int) -> float:
-        """The rate of update `step`: linear warm-up, then a cosine down to a tenth at the last update."""
-        warmup = max(1, self.steps // 20) if self.warmup is None else self.warmup
-        if step < warmup:
-            return self.lr * (step + 1) / warmup
-        done = (step - warmup) / max(1, self.steps - 1 - warmup)
-        return self.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done))))
-
-
-def _check_positive(config: TrainConfig) -> None:
-    if not 0 < config.lr < math.inf:
-        raise AnisoscopeError(f"the learning rate is {config.lr}; expected a number above 0.")
-    if config.limit is not None and not config.limit > 0:
-        raise AnisoscopeError(f"limit is {config.limit} megabytes; expected more than 0.")
-    if config.mask_rate <= 0:
-        raise AnisoscopeError(f"mask_rate is {config.mask_rate}; a masked language model needs some masked tokens.")
-    if len(config.betas) != 2 or not all(0 <= beta < 1 for beta in config.betas):
-        raise AnisoscopeError(f"betas are {config.betas}; expected two numbers from 0 up to, not with, 1.")
 
 
 def checkpoint_steps(schedule: str, steps: int) -> tuple[int, ...]:

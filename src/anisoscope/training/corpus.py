@@ -10,6 +10,7 @@ The folder is made beside its place and renamed: it is complete or not there.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -109,14 +110,8 @@ def prepare_corpus(
     wanted = {"data": data, "tokens": tokens, "limit": limit, "text_field": text_field}
     if (folder / "corpus.json").is_file():
         return _same(Corpus.open(folder), wanted)
-    sweep_leftovers(folder)
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    beside.mkdir(parents=True)
-    try:
+    with made_beside(folder, "corpus.json") as beside:
         _make(beside, wanted)
-        _settle(beside, folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return _same(Corpus.open(folder), wanted)
 
 
@@ -131,11 +126,24 @@ def _same(corpus: Corpus, wanted: dict[str, Any]) -> Corpus:
     return corpus
 
 
-def _settle(beside: Path, folder: Path) -> None:
+@contextlib.contextmanager
+def made_beside(folder: Path, mark: str) -> Iterator[Path]:
+    """A folder to write into that takes its place once it is complete; `mark` is a file that tells it is there."""
+    sweep_leftovers(folder)
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        _settle(beside, folder, mark)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _settle(beside: Path, folder: Path, mark: str) -> None:
     try:
         beside.rename(folder)
     except OSError:
-        if not (folder / "corpus.json").is_file():  # unless another process was faster
+        if not (folder / mark).is_file():  # unless another process was faster
             raise
 
 

@@ -26,8 +26,8 @@ from anisoscope.numerics.hashing import row_hash
 from anisoscope.runs.monitor_store import MonitorStore
 from anisoscope.runs.store import RunFolder, replace_file
 from anisoscope.training.checkpoints import Checkpoints, restore
+from anisoscope.training.config import Course, checkpoint_steps
 from anisoscope.training.config import TrainConfig as TrainConfig
-from anisoscope.training.config import checkpoint_steps
 from anisoscope.training.corpus import Corpus, prepare_corpus
 from anisoscope.training.log import WAIT, TrainingLog
 from anisoscope.training.models import build_model
@@ -48,13 +48,39 @@ class Watcher(Protocol):
         """Numbers of an update, in order; on a GPU they come a few steps late."""
 
 
-MonitorFactory = Callable[
-    [nn.Module, Stream, torch.optim.Optimizer, TrainConfig, Path], AbstractContextManager[Watcher]
-]
+class Source(Protocol):
+    """Where batches come from; each is a function of the step alone, so that a resumed run needs no state of it."""
+
+    device: torch.device
+
+    @property
+    def tokenizer(self) -> Any:
+        """What reads the data into a model's inputs, where that tells characters from words; else None."""
+
+    @property
+    def files(self) -> Path:
+        """A folder whose files go into every checkpoint: a tokenizer, or the settings of a processor."""
+
+    def batch(self, step: int, micro: int = 0) -> dict[str, Tensor]:
+        """The contexts of one micro-batch, with their labels."""
+
+    def about(self) -> dict[str, Any]:
+        """What the data is, for run.json."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a training takes beside its configuration: its batches, and its model for them."""
+
+    stream: Callable[..., Any]  # (config, out, *, corpus, progress) -> Source
+    model: Callable[[Any, Any], nn.Module]  # (config, stream) -> a model whose forward returns a loss
+
+
+MonitorFactory = Callable[[nn.Module, Any, torch.optim.Optimizer, Any, Path], AbstractContextManager[Watcher]]
 
 
 def train(
-    config: TrainConfig,
+    config: Course,
     out: str | Path,
     *,
     monitor: Watcher | MonitorFactory | None = None,
@@ -63,22 +89,25 @@ def train(
     command: Sequence[str] = (),
     corpus: str | Path | None = None,
     watch: Mapping[str, Any] | None = None,
+    recipe: Recipe | None = None,
 ) -> Path:
     """Train a model into a run folder and return that folder.
 
     `monitor` is a watcher, or a function of (model, stream, optimizer, config, folder) that gives a context manager
     of one. `corpus` is a folder for the tokenised text, to be shared by several runs; `OUT/corpus` by default. `watch`
-    are the monitor's options, kept in run.json: a run is not resumed with others.
+    are the monitor's options, kept in run.json: a run is not resumed with others. `recipe` gives the batches and the
+    model; without one, text and a language model.
     """
+    recipe = recipe or TEXT
     folder = RunFolder.create(out, options_of(config, watch), resume=resume)
     if folder.about().get("status") == "complete":  # resumed, but there is nothing left to do
         return folder.path
     record = Record(config, folder, command, watch or {})
     record.begin()
     try:
-        stream = make_stream(config, folder.path, corpus=corpus, progress=progress)
-        record.describe_data(stream)
-        _run(config, stream, record, monitor=monitor, progress=progress)
+        stream = recipe.stream(config, folder.path, corpus=corpus, progress=progress)
+        record.describe_data(stream.about())
+        _run(config, stream, record, build=recipe.model, monitor=monitor, progress=progress)
     except BaseException as error:
         record.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
         raise
@@ -101,6 +130,9 @@ def make_stream(
         text_field=config.text_field,
     )
     tell("corpus", 1, 1)
+    weights, report = None, None
+    if config.frequency != "natural":
+        weights, report = _window_weights(config, text, out / "sampling.npz")
     return Stream(
         text,
         config.context,
@@ -109,11 +141,20 @@ def make_stream(
         mask_rate=config.mask_rate,
         seed=config.seed,
         device=choose_device(config.device),
-        weights=None if config.frequency == "natural" else _window_weights(config, text, out / "sampling.npz"),
+        weights=weights,
+        report=report,
     )
 
 
-def _window_weights(config: TrainConfig, corpus: Corpus, path: Path) -> np.ndarray:
+def language_model(config: TrainConfig, stream: Stream) -> nn.Module:
+    """A fresh language model for the vocabulary of the text."""
+    return build_model(config, vocab_size=stream.corpus.vocab_size)
+
+
+TEXT = Recipe(make_stream, language_model)
+
+
+def _window_weights(config: TrainConfig, corpus: Corpus, path: Path) -> tuple[np.ndarray, dict[str, Any]]:
     if not path.is_file():
         starts = training_windows(corpus, config.context)
         found = resample(
@@ -131,19 +172,26 @@ def _window_weights(config: TrainConfig, corpus: Corpus, path: Path) -> np.ndarr
 
         replace_file(path, write)
     with np.load(path) as stored:
-        weights: np.ndarray = stored["weights"]
-    return weights
+        return stored["weights"], json.loads(str(stored["report"]))
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
-def _run(config: TrainConfig, stream: Stream, record: Record, *, monitor: Any, progress: Progress | None) -> None:
+def _run(
+    config: Course,
+    stream: Source,
+    record: Record,
+    *,
+    build: Callable[[Any, Any], nn.Module],
+    monitor: Any,
+    progress: Progress | None,
+) -> None:
     """Everything between the data and the last checkpoint; the global generators are left as they were."""
     devices = [torch.cuda.current_device()] if stream.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        model = build_model(config, vocab_size=stream.corpus.vocab_size).to(stream.device).train()
-        record.describe_model(model)
+        model = build(config, stream).to(stream.device).train()
+        record.describe_model(model, stream.tokenizer)
         optimizer = make_optimizer(model, config)
         with _watching(monitor, model, stream, optimizer, config=config, folder=record.folder.path) as watcher:
             trainer = Trainer(config, stream, model, optimizer, record, watcher=watcher, progress=progress)
@@ -156,10 +204,10 @@ def _run(config: TrainConfig, stream: Stream, record: Record, *, monitor: Any, p
 def _watching(
     monitor: Any,
     model: nn.Module,
-    stream: Stream,
+    stream: Source,
     optimizer: torch.optim.Optimizer,
     *,
-    config: TrainConfig,
+    config: Course,
     folder: Path,
 ) -> Iterator[Watcher | None]:
     """The watcher as it is, or made by its factory now that there is a model."""
@@ -170,7 +218,7 @@ def _watching(
         yield watcher
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: Course) -> torch.optim.AdamW:
     """AdamW with decoupled decay on matrices and embeddings, none on biases and norms."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -181,7 +229,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, fused=fused)
 
 
-def precision(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
+def precision(config: Course, device: torch.device) -> AbstractContextManager[Any]:
     """The autocast that forward passes of a run are made under: bfloat16 on CUDA, or where asked for."""
     wanted = config.dtype == "bfloat16" or (config.dtype == "auto" and device.type == "cuda")
     return torch.autocast(device.type, dtype=torch.bfloat16) if wanted else contextlib.nullcontext()
@@ -191,8 +239,8 @@ def precision(config: TrainConfig, device: torch.device) -> AbstractContextManag
 class Trainer:
     """One model on its way through the steps."""
 
-    config: TrainConfig
-    stream: Stream
+    config: Course
+    stream: Source
     model: nn.Module
     optimizer: torch.optim.Optimizer
     record: Record
@@ -210,7 +258,7 @@ class Trainer:
         wait = WAIT if self.stream.device.type == "cuda" else 1
         self.log = TrainingLog(out / "log.jsonl", wait=wait, tell=tell)
         scheduled = checkpoint_steps(self.config.checkpoints, self.config.steps)
-        self.checkpoints = Checkpoints(out / "checkpoints", self.stream.corpus.path / "tokenizer", scheduled)
+        self.checkpoints = Checkpoints(out / "checkpoints", self.stream.files, scheduled)
         self.forward: Any = torch.compile(self.model) if self.config.compile else self.model
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from anisoscope.capture.variants import MODEL_TYPE, VARIANTS
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.training.vocabulary import MASK, PAD, SEP
 
@@ -118,6 +119,22 @@ def check_sizes(family: Family, *, width: int, heads: int) -> None:
         )
 
 
+def check_attention(family: Family, arch: str, variant: str | None) -> None:
+    """Refuse attention that is not known, and families whose queries and keys it cannot change."""
+    if variant is None:
+        return
+    if variant not in VARIANTS:
+        raise unknown_name("attention", variant, VARIANTS)
+    if VARIANTS[variant] is not None and family.model_type != "gpt_neox":
+        fitting = " or ".join(row.name for row in FAMILIES.values() if row.model_type == "gpt_neox")
+        raise AnisoscopeError(f"{family.name} has ordinary attention only, not {variant}; take --family {fitting}.")
+    if variant == "mean-removed" and arch == "encoder":
+        raise AnisoscopeError(
+            "mean-removed attention takes the mean over positions so far, and an encoder sees them all; take --arch "
+            "decoder, or other attention."
+        )
+
+
 def build_model(config: TrainConfig, *, vocab_size: int) -> nn.Module:
     """A fresh model with its head, whose forward returns a loss; the same weights for the same sizes and seed.
 
@@ -159,7 +176,10 @@ def model_config(config: TrainConfig, *, vocab_size: int) -> Any:
         **_told(family.model_type),
         **family.options,
     }
-    built = fresh_config(family.model_type, fields)
+    varied = config.attention is not None and VARIANTS[config.attention] is not None
+    built = fresh_config(MODEL_TYPE if varied else family.model_type, fields)
+    if varied:
+        built.attention_variant = config.attention
     if len(family.archs) > 1:
         built.is_causal = config.arch == "decoder"  # transformers' own word for the mask
         built.objective = config.task  # ours, read by capture.checkpoints.with_own_loss wherever the model is loaded

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
+from anisoscope.capture.modality import modalities_of, row_words
 from anisoscope.runs import memory
 from anisoscope.runs.opening import opening
 from anisoscope.runs.store import RunFolder
-from anisoscope.training.config import TrainConfig
-from anisoscope.training.models import choose_family
-from anisoscope.training.windows import Stream
+from anisoscope.training.config import Course
 
 
-def options_of(config: TrainConfig, watch: Mapping[str, Any] | None) -> dict[str, Any]:
+def options_of(config: Course, watch: Mapping[str, Any] | None) -> dict[str, Any]:
     """Everything that a resumed run must have in common with its beginning: also what it was watched with."""
     return {**asdict(config), **(watch or {})}
 
@@ -29,7 +26,7 @@ def options_of(config: TrainConfig, watch: Mapping[str, Any] | None) -> dict[str
 class Record:
     """What run.json says, rewritten at the beginning, at every checkpoint and at the end."""
 
-    config: TrainConfig
+    config: Course
     folder: RunFolder
     command: Sequence[str] = ()
     watch: Mapping[str, Any] = field(default_factory=dict)  # the monitor's options
@@ -47,36 +44,26 @@ class Record:
         self.about = opening(options, command=self.command, seed=self.config.seed, old=old, **words)
         self._write()
 
-    def describe_data(self, stream: Stream) -> None:
+    def describe_data(self, words: Mapping[str, Any]) -> None:
         """What the model is trained on, and the resampling if there is one."""
-        about, counts = stream.corpus.about, stream.counts
-        self.about["data"] = {
-            "name": self.config.data,
-            "fingerprint": about["fingerprint"],
-            "bytes": about["bytes"],
-            "parts": about["parts"],
-            "vocab_size": about["vocab_size"],
-            "types": int((counts > 0).sum()),
-            "windows": len(stream.starts),
-            "context_length": stream.context,
-        }
-        path = self.folder.path / "sampling.npz"
-        if stream.weights is not None and path.is_file():
-            with np.load(path) as stored:
-                self.about["sampling"] = json.loads(str(stored["report"]))
-            self.about["warnings"].append(f"--frequency {self.config.frequency}: {self.about['sampling']['note']}")
+        self.about["data"] = {"name": self.config.data, **words}
+        sampling = self.about["data"].pop("sampling", None)
+        if sampling is not None:
+            self.about["sampling"] = sampling
+            frequency = getattr(self.config, "frequency", "")
+            self.about["warnings"].append(f"--frequency {frequency}: {sampling['note']}")
         self._write()
 
-    def describe_model(self, model: nn.Module) -> None:
+    def describe_model(self, model: nn.Module, tokenizer: Any = None) -> None:
         """Which model it is, in the words of `profile`."""
         parameter = next(model.parameters())
-        family = choose_family(self.config.arch, self.config.family)
+        modality = modalities_of(model, ["single"], tokenizer)
         entry = {
             "key": self.folder.path.name,
             "name": self.config.arm,
-            "type": self.config.arch,
-            "objective": self.config.task,
-            "family": family.name,
+            **self.config.entry,
+            "modality": modality,
+            "rows": row_words(modality),
             "architecture": type(model).__name__,
             "parameters": sum(p.numel() for p in model.parameters()),
             "layers": self.config.layers,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,24 @@ class Stream:
     seed: int = 0
     device: torch.device = _CPU
     weights: np.ndarray | None = None  # [N] of the windows; None = equal
+    report: dict[str, Any] | None = None  # how the weights were found
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer of the text."""
+        return self.corpus.tokenizer
+
+    @property
+    def files(self) -> Path:
+        """The folder of the tokenizer's files."""
+        return self.corpus.path / "tokenizer"
+
+    def about(self) -> dict[str, Any]:
+        """What the text is, for run.json; with the resampling, where there is one."""
+        kept = ("fingerprint", "bytes", "parts", "vocab_size")
+        words = {name: self.corpus.about[name] for name in kept}
+        words |= {"types": int((self.counts > 0).sum()), "windows": len(self.starts), "context_length": self.context}
+        return words if self.report is None else {**words, "sampling": self.report}
 
     @cached_property
     def starts(self) -> np.ndarray:

@@ -1,0 +1,162 @@
+"""Training small models of pictures and sounds: the loop of `training.loop`, with batches and models of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.placement import choose_device
+from anisoscope.numerics.hashing import row_hash
+from anisoscope.training.config import Course
+from anisoscope.training.loop import Progress, Recipe, train
+from anisoscope.training.media_data import Examples, Shape, prepare_examples
+from anisoscope.training.media_models import check_media_sizes, frames, kind_of, media_model
+from anisoscope.training.windows import MICRO
+
+_CPU = torch.device("cpu")
+_QUIET = 1e-7  # added to the variance of a sound, as transformers does
+
+
+@dataclass(frozen=True)
+class MediaConfig(Course):
+    """What to train on pictures or sounds, and how.
+
+    >>> MediaConfig().positions, MediaConfig(arch="wav2vec2").positions
+    (64, 48)
+    """
+
+    arch: str = "vit"  # vit, its convolutional twin convnext, or wav2vec2
+    size: int = 32  # pixels of a side
+    patch: int = 4
+    seconds: float = 1.0  # of a sound
+    examples: int = 2048  # as many are made, or read at most
+
+    least: ClassVar[dict[str, float]] = {**Course.least, "size": 4, "patch": 1, "examples": 4}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_media_sizes(self)
+
+    @property
+    def shape(self) -> Shape:
+        """What one example is."""
+        return Shape(kind_of(self.arch).medium, self.size, self.seconds)
+
+    @property
+    def positions(self) -> int:
+        """Patches of a picture, or frames of a sound."""
+        return (self.size // self.patch) ** 2 if self.shape.medium == "images" else frames(self.shape.samples)
+
+    @property
+    def arm(self) -> str:
+        """The architecture."""
+        return self.arch
+
+    @property
+    def entry(self) -> dict[str, str]:
+        """Kind, objective and family."""
+        return {"type": kind_of(self.arch).type, "objective": "classes", "family": self.arch}
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Patches or frames that one update sees."""
+        return self.batch_size * self.accumulate * self.positions
+
+
+@dataclass(frozen=True, eq=False)
+class MediaStream:
+    """The training batches of one run as a function of (seed, step, micro-batch), and the examples of its probe."""
+
+    examples: Examples
+    batch_size: int = 16
+    seed: int = 0
+    device: torch.device = _CPU
+    dtype: torch.dtype = torch.float32
+    tokenizer: ClassVar[None] = None
+
+    @property
+    def files(self) -> Path:
+        """The folder of the processor's settings."""
+        return self.examples.path / "processor"
+
+    @property
+    def medium(self) -> str:
+        """images or audio."""
+        return str(self.examples.about["made_of"]["medium"])
+
+    def about(self) -> dict[str, Any]:
+        """What the examples are, for run.json."""
+        about, width = self.examples.about, self.examples.values.shape[1]
+        kept = {name: about[name] for name in ("fingerprint", "classes", "examples", "held_out", "repeated")}
+        unit = {"pixels": width} if self.medium == "images" else {"samples": width}
+        return {**kept, "medium": self.medium, **unit}
+
+    @cached_property
+    def _training(self) -> tuple[Tensor, Tensor]:
+        """Values and labels that are trained on, where batches are made."""
+        chosen = np.flatnonzero(~self.examples.held_out)
+        values, labels = torch.from_numpy(self.examples.values[chosen]), torch.from_numpy(self.examples.labels[chosen])
+        return values.to(self.device), labels.to(self.device)
+
+    def batch(self, step: int, micro: int = 0) -> dict[str, Tensor]:
+        """The examples of one micro-batch, drawn with replacement, and their classes."""
+        values, labels = self._training
+        key = torch.full((self.batch_size,), step * MICRO + micro, dtype=torch.int64, device=self.device)
+        drawn = row_hash(key, torch.arange(self.batch_size, device=self.device), seed=self.seed)
+        rows = ((drawn >> 2) & ((1 << 61) - 1)) % len(labels)
+        return self._inputs(values[rows], labels[rows])
+
+    def probe_batches(self, contexts: int = 64, *, batch_size: int = 16) -> list[dict[str, Tensor]]:
+        """Fixed held-out examples, those with the smallest hashes of their content: the same for every seed."""
+        held = np.flatnonzero(self.examples.held_out)
+        digest = {i: hashlib.sha256(self.examples.values[i].tobytes()).digest() for i in held.tolist()}
+        chosen = np.array(sorted(digest, key=lambda i: digest[i])[:contexts])
+        parts = [chosen[at : at + batch_size] for at in range(0, len(chosen), batch_size)]
+        values, labels = self.examples.values, self.examples.labels
+        return [
+            self._inputs(torch.from_numpy(values[p]).to(self.device), torch.from_numpy(labels[p]).to(self.device))
+            for p in parts
+        ]
+
+    def _inputs(self, values: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        x = values.to(self.dtype)
+        if self.medium == "images":  # ±1, channels first
+            return {"pixel_values": (x / 255 - 0.5).div_(0.5).permute(0, 3, 1, 2).contiguous(), "labels": labels}
+        x = x / 32767  # back within ±1, so that the little that is added to the variance weighs the same
+        x = (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, unbiased=False) + _QUIET).sqrt()
+        return {"input_values": x, "labels": labels}
+
+
+def media_stream(
+    config: MediaConfig, out: Path, *, corpus: str | Path | None = None, progress: Progress | None = None
+) -> MediaStream:
+    """The batches of a run; the examples are read once, and then from the folder."""
+    tell: Callable[[str, int, int], None] = progress or (lambda what, done, of: None)
+    tell("examples", 0, 1)
+    folder = corpus if corpus is not None else out / "corpus"
+    examples = prepare_examples(config.data, folder, shape=config.shape, most=config.examples)
+    tell("examples", 1, 1)
+    dtype = torch.float64 if config.dtype == "float64" else torch.float32
+    words: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "dtype": dtype}
+    return MediaStream(examples, device=choose_device(config.device), **words)
+
+
+def classifier(config: MediaConfig, stream: MediaStream) -> nn.Module:
+    """A fresh model for the classes of the examples."""
+    return media_model(config, classes=len(stream.examples.classes))
+
+
+MEDIA = Recipe(media_stream, classifier)
+
+
+def train_media(config: MediaConfig, out: str | Path, **options: Any) -> Path:
+    """Train a model of pictures or sounds into a run folder; `options` as those of `training.loop.train`."""
+    return train(config, out, recipe=MEDIA, **options)
