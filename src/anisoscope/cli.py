@@ -96,11 +96,24 @@ def profile(
         ),
     ],
     data: Annotated[
-        str, typer.Option(help="Text file, folder, .gz, .zip, .jsonl, .csv, .parquet, a datasets name, or 'embedded'.")
+        str,
+        typer.Option(
+            help="What the model reads: text (file, folder, .gz, .zip, .jsonl, .csv, .parquet), audio or images (file, "
+            "folder, .zip), a datasets name, or 'embedded'."
+        ),
     ] = "embedded",
-    tokens: Annotated[int, typer.Option(help="Tokens to look at, rounded up to whole contexts.")] = 65_536,
+    tokens: Annotated[
+        int,
+        typer.Option(
+            help="Rows to look at, rounded up to whole contexts: tokens of text, frames of speech, patches or places "
+            "of images."
+        ),
+    ] = 65_536,
     context: Annotated[
-        int | None, typer.Option(help="Tokens of a context; default: 512, or what the model takes.")
+        int | None, typer.Option(help="Tokens of a context of text; default: 512, or what the model takes.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Seconds of a context of speech; default: 10, or what the model takes.")
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Contexts in a batch.")] = 8,
     layers: Annotated[str | None, typer.Option(help="Layers such as 0,3,5-8; default: all.")] = None,
@@ -111,9 +124,11 @@ def profile(
     modules: Annotated[
         str | None, typer.Option(help="Modules to look at by path or pattern, for any nn.Module.")
     ] = None,
-    text_field: Annotated[str, typer.Option(help="Field that holds the text, in .jsonl, .csv and .parquet.")] = "text",
+    text_field: Annotated[
+        str, typer.Option(help="Field or column that holds the text, audio or images in records and datasets.")
+    ] = "text",
     group_by: Annotated[
-        str | None, typer.Option(help="Field whose values become groups; 'file' for plain text.")
+        str | None, typer.Option(help="Field whose values become groups; 'file', and 'folder' of audio and images.")
     ] = None,
     pool: Annotated[str, typer.Option(help="One row per token (none), or per context: mean, cls, last.")] = "none",
     skip_special: Annotated[bool, typer.Option("--skip-special", help="Leave special tokens out.")] = False,
@@ -152,6 +167,7 @@ def profile(
         data=data,
         tokens=tokens,
         context=context,
+        seconds=seconds,
         batch_size=batch_size,
         sites=_words(sites, "--sites"),
         layers=_layers(layers),
@@ -295,9 +311,12 @@ def _explain(error: Exception) -> str:
 
 
 from anisoscope import cli_data as cli_data  # noqa: E402  (these register their commands on the app above)
+from anisoscope import cli_inherent as cli_inherent  # noqa: E402
 from anisoscope import cli_learning as cli_learning  # noqa: E402
 from anisoscope import cli_performance as cli_performance  # noqa: E402
 from anisoscope import cli_shape as cli_shape  # noqa: E402
+from anisoscope import cli_sharpness as cli_sharpness  # noqa: E402
+from anisoscope import cli_untrained as cli_untrained  # noqa: E402
 
 if __name__ == "__main__":  # run as a file this module is not the one that the commands were added to
     from anisoscope.cli import main as _main

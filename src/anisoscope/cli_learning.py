@@ -55,6 +55,10 @@ def train(
     objective: Annotated[
         str | None, typer.Option(help="next or masked tokens; default: next in a decoder, masked in an encoder.")
     ] = None,
+    attention: Annotated[
+        str | None,
+        typer.Option(help="softmax, qk-norm, mean-removed, fixed-sharp, uniform; families prenorm and gpt_neox."),
+    ] = None,
     data: Data = "embedded",
     steps: Annotated[int, typer.Option(help="Updates.")] = 1000,
     layers: Annotated[int, typer.Option(help="Blocks.")] = 4,
@@ -149,12 +153,15 @@ def sweep(
         str | None,
         typer.Option(help="Of .ckpt, .pt and other weight files: a folder with config.json, or bert:hidden_size=64."),
     ] = None,
-    data: Data = "embedded",
-    tokens: Annotated[int, typer.Option(help="Tokens to look at.")] = 32_768,
-    context: Annotated[int | None, typer.Option(help="Tokens of a context; default: 512 or less.")] = None,
+    data: Annotated[
+        str, typer.Option(help="Text, audio or images as in `anisoscope profile`, a datasets name, or 'embedded'.")
+    ] = "embedded",
+    tokens: Annotated[int, typer.Option(help="Rows to look at: tokens, frames, patches or positions.")] = 32_768,
+    context: Annotated[int | None, typer.Option(help="Tokens of a context of text; default: 512 or less.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Seconds of a context of speech; default: 10 or less.")] = None,
     batch_size: Annotated[int, typer.Option(help="Contexts in a batch.")] = 8,
     preset: Annotated[
-        str, typer.Option(help="light, standard or full (with gradients); shape (geometry alone).")
+        str, typer.Option(help="light, standard or full (with gradients); shape or attention (geometry alone).")
     ] = "standard",
     metrics: Annotated[
         str | None,
@@ -167,7 +174,7 @@ def sweep(
     ] = False,
     rank: Rank = None,
     draws: Annotated[int, typer.Option(help="Control subspaces.")] = 999,
-    text_field: Annotated[str, typer.Option(help="Field that holds the text.")] = "text",
+    text_field: Annotated[str, typer.Option(help="Field or column that holds text, audio or images.")] = "text",
     tokenizer: Annotated[str | None, typer.Option(help="Folder or hub id of another tokenizer.")] = None,
     name: Annotated[str | None, typer.Option(help="What the series is called in the table.")] = None,
     remove_downloads: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -45,7 +46,7 @@ def shape(
 ) -> None:
     """The Shape of Learning: what the mask and the objective do to profiles over depth and training."""
     command = _begin(debug)
-    _refuse_idle(ctx, paper=preset == "paper")
+    refuse_idle(ctx, _TRAINED if preset == "paper" else _PAPER, paper=preset == "paper")
     from anisoscope.view.console_shape import run_shape
 
     options: dict[str, Any] = {"preset": preset, "data": data, "steps": steps, "context": context, "limit": limit}
@@ -62,9 +63,9 @@ def _lists(**given: str | None) -> dict[str, tuple[str, ...]]:
     return {name: _listed(text, f"--{name}") for name, text in given.items() if text is not None}
 
 
-def _refuse_idle(ctx: typer.Context, *, paper: bool) -> None:
+def refuse_idle(ctx: typer.Context, names: Sequence[str], *, paper: bool) -> None:
     """Options that would do nothing in the preset that was asked for."""
-    for name in _TRAINED if paper else _PAPER:
+    for name in names:
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = f"--{name.replace('_', '-')}"

@@ -24,7 +24,7 @@ from anisoscope.training.loop import TrainConfig, train
 from anisoscope.training.windows import IGNORED
 
 Progress = Callable[[str, int, int], None]
-REVISITING, SHAPE = "2604.08764", "2311.05928"  # on arXiv
+REVISITING, SHAPE, INHERENT = "2604.08764", "2311.05928", "2401.12143"  # on arXiv
 PROBED = 32  # contexts of a probe that are looked at together
 
 
@@ -75,7 +75,7 @@ class ArmsStudy(ABC):
         if error is not None:  # it is known how it ended, whatever becomes of the verdicts
             self.folder.write_about(self.about)
         if self.tables:
-            table = Table.concat(self.tables)
+            table = Table(Table.concat(self.tables).arrow, self.about)
             self.folder.write_table(table)
             judge(self.folder, table, paper=self.paper)
             if any((path / MAP).is_file() for path in self.joined):
@@ -109,6 +109,19 @@ class ArmsStudy(ABC):
         self.about["warnings"].append(f"{model} was skipped: {reason}")
         self.folder.write_about(self.about)
 
+    def refuse(self, failed: Mapping[str, str], number: int) -> None:
+        """Note the arms that failed, of so many, and end with a sentence about them; nothing where none did."""
+        self.about["failed"] = [{"arm": name, "reason": reason} for name, reason in failed.items()]
+        if not failed:
+            return
+        self.about["warnings"] += [f"{name} failed: {reason}" for name, reason in failed.items()]
+        name, reason = next(iter(failed.items()))
+        rest = "the others were measured and judged" if self.tables else "nothing is left to judge"
+        raise AnisoscopeError(
+            f"{len(failed)} of {number} arms failed (the first, {name}: {reason.rstrip('.')}), and {rest}; mend that, "
+            "and the same command with --resume goes on."
+        )
+
 
 def _unfinished(about: Mapping[str, Any]) -> list[str]:
     """What to say of an arm that did not come to its end: its last step is not the last one asked for.
@@ -131,7 +144,7 @@ class Arm:
 
     model: str  # what it is called in the table
     path: Path
-    training: TrainConfig
+    training: Any  # a TrainConfig, or whatever else the work of a study takes
     watch: Mapping[str, Any]  # options of `training_monitor`
     corpus: Path  # one tokenised text for all arms
     command: tuple[str, ...] = ()

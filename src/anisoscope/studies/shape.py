@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anisoscope.errors import AnisoscopeError
 from anisoscope.studies.arms import SHAPE, Arm, ArmsStudy
 from anisoscope.studies.jobs import run_arms
 from anisoscope.studies.shape_config import PRESETS
@@ -49,7 +48,7 @@ class Shape(ArmsStudy):
         finally:  # of arms that broke off, too: what they measured counts
             for arm in arms:
                 self.join(arm.path, name=arm.model, seed=arm.training.seed)
-        self._refuse(failed, len(arms))
+        self.refuse(failed, len(arms))
 
     def _arms(self) -> list[Arm]:
         folder, watch, command = self.folder.path, self.config.watch, tuple(self.command)
@@ -68,15 +67,3 @@ class Shape(ArmsStudy):
         prepare_corpus(training.data, arm.corpus, tokens=training.tokens, limit=training.limit)
         if self.progress is not None:
             self.progress("corpus", 1, 1)
-
-    def _refuse(self, failed: dict[str, str], number: int) -> None:
-        self.about["failed"] = [{"arm": name, "reason": reason} for name, reason in failed.items()]
-        if not failed:
-            return
-        self.about["warnings"] += [f"{name} failed: {reason}" for name, reason in failed.items()]
-        name, reason = next(iter(failed.items()))
-        rest = "the others were measured and judged" if len(failed) < number else "nothing is left to judge"
-        raise AnisoscopeError(
-            f"{len(failed)} of {number} arms failed (the first, {name}: {reason.rstrip('.')}), and {rest}; mend that, "
-            "and the same command with --resume goes on."
-        )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.runs.store import RunFolder, slug
@@ -61,21 +61,25 @@ PAPER: tuple[PaperModel, ...] = (
 
 
 def measure_papers_models(study: Shape) -> None:
+    """Measure the paper's models, or those of them that were named."""
+    measure_models(study, chosen(study.config.models, PAPER), _measure)
+
+
+def measure_models(study: Any, models: Sequence[Any], measure: Callable[[Any, Any, Path], None]) -> None:
     """Measure what can be had and say what cannot; one model is in memory at a time, and on disk if so asked.
 
     A model that is finished is not looked at again, whatever became of the others.
     """
-    models = _chosen(study.config.models)
     for number, model in enumerate(models):
         if study.progress is not None:
             study.progress("models", number, len(models))
         path = study.folder.path / "arms" / slug(model.spec)
         try:
-            _measure(study, model, path)
+            measure(study, model, path)
         except (AnisoscopeError, OSError, RuntimeError, ValueError) as error:  # gated, gone, too large, out of memory
             study.skip(model.spec, " ".join(str(error).split()) or type(error).__name__)
         finally:
-            _make_room()
+            make_room()
             study.join(path)
     if not study.tables:
         raise AnisoscopeError(
@@ -85,12 +89,13 @@ def measure_papers_models(study: Shape) -> None:
         )
 
 
-def _chosen(names: tuple[str, ...]) -> list[PaperModel]:
-    known = {model.spec: model for model in PAPER}
+def chosen(names: Sequence[str], models: Sequence[Any]) -> list[Any]:
+    """The models of those names, or all."""
+    known = {model.spec: model for model in models}
     for name in names:
         if name not in known:
             raise unknown_name("model of the paper", name, known)
-    return [known[name] for name in names] if names else list(PAPER)
+    return [known[name] for name in names] if names else list(models)
 
 
 def _measure(study: Shape, model: PaperModel, path: Path) -> None:
@@ -112,12 +117,12 @@ def _measure(study: Shape, model: PaperModel, path: Path) -> None:
         remove_downloads=c.remove_downloads and bool(model.revisions),
     )
     folder = RunFolder.create(path, asdict(config), resume=True)
-    with _fetched(model, folder) if c.remove_downloads else contextlib.nullcontext():
+    with fetched(model, folder) if c.remove_downloads else contextlib.nullcontext():
         Sweeper(config, folder, command=study.command, progress=study.told(path.name)).run()
 
 
 @contextlib.contextmanager
-def _fetched(model: PaperModel, folder: RunFolder) -> Iterator[None]:
+def fetched(model: PaperModel, folder: RunFolder) -> Iterator[None]:
     """The weights of a single model while they are needed; a sweep over revisions does that for each of them."""
     if model.series or Path(model.spec).exists() or folder.about().get("status") == "complete":
         yield
@@ -130,7 +135,7 @@ def _fetched(model: PaperModel, folder: RunFolder) -> Iterator[None]:
     downloads.finished("main")
 
 
-def _make_room() -> None:
+def make_room() -> None:
     """Give the memory of a model back before the next one is loaded."""
     import gc
 

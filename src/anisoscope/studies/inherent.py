@@ -1,0 +1,209 @@
+"""Anisotropy Is Inherent to Self-Attention (arXiv 2401.12143): small models of every modality, over training.
+
+One model of tokens that predicts the next, one that fills in masked ones, one of characters, one of speech, one of
+pictures with attention and its twin with convolutions; each is looked at from its first random weights on. Beside them
+further families with random weights. The preset `paper` measures published models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from anisoscope.runs.plan import GEOMETRY
+from anisoscope.runs.store import RunFolder
+from anisoscope.studies.arms import INHERENT, PROBED, Arm, ArmsStudy, Progress, schedule_of, train_arm
+from anisoscope.studies.inherent_config import ARMS, PRESETS
+from anisoscope.studies.inherent_config import InherentConfig as InherentConfig
+from anisoscope.studies.inherent_random import FAMILIES, random_name, write_configuration
+from anisoscope.studies.jobs import in_words, run_arms
+from anisoscope.training.config import Course, TrainConfig
+from anisoscope.training.corpus import Corpus, prepare_corpus
+from anisoscope.training.media import MediaConfig, train_media
+from anisoscope.training.media_data import prepare_examples
+
+_DESIGN = ("random weights", "no processor found", "no tokenizer found", ": no final")
+MEDIA = {"text": "text", "images": "pictures", "audio": "sound"}
+
+
+@dataclass
+class Inherent(ArmsStudy):
+    """One run of the study; `jobs` arms are trained at the same time (None: as the preset has it)."""
+
+    config: InherentConfig
+    jobs: int | None = None
+    study: ClassVar[str] = "inherent"
+    paper: ClassVar[str] = INHERENT
+
+    def arms(self) -> None:
+        """The models of the preset: trained here, or the paper's own."""
+        read = {medium: getattr(self.config, medium) for medium in MEDIA}
+        self.about["data"] = {"name": ", ".join(f"{medium}: {name}" for medium, name in read.items()), **read}
+        if self.config.preset == "paper":
+            from anisoscope.studies.inherent_paper import measure_published
+
+            measure_published(self)
+            return
+        self._warn()
+        trained = [self._arm(*run) for run in self.config.runs()]
+        self._prepare(trained)
+        failed = self._train(trained)
+        self._random()
+        self.refuse(failed, len(trained))
+
+    def _warn(self) -> None:
+        missing = [f"--{medium}" for medium in sorted({ARMS[arm] for arm in self.config.arms}) if self._made(medium)]
+        if self.config.preset == "small" and missing:
+            self.about["warnings"].append(
+                f"without {', '.join(missing)} models are trained on the small embedded data; this preset is meant for "
+                "real text, pictures and recordings"
+            )
+
+    def _made(self, medium: str) -> bool:
+        return getattr(self.config, medium) == "embedded"
+
+    # trained models
+
+    def _arm(self, name: str, training: Course, seed: int) -> Arm:
+        folder = self.folder.path
+        path, corpus = folder / "arms" / f"{name}-seed{seed}", folder / "corpus" / corpus_name(training)
+        return Arm(name, path, training, self.config.watch, corpus, tuple(self.command))
+
+    def _prepare(self, arms: list[Arm]) -> None:
+        """Read every kind of data once, before arms that run at the same time would all do so."""
+        different = {arm.corpus: arm.training for arm in arms}
+        for number, (corpus, training) in enumerate(different.items()):
+            if self.progress is not None:
+                self.progress("data", number, len(different))
+            prepare_data(training, corpus)
+        if self.progress is not None:
+            self.progress("data", len(different), len(different))
+
+    def _train(self, arms: list[Arm]) -> dict[str, str]:
+        jobs = PRESETS[self.config.preset].jobs if self.jobs is None else self.jobs
+        try:
+            return run_arms(arms, jobs=jobs, work=run_arm, progress=self.progress)
+        finally:  # of arms that broke off, too: what they measured counts
+            for arm in arms:
+                self.join(arm.path, name=arm.model, seed=arm.training.seed)
+
+    # random weights
+
+    def _random(self) -> None:
+        """Profiles of further families; one that cannot be had is skipped and said."""
+        wanted = [(family, seed) for seed in self.config.every_seed for family in self.config.every_family]
+        for number, (family, seed) in enumerate(wanted):
+            if self.progress is not None:
+                self.progress("random weights", number, len(wanted))
+            path = self.folder.path / "arms" / f"{random_name(family)}-seed{seed}"
+            try:
+                self._profile(family, seed, path)
+            except Exception as error:  # one family's failure, foreseen or not, is no reason to lose the others
+                self.skip(random_name(family), in_words(error, Arm(family, path, None, {}, path)))
+            self.join(path, seed=seed)
+        if wanted and self.progress is not None:
+            self.progress("random weights", len(wanted), len(wanted))
+
+    def _profile(self, family: str, seed: int, path: Path) -> None:
+        from anisoscope.runs.profile import ProfileConfig, Profiler
+
+        words = self._words() if FAMILIES[family].words else None
+        sizes = {} if words is None else {"vocabulary": words.vocab_size}
+        spec = write_configuration(family, self.folder.path / "corpus" / "configurations", **sizes)
+        config = ProfileConfig(
+            models=(str(spec),),
+            data=self._probe_data(FAMILIES[family].data),
+            tokens=PRESETS[self.config.preset].rows,
+            metrics=GEOMETRY.get(self.config.metrics, tuple(self.config.metrics.split(","))),
+            random_init=True,
+            tokenizer=None if words is None else str(words.path / "tokenizer"),
+            device=self.config.device,
+            seed=seed,
+        )
+        folder = RunFolder.create(path, asdict(config), resume=True)
+        Profiler(config, folder, command=self.command).run()
+
+    def _words(self) -> Corpus:
+        """The text in the tokens of the trained models, which a family of token models reads as well."""
+        training = PRESETS[self.config.preset].arms["text-decoder"]
+        assert isinstance(training, TrainConfig)
+        folder = self.folder.path / "corpus" / corpus_name(training)
+        return prepare_corpus(self.config.text, folder, tokens=training.tokens, limit=self.config.limit)
+
+    def _probe_data(self, medium: str) -> str:
+        """What a profile reads: the data of the study where it is text or a folder, else what ships."""
+        data: str = getattr(self.config, medium)
+        return data if medium == "text" or Path(data).is_dir() else "embedded"
+
+    def join(self, path: Path, **words: Any) -> None:
+        """As the other studies do; every model says what it was looked at with, as the arms read different data."""
+        if (path / "table.parquet").is_file():
+            words["data"] = RunFolder.open(path).about().get("data")
+        super().join(path, **words)
+        if self.config.preset != "paper":  # its own models say in their entries what is so by design
+            self.about["warnings"] = [text for text in self.about["warnings"] if not any(w in text for w in _DESIGN)]
+
+
+def corpus_name(training: Course) -> str:
+    """The folder of the data that a training reads, shared by all that read the same.
+
+    >>> corpus_name(TrainConfig(tokens="bpe:1024")), corpus_name(MediaConfig(arch="convnext"))
+    ('bpe-1024', 'images')
+    """
+    if isinstance(training, TrainConfig):
+        return training.tokens.replace(":", "-")
+    assert isinstance(training, MediaConfig)
+    return training.shape.medium
+
+
+def prepare_data(training: Course, corpus: Path) -> None:
+    """Read the data of a training into a folder."""
+    if isinstance(training, TrainConfig):
+        prepare_corpus(training.data, corpus, tokens=training.tokens, limit=training.limit)
+        return
+    assert isinstance(training, MediaConfig)
+    prepare_examples(training.data, corpus, shape=training.shape, most=training.examples)
+
+
+def run_arm(arm: Arm, progress: Progress | None = None) -> None:
+    """Train one arm under its monitor, whatever it reads; an arm that was interrupted goes on."""
+    if isinstance(arm.training, TrainConfig):
+        train_arm(arm, progress)
+        return
+
+    def attach(model: Any, stream: Any, optimizer: Any, training: MediaConfig, folder: Path) -> Any:
+        return media_monitor(model, stream, training, folder, name=arm.model, **arm.watch)
+
+    options: dict[str, Any] = {"progress": progress, "command": arm.command, "corpus": arm.corpus, "watch": arm.watch}
+    train_media(arm.training, arm.path, monitor=attach, resume=True, **options)
+
+
+def media_monitor(
+    model: Any,
+    stream: Any,
+    training: MediaConfig,
+    folder: Path,
+    *,
+    name: str = "",
+    when: str = "log",
+    monitor: str = "attention",
+    contexts: int = 96,
+    rank: int | None = None,
+) -> Any:
+    """The monitor of a model of pictures or sounds: a held-out probe, and its folder."""
+    from anisoscope.runs.monitor import Monitor
+
+    return Monitor(
+        model,
+        probe=stream.probe_batches(contexts, batch_size=PROBED),
+        when=schedule_of(when, training.steps),
+        metrics=monitor,
+        rank=rank,
+        out=folder,
+        total_steps=training.steps,
+        name=name or training.arm,
+        seed=training.seed,
+        batch_size=PROBED,
+        resume=True,
+    )

@@ -1,0 +1,191 @@
+"""What is measured at one bias: the bank's metrics of input, output, queries and keys, and the rows of scores.
+
+Notation: s the scores of one query as fed to softmax, p = softmax(s), m the keys that the mask allows; rows with fewer
+than 8 keys are left out. All numbers of queries, keys and scores are means over heads: at initialisation heads are
+exchangeable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anisoscope.capture.attention import Call
+from anisoscope.capture.rows import Index, Rows, Scores
+from anisoscope.capture.sites import Site
+from anisoscope.metrics.estimate import jackknife
+from anisoscope.metrics.metric import Request, parse_requests
+from anisoscope.numerics.attention import SMALLEST_ROW
+from anisoscope.numerics.hashing import FOLDS, fold_of
+from anisoscope.runs.bank import Bank, chosen_rows
+from anisoscope.runs.measure import Setup, evaluate_bank, make_plan
+from anisoscope.runs.table import variant_name
+from anisoscope.studies.untrained_block import Block
+
+KINDS = ("embed", "resid", "query", "key", "scores")
+METRICS = (
+    "average_cosine",
+    "drift",
+    "mean_norm",
+    "qk_cosine",
+    "attention_entropy",
+    "attention_sharpness",
+    "attention_max",
+    "score_spread",
+)
+JUDGED = ("average_cosine", "attention_sharpness")  # claims read their folds; those of the others would only take room
+ROW_METRICS = {  # of the rows of scores, beside the metrics of the registry
+    "score_magnitude": "mean |s| over the allowed keys",
+    "attention_median": "median p of a row",
+    "attention_min": "smallest p of a row",
+}
+_REACH, _FINE, _BINS = 1e4, 0.05, 160
+EDGES = _FINE * np.sinh(np.linspace(-1, 1, _BINS + 1) * math.asinh(_REACH / _FINE))  # fine at 0, wide far from it
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where on the grid a measurement is: everything that its variant says."""
+
+    bias: float
+    init: str
+    width: int
+    input_norm: bool
+
+    def variant(self, own: str = "") -> str:
+        """The variant of a row of the table, with a metric's own options.
+
+        >>> Point(50.0, "normal", 768, True).variant()
+        'bias=50;init=normal;input_norm=1;width=768'
+        """
+        options = dict(word.split("=", 1) for word in own.split(";") if word)
+        where = {"bias": f"{self.bias:g}", "init": self.init, "width": self.width, "input_norm": self.input_norm}
+        return variant_name({**options, **where})
+
+    @property
+    def key(self) -> str:
+        """A name for arrays: what differs inside one (family, initialisation, width, seed)."""
+        return f"input_norm={int(self.input_norm)}/bias={self.bias:g}"
+
+
+@cache
+def requests() -> tuple[Request, ...]:
+    """The metrics of the registry, each where it is declared."""
+    return tuple(replace(request, named=False) for request in parse_requests(METRICS))
+
+
+@cache
+def sequence_numbers(count: int) -> tuple[int, ...]:
+    """Numbers of contexts that fall evenly into the folds of the jackknife.
+
+    >>> fold_of(torch.tensor(sequence_numbers(10))).tolist()
+    [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
+    """
+    folds = fold_of(torch.arange(64 * (count + FOLDS))).tolist()
+    members = [[number for number, fold in enumerate(folds) if fold == f] for f in range(FOLDS)]
+    return tuple(members[i % FOLDS][i // FOLDS] for i in range(count))
+
+
+def row_index(sequences: int, length: int) -> Index:
+    """All positions of all sequences."""
+    context = torch.tensor(sequence_numbers(sequences)).repeat_interleave(length)
+    position = torch.arange(length).repeat(sequences)
+    nothing = torch.full_like(context, -1)
+    return Index(sequences, length, torch.arange(len(context)), context, position, nothing, first=position == 0)
+
+
+def measure_point(block: Block, x: Tensor, point: Point, *, rows: int) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Records of the table for biased inputs [S, T, d], and the histogram of the scores on `EDGES`."""
+    out, call = block.run(x)
+    index = row_index(*x.shape[:2])
+    bank = Bank(make_plan(requests(), KINDS, seed=0, sample_size=1, attention_rows=rows))
+    for site, values in ((Site(0, "embed"), x), (Site(1, "resid"), out)):
+        bank.rows(Rows(site, values.flatten(0, 1), index))
+    for kind, heads in (("query", call.query), ("key", call.key)):
+        bank.rows(Rows(Site(1, kind), heads.transpose(1, 2).flatten(0, 1).float(), index))
+    allowed, bias = call.parted()
+    scores = Scores(Site(1, "scores"), call.query, call.key, allowed, bias, call.scaling, index)
+    bank.scores(scores)
+    setup = Setup(None, [], [], list(KINDS), {"single": 1})
+    records = [row for row in evaluate_bank(bank, requests(), setup) if row.get("head") is None]
+    looked = score_rows(call, index, rows)
+    records += [{**row, "stack": "single", "layer": 1, "depth": 1.0, "kind": "scores"} for row in looked.records()]
+    return [_finished(row, point) for row in records], looked.histogram()
+
+
+def _finished(row: dict[str, Any], point: Point) -> dict[str, Any]:
+    kept = row["replicates"] if row["metric"] in JUDGED and row["kind"] in ("embed", "resid", "scores") else []
+    return {**row, "variant": point.variant(row["variant"]), "replicates": kept}
+
+
+# -- rows of scores ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScoreRows:
+    """Scores of some query rows: s [S, H, R, T] and which keys each may see."""
+
+    scores: Tensor
+    allowed: Tensor
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The row metrics, each the mean over rows and heads, with a jackknife over the sequences."""
+        counted = self.allowed.sum(-1).expand(self.scores.shape[:-1])
+        enough = counted >= SMALLEST_ROW
+        few = int((~enough).sum()) // max(1, self.scores.shape[1])
+        for metric, values in _row_values(self.scores, self.allowed).items():
+            sums = torch.where(enough, values, 0.0).double().sum((1, 2))
+            yield {"metric": metric, "group": "", "variant": "", **_mean(sums, enough.sum((1, 2)).double(), few)}
+
+    def histogram(self) -> np.ndarray:
+        """Counts of all scores between `EDGES`; what lies beyond them is in the outermost bins."""
+        seen = self.scores[self.allowed.expand_as(self.scores)].double().cpu().numpy()
+        return np.histogram(np.clip(seen, EDGES[0], EDGES[-1]), bins=EDGES)[0]
+
+
+def _row_values(scores: Tensor, allowed: Tensor) -> dict[str, Tensor]:
+    """Every row metric of every row: [S, H, R]."""
+    p = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+    return {
+        "score_magnitude": scores.abs().masked_fill(~allowed, 0.0).sum(-1) / allowed.sum(-1),
+        "attention_median": p.masked_fill(~allowed, torch.nan).nanmedian(-1).values,
+        "attention_min": p.masked_fill(~allowed, torch.inf).amin(-1),
+    }
+
+
+def _mean(sums: Tensor, counts: Tensor, dropped: int) -> dict[str, Any]:
+    """The columns of a mean whose interval leaves out one sequence at a time."""
+    total, count = float(sums.sum()), float(counts.sum())
+    value = total / count if count else math.nan
+    without = [(total - a) / (count - b) for a, b in zip(sums.tolist(), counts.tolist(), strict=True) if 0 < b < count]
+    low, high = jackknife(value, without, bounds=(0.0, None))
+    columns = {"value": value, "low": low, "high": high, "sd": math.nan, "dropped": dropped, "replicates": []}
+    return {**columns, "n": int(count), "contexts": len(without), "note": "mean over heads and sampled rows"}
+
+
+def score_rows(call: Call, index: Index, rows: int) -> ScoreRows:
+    """The same query rows that the bank looks at, with all their scores."""
+    allowed, bias = call.parted()
+    chosen = [positions for _, positions, _ in chosen_rows(index, rows, seed=0)]
+    picked = torch.stack(chosen).to(call.query.device)  # [S, R]; every sequence has all its positions
+    query = torch.stack([q[:, at] for q, at in zip(call.query, picked, strict=True)])
+    key = call.key.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1)
+    scores = call.scaling * query.float() @ key.float().mT
+    if bias is not None:
+        scores = scores + _of_rows(bias.float(), picked)
+    return ScoreRows(scores, _of_rows(allowed, picked))
+
+
+def _of_rows(matrix: Tensor, picked: Tensor) -> Tensor:
+    """The chosen query rows of [S or 1, H or 1, T or 1, T]."""
+    whole = matrix.expand(len(picked), *matrix.shape[1:])
+    if matrix.shape[2] == 1:
+        return whole
+    return torch.stack([one[:, at] for one, at in zip(whole, picked, strict=True)])
