@@ -13,7 +13,7 @@ import pytest
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.table import Table
 from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.report import RunView, write_report
+from anisoscope.view.report import TEMPLATES, RunView, write_report
 from anisoscope.view.series import Source
 from anisoscope.view.shape_ablation import designs, effects_of
 from anisoscope.view.shape_arms import arm_line, arms_of, measures_of, sites_of
@@ -105,9 +105,9 @@ def test_every_figure_has_a_drawing_and_words(page: Page) -> None:
     assert all(c.get("aria-label") for c in charts)
     made = [spec["make"] for spec in page.specs().values() if "make" in spec]
     assert {kind: made.count(kind) for kind in set(made)} == {
-        "course": 3, "grid": 3, "profile": 1, "rows": 3, "dimension": 3, "ablation": 1,
+        "course": 3, "grid": 3, "profile": 1, "rows": 3, "dimension": 3, "ablation": 1, "sharp": 1, "spread": 4,
     }  # fmt: skip
-    script = page.text and (Path(__file__).parents[1] / "src/anisoscope/view/templates/shape.js").read_text()
+    script = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("shape.js", "attention.js"))
     assert all(f"make.{kind} = " in script for kind in set(made))
 
 
@@ -266,7 +266,8 @@ def test_vector_figures_are_written_for_what_was_measured(study: Path, page: Pag
     assert stems == {
         "profiles-svd_ratio", "profiles-two_nn", "profiles-attention_sharpness", "steps-by-layers-svd_ratio",
         "steps-by-layers-two_nn", "steps-by-layers-attention_sharpness", "dimension-over-training",
-        "ablation-profiles", "ablation-effects",
+        "ablation-profiles", "ablation-effects", "drift-and-cosine", "drift-and-cosine-pooled",
+        *(f"attention-over-training-{arm}-4x64" for arm in ARMS),
     }  # fmt: skip
     assert all((study.parent / "figures" / f"{stem}.pdf").stat().st_size > 1000 for stem in stems)
     links = [a["href"] for t, a in page.elements if t == "a" and "figures/" in (a.get("href") or "")]

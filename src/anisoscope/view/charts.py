@@ -165,7 +165,8 @@ class Desk:
 
 def _site_label(label: str) -> str:
     _, stack, layer, kind = parse_site(str(label))
-    short = {"embed": "embed", "resid": str(layer), "final": "final"}.get(kind, site_name(layer, kind))
+    plain = {"embed": "embed", "resid": str(layer), "stage": str(layer), "final": "final"}
+    short = plain.get(kind, site_name(layer, kind))
     return short if stack == "single" else f"{stack} {short}"
 
 

@@ -223,7 +223,7 @@ def heat_map(sheet: Sheet, subject: Subject, places: Mapping[Any, Mapping[str, A
 
 def _column(cells: Mapping[str, Any]) -> str:
     point = next(iter(cells.values()))
-    return {"embed": "emb", "resid": str(point.layer), "final": "fin"}.get(
+    return {"embed": "emb", "resid": str(point.layer), "stage": str(point.layer), "final": "fin"}.get(
         point.kind, site_name(point.layer, point.kind)
     )
 

@@ -350,8 +350,8 @@ def _caution(sheet: Sheet, abouts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _thin(model: Mapping[str, Any]) -> str:
-    rows, width = model.get("rows"), model.get("width")
-    if not rows or not width or rows >= 10 * width:
+    rows, width = model.get("row_count", model.get("rows")), model.get("width")
+    if not isinstance(rows, int) or not rows or not width or rows >= 10 * width:
         return ""
     name = model.get("name", "one model")
     return (

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.similarity import run_cka
 from anisoscope.runs.store import RunFolder
 from anisoscope.runs.table import Table
+from anisoscope.view.joining import joined, joint, new_names, renamed_table
 from anisoscope.view.report import RunView, write_report
 
 
@@ -69,6 +68,14 @@ def report_runs(paths: list[Path], out: Path | None = None) -> Path:
         from anisoscope.view.performance import write_performance_report
 
         return write_performance_report(folders[0].path)
+    if len(folders) == 1 and folders[0].about().get("study") == "untrained":
+        from anisoscope.view.untrained import write_untrained_report
+
+        return write_untrained_report(folders[0].path)
+    if len(folders) == 1 and folders[0].about().get("study") == "sharpness":
+        from anisoscope.view.sharpness import write_sharpness_report
+
+        return write_sharpness_report(folders[0].path)
     views = [run_view(folder) for folder in folders]
     if len(views) > 1 and any(view.verdicts for view in views):
         views = _judged_together(views)
@@ -90,7 +97,7 @@ def _judged_together(views: Sequence[RunView]) -> list[RunView]:
     tables = [view.table for view in views]
     renamed = new_names(tables, [view.path for view in views])
     views = [_renamed_view(view, names) for view, names in zip(views, renamed, strict=True)]
-    verdicts = verdicts_to_dicts(evaluate_claims(_joined([view.table for view in views])))
+    verdicts = verdicts_to_dicts(evaluate_claims(joined([view.table for view in views])))
     return [replace(view, verdicts=verdicts if i == 0 else ()) for i, view in enumerate(views)]
 
 
@@ -105,62 +112,4 @@ def _renamed_view(view: RunView, names: Mapping[str, str]) -> RunView:
 
 def joint_table(folders: Sequence[RunFolder]) -> Table:
     """The tables of some runs as one, in which models of the same name are told apart."""
-    tables = [folder.table() for folder in folders]
-    renamed = new_names(tables, [str(folder.path) for folder in folders])
-    return _joined([renamed_table(table, names) for table, names in zip(tables, renamed, strict=True)])
-
-
-def _joined(tables: Sequence[Table]) -> Table:
-    """Some tables as one, with what each says about its models: claims ask which are encoders."""
-    models = [entry for table in tables for entry in _models(table)]
-    return Table(Table.concat(tables).arrow, tables[0].about if len(tables) == 1 else {"models": models})
-
-
-def new_names(tables: Sequence[Table], paths: Sequence[str]) -> list[dict[str, str]]:
-    """For each run in which a model has a name that another run uses for the same seed: all its names, with the run.
-
-    All of them, because arms are paired by their names. Other seeds of one model keep its name: they repeat it.
-    """
-    owned = [_owners(table) for table in tables]
-    counts = Counter(owner for owners in owned for owner in owners)
-    runs = _run_names(paths)
-    clashing = [any(counts[owner] > 1 for owner in owners) for owners in owned]
-    return [
-        {model: f"{model} ({run})" for model, _ in sorted(owners, key=str)} if clash else {}
-        for owners, run, clash in zip(owned, runs, clashing, strict=True)
-    ]
-
-
-def _owners(table: Table) -> set[tuple[str, int | None]]:
-    pairs = table.arrow.select(["model", "seed"]).group_by(["model", "seed"]).aggregate([]).to_pylist()
-    return {(pair["model"] or "", pair["seed"]) for pair in pairs}
-
-
-def _run_names(paths: Sequence[str]) -> list[str]:
-    """The last part of each path, or as much more as tells them apart.
-
-    >>> _run_names(["runs/a", "runs/b"]), _run_names(["x/run", "y/run"])
-    (['a', 'b'], ['x/run', 'y/run'])
-    """
-    parts = [Path(path).resolve().parts for path in paths]
-    for length in range(1, max(map(len, parts), default=1)):
-        names = ["/".join(part[-length:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return list(paths)
-
-
-def renamed_table(table: Table, names: Mapping[str, str]) -> Table:
-    """The same rows with other names of models, in its record too."""
-    if not names:
-        return table
-    entries = [{**entry, "name": names.get(entry.get("name", ""), entry.get("name"))} for entry in _models(table)]
-    column = table.arrow["model"].to_pylist()
-    models = pa.array([names.get(model or "", model) for model in column], type=pa.string())
-    place = table.arrow.schema.get_field_index("model")
-    arrow = table.arrow.set_column(place, table.arrow.schema.field(place), models)
-    return Table(arrow, {**table.about, "models": entries} if entries else table.about)
-
-
-def _models(table: Table) -> list[dict[str, Any]]:
-    return list(table.about.get("models") or ())
+    return joint([folder.table() for folder in folders], [str(folder.path) for folder in folders])

@@ -60,14 +60,27 @@ def _facts(model: Mapping[str, Any]) -> dict[str, str]:
         "Architecture": str(model.get("architecture") or ""),
         "Shape": ", ".join(part for part in shape if part),
         "Parameters": _millions(model.get("parameters")),
-        "Rows": _count(model.get("rows")),
+        "A row is": _row_words(model.get("rows")),
+        "Rows": _count(model.get("row_count", model.get("rows"))),
         "Contexts": _count(model.get("contexts")),
     }
     return {name: text for name, text in found.items() if text}
 
 
 def _count(value: Any) -> str:
-    return f"{int(value):,}" if value else ""
+    return f"{int(value):,}" if value and not isinstance(value, Mapping) else ""
+
+
+def _row_words(rows: Any) -> str:
+    """What one row is, by stack where the stacks differ.
+
+    >>> _row_words({"encoder": "one frame of audio", "decoder": "one token"}), _row_words({"single": "one token"})
+    ('one frame of audio (encoder), one token (decoder)', 'one token')
+    """
+    words = {str(k): str(v) for k, v in rows.items()} if isinstance(rows, Mapping) else {}
+    if len(set(words.values())) < 2:
+        return next(iter(words.values()), "")
+    return ", ".join(f"{word} ({stack})" for stack, word in words.items())
 
 
 def _millions(value: Any) -> str:

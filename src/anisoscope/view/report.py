@@ -18,7 +18,9 @@ from anisoscope.view.charts import Desk
 from anisoscope.view.figures import write_figures
 from anisoscope.view.findings import find
 from anisoscope.view.maps import spectra_by_owner
+from anisoscope.view.modalities import modality_findings
 from anisoscope.view.records import block_means, csv_link, dropped, glossary, model_facts, notes, settings, warnings
+from anisoscope.view.sections import Sections, shared_sections, write_section_figures
 from anisoscope.view.series import Sheet, Source, short_names
 from anisoscope.view.tables import table_html
 from anisoscope.view.training import is_training
@@ -62,10 +64,12 @@ def write_report(folder: Path, runs: list[RunView], *, catalogue: Mapping[str, A
     folder.mkdir(parents=True, exist_ok=True)
     if any(is_training(run.table) for run in runs):
         return _replace(folder / "report.html", _training_page(folder, runs, Catalogue(catalogue)))
-    sheet = Sheet([Source(run.table, run.about, run.path) for run in runs], Catalogue(catalogue))
+    sources = [Source(run.table, run.about, run.path) for run in runs]
+    sheet, shared = Sheet(sources, Catalogue(catalogue)), shared_sections(sources, Catalogue(catalogue))
     spectra = spectra_by_owner([(run.about, run.spectra, run.path) for run in runs])
     figures = write_figures(folder / "figures", sheet, spectra=spectra)
-    page = _render(_context(sheet, runs, spectra=spectra, figures=figures))
+    figures += write_section_figures(folder / "figures", shared)
+    page = _render(_context(sheet, runs, spectra=spectra, figures=figures, shared=shared))
     return _replace(folder / "report.html", page)
 
 
@@ -110,7 +114,7 @@ def _render(context: Mapping[str, Any], template: str = "report.html.j2") -> str
     made = environment()
     made.filters["json"] = lambda value: Markup(script_json(value))
     files = {"css": "report.css", "js": "report.js", "training_css": "training.css", "training_js": "training.js"}
-    files |= {"shape_js": "shape.js"}
+    files |= {"shape_js": "shape.js", "attention_js": "attention.js"}
     own = {name: Markup((TEMPLATES / file).read_text(encoding="utf-8")) for name, file in files.items()}
     library = Markup(get_plotlyjs()) if context["specs"] else ""
     return made.get_template(template).render(context, **own, plotly=library)
@@ -134,7 +138,12 @@ def script_json(value: Any) -> str:
 
 
 def _context(
-    sheet: Sheet, runs: Sequence[RunView], *, spectra: Mapping[str, Mapping[str, np.ndarray]], figures: Sequence[Path]
+    sheet: Sheet,
+    runs: Sequence[RunView],
+    *,
+    spectra: Mapping[str, Mapping[str, np.ndarray]],
+    figures: Sequence[Path],
+    shared: Sections,
 ) -> dict[str, Any]:
     desk = Desk(sheet)
     abouts = [run.about for run in runs]
@@ -149,9 +158,10 @@ def _context(
     }
     return {
         **sections,
+        **shared.sections,
         **_masthead(list(dict.fromkeys(s.model for s in sheet.subjects)), abouts),
         "legend": desk.legend(),
-        "findings": find(sheet, abouts),
+        "findings": [*modality_findings(shared.comparison), *find(sheet, abouts)],
         "models": model_facts(sheet, abouts),
         "means": block_means(sheet),
         "warnings": warnings(abouts),
@@ -161,7 +171,7 @@ def _context(
         "glossary": glossary(sheet),
         "csv": csv_link(sheet),
         "figures": sorted({f"figures/{path.name.rsplit('.', 1)[0]}" for path in figures}),
-        "specs": desk.specs,
+        "specs": desk.specs | shared.specs,
     }
 
 
@@ -188,7 +198,9 @@ def _data_phrase(abouts: Sequence[Mapping[str, Any]]) -> str:
     phrases = []
     for about in abouts:
         data = about.get("data") or {}
-        size = [plural(int(data[k]), k[:-1]) for k in ("tokens", "contexts") if data.get(k)]
+        own = [model.get("data") or {} for model in about.get("models") or []]
+        alike = len({(one.get("tokens"), one.get("contexts")) for one in own if one}) < 2  # modalities read their own
+        size = [plural(int(data[k]), k[:-1]) for k in ("tokens", "contexts") if data.get(k) and alike]
         name = (
             "the embedded corpus"
             if data.get("name") == "embedded"

@@ -83,7 +83,7 @@ class Line:
     @property
     def blocks(self) -> tuple[Point, ...]:
         """Computed points after a block: what a statement about depth may rest on."""
-        return tuple(p for p in self.known if p.kind == "resid" and p.layer > 0)
+        return tuple(p for p in self.known if p.kind in ("resid", "stage") and p.layer > 0)
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,8 @@ class Sheet:
         if record["head"] is not None:
             return False
         kinds = self._kinds[self.subject(record).index]
+        if record["kind"] == "stage":  # stages stand for the blocks where those were not looked at
+            return "resid" not in kinds
         return record["kind"] in STREAM or not kinds.intersection(STREAM)
 
     def stream(self, group: str = "") -> list[Record]:

@@ -160,7 +160,7 @@ class History:
     """All rows of one or several runs as lines over steps, with their learners named apart."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        rows = [row for i, source in enumerate(sources) for row in _rows(source, i)]
+        rows = _with_stages([row for i, source in enumerate(sources) for row in _rows(source, i)])
         # one model at one moment has no steps, whatever its training log says
         measured = [row for row in rows if row.kind != "training"] or rows
         self.dated = any(row.step is not None for row in measured)
@@ -290,6 +290,15 @@ def _rows(source: Source, index: int) -> list[Row]:
     arrow = arrow.filter(pc.is_null(arrow["head"]))
     columns = [_column(arrow[name]) for name in Row._fields[:-1]]
     return [Row._make((*values, index)) for values in zip(*columns, strict=True)]
+
+
+def _with_stages(rows: Sequence[Row]) -> list[Row]:
+    """The ends of the stages of a model as its blocks, where the blocks themselves were not looked at."""
+    looked = {(row.source, row.model) for row in rows if row.kind == "resid"}
+    return [
+        row._replace(kind="resid") if row.kind == "stage" and (row.source, row.model) not in looked else row
+        for row in rows
+    ]
 
 
 def _column(column: pa.ChunkedArray) -> list[Any]:

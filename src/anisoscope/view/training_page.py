@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.charts import Desk
 from anisoscope.view.concepts import concept_cards
+from anisoscope.view.modalities import modality_findings
 from anisoscope.view.records import dropped, model_facts, settings, warnings
+from anisoscope.view.sections import shared_sections, write_section_figures
 from anisoscope.view.series import Sheet, Source
 from anisoscope.view.shape_arms import arms_of
 from anisoscope.view.shape_figures import write_shape_figures
@@ -39,16 +41,18 @@ SHOWN, ARMS = 4, 9  # learners shown at first; arms, whose seeds are drawn toget
 def training_context(folder: Path, runs: Sequence[RunView], catalogue: Catalogue) -> dict[str, Any]:
     """What the template is given; writes the vector figures on the way."""
     sources = [Source(run.table, run.about, run.path) for run in runs]
-    history = History(sources)
+    history, shared = History(sources), shared_sections(sources, catalogue)
     sections, specs, left_out = _sections(history, catalogue, runs)
     # the views over training show the last step too
     profiles, profile_specs = ({"charts": []}, {}) if sections["shape"] else _profiles(sources, catalogue, history)
     verdicts = [verdict for run in runs for verdict in run.verdicts]
     figures = write_training_figures(folder / "figures", history)
     figures += write_shape_figures(folder / "figures", history, catalogue, verdicts)
+    figures += write_section_figures(folder / "figures", shared)
     claims = verdict_claims(verdicts)
     return {
         **sections,
+        **shared.sections,
         **_bookkeeping(runs, history, catalogue),
         "claims": claims,
         "scope": common_scope(claims),
@@ -56,14 +60,14 @@ def training_context(folder: Path, runs: Sequence[RunView], catalogue: Catalogue
         "flags": checkpoint_flags(history, [run.about for run in runs]),
         "subjects": len({str(v.get("subject") or "") for v in measured(verdicts)}),
         "concepts": concept_cards([concept for run in runs for concept in run.concepts]),
-        "findings": find_training(history),
+        "findings": [*modality_findings(shared.comparison), *find_training(history)],
         "legend": _legend(history),
         "measured": _measured(history),
         "profiles": profiles,
         "left_out": list(left_out.values()),
         "csv": page_table(sources, catalogue),
         "figures": sorted({f"figures/{path.name.rsplit('.', 1)[0]}" for path in figures}),
-        "specs": specs | profile_specs,
+        "specs": specs | profile_specs | shared.specs,
     }
 
 

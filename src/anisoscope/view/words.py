@@ -143,5 +143,6 @@ def site_phrase(layer: int, kind: str) -> str:
     ('at the embedding', 'after block 3')
     """
     plain = {"embed": "at the embedding", "resid": f"after block {layer}", "final": "after the final norm"}
+    plain |= {"stage": f"after the stage that ends with block {layer}"}
     plain |= {"rows": "in the rows", "unembed": "in the output head", "embed_weight": "in the embedding table"}
     return plain.get(kind, f"at {kind} of block {layer}")

@@ -5,7 +5,7 @@
   const drawn = new Set(), hidden = new Set();
   const coarse = window.matchMedia("(pointer: coarse)").matches;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const painted = new Set(["color", "fillcolor", "gridcolor", "linecolor", "tickcolor", "bgcolor", "bordercolor"]);
+  const painted = new Set(["color", "fillcolor", "gridcolor", "linecolor", "tickcolor", "zerolinecolor", "bgcolor", "bordercolor"]);
 
   /* Colours: specs name roles, the style sheet says what they are. */
   function property(name) { return getComputedStyle(root).getPropertyValue("--" + name).trim(); }
@@ -268,6 +268,6 @@
   choices("by-model", "model");
   document.getElementById("by-text").addEventListener("input", fill);
   document.getElementById("all").addEventListener("click", function () { state.all = true; fill(); });
-  document.querySelector(".filters").hidden = false;
+  document.querySelector("#table .filters").hidden = false;
   fill();
 })();

@@ -1,0 +1,130 @@
+"""Vector figures of modalities and drift: profiles by modality, a scatter plot for each model, the pool of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anisoscope.view.drift_scatter import DRIFT, IDENTITY, aside_of, units_of
+from anisoscope.view.figures import DASHES, RULES, WIDTH, plain
+from anisoscope.view.modalities import (
+    Comparison,
+    Record,
+    counted,
+    dashes_of,
+    hue_of,
+    interval_words,
+    owner_of,
+    state_of,
+)
+from anisoscope.view.palette import Paper
+from anisoscope.view.shape_figures import _grid, _save
+from anisoscope.view.traces import wants_log
+from anisoscope.view.words import finite
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST = 12  # panels of a figure
+MARKS: dict[str, dict[str, Any]] = {
+    "holds": {"marker": "o", "markersize": 2.6},
+    "undecided": {"marker": "o", "markersize": 3.2, "markerfacecolor": "white"},
+    "fails": {"marker": "D", "markersize": 3.6, "markerfacecolor": "white"},
+}
+
+
+def write_modality_figures(folder: Path, found: Comparison) -> list[Path]:
+    """A PDF and an SVG of each figure that the table has the rows for."""
+    import matplotlib
+
+    drawn = {}
+    with matplotlib.rc_context(RULES):  # type: ignore[arg-type, unused-ignore]
+        if len(found.modalities) > 1:
+            drawn["modalities"] = modality_figure(found)
+        if found.scattered:
+            drawn["drift-and-cosine"] = scatter_figure(found.scattered[:MOST])
+            near = [r for r in found.scattered if finite(r["near_identity"]) is not None]
+            drawn |= {"drift-near-identity": scatter_figure(near[:MOST], squared=True)} if near else {}
+        if len(units_of(found)) > 1:
+            drawn["drift-and-cosine-pooled"] = pooled_figure(found)
+        folder.mkdir(parents=True, exist_ok=True)
+        return [path for name, figure in drawn.items() for path in _save(figure, folder / name)]
+
+
+def modality_figure(found: Comparison) -> Figure:
+    """Average cosine over relative depth; colours are modalities, hollow diamonds are not explained by drift."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH * 1.5, 2.6 + 0.13 * -(-len(found.rows) // 2)), layout="constrained")
+    axes = figure.subplots()
+    told = {owner_of(record): record for record in found.records}
+    dashes = dashes_of(found.rows)
+    for row in found.rows:
+        points = counted(told[owner_of(row)])
+        x, y = ([p[name] for p in points] for name in ("depth", "cosine"))
+        style: Any = DASHES[dashes[owner_of(row)]]
+        label = plain(f"{row['label']} ({row['modality']})")
+        colour = Paper().series(hue_of(row["modality"]))
+        axes.plot(x, y, color=colour, linestyle=style, linewidth=1.0, label=label, **MARKS[state_of(row)])
+    axes.set_xlabel("Relative depth")
+    axes.set_ylabel("Average cosine")
+    spacing = {"handlelength": 2.4, "labelspacing": 0.25, "columnspacing": 1.2, "borderaxespad": 0.1}
+    figure.legend(loc="outside upper left", frameon=False, ncols=2, **spacing)
+    return figure
+
+
+def scatter_figure(records: Sequence[Record], *, squared: bool = False) -> Figure:
+    """Average cosine against drift (or the squared relative drift, a near-identity) over layers, a panel per stack."""
+    figure, grid = _grid(len(records), 1.75)
+    for axes, record in zip(grid.flat, records, strict=False):
+        _scatter(axes, record, squared=squared)
+        axes.set_title(plain(_title(record, squared=squared)), fontsize=7, loc="left")
+    name = f"{IDENTITY}, near-identity" if squared else DRIFT
+    figure.supxlabel(plain(name[:1].upper() + name[1:]), fontsize=8)
+    figure.supylabel("Average cosine", fontsize=8)
+    return figure
+
+
+def _title(record: Record, *, squared: bool) -> str:
+    if squared:
+        return f"{record['label']}\nPearson {interval_words(record['near_identity'], None, None)}"
+    ends = [interval_words(record[n], record[f"{n}_low"], record[f"{n}_high"]) for n in ("pearson", "spearman")]
+    return f"{record['label']}\nr {ends[0]}, ρ {ends[1]}"
+
+
+def _scatter(axes: Axes, record: Record, *, squared: bool) -> None:
+    name, power = ("relative_drift", 2) if squared else ("drift", 1)
+    points = [p for p in counted(record) if finite(p[name]) is not None]
+    x, y = [p[name] ** power for p in points], [p["cosine"] for p in points]
+    axes.plot(x, y, color="#bbbbbb", linewidth=0.7, zorder=1)
+    axes.scatter(x, y, s=11, color=[Paper().sequence(p["depth"]) for p in points], zorder=2)
+    if wants_log(x):
+        axes.set_xscale("log")
+    else:
+        axes.locator_params(axis="x", nbins=4)
+
+
+def pooled_figure(found: Comparison) -> Figure:
+    """Ranks within each trained stack, all stacks in one panel, coloured by modality."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
+    axes = figure.subplots()
+    seen: set[str] = set()
+    units = units_of(found)
+    for i, (record, unit) in enumerate(units):
+        name = record["modality"]
+        label: dict[str, Any] = {} if name in seen else {"label": plain(name)}
+        seen.add(name)
+        colour = Paper().series(hue_of(name))
+        x = np.asarray(unit.one) + 0.5 + aside_of(i, len(units))
+        axes.scatter(x, np.asarray(unit.two) + 0.5, s=9, color=colour, alpha=0.75, **label)
+    whole = found.pooled[0]
+    axes.set_title(f"ρ {interval_words(whole['spearman'], whole['low'], whole['high'])}", fontsize=8, loc="left")
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="Rank of drift within its model", ylabel="Rank of average cosine")
+    figure.legend(loc="outside upper left", frameon=False, ncols=3, handletextpad=0.1, borderaxespad=0.1)
+    return figure
