@@ -188,7 +188,7 @@ STRANGERS = {
 REFUSED = {
     "xlm": ("emb_dim=32,n_layers=2,n_heads=2,vocab_size=300", "several block lists"),
     "udop": ("d_model=32,d_kv=8,d_ff=48,num_layers=2,num_heads=4,vocab_size=300", "fails on its first tokens"),
-    "speech_to_text": ("d_model=32", "not token ids"),
+    "perceiver": ("d_model=32", "how to make that of text, sounds or pictures is not known"),
 }
 
 

@@ -1,0 +1,76 @@
+"""`anisoscope study inherent` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anisoscope.data.synthetic import make_picture
+
+Command = Callable[..., Any]
+FEW = ("--arms", "vision,convolution", "--families", "resnet", "--steps", 2, "--contexts", 16, "--examples", 60)
+HERE = ("--when", "0,2", "--jobs", 1, "--device", "cpu")
+
+
+def test_the_study_ends_with_verdicts_and_a_page(command: Command, tmp_path: Path) -> None:
+    done = command("study", "inherent", *FEW, *HERE, "--out", tmp_path / "study")
+    assert done.code == 0, done.err
+    assert "convolution_differs" in done.out and done.out.strip().endswith("report.html")
+    assert (tmp_path / "study" / "report.html").is_file()
+    verdicts = json.loads((tmp_path / "study" / "verdicts.json").read_text())
+    assert "drift_explains_anisotropy" in {verdict["claim"] for verdict in verdicts}
+    again = command("study", "inherent", *FEW, *HERE, "--out", tmp_path / "study", "--resume")
+    assert again.code == 0, "a finished study is only shown again"
+
+
+def test_pictures_of_the_user_are_trained_on(command: Command, tmp_path: Path) -> None:
+    images, labels = zip(*(make_picture(index, size=24) for index in range(40)), strict=True)
+    np.savez(tmp_path / "mine.npz", images=np.stack(images), labels=np.array(labels))
+    words = ("--arms", "vision", "--families", "none", "--images", tmp_path / "mine.npz", "--steps", 1, "--when", "0,1")
+    done = command("study", "inherent", *words, "--jobs", 1, "--device", "cpu", "--out", tmp_path / "study")
+    assert done.code == 0, done.err
+    about = json.loads((tmp_path / "study" / "run.json").read_text())
+    assert about["models"][0]["data"]["examples"] == 40 and about["models"][0]["data"]["name"].endswith("mine.npz")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--preset", "huge"), "huge"),
+        (("--arms", "vision,sound"), "unknown arm 'sound'"),
+        (("--families", "resnt"), "unknown family 'resnt'"),
+        (("--arms", "none", "--families", "none"), "there is nothing to do"),
+        (("--images", "nowhere", "--arms", "vision"), "'nowhere' is no folder of pictures"),
+        (("--audio", "nowhere", "--arms", "speech"), "'nowhere' is no folder of recordings"),
+        (("--models", "gpt5", "--preset", "paper"), "unknown model of the paper 'gpt5'"),
+        (("--resume",), "--resume needs --out"),
+        (("--seeds", "0,0"), "seed 0 is named twice"),
+        (("--models", "gpt2"), "--models belongs to --preset paper"),
+        (("--tokens", "4096", "--preset", "small"), "--tokens belongs to --preset paper"),
+        *(
+            (("--preset", "paper", option, value), f"{option} belongs to the presets that train")
+            for option, value in {
+                "--arms": "vision",
+                "--families": "swin",
+                "--seeds": "0",
+                "--steps": "9",
+                "--examples": "64",
+                "--when": "log",
+                "--jobs": "2",
+                "--limit": "1",
+                "--contexts": "96",
+            }.items()
+        ),
+    ],
+)
+def test_slips_are_told_in_one_sentence(
+    command: Command, words: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    place = () if "--resume" in words else ("--out", tmp_path / "study")
+    done = command("study", "inherent", *words, *place)
+    assert done.code == 2 and sentence in done.sentence
