@@ -278,6 +278,38 @@ def test_canine_molecules_count_only_without_padding_in_their_window() -> None:
     assert record.at("1.resid").x.shape[0] == record.at("5.resid").x.shape[0] == 35
 
 
+def test_families_that_cannot_be_looked_into_are_refused_with_the_reason() -> None:
+    import transformers
+
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    squeeze = transformers.SqueezeBertConfig(**sizes, num_hidden_layers=2, embedding_size=32)
+    funnel = transformers.FunnelConfig(vocab_size=60, block_sizes=[1, 2, 1], d_model=32, n_head=4, d_head=8, d_inner=48)
+    with pytest.raises(AnisoscopeError, match=r"calls the forward of its blocks directly.*modules="):
+        find_layout(transformers.SqueezeBertModel(squeeze))
+    with pytest.raises(AnisoscopeError, match=r"several lists of blocks.*modules="):
+        find_layout(transformers.FunnelModel(funnel))
+    assert set(families.REFUSED).isdisjoint(row["name"] for row in list_families())
+
+
+def test_a_norm_behind_the_blocks_is_final_whatever_its_name() -> None:
+    import transformers
+
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    layers = {"num_hidden_layers": 2, "num_key_value_heads": 2, "layer_types": ["conv", "full_attention"]}
+    torch.manual_seed(0)
+    model: Any = transformers.Lfm2Model(transformers.Lfm2Config(**sizes, **layers)).eval()
+    with torch.no_grad():
+        model.embedding_norm.weight.add_(torch.randn(32) * 0.1)
+    batch = inputs(model, 11, 7)
+    layout = find_layout(model)
+    verify(model, layout, batch, kinds=["embed", "resid", "final"])
+    record = _captured(model, batch, layout.sites(["resid", "final"]))
+    with torch.inference_mode():
+        normed = model.embedding_norm(record.at("2.resid").x)
+    torch.testing.assert_close(record.at("2.final").x, normed, atol=1e-5, rtol=1e-5)
+    assert not find_layout(tiny("bert")).stacks[0].has_norm  # a norm of embeddings before the blocks is none
+
+
 def test_every_listed_family_is_tested_here() -> None:
     from transformers import AutoConfig
 

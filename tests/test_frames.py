@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture import Capture, Site, find_layout
-from anisoscope.capture.frames import REPEATED, convolved
+from anisoscope.capture.frames import REPEATED, convolved, squeezed, trusted
 from anisoscope.errors import AnisoscopeError
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tiny_media import HONOURING, SAMPLES, media, media_inputs, mel_frames, padded_sound, sound, words
+from tiny_media import HONOURING, SAMPLES, SQUEEZED, media, media_inputs, mel_frames, padded_sound, sound, words
 from tiny_models import Record, captured
 
 STREAM = ["embed", "resid", "final"]
@@ -104,6 +105,68 @@ def test_an_adapter_has_windows_of_its_own() -> None:
     fine.view(-1)[resid.index.keep] = True
     reads = nn.functional.conv1d((~fine).float()[:, None], torch.ones(1, 1, 3), stride=2, padding=1)[:, 0] == 0
     assert final.index.keep.tolist() == reads.flatten().nonzero().flatten().tolist()
+
+
+# several frames to a row
+
+
+@pytest.mark.parametrize("lengths", [(6000, 4100, 5999), (6000, 895, 894), (6000, 33, 1), (3610, 1279, 1278)])
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_squeezed_rows_count_only_where_all_their_frames_are_unpadded(name: str, lengths: tuple[int, ...]) -> None:
+    model, batch = media(name), padded_sound(sound(*lengths))
+    record = captured(model, batch, find_layout(model).sites(STREAM))
+    frames = _poisoned(_convolutions(model), batch["attention_mask"])
+    groups = frames.shape[1] // 2
+    pairs = frames[:, : 2 * groups].unflatten(1, (-1, 2)).all(2)
+    for site in ("0.embed", "1.resid", "3.resid"):
+        assert record.at(site).index.keep.tolist() == pairs.flatten().nonzero().flatten().tolist()
+    spread = torch.zeros_like(frames)  # the end that fills an odd number of frames is no row
+    spread[:, : 2 * groups] = pairs.repeat_interleave(2, 1)
+    assert record.at("3.final").index.length == frames.shape[1]
+    assert record.at("3.final").index.keep.tolist() == spread.flatten().nonzero().flatten().tolist()
+    assert not pairs.all()
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_squeezed_padding_changes_neither_the_number_of_rows_nor_the_rows(name: str) -> None:
+    model, clips = media(name), sound(6000, 4100)
+    sites = find_layout(model).sites(STREAM)  # 299 and 204 frames: one of the first is filled up behind the blocks
+    together = captured(model, padded_sound(clips), sites)
+    alone = [captured(model, {"input_values": clip[None]}, sites) for clip in clips]
+    for a, b, c in zip(together.all, alone[0].all, alone[1].all, strict=True):
+        assert len(a.x) == len(b.x) + len(c.x) < 2 * len(b.x)
+        second = a.index.context == c.index.context[0]
+        if a.site.kind == "embed":  # position convolutions and keys at the edge read what follows
+            torch.testing.assert_close(a.x[second][:-8], c.x[:-8], atol=1e-4, rtol=1e-4)
+
+
+def test_squeezed_windows_of_no_such_length_are_refused() -> None:
+    with pytest.raises(AnisoscopeError, match="which no convolution"):
+        squeezed(100, 7, [(3, 2, 0)], factor=2)
+
+
+# masks of the model's own
+
+
+def test_a_mask_of_the_models_own_that_keeps_padding_is_refused() -> None:
+    real = torch.arange(6000) < torch.tensor([6000, 4100])[:, None]
+    honest = torch.arange(299) < torch.tensor([299, 204])[:, None]
+    assert torch.equal(trusted(honest, real), honest)
+    for kept in (299, 250, 206):
+        with pytest.raises(AnisoscopeError, match=f"keeps {kept} of 299 frames .* 4100 of 6000 positions are data"):
+            trusted(torch.arange(299) < torch.tensor([299, kept])[:, None], real)
+
+
+def test_sew_without_its_windows_is_refused_rather_than_wrong() -> None:
+    model, batch = media("sew"), padded_sound(sound(6000, 4100))
+    layout = find_layout(model)
+    bare = replace(layout, stacks=(replace(layout.stacks[0], windows=None),))
+    own = model._get_feature_vector_attention_mask(149, batch["attention_mask"])
+    assert own.all()  # what the model says of rows that it does not have in mind
+    with pytest.raises(AnisoscopeError, match="padding would be counted"):
+        captured(model, batch, bare.sites(["resid"]), layout=bare)
+    full = {"input_values": batch["input_values"], "attention_mask": torch.ones(2, 6000, dtype=torch.long)}
+    assert len(captured(model, full, bare.sites(["resid"]), layout=bare).at("1.resid").x) == 2 * 149
 
 
 @pytest.mark.parametrize("lengths", [(80, 43), (80, 44), (12, 1), (5, 2)])

@@ -24,7 +24,7 @@ from tiny_media import IMAGES, MEDIA, PREFIX, media, media_inputs, words
 from tiny_models import FAMILIES, Record, captured, padded, tiny
 
 ALL = sorted(MEDIA)
-POST_NORM = {"wav2vec2-base", "hubert-base", "wavlm-base", "data2vec-audio"}
+POST_NORM = {"wav2vec2-base", "hubert-base", "wavlm-base", "data2vec-audio", "sew", "sew-d"}
 STREAM = ["embed", "resid", "final"]
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")  # of WavLM's own making
 

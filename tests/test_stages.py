@@ -15,12 +15,12 @@ from anisoscope import measure
 from anisoscope.capture import Batch, Capture, find_layout, list_families
 from anisoscope.capture.layout import Layout
 from anisoscope.capture.parts import Place
-from anisoscope.capture.pixels import channels_last, unpadded_cells
+from anisoscope.capture.pixels import unpadded_cells
 from anisoscope.capture.verify import verify
 from anisoscope.errors import AnisoscopeError
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plain_images import Attending, Grouped, Mixed, Nested, Numbered, Scattered, Windowed, chain, inverted
+from plain_images import Numbered
 from tiny_images import IMAGES, UNNAMED, images, tiny_images
 from tiny_models import Record
 
@@ -29,10 +29,12 @@ EVERY = [*ALL, *sorted(UNNAMED)]
 STAGES = {"resnet": [2, 3, 5, 6], "convnext": [2, 3, 5, 6], "convnextv2": [2, 3, 5, 6], "efficientnet": [1, 3, 5],
           "mobilenet_v1": [2, 6, 10, 22, 26], "mobilenet_v2": [2, 5, 9, 12, 15, 16], "cvt": [1, 3, 6],
           "segformer": [1, 3, 4, 5], "swin": [2, 4, 5], "swinv2": [2, 4, 5], "regnet": [2, 3, 5, 6],
-          "poolformer": [2, 3, 5, 6], "bit": [2, 3, 5, 6]}  # fmt: skip
+          "poolformer": [2, 3, 5, 6], "bit": [2, 3, 5, 6], "pvt": [1, 3, 4, 6], "swinv2-two": [2, 3],
+          "swiftformer": [1, 2, 4, 5], "swiftformer-deep": [3, 5, 8, 12]}  # fmt: skip
 FROM_EMBED = {"resnet", "convnext", "convnextv2", "swin", "swinv2", "regnet", "bit"}  # then a state for each stage
 BLOCKWISE = {"efficientnet", "mobilenet_v1", "mobilenet_v2"}  # a state for each block
-ATTENDING = {"cvt", "segformer", "swin", "swinv2"}
+ATTENDING = {"cvt", "pvt", "segformer", "swin", "swinv2"}
+SIZES = {"swin": (32, 32), "swinv2": (32, 32), "pvt": (64, 64)}  # of families that have one size
 
 
 def _family(name: str) -> str:
@@ -47,7 +49,7 @@ def _captured(model: nn.Module, batch: Any, kinds: list[str], **options: Any) ->
 
 
 def _inputs(name: str, **options: Any) -> dict[str, Tensor]:
-    return {"pixel_values": images(size=(32, 32) if name.startswith("swin") else (64, 48), **options)}
+    return {"pixel_values": images(size=SIZES.get(_family(name), (64, 48)), **options)}
 
 
 def _rows(state: Tensor) -> Tensor:
@@ -55,25 +57,35 @@ def _rows(state: Tensor) -> Tensor:
     return (state.flatten(2).transpose(1, 2) if state.dim() == 4 else state).flatten(0, 1)
 
 
-def _entries(name: str) -> list[str]:
+def _stages(name: str) -> list[int]:
+    return STAGES.get(name) or STAGES[_family(name)]
+
+
+def _entries(name: str) -> list[str | None]:
     """The site that each of the model's own hidden states is, written down from reading transformers."""
-    stages = [f"{layer}.stage" for layer in STAGES[_family(name)]]
+    stages = [f"{layer}.stage" for layer in _stages(name)]
     if _family(name) in BLOCKWISE:
-        blocks = [f"{layer}.resid" for layer in range(1, STAGES[_family(name)][-1] + 1)]
+        blocks = [f"{layer}.resid" for layer in range(1, _stages(name)[-1] + 1)]
         return ["0.embed", *blocks] if name == "efficientnet" else blocks
-    return ["0.embed", *stages] if _family(name) in FROM_EMBED else stages
+    if _family(name) == "pvt":  # a state for each block, then the norm's
+        return [*(f"{layer}.resid" for layer in range(1, 7)), "6.final"]
+    if _family(name) == "swiftformer":  # after each stage what makes the next map of its own
+        return ["0.embed", stages[0], *(entry for stage in stages[1:] for entry in (None, stage))]
+    return ["0.embed", *stages] if _family(name) in FROM_EMBED else [*stages]
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_stages_equal_the_models_own_hidden_states(name: str) -> None:
     model = tiny_images(name)
-    record = _captured(model, _inputs(name), ["embed", "resid", "stage"])
+    record = _captured(model, _inputs(name), ["embed", "resid", "stage", "final"])
     with torch.inference_mode():
         hidden = model(**_inputs(name), output_hidden_states=True).hidden_states
     for site, theirs in zip(_entries(name), hidden, strict=True):
-        torch.testing.assert_close(record.at(site).x, _rows(theirs), atol=1e-5, rtol=1e-5)
+        if site is not None:
+            patches = theirs[:, 1:] if _family(name) == "pvt" and theirs.shape[1] == 5 else theirs
+            torch.testing.assert_close(record.at(site).x, _rows(patches), atol=1e-5, rtol=1e-5)
     stages = [rows.site.layer for rows in record.all if rows.site.kind == "stage"]
-    assert stages == STAGES[_family(name)]
+    assert stages == _stages(name)
     if _family(name) in BLOCKWISE:  # a stage is what its last block gives
         assert all(torch.equal(record.at(f"{n}.stage").x, record.at(f"{n}.resid").x) for n in stages)
 
@@ -81,7 +93,7 @@ def test_stages_equal_the_models_own_hidden_states(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_the_mean_of_a_stage_is_the_mean_over_its_positions(name: str) -> None:
     record = _captured(tiny_images(name), _inputs(name), ["stage", "stage_mean"])
-    for layer in STAGES[_family(name)]:
+    for layer in _stages(name):
         whole, mean = record.at(f"{layer}.stage"), record.at(f"{layer}.stage_mean")
         torch.testing.assert_close(mean.x, whole.x.unflatten(0, (3, -1)).mean(1), atol=1e-5, rtol=1e-5)
         assert mean.index.context.tolist() == whole.index.context.view(3, -1)[:, 0].tolist()
@@ -126,6 +138,46 @@ def test_the_class_token_of_cvt_is_apart_where_it_is() -> None:
     for layer, positions in ((1, 16 * 12), (3, 8 * 6), (6, 4 * 3)):  # no patch is lost, and none is the token
         torch.testing.assert_close(record.at(f"{layer}.resid").x, record.at(f"{layer}.stage").x)
         assert len(record.at(f"{layer}.resid").x) == 3 * positions
+
+
+def test_the_class_token_of_the_last_stage_of_pvt_is_in_no_map() -> None:
+    model = tiny_images("pvt")
+    record = _captured(model, _inputs("pvt"), ["resid", "cls", "stage", "stage_mean", "final", "query"])
+    with torch.inference_mode():
+        output = model(**_inputs("pvt"), output_hidden_states=True)
+    last = output.hidden_states[5]
+    assert last.shape[1] == 4 + 1
+    assert sorted({rows.site.layer for rows in record.all if rows.site.kind == "cls"}) == [5, 6]
+    torch.testing.assert_close(record.at("6.cls").x, last[:, 0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(record.at("6.stage").x, last[:, 1:].flatten(0, 1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(record.at("6.stage_mean").x, last[:, 1:].mean(1), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(record.at("6.stage_mean").x, last.mean(1), atol=1e-3)  # so that the law is not empty
+    final = output.last_hidden_state[:, 1:].flatten(0, 1)
+    torch.testing.assert_close(record.at("6.final").x, final, atol=1e-5, rtol=1e-5)
+    assert len(record.at("6.query").x) == 3 * 4
+    assert len(record.at("4.stage").x) == 3 * 16  # earlier stages have none
+
+
+def test_stages_of_two_widths_are_stages_whatever_their_first_weights_read() -> None:
+    layout = find_layout(tiny_images("swinv2-two"))  # its biases are made by a part that reads two numbers
+    assert {"stage", "query", "scores"} <= set(layout.kinds)
+
+
+def test_attention_in_more_dimensions_is_left_out_in_words() -> None:
+    from transformers import HieraConfig, HieraModel
+
+    sizes = {"patch_stride": [4, 4], "patch_size": [7, 7], "patch_padding": [3, 3], "masked_unit_size": [8, 8]}
+    model = HieraModel(
+        HieraConfig(embed_dim=16, image_size=[32, 32], depths=[1, 1, 2, 1], num_heads=[1, 2, 2, 4], **sizes)
+    )
+    batch = {"pixel_values": images(size=(32, 32))}
+    table = measure(model, [batch], metrics=["drift", "attention_entropy"])
+    assert {"embed", "stage", "stage_mean"} <= set(table.to_pandas()["kind"])
+    assert not {"query", "key", "scores"} & set(table.to_pandas()["kind"])
+    notes = table.about["models"][0]["notes"]
+    assert any("left out: the attention of layer 1 has queries of shape (1, 1, 1, 64, 16)" in note for note in notes)
+    with pytest.raises(AnisoscopeError, match="expected four dimensions"):
+        measure(model, [batch], metrics=["drift"], sites=["query"])
 
 
 def test_a_layer_in_every_stage_counts_blocks_over_all_stages() -> None:
@@ -252,91 +304,6 @@ def test_a_plain_module_that_reads_no_mask_is_given_none() -> None:
     for found, other in zip(record.all, ruled.all, strict=True):
         assert torch.equal(found.index.keep, other.index.keep)
     assert [len(rows.x) for rows in record.all] == [n + n // 3 for n in (32 * 24, 16 * 12, 8 * 6, 4 * 3)]
-
-
-# modules that no row names
-
-
-def test_numbered_layers_are_stages_and_their_blocks_layers() -> None:
-    model = Numbered().eval()
-    stack = find_layout(model).stacks[0]
-    assert stack.blocks == ("layer1.0", "layer1.1", "layer2.0", "layer3.0", "layer3.1", "layer4.0")
-    assert {layer: place.path for (layer, kind), place in stack.fixed.items() if kind == "stage"} == {
-        2: "layer1", 3: "layer2", 5: "layer3", 6: "layer4"}  # fmt: skip
-    assert not stack.has_norm
-    record, x = _captured(model, images(), ["embed", "stage"]), images()
-    with torch.inference_mode():
-        x = model.relu(model.conv1(x))
-        torch.testing.assert_close(record.at("0.embed").x, _rows(x))
-        for layer, part in ((2, model.layer1), (3, model.layer2), (5, model.layer3), (6, model.layer4)):
-            x = part(x)
-            torch.testing.assert_close(record.at(f"{layer}.stage").x, _rows(x))
-    assert any("rest on their names" in note for note in verify(model, find_layout(model), {"": images()}))
-
-
-def test_a_flat_list_of_blocks_is_cut_where_channels_or_resolution_change() -> None:
-    stack = find_layout(inverted()).stacks[0]
-    assert stack.blocks == tuple(f"features.{i}" for i in range(1, 6))
-    assert sorted(layer for layer, kind in stack.fixed if kind == "stage") == [1, 3, 5]
-    assert (stack.final, stack.has_norm) == (Place("features.6", "out"), True)
-
-
-def test_a_chain_of_convolutions_is_cut_where_it_pools() -> None:
-    model = chain().eval()
-    stack = find_layout(model).stacks[0]
-    assert stack.blocks == ("3", "7", "9", "12")  # what ends each convolution, its activation or norm
-    assert sorted(layer for layer, kind in stack.fixed if kind == "stage") == [1, 3, 4]
-    record = _captured(model, images(), ["embed", "stage"])
-    for site, end in (("0.embed", 2), ("1.stage", 4), ("3.stage", 10), ("4.stage", 13)):
-        torch.testing.assert_close(record.at(site).x, _rows(model[:end](images()).detach()))
-
-
-@pytest.mark.parametrize("make", [Nested, Grouped])
-def test_stages_in_lists_are_found(make: Any) -> None:
-    model = make().eval()
-    stack = find_layout(model).stacks[0]
-    assert sorted(layer for layer, kind in stack.fixed if kind == "stage") == [2, 4, 6]
-    record, maps = _captured(model, images(), ["stage"]), model.maps(images())
-    for layer, theirs in zip((2, 4, 6), maps, strict=True):
-        torch.testing.assert_close(record.at(f"{layer}.stage").x, _rows(theirs.detach()))
-
-
-def test_a_head_of_convolutions_is_final_at_what_the_pooling_reads() -> None:
-    model = Nested().eval()
-    with torch.inference_mode():
-        head = model.norm(model.maps(images())[-1]).relu()
-    torch.testing.assert_close(_captured(model, images(), ["final"]).at("6.final").x, _rows(head))
-
-
-def test_maps_with_channels_last_are_read_as_such() -> None:
-    model = Windowed().eval()  # 8 channels on 8×8 positions, then 16 on 4×4
-    record, maps = _captured(model, images(size=(32, 32)), ["stage"]), model.maps(images(size=(32, 32)))
-    for rows, theirs in zip(record.all, maps, strict=True):
-        torch.testing.assert_close(rows.x, theirs.detach().flatten(0, 2))
-    square = nn.Conv2d(3, 8, 4, 4), nn.Linear(3, 8)
-    assert [channels_last(part, torch.Size([2, 8, 8, 8])) for part in square] == [False, True]
-    assert channels_last(nn.Sequential(nn.Conv2d(3, 6, 1), nn.LayerNorm(6)), torch.Size([2, 8, 8, 6]))
-    named = Record()
-    with Capture(model, [], named, modules=["stem", "stages.0"]) as capture:
-        capture.run(images(size=(32, 32)))
-    torch.testing.assert_close(named.at("1.stages.0").x, maps[0].detach().flatten(0, 2))
-    torch.testing.assert_close(named.at("0.stem").x, _rows(model.stem(images(size=(32, 32))).detach()))
-
-
-def test_blocks_of_attention_behind_a_convolution_are_no_stages() -> None:
-    stack = find_layout(Attending()).stacks[0]
-    assert stack.blocks == ("blocks.0", "blocks.1", "blocks.2")
-    assert not stack.staged
-    assert find_layout(Mixed()).stacks[0].staged  # the same beside more convolutions
-
-
-def test_a_module_without_stages_is_refused_with_what_to_do() -> None:
-    with pytest.raises(AnisoscopeError, match=r"no stages; .* name modules with modules=\[…\]"):
-        find_layout(Scattered())
-    with pytest.raises(AnisoscopeError, match=r"modules=\[…\]"):
-        measure(Scattered(), [images()], metrics=["drift"])
-    table = measure(Scattered(), [images()], metrics=["drift"], modules=["first", "second"])
-    assert set(table.to_pandas()["kind"]) == {"first", "second"}
 
 
 def test_every_staged_family_is_tested_here() -> None:

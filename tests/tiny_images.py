@@ -21,6 +21,10 @@ _SEGFORMER = {
     "depths": [1, 2, 1, 1], "hidden_sizes": [8, 8, 16, 16], "num_attention_heads": [1, 2, 2, 4],
     "mlp_ratios": [2, 2, 2, 2], "decoder_hidden_size": 16,
 }  # fmt: skip
+_PVT = {
+    "image_size": 64, "depths": [1, 2, 1, 2], "hidden_sizes": [8, 8, 16, 16], "num_attention_heads": [1, 2, 2, 4],
+    "sequence_reduction_ratios": [8, 4, 2, 1], "mlp_ratios": [2, 2, 2, 2],
+}  # fmt: skip
 _SWIN = {
     "image_size": 32,
     "patch_size": 4,
@@ -29,6 +33,8 @@ _SWIN = {
     "num_heads": [2, 2, 4],
     "window_size": 2,
 }
+
+_SWIFT = {"embed_dims": [8, 8, 16, 16], "mlp_ratio": 2}
 
 # name -> (configuration class, options, model class)
 IMAGES: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -47,12 +53,15 @@ IMAGES: dict[str, tuple[str, dict[str, Any], str]] = {
     "mobilenet_v2-head": ("MobileNetV2Config", {"depth_multiplier": 0.25}, "MobileNetV2ForImageClassification"),
     "cvt": ("CvtConfig", _CVT, "CvtModel"),
     "cvt-head": ("CvtConfig", _CVT, "CvtForImageClassification"),
+    "pvt": ("PvtConfig", _PVT, "PvtModel"),
+    "pvt-head": ("PvtConfig", _PVT, "PvtForImageClassification"),
     "segformer": ("SegformerConfig", _SEGFORMER, "SegformerModel"),
     "segformer-maps": ("SegformerConfig", _SEGFORMER, "SegformerForSemanticSegmentation"),
     "segformer-flat": ("SegformerConfig", {**_SEGFORMER, "reshape_last_stage": False}, "SegformerModel"),
     "swin": ("SwinConfig", _SWIN, "SwinModel"),
     "swin-head": ("SwinConfig", _SWIN, "SwinForImageClassification"),
     "swinv2": ("Swinv2Config", _SWIN, "Swinv2Model"),
+    "swinv2-two": ("Swinv2Config", {**_SWIN, "depths": [2, 1], "num_heads": [2, 4]}, "Swinv2Model"),
 }
 # Families that no row names: found by how they are built.
 UNNAMED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -62,6 +71,8 @@ UNNAMED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"depths": [2, 1, 2, 1], "hidden_sizes": [8, 12, 16, 24], "mlp_ratio": 2.0, "layer_scale_init_value": 0.5},
         "PoolFormerModel",
     ),
+    "swiftformer": ("SwiftFormerConfig", {**_SWIFT, "depths": [1, 1, 2, 1]}, "SwiftFormerModel"),
+    "swiftformer-deep": ("SwiftFormerConfig", {**_SWIFT, "depths": [3, 2, 3, 4]}, "SwiftFormerModel"),
     "bit": ("BitConfig", {**_SIZES, "embedding_size": 8, "num_groups": 4}, "BitModel"),
 }
 

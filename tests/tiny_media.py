@@ -18,6 +18,11 @@ def _speech(**options: Any) -> dict[str, Any]:
     return {**_COMMON, **_FRAMES, "feat_extract_norm": "layer", "do_stable_layer_norm": True, **options}
 
 
+def _squeezed(**options: Any) -> dict[str, Any]:
+    """As above, two frames to a row."""
+    return {**_COMMON, **_FRAMES, "feat_extract_norm": "layer", "squeeze_factor": 2, **options}
+
+
 def _whisper(**options: Any) -> dict[str, Any]:
     sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in
              (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))}  # fmt: skip
@@ -54,6 +59,8 @@ MEDIA: dict[str, tuple[str, dict[str, Any], str]] = {
     "wavlm": ("WavLMConfig", _speech(), "WavLMModel"),
     "wavlm-base": ("WavLMConfig", _speech(feat_extract_norm="group", do_stable_layer_norm=False), "WavLMModel"),
     "data2vec-audio": ("Data2VecAudioConfig", _speech(conv_pos_kernel_size=5), "Data2VecAudioModel"),
+    "sew": ("SEWConfig", _squeezed(), "SEWModel"),
+    "sew-d": ("SEWDConfig", _squeezed(position_buckets=8), "SEWDModel"),
     "whisper": ("WhisperConfig", _whisper(), "WhisperModel"),
     "whisper-generating": ("WhisperConfig", _whisper(), "WhisperForConditionalGeneration"),
     "moonshine": ("MoonshineConfig", _moonshine(), "MoonshineForConditionalGeneration"),
@@ -81,21 +88,52 @@ MEDIA: dict[str, tuple[str, dict[str, Any], str]] = {
     "clip-vision": ("CLIPVisionConfig", _patches(), "CLIPVisionModel"),
 }
 
+# Image models that no row names, with their tokens before and after the patches: found by how they are built.
+UNNAMED: dict[str, tuple[str, dict[str, Any], str, tuple[int, int]]] = {
+    "dinov3": ("DINOv3ViTConfig", _patches(num_register_tokens=3), "DINOv3ViTModel", (4, 0)),
+    "data2vec-vision": (
+        "Data2VecVisionConfig",
+        _patches(use_mean_pooling=False, use_relative_position_bias=True),
+        "Data2VecVisionModel",
+        (1, 0),
+    ),
+    "vit-msn": ("ViTMSNConfig", _patches(), "ViTMSNModel", (1, 0)),
+    "yolos": ("YolosConfig", _patches(image_size=[24, 24], num_detection_tokens=5), "YolosModel", (1, 5)),
+    "blip-vision": ("BlipVisionConfig", _patches(), "BlipVisionModel", (1, 0)),
+    "blip2-vision": ("Blip2VisionConfig", _patches(), "Blip2VisionModel", (1, 0)),
+    "altclip-vision": ("AltCLIPVisionConfig", _patches(), "AltCLIPVisionModel", (1, 0)),
+    "chinese-clip-vision": ("ChineseCLIPVisionConfig", _patches(), "ChineseCLIPVisionModel", (1, 0)),
+    "clipseg-vision": ("CLIPSegVisionConfig", _patches(), "CLIPSegVisionModel", (1, 0)),
+    "git-vision": ("GitVisionConfig", _patches(), "GitVisionModel", (1, 0)),
+    "flava-image": ("FlavaImageConfig", _patches(), "FlavaImageModel", (1, 0)),
+    "dpt": (
+        "DPTConfig",
+        _patches(backbone_out_indices=[0, 1, 2, 2], neck_hidden_sizes=[8] * 4, fusion_hidden_size=8, is_hybrid=False),
+        "DPTModel",
+        (1, 0),
+    ),
+    "aimv2": ("Aimv2VisionConfig", _patches(), "Aimv2VisionModel", (0, 0)),
+    "ijepa": ("IJepaConfig", _patches(), "IJepaModel", (0, 0)),
+    "siglip-vision": ("SiglipVisionConfig", _patches(), "SiglipVisionModel", (0, 0)),
+}
+
 PREFIX = {"ast": 2, "vit": 1, "vit-classifier": 1, "deit": 2, "beit": 1, "beit-shared": 1, "dinov2": 1,
           "dinov2-registers": 4, "vit-mae": 1, "clip-vision": 1}  # fmt: skip
 IMAGES = sorted(set(PREFIX) - {"ast"})
 SPEECH = sorted(set(MEDIA) - set(IMAGES))
-SAMPLES = [name for name in SPEECH if "whisper" not in name and name != "ast"]  # raw audio
+SQUEEZED = ["sew", "sew-d"]  # raw audio, several frames to a row
+SAMPLES = [name for name in SPEECH if "whisper" not in name and name != "ast" and name not in SQUEEZED]  # raw audio
 HONOURING = ["hubert", "wav2vec2", "wav2vec2-adapter", "wavlm"]  # the mask hides padding wholly
 TYPES = {"wav2vec2", "hubert", "wavlm", "data2vec-audio", "whisper", "moonshine", "audio-spectrogram-transformer",
-         "vit", "deit", "beit", "dinov2", "dinov2_with_registers", "vit_mae", "clip_vision_model"}  # fmt: skip
+         "sew", "sew-d", "vit", "deit", "beit", "dinov2", "dinov2_with_registers", "vit_mae",
+         "clip_vision_model"}  # fmt: skip
 
 
 def media(name: str, *, attention: str | None = None) -> Any:
     """A tiny model, in evaluation mode, with norms, scales and biases away from their initial values."""
     import transformers
 
-    config_class, options, model_class = MEDIA[name]
+    config_class, options, model_class = MEDIA[name] if name in MEDIA else UNNAMED[name][:3]
     torch.manual_seed(sum(map(ord, name)))
     config = getattr(transformers, config_class)(**options)
     if attention is not None:
@@ -139,7 +177,7 @@ def words(batch: int, length: int = 6) -> dict[str, Tensor]:
 
 def media_inputs(name: str) -> dict[str, Tensor]:
     """A batch of two or three contexts, the second shorter where the model can be told so."""
-    if name in IMAGES:
+    if name in (*IMAGES, *UNNAMED):
         x = torch.randn(3, 3, 24, 24, generator=torch.Generator().manual_seed(0))
         order = {"noise": torch.arange(9.0).expand(3, 9)} if name == "vit-mae" else {}  # it shuffles its patches
         return {"pixel_values": x, **order}

@@ -86,18 +86,26 @@ class Attended:
         contexts = self.running.contexts
         if contexts is None:
             return
-        call = call.batched(contexts.batch)
+        call = self._plain(call.batched(contexts.batch))
         windows, odd = divmod(call.query.shape[0], contexts.batch)
         if odd or (windows == 1 and call.key.shape[2] > call.query.shape[2]):  # keys of a cache
             return
         grid = self._grid(call, windows)
-        self._tell(call, grid, prefix=contexts.prefix)
+        self._tell(call, grid, apart=contexts.prefix + contexts.suffix)
         for kind, x in self._rows(call, turns).items():
             rows = x.transpose(1, 2) if grid is None else grid.restored(x)
             self.emit(self._site(kind), rows, contexts)
         site = self._site("scores")
         if site in self.wanted and call.whole:
             self.show(self._scores(site, call, contexts, keys=contexts, grid=grid))
+
+    def _plain(self, call: Call) -> Call:
+        if call.query.dim() != 4:
+            raise AnisoscopeError(
+                f"the attention of layer {self.running.layer} has queries of shape {tuple(call.query.shape)}; expected "
+                "four dimensions (contexts or windows, heads, positions, width): leave query, key and scores out."
+            )
+        return call
 
     def _rows(self, call: Call, turns: list[Turn]) -> dict[str, Tensor]:
         found = {"query": call.query, "key": call.key}
@@ -162,13 +170,13 @@ class Attended:
             self._said.add(what)
             self.notes.append(words if self.stack.name == "single" else f"{self.stack.name}: {words}")
 
-    def _tell(self, call: Call, grid: Grid | None, *, prefix: int) -> None:
+    def _tell(self, call: Call, grid: Grid | None, *, apart: int) -> None:
         """What is special about a call, once for each size it has."""
         queries, keys, since = call.query.shape[2], call.key.shape[2], f"from layer {self.running.layer} on"
         if grid is not None:
             self._say((len(grid.places), queries), f"{since} {_window_words(grid)}")
         elif keys < queries:
-            self._say((queries, keys), f"{since} {_reduced_words(queries - prefix, keys - prefix)}")
+            self._say((queries, keys), f"{since} {_reduced_words(queries - apart, keys - apart)}")
         if 0 < call.chunk < queries:
             words = f"{since} attention is within chunks of {call.chunk} positions: queries and keys were put together"
             self._say(("chunk", call.chunk), f"{words}, scores are those of a chunk, and m counts its keys")
@@ -179,7 +187,7 @@ class Attended:
         if site.kind in self._said:
             return
         with contextlib.suppress(AnisoscopeError):  # how the keys lie to the input may not be known
-            padding = ~keys.real_at(allowed.shape[3], prefix=keys.prefix)
+            padding = ~keys.real_at(allowed.shape[3], prefix=keys.prefix, suffix=keys.suffix)
             if bool(padding.any()) and bool((allowed.flatten(1, 2).any(1).cpu() & padding).any()):
                 self._say(site.kind, f"{site.kind} reach padded positions, as the model does: m counts them")
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.frames import convolved
+from anisoscope.capture.frames import convolved, squeezed
 from anisoscope.capture.index import Windows
 
 Blocks = Callable[[nn.Module, Any], "list[str]"]
@@ -103,6 +103,12 @@ def speech_windows(config: Any) -> Windows:
     return lambda length, rows: convolved(length, rows, layers)
 
 
+def squeezed_windows(config: Any) -> Windows:
+    """SEW: blocks read the mean of several frames, and what they give is spread over as many frames again."""
+    layers = [(kernel, stride, 0) for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True)]
+    return lambda length, rows: squeezed(length, rows, layers, factor=int(config.squeeze_factor))
+
+
 def whisper_windows(config: Any) -> Windows:
     """Row j reads the mel frames 2j-2 … 2j+2, those before the beginning and after the end left out."""
     return lambda length, rows: convolved(length, rows, [(3, 1, 1), (3, 2, 1)])
@@ -154,6 +160,12 @@ def cvt_classes(config: Any) -> frozenset[int]:
     return frozenset(found | ({0} if config.cls_token[0] else set()))
 
 
+def pvt_classes(config: Any) -> frozenset[int]:
+    """PVT: the layers of the last stage."""
+    depth = sum(config.depths)
+    return frozenset(range(depth - config.depths[-1] + 1, depth + 1))
+
+
 _WINDOWED = dict.fromkeys(("attn_in", "attn_out"), "its attention reads windows of the map, one after another")
 _NORMED = dict.fromkeys(("mlp_in", "mlp_out"), "what its feed-forward part gives is normed before it is added")
 
@@ -173,6 +185,12 @@ FAMILIES: dict[str, Family] = {
     "hubert": Family("frames of speech", final=stable_norm, windows=speech_windows),
     "wavlm": Family("frames of speech, gated relative bias", final=stable_norm, windows=speech_windows),
     "data2vec-audio": Family("frames of speech", final=lambda config: False, windows=speech_windows),
+    "sew": Family("frames of speech, several squeezed to a row", windows=squeezed_windows),
+    "sew-d": Family(
+        "frames of speech, several squeezed to a row, disentangled attention",
+        windows=squeezed_windows,
+        attention=deberta_attention,
+    ),
     "whisper": Family("speech encoder over 30 s of mel frames, and text decoder", windows=whisper_windows),
     "moonshine": Family("speech encoder over samples, and text decoder, rotary", windows=moonshine_windows),
     "audio-spectrogram-transformer": Family(
@@ -203,6 +221,12 @@ FAMILIES: dict[str, Family] = {
         final=lambda config: False,
         prefix=lambda config: int(any(config.cls_token)),
         prefixed=cvt_classes,
+    ),
+    "pvt": Family(
+        "patches in stages, class token of the last stage apart; keys of fewer positions",
+        staged=True,
+        prefix=lambda config: 1,
+        prefixed=pvt_classes,
     ),
     "segformer": Family(
         "patches in stages, a norm ends each stage; keys of fewer positions", staged=True, final=lambda config: False
@@ -251,6 +275,13 @@ GENERAL: dict[str, str] = {
 }
 
 
+# Families that cannot be looked into, and why.
+REFUSED: dict[str, str] = {
+    "funnel": "its encoder shortens the sequence between several lists of blocks, and its decoder reads two of them",
+    "squeezebert": "it calls the forward of its blocks directly, past every hook, with channels before positions",
+}
+
+
 def family_of(config: Any) -> Family | None:
     """The row of a model's configuration, if its family has one."""
     return FAMILIES.get(str(getattr(config, "model_type", "")))
@@ -270,7 +301,7 @@ def _verified(name: str) -> str:
     family = FAMILIES.get(name)
     sites = "embed, resid, final, attn_in, attn_out, mlp_in, mlp_out"
     if family is not None and family.staged:
-        attends = name in ("cvt", "segformer", "swin", "swinv2")
+        attends = name in ("cvt", "pvt", "segformer", "swin", "swinv2")
         return "embed, resid, stage, stage_mean, final" + (", query, key, scores" if attends else "")
     if name == "mamba":
         return "embed, resid, final"

@@ -43,6 +43,47 @@ def convolved(length: int, rows: int, layers: Sequence[tuple[int, int, int]]) ->
     return start.clamp(0, length), (start + reach).clamp(0, length)
 
 
+def squeezed(length: int, rows: int, layers: Sequence[tuple[int, int, int]], *, factor: int) -> tuple[Tensor, Tensor]:
+    """As `convolved`, where every `factor` frames are then averaged to one row, and rows are spread to frames again.
+
+    A frame after the last whole group is filled up with zeros and stands for no input.
+
+    >>> [x.tolist() for x in squeezed(10, 2, [(2, 2, 0)], factor=2)]
+    [[0, 4], [4, 8]]
+    >>> [x.tolist() for x in squeezed(10, 5, [(2, 2, 0)], factor=2)]
+    [[0, 0, 4, 4, 10], [4, 4, 8, 8, 11]]
+    """
+    frames = length
+    for kernel, stride, padding in layers:
+        frames = (frames + 2 * padding - kernel) // stride + 1
+    groups = frames // factor
+    start, stop = convolved(length, groups, [*layers, (factor, factor, 0)])
+    if rows == groups:
+        return start, stop
+    if rows not in (frames, groups * factor):
+        convolved(length, rows, layers)  # refuses
+    start, stop = torch.cat([start, start.new_tensor([length])]), torch.cat([stop, stop.new_tensor([length + 1])])
+    group = (torch.arange(rows) // factor).clamp(max=groups)
+    return start[group], stop[group]
+
+
+def trusted(frames: Tensor, real: Tensor) -> Tensor:
+    """A model's own mask [B, T'] of its frames, or an error where it keeps more than the share of data [B, T] allows.
+
+    >>> trusted(torch.tensor([[True, False]]), torch.tensor([[True, True, False, False]])).tolist()
+    [[True, False]]
+    """
+    most = real.sum(1) * frames.shape[1] / real.shape[1] + 1
+    if bool((frames.sum(1) > most).any()):
+        worst = int((frames.sum(1) - most).argmax())
+        raise AnisoscopeError(
+            f"the model's own mask keeps {int(frames[worst].sum())} of {frames.shape[1]} frames of a context of which "
+            f"{int(real[worst].sum())} of {real.shape[1]} positions are data, so padding would be counted; give "
+            "contexts of equal length, or a mask at the site's resolution with rows=…."
+        )
+    return frames
+
+
 def without_repeated_end(content: Tensor, *, config: Any, notes: list[str]) -> Tensor | None:
     """What is data [B, T] where ends of contexts repeat one exact value for 0.1 s or more; None where none does.
 

@@ -18,7 +18,8 @@ from anisoscope.capture.attended import Attended
 from anisoscope.capture.frames import with_frame_mask
 from anisoscope.capture.index import Choice, Contexts, read_contexts, special_ids
 from anisoscope.capture.layout import Layout, Stack, find_layout, refuse_compiled, unwrapped
-from anisoscope.capture.parts import CALLED_KINDS, Place
+from anisoscope.capture.parts import CALLED_KINDS, PER_HEAD, Place
+from anisoscope.capture.passes import Pass, patch_cutters
 from anisoscope.capture.pixels import reads_last, with_pixel_mask
 from anisoscope.capture.rows import Batch, Rows, Scores, Sink
 from anisoscope.capture.sides import MEDIA, reader_of
@@ -29,28 +30,6 @@ Rule = Callable[[tuple[Any, ...], dict[str, Any]], Tensor]
 """(args, kwargs) of the model's forward -> bool [B, T], True where a position is data."""
 Watch = Callable[[Site, Tensor, Callable[[Tensor], Tensor]], None]
 """(site, the activation itself, how its gradient is cut into the same rows), while the forward pass runs."""
-
-
-class _Pass:
-    """What one stack knows while a forward pass runs through it."""
-
-    def __init__(self, stack: Stack | None) -> None:
-        self.stack = stack
-        self.contexts: Contexts | None = None
-        self.layer = 0
-        self.layers = {path: i for i, path in enumerate(stack.blocks, start=1)} if stack else {}
-
-    def begin(self, contexts: Contexts) -> None:
-        self.contexts, self.layer = contexts, 0
-
-    def end(self) -> None:
-        self.contexts, self.layer = None, 0
-
-    def enter(self, path: str) -> None:
-        shared = self.stack is not None and self.stack.shared
-        self.layer = self.layer + 1 if shared else self.layers[path]
-        if self.contexts is not None and self.stack is not None:
-            self.contexts.prefix = self.stack.prefix_at(self.layer)
 
 
 class Capture:
@@ -90,7 +69,7 @@ class Capture:
         self._check(sites)
         self._wanted = set(self.sites)
         self._seen: set[Site] = set()
-        self._passes: dict[str, _Pass] = {}
+        self._passes: dict[str, Pass] = {}
         self._batch: Batch | None = None
         self._above: Contexts | None = None  # of the encoder, for its decoder
         self._outer: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -148,6 +127,11 @@ class Capture:
         """The sites that the pass, or all passes so far, did not show."""
         return sorted(site for site in self._wanted - self._seen if site.stack not in self._unfed)
 
+    @property
+    def counted(self) -> set[str]:
+        """The stacks where positions that may be class tokens or the like were counted as patches."""
+        return {name for name, running in self._passes.items() if running.counted}
+
     def _raise_unseen(self) -> None:
         unseen = self.unseen
         if not unseen:
@@ -171,7 +155,7 @@ class Capture:
             if stack.name in used:
                 self._hook_stack(stack)
         if "" in used:
-            self._passes[""] = _Pass(None)
+            self._passes[""] = Pass(None, self.notes)
         for path, site in self.named.items():
             self._on(path, "out", functools.partial(self._emit, site, running=self._passes[within[path]]))
         # Hooks run in the order in which they were added: the pass ends after everything else has been read.
@@ -187,7 +171,7 @@ class Capture:
             return
         self._outer, self._above = (args, kwargs), None
         if "" in self._passes:
-            self._passes[""].begin(self._contexts(module, args, kwargs, stack=None))
+            self._passes[""].begin(self._contexts(module, args, kwargs, stack=None), {})
 
     def _end(self, *_: Any) -> None:
         self._outer = None
@@ -203,17 +187,19 @@ class Capture:
         self._stack.callback(handle.remove)
 
     def _hook_stack(self, stack: Stack) -> None:
-        running = self._passes[stack.name] = _Pass(stack)
+        running = self._passes[stack.name] = Pass(stack, self.notes)
         owner = self.model.get_submodule(stack.owner)
 
         def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.idle is not None and self.idle():
                 return
-            running.begin(self._contexts(module, args, kwargs, stack=stack))
+            running.begin(self._contexts(module, args, kwargs, stack=stack), by_name(module, args, kwargs))
 
         self._keep(owner.register_forward_pre_hook(self._untraced(begin), with_kwargs=True))
         kinds = {site.kind for site in self.sites if site.stack == stack.name}
         self._hook_blocks(stack, running)
+        for module in patch_cutters(self.model, stack):
+            self._keep(module.register_forward_hook(self._untraced(lambda _, __, output: running.cut(output))))
         inner = {(place, kind) for (_, kind), place in stack.places.items() if kind in kinds - set(CALLED_KINDS)}
         for place, kind in sorted(inner, key=str):
             self._on(place.path, place.side, self._taker(running, kind, place))
@@ -231,20 +217,20 @@ class Capture:
         if stack.owner:  # the model's own hook ends the pass when it is the owner
             self._keep(owner.register_forward_hook(self._untraced(self._end_stack(running)), always_call=True))
 
-    def _end_stack(self, running: _Pass) -> Callable[..., None]:
+    def _end_stack(self, running: Pass) -> Callable[..., None]:
         def end(*_: Any) -> None:
             self._finished += 1 if self._outer is None else 0
             running.end()
 
         return end
 
-    def _hook_blocks(self, stack: Stack, running: _Pass) -> None:
+    def _hook_blocks(self, stack: Stack, running: Pass) -> None:
         for path in dict.fromkeys(stack.blocks):
 
             def enter(x: Tensor, path: str = path) -> None:
                 if running.contexts is None:  # recomputation during a backward pass
                     return
-                running.enter(path)
+                running.enter(path, x)
                 self._emit(Site(running.layer, "block_in", stack.name), x, running)
                 if running.layer == 1 and (0, "embed") not in stack.fixed:
                     self._emit(Site(0, "embed", stack.name), x, running)
@@ -257,7 +243,7 @@ class Capture:
             self._on(path, "in", enter)
             self._on(path, "out", leave)
 
-    def _taker(self, running: _Pass, kind: str, place: Place) -> Callable[[Tensor], None]:
+    def _taker(self, running: Pass, kind: str, place: Place) -> Callable[[Tensor], None]:
         def take(x: Tensor) -> None:
             assert running.stack is not None
             scaled = x if place.scale == 1.0 else x * place.scale
@@ -266,7 +252,7 @@ class Capture:
 
         return take
 
-    def _hook_attention(self, stack: Stack, running: _Pass) -> None:
+    def _hook_attention(self, stack: Stack, running: Pass) -> None:
         def emit(site: Site, x: Tensor, contexts: Contexts) -> None:
             self._emit(site, x, running, contexts)
 
@@ -297,23 +283,25 @@ class Capture:
 
     # rows
 
-    def _emit(self, site: Site, x: Tensor, running: _Pass, contexts: Contexts | None = None) -> None:
+    def _emit(self, site: Site, x: Tensor, running: Pass, contexts: Contexts | None = None) -> None:
         contexts, activation = contexts or running.contexts, x
         if site not in self._wanted or contexts is None:
             return
         self._seen.add(site)
+        if site.kind == "cls" and not (contexts.prefix or contexts.suffix):  # a note says why
+            return
+        whole = x.dim() == 4 and site.kind not in PER_HEAD  # a map has no class token among its positions
         x = positioned(x, contexts, site)
-        selection = contexts.select(x.shape[1], self._choice(site), x.device)
+        selection = contexts.select(x.shape[1], self._choice(site, whole=whole), x.device)
         if selection.index.keep.numel():
             with _plain(x.device):
                 self.sink.rows(Rows(site, selection.rows(x), selection.index))
             if self.watch is not None:
                 self.watch(site, activation, lambda g: selection.rows(positioned(g, contexts, site)))
 
-    def _choice(self, site: Site) -> Choice:
+    def _choice(self, site: Site, *, whole: bool) -> Choice:
         """What the user wants of the positions; some sites are one row per context by their nature."""
         pool = {"cls": "cls", "stage_mean": "mean"}.get(site.kind)
-        whole = self.layout is not None and not site.name and self.layout.stack(site.stack).is_map(site.kind)
         return self.choice if not (pool or whole) else replace(self.choice, pool=pool or self.choice.pool, whole=whole)
 
     def _contexts(
@@ -331,7 +319,7 @@ class Capture:
         contexts, notes = read_contexts(arguments, config=config, real=real, above=above)
         self.notes += [note for note in notes if note not in self.notes]
         contexts.windows = stack.windows if stack is not None else None
-        contexts.prefix = stack.prefix_at(0) if stack is not None else 0
+        contexts.prefix, contexts.suffix = (stack.prefix_at(0), stack.suffix) if stack is not None else (0, 0)
         contexts.channels_last = functools.partial(reads_last, self.model, self.layout)
         contexts.plain |= any(isinstance(arguments.get(name), Tensor) for name in MEDIA)
         contexts.frames = getattr(module, "_get_feature_vector_attention_mask", None)

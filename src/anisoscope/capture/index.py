@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.capture.frames import SOUND, without_repeated_end
+from anisoscope.capture.frames import SOUND, trusted, without_repeated_end
 from anisoscope.capture.pixels import MASK, read_pixels, unpadded_cells
 from anisoscope.capture.rows import Index
 from anisoscope.errors import AnisoscopeError
@@ -34,7 +34,7 @@ class Choice:
     special: str = "in"
     first: str = "in"
     pool: str = "none"
-    whole: bool = False  # no position is a class token or the like: the feature map of a stage
+    whole: bool = False  # no position is a class token or the like: a feature map
 
     def __post_init__(self) -> None:
         allowed = {"special": ("in", "out"), "first": ("in", "out"), "pool": ("none", "mean", "cls", "last")}
@@ -83,12 +83,14 @@ class Contexts:
     special: Tensor | None = None  # [B, T] bool
     groups: tuple[str, ...] | None = None
     windows: Windows | None = None
+    span: int | None = None  # samples of audio, where nothing says which of them are data
     frames: Callable[[int, Tensor], Tensor] | None = None  # the model's own mask at a lower resolution
     plain: bool = False  # frames or patches: none of them is a special token
     prefix: int = 0  # leading positions that are no part of the input; read only as the class token
+    suffix: int = 0  # trailing ones
     pixels: Tensor | None = None  # [B, H, W] bool where images were padded to one size
     channels_last: Callable[[Any, torch.Size], bool] | None = None  # how a site of four dimensions is to be read
-    _cache: dict[tuple[int, int, Choice, torch.device], Selection] = field(default_factory=dict)
+    _cache: dict[tuple[int, int, int, Choice, torch.device], Selection] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
@@ -102,19 +104,21 @@ class Contexts:
 
     def select(self, length: int, choice: Choice, device: torch.device) -> Selection:
         """The selection for activations of `length` positions on `device`; made once per pass."""
-        prefix = 0 if choice.whole else self.prefix
-        key = (length, prefix, choice, device)
+        prefix, suffix = (0, 0) if choice.whole or length <= self.prefix + self.suffix else (self.prefix, self.suffix)
+        key = (length, prefix, suffix, choice, device)
         if key not in self._cache:
             host = torch.device("cpu")
-            made = self._cache.get((*key[:3], host)) or self._selection(length, choice, prefix=prefix)
-            self._cache[(*key[:3], host)] = made
+            made = self._cache.get((*key[:4], host)) or self._selection(length, choice, prefix=prefix, suffix=suffix)
+            self._cache[(*key[:4], host)] = made
             self._cache[key] = made if device == host else made.to(device)
         return self._cache[key]
 
-    def _selection(self, length: int, choice: Choice, *, prefix: int) -> Selection:
-        real = self.real_at(length, prefix=prefix)
-        if prefix and choice.pool != "cls" and length > prefix:
-            real = real & (torch.arange(length) >= prefix)
+    def _selection(self, length: int, choice: Choice, *, prefix: int, suffix: int) -> Selection:
+        real, place = self.real_at(length, prefix=prefix, suffix=suffix), torch.arange(length)
+        if choice.pool != "cls":
+            real = real & (place >= prefix) & (place < length - suffix)
+        elif suffix and not prefix:  # its class token follows the patches
+            real = real & (place >= length - suffix)
         kept = self._kept(real, choice)
         take = kept.flatten().nonzero().squeeze(1)
         row = take // length
@@ -154,11 +158,13 @@ class Contexts:
         first = first_of(real).flatten()[take]
         return Index(self.batch, length, take, self.hashes[take // length], order[take], token, self.groups, first)
 
-    def real_at(self, length: int, *, prefix: int = 0) -> Tensor:
+    def real_at(self, length: int, *, prefix: int = 0, suffix: int = 0) -> Tensor:
         """Which of `length` positions are data; at a lower resolution, those whose whole window is unpadded."""
         if self.pixels is not None:
-            cells = unpadded_cells(self.pixels, max(length - prefix, 1))
-            return torch.nn.functional.pad(cells, (length - cells.shape[1], 0), value=True)
+            cells = unpadded_cells(self.pixels, max(length - prefix - suffix, 1))
+            return torch.nn.functional.pad(cells, (length - cells.shape[1] - suffix, suffix), value=True)
+        if self.real is None and self.windows is not None and self.span is not None:
+            return self._covered(torch.ones(self.batch, self.span, dtype=torch.bool), length)
         if self.real is None:
             return torch.ones(self.batch, length, dtype=torch.bool)
         if length == self.real.shape[1]:
@@ -168,19 +174,30 @@ class Contexts:
         return self._covered(self.real, length)
 
     def _covered(self, flags: Tensor, length: int) -> Tensor:
-        if bool(flags.all()) and length < flags.shape[1]:
-            return torch.ones(self.batch, length, dtype=torch.bool)
-        if self.windows is not None:
-            start, stop = self.windows(flags.shape[1], length)
+        whole = bool(flags.all()) and length < flags.shape[1]
+        if self.windows is not None and (windows := self._windows(flags.shape[1], length, needed=not whole)):
+            start, stop = windows
             beyond = torch.nn.functional.pad(flags.long(), (0, 1))  # one position past the input, never data
             counts = torch.nn.functional.pad(beyond.cumsum(1), (1, 0))
             return counts[:, stop] - counts[:, start] == stop - start
+        if whole:
+            return torch.ones(self.batch, length, dtype=torch.bool)
         if self.frames is not None:
-            return self.frames(length, flags.long()).bool()
+            return trusted(self.frames(length, flags.long()).bool(), flags.bool())
         raise AnisoscopeError(
             f"a site has {length} positions where the padded input has {flags.shape[1]}, and how they correspond is "
             "not known; give contexts of equal length, or a mask at the site's resolution with rows=…."
         )
+
+    def _windows(self, given: int, length: int, *, needed: bool) -> tuple[Tensor, Tensor] | None:
+        """The windows of a site, or None where none are known and, without padding, none are needed."""
+        assert self.windows is not None
+        try:
+            return self.windows(given, length)
+        except AnisoscopeError:
+            if needed:
+                raise
+            return None
 
 
 def first_of(real: Tensor) -> Tensor:
@@ -224,7 +241,9 @@ def read_contexts(
         real = torch.ones(content.shape[:2], dtype=torch.bool)
     hashes = _hashes(content if ids is None else ids, real, above, pixels)
     aligned = ids is not None and real is not None and ids.shape == real.shape
-    return Contexts(hashes, real, ids if aligned else None, plain=name == "pixel_values", pixels=pixels), notes
+    span = content.shape[1] if name == "input_values" and content.dim() == 2 else None
+    words = ids if aligned else None
+    return Contexts(hashes, real, words, plain=name == "pixel_values", pixels=pixels, span=span), notes
 
 
 def original_contexts(arguments: Mapping[str, Any], *, config: Any = None) -> Tensor:

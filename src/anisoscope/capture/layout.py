@@ -15,11 +15,13 @@ from typing import Any
 from torch import nn
 
 from anisoscope.capture import parts
-from anisoscope.capture.families import Family, family_of
+from anisoscope.capture.ends import find_final
+from anisoscope.capture.families import REFUSED, Family, family_of
 from anisoscope.capture.index import CONTENT, Windows
 from anisoscope.capture.parts import Place
 from anisoscope.capture.sites import Site, check_kinds
 from anisoscope.capture.stages import Trunk, find_trunk
+from anisoscope.capture.tokens import Tokens, named_tokens
 from anisoscope.errors import AnisoscopeError
 
 _LENGTHS = re.compile(r"^(n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers)$")
@@ -44,6 +46,8 @@ class Stack:
     fixed: dict[tuple[int, str], Place] = field(default_factory=dict)  # read at one module each
     prefix: int = 0  # leading positions that are no part of the input: class, distillation and register tokens
     prefixed: frozenset[int] | None = None  # the layers that have them; None: all
+    suffix: int = 0  # trailing positions that are no part of the input: detection tokens
+    tokens: Tokens | None = None  # both, by the names of parameters, to be checked in a pass; None where a family says
 
     @property
     def depth(self) -> int:
@@ -63,10 +67,6 @@ class Stack:
     def prefix_at(self, layer: int) -> int:
         """Leading positions of a layer that are no part of the input."""
         return self.prefix if self.prefixed is None or layer in self.prefixed else 0
-
-    def is_map(self, kind: str) -> bool:
-        """Whether a kind is read behind a stage, where every position is one of a feature map."""
-        return self.staged and kind in ("stage", "stage_mean", "final")
 
     def module_at(self, site: Site) -> str:
         """Path of the module at which a site is read, or of its block."""
@@ -190,6 +190,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _block_lists(model: nn.Module, names: dict[str, nn.Module]) -> dict[str, list[str]]:
+    kind = getattr(_config(model), "model_type", "")
+    if kind in REFUSED:
+        raise AnisoscopeError(f"{_called(model)} has no sites: {REFUSED[kind]}; name modules with modules=[…].")
     special = _from_table(names)
     if special is not None:
         return {"single": special}
@@ -294,28 +297,31 @@ def _stack(model: nn.Module, name: str, blocks: list[str]) -> Stack:
     if (reason := _unwritten_scores(model.get_submodule(blocks[0]), config)) and "scores" not in missing:
         places = {at: place for at, place in places.items() if at[1] != "scores"}
         missing["scores"] = reason
-    final, has_norm = _final(model, owner, blocks[0], config=config)
+    final, has_norm = find_final(model, owner, block=blocks[0], config=config)
     if family is not None and family.final is not None:
         has_norm = family.final(config)
     if not has_norm:
         missing["final"] = "no norm follows the last block"
     windows = family.windows(config) if family is not None and family.windows is not None else None
-    prefix = family.prefix(config) if family is not None and family.prefix is not None else 0
-    return Stack(name, owner, tuple(blocks), places, final, has_norm, config, windows, family, missing, prefix=prefix)
+    stack = Stack(name, owner, tuple(blocks), places, final, has_norm, config, windows, family, missing)
+    if family is not None:
+        return replace(stack, prefix=family.prefix(config) if family.prefix is not None else 0)
+    tokens = named_tokens(model, owner)
+    return replace(stack, prefix=tokens.before, suffix=tokens.after, tokens=tokens) if tokens is not None else stack
 
 
 def _staged_stack(model: nn.Module, trunk: Trunk) -> Stack:
     """One stack of all blocks over all stages, with a place for the feature map that each stage ends in."""
     stack = _stack(model, "single", trunk.blocks)
     family, config, missing = stack.family, stack.config, dict(stack.missing)
-    final, has_norm = _final(model, stack.owner, trunk.stages[0].path, config=config)
+    final, has_norm = find_final(model, stack.owner, block=trunk.stages[0].path, config=config)
     if not hasattr(config, "model_type"):  # what a plain module returns is the answer of its head
         final, has_norm = trunk.final or Place(trunk.stages[-1].path, "out"), trunk.final is not None
     elif family is not None and family.final is not None:
         has_norm = family.final(config)
     without = dict(family.without) if family is not None else {}
     places = {at: place for at, place in stack.places.items() if at[1] not in without}
-    if not any(kind == "query" for _, kind in places):
+    if not any(parts.attends(model.get_submodule(path)) for path in trunk.blocks):
         missing |= dict.fromkeys(_ATTENTION, "its blocks have no attention")
     missing = {kind: why for kind, why in (missing | without).items() if kind != "final"}
     missing |= {} if has_norm else {"final": "nothing follows the last stage"}
@@ -367,28 +373,3 @@ def _unwritten_scores(block: nn.Module, config: Any) -> str:
         return "its scores are capped before the softmax"
     sinks = any(name.endswith("sinks") for name, _ in block.named_parameters())
     return "its softmax has a sink besides the keys" if sinks else ""
-
-
-def _final(model: nn.Module, owner: str, block: str, *, config: Any) -> tuple[Place, bool]:
-    """What the stack returns, and whether a norm or projection lies between it and the last block."""
-    norms: list[str] = []
-    path = block.rpartition(".")[0]
-    while path not in (owner, ""):
-        path = path.rpartition(".")[0]
-        norms += _after_blocks(model, path)
-    children = dict(model.get_submodule(owner).named_children())
-    vocabulary = getattr(config, "vocab_size", None)
-    heads = [c for c in children.values() if getattr(c, "out_features", None) == vocabulary is not None]
-    if heads and norms:  # the owner returns logits
-        return Place(norms[-1], "out"), True
-    return Place(owner, "out"), bool(norms)
-
-
-def _after_blocks(model: nn.Module, path: str) -> list[str]:
-    """Children that may act after the blocks: norms, except those of the embeddings, and output projections."""
-    found = []
-    for name, child in model.get_submodule(path).named_children():
-        norm = "norm" in type(child).__name__.lower() and not re.search(r"emb(?!.*after)|^pre|input", name.lower())
-        if norm or name == "project_out":
-            found.append(_joined(path, name))
-    return found

@@ -9,23 +9,21 @@ from typing import Any
 from torch import nn
 
 from anisoscope.capture.frames import SOUND
-from anisoscope.capture.layout import unwrapped
+from anisoscope.capture.layout import Layout, unwrapped
+from anisoscope.capture.parts import attends
 
 ROWS: dict[str, str] = {
     "text": "one token",
     "characters": "one character (or byte) of text",
     "speech": "one frame of audio",
-    "vision": "one patch of an image; class and register tokens are apart",
+    "vision": "one patch of an image",
     "convolution": "one position of a feature map",
 }
+APART = "; class and register tokens are apart"
 _CHARACTERS = ("canine", "byt5")
 _CONVOLUTION = ("cvt",)  # attends, but between convolutions: the literature counts it with them
 _LETTERS = ("ByteTokenizer", "ByT5Tokenizer", "CanineTokenizer")
 _BYT5_WORDS = 384  # three special tokens, 256 bytes, 125 sentinels
-# Projections to queries and keys: their names say more than the word attention, which gates of channels go by, too.
-_PROJECTIONS = re.compile(
-    r"^((to_|c_|W|projection_)?(q|k|qk|kv|qkv|query|key|query_key_value|attn)(_proj|_lin)?|queries_.*)$"
-)
 _PLACEHOLDERS = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|<[^<>]+>")
 
 
@@ -37,7 +35,7 @@ def modality_of(model: nn.Module, tokenizer: Any = None) -> str:
     if reads in SOUND:
         return "speech"
     if reads == "pixel_values":
-        counted = getattr(config, "model_type", "") in _CONVOLUTION or not _attends(inner)
+        counted = getattr(config, "model_type", "") in _CONVOLUTION or not attends(inner)
         return "convolution" if counted else "vision"
     return "characters" if _letters(config, tokenizer) else "text"
 
@@ -51,13 +49,14 @@ def modalities_of(model: nn.Module, stacks: list[str], tokenizer: Any = None) ->
     return {stack: token if stack == "decoder" and under else whole for stack in stacks}
 
 
-def row_words(modalities: dict[str, str]) -> dict[str, str]:
-    """What a row is, by stack.
+def row_words(modalities: dict[str, str], layout: Layout | None = None) -> dict[str, str]:
+    """What a row is, by stack; where a layout has tokens that are no part of the input, that they are apart.
 
     >>> row_words({"encoder": "speech"})
     {'encoder': 'one frame of audio'}
     """
-    return {stack: ROWS[modality] for stack, modality in modalities.items()}
+    apart = {s.name for s in layout.stacks if s.prefix or s.suffix} if layout is not None else set()
+    return {stack: ROWS[modality] + (APART if stack in apart else "") for stack, modality in modalities.items()}
 
 
 def _reading(model: nn.Module) -> nn.Module:
@@ -80,13 +79,6 @@ def _main_input(model: nn.Module) -> str:
     if any(isinstance(part, nn.Conv2d) for part in parts):
         return "pixel_values"
     return "input_values" if isinstance(parts[0], nn.Conv1d) else "input_ids"
-
-
-def _attends(model: nn.Module) -> bool:
-    """Whether anything in a model makes queries and keys."""
-    if any(isinstance(part, nn.MultiheadAttention) for part in model.modules()):
-        return True
-    return any(_PROJECTIONS.match(path.rpartition(".")[2]) for path, _ in model.named_modules())
 
 
 def _letters(config: Any, tokenizer: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -30,6 +31,10 @@ _FEED_LAST = ("layer.2.DenseReluDense", *_FEED)
 # norm after the feed-forward part; `post_mlp_layernorm` only beside a norm before the attention.
 _AFTER_ATTENTION = ("layer_scale1", "post_self_attn_layernorm", "post_attention_layernorm", "post_attention_norm")
 _AFTER_FEED = ("layer_scale2", "post_feedforward_layernorm", "post_ffw_layernorm", "post_feedforward_norm")
+# Projections to queries and keys: their names say more than the word attention, which gates of channels go by, too.
+_PROJECTIONS = re.compile(
+    r"^((to_|c_|W|projection_)?(q|k|qk|kv|qkv|query|key|query_key_value|attn)(_proj|_lin)?|queries_.*)$"
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,13 @@ def child(module: nn.Module, paths: Iterable[str]) -> str:
         except AttributeError:
             continue
     return ""
+
+
+def attends(module: nn.Module) -> bool:
+    """Whether anything in a module makes queries and keys."""
+    if any(isinstance(part, nn.MultiheadAttention) for part in module.modules()):
+        return True
+    return any(_PROJECTIONS.match(path.rpartition(".")[2]) for path, _ in module.named_modules())
 
 
 def attention_of(block: nn.Module) -> str:

@@ -7,6 +7,7 @@ list of blocks. In a flat list of blocks one begins where a block changes the re
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -88,36 +89,52 @@ def _numbered(children: Sequence[Item]) -> tuple[list[Stage], str] | None:
         if (match := _NUMBERED.match(path.rpartition(".")[2])) and _convolves(child):
             groups.setdefault(match[1], []).append((path, child))
     items = max(groups.values(), key=len, default=[])
-    return ([_stage(child, at) for at, child in items], "") if len(items) > 1 else None
+    return ([_stage(child, at, _blocks(child, at) or [at]) for at, child in items], "") if len(items) > 1 else None
 
 
 def _listed(items: Sequence[Item]) -> tuple[list[Stage], str] | None:
     """A list of stages, of blocks, or of single convolutions."""
-    nested = [(at, child) for at, child in items if _blocks(child, at)]
-    if len(nested) > 1 and _differ([child for _, child in nested]):
-        return [_stage(child, at) for at, child in nested], ""
+    nested = _nested(items)
+    if len(nested) > 1 and _differ([child for at, child in items if at in nested]):
+        return [_stage(child, at, nested[at]) for at, child in items if at in nested], ""
     blocks = [(at, child) for at, child in items if _is_block(child)]
     if len(blocks) > 1:
         return (_cut(items, blocks), "") if any(_convolves(child) for _, child in blocks) else None
     return _chain(items)
 
 
+def _nested(items: Sequence[Item]) -> dict[str, list[str]]:
+    """Blocks of the elements that hold a list of them; others of the same class have theirs at the same place."""
+    found = {at: blocks for at, child in items if (blocks := _blocks(child, at))}
+    places = {type(child): found[at][0][len(at) + 1 :].rpartition(".")[0] for at, child in items if at in found}
+    for at, child in items:
+        place = places.get(type(child))
+        if at not in found and place is not None and not isinstance(child, _LISTS):
+            inner = _children(child.get_submodule(place), _joined(at, place))
+            found[at] = [path for path, part in inner if _is_block(part)] or [at]
+    return found
+
+
 def _differ(modules: Sequence[nn.Module]) -> bool:
     """Blocks of a plain transformer are lists of sublayers too: stages convolve, or differ in their widths."""
-    return any(map(_convolves, modules)) or len({(_reads(module), _width(module)) for module in modules}) > 1
+    widths = {(_reads(module), _width(module), _normed(module)) for module in modules}
+    return any(map(_convolves, modules)) or len(widths) > 1
 
 
-def _stage(module: nn.Module, path: str) -> Stage:
-    blocks = _blocks(module, path) or [path]
+def _stage(module: nn.Module, path: str, blocks: Sequence[str]) -> Stage:
     return Stage(blocks[-1] if isinstance(module, nn.ModuleList) else path, tuple(blocks))  # a list is never called
 
 
 def _blocks(module: nn.Module, path: str, depth: int = _INNER) -> list[str]:
-    """The blocks of a stage: elements of one class in its outermost list of blocks; [] where it has no such list."""
+    """The blocks of a stage: the elements of its outermost list of blocks; [] where it has no such list.
+
+    They are of one class; in a list that is never called itself, most of them.
+    """
     if isinstance(module, _LISTS):
         weighted = [(at, child) for at, child in _children(module, path) if _weights(child)]
         found = [(at, child) for at, child in weighted if _is_block(child)]
-        if found and len({type(child) for _, child in found}) == 1 and 2 * len(found) > len(weighted):
+        most = max(Counter(type(child) for _, child in found).values(), default=0)
+        if 2 * most > len(weighted) and (most == len(found) or isinstance(module, nn.ModuleList)):
             return [at for at, _ in found]
     inner = [_blocks(child, at, depth - 1) for at, child in _children(module, path)] if depth else []
     return max(inner, key=len, default=[])
@@ -218,6 +235,11 @@ def _width(module: nn.Module) -> int:
     """The number of channels that a block gives, by its last weight."""
     last = _weights(module)[-1]
     return int(last.out_channels if isinstance(last, nn.Conv2d) else last.out_features)  # type: ignore[arg-type]
+
+
+def _normed(module: nn.Module) -> frozenset[int]:
+    """The widths of a stream, by its layer norms."""
+    return frozenset(part.normalized_shape[-1] for part in module.modules() if isinstance(part, nn.LayerNorm))
 
 
 def _size(module: nn.Module) -> int:
