@@ -41,6 +41,8 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     (attending, {}, {}, "holds"),
     (attending, {}, {"metrics": ("attention_max", "attention_entropy")}, "holds"),
     (attending, {}, {"sharp": -0.09}, "fails"),
+    (attending, {"noise": 1e-6}, {"sharp": 0.0002}, "fails"),  # in perfect order, and next to nothing
+    (attending, {"noise": 0.002}, {"sharp": 0.05}, "undecided"),
     (attending, {"noise": 0.1}, {"sharp": 0.01}, "undecided"),
     (attending, {}, {"metrics": ("attention_sharpness",)}, "undecided"),  # entropy was not measured
     (attending, {"steps": (0, 1, 2, 4)}, {}, "undecided"),
@@ -96,7 +98,7 @@ def test_trends_equal_scipys_layer_by_layer_and_fold_by_fold() -> None:
         half = 2.365 * math.sqrt(7 / 8 * ((rho[1:] - rho[1:].mean()) ** 2).sum())
         part = _part(found, name)
         assert (part["effect"], part["low"], part["high"]) == pytest.approx(
-            (rho[0], rho[0] - half, rho[0] + half), rel=1e-6
+            (rho[0], max(-1, rho[0] - half), min(1, rho[0] + half)), rel=1e-6
         )
         assert part["p"] is None, "steps are no independent samples"
 
@@ -128,6 +130,51 @@ def test_the_lead_over_random_directions_knows_the_width_of_a_head() -> None:
     course.entry["head_width"] = 16
     told = _part(judged(TOGETHER, course), "beyond random directions")
     assert told["effect"] == pytest.approx(level - random_cosine(16), rel=1e-6)
+
+
+def rotary(course: Course) -> Course:
+    course.entry["architecture"] = "GPTNeoXForCausalLM"
+    return course
+
+
+def test_random_directions_are_judged_before_rotation_where_a_model_rotates() -> None:
+    """After rotation the mean has fewer channels than the head is wide, so that chance reaches further."""
+    after = judged(TOGETHER, rotary(Course().drifting()))
+    assert after.status == "undecided" and "query_unrotated" in after.why
+    assert judged(TOGETHER, Course().drifting()).status == "holds", "the counter-test: a model that does not rotate"
+    both = judged(TOGETHER, rotary(Course().drifting().drifting(suffix="_unrotated")))
+    assert both.status == "holds" and "random directions (before rotation)" in both.why
+    chance = rotary(Course().drifting().drifting(cosine=0.03, start=0.0, suffix="_unrotated"))
+    assert judged(TOGETHER, chance).status == "fails", "after rotation they are parallel, before it as by chance"
+
+
+def test_means_after_rotation_are_more_parallel_by_chance_than_their_width_says() -> None:
+    """Why: of a mean over positions only slow channels are left, (Σw)²/Σw² of them with w = |mean rotation|²."""
+    random = np.random.default_rng(0)
+    turns = np.exp(1j * np.arange(512)[:, None] * 10_000.0 ** (-np.arange(0, 64, 2) / 64)).mean(0)
+    q, k = (random.normal(size=(4000, 32)) + 1j * random.normal(size=(4000, 32)) for _ in range(2))
+
+    def chance(one: np.ndarray, two: np.ndarray) -> float:
+        cosine = (one * two.conj()).real.sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(two, axis=1)
+        return float(np.abs(cosine).mean())
+
+    weights = np.abs(turns) ** 2
+    effective = 2 * weights.sum() ** 2 / (weights**2).sum()
+    assert chance(q, k) == pytest.approx(random_cosine(64), rel=0.03)
+    assert chance(q * turns, k * turns) == pytest.approx(random_cosine(round(effective)), rel=0.03) and effective < 30
+
+
+def test_queries_that_share_a_key_are_fewer_draws() -> None:
+    course = Course(heads=4).drifting()
+    few = _part(judged(TOGETHER, course), "beyond random directions")["margin"]
+    for head in range(2):
+        course.add("drift", 1.0, kind="key", head=head)
+    assert _part(judged(TOGETHER, course), "beyond random directions")["margin"] == pytest.approx(few * math.sqrt(2))
+
+
+def test_three_steps_say_how_many_are_needed() -> None:
+    found = judged(SHARPENS, Course(steps=(0, 1, 2)).attending())
+    assert "no series of 5 steps or more (it has 3;" in found.why
 
 
 def test_before_rotation_is_told_beside() -> None:
@@ -176,9 +223,10 @@ def test_a_constant_course_has_no_trend_and_says_so() -> None:
         chosen = r["kind"] in ("key", "scores") and r["metric"] != "attention_entropy"
         return {**r, "value": 1.0, "replicates": [1.0] * 8} if chosen else r
 
-    for claim in (TOGETHER, SHARPENS):
-        found = _edited(claim, constant)
-        assert found.status == "undecided" and "the same at every step" in found.why, found.why
+    found = _edited(TOGETHER, constant)
+    assert found.status == "undecided" and "the same at every step" in found.why, found.why
+    found = _edited(SHARPENS, constant)
+    assert found.status == "fails" and "by 0 [0, 0]" in found.why, found.why
 
 
 def test_a_cell_without_a_number_takes_its_step_out_for_all() -> None:

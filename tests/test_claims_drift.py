@@ -12,8 +12,10 @@ import pytest
 from anisoscope.claims.claim import Verdict, evaluate_claims
 from anisoscope.claims.correlation import (
     Unit,
-    bootstrap_interval,
     correlated,
+    fisher_interval,
+    models_interval,
+    order_p,
     pearson,
     permutation_p,
     pooled_correlation,
@@ -27,6 +29,7 @@ from fake_modalities import Media, media_table
 from fake_training import edited
 
 T95 = 2.365  # of 7 degrees of freedom
+Z95 = 1.959964
 
 
 def rising(depth: float) -> float:
@@ -47,7 +50,7 @@ CASES = [
     ({}, {}, "holds"),
     ({"drift": lambda depth: 2 - depth}, {}, "fails"),  # the further from the origin, the less anisotropic
     ({"share": 0.2}, {}, "fails"),  # they go together, but little vanishes with the mean
-    ({"cosine": bumpy}, {}, "fails"),
+    ({"cosine": bumpy}, {}, "undecided"),  # 13 sites do not tell no correlation from a small one
     ({"cosine": 0.5}, {"noise": 0.05, "layers": 6}, "undecided"),  # nothing but noise
     ({"share": 0.5}, {"noise": 0.01}, "undecided"),
     ({"share": None}, {}, "undecided"),  # not measured
@@ -83,12 +86,16 @@ def test_correlations_equal_scipys_and_the_jackknife_a_slow_one() -> None:
     assert found["n"] == 13 and found["p_note"].startswith("descriptive")
     for name, function in (("pearson", pearsonr), ("spearman", spearmanr)):
         value, p = function([r["value"] for r in drift], [r["value"] for r in cosine])
+        p = max(p, 2 / math.factorial(13))
         assert (found[name], found[f"{name}_p"]) == pytest.approx((value, p), rel=1e-9)
         folds = np.array([
             function([r["replicates"][j] for r in drift], [r["replicates"][j] for r in cosine])[0] for j in range(8)
         ])  # fmt: skip
         half = T95 * math.sqrt(7 / 8 * ((folds - folds.mean()) ** 2).sum())
-        bounds = max(-1, value - half), min(1, value + half)
+        inside = min(value, 1 - 6 / (13 * (13**2 - 1))) if name == "spearman" else value  # ranks are coarse
+        wide = Z95 * math.sqrt((1 + (inside**2 / 2 if name == "spearman" else 0)) / 10)
+        low, high = (math.tanh(math.atanh(inside) + sign * wide) for sign in (-1, 1))
+        bounds = max(-1, min(low, value - half)), min(1, max(high, value + half))
         assert (found[f"{name}_low"], found[f"{name}_high"]) == pytest.approx(bounds, rel=1e-9)
     shares = [by_site["explained_by_drift", n] for n in layers]
     assert found["explained"] == pytest.approx(np.median([r["value"] for r in shares]))
@@ -264,14 +271,110 @@ def test_permutation_p_is_uniform_without_correlation_and_small_with_it() -> Non
     assert np.mean([p(2.0) <= 0.05 for _ in range(20)]) == 1.0
 
 
-def test_the_interval_over_models_resamples_models_with_all_their_stacks() -> None:
+def test_the_interval_over_models_leaves_out_models_with_all_their_stacks() -> None:
     agreeing = [Unit.of(str(i), range(6), range(6)) for i in range(4)]
     against = Unit.of("x", range(6), range(6)[::-1])
-    assert bootstrap_interval(agreeing) == pytest.approx((1.0, 1.0))
-    low, high = bootstrap_interval([*agreeing, against])
-    assert low < 0.2 and high == pytest.approx(1.0)
+    low, high = models_interval(agreeing)
+    assert 0.98 < low < high == 1.0, "24 sites in perfect order are no certainty"
+    low, high = models_interval([*agreeing, against])
+    assert low < 0 and high > 0.9
     same = [Unit("m", unit.one, unit.two) for unit in (*agreeing, against)]
-    assert math.isnan(bootstrap_interval(same)[0]), "stacks of one model are one model"
+    assert math.isnan(models_interval(same)[0]), "stacks of one model are one model"
+
+
+def _random_unit(random: np.random.Generator, name: str, *, slope: float, spread: float, n: int = 13) -> Unit:
+    x = random.normal(size=n)
+    return Unit.of(name, x, random.normal(slope, spread) * x + random.normal(size=n))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [3, 5, 8])
+def test_the_interval_over_few_models_covers_what_it_says(count: int) -> None:
+    random = np.random.default_rng(count)
+    more = {"slope": 0.5, "spread": 0.5}
+    truth = pooled_correlation([_random_unit(random, str(i), **more) for i in range(4000)])
+    hits = []
+    for _ in range(300):
+        low, high = models_interval([_random_unit(random, str(i), **more) for i in range(count)])
+        hits.append(low <= truth <= high)
+    assert 0.92 <= np.mean(hits) <= 0.99
+    wrong = [models_interval([_random_unit(random, str(i), slope=2.0, spread=0.1) for i in range(count)])
+             for _ in range(50)]  # fmt: skip
+    assert np.mean([low <= truth <= high for low, high in wrong]) < 0.5, "the counter-test"
+
+
+@pytest.mark.parametrize("n", [6, 9, 13])
+def test_the_interval_over_few_sites_covers_what_it_says(n: int) -> None:
+    random = np.random.default_rng(n)
+    for rho in (0.0, 0.6):
+        hits: dict[bool, list[bool]] = {True: [], False: []}
+        for _ in range(1000):
+            x, noise = random.normal(size=(2, n))
+            y = rho * x + math.sqrt(1 - rho**2) * noise
+            for ranked, truth in ((True, 6 / math.pi * math.asin(rho / 2)), (False, rho)):
+                value = (rank_correlation if ranked else pearson)(x, y)  # type: ignore[arg-type]
+                low, high = fisher_interval(value, n, ranked=ranked)
+                hits[ranked].append(low <= truth <= high)
+        assert all(0.93 <= np.mean(found) <= 0.985 for found in hits.values())
+    assert fisher_interval(1.0, 5, ranked=True)[0] < 0.5 < fisher_interval(1.0, 13, ranked=True)[0]
+    assert fisher_interval(0.9, 3, ranked=True) == (-1.0, 1.0)
+
+
+def test_p_over_few_sites_tries_every_order() -> None:
+    from scipy.stats import pearsonr, spearmanr
+
+    random = np.random.default_rng(0)
+    one, two = random.normal(size=(2, 6))
+    seen = abs(pearsonr(one, two)[0])
+    every = [abs(pearsonr(one, p)[0]) >= seen - 1e-9 for p in itertools.permutations(two)]
+    assert order_p(one.tolist(), two.tolist()) == pytest.approx(np.mean(every))
+    one, two = random.normal(size=(2, 12))
+    assert order_p(one.tolist(), two.tolist()) == pytest.approx(pearsonr(one, two)[1])
+    found = correlations(media_table(Media(layers=5, noise=0.1, entropy=3).stream(rising)))[0]
+    pairs = [(p["drift"], p["cosine"]) for p in found["points"] if p["counted"]]
+    rho = spearmanr(*zip(*pairs, strict=True))[0]
+    every = [abs(spearmanr([d for d, _ in pairs], p)[0]) >= abs(rho) - 1e-9
+             for p in itertools.permutations([c for _, c in pairs])]  # fmt: skip
+    assert found["spearman_p"] == pytest.approx(np.mean(every))
+
+
+def test_five_sites_decide_nothing_and_six_may() -> None:
+    few = verdicts(Media(layers=4).stream(rising))["m"]
+    assert few.status == "undecided" and "5 sites are too few, 6 are needed" in few.why and few.effect == 1.0
+    seeds = [Media(number=n, entropy=n, layers=4).stream(rising) for n in range(3)]
+    assert evaluate_claims(media_table(*seeds), ["drift_explains_anisotropy"])[0].status == "undecided"
+    assert verdicts(Media(layers=5).stream(rising))["m"].status == "holds"
+
+
+def test_both_correlations_are_told_with_p_and_stay_in_their_range() -> None:
+    for entropy in range(10):
+        found = verdicts(Media(noise=0.3, entropy=entropy, layers=5).stream(rising))["m"]
+        assert found.why.count("p = ") + found.why.count("p < ") == 2 and math.isfinite(found.p)
+        parts = {p["name"]: p for p in found.details["parts"]}
+        for name in ("rank correlation", "linear correlation"):
+            assert -1 <= parts[name]["low"] <= parts[name]["effect"] <= parts[name]["high"] <= 1
+        assert parts["explained share"]["high"] <= max(1.0, parts["explained share"]["effect"])
+        record = correlations(media_table(Media(noise=0.3, entropy=entropy, layers=5).stream(rising)))[0]
+        assert (record["spearman_low"], record["spearman_high"]) == pytest.approx(
+            (parts["rank correlation"]["low"], parts["rank correlation"]["high"]), rel=1e-6
+        ), "one number has one interval"
+
+
+def test_copies_of_a_model_count_once_among_all() -> None:
+    copies = [Media(name, entropy=1).stream(rising) for name in "abc"]
+    assert "all models" not in verdicts(copies[0])
+    found = verdicts(*copies)["all models"]
+    assert found.status == "undecided" and found.details["missing"]
+    assert pooled(media_table(*copies))[0]["stacks"] == 1
+    apart = verdicts(*(Media(name, entropy=i).stream(rising) for i, name in enumerate("abc")))["all models"]
+    assert apart.status == "holds", "the counter-test"
+
+
+def test_the_pool_of_the_report_has_the_interval_of_the_claim() -> None:
+    sheets = [Media(f"m{i}", entropy=i, layers=6 + i, noise=0.1).stream(rising) for i in range(4)]
+    found, record = verdicts(*sheets)["all models"], pooled(media_table(*sheets))[0]
+    part = next(p for p in found.details["parts"] if p["name"] == "rank correlation")
+    told = [part[name] for name in ("effect", "low", "high", "p")]
+    assert told == pytest.approx([record[name] for name in ("spearman", "low", "high", "p")], rel=1e-6)
 
 
 def test_statistics_equal_scipys() -> None:
@@ -290,3 +393,12 @@ def test_without_the_first_position_is_told_beside() -> None:
     found = verdicts(sheet)["m"]
     assert found.status == "holds" and "without the first position −1" in found.why
     assert found.details["aspects"]["without the first position"]["status"] == "fails"
+
+
+def test_the_linear_pool_is_pearson_s_within_models_and_knows_nothing_of_their_levels() -> None:
+    one, two = [1.0, 2.0, 4.0, 8.0, 9.0], [0.1, 0.3, 0.2, 0.9, 0.7]
+    alone = Unit.of("a", one, two, ranked=False)
+    assert pooled_correlation([alone]) == pytest.approx(pearson(one, two))
+    moved = Unit.of("b", [100 + 7 * x for x in one], [y / 9 for y in two], ranked=False)
+    assert pooled_correlation([alone, moved]) == pytest.approx(pearson(one, two))
+    assert pooled_correlation([Unit.of("a", one, two)]) != pytest.approx(pearson(one, two)), "ranks are another thing"

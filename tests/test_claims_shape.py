@@ -324,3 +324,12 @@ def test_three_seeds_decide_together() -> None:
     assert table(3, (0.15, 0.4, 0.07))[0].status == "undecided", "the seeds scatter"
     assert "needs 3" in table(2, (0.15, 0.16))[0].why
     assert [v.scope for v in table(1, (0.15,))] == ["for this model"]
+
+
+def test_a_model_measured_at_stages_is_not_told_to_measure_again() -> None:
+    sheet = Sheet(layers=4).add("svd_ratio", bell(), kind="stage")
+    for claim in SHAPE:
+        found = evaluate_claims(joined(sheet), [claim])[0]
+        assert found.details["missing"] and "measured at the ends of stages" in found.why
+    bare = evaluate_claims(joined(Sheet(layers=4).add("average_cosine", bell())), ["bell_shaped"])[0]
+    assert "measure it with --metrics svd_ratio" in bare.why, "the counter-test"

@@ -101,7 +101,9 @@ def test_where_nothing_rises_nothing_can_be_told() -> None:
 
 def test_a_rise_that_does_not_last_is_told_as_such() -> None:
     verdict = rising(courses=dict.fromkeys(ARMS, (0.2, 0.8, 0.2)))
-    assert verdict.status == "holds" and "no longer beyond the start by the margin" in verdict.why
+    assert verdict.status == "holds" and ": a transient rise of " in verdict.why
+    assert "no longer beyond the start by the margin" in verdict.why
+    assert "transient" not in rising().why, "the counter-test: one that lasts"
     assert verdict.details["aspects"]["at the end"]["status"] == "fails"
 
 
@@ -113,9 +115,23 @@ def test_drift_that_was_not_removed_leaves_it_open(left: float, status: str) -> 
 
 
 def test_one_or_two_seeds_do_not_speak_for_all() -> None:
-    assert rising(seeds=1).status == "holds" and rising(seeds=1).scope == "for these runs only"
-    two = rising(seeds=2)
-    assert two.status == "undecided" and "a general claim needs 3" in two.why
+    for told in (rising, falling):
+        one, two = (told(seeds=seeds, sharp={"mean-removed": 0.1}) for seeds in (1, 2))
+        assert one.status == "undecided" and one.scope == "for these runs only", "however narrow over its contexts"
+        assert one.low > one.margin and "one seed decides nothing" in one.why
+        assert two.status == "undecided" and "a general claim needs 3" in two.why
+        assert told(seeds=3, sharp={"mean-removed": 0.1}).status == "holds", "the counter-test"
+
+
+def test_seeds_are_told_as_what_a_verdict_rests_on_not_as_verdicts() -> None:
+    found = evaluate_claims(joined(*sheets()), ["sharpness_needs_drift"])
+    assert len(found) == 1 and [each["seed"] for each in found[0].details["per_seed"]] == [0, 1, 2]
+
+
+def test_without_drift_in_ordinary_attention_a_rise_needs_none() -> None:
+    verdict = rising(drift={"softmax": 0.05})
+    assert verdict.status == "undecided" and "ordinary attention has no relative drift beyond 0.1" in verdict.why
+    assert rising(drift={"softmax": 0.2}).status == "holds", "the counter-test"
 
 
 def test_a_course_without_its_start_says_what_is_missing() -> None:
@@ -139,7 +155,7 @@ def test_the_relative_fall_of_sharpness_decides(level: float, status: str) -> No
 
 def test_without_drift_in_ordinary_attention_there_is_nothing_to_need() -> None:
     verdict = falling(sharp={"mean-removed": 0.1}, drift={"softmax": 0.05})
-    assert verdict.status == "undecided" and "ordinary attention has no drift beyond 0.1 either" in verdict.why
+    assert verdict.status == "undecided" and "ordinary attention has no relative drift beyond 0.1" in verdict.why
     assert falling(sharp={"mean-removed": 0.1}).status == "holds", "the counter-test"
 
 

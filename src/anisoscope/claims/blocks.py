@@ -48,8 +48,15 @@ class Stack:
         found = self.readings(metric, variant, group=group)
         if not found:
             words = f"{metric}{f' with {variant}' if variant else ''}{f' for group {group}' if group else ''}"
-            raise Missing(f"{words} at blocks", how or f"measure it with --metrics {metric}")
+            raise self.gap(metric, words, how=how)
         return found
+
+    def gap(self, metric: str, words: str = "", *, how: str = "") -> Missing:
+        """Why a metric is not there at the blocks: it may have been measured at the ends of stages alone."""
+        if any(cell.kind == "stage" for cell in self.mine(self.run.plain(metric, ""))):
+            stages = "it was measured at the ends of stages; ask for --sites resid too"
+            return NotHere(f"{words or metric} after every block", stages)
+        return Missing(f"{words or metric} at blocks", how or f"measure it with --metrics {metric}")
 
 
 def stacks(study: Study) -> dict[str, Stack]:
@@ -97,6 +104,8 @@ def series_of(readings: Readings, *, fewest: int = 2) -> list[int]:
     found = steps_of(readings)
     if len(found) < fewest:
         how = "sweep the checkpoints of a model or watch its training"
+        if len(found) > 1:  # a series, if a short one
+            raise Missing(f"series of {fewest} steps or more", f"it has {len(found)}; {how}")
         raise NotHere(f"series of {fewest} steps or more", how)
     return found
 

@@ -38,6 +38,7 @@ _FILES = (
     "estimators",
     "ablation",
     "modalities",
+    "inherent",
     "drift",
     "attention",
     "untrained",
@@ -217,7 +218,7 @@ def _verdicts(declared: Claim, series: list[Study]) -> list[Verdict]:
         single = [_of_one(declared, subject, f, study=series[i], alone=alone) for i, f in findings]
         if not alone:
             verdicts.append(_over_seeds(declared, subject, findings, series=series, single=single, refusal=refusal))
-        verdicts += single
+        verdicts += single if alone or not findings[0][1].replicate else []
     return verdicts
 
 

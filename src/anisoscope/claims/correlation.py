@@ -3,13 +3,16 @@
 Notation
     x, y   drift and average cosine of the n sites of one stack (a unit)
     z      rank within the unit, centred and divided by n, (rank − (n + 1)/2)/n: every site weighs about the same,
-           however deep its model is
-    ρ      pooled over units: Σ z_x z_y / √(Σ z_x² Σ z_y²); for one unit it is Spearman's
-Layers of one model are neighbours, not draws: p-values over them describe, they do not test.
+           however deep its model is; for the linear correlation, the value in standard deviations of the unit
+    ρ      pooled over units: Σ z_x z_y / √(Σ z_x² Σ z_y²); for one unit it is Spearman's (linear: Pearson's)
+    Z      Fisher's atanh(r), whose error is about 1/√(n − 3) (Spearman: √((1 + r²/2)/(n − 3)), Bonett & Wright 2000)
+An interval over the layers of one model knows that they are few; it takes them for draws, which neighbours are not, so
+that it and p describe more than they test.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -17,11 +20,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anisoscope.claims.curve import quantiles
-from anisoscope.claims.quantity import Quantity, combine
+from anisoscope.claims.quantity import Quantity, combine, t_quantile
 
 FEWEST_SITES = 3  # two points always lie on a line
-FEWEST_CLUSTERS = 3  # resampling two models says nothing
+FEWEST_CLUSTERS = 3  # two models say nothing about others
+FEWEST_FISHER = 4  # sites from which Fisher's Z has an error
+MOST_ORDERED = 9  # sites up to which every order of them is tried: 9! = 362,880
+NORMAL_95 = 1.959964
+RANGE = (-1.0, 1.0)
 DRAWS = 9999
 DESCRIPTIVE = "descriptive: layers of one model are not independent"
 
@@ -78,6 +84,65 @@ def two_sided_p(correlation: float, n: int) -> float:
     return 2 * float(stdtr(n - 2, -t))
 
 
+def order_p(one: Sequence[float], two: Sequence[float]) -> float:
+    """Two-sided p of Pearson's r: the share of the orders of `two` that give as much, exact; by t beyond nine sites.
+
+    Of ranks it is that of Spearman's.
+
+    >>> order_p([1, 2, 3, 4], [1, 2, 3, 4])  # 2 of 24 orders
+    0.08333333333333333
+    """
+    r, n = pearson(one, two), len(one)
+    if n < FEWEST_SITES or not math.isfinite(r):
+        return math.nan
+    if n > MOST_ORDERED:
+        return max(two_sided_p(r, n), 2 / math.factorial(n))  # no order is rarer than one and its reverse
+    x, y = (np.asarray(side, dtype=float) - np.mean(side) for side in (one, two))
+    products = np.abs(y[_orders(n)] @ x)
+    return float(np.mean(products >= abs(float(x @ y)) * (1 - 1e-9)))
+
+
+@functools.cache
+def _orders(n: int) -> np.ndarray:
+    return np.array(list(itertools.permutations(range(n))), dtype=np.int8)
+
+
+def fisher_interval(correlation: float, n: int, *, ranked: bool) -> tuple[float, float]:
+    """The 95 % interval of a correlation over n independent pairs, by Fisher's Z; all of [−1, 1] below four.
+
+    Ranks are coarse: a Spearman's correlation of 1 stands for all beyond half a step to the next, 1 − 6/(n(n² − 1)).
+
+    >>> [round(end, 2) for end in fisher_interval(0.6, 5, ranked=True)]
+    [-0.67, 0.98]
+    """
+    if not math.isfinite(correlation):
+        return math.nan, math.nan
+    if n < FEWEST_FISHER:
+        return RANGE
+    r = _inside(correlation, n if ranked else None)
+    half = NORMAL_95 * math.sqrt((1 + (r**2 / 2 if ranked else 0)) / (n - 3))
+    low, high = math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
+    return min(low, correlation), max(high, correlation)
+
+
+def _inside(correlation: float, n: int | None) -> float:
+    """A correlation that has a Z."""
+    most = 1 - (6 / (n * (n**2 - 1)) if n else 1e-12)
+    return max(-most, min(most, correlation))
+
+
+def sites_interval(quantity: Quantity, n: int, *, ranked: bool) -> tuple[float, float]:
+    """The interval of a correlation over n sites, as wide as contexts (jackknife) or sites (Fisher's Z) make it.
+
+    Without folds there is none: what other contexts would have given is not known.
+    """
+    low, high = quantity.interval()
+    if not math.isfinite(low):
+        return math.nan, math.nan
+    few = fisher_interval(quantity.value, n, ranked=ranked)
+    return max(-1.0, min(low, few[0])), min(1.0, max(high, few[1]))
+
+
 def correlated(
     one: Sequence[Quantity], two: Sequence[Quantity], function: Callable[[Sequence[float], Sequence[float]], float]
 ) -> Quantity:
@@ -98,20 +163,25 @@ def correlated(
 
 @dataclass(frozen=True)
 class Unit:
-    """The relative ranks z of the sites of one stack, and the model they belong to."""
+    """z of the sites of one stack, and the model they belong to."""
 
     cluster: str
     one: np.ndarray
     two: np.ndarray
+    ranked: bool = True
 
     @classmethod
-    def of(cls, cluster: str, one: Sequence[float], two: Sequence[float]) -> Unit:
-        sides = [ranks(np.asarray(values, dtype=float)) for values in (one, two)]
-        return cls(cluster, *((side - (len(side) - 1) / 2) / len(side) for side in sides))
+    def of(cls, cluster: str, one: Sequence[float], two: Sequence[float], *, ranked: bool = True) -> Unit:
+        sides = [np.asarray(values, dtype=float) for values in (one, two)]
+        if ranked:
+            x, y = ((ranks(side) - (len(side) - 1) / 2) / len(side) for side in sides)
+        else:
+            x, y = ((side - side.mean()) / (side.std() or 1.0) for side in sides)
+        return cls(cluster, x, y, ranked)
 
 
 def pooled_correlation(units: Sequence[Unit]) -> float:
-    """ρ over the within-unit ranks of all units; NaN where a side is constant in all of them."""
+    """ρ over all units, each in its own z; NaN where a side is constant in all of them."""
     sums = [_sums(unit) for unit in units]
     return _ratio(*np.sum(sums, axis=0)) if sums else math.nan
 
@@ -145,17 +215,27 @@ def permutation_p(units: Sequence[Unit], *, draws: int = DRAWS, seed: int = 0) -
     return (1 + int((np.abs(drawn) >= seen).sum())) / (draws + 1)
 
 
-def bootstrap_interval(units: Sequence[Unit], *, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
-    """The 95 % percentile interval of ρ over resampled models (all stacks of a model together); NaN below three."""
+def models_interval(units: Sequence[Unit]) -> tuple[float, float]:
+    """The 95 % interval of ρ over models (all stacks and seeds of a model together); NaN below three.
+
+    Leaving out one model after another gives the error of Z(ρ), with t of one degree less than there are models; where
+    models agree better than so few sites can (Fisher's Z of all of them), that counts.
+    """
     clusters: dict[str, np.ndarray] = {}
     for unit in units:
         clusters[unit.cluster] = clusters.get(unit.cluster, np.zeros(3)) + _sums(unit)
-    if len(clusters) < FEWEST_CLUSTERS:
+    count = len(clusters)
+    value = pooled_correlation(units)
+    if count < FEWEST_CLUSTERS or not math.isfinite(value):
         return math.nan, math.nan
     sums = np.array([clusters[name] for name in sorted(clusters)])
-    counts = np.random.default_rng(seed).multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=draws)
-    drawn = np.array([_ratio(*row) for row in counts @ sums])
-    return quantiles(drawn[np.isfinite(drawn)])
+    n = sum(len(unit.one) - 1 for unit in units) + 1
+    steps = n if units[0].ranked else None
+    left = np.array([math.atanh(_inside(_ratio(*(sums.sum(0) - own)), steps)) for own in sums])
+    half = t_quantile(count - 1) * math.sqrt((count - 1) / count * float(((left - left.mean()) ** 2).sum()))
+    centre = math.atanh(_inside(value, steps))
+    few = fisher_interval(value, n, ranked=units[0].ranked)
+    return min(math.tanh(centre - half), few[0]), max(math.tanh(centre + half), few[1])
 
 
 def welch(one: Sequence[float], two: Sequence[float]) -> tuple[float, float, float]:

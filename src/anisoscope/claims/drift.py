@@ -15,7 +15,10 @@ import functools
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from anisoscope.claims.blocks import Stack, at_step, judged, stacks
 from anisoscope.claims.claim import attempt, claim
@@ -24,29 +27,49 @@ from anisoscope.claims.correlation import (
     FEWEST_CLUSTERS,
     FEWEST_SITES,
     Unit,
-    bootstrap_interval,
     correlated,
+    models_interval,
+    order_p,
     pearson,
     permutation_p,
     pooled_correlation,
     rank_correlation,
-    two_sided_p,
+    ranks,
+    sites_interval,
 )
 from anisoscope.claims.evidence import Missing, NotHere, Reading, Readings, Study, studies
-from anisoscope.claims.part import Finding, Part, Parts, Status, judge, outcome, span, t_interval
+from anisoscope.claims.part import (
+    ALPHA,
+    CORRELATION,
+    SHARE,
+    Finding,
+    Part,
+    Parts,
+    Status,
+    figure,
+    judge,
+    outcome,
+    span,
+    t_interval,
+)
 from anisoscope.claims.quantity import Quantity, combine
-from anisoscope.claims.streams import METRICS, MODALITIES, SOURCE, Stream, listed, streams, trained_streams
-from anisoscope.claims.streams import untrained_note as note_of
-from anisoscope.metrics.estimate import jackknife
+from anisoscope.claims.streams import METRICS, MODALITIES, SOURCE, Stream, copies, listed, streams, trained_streams
+from anisoscope.claims.streams import uncounted_note as note_of
 from anisoscope.runs.table import Table
 
 CORRELATION_MARGIN = 0.3
 SHARE_MARGIN = 0.5
-FEWEST_LAYERS = 4  # for a verdict: three points are in order by chance one time in three
+FEWEST_LAYERS = 6  # for a verdict: five points reach p ≤ .05 only in perfect order
 NEAR_IDENTITY = "a near-identity of the average cosine, which it follows by construction"
 ALL = "all models"
-_RANK, _SHARE = "rank correlation", "explained share"
-_HOW = "measure it with --metrics default,explained_by_drift"
+_RANK, _SHARE, _LINEAR, _FIRST = (
+    "rank correlation",
+    "explained share",
+    "linear correlation",
+    "without the first position",
+)
+Pairs = Sequence[tuple[Reading, Reading]]
+_HOW = "measure it with --metrics explained_by_drift"
 
 
 # what the views read
@@ -63,8 +86,8 @@ def correlations(table: Table) -> list[dict[str, Any]]:
 
 def _record(stream: Stream) -> dict[str, Any]:
     pairs = list(stream.pairs().values())
-    linear, ranked = (_over_sites(pairs, function) for function in (pearson, rank_correlation))
-    share = explained_share(stream)
+    linear, ranked = (_correlation("", pairs, ranked=ranked) for ranked in (False, True))
+    share = Part.of(_SHARE, explained_share(stream), bounds=SHARE)
     return {
         "model": stream.model,
         "stack": stream.stack_name,
@@ -77,12 +100,12 @@ def _record(stream: Stream) -> dict[str, Any]:
         "untrained": stream.untrained,
         "attends": stream.attends,
         "n": len(pairs),
-        **_columns("pearson", linear, bounds=(-1.0, 1.0)),
-        "pearson_p": two_sided_p(linear.value, len(pairs)),
-        **_columns("spearman", ranked, bounds=(-1.0, 1.0)),
-        "spearman_p": two_sided_p(ranked.value, len(pairs)),
+        **_columns("pearson", linear),
+        "pearson_p": linear.p,
+        **_columns("spearman", ranked),
+        "spearman_p": ranked.p,
         "p_note": DESCRIPTIVE,
-        **_columns("explained", share, bounds=(None, 1.0)),
+        **_columns("explained", share),
         "status": _status(stream),
         "near_identity": _near_identity(stream),
         "near_identity_note": NEAR_IDENTITY,
@@ -91,30 +114,35 @@ def _record(stream: Stream) -> dict[str, Any]:
     }
 
 
-def _over_sites(pairs: Sequence[tuple[Reading, Reading]], function: Any) -> Quantity:
+def _over_sites(pairs: Pairs, function: Any) -> Quantity:
     if len(pairs) < FEWEST_SITES:
         return Quantity(math.nan)
     return correlated([drift.quantity for drift, _ in pairs], [cosine.quantity for _, cosine in pairs], function)
 
 
-def _columns(name: str, quantity: Quantity, *, bounds: tuple[float | None, float | None]) -> dict[str, float]:
-    """A number and its interval, cut to what is possible."""
-    low, high = quantity.interval()
-    if math.isfinite(low):
-        low, high = jackknife(quantity.value, quantity.live, bounds=bounds) if quantity.folds else (low, high)
-    return {name: quantity.value, f"{name}_low": low, f"{name}_high": high}
+def _correlation(name: str, pairs: Pairs, *, ranked: bool, **more: Any) -> Part:
+    """Drift with average cosine over sites, with the interval and the p that know how many sites there are."""
+    quantity = _over_sites(pairs, rank_correlation if ranked else pearson)
+    low, high = sites_interval(quantity, len(pairs), ranked=ranked)
+    values = [[reading.value for reading in side] for side in zip(*pairs, strict=True)] or [[], []]
+    p = order_p(*([ranks(np.array(side)).tolist() for side in values] if ranked else values))
+    return Part(name, quantity.value, low, high, p=p, bounds=CORRELATION, **more)
 
 
-def _note(stream: Stream, pairs: Sequence[tuple[Reading, Reading]], linear: Quantity) -> str:
+def _columns(name: str, part: Part) -> dict[str, float]:
+    return {name: part.effect, f"{name}_low": part.low, f"{name}_high": part.high}
+
+
+def _note(stream: Stream, pairs: Pairs, linear: Part) -> str:
     """Why a number is not there."""
     if not stream.sites("drift"):
         return "drift was not measured"
     if len(pairs) < FEWEST_SITES:
         return f"{len(pairs)} site{'s' if len(pairs) != 1 else ''} only: a correlation needs {FEWEST_SITES}"
-    if not math.isfinite(linear.value):
+    if not linear.measured:
         constant = "drift" if len({drift.value for drift, _ in pairs}) == 1 else "average cosine"
         return f"the {constant} is the same at every site, so there is no correlation"
-    if not math.isfinite(linear.interval()[0]):
+    if not math.isfinite(linear.low):
         return "too few replicates over context folds: no interval"
     return ""
 
@@ -168,34 +196,39 @@ def _status(stream: Stream) -> str:
 
 
 def pooled(table: Table, *, seed: int = 0) -> list[dict[str, Any]]:
-    """The rank correlation over within-model ranks, of all trained models and of each modality.
+    """The correlations over within-model ranks and values, of all trained models and of each modality.
 
-    p from shuffling the sites within every stack (9,999 draws, or all orders where they are fewer), the interval from
-    resampling models with all their stacks and seeds.
+    Spearman's takes the ranks within a stack, Pearson's the values in its own standard deviations. p from shuffling the
+    sites within every stack (9,999 draws, or all orders where they are fewer), the interval over models with all their
+    stacks and seeds, that of the claim; a model that is a copy of another is counted once.
     """
-    units: dict[str, list[Unit]] = {name: [] for name in ("", *MODALITIES)}
+    units: dict[str, list[tuple[Unit, Unit]]] = {name: [] for name in ("", *MODALITIES)}
     for study in studies(table, METRICS, proxy="semi_nmf", rank=None, fit="refit"):
-        for stream in streams(study).values():
-            unit = None if stream.untrained else _unit(stream)
-            for name in ("", stream.modality) if unit is not None else ():
-                units.setdefault(name, []).append(unit)  # type: ignore[arg-type]
+        found = {name: stream for name, stream in streams(study).items() if not stream.untrained}
+        for stream in (found[name] for name in found if name not in copies(found)):
+            if (unit := _unit(stream)) is not None and (linear := _unit(stream, ranked=False)) is not None:
+                for name in ("", stream.modality):
+                    units.setdefault(name, []).append((unit, linear))
     return [_pooled_record(name or "all", mine, seed=seed) for name, mine in units.items() if mine]
 
 
-def _unit(stream: Stream) -> Unit | None:
-    """The ranks of a stack; none where there is nothing to rank."""
+def _unit(stream: Stream, *, ranked: bool = True) -> Unit | None:
+    """The ranks or values of a stack; none where there is nothing to rank."""
     pairs = [(drift.value, cosine.value) for drift, cosine in stream.pairs().values()]
     if len(pairs) < FEWEST_SITES or not math.isfinite(rank_correlation(*zip(*pairs, strict=True))):
         return None
-    return Unit.of(stream.model, *zip(*pairs, strict=True))
+    return Unit.of(stream.model, *zip(*pairs, strict=True), ranked=ranked)
 
 
-def _pooled_record(name: str, units: Sequence[Unit], *, seed: int) -> dict[str, Any]:
-    low, high = bootstrap_interval(units, seed=seed)
-    models = sorted({unit.cluster for unit in units})
+def _pooled_record(name: str, units: Sequence[tuple[Unit, Unit]], *, seed: int) -> dict[str, Any]:
+    ranked, linear = ([pair[side] for pair in units] for side in (0, 1))
+    low, high = models_interval(ranked)
+    models = sorted({unit.cluster for unit in ranked})
     few = f"{len(models)} model{'s' if len(models) > 1 else ''}: an interval over models needs {FEWEST_CLUSTERS}"
-    numbers = {"spearman": pooled_correlation(units), "low": low, "high": high, "p": permutation_p(units, seed=seed)}
-    counts = {"models": models, "stacks": len(units), "n": sum(len(unit.one) for unit in units)}
+    numbers = {"spearman": pooled_correlation(ranked), "low": low, "high": high, "p": permutation_p(ranked, seed=seed)}
+    ends = dict(zip(("pearson_low", "pearson_high"), models_interval(linear), strict=True))
+    numbers |= {"pearson": pooled_correlation(linear), **ends, "pearson_p": permutation_p(linear, seed=seed)}
+    counts = {"models": models, "stacks": len(units), "n": sum(len(unit.one) for unit in ranked)}
     words = {"p_note": DESCRIPTIVE, "note": few if len(models) < FEWEST_CLUSTERS else ""}
     return {"modality": name, **numbers, **counts, **words}
 
@@ -214,11 +247,14 @@ def _pooled_record(name: str, units: Sequence[Unit], *, seed: int) -> dict[str, 
 def drift_explains_anisotropy(study: Study) -> dict[str, Finding]:
     """Spearman's correlation of ‖mean(h)‖ with the average cosine over the embedding and the blocks, in each stack.
 
-    It must lie beyond .3 (interval: jackknife of the correlation itself over context folds), and the median over the
-    sites of the share 1 − A(centred)/A beyond .5; both margins are ours. Taken at the last measured step; four sites at
-    least. Two models or more are judged together too, over within-model ranks with an interval from resampling
-    models, and those that are not explained are named; p is then that of layers shuffled within models, which are no
-    independent samples: it describes. Models with untrained weights do not count among all.
+    It must lie beyond .3 with p ≤ .05, and the median over the sites of the share 1 − A(centred)/A beyond .5; both
+    margins are ours. Taken at the last measured step; six sites at least, since five reach p ≤ .05 only in perfect
+    order. Its interval is as wide as contexts (jackknife over folds) or the number of sites (Fisher's Z) make it; p
+    tries every order of up to nine sites and is by t beyond. Pearson's correlation is told beside it, with the same.
+    Two models or more are judged together too, over within-model ranks: the interval leaves out one model after another
+    (Z, t of one degree less than models; three at least), and models that are not explained are named; p is then that
+    of layers shuffled within models. Layers are no independent samples: every p describes. Models with untrained
+    weights do not count among all, and copies with the same numbers count once.
     """
     found = {name: judged(_of_stack, stack, margin=CORRELATION_MARGIN) for name, stack in stacks(study).items()}
     if len(study) > 1:
@@ -229,17 +265,15 @@ def drift_explains_anisotropy(study: Study) -> dict[str, Finding]:
 def _of_stack(stack: Stack) -> Finding:
     stream = Stream.of(stack.run.model, stack)
     parts = _parts(stream)
-    aspects = {}
-    if len(stream.pairs("first=out")) >= FEWEST_LAYERS:
-        quantity = _over_sites(list(stream.pairs("first=out").values()), rank_correlation)
-        name = "without the first position"
-        parts.append(Part.of(name, quantity, margin=CORRELATION_MARGIN, p=math.nan, needed=False))
-        aspects[name] = (name,)
-    linear = _over_sites(list(stream.pairs().values()), pearson)
-    parts.append(Part.described("linear correlation", linear))
+    rest = list(stream.pairs("first=out").values())
+    if len(rest) >= FEWEST_LAYERS:
+        parts.append(_correlation(_FIRST, rest, ranked=True, margin=CORRELATION_MARGIN, needed=False))
+    parts.append(_correlation(_LINEAR, list(stream.pairs().values()), ranked=False, needed=False))
+    aspects = {_FIRST: (_FIRST,)} if len(rest) >= FEWEST_LAYERS else {}
     details = {"step": stream.step, "modality": stream.modality, "points": _points(stream)}
     sentence = functools.partial(_stack_sentence, n=len(stream.pairs()), when=at_step(stream.step))
-    return Finding(tuple(parts), sentence, details, aspects=aspects)
+    settle = functools.partial(_left_open, reason=_few(list(stream.pairs().values())))
+    return Finding(tuple(parts), sentence, details, settle=settle, aspects=aspects)
 
 
 def _parts(stream: Stream) -> list[Part]:
@@ -247,30 +281,51 @@ def _parts(stream: Stream) -> list[Part]:
     pairs = list(stream.pairs().values())
     if not stream.sites("drift"):
         raise NotHere("drift at blocks", "measure it with --metrics drift")
-    if len(pairs) < FEWEST_LAYERS:
+    if len(pairs) < FEWEST_SITES:
         raise Missing(f"profile of {FEWEST_LAYERS} sites with drift and average_cosine", f"{len(pairs)} have both")
-    ranked = _over_sites(pairs, rank_correlation)
-    gap = _note(stream, pairs, ranked)
-    more = {"reason": gap} if not math.isfinite(ranked.value) else {}
-    first = Part.of(_RANK, ranked, margin=CORRELATION_MARGIN, p=math.nan, **more)
+    first = _correlation(_RANK, pairs, ranked=True, margin=CORRELATION_MARGIN)
     share = explained_share(stream)
-    if not math.isfinite(share.value):
-        reason = str(Missing("explained_by_drift at the same sites", _HOW))
-        return [first, Part.absent(_SHARE, reason, margin=SHARE_MARGIN)]
-    return [first, Part.of(_SHARE, share, margin=SHARE_MARGIN, p=math.nan, guard=True)]
+    if math.isfinite(share.value):
+        second = Part.of(_SHARE, share, margin=SHARE_MARGIN, p=math.nan, guard=True, bounds=SHARE)
+    else:
+        second = Part.absent(_SHARE, str(Missing("explained_by_drift at the same sites", _HOW)), margin=SHARE_MARGIN)
+    return [replace(first, reason=_doubt(stream, pairs, first)), replace(second, reason=_few(pairs) or second.reason)]
+
+
+def _few(pairs: Pairs) -> str:
+    return f"{len(pairs)} sites are too few, {FEWEST_LAYERS} are needed" if len(pairs) < FEWEST_LAYERS else ""
+
+
+def _left_open(parts: dict[str, Part], *, reason: str) -> dict[str, Part]:
+    """Several seeds have no more sites than one."""
+    return {name: replace(p, reason=reason or p.reason) if p.needed else p for name, p in parts.items()}
+
+
+def _doubt(stream: Stream, pairs: Pairs, part: Part) -> str:
+    """Why a correlation decides nothing, whatever its interval is."""
+    if not part.measured:
+        return _note(stream, pairs, part)
+    lucky = part.low > part.margin and not part.p <= ALPHA
+    return _few(pairs) or (f"other orders of the sites do as well too often (p = {figure(part.p)})" if lucky else "")
 
 
 def _stack_sentence(parts: Parts, status: Status, part: Part, *, n: int, when: str) -> str:
     text = f"over {n} sites{when} drift and average cosine"
-    told = [f"correlate in rank at {span(parts[_RANK])}"] if parts[_RANK].measured else []
-    if parts["linear correlation"].measured:
-        told.append(f"{'' if told else 'correlate '}linearly at {span(parts['linear correlation'])}")
+    told = [f"{word} at {_tested(parts[name])}" for name, word in _WAYS.items() if parts[name].measured]
     share = parts[_SHARE]
-    text += f" {' and '.join(told)}" if told else " have no correlation"
+    text += f" correlate {' and '.join(told)}" if told else " have no correlation"
     text += f", and the median share of the cosine that goes with the mean is {span(share)}" if share.measured else ""
     text += f"; what decides is the {part.name}, {outcome(status, part)}"
-    first = parts.get("without the first position")
-    return text + (f" (without the first position {span(first)})" if first and first.measured else "")
+    first = parts.get(_FIRST)
+    return text + (f" (without the first position {_tested(first)})" if first and first.measured else "")
+
+
+_WAYS = {_RANK: "in rank", _LINEAR: "linearly"}
+
+
+def _tested(part: Part) -> str:
+    """A number with its interval and its p."""
+    return f"{span(part)}, p {'< 0.0001' if part.p < 1e-4 else f'= {figure(part.p)}'}"
 
 
 def _of_all(study: Study) -> Finding:
@@ -280,11 +335,15 @@ def _of_all(study: Study) -> Finding:
     if len({unit.cluster for unit in units.values()}) < 2:
         raise NotHere("second model with drift and average_cosine at three sites", "measure more models")
     mine = list(units.values())
-    low, high = bootstrap_interval(mine)
+    low, high = models_interval(mine)
     value, p = pooled_correlation(mine), permutation_p(mine)
     few = "" if math.isfinite(low) else f"an interval over models needs {FEWEST_CLUSTERS} of them"
-    parts = [Part(_RANK, value, low, high, margin=CORRELATION_MARGIN, p=p, reason=few)]
+    linear = [unit for stream in found.values() if (unit := _unit(stream, ranked=False)) is not None]
+    within = models_interval(linear)
+    parts = [Part(_RANK, value, low, high, margin=CORRELATION_MARGIN, p=p, reason=few, bounds=CORRELATION)]
     parts.append(_share_over_models(found))
+    more = {"p": permutation_p(linear), "bounds": CORRELATION, "needed": False}
+    parts.append(Part(_LINEAR, pooled_correlation(linear), *within, **more))  # type: ignore[arg-type]
     outcomes = {name: _status(stream) for name, stream in found.items()}
     ends = {name: stream.step for name, stream in found.items()}
     details = {"models": outcomes, "ends": ends, "sites": sum(len(unit.one) for unit in mine)}
@@ -305,11 +364,13 @@ def _share_over_models(found: dict[str, Stream]) -> Part:
     half = t_interval(values)[0] if len(values) >= FEWEST_CLUSTERS else math.nan
     centre = sum(values) / len(values)
     few = "" if math.isfinite(half) else f"an interval over models needs {FEWEST_CLUSTERS} of them"
-    return Part(_SHARE, centre, centre - half, centre + half, margin=SHARE_MARGIN, guard=True, reason=few)
+    more = {"margin": SHARE_MARGIN, "guard": True, "reason": few, "bounds": SHARE}
+    return Part(_SHARE, centre, centre - half, centre + half, **more)  # type: ignore[arg-type]
 
 
 def _all_sentence(parts: Parts, status: Status, part: Part, *, outcomes: dict[str, str], stacks: int) -> str:
-    text = f"over the within-model ranks of {stacks} stacks drift and average cosine correlate at {span(parts[_RANK])}"
+    text = f"over the sites of {stacks} stacks, each in its own ranks, drift and average cosine correlate at "
+    text += f"{_tested(parts[_RANK])}, and linearly, each in its own standard deviations, at {_tested(parts[_LINEAR])}"
     share = parts[_SHARE]
     text += f", and the share of the cosine that goes with the mean is {span(share)}" if share.measured else ""
     text += f"; what decides is the {part.name}, {outcome(status, part)}; one by one it holds in "

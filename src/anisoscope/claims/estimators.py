@@ -10,7 +10,7 @@ from anisoscope.claims.blocks import FEWEST_BLOCKS, Stack, at_step, curve_record
 from anisoscope.claims.correlation import rank_correlation
 from anisoscope.claims.curve import Curve
 from anisoscope.claims.evidence import Missing, NotHere, Readings
-from anisoscope.claims.part import Finding, Part, Parts, Status, outcome, span
+from anisoscope.claims.part import CORRELATION, Finding, Part, Parts, Status, outcome, span
 from anisoscope.claims.phases import ESTIMATORS
 from anisoscope.claims.quantity import Quantity, combine
 
@@ -40,7 +40,7 @@ def estimators_agree(stack: Stack) -> Finding:
         quantity = combine(
             [*numbers[one], *numbers[two]], lambda v: rank_correlation(v[: len(v) // 2], v[len(v) // 2 :])
         )
-        parts.append(Part.of(f"{one} and {two}", quantity, margin=AGREEMENT_MARGIN, p=math.nan))
+        parts.append(Part.of(f"{one} and {two}", quantity, margin=AGREEMENT_MARGIN, p=math.nan, bounds=CORRELATION))
     depths = [layer / max(layers) for layer in layers]
     details = {"step": step, "profiles": {n: curve_records(Curve.of(layers, depths, q)) for n, q in numbers.items()}}
     return Finding(tuple(parts), functools.partial(_sentence, blocks=len(layers), when=at_step(step)), details)

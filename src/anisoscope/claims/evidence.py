@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from anisoscope.claims.quantity import Quantity
 from anisoscope.claims.roles import model_entries, model_roles
-from anisoscope.claims.seeds import repeats
+from anisoscope.claims.seeds import LOSSES, repeats
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.table import Table, variant_name
 
@@ -107,6 +107,16 @@ class Index:
     def by_head(self) -> Index:
         """The rows of single heads, sorted when a claim first asks for one."""
         return Index(self.table, self.metrics, heads=True)
+
+    @functools.cached_property
+    def losses(self) -> dict[tuple[str, int | None], dict[str, dict[int, float]]]:
+        """The losses of the training log by model and seed, then by metric and step."""
+        found: dict[tuple[str, int | None], dict[str, dict[int, float]]] = {}
+        rows = self.table.where(metric=list(LOSSES)).arrow.select(["model", "seed", "metric", "step", "value"])
+        for model, seed, metric, step, value in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+            if step is not None and value is not None and math.isfinite(value):
+                found.setdefault((model, seed), {}).setdefault(metric, {})[step] = value
+        return found
 
     def readings(self, series: tuple[Any, ...]) -> Readings:
         """The readings of a series that have a number, by cell."""

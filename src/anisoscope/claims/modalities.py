@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from anisoscope.claims.claim import attempt, claim
-from anisoscope.claims.correlation import welch
+from anisoscope.claims.correlation import FEWEST_CLUSTERS, welch
 from anisoscope.claims.drift import correlations, explained_word
 from anisoscope.claims.evidence import NotHere, Study, studies
-from anisoscope.claims.part import Finding, Part, Parts, Status, figure, judge, outcome, span
-from anisoscope.claims.quantity import Quantity, combine, mean, t_tail
+from anisoscope.claims.part import CORRELATION, Finding, Part, Parts, Status, figure, outcome, span, t_interval
+from anisoscope.claims.quantity import Quantity, among, mean, t_quantile, t_tail
 from anisoscope.claims.streams import (
     CONVOLUTION,
     METRICS,
@@ -31,7 +31,7 @@ from anisoscope.claims.streams import (
     model_means,
     streams,
     trained_streams,
-    untrained_note,
+    uncounted_note,
 )
 from anisoscope.runs.table import Table
 
@@ -39,14 +39,15 @@ ANISOTROPIC = 0.1
 BEYOND = 0.2  # average cosine from which a block counts in `share_beyond`
 DIFFERENCE_MARGIN = 0.1
 _GAP, _IMAGES = "attention minus convolution", "vision minus convolution"
-_WITHOUT = "without attention"
-_ROOM = "room below 1: "  # 1 − the largest average cosine of a stack
-_MORE = "profile models of other modalities too and give all runs to `anisoscope claims`"
+_DIFFERENCES = (-2.0, 2.0)  # of two cosines
+RELU = "stages that end in a ReLU have a high cosine by that alone, from which this does not tell convolution apart"
+MORE = "profile models of other modalities too and give all runs to `anisoscope claims`"
 
 
 _KEPT = (  # of what `correlations` tells
     *("model", "stack", "subject", "modality", "role", "seed", "step", "kind", "untrained", "attends"),
-    *("pearson", "pearson_low", "pearson_high", "spearman", "explained", "note"),
+    *("pearson", "pearson_low", "pearson_high", "pearson_p"),
+    *("spearman", "spearman_low", "spearman_high", "spearman_p", "explained", "note"),
 )
 
 
@@ -74,7 +75,7 @@ def _record(stream: Stream, told: Mapping[str, Any]) -> dict[str, Any]:
     layers = list(numbers)
     middle = layers[(len(layers) - 1) // 2]
     top, bottom = max(layers, key=numbers.__getitem__), min(layers, key=numbers.__getitem__)
-    low, high = stream.mean().interval()
+    whole = Part.of("", stream.mean(), bounds=CORRELATION)
     drift = {cell.layer: reading.value for cell, reading in stream.blocks("drift").items()}
     return {
         **{name: told[name] for name in _KEPT},
@@ -87,8 +88,8 @@ def _record(stream: Stream, told: Mapping[str, Any]) -> dict[str, Any]:
         "min": numbers[bottom],
         "min_layer": bottom,
         "mean": sum(numbers.values()) / len(numbers),
-        "mean_low": low,
-        "mean_high": high,
+        "mean_low": whole.low,
+        "mean_high": whole.high,
         "share_beyond": sum(value > BEYOND for value in numbers.values()) / len(numbers),
         "drift": drift.get(middle, math.nan),
         "explained_by_drift": explained_word(dict(told)),
@@ -108,9 +109,11 @@ def _record(stream: Stream, told: Mapping[str, Any]) -> dict[str, Any]:
 def anisotropic_in_every_modality(study: Study) -> dict[str, Finding]:
     """The average cosine over the blocks, mean over the models of each modality; every modality must lie beyond .1.
 
-    The margin is ours. At the last measured step; intervals over contexts, so it speaks for these models. Two
-    modalities are needed at least, of which convolution is one; how it stands without it, and in every single model, is
-    told beside, and models that are not anisotropic are named. Models with untrained weights do not count.
+    The margin is ours. At the last measured step. The interval of a modality is over contexts where it has one model,
+    spans both where it has two, and is over models (t) from three on; it speaks for the models that it names.
+    Two of the five modalities are needed at least, of which convolution is one, and how many were seen is told; how it
+    stands without convolution, and in every single model, is told beside, and models that are not anisotropic are
+    named. Models with untrained weights do not count.
     """
     return {"modalities": attempt(_every_modality, study, margin=ANISOTROPIC)}
 
@@ -120,37 +123,57 @@ def _every_modality(study: Study) -> Finding:
     seen = {stream.modality for stream in found.values()}
     present = [*(m for m in MODALITIES if m in seen), *sorted(seen - set(MODALITIES))]
     if len(present) < 2:
-        raise NotHere("second modality", _MORE)
+        raise NotHere("second modality", MORE)
     parts = [_modality_part(m, [s for s in found.values() if s.modality == m]) for m in present]
-    single = [
-        Part.of(f"{s.modality}: {name}", s.mean(), margin=ANISOTROPIC, p=math.nan, needed=False)
-        for name, s in found.items()
-    ]
+    more = {"margin": ANISOTROPIC, "p": math.nan, "needed": False, "bounds": CORRELATION}
+    single = [Part.of(f"{s.modality}: {name}", s.mean(), **more) for name, s in found.items()]  # type: ignore[arg-type]
     aspects = {"every model": tuple(part.name for part in single)}
     aspects["modalities with attention"] = tuple(m for m in present if m != CONVOLUTION)
     members = {m: [name for name, s in found.items() if s.modality == m] for m in present}
-    details = {"modalities": members, "ends": _ends(found)}
-    sentence = functools.partial(_modality_sentence, present=present)
-    note = untrained_note(study)
+    details = {"modalities": members, "ends": ends_of(found)}
+    sentence = functools.partial(_modality_sentence, members=members)
+    note = uncounted_note(study)
     return Finding((*parts, *single), sentence, details, aspects=aspects, scope="for these models", note=note)
 
 
 def _modality_part(modality: str, found: Sequence[Stream]) -> Part:
-    return Part.of(modality, mean(list(model_means(found).values())), margin=ANISOTROPIC, p=math.nan)
+    """The mean over models; models that lie apart widen its interval."""
+    means = list(model_means(found).values())
+    part = Part.of(modality, mean(means), margin=ANISOTROPIC, p=math.nan, bounds=CORRELATION)
+    if len(means) < 2 or not math.isfinite(part.low):
+        return part
+    if len(means) < FEWEST_CLUSTERS:
+        ends = list(zip(*(quantity.interval() for quantity in means), strict=True))
+        return replace(part, low=min(part.low, *ends[0]), high=max(part.high, *ends[1]))
+    half = t_interval([quantity.value for quantity in means])[0]
+    return replace(part, low=min(part.low, part.effect - half), high=max(part.high, part.effect + half))
 
 
-def _ends(found: Mapping[str, Stream]) -> dict[str, int | None]:
+def ends_of(found: Mapping[str, Stream]) -> dict[str, int | None]:
     return {name: stream.step for name, stream in found.items()}
 
 
-def _modality_sentence(parts: Parts, status: Status, part: Part, *, present: Sequence[str]) -> str:
-    told = [f"{span(parts[m])} in {m}" for m in present]
-    text = f"the average cosine over blocks is {listed(told)}; what decides is {part.name}, {outcome(status, part)}"
+def _modality_sentence(parts: Parts, status: Status, part: Part, *, members: Mapping[str, Sequence[str]]) -> str:
+    models = {name.split(", ")[0] for names in members.values() for name in names}
+    known = sum(m in MODALITIES for m in members)
+    text = f"in {_models(len(models))} of {known} of {len(MODALITIES)} modalities the average cosine over blocks is "
+    text += listed([f"{span(parts[m])} in {m} ({_averaged(names)})" for m, names in members.items()])
+    text += f"; what decides is {part.name}, {outcome(status, part)}"
     single = {name.split(": ", 1)[1]: p for name, p in parts.items() if ": " in name}
     for state, words in (("fails", "not anisotropic"), ("undecided", "open")):
         names = [f"{name} with {span(p)}" for name, p in single.items() if p.status == state]
         text += f"; {words} {'are' if len(names) > 1 else 'is'} {listed(names)}" if names else ""
     return text
+
+
+def _averaged(names: Sequence[str]) -> str:
+    """What a mean is over, where it is over several.
+
+    >>> _averaged(["m"]), _averaged(["m", "w, decoder stack"])
+    ('m', 'mean of m and w (decoder stack)')
+    """
+    told = [f"{model} ({stack})" if stack else model for model, _, stack in (name.partition(", ") for name in names)]
+    return told[0] if len(told) == 1 else f"mean of {listed(told)}"
 
 
 @claim(
@@ -166,7 +189,9 @@ def convolution_differs(study: Study) -> dict[str, Finding]:
     The difference of the means over models must lie beyond .1 (ours); fails where it surely lies within. Interval:
     jackknife over the models of each side (Welch's degrees of freedom); with one model on a side over contexts, and
     then it speaks for these models alone. Vision minus convolution, which read the same kind of data, is told beside.
-    Hybrids count as convolutions; models with untrained weights do not count.
+    Hybrids count as convolutions; models with untrained weights do not count. The stages of ResNet, RegNet and others
+    are read after a ReLU, and rows without negative coordinates have a high average cosine whatever a model has
+    learned, which streams of transformers and of ConvNeXt have no part in: this does not tell convolution from ReLU.
     """
     return {"attention and convolution": attempt(_differs, study, margin=DIFFERENCE_MARGIN)}
 
@@ -177,19 +202,19 @@ def _differs(study: Study) -> Finding:
     attention = [s for s in found.values() if s.modality != CONVOLUTION]
     for side, words in ((convolution, "convolutional model"), (attention, "model with attention")):
         if not side:
-            raise NotHere(f"{words} with average_cosine at blocks", _MORE)
-    parts = [_difference(_GAP, attention, convolution, margin=DIFFERENCE_MARGIN)]
+            raise NotHere(f"{words} with average_cosine at blocks", MORE)
+    parts = [difference(_GAP, attention, convolution, margin=DIFFERENCE_MARGIN)]
     vision = [s for s in attention if s.modality == "vision"]
     if vision:
-        parts.append(replace(_difference(_IMAGES, vision, convolution, margin=DIFFERENCE_MARGIN), needed=False))
+        parts.append(replace(difference(_IMAGES, vision, convolution, margin=DIFFERENCE_MARGIN), needed=False))
     sides = {"attention": model_means(attention), "convolution": model_means(convolution)}
     parts += [Part(name, _level(means), needed=False) for name, means in sides.items()]
     details: dict[str, Any] = {"models": {n: {m: q.value for m, q in means.items()} for n, means in sides.items()}}
     counts = {name: len(means) for name, means in sides.items()}
     sentence = functools.partial(_difference_sentence, counts=counts)
-    details |= {"counts": counts, "ends": _ends(found)}
+    details |= {"counts": counts, "ends": ends_of(found)}
     scope = _scope(counts["attention"], counts["convolution"])
-    note = untrained_note(study)
+    note = "; ".join(filter(None, (RELU, uncounted_note(study))))
     return Finding(tuple(parts), sentence, details, settle=_oriented, scope=scope, note=note)
 
 
@@ -201,18 +226,17 @@ def _level(means: Mapping[str, Quantity]) -> float:
     return sum(quantity.value for quantity in means.values()) / len(means)
 
 
-def _difference(name: str, one: Iterable[Stream], two: Iterable[Stream], *, margin: float) -> Part:
+def difference(name: str, one: Iterable[Stream], two: Iterable[Stream], *, margin: float, looks: int = 1) -> Part:
     """Mean over models of one side minus the other: interval over models, or over contexts where a side has one."""
+    more: dict[str, Any] = {"margin": margin, "looks": looks, "bounds": _DIFFERENCES}
     sides = [list(model_means(side).values()) for side in (one, two)]
     gap, error, degrees = welch(*([q.value for q in side] for side in sides))
-    if not math.isfinite(error):
+    if not error > 0:  # one model on a side, or models that agree to the last digit
         # other models read other contexts: their folds do not belong together
         apart = [_unpaired(mean(side)) for side in sides]
-        return Part.of(name, apart[0] - apart[1], margin=margin)
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(degrees, 0.975)) * error
-    return Part(name, gap, gap - half, gap + half, margin=margin, p=t_tail(gap, error, degrees=degrees))
+        return Part.of(name, apart[0] - apart[1], **more)
+    half = t_quantile(degrees, among(looks)) * error
+    return Part(name, gap, gap - half, gap + half, p=t_tail(gap, error, degrees=degrees), **more)
 
 
 def _unpaired(quantity: Quantity) -> Quantity:
@@ -222,12 +246,12 @@ def _unpaired(quantity: Quantity) -> Quantity:
 
 def _oriented(parts: dict[str, Part]) -> dict[str, Part]:
     """A difference in the direction in which it was found; p counts both directions."""
-    part = _turned(parts[_GAP]) if parts[_GAP].effect < 0 else parts[_GAP]
+    part = turned(parts[_GAP]) if parts[_GAP].effect < 0 else parts[_GAP]
     p = min(1.0, 2 * min(part.p, 1 - part.p)) if math.isfinite(part.p) else part.p
     return {**parts, _GAP: replace(part, p=p)}
 
 
-def _turned(part: Part) -> Part:
+def turned(part: Part) -> Part:
     return replace(part, effect=-part.effect, low=-part.high, high=-part.low)
 
 
@@ -243,96 +267,3 @@ def _difference_sentence(parts: Parts, status: Status, part: Part, *, counts: Ma
 
 def _models(count: int) -> str:
     return f"{count} model{'s' if count > 1 else ''}"
-
-
-@claim(
-    "not_inherent",
-    statement="Anisotropy is not inherent to attention: a model with attention does without it, or models without "
-    "attention are as anisotropic.",
-    source="the counter-claim to Godey et al. 2024, arXiv:2401.12143; after Machina & Mercer 2024, who found large "
-    "Pythia models nearly isotropic",
-    metrics=("average_cosine",),
-    margin=ANISOTROPIC,
-)
-def not_inherent(study: Study) -> dict[str, Finding]:
-    """Two routes on the same table; it holds by either, and fails only where both fail.
-
-    First, a stack with attention whose average cosine stays below .1 at every block (the largest of them counts, with
-    its interval; told as one minus it, against .9). Second, models without any attention whose average cosine over
-    blocks is not more than .1 below that of the models with it (interval over models, or over contexts where a side has
-    one). Without a model of the second kind it can hold by the first route and cannot fail. A model with untrained
-    weights is no evidence: before training almost any is isotropic.
-    """
-    return {"with and without attention": attempt(_not_inherent, study, margin=ANISOTROPIC)}
-
-
-def _not_inherent(study: Study) -> Finding:
-    found = trained_streams(study)
-    attention = {name: s for name, s in found.items() if s.attends}
-    without = [s for s in found.values() if not s.attends]
-    if not attention:
-        raise NotHere("model with attention that has average_cosine at blocks", _MORE)
-    parts = [Part.of(f"{_ROOM}{n}", _room(s), margin=1 - ANISOTROPIC, p=math.nan) for n, s in attention.items()]
-    if without:
-        parts.append(_difference(_WITHOUT, without, attention.values(), margin=-DIFFERENCE_MARGIN))
-    settled = _either(dict(zip((part.name for part in parts), parts, strict=True)))
-    open_ = not without and judge([p for p in settled.values() if p.needed])[0] != "holds"
-    sides = {"attention": list(attention), "without attention": [s.name for s in without]}
-    details: dict[str, Any] = {"models": sides, "ends": _ends(found), **({"missing": True} if open_ else {})}
-    note = untrained_note(study)
-    return Finding(tuple(parts), _either_sentence, details, settle=_either, scope="for these models", note=note)
-
-
-def _room(stream: Stream) -> Quantity:
-    """1 − the largest average cosine of the blocks."""
-    parts = [reading.quantity for reading in stream.blocks().values()]
-    return combine(parts, lambda values: 1 - max(values) if all(map(math.isfinite, values)) else math.nan)
-
-
-def _either(parts: dict[str, Part]) -> dict[str, Part]:
-    """Only the better route decides; without the second one, the first cannot fail the claim."""
-    first = _best([part for name, part in parts.items() if name.startswith(_ROOM)])
-    second = parts.get(_WITHOUT)
-    if second is None and first.status != "holds":
-        reason = "the table has no model without attention to compare with (profile a convolutional one too)"
-        first = replace(first, reason=first.reason or reason)
-    decides = _best([first, *([second] if second is not None else [])])
-    told = {name: replace(part, needed=False) for name, part in parts.items()}
-    return {**told, decides.name: replace(decides, needed=True)}
-
-
-def _best(parts: Sequence[Part]) -> Part:
-    """The one that holds most surely, or fails least."""
-    order = {"holds": 2, "undecided": 1, "fails": 0}
-
-    def key(part: Part) -> tuple[int, float]:
-        gap = (part.low if math.isfinite(part.low) else part.effect) - part.margin
-        return order[part.status], gap if math.isfinite(gap) else -math.inf
-
-    return max(parts, key=key)
-
-
-def _either_sentence(parts: Parts, status: Status, part: Part) -> str:
-    lowest = _best([p for name, p in parts.items() if name.startswith(_ROOM)])
-    largest = replace(lowest, effect=1 - lowest.effect, low=1 - lowest.high, high=1 - lowest.low)
-    text = f"of the models with attention {lowest.name.removeprefix(_ROOM)} comes closest to isotropy, with an average "
-    text += f"cosine of {span(largest)} at its most anisotropic block, "
-    text += _FIRST_ROUTE[replace(lowest, reason="").status]
-    second = parts.get(_WITHOUT)
-    if second is None or not second.measured:
-        return text
-    words = f"{span(second)} higher" if second.effect >= 0 else f"{span(_turned(second))} lower"
-    text += f"; in models without attention the average cosine over blocks is {words} than in those with it, "
-    return text + _SECOND_ROUTE[second.status]
-
-
-_FIRST_ROUTE: dict[Status, str] = {
-    "holds": f"short of the {ANISOTROPIC} from which it counts as anisotropic",
-    "fails": f"beyond the {ANISOTROPIC} from which it counts as anisotropic",
-    "undecided": f"which may lie on either side of the {ANISOTROPIC} from which it counts as anisotropic",
-}
-_SECOND_ROUTE: dict[Status, str] = {
-    "holds": f"so they are as anisotropic to within {DIFFERENCE_MARGIN}",
-    "fails": f"so they are less anisotropic by more than {DIFFERENCE_MARGIN}",
-    "undecided": f"which may or may not be within {DIFFERENCE_MARGIN}",
-}

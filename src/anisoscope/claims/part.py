@@ -2,7 +2,8 @@
 
 A part holds when its 95 % interval lies wholly beyond the margin (and, where random draws test it, p ≤ .05), fails when
 the interval lies wholly short of it, and is undecided otherwise. A claim holds when every needed part does, and fails
-when one does: an intersection–union test (Berger 1982), which needs no correction for the number of parts.
+when one does: an intersection–union test (Berger 1982), which needs no correction for the number of parts. A claim that
+holds where any one of several parts does needs one: `looks` of such a part says how many there are.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from anisoscope.claims.quantity import FEWEST_FOLDS, Quantity, no_effect_p, t_tail
+from anisoscope.claims.quantity import FEWEST_FOLDS, Quantity, among, no_effect_p, t_quantile, t_tail
 
 Status = Literal["holds", "fails", "undecided"]
 ALPHA = 0.05
 FEWEST_SEEDS = 3  # for a claim about more than one run
 ONE_MODEL = "for this model"
+Bounds = tuple[float | None, float | None]
+CORRELATION = (-1.0, 1.0)  # bounds of a correlation or a cosine
+SHARE = (None, 1.0)  # of what a share explains
+ONE_REPLICATE = f"one seed decides nothing: seeds are the replicates here, and {FEWEST_SEEDS} are needed"
 TOO_FEW = f"too few contexts were tested: an interval needs them in {FEWEST_FOLDS} of the 8 folds at least"
 
 
@@ -39,11 +44,21 @@ class Part:
     tested: bool = False  # holds only with p ≤ .05
     guard: bool = False  # a condition of the claim; where all hold, another part tells the effect
     reason: str = ""  # why it stays undecided whatever the interval says
+    looks: int = 1  # parts of which the best is chosen; the intervals of all hold at once
+    below: bool = False  # it must lie below its margin, not beyond it
+    bounds: Bounds = (None, None)  # what is possible; the interval is cut to it, never past the effect itself
+
+    def __post_init__(self) -> None:
+        least, most = self.bounds
+        if least is not None and self.low < least:
+            object.__setattr__(self, "low", min(least, self.effect))
+        if most is not None and self.high > most:
+            object.__setattr__(self, "high", max(most, self.effect))
 
     @classmethod
     def of(cls, name: str, quantity: Quantity, *, margin: float = math.nan, **more: Any) -> Part:
         """A part from a quantity; p is that of no effect at all unless another is given."""
-        low, high = quantity.interval()
+        low, high = quantity.interval_among(more.get("looks", 1))
         more.setdefault("p", no_effect_p(quantity) if math.isfinite(margin) else math.nan)
         if math.isfinite(margin) and not math.isfinite(quantity.value):
             more.setdefault("reason", f"{name} has no number here")
@@ -66,15 +81,31 @@ class Part:
         return math.isfinite(self.effect)
 
     @property
+    def lead(self) -> float:
+        """How far beyond its margin it lies for sure: at the near end of its interval, or itself without one."""
+        near = self.high if self.below else self.low
+        return self._beyond(near if math.isfinite(near) else self.effect)
+
+    @property
+    def reach(self) -> float:
+        """How far beyond its margin it may lie at most."""
+        return self._beyond(self.low if self.below else self.high)
+
+    def _beyond(self, value: float) -> float:
+        return self.margin - value if self.below else value - self.margin
+
+    @property
     def status(self) -> Status:
-        if self.high < self.margin:
+        if self.reach < 0:
             return "fails" if not self.reason else "undecided"
-        if self.low > self.margin and not self.reason and (not self.tested or self.p <= ALPHA):
+        sure = math.isfinite(self.low) and self.lead > 0
+        if sure and not self.reason and (not self.tested or self.p <= ALPHA):
             return "holds"
         return "undecided"
 
     def record(self) -> dict[str, Any]:
-        return {**asdict(self), "status": self.status if math.isfinite(self.margin) else None}
+        kept = {name: value for name, value in asdict(self).items() if name != "bounds"}
+        return {**kept, "status": self.status if math.isfinite(self.margin) else None}
 
 
 Parts = Mapping[str, Part]
@@ -97,6 +128,7 @@ class Finding:
     scope: str = ONE_MODEL  # what a single seed speaks for
     until: Callable[[int], Finding] | None = None  # the same with nothing after a step
     note: str = ""  # said at the end of the sentence
+    replicate: bool = False  # one seed is a sample, not a subject: beside a verdict over all it has none of its own
 
 
 def judge(parts: Sequence[Part]) -> tuple[Status, Part]:
@@ -107,18 +139,17 @@ def judge(parts: Sequence[Part]) -> tuple[Status, Part]:
     """
     failing = [part for part in parts if part.status == "fails"]
     if failing:
-        return "fails", min(failing, key=lambda part: part.high - part.margin)
+        return "fails", min(failing, key=lambda part: part.reach)
     open_ones = [part for part in parts if part.status == "undecided"]
     if open_ones:
         return "undecided", min(open_ones, key=_unsure)
     telling = [part for part in parts if not part.guard] or parts
-    return "holds", min(telling, key=lambda part: part.low - part.margin)
+    return "holds", min(telling, key=lambda part: part.lead)
 
 
 def _unsure(part: Part) -> tuple[bool, float]:
     """Measured parts first, the one furthest from its margin before the others."""
-    gap = (part.low if math.isfinite(part.low) else part.effect) - part.margin
-    return bool(part.reason), gap if math.isfinite(gap) else math.inf
+    return bool(part.reason), part.lead if math.isfinite(part.lead) else math.inf
 
 
 def pool(findings: Sequence[Finding], refusal: str = "") -> Finding:
@@ -144,7 +175,7 @@ def _pooled(parts: Sequence[Part]) -> Part:
     centre = sum(effects) / len(effects)
     few = len(effects) < FEWEST_SEEDS
     reason = f"it was measured in {len(effects)} seeds and a general claim needs {FEWEST_SEEDS}" if few else ""
-    half, p = (math.nan, math.nan) if few else t_interval(effects)
+    half, p = (math.nan, math.nan) if few else t_interval(effects, looks=first.looks)
     tested = any(part.tested for part in parts)
     if tested:
         tests = [part.p for part in parts if part.tested]
@@ -162,22 +193,23 @@ def _pooled(parts: Sequence[Part]) -> Part:
         tested=tested,
         guard=first.guard,
         reason=reason if first.needed else "",
+        looks=first.looks,
+        below=first.below,
+        bounds=first.bounds,
     )
 
 
-def t_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Half-width of the 95 % t interval of the mean, and the one-sided p of a mean ≤ 0.
+def t_interval(values: Sequence[float], *, looks: int = 1) -> tuple[float, float]:
+    """Half-width of the 95 % t interval of the mean (of `looks` such means at once), and the one-sided p of a mean ≤ 0.
 
     >>> half, p = t_interval([1.0, 2.0, 3.0])
     >>> round(half, 3), round(p, 4)
     (2.484, 0.0371)
     """
-    from scipy.special import stdtrit
-
     n = len(values)
     centre = sum(values) / n
     error = math.sqrt(sum((v - centre) ** 2 for v in values) / (n - 1) / n)
-    return float(stdtrit(n - 1, 0.975)) * error, t_tail(centre, error, degrees=n - 1)
+    return t_quantile(n - 1, among(looks)) * error, t_tail(centre, error, degrees=n - 1)
 
 
 def agreement(parts: Sequence[Part], name: str, *, what: str) -> Part:

@@ -74,7 +74,7 @@ def _halves(stack: Stack, metric: str) -> Halves | None:
 def _why_not(stack: Stack) -> Missing:
     metric = next((name for name in ESTIMATORS if stack.readings(name)), None)
     if metric is None:
-        return Missing("two_nn at blocks", "measure it with --metrics two_nn,levina_bickel,gride")
+        return stack.gap("two_nn", how="measure it with --metrics two_nn,levina_bickel,gride")
     if len(steps_of(stack.readings(metric))) < 3:
         return NotHere("series of 3 steps or more", "sweep the checkpoints of a model or watch its training")
     if stack.readings(metric, group=_CHOSEN):

@@ -65,6 +65,19 @@ class Quantity:
             return jackknife(self.value, self.live, bounds=(None, None))
         return self.value - self.half, self.value + self.half
 
+    def interval_among(self, count: int) -> tuple[float, float]:
+        """The 95 % interval when it must hold for `count` such numbers at once.
+
+        >>> Quantity(0.0, half=1.0).interval_among(1)
+        (-1.0, 1.0)
+        """
+        low, high = self.interval()
+        degrees = len(self.live) - 1 if self.folds else math.inf  # a half-width alone is that of a normal interval
+        if not math.isfinite(low) or count < 2:
+            return low, high
+        wider = t_quantile(degrees, among(count)) / t_quantile(degrees)
+        return self.value - wider * (self.value - low), self.value + wider * (high - self.value)
+
     def __sub__(self, other: Quantity) -> Quantity:
         value, folds = self.value - other.value, self.folds
         if folds and other.fixed:
@@ -145,6 +158,26 @@ def no_effect_p(effect: Quantity) -> float:
     centre = sum(live) / len(live)
     error = math.sqrt((len(live) - 1) / len(live) * sum((f - centre) ** 2 for f in live))
     return t_tail(effect.value, error, degrees=len(live) - 1)
+
+
+def among(count: int) -> float:
+    """The level of one end of an interval when `count` of them must hold at once (Bonferroni).
+
+    >>> among(1), among(5)
+    (0.975, 0.995)
+    """
+    return 1 - 0.025 / count
+
+
+def t_quantile(degrees: float, level: float = 0.975) -> float:
+    """The quantile of Student's t.
+
+    >>> round(t_quantile(7), 3)
+    2.365
+    """
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, level))
 
 
 def t_tail(value: float, error: float, *, degrees: float) -> float:

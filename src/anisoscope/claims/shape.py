@@ -44,7 +44,7 @@ def _profiles(stack: Stack) -> Profiles:
     """The profile by each formula that was measured, and its step."""
     found: Profiles = {}
     if not _has(stack):
-        raise Missing("svd_ratio at blocks", "measure it with --metrics svd_ratio")
+        raise stack.gap("svd_ratio")
     for name, (metric, variant, _) in _FORMULAS.items():
         readings = stack.readings(metric, variant)
         step = last_step(readings)

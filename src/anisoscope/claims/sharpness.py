@@ -7,8 +7,8 @@ Notation
     drift    ‖mean q‖ / mean ‖q‖ of queries as they meet keys, means over heads and blocks above and below; k alike.
              Below 0.1 it counts as none (an average cosine of about 0.01)
     fall     (a − b)/a, a and b the sharpness of attention with softmax and with the means removed, at the last step
-With three seeds the arms of a seed give the interval (a t interval over seeds); one seed has that of its contexts and
-speaks for its runs only.
+Arms of one seed are compared with each other, and seeds are the replicates: verdicts rest on the t interval over three
+or more of them, and a single seed decides nothing, however narrow its interval over contexts is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,19 @@ from typing import Any
 from anisoscope.claims.blocks import Stack, block_mean, shared_steps
 from anisoscope.claims.claim import attempt, claim, missing
 from anisoscope.claims.evidence import Missing, NotHere, Readings, Run, Study
-from anisoscope.claims.part import Finding, Part, Parts, Status, figure, outcome, span
+from anisoscope.claims.part import (
+    CORRELATION,
+    ONE_REPLICATE,
+    SHARE,
+    Bounds,
+    Finding,
+    Part,
+    Parts,
+    Status,
+    figure,
+    outcome,
+    span,
+)
 from anisoscope.claims.quantity import Quantity, combine
 
 SOURCE = "an open question of Godey et al. 2024, Anisotropy Is Inherent to Self-Attention, arXiv:2401.12143"
@@ -31,6 +43,7 @@ ORDINARY, CENTRED, FLAT = "softmax", "mean-removed", "uniform"
 RISE_MARGIN = 0.05
 FALL_MARGIN = 0.2  # of the sharpness with ordinary attention
 NO_DRIFT = 0.1
+UNIT: Bounds = (0.0, 1.0)
 _ARM = re.compile(r"^(?P<name>softmax|qk-norm|mean-removed|fixed-sharp|uniform)-(?P<size>\d+x\d+.*)$")
 _OTHERS = ("qk-norm", "fixed-sharp")
 _ENTROPY, _SPREAD = "entropy", "spread of scores"
@@ -64,9 +77,10 @@ def anisotropy_without_drift(study: Study) -> dict[str, Finding]:
     """A(s) − A(0) of the arms mean-removed and uniform, at the step where the arm softmax is most anisotropic.
 
     The step is chosen on the arm softmax of the same seed, so that its choice does not favour the arm that is judged;
-    the rise at the last step is told as an aspect of its own. Undecided where drift was not removed after all
-    (‖mean q‖ / mean ‖q‖ or that of keys not below 0.1), and where the arm softmax does not rise either: then there is
-    nothing that drift could have been needed for. The margins are ours.
+    the rise at the last step is told as an aspect of its own, and a rise that is gone by then is called transient.
+    Undecided where drift was not removed after all (‖mean q‖ / mean ‖q‖ or that of keys not below 0.1), where the arm
+    softmax has no drift at that step (not beyond 0.1), and where it does not rise either: then there is nothing that
+    drift could have been needed for. The margins are ours.
     """
     found = {
         run.model: _judged(_rising, (arms[ORDINARY], run), margin=RISE_MARGIN)
@@ -123,18 +137,34 @@ def _rising(arms: tuple[Run, Run], *, until: int | None) -> Finding:
     at = {name: block_mean(own, step, layers) for name, step in moments.items()}
     usual = {name: block_mean(ordinary, step, layers) for name, step in moments.items()}
     parts = [
-        Part.of("rise", at["then"] - at["before"], margin=RISE_MARGIN),
-        Part.of("rise at the end", at["at the end"] - at["before"], margin=RISE_MARGIN, needed=False),
-        Part.of("rise of softmax", usual["then"] - usual["before"], margin=RISE_MARGIN, needed=False),
-        *(Part.described(name, quantity) for name, quantity in at.items()),
-        *(Part.described(f"softmax {name}", quantity) for name, quantity in usual.items()),
+        Part.of("rise", at["then"] - at["before"], margin=RISE_MARGIN, reason=ONE_REPLICATE, bounds=CORRELATION),
+        Part.of(
+            "rise at the end", at["at the end"] - at["before"], margin=RISE_MARGIN, needed=False, bounds=CORRELATION
+        ),
+        Part.of(
+            "rise of softmax", usual["then"] - usual["before"], margin=RISE_MARGIN, needed=False, bounds=CORRELATION
+        ),
+        *(_told(name, quantity, bounds=CORRELATION) for name, quantity in at.items()),
+        *(_told(f"softmax {name}", quantity, bounds=CORRELATION) for name, quantity in usual.items()),
         *_drift_parts(arms[1], height, until),
+        *_drift_parts(arms[0], height, until, prefix="softmax: "),
         Part.described("height", Quantity.constant(height)),
     ]
     details = {"step": steps[-1], "height": height, "blocks": len(layers)}
     sentence = functools.partial(_rise_sentence, last=steps[-1], name=_name(arms[1]))
-    aspects = {"at the end": ("rise at the end",)}
-    return Finding(tuple(parts), sentence, details, settle=_settle_rise, aspects=aspects, scope="for these runs only")
+    return Finding(
+        tuple(parts),
+        sentence,
+        details,
+        settle=_settle_rise,
+        aspects={"at the end": ("rise at the end",)},
+        scope="for these runs only",
+        replicate=True,
+    )
+
+
+def _told(name: str, quantity: Quantity, *, bounds: Bounds = UNIT) -> Part:
+    return replace(Part.described(name, quantity), bounds=bounds)
 
 
 def _name(run: Run) -> str:
@@ -143,7 +173,7 @@ def _name(run: Run) -> str:
 
 
 def _drift_parts(run: Run, step: int | None, until: int | None, prefix: str = "") -> list[Part]:
-    return [Part.described(f"{prefix}{words}", drift_of(run, kind, step, until)) for kind, words in _SIDES.items()]
+    return [_told(f"{prefix}{words}", drift_of(run, kind, step, until)) for kind, words in _SIDES.items()]
 
 
 def drift_of(run: Run, kind: str, step: int | None, until: int | None = None) -> Quantity:
@@ -156,10 +186,10 @@ def drift_of(run: Run, kind: str, step: int | None, until: int | None = None) ->
 
 
 def _settle_rise(parts: dict[str, Part]) -> dict[str, Part]:
-    """Reasons that leave it open: drift that is still there, or nothing to be explained."""
+    """Reasons that leave it open: drift that is still there, that never was, or nothing to be explained."""
     if "rise" not in parts:
         return parts
-    reason = _still_drifting(parts)
+    reason = _still_drifting(parts) or _never_drifting(parts)
     usual = parts.get("rise of softmax")
     if not reason and usual is not None and usual.status != "holds" and parts["rise"].status != "holds":
         reason = f"with ordinary attention it does not rise beyond the margin either (by {span(usual)})"
@@ -174,6 +204,15 @@ def _still_drifting(parts: Parts) -> str:
     return "" if worst is None else f"the relative {worst.name} is still {span(worst)}, not below {figure(NO_DRIFT)}"
 
 
+def _never_drifting(parts: Parts) -> str:
+    """Whether ordinary attention has drift that the other arm can do without."""
+    usual = [parts[name] for words in _SIDES.values() if (name := f"softmax: {words}") in parts]
+    if not usual or any(_lower(part) > NO_DRIFT for part in usual):
+        return ""
+    there = " and ".join(span(part) for part in usual)
+    return f"ordinary attention has no relative drift beyond {figure(NO_DRIFT)} there either ({there})"
+
+
 def _upper(part: Part) -> float:
     return part.high if math.isfinite(part.high) else part.effect
 
@@ -181,12 +220,18 @@ def _upper(part: Part) -> float:
 def _rise_sentence(parts: Parts, status: Status, part: Part, *, last: int, name: str) -> str:
     text = f"{_without(name, parts)} the average cosine of the blocks goes from {span(parts['before'])} at step 0 to "
     text += f"{span(parts['then'])} at step {figure(parts['height'].effect)}, where ordinary attention is most "
-    text += f"anisotropic ({span(parts['softmax then'])}): a rise of {span(parts['rise'])}, "
-    text += outcome(status, parts["rise"])
+    drifts = " and ".join(span(parts[f"softmax: {words}"]) for words in _SIDES.values())
+    text += f"anisotropic ({span(parts['softmax then'])}, at a drift of {drifts}): a "
+    text += f"{'transient ' if transient(parts) else ''}rise of {span(parts['rise'])}, {outcome(status, parts['rise'])}"
     if parts["height"].effect != last:
         text += f"; at the last step, {last}, it is {span(parts['at the end'])} (softmax "
         text += f"{span(parts['softmax at the end'])}), {_LASTS[parts['rise at the end'].status]}"
     return text
+
+
+def transient(parts: Parts) -> bool:
+    """Whether there is a rise, and none of it beyond the margin is left at the last step."""
+    return parts["rise"].low > RISE_MARGIN > parts["rise at the end"].high
 
 
 def _without(name: str, parts: Parts) -> str:
@@ -210,8 +255,8 @@ def _sharp(arms: Arms, *, until: int | None) -> Finding:
     a, b = (block_mean(found[name], last, layers) for name in (ORDINARY, CENTRED))
     fall = combine([a, b], lambda v: (v[0] - v[1]) / v[0] if v[0] else math.nan)
     parts = [
-        Part.of("fall", fall, margin=FALL_MARGIN),
-        *(Part.described(name, quantity) for name, quantity in ((ORDINARY, a), (CENTRED, b))),
+        Part.of("fall", fall, margin=FALL_MARGIN, reason=ONE_REPLICATE, bounds=SHARE),
+        *(_told(name, quantity) for name, quantity in ((ORDINARY, a), (CENTRED, b))),
         *_beside(arms, last, layers, until=until),
         *_drift_parts(arms[CENTRED], last, until),
         *_drift_parts(arms[ORDINARY], last, until, prefix="softmax: "),
@@ -219,17 +264,17 @@ def _sharp(arms: Arms, *, until: int | None) -> Finding:
     ]
     sentence = functools.partial(_fall_sentence, last=last)
     details: dict[str, Any] = {"step": last, "blocks": len(layers)}
-    return Finding(tuple(parts), sentence, details, settle=_settle_fall, scope="for these runs only")
+    return Finding(tuple(parts), sentence, details, settle=_settle_fall, scope="for these runs only", replicate=True)
 
 
 def _beside(arms: Arms, step: int, layers: list[int], *, until: int | None) -> list[Part]:
     """Entropy and spread of the scores in both arms, where they were measured."""
     parts = []
-    for metric, words in (("attention_entropy", _ENTROPY), ("score_spread", _SPREAD)):
+    for metric, words, most in (("attention_entropy", _ENTROPY, UNIT), ("score_spread", _SPREAD, (0.0, None))):
         for name in (ORDINARY, CENTRED):
             readings = Stack(arms[name], kind="scores", until=until).readings(metric)
             if readings:
-                parts.append(Part.described(f"{name}: {words}", block_mean(readings, step, layers)))
+                parts.append(_told(f"{name}: {words}", block_mean(readings, step, layers), bounds=most))
     return parts
 
 
@@ -238,7 +283,7 @@ def _other_parts(arms: Arms, found: Mapping[str, Readings], step: int, *, until:
     parts = []
     for name in _OTHERS:
         if name in arms and any(cell.step == step for cell in found[name]):
-            parts.append(Part.described(name, block_mean(found[name], step)))
+            parts.append(_told(name, block_mean(found[name], step)))
             parts += _drift_parts(arms[name], step, until, prefix=f"{name}: ")
     return parts
 
@@ -246,10 +291,7 @@ def _other_parts(arms: Arms, found: Mapping[str, Readings], step: int, *, until:
 def _settle_fall(parts: dict[str, Part]) -> dict[str, Part]:
     if "fall" not in parts:
         return parts
-    usual = [parts[name] for words in _SIDES.values() if (name := f"softmax: {words}") in parts]
-    reason = _still_drifting(parts)
-    if not reason and not any(_lower(part) > NO_DRIFT for part in usual):
-        reason = f"ordinary attention has no drift beyond {figure(NO_DRIFT)} either"
+    reason = _still_drifting(parts) or _never_drifting(parts)
     return parts | ({"fall": replace(parts["fall"], reason=parts["fall"].reason or reason)} if reason else {})
 
 

@@ -121,22 +121,41 @@ def streams(study: Study) -> dict[str, Stream]:
 
 
 def trained_streams(study: Study) -> dict[str, Stream]:
-    """Those of trained models: what an initialisation is like says nothing about what attention learns."""
-    found = {name: stream for name, stream in streams(study).items() if not stream.untrained}
+    """Those of trained models, copies once: what an initialisation is like says nothing about what attention learns."""
+    found = _trained(study)
     if not found:
         raise NotHere("average_cosine at the blocks of a trained model", _NOT_MEASURED)
-    return found
+    twice = copies(found)
+    return {name: stream for name, stream in found.items() if name not in twice}
 
 
-def untrained_names(study: Study) -> list[str]:
-    return [name for name, stream in streams(study).items() if stream.untrained]
+def _trained(study: Study) -> dict[str, Stream]:
+    return {name: stream for name, stream in streams(study).items() if not stream.untrained}
 
 
-def untrained_note(study: Study) -> str:
-    """What is said at the end of a sentence where models do not count."""
-    names = untrained_names(study)
+def copies(found: Mapping[str, Stream]) -> dict[str, str]:
+    """Streams that have every number of an earlier one, digit by digit, and which: the same model under two names."""
+    first: dict[Any, str] = {}
+    for name, stream in found.items():
+        first.setdefault(_numbers(stream), name)
+    return {name: first[_numbers(stream)] for name, stream in found.items() if first[_numbers(stream)] != name}
+
+
+def _numbers(stream: Stream) -> Any:
+    """All numbers of a stream, the leave-one-fold-out values too."""
+    cells = {(metric, cell): r for metric in METRICS for cell, r in stream.sites(metric).items()}
+    return tuple((metric, c.layer, c.kind, r.value, r.quantity.folds) for (metric, c), r in cells.items())
+
+
+def uncounted_note(study: Study) -> str:
+    """What is said at the end of a sentence where models do not count: untrained ones and copies."""
+    names = [name for name, stream in streams(study).items() if stream.untrained]
     words = "have untrained weights and do not count" if len(names) > 1 else "has untrained weights and does not count"
-    return f"{listed(names)} {words}" if names else ""
+    told = [f"{listed(names)} {words}"] if names else []
+    told += [
+        f"{name} has the same numbers as {other} and counts once" for name, other in copies(_trained(study)).items()
+    ]
+    return "; ".join(told)
 
 
 def model_means(found: Iterable[Stream]) -> dict[str, Quantity]:

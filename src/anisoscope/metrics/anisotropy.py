@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
+from anisoscope.metrics.centring import Centred, mean_pair_cosine, too_few_directions
 from anisoscope.metrics.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, metric
 from anisoscope.stats.directions import Coordinates, Directions
 from anisoscope.stats.moments import Moments
@@ -16,13 +17,6 @@ from anisoscope.stats.sample import Sample
 
 _EVERYWHERE = STREAM_KINDS | WEIGHT_KINDS | HEAD_KINDS
 _ETHAYARAJH = "Ethayarajh 2019, arXiv:1909.00512; closed form over all pairs"
-
-
-def mean_pair_cosine(units: Tensor, n: float) -> float:
-    """(‖Σu‖² − n) / (n(n−1)): the mean cosine over all pairs of n unit rows, from their sum."""
-    if n < 2:
-        raise TooFewRows(f"an average over pairs needs at least 2 rows that are not zero, seen {int(n)}; give more")
-    return float((units.square().sum() - n) / (n * (n - 1)))
 
 
 def _directed(directions: Directions) -> float:
@@ -123,7 +117,7 @@ def coordinate_shares(directions: Directions, coordinates: Coordinates) -> Tenso
     assert directions.units is not None and coordinates.unit_squares is not None
     n = _directed(directions)
     if n < 2:
-        raise TooFewRows(f"an average over pairs needs at least 2 rows that are not zero, seen {int(n)}; give more")
+        raise too_few_directions(n)
     return (directions.units.square() - coordinates.unit_squares) / (n * (n - 1))
 
 
@@ -167,22 +161,8 @@ def massive_activation(coordinates: Coordinates, sample: Sample) -> float:
     return float(coordinates.largest_value.max()) / middle
 
 
-def _sample_cosine(rows: Tensor) -> float:
-    rows = rows.double()
-    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    rows, norms = rows[norms[:, 0] > 0], norms[norms[:, 0] > 0]
-    return mean_pair_cosine((rows / norms).sum(0), len(rows))
-
-
-def _centred(rows: Tensor) -> Tensor:
-    """Rows about their mean; what rounding of the mean leaves of equal rows is no direction and becomes zero."""
-    centred = rows - rows.mean(0)
-    noise = 1e-13 * torch.linalg.vector_norm(rows, dim=1).max()
-    return centred.masked_fill(torch.linalg.vector_norm(centred, dim=1, keepdim=True) <= noise, 0.0)
-
-
 @metric(
-    Sample,
+    Centred,
     title="Average cosine, centred",
     formula="average cosine of h − mean(h)",
     reference="Mu & Viswanath 2018, arXiv:1702.01417",
@@ -190,26 +170,27 @@ def _centred(rows: Tensor) -> Tensor:
     invariant=("rotation", "scale", "shift"),
     bounds=(-1.0, 1.0),
 )
-def average_cosine_centred(sample: Sample) -> float:
+def average_cosine_centred(rows: Centred) -> float:
     """Average cosine that is left when the common mean is taken away."""
-    return _sample_cosine(_centred(sample.rows.double()))
+    return rows.centred
 
 
 @metric(
-    Sample,
+    Centred,
     title="Explained by drift",
     formula="1 − A(centred) / A",
     reference="after Godey et al. 2024, arXiv:2401.12143",
-    convention="both on the same sample",
+    convention="both on the same sample; at most 1, or 1 + 1/((n − 1) A) where centred rows are opposed by chance",
     invariant=("rotation", "scale"),
+    bounds=(None, 1.0),
+    default=True,
 )
-def explained_by_drift(sample: Sample) -> float:
+def explained_by_drift(rows: Centred) -> float:
     """Share of the average cosine that vanishes when the mean is removed; unsteady where A is near 0."""
-    rows = sample.rows.double()
-    plain = _sample_cosine(rows)
+    plain = rows.plain
     if plain == 0.0:
         raise TooFewRows("the average cosine is exactly 0, so nothing is there to explain")
-    return 1.0 - _sample_cosine(_centred(rows)) / plain
+    return 1.0 - rows.centred / plain
 
 
 @metric(

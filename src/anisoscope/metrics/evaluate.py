@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.attention import rows_used
+from anisoscope.metrics.centring import Centred
 from anisoscope.metrics.clusters import Clusters
 from anisoscope.metrics.estimate import Estimate, jackknife
 from anisoscope.metrics.graphs import Graph, batch_masks, sample_graphs
@@ -26,6 +27,7 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 NEIGHBOUR_BATCH = 4096
+ON_SAMPLE: tuple[Any, ...] = (Clusters, Centred)  # found once on all sampled rows, and kept when folds are left out
 _WIDE = 128  # columns from which a spectrum takes longer than handing it to another core
 
 
@@ -53,11 +55,11 @@ class View:
         if need is Sample:
             assert self.sample is not None
             return self.sample if without < 0 else self.sample.select(self.sample.fold != without)
-        if need is Clusters and without >= 0:  # found once on all rows, and kept
-            return self.stat(Clusters).without(without)
+        if need in ON_SAMPLE and without >= 0:
+            return self.stat(need).without(without)
         key = (need, without)
-        if need is Clusters and key not in self._merged:
-            self._merged[key] = Clusters.of(self.stat(Sample))
+        if need in ON_SAMPLE and key not in self._merged:
+            self._merged[key] = need.of(self.stat(Sample))  # type: ignore[attr-defined]
         if key not in self._merged:
             parts = [fold[need] for i, fold in enumerate(self.folds) if i != without and need in fold]
             merged = reduce(lambda a, b: a.merge(b), parts) if parts else need()
@@ -262,7 +264,7 @@ def array_view(
     metric: Metric, rows: Tensor, contexts: Tensor, *, tokens: Tensor, seed: int, sampled: bool = False
 ) -> View:
     """The statistics that one metric needs of plain rows; `sampled` where it also draws batches from them."""
-    known: set[type] = {Moments, Directions, Coordinates, Sample, Neighbours, Clusters, Coherence}
+    known: set[type] = {Moments, Directions, Coordinates, Sample, Neighbours, Coherence, *ON_SAMPLE}
     if not known.issuperset(metric.needs):
         raise AnisoscopeError(f"{metric.name} reads attention, not plain rows; use anisoscope.measure on a model")
     fold = fold_of(contexts)
@@ -276,7 +278,7 @@ def array_view(
                 mine = (fold == j).nonzero().squeeze(1)
                 folds[j][need] = Coherence().update(context_cosines(rows[mine.to(rows.device)], contexts[mine]))
     sample = None
-    if sampled or {Sample, Neighbours, Clusters} & set(metric.needs):
+    if sampled or {Sample, Neighbours, *ON_SAMPLE} & set(metric.needs):
         sample = Sample(len(rows), seed).update(rows, context=contexts, position=torch.arange(len(rows)), token=tokens)
     graphs = None if sample is None else lambda wanted: sample_graphs(sample, wanted=wanted, batch=None)
     return View(folds, sample, graphs, contexts=len(contexts.unique()))

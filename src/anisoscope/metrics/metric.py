@@ -131,11 +131,15 @@ class Request:
 def parse_requests(names: Iterable[str] | str | None) -> list[Request]:
     """Metrics from words such as `two_nn`, `svd_ratio:centred=0`, `all` and `default` (also when there are none).
 
+    One string may hold several, with commas between them, as on the command line.
+
     >>> [r.metric.name for r in parse_requests(["svd_ratio:centred=0"])]
     ['svd_ratio']
+    >>> [r.metric.name for r in parse_requests("average_cosine, drift")]
+    ['average_cosine', 'drift']
     """
     known = registry()
-    words = [names] if isinstance(names, str) else list(names or ["default"])
+    words = [word.strip() for word in names.split(",")] if isinstance(names, str) else list(names or ["default"])
     requests: list[Request] = []
     for word in words:
         if word in ("default", "all"):
