@@ -28,8 +28,8 @@ def models(**more: Any) -> Table:
     return media_table(
         Media("text-model", "text", layers=6).stream(lambda d: 0.2 + 0.4 * d, lambda d: 1 + 5 * d),
         Media("letters", "characters", layers=5).stream(lambda d: 0.1 + 0.2 * d, lambda d: 2 + d),
-        Media("speech-model", "speech", layers=4).stream(lambda d: 0.5 + 0.1 * d, lambda d: 3 + d),
-        Media("convolution-model", "convolution", layers=4, **more).stream(lambda d: 0.6 - 0.3 * d, lambda d: 1 + d),
+        Media("speech-model", "speech", layers=5).stream(lambda d: 0.5 + 0.1 * d, lambda d: 3 + d),
+        Media("convolution-model", "convolution", layers=5, **more).stream(lambda d: 0.6 - 0.3 * d, lambda d: 1 + d),
     )
 
 
@@ -111,7 +111,11 @@ def test_the_pool_is_that_of_the_claim_and_leaves_untrained_models_out() -> None
     found = compared(table)
     section, specs = drift_section(found)
     whole = pooled(table)[0]
-    assert section["pooled"]["rows"][0]["spearman"] == interval_words(whole["spearman"], whole["low"], whole["high"])
+    row = section["table"]["pooled"][-1]
+    words = interval_words(whole["spearman"], whole["low"], whole["high"])
+    assert row["modality"] == "all models"
+    assert row["spearman"][0] == words.split(" ")[0]
+    assert row["spearman"][1] == words.partition(" ")[2].strip("[]").replace(", ", " to ")
     assert len(specs["drift-pooled"]["data"]) == whole["stacks"] == 3
     assert len(units_of(compared(models()))) == 4
     top = max(max(trace["y"]) for trace in specs["drift-pooled"]["data"])
@@ -120,8 +124,9 @@ def test_the_pool_is_that_of_the_claim_and_leaves_untrained_models_out() -> None
 
 def test_the_pool_is_told_in_the_page(page: Page) -> None:
     whole = pooled(models())[0]
-    assert interval_words(whole["spearman"], whole["low"], whole["high"]) in page.text
-    assert "1 model: an interval over models needs 3" in page.text
+    value, _, ends = interval_words(whole["spearman"], whole["low"], whole["high"]).partition(" ")
+    assert f"{value}{ends.strip('[]').replace(', ', ' to ')}p " in page.text
+    assert f"pooled {len(whole['models'])} models, {whole['stacks']} stacks" in page.text
 
 
 def test_one_model_has_no_pool() -> None:
@@ -152,7 +157,11 @@ def test_sentences_count_trained_models_only() -> None:
     entry = {"notes": ["random weights (seed 0)"]}
     raw = [Media(m, m, layers=4, entry=entry).stream() for m in ("text", "vision")]
     assert modality_findings(compared(media_table(*raw))) == []
-    assert modality_section(compared(media_table(*raw)))[0]["untrained"] == ["text", "vision"]
+    groups = modality_section(compared(media_table(*raw)))[0]["groups"]
+    assert [(row["label"], row["untrained"]) for _, rows in groups for row in rows] == [
+        ("text", True),
+        ("vision", True),
+    ]
 
 
 def test_stages_stand_for_the_blocks_of_a_convolution_and_not_of_a_model_with_blocks() -> None:

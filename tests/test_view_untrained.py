@@ -15,8 +15,16 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.store import RunFolder
 from anisoscope.runs.table import Table
 from anisoscope.studies.untrained_measure import EDGES
-from anisoscope.view.untrained import write_untrained_report
-from anisoscope.view.untrained_curves import REFERENCE, Arm, Curves, prediction, reference_rows
+from anisoscope.view.untrained import lengths_in_words, write_untrained_report
+from anisoscope.view.untrained_curves import (
+    REFERENCE,
+    Arm,
+    Curves,
+    bounds_of,
+    over_seeds,
+    prediction,
+    reference_rows,
+)
 from anisoscope.view.untrained_figures import PANELS, bias_axis, figures
 
 BIASES = (0.0, 0.5, 1.0, 50.0, 100.0, 200.0)
@@ -76,7 +84,7 @@ def test_the_page_holds_figures_reference_and_numbers_and_fetches_nothing(tmp_pa
     assert text.count("<svg") == 2, "a panel and small multiples"
     for name in ("panel-bert-normed", "variants-bert-normed"):
         assert (folder.path / "figures" / f"untrained-{name}.pdf").stat().st_size > 1000
-        assert f"figures/untrained-{name}.svg" in text
+        assert f"figures/untrained-{name}.pdf" in text
     assert 'id="reference"' in text and "0.765" in text and "√d by construction" in text
     assert not re.search(r'(src|href)="https?:', text) and "<script src" not in text
 
@@ -100,9 +108,36 @@ def test_marks_are_means_over_seeds_with_students_interval() -> None:
     assert mark.high - mark.value == pytest.approx(half, rel=1e-6)
     high = prediction(seeds)[1]
     assert high - mark.value == pytest.approx(2 * half, rel=1e-6), "√(1 + 1/3) over √(1/3) is 2"
-    one = Curves.of(records(seeds=1), ABOUT).at(arm, 50.0, "resid", "average_cosine")
-    assert one is not None and math.isnan(one.low), "one seed has no interval"
+    for few in (1, 2):
+        one = Curves.of(records(seeds=few), ABOUT).at(arm, 50.0, "resid", "average_cosine")
+        assert one is not None and math.isnan(one.low), "fewer than three seeds have no interval"
     assert curves.at(arm, 7.0, "resid", "average_cosine") is None
+
+
+def test_intervals_end_where_their_quantity_does() -> None:
+    for values, metric, ends in (
+        ([0.9, 1.0, 1.0], "attention_entropy", (0.7, 1.0)),
+        ([0.9, 1.0, 1.0], "average_cosine", (0.7, 1.0)),
+        ([0.0, 0.0, 0.3], "mean_norm", (0.0, 0.6)),
+        ([0.0, 0.0, 0.3], "attention_min", (0.0, 0.6)),
+    ):
+        mark, (low, high) = over_seeds(values, bounds=bounds_of(metric)), prediction(values, bounds=bounds_of(metric))
+        assert mark is not None and ends[0] <= mark.low <= mark.high <= ends[1], metric
+        assert low <= mark.low and mark.high <= high and high <= 1 + (metric == "mean_norm")
+    free = over_seeds([0.9, 1.0, 1.0])
+    assert free is not None and free.high > 1, "the counter-test"
+
+
+@pytest.mark.parametrize(
+    ("plain", "words"), [(0.02, "50 times shorter for bert"), (1.0, "as long as normed ones for bert")]
+)
+def test_plain_inputs_are_as_short_as_they_were_measured(plain: float, words: str) -> None:
+    rows = records()
+    for row in rows:
+        if (row["kind"], row["metric"]) == ("embed", "mean_norm"):
+            row["value"] = math.sqrt(768) * (1.0 if "input_norm=1" in row["variant"] else plain)
+    assert lengths_in_words(Curves.of(rows, ABOUT)) == words
+    assert lengths_in_words(Curves.of(records(norms=(True,)), ABOUT)) == "", "nothing to compare"
 
 
 def test_the_exponent_of_the_scores_is_that_of_the_curve() -> None:

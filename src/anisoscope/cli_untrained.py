@@ -21,7 +21,7 @@ def untrained(
         typer.Option(help="Families of blocks: bert, gpt2, llama, vit, …; prenorm is our own. Default: bert,prenorm."),
     ] = None,
     biases: Annotated[
-        str | None, typer.Option(help="Sizes N of the bias; default: 0,0.5,1,2,5,10,20,50,100,200.")
+        str | None, typer.Option(help="Sizes N of the bias; default: 0,0.2,0.5,1,2,5,10,20,50,100,200.")
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds such as 0-4; intervals are over them.")] = None,
     inits: Annotated[

@@ -30,8 +30,21 @@ _HEADS = re.compile(r"^(n_heads?|num_heads|(num|encoder|decoder)_attention_heads
 _KEY_HEADS = re.compile(r"^num_(key_value|kv)_heads$")
 _HEAD_WIDTH = re.compile(r"^(head_dim|d_kv)$")
 _INNER = re.compile(r"^(intermediate_size|(encoder_|decoder_)?ffn_dim|ffn_hidden_size|d_ff|hidden_dim)$")
+_ROTARY = re.compile(r"^rotary_dim$")  # of a head, at most
 _POSITIONS = re.compile(r"^(max_position_embeddings|n_positions|max_seq_len)$")
+_IMAGE = 224  # pixels along a side, where a family names none
 _SPARE = 8  # positions that some families keep for padding
+# what code of other people's models raises where it is given other rows or sizes than it was written for
+_FOREIGN = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+)
 _SALTS = {"ids": 1, "direction": 2, "weights": 3, "rows": 4}
 
 
@@ -55,6 +68,7 @@ class Block:
     attention: nn.Module
     table: nn.Embedding | None  # of tokens, where the family reads tokens
     call: Callable[[Tensor], Any]
+    length: int | None = None  # positions that its own model gave it
 
     def rows(self, sequences: int, length: int, *, seed: int) -> Tensor:
         """Embeddings [S, T, d] of random tokens, without positions or types; N(0, 0.02²) where there are no tokens."""
@@ -67,23 +81,50 @@ class Block:
 
     def run(self, x: Tensor) -> tuple[Tensor, Call]:
         """What the block makes of rows [S, T, d], and what its attention was given."""
-        calls: list[Call] = []
         try:
-            with torch.inference_mode(), watching([self.attention], calls.append):
-                out = first_tensor(self.family, self.call(x))
-        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-            raise _refused(self.family, str(error).strip().splitlines()[0]) from error
+            out, calls = self._called(x)
+        except _FOREIGN as error:
+            raise _refused(self.family, self._why_not(x)) from error
         if out.shape != x.shape:
             raise _refused(self.family, f"it makes shape {tuple(out.shape)} of {tuple(x.shape)}")
-        return out, self._whole([call.batched(len(x)) for call in calls], length=x.shape[1])
+        return out, _whole(self.family, [call.batched(len(x)) for call in calls], length=x.shape[1])
 
-    def _whole(self, calls: list[Call], *, length: int) -> Call:
-        """The one call that attends from every position to every position."""
-        if not calls:
-            raise _refused(self.family, "its attention shows no queries and keys")
-        if len(calls) > 1 or not calls[0].whole or {calls[0].query.shape[2], calls[0].key.shape[2]} != {length}:
-            raise _refused(self.family, "its attention is not one softmax over all positions")
-        return calls[0]
+    def _called(self, x: Tensor) -> tuple[Tensor, list[Call]]:
+        calls: list[Call] = []
+        with torch.inference_mode(), watching([self.attention], calls.append):
+            return first_tensor(self.family, self.call(x)), calls
+
+    def _why_not(self, x: Tensor) -> str:
+        """Why a block that was given rows of ours fails: its call was made for other ones."""
+        if self.length not in (None, x.shape[1]):
+            return f"it takes the {self.length} positions of its own model only"
+        return f"it fails on rows of width {x.shape[-1]} with {self.heads} heads"
+
+    def check(self, own: Tensor) -> None:
+        """Refuse a block that does not even attend from everywhere to everywhere in what its own model gives it."""
+        if own.dim() != 3:
+            raise _refused(self.family, "its rows are a map of positions, not a sequence")
+        try:
+            _, calls = self._called(own)
+        except _FOREIGN as error:
+            raise _refused(self.family, f"it does not run with {self.heads} heads and width {self.width}") from error
+        _whole(self.family, calls, length=own.shape[1])
+        if own.shape[-1] != self.width:
+            raise _refused(self.family, f"its first block is {own.shape[-1]} wide, whatever width is asked for")
+
+
+def _whole(family: str, calls: list[Call], *, length: int) -> Call:
+    """The one call that attends from every position to every position."""
+    if not calls:
+        raise _refused(family, "its attention shows no queries and keys")
+    queries, keys = calls[0].query.shape[-2], calls[0].key.shape[-2]
+    if queries == keys < length:
+        raise _refused(family, f"it attends within windows of {keys} of its {length} positions")
+    if keys < length:
+        raise _refused(family, f"it attends to {keys} keys that stand for all {length} positions")
+    if len(calls) > 1 or not calls[0].whole or {queries, keys} != {length}:
+        raise _refused(family, "its attention is not one softmax over all positions")
+    return calls[0]
 
 
 def _refused(family: str, why: str) -> AnisoscopeError:
@@ -123,14 +164,16 @@ def build_block(
         config = block_config(family, width=width, heads=heads, length=length)
         try:
             model = fresh_model(config, Wish(torch.device("cpu"), seed=seed, with_head=False))
-        except (RuntimeError, ValueError, TypeError, KeyError) as error:
-            raise _refused(family, str(error).strip().splitlines()[0]) from error
+        except _FOREIGN as error:
+            raise _refused(family, f"no model of it can be made with width {width} and {heads} heads") from error
     model = model.eval().to(device)
     stack = _first_stack(model, family)
     module = model.get_submodule(stack.blocks[0])
-    call = _prepared_call(model, module, family, sequences=sequences, length=length, seed=seed)
+    call, own = _prepared_call(model, module, family, sequences=sequences, length=length, seed=seed)
     attention = model.get_submodule(stack.places[(1, "query")].path)
-    return Block(family, width, heads, module, attention, _token_table(model, width), call)
+    block = Block(family, width, heads, module, attention, _token_table(model, width), call, own.shape[1])
+    block.check(own)
+    return block
 
 
 def block_config(family: str, *, width: int, heads: int, length: int) -> Any:
@@ -154,6 +197,8 @@ def block_config(family: str, *, width: int, heads: int, length: int) -> Any:
             sizes[name] = _divisor(heads, heads * value / many)
         elif _HEAD_WIDTH.match(name):
             sizes[name] = width // heads
+        elif _ROTARY.match(name):
+            sizes[name] = min(value, width // heads)
         elif _INNER.match(name):
             sizes[name] = max(1, round(width * value / before))
         elif _POSITIONS.match(name):
@@ -209,8 +254,8 @@ def _token_table(model: nn.Module, width: int) -> nn.Embedding | None:
 
 def _prepared_call(
     model: nn.Module, module: nn.Module, family: str, *, sequences: int, length: int, seed: int
-) -> Callable[[Tensor], Any]:
-    """The block as its own model calls it, with other hidden states."""
+) -> tuple[Callable[[Tensor], Any], Tensor]:
+    """The block as its own model calls it, with other hidden states; and those that its model gives it."""
     seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -223,10 +268,10 @@ def _prepared_call(
         raise _refused(family, "its own model never calls it")
     args, kwargs = seen[0]
     if args:
-        return lambda x: module(x, *args[1:], **kwargs)
+        return (lambda x: module(x, *args[1:], **kwargs)), args[0]
     if "hidden_states" not in kwargs:
         raise _refused(family, f"it is called with {', '.join(kwargs) or 'nothing'}, not with hidden states")
-    return lambda x: module(**{**kwargs, "hidden_states": x})
+    return (lambda x: module(**{**kwargs, "hidden_states": x})), kwargs["hidden_states"]
 
 
 @contextlib.contextmanager
@@ -246,8 +291,8 @@ def _feed(model: nn.Module, family: str, *, sequences: int, length: int, seed: i
         forward(model, _something(model, sequences=sequences, length=length, seed=seed))
     except _Stopped:
         return
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise _refused(family, str(error).strip().splitlines()[0]) from error
+    except _FOREIGN as error:
+        raise _refused(family, "its own model does not run on random inputs of the shape that it asks for") from error
 
 
 def _something(model: nn.Module, *, sequences: int, length: int, seed: int) -> dict[str, Tensor]:
@@ -256,8 +301,11 @@ def _something(model: nn.Module, *, sequences: int, length: int, seed: int) -> d
     name = str(getattr(model, "main_input_name", "input_ids"))
     random = generator(seed, "ids")
     if name == "pixel_values":
-        size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+        size = getattr(config, "image_size", _IMAGE)
+        size = size if isinstance(size, int) else size[0]
         return {name: torch.randn(1, config.num_channels, size, size, generator=random)}
+    if name == "input_values" and hasattr(config, "num_mel_bins"):  # spectrograms, by another name
+        return {name: torch.randn(1, config.max_length, config.num_mel_bins, generator=random)}
     if name == "input_values":
         return {name: torch.randn(1, 16_000, generator=random)}
     if name == "input_features":

@@ -12,7 +12,7 @@ from anisoscope.studies.untrained_weights import INITS
 
 HEAD_WIDTH = 64  # of a head, where the number of heads is not given
 INPUT_NORMS = {"both": (True, False), "yes": (True,), "no": (False,)}
-_BIASES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
+_BIASES = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
 
 
 @dataclass(frozen=True)

@@ -155,9 +155,21 @@ def _row_values(scores: Tensor, allowed: Tensor) -> dict[str, Tensor]:
     p = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
     return {
         "score_magnitude": scores.abs().masked_fill(~allowed, 0.0).sum(-1) / allowed.sum(-1),
-        "attention_median": p.masked_fill(~allowed, torch.nan).nanmedian(-1).values,
+        "attention_median": _median(p, allowed),
         "attention_min": p.masked_fill(~allowed, torch.inf).amin(-1),
     }
+
+
+def _median(p: Tensor, allowed: Tensor) -> Tensor:
+    """Of an even number of keys the mean of the two in the middle.
+
+    >>> _median(torch.tensor([4.0, 1.0, 9.0, 2.0]), torch.tensor([True, True, True, True]))
+    tensor(3.)
+    """
+    ascending = p.masked_fill(~allowed, torch.inf).sort(-1).values
+    m = allowed.sum(-1, keepdim=True).expand(*p.shape[:-1], 1)
+    both = [ascending.gather(-1, at) for at in (((m - 1).clamp(min=0)) // 2, (m // 2).clamp(max=p.shape[-1] - 1))]
+    return (0.5 * (both[0] + both[1])).squeeze(-1)
 
 
 def _mean(sums: Tensor, counts: Tensor, dropped: int) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import numpy as np
 from anisoscope.view.attention_dynamics import CROWDED
 from anisoscope.view.attention_heads import Heads, Plane, Spread
 from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.figures import RULES, WIDTH, _free, plain, slug
+from anisoscope.view.figures import RULES, WIDTH, _free, _save, plain, slug
 from anisoscope.view.palette import LIGHT, Paper
-from anisoscope.view.shape_figures import _grid, _save
+from anisoscope.view.shape_figures import _grid
 from anisoscope.view.training_traces import Time, strided
 from anisoscope.view.training_words import few
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.view.heads import HeadMap, head_maps, head_mean_panel, shared_span
+from anisoscope.view.findings import doubtful
+from anisoscope.view.heads import SCORES, HeadMap, head_maps, head_mean_panel, shared_span
 from anisoscope.view.maps import map_spec, parse_site, spectra_spec
 from anisoscope.view.palette import Tokens
 from anisoscope.view.plots import needs_legend, panel_spec
@@ -137,7 +138,7 @@ class Desk:
                 )
                 for found in maps
             ]
-            scores = maps[0].kind == "scores"
+            scores = maps[0].kind in SCORES
             sections.append({"title": maps[0].title, "scores": scores, "mean": mean, "maps": charts})
         return sections
 
@@ -229,4 +230,9 @@ def _heat_cell(point: Any, shade: Any) -> dict[str, Any]:
     if point.value is None:
         return {"text": "–", "shade": None, "hover": point.record.get("note") or "not computed"}
     hover = f"{point.value!r} · {estimate(point.value, point.low, point.high)} · n {point.record.get('n')}"
-    return {"text": number(point.value), "shade": f"{shade(point.value):.3f}", "hover": hover}
+    hover += f" · {point.record['note']}" if doubtful(point) else ""
+    return {
+        "text": number(point.value) + ("?" if doubtful(point) else ""),
+        "shade": f"{shade(point.value):.3f}",
+        "hover": hover,
+    }

@@ -20,7 +20,7 @@ from rich.table import Table as RichTable
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 
-_LABELS = {"load": "loading the model", "forward": "tokens", "metrics": "metrics (sites)", "rows": "reading rows"}
+_LABELS = {"load": "loading the model", "forward": "rows", "metrics": "metrics (sites)", "rows": "reading rows"}
 _FORMS = ("table", "csv", "json")
 console = Console(width=None if sys.stdout.isatty() else 160)  # a pipe or a file has no width of its own
 errors = Console(stderr=True)
@@ -117,7 +117,7 @@ def _report_unfinished(folder: Path) -> None:
 
 
 def _with_estimate(tell: Any, profiler: Any) -> Any:
-    """Say the memory estimate once it is known, before the first tokens run."""
+    """Say the memory estimate once it is known, before the first rows run."""
     said: set[str] = set()
 
     def told(what: str, done: int, total: int) -> None:
@@ -171,9 +171,10 @@ def _lost_sites(table: Any) -> dict[str, str]:
 
 
 def print_short(table: Any) -> None:
-    from anisoscope.view.tables import short_table
+    from anisoscope.view.tables import short_tables
 
-    console.print(short_table(table))
+    for shown in short_tables(table):
+        console.print(shown)
 
 
 def print_run(run: Path, *, form: str, metrics: Sequence[str], kinds: Sequence[str], heads: bool) -> None:

@@ -66,13 +66,18 @@ def write_page(run: RunFolder, template: str, context: Mapping[str, Any]) -> Pat
 
 
 def save_drawing(figure: Figure, stem: Path) -> str:
-    """Write a figure as PDF and SVG; the markup of the SVG."""
+    """Write a figure as PDF and SVG; the markup of the SVG.
+
+    Each by its own canvas: `savefig` draws a figure that has a layout twice.
+    """
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     def write_pdf(path: Path) -> None:
-        figure.savefig(path, format="pdf", metadata={"CreationDate": None})
+        FigureCanvasPdf(figure).print_pdf(path, metadata={"CreationDate": None})
 
     def write_svg(path: Path) -> None:
-        figure.savefig(path, format="svg", metadata={"Date": None})
+        FigureCanvasSVG(figure).print_svg(path, metadata={"Date": None})
 
     replace_file(stem.with_name(stem.name + ".pdf"), write_pdf)
     figure.set_layout_engine("none")  # the places are found: finding them again takes longer than drawing

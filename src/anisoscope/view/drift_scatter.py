@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from anisoscope.claims.correlation import FEWEST_SITES, Unit
-from anisoscope.claims.drift import NEAR_IDENTITY
+from anisoscope.claims.drift import FEWEST_LAYERS, NEAR_IDENTITY
 from anisoscope.view.charts import Chart
 from anisoscope.view.modalities import (
     LOOKS,
@@ -19,6 +20,7 @@ from anisoscope.view.modalities import (
     hue_of,
     interval_words,
     place_words,
+    sign_of,
     value_axis,
 )
 from anisoscope.view.palette import Palette, Tokens
@@ -27,6 +29,7 @@ from anisoscope.view.training_board import Choice, Option, Switch, with_shared
 from anisoscope.view.verdicts import neat
 from anisoscope.view.words import finite, number, plural
 
+ORDERS = 5  # ticks of a logarithmic axis
 OPEN = 12  # scatter plots that are not folded away
 DRIFT, IDENTITY = "drift ‖mean(h)‖", "(‖mean(h)‖ / mean ‖h‖)²"
 
@@ -47,11 +50,13 @@ def drift_section(found: Comparison) -> tuple[dict[str, Any], dict[str, Spec]]:
         "charts": charts[:OPEN],
         "more": charts[OPEN:],
         "note": records[0]["p_note"],
+        "table": correlation_table(found),
+        "several": several,
         "pooled": {},
     }
     chart = pooled_chart(found)
     if chart is not None:
-        section["pooled"] = {"chart": chart, "rows": [_pooled_row(row) for row in _pools(found)], "key": _key(found)}
+        section["pooled"] = {"chart": chart, "key": _key(found)}
         specs[chart.id] = pooled_spec(found, Tokens())
     return section, specs
 
@@ -67,6 +72,7 @@ def correlation_words(record: Record) -> str:
     """Both correlations with their intervals, how many sites, and whether drift explains."""
     ends = [
         f"{name.capitalize()} {interval_words(record[name], record[f'{name}_low'], record[f'{name}_high'])}"
+        + (f" (p {'' if p.startswith('<') else '= '}{p})" if (p := p_words(record.get(f"{name}_p"))) != "–" else "")
         for name in ("pearson", "spearman")
     ]
     text = f"{ends[0]}, {ends[1]} over {plural(record['n'], 'site')}."
@@ -94,7 +100,10 @@ def scatter_spec(record: Record, palette: Palette) -> Spec:
 
 def _across(places: Sequence[float], title: str, palette: Palette) -> Spec:
     axis = value_axis(palette, title) | {"showgrid": False, "showline": True, "linecolor": palette.role("rule")}
-    return axis | ({"type": "log", "dtick": 1, "tickfont": {"size": LOG_FONT}} if wants_log(places) else {})
+    if not wants_log(places):
+        return axis
+    orders = math.log10(max(places) / min(places))
+    return axis | {"type": "log", "dtick": max(1, math.ceil(orders / ORDERS)), "tickfont": {"size": LOG_FONT}}
 
 
 def _trace(points: Sequence[Record], places: Sequence[float], palette: Palette) -> Spec:
@@ -167,24 +176,75 @@ def pooled_spec(found: Comparison, palette: Palette) -> Spec:
     return {"data": traces, "layout": base_layout(palette) | {"xaxis": x, "yaxis": y, "margin": margin}}
 
 
-def _pools(found: Comparison) -> list[dict[str, Any]]:
-    """All, and each modality where there are several."""
-    return found.pooled if len(found.pooled) > 2 else found.pooled[:1]
+# in a table
 
 
-def _pooled_row(row: Record) -> dict[str, str]:
+def correlation_table(found: Comparison) -> dict[str, Any]:
+    """Drift with average cosine in every stack, then pooled by modality and over all, and what is not explained."""
+    records = sorted(found.records, key=lambda r: found.modalities.index(r["modality"]))
+    groups = [(m, [_stack_row(r) for r in records if r["modality"] == m]) for m in found.modalities]
     return {
-        "modality": row["modality"],
-        "models": str(len(row["models"])),
-        "stacks": str(row["stacks"]),
+        "groups": groups,
+        "pooled": [_pooled_row(row) for row in _pools(found)],
+        "unexplained": [r["label"] for r in records if r["status"] == "fails"],
+        "open": [r["label"] for r in records if r["status"] == "undecided"],
+        "fewest": FEWEST_LAYERS,
+    }
+
+
+def _stack_row(record: Record) -> dict[str, Any]:
+    named = {name: _parted(record, name) for name in ("pearson", "spearman", "explained")}
+    tests = {name: p_words(record.get(name)) for name in ("pearson_p", "spearman_p")}
+    word = {"sign": sign_of(record["status"]), "word": LOOKS[record["status"]][0], "state": record["status"]}
+    return {"label": record["label"], "untrained": record["untrained"], "sites": record["n"],
+            "note": record["note"] or _why_open(record), **named, **tests, **word}  # fmt: skip
+
+
+def _why_open(record: Record) -> str:
+    if record["status"] != "undecided":
+        return ""
+    if record["n"] < FEWEST_LAYERS:
+        return f"{plural(record['n'], 'site')}, {FEWEST_LAYERS} are needed"
+    return "the share was not measured" if finite(record["explained"]) is None else ""
+
+
+def _parted(record: Record, name: str) -> tuple[str, str]:
+    """A number, and its interval for the line below."""
+    value, _, ends = interval_words(record[name], record.get(f"{name}_low"), record.get(f"{name}_high")).partition(" ")
+    return value, ends.strip("[]").replace(", ", " to ")
+
+
+def _pools(found: Comparison) -> list[dict[str, Any]]:
+    """Each modality where there are several, then all; none of a single stack."""
+    if len(units_of(found)) < 2:
+        return []
+    several = len({row["modality"] for row in found.pooled if row["modality"] != "all"}) > 1
+    every = [row for row in found.pooled if row["modality"] != "all" and row["stacks"] > 1]
+    return [*(every if several else []), *(row for row in found.pooled if row["modality"] == "all")]
+
+
+def _pooled_row(row: Record) -> dict[str, Any]:
+    """The pool as `claims.drift.pooled` tells it; Pearson's only where it does."""
+    ranked = {"spearman": row["spearman"], "spearman_low": row["low"], "spearman_high": row["high"]}
+    linear = {name: row.get(name) for name in ("pearson", "pearson_low", "pearson_high")}
+    return {
+        "modality": "all models" if row["modality"] == "all" else row["modality"],
+        "size": f"{plural(len(row['models']), 'model')}, {plural(row['stacks'], 'stack')}",
         "sites": str(row["n"]),
-        "spearman": interval_words(row["spearman"], row["low"], row["high"]),
-        "p": _p_words(row["p"]),
+        "spearman": _parted(ranked, "spearman"),
+        "spearman_p": p_words(row["p"]),
+        "pearson": _parted(linear, "pearson"),
+        "pearson_p": p_words(row.get("pearson_p")),
         "note": row["note"],
     }
 
 
-def _p_words(p: float) -> str:
+def p_words(p: float | None) -> str:
+    """A p-value.
+
+    >>> p_words(0.0333), p_words(1e-9), p_words(float("nan"))
+    ('0.033', '< 0.0001', '–')
+    """
     known = finite(p)
     return "–" if known is None else "< 0.0001" if known < 1e-4 else neat(known, 2)
 

@@ -14,10 +14,11 @@ from anisoscope.view.palette import HEAT, Paper, blend
 from anisoscope.view.series import Line, Panel, Sheet, Subject
 from anisoscope.view.tables import default_metrics, pivot
 from anisoscope.view.traces import Axis, Style, style_lines, wants_log
-from anisoscope.view.words import number, site_name
+from anisoscope.view.words import number, power, site_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import XAxis, YAxis
     from matplotlib.figure import Figure
 
 WIDTH = 3.4  # inches: one column
@@ -41,14 +42,20 @@ RULES: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.unicode_minus": True,
+    "axes.formatter.useoffset": False,
     "pdf.fonttype": 42,
     "svg.fonttype": "path",
     "svg.hashsalt": "anisoscope",
 }
 
 
-def write_figures(folder: Path, sheet: Sheet, *, spectra: Mapping[str, Mapping[str, np.ndarray]]) -> list[Path]:
-    """A PDF and an SVG of each main metric's profile, of the spectra, and of the map of layers by metrics."""
+def write_figures(
+    folder: Path, sheet: Sheet, *, spectra: Mapping[str, Mapping[str, np.ndarray]], compared: bool = False
+) -> list[Path]:
+    """A PDF and an SVG of each main metric's profile, of the spectra, and of the map of layers by metrics.
+
+    Where runs are `compared`, only of what shows all models together.
+    """
     import matplotlib
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,6 +65,8 @@ def write_figures(folder: Path, sheet: Sheet, *, spectra: Mapping[str, Mapping[s
         main = sheet.catalogue.main({p.metric for p in panels})
         for panel in (p for p in panels if p.metric in main and p.values):
             written += _save(profile(panel), _free(folder / slug(f"profile-{panel.metric}"), written))
+        if compared:
+            return written
         for label, found in spectra.items():
             written += _save(spectrum(found), _free(folder / _name("spectra", label, len(spectra)), written))
         maps = pivot(sheet, default_metrics(sheet))
@@ -89,11 +98,30 @@ def _free(stem: Path, written: list[Path]) -> Path:
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:
+    """Both formats, each by its own canvas (`savefig` draws twice); what is in a figure is arranged once."""
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     paths = [stem.with_name(stem.name + suffix) for suffix in (".pdf", ".svg")]
-    undated: list[dict[str, None]] = [{"CreationDate": None}, {"Date": None}]
-    for path, metadata in zip(paths, undated, strict=True):
-        figure.savefig(path, format=path.suffix[1:], metadata=metadata)
+    FigureCanvasPdf(figure).print_pdf(paths[0], metadata={"CreationDate": None})
+    figure.set_layout_engine("none")
+    FigureCanvasSVG(figure).print_svg(paths[1], metadata={"Date": None})
     return paths
+
+
+def few_powers(axis: XAxis | YAxis, most: int = 5) -> None:
+    """A logarithmic axis with a few ticks at powers of ten, however many orders it spans, written as plain text.
+
+    Less than two orders keep the library's own ticks: two powers of ten would not tell what lies between them.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = axis.get_data_interval()
+    if low <= 0 or high / low < 100:
+        return
+    axis.set_major_locator(LogLocator(numticks=most))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
+    axis.set_minor_locator(NullLocator())
 
 
 def _figure(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
@@ -121,6 +149,7 @@ def profile(panel: Panel) -> Figure:
     axes.set_ylabel(plain(panel.entry.title))
     if wants_log(panel.values):
         axes.set_yscale("log")
+        few_powers(axes.yaxis)
     elif panel.entry.bounds[0] == 0 and min(panel.values) < 0.4 * max(panel.values):
         axes.set_ylim(bottom=0)
     if len(panel.lines) > 1:
@@ -182,6 +211,8 @@ def spectrum(spectra: Mapping[str, np.ndarray]) -> Figure:
             axes.loglog(ranks, shares, color=colour, linewidth=0.9, linestyle="--" if final else "-", label=kind)
     axes.set_xlabel("Rank $k$")
     axes.set_ylabel(r"Share of variance $\lambda_k / \sum\lambda$")
+    for axis in (axes.xaxis, axes.yaxis):
+        few_powers(axis)
     colours = ListedColormap([palette.sequence(i / deepest) for i in range(deepest + 1)])
     norm: Normalize = BoundaryNorm(np.arange(deepest + 2) - 0.5, deepest + 1)
     bar = figure.colorbar(ScalarMappable(norm, colours), ax=axes, pad=0.02, aspect=28)
@@ -189,8 +220,8 @@ def spectrum(spectra: Mapping[str, np.ndarray]) -> Figure:
     bar.outline.set_visible(False)  # type: ignore[operator, unused-ignore]
     bar.ax.minorticks_off()
     bar.set_ticks(_few(deepest))
-    if any(parse_site(name)[3] == "final" for name in spectra):
-        handles = [h for h in axes.get_lines() if h.get_label() == "final"][:1]
+    handles = [h for h in axes.get_lines() if h.get_label() == "final"][:1]
+    if handles:
         axes.legend(handles, ["final norm"], frameon=False, loc="lower left")
     return figure
 

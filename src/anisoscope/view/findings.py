@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from anisoscope.claims.quantity import Quantity, mean
+from anisoscope.metrics.estimate import jackknife
 from anisoscope.runs.table import FIRST_OUTLIER
 from anisoscope.view.heads import HeadMap, head_maps
-from anisoscope.view.series import Line, Point, Sheet, Subject
-from anisoscope.view.words import estimate, listed, number, plural, site_phrase, spans
+from anisoscope.view.inputs import random_models
+from anisoscope.view.series import Line, Point, Sheet, Subject, short_names
+from anisoscope.view.words import estimate, finite, listed, number, plural, site_phrase, spans
 
 BIASED_ABOVE = 15  # TwoNN at 4096 rows: true 20 reads 17.6, true 50 reads 33.7
 FEW_CONTEXTS = 30
+NEAR_COPIES = "near-copies or noise decide"  # in the note of metrics/evaluate.py
 COMPARED = ("average_cosine", "two_nn", "participation_ratio")
 TELL_EACH = 3  # with more subjects than this the page compares instead of telling each one's story
 
@@ -135,10 +139,28 @@ def _width(sheet: Sheet, subject: Subject) -> int | None:
     return int(widths[0]) if widths and widths[0] else None
 
 
-def _dimension(sheet: Sheet, subject: Subject) -> str:
+def doubtful(point: Point) -> bool:
+    """Whether near-copies or noise decide a dimension, as the table notes where two scales give different ones."""
+    return NEAR_COPIES in (point.record.get("note") or "")
+
+
+def _dimensions(sheet: Sheet, subject: Subject) -> tuple[list[Point], str]:
+    """The dimensions that can be told, and what is said of those that cannot."""
     points = _body(sheet.line(subject, "two_nn"))
+    left = [point for point in points if doubtful(point)]
+    told = [point for point in points if point not in left]
+    if not left:
+        return told, ""
+    layers = [point.layer for point in left if point.kind != "embed"]
+    places = ["the embedding"] if len(layers) < len(left) else []
+    places += [f"block{'s' if len(layers) > 1 else ''} {spans(layers)}"] if layers else []
+    return told, f" Not counted: {listed(places)}, where two scales disagree: near-copies or noise decide."
+
+
+def _dimension(sheet: Sheet, subject: Subject) -> str:
+    points, aside = _dimensions(sheet, subject)
     if not points:
-        return ""
+        return f"no intrinsic dimension (TwoNN) can be told.{aside}" if aside else ""
     low, high = min(points, key=_value), max(points, key=_value)
     if low is high:
         text = f"the intrinsic dimension (TwoNN) is {tell(low)}."
@@ -149,7 +171,7 @@ def _dimension(sheet: Sheet, subject: Subject) -> str:
             f"the intrinsic dimension (TwoNN) lies between {number(low.value)} and {number(high.value)}; "
             "the intervals do not tell the layers apart."
         )
-    return text + _bias(high)
+    return text + _bias(high) + aside
 
 
 def _bias(high: Point) -> str:
@@ -159,12 +181,15 @@ def _bias(high: Point) -> str:
 
 
 def _dimension_overall(sheet: Sheet) -> list[str]:
-    spots = [(p, s) for s in sheet.subjects for p in _body(sheet.line(s, "two_nn"))]
+    every = {s.label: (s, *_dimensions(sheet, s)) for s in sheet.subjects}
+    spots = [(p, s) for s, points, _ in every.values() for p in points]
     if len(spots) < 2 or len(sheet.subjects) <= TELL_EACH:
         return []
     (low, lower), (high, higher) = min(spots, key=lambda x: _value(x[0])), max(spots, key=lambda x: _value(x[0]))
     text = f"Intrinsic dimension (TwoNN) lies between {tell(low)} ({lower.label}) and {tell(high)} ({higher.label})."
-    return [text + _bias(high)]
+    left = [label for label, (_, _, aside) in every.items() if aside]
+    aside = f" Not counted: places of {listed(left)} where two scales disagree: near-copies or noise decide."
+    return [text + _bias(high) + (aside if left else "")]
 
 
 @dataclass(frozen=True)
@@ -175,25 +200,31 @@ class Mean:
     value: float
     low: float | None
     high: float | None
+    doubtful: bool = False  # whether one of the blocks is
 
     @property
     def text(self) -> str:
-        return estimate(self.value, self.low, self.high)
+        return estimate(self.value, self.low, self.high) + (" ?" if self.doubtful else "")
 
 
-def block_mean(line: Line | None) -> Mean | None:
-    """The mean over blocks 1..L: 1.96 jackknife standard errors, se² = (k−1)/k Σ (θ_i − θ̄)²."""
+def block_mean(line: Line | None, bounds: tuple[float | None, float | None]) -> Mean | None:
+    """The mean over blocks 1..L with its jackknife interval, cut to the metric's bounds: that of the claims."""
     if line is None or not line.blocks:
         return None
-    value = fmean(_value(p) for p in line.blocks)
-    folds = [p.record.get("replicates") or [] for p in line.blocks]
-    count = len(folds[0])
-    if count < 2 or any(len(f) != count or not all(v is not None and math.isfinite(v) for v in f) for f in folds):
-        return Mean(line.subject, value, None, None)
-    replicates = [fmean(column) for column in zip(*folds, strict=True)]
-    centre = fmean(replicates)
-    error = math.sqrt((count - 1) / count * sum((r - centre) ** 2 for r in replicates))
-    return Mean(line.subject, value, value - 1.96 * error, value + 1.96 * error)
+    whole = mean([_quantity(point) for point in line.blocks])
+    low, high = jackknife(whole.value, () if whole.thin else whole.live, bounds=bounds)
+    return Mean(line.subject, whole.value, finite(low), finite(high), any(map(doubtful, line.blocks)))
+
+
+def _quantity(point: Point) -> Quantity:
+    folds = [math.nan if fold is None else fold for fold in point.record.get("replicates") or ()]
+    return Quantity(_value(point), tuple(folds))
+
+
+def mean_over_blocks(sheet: Sheet, subject: Subject, metric: str, *, without: bool = False) -> Mean | None:
+    """A metric's mean over the blocks of a subject, with or without the first position."""
+    line = without_first_line(sheet, subject, metric) if without else sheet.line(subject, metric)
+    return block_mean(line, sheet.catalogue.entry(metric).bounds)
 
 
 def without_first_line(sheet: Sheet, subject: Subject, metric: str) -> Line | None:
@@ -210,7 +241,7 @@ def _comparison(sheet: Sheet) -> list[str]:
         return []
     texts = []
     for metric in COMPARED:
-        means = [m for s in sheet.subjects if (m := block_mean(sheet.line(s, metric)))]
+        means = [m for s in sheet.subjects if (m := mean_over_blocks(sheet, s, metric)) and not m.doubtful]
         if len(means) > 1:
             texts.append(_compare(sheet, metric, means))
     roles = {s.role for s in sheet.subjects}
@@ -238,7 +269,7 @@ def _compare(sheet: Sheet, metric: str, means: list[Mean]) -> str:
 def _named(sheet: Sheet, metric: str, subject: Subject) -> str:
     """A subject with its role, and with its mean without the first position where the table has that."""
     known = subject.role in ("encoder", "decoder") and not subject.label.endswith(subject.role)
-    without = block_mean(without_first_line(sheet, subject, metric))
+    without = mean_over_blocks(sheet, subject, metric, without=True)
     parts = [subject.role if known else "", f"{without.text} without the first position" if without else ""]
     aside = "; ".join(part for part in parts if part)
     return f"{subject.label} ({aside})" if aside else subject.label
@@ -327,9 +358,17 @@ def _peak_layer(found: HeadMap) -> tuple[int, float | None]:
 
 
 def _random_weights(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not any((about.get("config") or {}).get("random_init") for about in abouts):
+    """Which models have learned nothing: all of them, or some by name."""
+    names, count = random_models(abouts)
+    if not names:
         return []
-    return ["The weights are random: this is the geometry of the architecture, not of anything learned."]
+    if len(names) == count:
+        return ["The weights are random: this is the geometry of the architecture, not of anything learned."]
+    shorten = short_names(dict.fromkeys(names))
+    whose = listed([shorten(name) for name in dict.fromkeys(names)])
+    return [
+        f"The weights of {whose} are random: there it is the geometry of the architecture, not of anything learned."
+    ]
 
 
 def _caution(sheet: Sheet, abouts: Sequence[Mapping[str, Any]]) -> list[str]:

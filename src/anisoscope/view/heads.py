@@ -13,6 +13,8 @@ from anisoscope.view.series import Line, Panel, Point, Record, Sheet, Subject, m
 from anisoscope.view.traces import Spec
 from anisoscope.view.words import finite
 
+SCORES = {"scores": "", "cross_scores": "cross-attention"}  # titles of what is read from attention itself
+
 
 @dataclass(frozen=True)
 class HeadMap:
@@ -29,7 +31,7 @@ class HeadMap:
 
     @property
     def title(self) -> str:
-        parts = (self.entry.title, self.kind if self.kind != "scores" else "", self.variant)
+        parts = (self.entry.title, SCORES.get(self.kind, self.kind), self.variant)
         return " · ".join(part for part in parts if part)
 
     def spec(self, palette: Palette, span: tuple[float | None, float | None]) -> Spec:
@@ -52,7 +54,7 @@ def head_maps(sheet: Sheet) -> list[list[HeadMap]]:
             key = (record["metric"], record["kind"], record["variant"] or "")
             parts[key][sheet.subject(record).index].append(record)
     order = {metric: i for i, metric in enumerate(sheet.metrics())}
-    keys = sorted(parts, key=lambda key: (key[1] != "scores", order[key[0]], key[1:]))
+    keys = sorted(parts, key=lambda key: (key[1] not in SCORES, key[1] != "scores", order[key[0]], key[1:]))
     return [[_head_map(sheet, key, sheet.subjects[i], rows) for i, rows in parts[key].items()] for key in keys]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,10 +13,12 @@ import numpy as np
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.similarity import run_cka
-from anisoscope.runs.store import RunFolder
+from anisoscope.runs.store import RunFolder, slug
 from anisoscope.runs.table import Table
 from anisoscope.view.joining import joined, joint, new_names, renamed_table
-from anisoscope.view.report import RunView, write_report
+from anisoscope.view.report import PAGE, RunView, write_report
+
+STUDIES = ("curvature", "performance", "untrained", "sharpness")  # view/STUDY.py draws their pages
 
 
 def run_view(folder: RunFolder) -> RunView:
@@ -58,28 +61,45 @@ def _listed(path: Path) -> list[dict[str, Any]]:
 
 
 def report_runs(paths: list[Path], out: Path | None = None) -> Path:
-    """Make the page of one or several runs again."""
+    """Make the page of one or several runs again; `out` is a folder, or a page by its name (`x.html`).
+
+    By default one run has its page in its folder; several have theirs in a folder of their own beside the first, so
+    that no run loses its page.
+    """
     folders = open_runs(paths)
-    if len(folders) == 1 and folders[0].about().get("study") == "curvature":
-        from anisoscope.view.curvature import write_curvature_report
-
-        return write_curvature_report(folders[0].path)
-    if len(folders) == 1 and folders[0].about().get("study") == "performance":
-        from anisoscope.view.performance import write_performance_report
-
-        return write_performance_report(folders[0].path)
-    if len(folders) == 1 and folders[0].about().get("study") == "untrained":
-        from anisoscope.view.untrained import write_untrained_report
-
-        return write_untrained_report(folders[0].path)
-    if len(folders) == 1 and folders[0].about().get("study") == "sharpness":
-        from anisoscope.view.sharpness import write_sharpness_report
-
-        return write_sharpness_report(folders[0].path)
+    study = str(folders[0].about().get("study") or "") if len(folders) == 1 else ""
+    if study in STUDIES:
+        return _study_page(folders[0], study, out)
     views = [run_view(folder) for folder in folders]
     if len(views) > 1 and any(view.verdicts for view in views):
         views = _judged_together(views)
-    return write_report(out or folders[0].path, views)
+    page = _page_path(folders, out)
+    return write_report(page.parent, views, name=page.name)
+
+
+def _page_path(folders: Sequence[RunFolder], out: Path | None) -> Path:
+    if out is not None and out.suffix.lower() in (".html", ".htm") and not out.is_dir():
+        return out
+    if out is not None and out.is_file():
+        raise AnisoscopeError(
+            f"output {str(out)!r} is a file and no page; give a folder, or a name that ends in .html."
+        )
+    if out is None and len(folders) > 1:
+        name = "-".join(["comparison", *(slug(folder.path.resolve().name) for folder in folders[:3])])
+        more = f"-and-{len(folders) - 3}-more" if len(folders) > 3 else ""
+        out = folders[0].path.resolve().parent / f"{name[:80]}{more}"
+    return (out or folders[0].path) / PAGE
+
+
+def _study_page(folder: RunFolder, study: str, out: Path | None) -> Path:
+    """The page of a study that has a form of its own, which stays with its figures in its folder."""
+    if out is not None and out.resolve() != folder.path.resolve():
+        raise AnisoscopeError(
+            f"the page of a {study} study stays in its folder {str(folder.path)!r}, so --out {str(out)!r} cannot be "
+            "followed; leave --out away and copy the page."
+        )
+    module = importlib.import_module(f"anisoscope.view.{study}")
+    return Path(getattr(module, f"write_{study}_report")(folder.path))
 
 
 def open_runs(paths: Sequence[Path]) -> list[RunFolder]:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anisoscope.claims.drift import FEWEST_LAYERS, correlations, pooled
+from anisoscope.claims.drift import correlations, pooled
 from anisoscope.claims.modalities import BEYOND, modality_table
 from anisoscope.claims.streams import METRICS
 from anisoscope.runs.table import Table
@@ -111,26 +111,22 @@ def modality_section(found: Comparison) -> tuple[dict[str, Any], dict[str, Spec]
     """The paper's table by modality and the profile of every model; empty with a single modality."""
     if len(found.modalities) < 2:
         return {}, {}
-    told = {owner_of(record): record for record in found.records}
     dashes = dashes_of(found.rows)
-    rows = [_table_row(row, told.get(owner_of(row), {}), dash=dashes[owner_of(row)]) for row in found.rows]
+    rows = [_table_row(row, dash=dashes[owner_of(row)]) for row in found.rows]
     groups = [(m, [row for row in rows if row["modality"] == m]) for m in found.modalities]
     chart = Chart("modality-1", "", _profile_alt(found), 380)
     states = {row["state"] for row in rows}
     section = {
         "chart": chart,
         "key": [{"name": m, "colour": f"var(--s{hue_of(m) + 1})", "stroke": "", "band": ""} for m in found.modalities],
-        "marks": [(_sign(state), words) for state, (_, _, words) in LOOKS.items() if state in states],
+        "marks": [(sign_of(state), words) for state, (_, _, words) in LOOKS.items() if state in states],
         "groups": groups,
         "beyond": BEYOND,
-        "fewest": FEWEST_LAYERS,
-        "untrained": [row["label"] for row in rows if row["untrained"]],
-        "unexplained": [row["label"] for row in rows if row["state"] == "fails"],
     }
     return section, {chart.id: profile_spec(found, Tokens())}
 
 
-def _sign(state: str) -> str:
+def sign_of(state: str) -> str:
     return {"holds": "●", "undecided": "○", "fails": "◇"}[state]
 
 
@@ -147,7 +143,7 @@ def dashes_of(rows: Sequence[Record]) -> dict[Owner, str]:
     return {owner_of(row): DASHES[order[row["modality"], row["model"]] % len(DASHES)] for row in rows}
 
 
-def _table_row(row: Record, told: Record, *, dash: str) -> dict[str, Any]:
+def _table_row(row: Record, *, dash: str) -> dict[str, Any]:
     state = state_of(row)
     return {
         "label": row["label"],
@@ -162,20 +158,10 @@ def _table_row(row: Record, told: Record, *, dash: str) -> dict[str, Any]:
         "mean": (number(row["mean"]), _between(row["mean_low"], row["mean_high"])),
         "beyond": f"{100 * row['share_beyond']:.0f} %",
         "drift": number(row["drift"]),
-        "pearson": _parted(row, "pearson"),
-        "spearman": _parted(told or row, "spearman"),
-        "share": _parted(told or row, "explained"),
         "state": state,
         "word": LOOKS[state][0],
-        "sign": _sign(state),
-        "note": row["note"],
+        "sign": sign_of(state),
     }
-
-
-def _parted(record: Record, name: str) -> tuple[str, str]:
-    """A number, and its interval for the line below."""
-    value, _, ends = interval_words(record[name], record.get(f"{name}_low"), record.get(f"{name}_high")).partition(" ")
-    return value, ends.strip("[]").replace(", ", " to ")
 
 
 def _between(low: float, high: float) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anisoscope.view.drift_scatter import DRIFT, IDENTITY, aside_of, units_of
-from anisoscope.view.figures import DASHES, RULES, WIDTH, plain
+from anisoscope.view.figures import DASHES, RULES, WIDTH, _save, few_powers, plain
 from anisoscope.view.modalities import (
     Comparison,
     Record,
@@ -21,7 +21,7 @@ from anisoscope.view.modalities import (
     state_of,
 )
 from anisoscope.view.palette import Paper
-from anisoscope.view.shape_figures import _grid, _save
+from anisoscope.view.shape_figures import _grid
 from anisoscope.view.traces import wants_log
 from anisoscope.view.words import finite
 
@@ -104,6 +104,7 @@ def _scatter(axes: Axes, record: Record, *, squared: bool) -> None:
     axes.scatter(x, y, s=11, color=[Paper().sequence(p["depth"]) for p in points], zorder=2)
     if wants_log(x):
         axes.set_xscale("log")
+        few_powers(axes.xaxis, 4)
     else:
         axes.locator_params(axis="x", nbins=4)
 

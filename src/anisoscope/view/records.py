@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from anisoscope.view.findings import Mean, block_mean, without_first_line
+from anisoscope.view.findings import Mean, mean_over_blocks
+from anisoscope.view.inputs import modality_told
 from anisoscope.view.series import Sheet
 from anisoscope.view.tables import default_metrics
 from anisoscope.view.words import number, plural, site_name, spans
@@ -37,8 +38,8 @@ def block_means(sheet: Sheet) -> dict[str, Any]:
     metrics = sheet.catalogue.main(default_metrics(sheet))
     rows = []
     for subject in sheet.subjects:
-        rows.append((subject.label, [_mean_text(block_mean(sheet.line(subject, m))) for m in metrics]))
-        twins = [_mean_text(block_mean(without_first_line(sheet, subject, m))) for m in metrics]
+        rows.append((subject.label, [_mean_text(mean_over_blocks(sheet, subject, m)) for m in metrics]))
+        twins = [_mean_text(mean_over_blocks(sheet, subject, m, without=True)) for m in metrics]
         if any(twins):
             rows.append((f"{subject.label}, without first position", twins))
     filled = [row for row in rows if any(row[1])]
@@ -56,7 +57,7 @@ def _facts(model: Mapping[str, Any]) -> dict[str, str]:
     found = {
         "Model": str(model.get("name") or "unnamed"),
         "Revision": str(model.get("revision") or ""),
-        "Kind": str(model.get("type") or ""),
+        "Kind": _kind(model),
         "Architecture": str(model.get("architecture") or ""),
         "Shape": ", ".join(part for part in shape if part),
         "Parameters": _millions(model.get("parameters")),
@@ -65,6 +66,11 @@ def _facts(model: Mapping[str, Any]) -> dict[str, str]:
         "Contexts": _count(model.get("contexts")),
     }
     return {name: text for name, text in found.items() if text}
+
+
+def _kind(model: Mapping[str, Any]) -> str:
+    """Encoder, decoder or both; a model of convolutions is neither."""
+    return "convolution" if modality_told(model, "single") == "convolution" else str(model.get("type") or "")
 
 
 def _count(value: Any) -> str:

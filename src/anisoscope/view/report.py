@@ -17,6 +17,7 @@ from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.charts import Desk
 from anisoscope.view.figures import write_figures
 from anisoscope.view.findings import find
+from anisoscope.view.inputs import data_phrase
 from anisoscope.view.maps import spectra_by_owner
 from anisoscope.view.modalities import modality_findings
 from anisoscope.view.records import block_means, csv_link, dropped, glossary, model_facts, notes, settings, warnings
@@ -24,7 +25,7 @@ from anisoscope.view.sections import Sections, shared_sections, write_section_fi
 from anisoscope.view.series import Sheet, Source, short_names
 from anisoscope.view.tables import table_html
 from anisoscope.view.training import is_training
-from anisoscope.view.words import listed, plural
+from anisoscope.view.words import listed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["RunView", "table_html", "write_report"]
 
 TEMPLATES = Path(__file__).parent / "templates"
+PAGE = "report.html"
 
 
 @dataclass(frozen=True)
@@ -56,28 +58,34 @@ class RunView:
     map: pa.Table | None = None
 
 
-def write_report(folder: Path, runs: list[RunView], *, catalogue: Mapping[str, Any] | None = None) -> Path:
-    """Write `report.html` and `figures/*.pdf|svg` into the folder; the path of the page."""
+def write_report(
+    folder: Path, runs: list[RunView], *, catalogue: Mapping[str, Any] | None = None, name: str = PAGE
+) -> Path:
+    """Write the page and its figures (`figures/*.pdf|svg`) into the folder; the path of the page.
+
+    A page of another name has a folder of figures of that name, so that two pages can lie side by side.
+    """
     if not any(len(run.table) for run in runs):
         raise AnisoscopeError("no run with results was given, expected at least one row; profile a model first.")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    page = Path(folder) / name
+    page.parent.mkdir(parents=True, exist_ok=True)
+    figures = page.with_name("figures" if name == PAGE else f"{page.stem}-figures")
     if any(is_training(run.table) for run in runs):
-        return _replace(folder / "report.html", _training_page(folder, runs, Catalogue(catalogue)))
+        return _replace(page, _training_page(figures, runs, Catalogue(catalogue)))
     sources = [Source(run.table, run.about, run.path) for run in runs]
     sheet, shared = Sheet(sources, Catalogue(catalogue)), shared_sections(sources, Catalogue(catalogue))
     spectra = spectra_by_owner([(run.about, run.spectra, run.path) for run in runs])
-    figures = write_figures(folder / "figures", sheet, spectra=spectra)
-    figures += write_section_figures(folder / "figures", shared)
-    page = _render(_context(sheet, runs, spectra=spectra, figures=figures, shared=shared))
-    return _replace(folder / "report.html", page)
+    # of several runs, what shows one model alone lies among the figures of its own run
+    drawn = write_figures(figures, sheet, spectra=spectra, compared=len(runs) > 1)
+    drawn += write_section_figures(figures, shared)
+    return _replace(page, _render(_context(sheet, runs, spectra=spectra, figures=drawn, shared=shared)))
 
 
-def _training_page(folder: Path, runs: Sequence[RunView], catalogue: Catalogue) -> str:
+def _training_page(figures: Path, runs: Sequence[RunView], catalogue: Catalogue) -> str:
     """The page of a series over steps."""
     from anisoscope.view.training_page import training_context
 
-    context = training_context(folder, runs, catalogue)
+    context = training_context(figures, runs, catalogue)
     names = dict.fromkeys(str(name or "") for run in runs for name in run.table.arrow["model"].unique().to_pylist())
     masthead = _masthead(list(names), [run.about for run in runs])
     return _render(masthead | context, "training.html.j2")
@@ -170,7 +178,7 @@ def _context(
         "settings": [settings(run.about, run.path) for run in runs],
         "glossary": glossary(sheet),
         "csv": csv_link(sheet),
-        "figures": sorted({f"figures/{path.name.rsplit('.', 1)[0]}" for path in figures}),
+        "figures": sorted({f"{path.parent.name}/{path.name.rsplit('.', 1)[0]}" for path in figures}),
         "specs": desk.specs | shared.specs,
     }
 
@@ -185,29 +193,12 @@ def _masthead(names: Sequence[str], abouts: Sequence[Mapping[str, Any]]) -> dict
         "title": title,
         "names": shown if len(shown) <= 3 else shown[:2],
         "others": max(0, len(shown) - 2) if len(shown) > 3 else 0,
-        "data": _data_phrase(abouts),
+        "data": data_phrase(abouts),
         "partial": len(partial),
         "runs": len(abouts),
         "version": ", ".join(versions),
         "started": listed(list(dict.fromkeys(_day(a["started"]) for a in abouts if a.get("started")))),
     }
-
-
-def _data_phrase(abouts: Sequence[Mapping[str, Any]]) -> str:
-    """Which data, and how much of it."""
-    phrases = []
-    for about in abouts:
-        data = about.get("data") or {}
-        own = [model.get("data") or {} for model in about.get("models") or []]
-        alike = len({(one.get("tokens"), one.get("contexts")) for one in own if one}) < 2  # modalities read their own
-        size = [plural(int(data[k]), k[:-1]) for k in ("tokens", "contexts") if data.get(k) and alike]
-        name = (
-            "the embedded corpus"
-            if data.get("name") == "embedded"
-            else str(data.get("name") or "").replace("\\", "/").rstrip("/").split("/")[-1]
-        )
-        phrases.append(f"{name} ({' in '.join(size)})" if size and name else name)
-    return listed([p for p in dict.fromkeys(phrases) if p])
 
 
 def _day(started: Any) -> str:

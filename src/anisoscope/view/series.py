@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anisoscope.view.catalogue import Catalogue, Entry
+from anisoscope.view.inputs import modality_told
 from anisoscope.view.words import finite, site_name
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Subject:
     label: str
     model: str
     stack: str
-    role: str  # encoder | decoder | encoder-decoder | rows | "" where it is not known
+    role: str  # encoder | decoder | encoder-decoder | convolution | rows | "" where it is not known
     blocks: int
 
 
@@ -310,5 +311,12 @@ def _last_part(name: str) -> str:
 def _role(key: tuple[Any, ...], about: Mapping[str, Any]) -> str:
     if key[-1] in ("encoder", "decoder"):
         return str(key[-1])
-    kinds = [m.get("type") for m in about.get("models") or [] if isinstance(m, Mapping) and m.get("name") == key[0]]
-    return str(kinds[0]) if kinds and kinds[0] else ""
+    return role_told(about.get("models") or [], key[0])
+
+
+def role_told(entries: Iterable[Any], model: str) -> str:
+    """What a run says of a model of one stack: encoder, decoder, or convolution, which is neither."""
+    mine = [entry for entry in entries if isinstance(entry, Mapping) and entry.get("name") == model]
+    if mine and modality_told(mine[0], "single") == "convolution":
+        return "convolution"
+    return str(mine[0].get("type") or "") if mine else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.figures import DASHES, RULES, WIDTH, _free, plain, slug
+from anisoscope.view.figures import DASHES, RULES, WIDTH, _free, _save, plain, slug
 from anisoscope.view.palette import HEAT, Paper, blend
 from anisoscope.view.shape_ablation import ARM_WORDS, EFFECTS, Effect, ablation_measures, designs, effects_of
 from anisoscope.view.shape_arms import Arm, ShapeMeasure, arm_line, arms_of, at_step, measures_of, sites_of
@@ -53,15 +53,6 @@ def write_shape_figures(
             written += _save(dimension_figure(history, mine, estimators), folder / "dimension-over-training")
         written += _ablation_files(folder, history, catalogue, verdicts)
     return written
-
-
-def _save(figure: Figure, stem: Path) -> list[Path]:
-    """Both formats; panels are arranged once, which takes longer than drawing them."""
-    paths = [stem.with_name(stem.name + suffix) for suffix in (".pdf", ".svg")]
-    figure.savefig(paths[0], format="pdf", metadata={"CreationDate": None})
-    figure.set_layout_engine("none")
-    figure.savefig(paths[1], format="svg", metadata={"Date": None})
-    return paths
 
 
 def _main(measures: Sequence[ShapeMeasure]) -> list[ShapeMeasure]:

@@ -78,10 +78,13 @@ def _take(
         seeds = [one.seed for one in arm.learners if any(key[1] in (one.seed, None) for key in mine)]
         if arm.index in found or not mine or not seeds:
             continue
-        for key in (k for k in mine if k[1] in (seeds[0], None)):
+        own = [key for key in mine if key[1] in (seeds[0], None)]
+        first = min((key[3] for key in own if key[4] == "stage"), default=0)
+        for key in own:
             marks = {step: rows for step, rows in by[key].items() if step in wanted}
             shares = _shares(about, key)
             entry = {"layer": key[3], "kind": key[4], "steps": marks, "shares": shares, "keep": keep}
+            entry["first"] = key[4] == "stage" and key[3] == first < arm.blocks
             found.setdefault(arm.index, []).append(entry)
 
 
@@ -97,9 +100,9 @@ def _shares(about: Mapping[str, Any], key: tuple[Any, ...]) -> list[float]:
 
 def _place(entry: Mapping[str, Any], blocks: int) -> str:
     """A place by what it is, so that models of other depths can be put beside each other."""
-    if entry["kind"] != "resid":
+    if entry["kind"] not in ("resid", "stage"):
         return Site.of(entry["layer"], entry["kind"]).name
-    if entry["layer"] == 1:
+    if entry["layer"] == 1 or entry["first"]:
         return "first block"
     return "last block" if entry["layer"] == blocks else "middle block"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from anisoscope.view.inputs import row_nouns
 from anisoscope.view.palette import Tokens
 from anisoscope.view.shape_ablation import (
     ARM_WORDS,
@@ -23,7 +24,7 @@ from anisoscope.view.traces import Spec, base_layout
 from anisoscope.view.training import History, known
 from anisoscope.view.training_board import Board, Choice, LearnerChart, Option, Switch
 from anisoscope.view.training_energy import course_words
-from anisoscope.view.words import plural
+from anisoscope.view.words import listed, plural
 
 if TYPE_CHECKING:
     from anisoscope.view.report import RunView
@@ -72,7 +73,7 @@ def shape_section(board: Board, runs: Sequence[RunView]) -> dict[str, Any]:
                  for arm in cube.arms],
         "profile": board.keep(_spec("profile", ["shape"]), "", height=340,
                               alt="Profiles over depth at the chosen step, all models together."),
-        "rows": _rows(board, cube, drawn["rows"]),
+        "rows": _rows(board, cube, drawn["rows"], nouns=row_nouns([run.about for run in runs])),
         "dimension": _dimension(board, cube, drawn["dimension"]),
         "ablation": ablation,
     }  # fmt: skip
@@ -111,7 +112,7 @@ def _course_alt(board: Board, cube: Cube, arm: Arm) -> str:
 # rows
 
 
-def _rows(board: Board, cube: Cube, data: Mapping[str, Any]) -> dict[str, Any]:
+def _rows(board: Board, cube: Cube, data: Mapping[str, Any], *, nouns: Sequence[str]) -> dict[str, Any]:
     if not data:
         return {}
     places = Choice("Layer", tuple(Option(name) for name in data["places"]), _middle(data["places"]))
@@ -121,9 +122,16 @@ def _rows(board: Board, cube: Cube, data: Mapping[str, Any]) -> dict[str, Any]:
         for arm in cube.arms
         if str(arm.index) in data["arms"]
     ]
-    most = max(len(entry["token"]) for entries in data["arms"].values() for entry in entries.values())
+    counts = {len(entry["token"]) for entries in data["arms"].values() for entry in entries.values()}
+    few, most = min(counts), max(counts)
+    size = f"{most:,}" if few == most else f"{few:,} to {most:,}"
     seeds = any(len(arm.learners) > 1 for arm in cube.arms)
-    return {"switch": Switch("rows", (places, colours)), "charts": charts, "most": most, "seeds": seeds}
+    rows = {
+        "size": f"{size} {nouns[0] if len(nouns) == 1 else 'rows'}",
+        "nouns": listed(nouns) if len(nouns) > 1 else "",
+    }
+    return {"switch": Switch("rows", (places, colours)), "charts": charts, "seeds": seeds, **rows,
+            "frequency": "frequency" in data["colours"], "position": "position" in data["colours"]}  # fmt: skip
 
 
 def _middle(places: Sequence[str]) -> int:

@@ -14,8 +14,8 @@ from anisoscope.view.performance_results import Mark
 from anisoscope.view.records import settings
 from anisoscope.view.sharpness_figures import figures_of
 from anisoscope.view.sharpness_results import ARMS, RELATIVE, Results
-from anisoscope.view.verdicts import verdict_claims
-from anisoscope.view.words import estimate, number
+from anisoscope.view.verdicts import neat, verdict_claims
+from anisoscope.view.words import estimate, listed, number
 
 QUESTIONS = ("anisotropy_without_drift", "sharpness_needs_drift")  # what the study was made for
 _LAST = (
@@ -111,10 +111,21 @@ def _signed(gap: Mark) -> str:
     return f"{sign}{number(abs(gap.value), 2)}{ends}"
 
 
+def _with_seeds(claim: dict[str, Any], verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A claim whose rows also say what each seed gave, and whether what holds is gone at the last step."""
+    for row in claim["rows"]:
+        mine = next(v for v in verdicts if (v["claim"], v["subject"]) == (claim["name"], row["subject"]))
+        details = mine["details"]
+        row["by_seed"] = "" if row["seeds"] else listed([neat(each["effect"]) for each in details.get("per_seed", [])])
+        last = details.get("aspects", {}).get("at the end", {})
+        row["transient"] = row["status"] == "holds" and last.get("status") == "fails"
+    return claim
+
+
 def _context(
     about: Mapping[str, Any], models: Sequence[Mapping[str, Any]], *, verdicts: list[dict[str, Any]], run: RunFolder
 ) -> dict[str, Any]:
-    claims = verdict_claims(verdicts)
+    claims = [_with_seeds(each, verdicts) for each in verdict_claims(verdicts)]
     return {
         "version": about.get("anisoscope", ""),
         "started": str(about.get("started", ""))[:10],

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from anisoscope.claims.part import FEWEST_SEEDS, t_interval
+from anisoscope.claims.part import FEWEST_SEEDS, Bounds, Part, t_interval
+from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.performance_results import Mark
 
 ARMS = {
@@ -63,20 +64,22 @@ class Results:
     def loss(self, arm: str, seed: int, step: int) -> float:
         return self.rows.get((arm, seed, step, "training", None, "probe_loss"), math.nan)
 
-    def over_seeds(self, number: Callable[[int], float]) -> Mark:
-        """The mean over the seeds that have one, with its t interval from three of them on."""
+    def over_seeds(self, number: Callable[[int], float], *, bounds: Bounds = (None, None)) -> Mark:
+        """The mean over the seeds that have one, with its t interval from three of them on, cut to what is possible."""
         values = [value for value in map(number, self.seeds) if math.isfinite(value)]
         if not values:
             return Mark(math.nan, math.nan, math.nan, 0, 0, "")
         centre = sum(values) / len(values)
         half = t_interval(values)[0] if len(values) >= FEWEST_SEEDS else math.nan
-        return Mark(centre, centre - half, centre + half, len(values), 0, "")
+        part = Part("", centre, centre - half, centre + half, bounds=bounds)
+        return Mark(part.effect, part.low, part.high, len(values), 0, "")
 
     def mark(self, arm: str, step: int, kind: str, metric: str, layer: int | None = None) -> Mark:
-        return self.over_seeds(lambda seed: self.at(arm, seed, step, kind, metric, layer))
+        bounds = (0.0, 1.0) if metric == RELATIVE else Catalogue().entry(metric).bounds
+        return self.over_seeds(lambda seed: self.at(arm, seed, step, kind, metric, layer), bounds=bounds)
 
     def loss_mark(self, arm: str, step: int) -> Mark:
-        return self.over_seeds(lambda seed: self.loss(arm, seed, step))
+        return self.over_seeds(lambda seed: self.loss(arm, seed, step), bounds=(0.0, None))
 
     def loss_difference(self, arm: str, step: int) -> Mark:
         """Loss minus that of ordinary attention from the same seed."""

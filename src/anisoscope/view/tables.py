@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.series import Point, Sheet, Source, Subject
+from anisoscope.view.findings import doubtful
+from anisoscope.view.series import Point, Sheet, Source, Subject, make_point
 from anisoscope.view.words import estimate, half_width, number
 
 if TYPE_CHECKING:
@@ -34,11 +35,12 @@ color:inherit;white-space:nowrap;vertical-align:top}
 """
 
 Cell = Point | None
+Places = dict[int, dict[tuple[int, bool, str], dict[str, Point]]]  # by subject, place and metric
 
 
-def pivot(sheet: Sheet, metrics: Sequence[str]) -> dict[int, dict[tuple[int, bool, str], dict[str, Point]]]:
+def pivot(sheet: Sheet, metrics: Sequence[str]) -> Places:
     """Points by subject, then by place in order of depth, then by metric: default variants, all rows together."""
-    found: dict[int, dict[tuple[int, bool, str], dict[str, Point]]] = {}
+    found: Places = {}
     for subject in sheet.subjects:
         places: dict[tuple[int, bool, str], dict[str, Point]] = {}
         for metric in metrics:
@@ -105,13 +107,41 @@ def _html_cell(point: Cell) -> str:
 
 def short_table(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> RichTable:
     """What the terminal shows at the end of a run: a row per layer, or per model where that would be too long."""
+    return short_tables(table, catalogue=catalogue)[0]
+
+
+def short_tables(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> list[RichTable]:
+    """The residual stream, and a table of each further kind of site that was asked for by name."""
     sheet = Sheet([Source(table, table.about)], Catalogue(catalogue))
+    metrics = default_metrics(sheet)
+    asked = (table.about.get("config") or {}).get("sites") or ()
+    shown = [_shortened(sheet, pivot(sheet, metrics), metrics)]
+    for kind in asked:
+        places = _pivot_of(sheet, kind)
+        known = sheet.catalogue.ordered({m for rows in places.values() for cells in rows.values() for m in cells})
+        shown += [_shortened(sheet, places, known)] if places else []
+    return shown
+
+
+def _pivot_of(sheet: Sheet, kind: str) -> Places:
+    """Points of a kind of site outside the stream; of what is measured by head the means over heads."""
+    found: Places = {}
+    for record in sheet.records:
+        plain = record["head"] is None and not record["group"] and not record["variant"]
+        if plain and record["kind"] == kind and not sheet.in_stream(record):
+            subject = sheet.subject(record)
+            point = make_point(record, blocks=subject.blocks)
+            found.setdefault(subject.index, {}).setdefault((point.layer, False, kind), {})[record["metric"]] = point
+    return {index: dict(sorted(places.items())) for index, places in sorted(found.items())}
+
+
+def _shortened(sheet: Sheet, places: Places, metrics: Sequence[str]) -> RichTable:
     several = len(sheet.subjects) > 1
-    metrics = default_metrics(sheet)[: TERMINAL_METRICS - several]
-    places = pivot(sheet, metrics)
-    if sum(map(len, places.values())) <= TERMINAL_ROWS - 10 * several:
-        return _by_layer(sheet, places, metrics)
-    return _by_model(sheet, places, metrics)
+    few = list(metrics)[: TERMINAL_METRICS - several]
+    short = {i: {at: cells for at, cells in rows.items() if any(m in cells for m in few)} for i, rows in places.items()}
+    if sum(map(len, short.values())) <= TERMINAL_ROWS - 10 * several:
+        return _by_layer(sheet, short, few)
+    return _by_model(sheet, short, few)
 
 
 def _by_layer(sheet: Sheet, places: Mapping[int, Any], metrics: Sequence[str]) -> RichTable:
@@ -119,7 +149,9 @@ def _by_layer(sheet: Sheet, places: Mapping[int, Any], metrics: Sequence[str]) -
 
     several = len(places) > 1
     heads = ("model", "site") if several else ("site",)
-    shown = _rich(sheet, metrics, heads=heads, caption="± half of the 95 % interval")
+    cells = [point for rows in places.values() for cells in rows.values() for point in cells.values()]
+    doubt = "; ? near-copies or noise decide" if any(map(doubtful, cells)) else ""
+    shown = _rich(sheet, metrics, heads=heads, caption=f"± half of the 95 % interval{doubt}")
     for index, rows in places.items():
         label = Text(_subject_line(sheet.subjects[index]))
         for i, cells in enumerate(rows.values()):
@@ -158,7 +190,10 @@ def _subject_line(subject: Subject) -> str:
 
 
 def _rich_cell(point: Cell) -> str:
-    return "" if point is None else estimate(point.value, point.low, point.high).replace(" ± ", "±").replace("[", r"\[")
+    if point is None:
+        return ""
+    text = estimate(point.value, point.low, point.high).replace(" ± ", "±").replace("[", r"\[")
+    return f"{text} ?" if doubtful(point) else text
 
 
 def _range(points: Sequence[Point]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anisoscope.view.series import short_names
+from anisoscope.view.series import role_told, short_names
 from anisoscope.view.words import finite, site_name
 
 if TYPE_CHECKING:
@@ -354,9 +354,7 @@ def _label(key: Owner, keys: Sequence[Owner], short: str) -> str:
 def _role(key: Owner, sources: Sequence[Source]) -> str:
     if key[3] in ("encoder", "decoder"):
         return key[3]
-    entries = sources[key[0]].about.get("models") or []
-    kinds = [e.get("type") for e in entries if isinstance(e, Mapping) and e.get("name") == key[1]]
-    return str(kinds[0]) if kinds and kinds[0] else ""
+    return role_told(sources[key[0]].about.get("models") or [], key[1])
 
 
 def _widths(sources: Sequence[Source]) -> dict[str, int]:

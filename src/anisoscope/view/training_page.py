@@ -39,16 +39,16 @@ SHOWN, ARMS = 4, 9  # learners shown at first; arms, whose seeds are drawn toget
 
 
 def training_context(folder: Path, runs: Sequence[RunView], catalogue: Catalogue) -> dict[str, Any]:
-    """What the template is given; writes the vector figures on the way."""
+    """What the template is given; writes the vector figures into the folder on the way."""
     sources = [Source(run.table, run.about, run.path) for run in runs]
     history, shared = History(sources), shared_sections(sources, catalogue)
     sections, specs, left_out = _sections(history, catalogue, runs)
     # the views over training show the last step too
     profiles, profile_specs = ({"charts": []}, {}) if sections["shape"] else _profiles(sources, catalogue, history)
     verdicts = [verdict for run in runs for verdict in run.verdicts]
-    figures = write_training_figures(folder / "figures", history)
-    figures += write_shape_figures(folder / "figures", history, catalogue, verdicts)
-    figures += write_section_figures(folder / "figures", shared)
+    figures = write_training_figures(folder, history)
+    figures += write_shape_figures(folder, history, catalogue, verdicts)
+    figures += write_section_figures(folder, shared)
     claims = verdict_claims(verdicts)
     return {
         **sections,
@@ -66,7 +66,7 @@ def training_context(folder: Path, runs: Sequence[RunView], catalogue: Catalogue
         "profiles": profiles,
         "left_out": list(left_out.values()),
         "csv": page_table(sources, catalogue),
-        "figures": sorted({f"figures/{path.name.rsplit('.', 1)[0]}" for path in figures}),
+        "figures": sorted({f"{path.parent.name}/{path.name.rsplit('.', 1)[0]}" for path in figures}),
         "specs": specs | profile_specs | shared.specs,
     }
 

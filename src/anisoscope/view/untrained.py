@@ -88,6 +88,7 @@ def _context(run: RunFolder, curves: Curves, about: Mapping[str, Any], drawings:
         "started": str(about.get("started", ""))[:10],
         "size": about.get("size", {}),
         "families": [_family(curves, about, name, drawings) for name in curves.families],
+        "lengths": lengths_in_words(curves),
         "biases": listed([f"{bias:g}" for bias in curves.biases]),
         "seeds": curves.seeds,
         "inits": listed([INITS.get(init, init) for init in curves.of_axis("init")]),
@@ -98,6 +99,14 @@ def _context(run: RunFolder, curves: Curves, about: Mapping[str, Any], drawings:
         "shades": [(blend(SEQUENCE, t), blend(_DARK_SEQUENCE, t)) for t in places],
         "settings": settings(about, str(run.path)),
     }
+
+
+def lengths_in_words(curves: Curves) -> str:
+    """How plain inputs compare to normed ones: some families begin with embeddings as long as a norm makes them."""
+    words = {family: f"{ratio:.2g} times shorter" if ratio > 1.1 else "as long as normed ones" if ratio > 0.9
+             else f"{1 / ratio:.2g} times longer" for family, ratio in curves.lengths().items()}  # fmt: skip
+    told = {word: listed([family for family in words if words[family] == word]) for word in words.values()}
+    return "; ".join(f"{word} for {who}" for word, who in told.items())
 
 
 def _family(curves: Curves, about: Mapping[str, Any], name: str, drawings: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,10 +140,15 @@ def _reference(row: Mapping[str, Any]) -> dict[str, Any]:
         cells.append({
             "expected": "" if expected is None else f"{expected:.3f}",
             "ours": ours,
-            "span": f"{cell['low']:.3f} to {cell['high']:.3f}".replace("-", "−") if known else "",
+            "span": f"{_three(cell['low'])} to {_three(cell['high'])}" if known else "",
             "sign": {True: "✓", False: "✕", None: ""}[cell["inside"]],
         })  # fmt: skip
     return {"inputs": inputs(row["norm"]), "bias": f"{row['bias']:g}", "cells": cells}
+
+
+def _three(value: float) -> str:
+    """Three decimals, and no sign before a zero."""
+    return f"{round(value, 3) + 0.0:.3f}".replace("-", "−")
 
 
 def _growth(curves: Curves) -> list[dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +29,7 @@ def run_untrained(options: Mapping[str, Any], *, out: Path | None, resume: bool,
     folder = RunFolder.create(path, asdict(config), resume=resume)
     with _terminated_as_interrupt(), progress_bars() as tell:
         Untrained(config, folder, command=command, progress=tell).run()
+    started = time.monotonic()
     with errors.status("drawing the report"):
         page = write_untrained_report(path)
     about = folder.about()
@@ -35,7 +37,8 @@ def run_untrained(options: Mapping[str, Any], *, out: Path | None, resume: bool,
     for arm in curves.leading_arms():
         console.print(_short(curves, arm))
     print_verdicts(leading(json.loads((path / "verdicts.json").read_text(encoding="utf-8"))))
-    errors.print(f"{about.get('wall_seconds', 0):.0f} s", highlight=False)
+    drawing = time.monotonic() - started
+    errors.print(f"{about.get('wall_seconds', 0) + drawing:.0f} s, {drawing:.0f} of them for the page", highlight=False)
     console.print(str(page), soft_wrap=True, highlight=False)
 
 

@@ -1,15 +1,20 @@
-"""The table of the study of untrained blocks as curves over the bias: means over seeds, with Student's interval."""
+"""The table of the study of untrained blocks as curves over the bias: means over seeds, with Student's interval.
+
+An interval ends where its quantity does: no average cosine lies beyond 1, no norm below 0.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from anisoscope.studies.replicates import over_replicates
+from anisoscope.claims.part import FEWEST_SEEDS, Bounds, Part, t_interval
+from anisoscope.view.catalogue import Catalogue
 
 Place = tuple[str, str]  # kind of site, metric
 Seeds = dict[int, float]
@@ -28,7 +33,7 @@ class Arm(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A mean over seeds with its interval; NaN for the interval of a single seed."""
+    """A mean over seeds with its interval; NaN for the interval of fewer than three."""
 
     value: float
     low: float
@@ -56,6 +61,15 @@ def inputs(norm: bool) -> str:
     return "normed inputs" if norm else "plain inputs"
 
 
+@cache
+def _point(variant: str) -> tuple[Arm, float] | None:
+    """Where on the grid a row of the table belongs, whatever its family; None for rows of another study."""
+    words = dict(word.split("=", 1) for word in variant.split(";") if "=" in word)
+    if set(words) != {"bias", "init", "input_norm", "width"}:
+        return None
+    return Arm("", words["init"], int(words["width"]), words["input_norm"] == "1"), float(words["bias"])
+
+
 @dataclass(frozen=True)
 class Curves:
     """Values by arm, place and bias, one for each seed."""
@@ -68,16 +82,15 @@ class Curves:
     def of(cls, records: Iterable[Mapping[str, Any]], about: Mapping[str, Any]) -> Curves:
         found: dict[Arm, dict[Place, dict[float, Seeds]]] = {}
         for row in records:
-            words = dict(word.split("=", 1) for word in (row["variant"] or "").split(";") if "=" in word)
-            if set(words) != {"bias", "init", "input_norm", "width"}:
+            where = _point(row["variant"] or "")
+            if where is None:
                 continue
-            arm = Arm(row["model"], words["init"], int(words["width"]), words["input_norm"] == "1")
-            place = (row["kind"], row["metric"])
-            seeds = found.setdefault(arm, {}).setdefault(place, {}).setdefault(float(words["bias"]), {})
+            arm, bias = where[0]._replace(family=row["model"]), where[1]
+            seeds = found.setdefault(arm, {}).setdefault((row["kind"], row["metric"]), {}).setdefault(bias, {})
             seeds[int(row["seed"])] = math.nan if row["value"] is None else float(row["value"])
         return cls(found, {**about.get("config", {}), **about.get("size", {})}, about.get("models", []))
 
-    @property
+    @cached_property
     def biases(self) -> list[float]:
         return sorted({bias for places in self.values.values() for found in places.values() for bias in found})
 
@@ -111,7 +124,7 @@ class Curves:
 
     def at(self, arm: Arm, bias: float, kind: str, metric: str) -> Mark | None:
         """The mean over seeds at one bias, or None where nothing was measured."""
-        return over_seeds(self.seeds_at(arm, bias, kind, metric))
+        return over_seeds(self.seeds_at(arm, bias, kind, metric), bounds=bounds_of(metric))
 
     def series(self, arm: Arm, kind: str, metric: str) -> np.ndarray:
         """Bias, mean, low and high: [4, biases]."""
@@ -130,6 +143,16 @@ class Curves:
             slopes = [float(np.polyfit(x, np.log([there[b][seed] for b in biases]), 1)[0]) for seed in sorted(seeds)]
         return over_seeds(slopes), biases
 
+    def lengths(self) -> dict[str, float]:
+        """How many times longer normed inputs are than plain ones, by family; where both were measured without bias."""
+        found = {}
+        for family in self.families:
+            both = [[value for arm in self.values if (arm.family, arm.norm) == (family, norm)
+                     for value in self.seeds_at(arm, 0.0, "embed", "mean_norm")] for norm in (True, False)]  # fmt: skip
+            if all(both) and all(both[1]):
+                found[family] = float(np.mean(both[0]) / np.mean(both[1]))
+        return found
+
     def fixed_norm(self, family: str) -> bool:
         """Whether every output of a family has norm √d, whatever comes in: a norm after the last sum."""
         means = [
@@ -146,29 +169,44 @@ def _rank(arm: Arm) -> tuple[bool, int]:
     return arm.init == "normal", arm.width
 
 
-def over_seeds(values: Sequence[float]) -> Mark | None:
-    """Mean and Student's 95 % interval over seeds; without an interval for one seed.
+@cache
+def bounds_of(metric: str) -> Bounds:
+    """Between what a metric lies, as it is declared; a weight of softmax is a share, and no other of ours is negative.
+
+    >>> bounds_of("attention_min"), bounds_of("average_cosine"), bounds_of("score_magnitude")
+    ((0.0, 1.0), (-1.0, 1.0), (0.0, None))
+    """
+    low, high = Catalogue().entry(metric).bounds
+    share = metric in ("attention_median", "attention_min")
+    return (0.0, 1.0 if share else None) if low is None and high is None else (low, high)
+
+
+def over_seeds(values: Sequence[float], *, bounds: Bounds = (None, None)) -> Mark | None:
+    """Mean and Student's 95 % interval over seeds; without an interval for fewer than three.
 
     >>> over_seeds([2.0]).value, over_seeds([])
     (2.0, None)
+    >>> over_seeds([0.9, 1.0, 1.0], bounds=(0.0, 1.0)).high
+    1.0
     """
     if not values or not np.isfinite(values).all():
         return None
-    if len(values) == 1:
-        return Mark(values[0], math.nan, math.nan)
-    found = over_replicates(values)
-    return Mark(found.value, found.low, found.high)
+    half = t_interval(values)[0] if len(values) >= FEWEST_SEEDS else math.nan
+    return _mark(values, half, bounds)
 
 
-def prediction(values: Sequence[float]) -> tuple[float, float]:
+def _mark(values: Sequence[float], half: float, bounds: Bounds) -> Mark:
+    centre = sum(values) / len(values)
+    part = Part("", centre, centre - half, centre + half, bounds=bounds)
+    return Mark(part.effect, part.low, part.high)
+
+
+def prediction(values: Sequence[float], *, bounds: Bounds = (None, None)) -> tuple[float, float]:
     """The 95 % interval for the value of one further seed: mean ± t·sd·√(1 + 1/n); NaN with fewer than three."""
-    from scipy.stats import t
-
-    if len(values) < 3:
+    if len(values) < FEWEST_SEEDS:
         return math.nan, math.nan
-    x = np.asarray(values, dtype=float)
-    half = float(t.ppf(0.975, len(x) - 1)) * float(x.std(ddof=1)) * math.sqrt(1 + 1 / len(x))
-    return float(x.mean()) - half, float(x.mean()) + half
+    further = _mark(values, t_interval(values)[0] * math.sqrt(len(values) + 1), bounds)  # t·sd/√n, √(n + 1) times
+    return further.low, further.high
 
 
 def reference_rows(curves: Curves) -> list[dict[str, Any]]:
@@ -181,7 +219,7 @@ def reference_rows(curves: Curves) -> list[dict[str, Any]]:
         cells = []
         for place, value in zip((COSINE_IN, COSINE_OUT, ENTROPY), expected, strict=True):
             seeds = curves.seeds_at(arm, bias, *place)
-            low, high = prediction(seeds)
+            low, high = prediction(seeds, bounds=bounds_of(place[1]))
             rounding = 0.0006  # the reference has three decimals
             inside = None if value is None or math.isnan(low) else low - rounding <= value <= high + rounding
             cells.append({"expected": value, "mark": over_seeds(seeds), "inside": inside, "low": low, "high": high})

@@ -10,12 +10,14 @@ import numpy as np
 from anisoscope.view.drawn import INK, RULE, SOFT
 from anisoscope.view.palette import LIGHT, SEQUENCE, blend
 from anisoscope.view.untrained_curves import INITS, Arm, Curves, Place, inputs
+from anisoscope.view.words import power
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Histograms = Mapping[str, np.ndarray]
+_AWAY = -0.28  # of a panel's width, where the name of its upright axis is
 _MARKS = ("o", "s", "D", "^")
 
 
@@ -107,12 +109,12 @@ PANELS = (
 )
 
 
-def _canvas(rows: int, columns: int, *, height: float, share: bool = False) -> tuple[Figure, np.ndarray]:
+def _canvas(rows: int, columns: int, *, height: float, margins: Mapping[str, float]) -> tuple[Figure, np.ndarray]:
+    """Axes at places that are given: finding them takes as long as drawing."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.0, height), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.04, h_pad=0.05, wspace=0.03, hspace=0.05)  # type: ignore[union-attr, call-arg, unused-ignore]
-    return figure, np.atleast_2d(figure.subplots(rows, columns, squeeze=False, sharey="row" if share else False))
+    figure = Figure(figsize=(7.0, height))
+    return figure, figure.subplots(rows, columns, squeeze=False, gridspec_kw=dict(margins))
 
 
 def bias_axis(axes: Axes, biases: Sequence[float]) -> None:
@@ -145,7 +147,8 @@ def _draw(axes: Axes, found: np.ndarray, *, colour: str, hollow: bool = False, m
 
 def panel(curves: Curves, arm: Arm, histograms: Histograms) -> Figure:
     """Everything that is measured of one block and one kind of inputs, against the bias."""
-    figure, grid = _canvas(2, 4, height=3.9)
+    margins = {"left": 0.065, "right": 0.99, "bottom": 0.095, "top": 0.885, "wspace": 0.42, "hspace": 0.34}
+    figure, grid = _canvas(2, 4, height=3.9, margins=margins)
     flat = grid.ravel()
     for number, (axes, shown) in enumerate(zip(flat, PANELS, strict=False)):
         for line in shown.lines:
@@ -158,11 +161,12 @@ def panel(curves: Curves, arm: Arm, histograms: Histograms) -> Figure:
         if shown.unit:
             axes.set_ylim(-0.04, 1.04)
         _title(axes, number, shown.title)
-        axes.set_ylabel(shown.ylabel)
+        _ylabel(axes, shown.ylabel, x=_AWAY)
         axes.legend(frameon=False, fontsize=6, handlelength=1.6, labelspacing=0.15, borderpad=0.1)
     _scores(flat[7], curves, arm, histograms)
-    for axes in grid[-1, :3]:
-        axes.set_xlabel("Size of the bias $N$")
+    for above, below in zip(grid[0, :3], grid[1, :3], strict=True):
+        above.tick_params(labelbottom=False)  # the axis below is the same
+        below.set_xlabel("Size of the bias N")
     figure.suptitle(f"{arm.family}: {arm}", fontsize=8, x=0.01, ha="left", color=INK)
     return figure
 
@@ -186,14 +190,19 @@ def _log_axis(axes: Axes) -> None:
         middle = np.sqrt(low * high)
         low, high = middle / 3.5, middle * 3.5
         axes.set_ylim(low, high)
-    if high < 100 * low:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    short = high < 100 * low
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if short else LogLocator(numticks=6))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if short else power(value)))
     axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _title(axes: Axes, number: int, words: str) -> None:
-    axes.set_title(f"({'abcdefghijkl'[number]})  {words}", fontsize=7)
+    axes.set_title(f"({'abcdefghijkl'[number]})  {words}", fontsize=7, y=1.03)  # a place of its own need not be found
+
+
+def _ylabel(axes: Axes, words: str, *, x: float) -> None:
+    axes.set_ylabel(words)
+    axes.yaxis.set_label_coords(x, 0.5)
 
 
 def _scores(axes: Axes, curves: Curves, arm: Arm, histograms: Histograms) -> None:
@@ -209,10 +218,10 @@ def _scores(axes: Axes, curves: Curves, arm: Arm, histograms: Histograms) -> Non
         density = counts / counts.sum() / np.diff(edges)  # bins widen away from 0: shares would show two false humps
         hue = blend(SEQUENCE, i / max(1, len(shown) - 1))
         drawn = np.where(density > 0, density, np.nan)
-        axes.stairs(drawn, np.arcsinh(edges / 0.05), baseline=None, color=hue, linewidth=0.9, label=f"$N$ = {bias:g}")
+        axes.stairs(drawn, np.arcsinh(edges / 0.05), baseline=None, color=hue, linewidth=0.9, label=f"N = {bias:g}")
     _title(axes, 7, "Histogram of scores")
     axes.set_xlabel("Score before softmax")
-    axes.set_ylabel("Density")
+    _ylabel(axes, "Density", x=_AWAY)
     if axes.patches:
         _symmetric_axis(axes, np.asarray(edges))
         _log_axis(axes)
@@ -267,7 +276,8 @@ def variants(curves: Curves, family: str, norm: bool) -> Figure | None:
     inits, widths = curves.of_axis("init"), curves.of_axis("width")
     if len(inits) * len(widths) < 2:
         return None
-    figure, grid = _canvas(len(_ROWS), len(inits), height=0.7 + 1.35 * len(_ROWS), share=True)
+    margins = {"left": 0.085, "right": 0.99, "bottom": 0.08, "top": 0.895, "wspace": 0.08, "hspace": 0.22}
+    figure, grid = _canvas(len(_ROWS), len(inits), height=0.7 + 1.35 * len(_ROWS), margins=margins)
     for column, init in enumerate(inits):
         for row, (place, words, unit) in enumerate(_ROWS):
             axes = grid[row, column]
@@ -275,14 +285,27 @@ def variants(curves: Curves, family: str, norm: bool) -> Figure | None:
             bias_axis(axes, curves.biases)
             if unit:
                 axes.set_ylim(-0.04, 1.04)
+            axes.tick_params(labelbottom=row == len(_ROWS) - 1, labelleft=column == 0)
             if column == 0:
-                axes.set_ylabel(words)
+                _ylabel(axes, words, x=-0.17)
             _title(axes, row * len(inits) + column, INITS.get(init, init))
-        grid[-1, column].set_xlabel("Size of the bias $N$")
-    _log_axis(grid[-1, 0])
+        grid[-1, column].set_xlabel("Size of the bias N")
+    for row, log in zip(grid, (False, False, True), strict=True):
+        _shared(row, log=log)
     handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, handlelength=1.8)
+    figure.legend(
+        handles, labels, loc="upper center", borderaxespad=0.2, ncols=len(labels), frameon=False, handlelength=1.8
+    )
     return figure
+
+
+def _shared(row: Sequence[Axes], *, log: bool) -> None:
+    """One range for the axes of a row."""
+    ends = [axes.get_ylim() for axes in row]
+    for axes in row:
+        axes.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+        if log:
+            _log_axis(axes)
 
 
 def _widths(axes: Axes, curves: Curves, arm: Arm, place: Place, *, log: bool) -> None:

@@ -39,6 +39,16 @@ def _scientific(value: float, digits: int) -> str:
     return _signed(f"{mantissa}×10{str(int(exponent)).translate(_SUPERSCRIPT)}")
 
 
+def power(value: float) -> str:
+    """A power of ten.
+
+    >>> power(0.001), power(1.0), power(1e12)
+    ('10⁻³', '1', '10¹²')
+    """
+    exponent = round(math.log10(value))
+    return "1" if exponent == 0 else f"10{str(exponent).translate(_SUPERSCRIPT)}"
+
+
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -47,10 +57,10 @@ def _signed(text: str) -> str:
 
 
 def estimate(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """A value with its interval: ± half width, or both ends where the interval is lopsided.
+    """A value with its interval: ± half width, or both ends where that is lopsided or ± would lead past 0 or 1.
 
-    >>> estimate(0.3123, 0.3011, 0.3236), estimate(0.31, 0.10, 0.33), estimate(4.2)
-    ('0.312 ± 0.011', '0.31 [0.10, 0.33]', '4.20')
+    >>> estimate(0.3123, 0.3011, 0.3236), estimate(0.31, 0.10, 0.33), estimate(4.2), estimate(2.1, 0, 5.6)
+    ('0.312 ± 0.011', '0.31 [0.10, 0.33]', '4.20', '2.1 [0.0, 5.6]')
     """
     value, low, high = finite(value), finite(low), finite(high)
     if value is None or low is None or high is None:
@@ -83,7 +93,9 @@ def _places(half: float) -> int:
 def _lopsided(value: float, low: float, high: float) -> bool:
     below, above = value - low, high - value
     small, large = sorted((below, above))
-    return small < 0 or large > 2 * small
+    half = (below + above) / 2
+    cut = low >= 0 > value - half or high <= 1 < value + half  # an interval that ends at what is possible
+    return small < 0 or large > 2 * small or cut
 
 
 def _fixed(value: float, places: int) -> str:

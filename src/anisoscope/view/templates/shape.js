@@ -67,8 +67,8 @@
     axis.title = { text: "step", standoff: 6, font: { size: 11 } };
     return Object.assign(axis, { linecolor: "@rule", showline: true }, more);
   }
-  function missing(spec) {
-    const note = { text: "not measured", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 };
+  function missing(spec, words) {
+    const note = { text: words || "not measured", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 };
     return { data: [], layout: Object.assign({}, spec.layout, { annotations: [note], xaxis: { visible: false }, yaxis: { visible: false } }) };
   }
   function now() {
@@ -105,7 +105,10 @@
       const colour = depthColour(site, arm.blocks), dash = site[1] === "final" ? "dash" : "solid";
       const y = all.map(function (t) { return at(found, i, t); });
       if (y.every(function (v) { return v === null; })) return;
-      if (found.lo) bands.push.apply(bands, band(cube.x, found.lo[i], found.hi[i], colour + (colour[1] === "a" ? "/0.08" : "/0.1")));
+      if (found.lo) { /* of the steps that this arm has: others may have been looked at elsewhere */
+        const own = all.filter(function (t) { return y[t] !== null; }), of = function (row) { return own.map(function (t) { return row[t]; }); };
+        bands.push.apply(bands, band(of(cube.x), of(found.lo[i]), of(found.hi[i]), colour + (colour[1] === "a" ? "/0.08" : "/0.1")));
+      }
       if (found.v.length > 1) found.v.forEach(function (seed) { thin.push(line(cube.x, seed[i], { colour: colour + "/0.3", width: 0.8, dash: dash, gaps: true }, { hoverinfo: "skip" })); });
       lines.push(line(cube.x, y, { colour: colour, size: 3.5, dash: dash, gaps: true }, {
         text: all.map(function (t) { return "<b>" + escaped(site[2]) + "</b><br>step " + cube.steps[t].toLocaleString("en") + "<br>" + told(found, i, t); }),
@@ -278,7 +281,7 @@
   /* The same rows at every step, on axes that do not move. */
   make.rows = function (spec) {
     const arms = cube.rows.arms[String(spec.arm)] || {}, entry = arms[String(picked("rows", 0))];
-    if (!entry) return missing(spec);
+    if (!entry) return missing(spec, "no rows were kept here, only at:<br>" + Object.keys(arms).map(function (k) { return escaped(cube.rows.places[k]); }).join(", "));
     const by = cube.rows.colours[picked("rows", 1)] || "", known = Object.keys(entry.at).map(Number).filter(function (s) { return s <= cube.steps[moment()]; });
     const step = known.length ? Math.max.apply(null, known) : Number(Object.keys(entry.at)[0]), xy = entry.at[String(step)];
     const groups = by === "group" ? Array.from(new Set(entry.group)).sort() : [];
@@ -289,7 +292,7 @@
       return by === "group" ? "@s" + (groups.indexOf(entry.group[i]) % 8 + 1) + "/0.8" : "@s1/0.7";
     });
     const text = entry.token.map(function (token, i) {
-      return "<b>" + escaped(token) + "</b><br>position " + entry.position[i] + (entry.frequency[i] === null ? "" : "<br>frequency bin " + entry.frequency[i]) + (entry.group[i] ? "<br>" + escaped(entry.group[i]) : "");
+      return (token ? "<b>" + escaped(token) + "</b><br>" : "") + "position " + entry.position[i] + (entry.frequency[i] === null ? "" : "<br>frequency bin " + entry.frequency[i]) + (entry.group[i] ? "<br>" + escaped(entry.group[i]) : "");
     });
     function ends(c) {
       let low = Infinity, high = -Infinity;
