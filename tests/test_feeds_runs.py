@@ -11,7 +11,8 @@ from scipy.io import wavfile
 
 from anisoscope.capture.loading import load_model
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.profile import profile
+from anisoscope.runs.feed import fitting
+from anisoscope.runs.profile import ProfileConfig, profile
 from anisoscope.runs.store import RunFolder
 from tiny_listeners import Fixed, feed_of, loaded, make_model, make_shelf, make_sounds, rows_of
 
@@ -40,7 +41,7 @@ def test_an_interrupted_run_goes_on_to_the_same_table(
     shelf: dict[str, Path], tmp_path: Path, name: str, data: str
 ) -> None:
     words: dict[str, Any] = {"metrics": METRICS, "sites": ("embed", "resid"), "device": "cpu", "batch_size": 2}
-    words |= {"data": str(shelf.get(data, data)), "tokens": 300, "seconds": 1.0}
+    words |= {"data": str(shelf.get(data, data)), "tokens": 300} | ({"seconds": 1.0} if name == "whisper" else {})
     whole = profile(str(shelf[name]), out=tmp_path / "whole", **words)
     with pytest.raises(KeyboardInterrupt):
         profile(str(shelf[name]), out=tmp_path / "run", progress=Interrupt(2), **words)
@@ -65,7 +66,7 @@ def test_run_json_says_what_was_read(shelf: dict[str, Path], tmp_path: Path) -> 
     assert (about["contexts"], about["seconds"], about["files"], about["skipped_files"]) == (2, 3.0, 2, 1)
     assert about["dropped_pieces"] == 1 and "bad.wav" in about["skipped"][0]
     assert model["dropped"]["padding"] == 400 - about["tokens"]
-    assert any("1 files could not be read and were skipped" in note for note in model["notes"])
+    assert any("1 file could not be read and was skipped" in note for note in model["notes"])
 
 
 def test_wrong_data_is_told_in_a_sentence(shelf: dict[str, Path], tmp_path: Path) -> None:
@@ -78,11 +79,62 @@ def test_wrong_data_is_told_in_a_sentence(shelf: dict[str, Path], tmp_path: Path
         list(feed_of(text, shelf["sounds"]).batches())
     with pytest.raises(AnisoscopeError, match="is no file of images"):
         list(feed_of(loaded(shelf["vit"]), tmp_path / "notes.txt").batches())
-    with pytest.raises(AnisoscopeError, match=r"suffixes \.png, none that is audio"):
+    with pytest.raises(AnisoscopeError, match=r"suffix \.png, none that is audio"):
         list(feed_of(loaded(shelf["wav2vec2"]), shelf["pictures"]).batches())
     wavfile.write(tmp_path / "short.wav", 16_000, np.ones(9, np.int16))
-    with pytest.raises(AnisoscopeError, match=r"no context could be cut from .*1 pieces were dropped"):
+    with pytest.raises(AnisoscopeError, match=r"no context could be cut from .*one piece was too short"):
         list(feed_of(loaded(shelf["wav2vec2"]), tmp_path / "short.wav").batches())
+
+
+def test_pictures_beside_too_little_text_are_named(shelf: dict[str, Path], tmp_path: Path) -> None:
+    from anisoscope.runs.feed import no_text
+
+    text = load_model("gpt2:n_layer=1,n_embd=16,n_head=2,vocab_size=300", random_init=True, device="cpu")
+    said = str(no_text(text, str(shelf["pictures"])))
+    assert "it holds images, which gpt2 does not read" in said
+    (tmp_path / "notes.txt").write_text("a")
+    assert str(no_text(text, str(tmp_path))) == f"no context could be cut from {str(tmp_path)!r}; give more text."
+
+
+IDLE = [
+    ("vit", {"first": "out"}, "--skip-first means nothing for vit, which reads images; leave it out"),
+    ("vit", {"special": "out"}, "--skip-special"),
+    ("vit", {"context": 5}, "--context"),
+    ("vit", {"seconds": 3.0}, "--seconds"),
+    ("vit", {"text_field": "body"}, "--text-field"),
+    ("wav2vec2", {"first": "out"}, "--skip-first means nothing for wav2vec2, which reads audio"),
+    ("gpt2", {"seconds": 3.0}, "--seconds means nothing for gpt2, which reads text"),
+]
+
+
+@pytest.mark.parametrize(("name", "option", "words"), IDLE)
+def test_options_that_mean_nothing_are_refused_or_beside_other_models_left_out(
+    shelf: dict[str, Path], name: str, option: dict[str, Any], words: str
+) -> None:
+    fresh = "gpt2:n_layer=1,n_embd=16,n_head=2,vocab_size=300"
+    model = load_model(fresh, random_init=True, device="cpu") if name == "gpt2" else loaded(shelf[name])
+    with pytest.raises(AnisoscopeError, match=words):
+        fitting(model, ProfileConfig(models=("x",), **option))
+    config, notes = fitting(model, ProfileConfig(models=("x", "y"), **option))
+    assert notes and config == ProfileConfig(models=("x", "y"))
+    kept = {"seconds": 3.0} if name == "wav2vec2" else {"text_field": "body"} if name == "gpt2" else {"pool": "mean"}
+    config, notes = fitting(model, ProfileConfig(models=("x",), **kept))
+    assert not notes and config == ProfileConfig(models=("x",), **kept)
+
+
+def test_the_column_of_a_table_of_pictures_is_no_idle_option(shelf: dict[str, Path]) -> None:
+    words = ProfileConfig(models=("x",), data="faces.parquet", text_field="face")
+    assert fitting(loaded(shelf["vit"]), words) == (words, [])
+
+
+def test_fewer_rows_than_asked_for_are_told(shelf: dict[str, Path]) -> None:
+    model = loaded(shelf["vit"])
+    feed = feed_of(model, shelf["pictures"], tokens=1000)
+    list(feed.batches())
+    assert feed.notes() == ["the data ended after 27 of the 1,000 patches asked for"]
+    enough = feed_of(model, shelf["pictures"], tokens=27)
+    list(enough.batches())
+    assert enough.notes() == []
 
 
 def test_a_sweep_measures_checkpoints_that_see_and_leaves_gradients_out(tmp_path: Path) -> None:
@@ -105,6 +157,26 @@ def test_a_checkpoint_with_another_processor_is_flagged(tmp_path: Path) -> None:
     table = sweep(str(tmp_path / "series"), tokens=200, device="cpu", metrics=("drift",), out=tmp_path / "run")
     flags = [c["flags"] for c in table.about["checkpoints"]]
     assert not flags[0] and "another processor than" in flags[1][0]
+
+
+@pytest.mark.parametrize(("name", "modality"), [("vit", "vision"), ("resnet", "convolution"), ("wav2vec2", "speech")])
+def test_run_json_of_a_monitor_says_what_was_read_as_that_of_a_profile_does(
+    shelf: dict[str, Path], tmp_path: Path, name: str, modality: str
+) -> None:
+    import anisoscope
+
+    model = loaded(shelf[name])
+    words: dict[str, Any] = {"seconds": 1.0} if modality == "speech" else {}
+    batches = [dict(b.inputs) for b in feed_of(model, tokens=100, **words).batches()]
+    watched = anisoscope.Monitor(model.model, when=[0], metrics="drift", probe=batches, out=tmp_path / "run")
+    with watched as monitor, monitor.step(0):
+        pass
+    (entry,) = RunFolder.open(tmp_path / "run").about()["models"]
+    table = profile(str(shelf[name]), out=tmp_path / "own", tokens=100, metrics=("drift",), device="cpu", **words)
+    (own,) = table.about["models"]
+    assert entry["modality"] == {"single": modality}
+    for field in ("modality", "rows", "row_count", "layers", "stacks"):
+        assert entry[field] == own[field], field
 
 
 @pytest.mark.parametrize("name", ["vit", "wav2vec2"])

@@ -136,6 +136,8 @@ def test_broken_files_are_named_and_skipped_unless_all_are(tmp_path: Path) -> No
     save(tmp_path / "good.png", make_picture(0, size=8)[0])
     tally = Tally()
     assert len(pictures(tmp_path, tally=tally)) == 1
+    assert not any("<" in words for words in tally.skipped), "the file is named once, and no object of a reader's"
+    assert tally.unread.startswith("3 files could not be read and were skipped: ")
     assert tally.files == 1 and sorted(Path(s.split(": ")[0]).name for s in tally.skipped) == [
         "cut.jpg", "nothing.png", "text.png",
     ]  # fmt: skip
@@ -144,9 +146,9 @@ def test_broken_files_are_named_and_skipped_unless_all_are(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("empty", "holds no files"),
+        ("empty", "holds no files; expected"),
         ("notes.txt", "is no file of images"),
-        ("sounds", "suffixes .wav, none that is images"),
+        ("sounds", "with suffix .wav, none that is images"),
     ],
 )
 def test_what_is_no_picture_is_refused_in_a_sentence(tmp_path: Path, name: str, words: str) -> None:

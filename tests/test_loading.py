@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from anisoscope.capture import placement, sources
-from anisoscope.capture.loading import parse_model
+from anisoscope.capture.loading import load_model, parse_model
 from anisoscope.capture.tokenizers import special_frame
 from anisoscope.errors import AnisoscopeError
 from loaded import BERT, GPT2, load, same_weights, saved
@@ -182,3 +183,50 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_built(monkeypatch: py
     monkeypatch.setattr(placement, "free_memory", lambda device: 1000)
     with pytest.raises(AnisoscopeError, match="does not fit"):
         load(GPT2, random_init=True)
+
+
+# -- overrides --------------------------------------------------------------------------------------------------------
+
+
+def test_lists_are_values_of_a_configuration() -> None:
+    resnet = load_model("resnet:hidden_sizes=[8,16],depths=[1,2],embedding_size=8", random_init=True, device="cpu")
+    config: Any = resnet.model.config
+    assert (config.hidden_sizes, config.depths, config.embedding_size) == ([8, 16], [1, 2], 8)
+    assert parse_model("swin:depths=(1,1), num_heads=[2, 2]", random_init=True).overrides == {
+        "depths": [1, 1], "num_heads": [2, 2],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("resnet:depths=[1,1", "has brackets that do not match"),
+        ("resnet:depths=1]", "has brackets that do not match"),
+        ("resnet:depths", "has 'depths' after 'resnet'; expected name=value pairs"),
+        ("resnet:depths=", "has 'depths='; expected name=value pairs"),
+        ("gpt2:n_layer=2,3", "has '3'; expected name=value pairs, such as"),
+        ("vit:hidden_size=abc", "hidden_size"),
+        ("resnet:depths=3", "depths"),
+    ],
+)
+def test_bad_overrides_are_one_sentence(spec: str, words: str) -> None:
+    with pytest.raises(AnisoscopeError) as told:
+        load_model(spec, random_init=True, device="cpu")
+    assert words in str(told.value) and "\n" not in str(told.value)
+
+
+def test_a_tokenizer_one_folder_up_is_found_where_it_has_a_word_for_each_id(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"ACDEFGHIKLMNPQRSTVWY"]
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    for name, rows in (("fits", len(words)), ("other", len(words) + 1)):
+        BertForMaskedLM(BertConfig(vocab_size=rows, **sizes)).save_pretrained(tmp_path / "models" / name)
+    with pytest.raises(AnisoscopeError, match="too few for UTF-8 bytes"):
+        load_model(str(tmp_path / "models" / "fits"), device="cpu")
+    (tmp_path / "models" / "vocab.txt").write_text("\n".join(words))
+    found = load_model(str(tmp_path / "models" / "fits"), device="cpu")
+    assert found.tokenizer("QVQL", add_special_tokens=False)["input_ids"] == [words.index(c) for c in "QVQL"]
+    assert found.modality == "characters" and any("folder above, 'models'" in note for note in found.notes)
+    with pytest.raises(AnisoscopeError, match="too few for UTF-8 bytes"):
+        load_model(str(tmp_path / "models" / "other"), device="cpu")

@@ -92,7 +92,8 @@ def profile(
         typer.Argument(
             metavar="MODEL...",
             help="A folder, a hub id (org/name or org/name@revision), a .gguf file, a PEFT adapter, a .npy or "
-            ".safetensors file of rows; with --random-init an architecture such as gpt2:n_layer=4,n_embd=128.",
+            ".safetensors file of rows; with --random-init an architecture such as gpt2:n_layer=4,n_embd=128 or "
+            "resnet:depths=[1,2],hidden_sizes=[16,32].",
         ),
     ],
     data: Annotated[
@@ -117,7 +118,9 @@ def profile(
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Contexts in a batch.")] = 8,
     layers: Annotated[str | None, typer.Option(help="Layers such as 0,3,5-8; default: all.")] = None,
-    sites: Annotated[str | None, typer.Option(help="Places, comma-separated; see `anisoscope list sites`.")] = None,
+    sites: Annotated[
+        str | None, typer.Option(help="Places, comma-separated, or 'all'; see `anisoscope list sites`.")
+    ] = None,
     metrics: Annotated[
         str | None, typer.Option(help="Metrics, comma-separated, with options as two_nn:method=ml; 'all' for all.")
     ] = None,
@@ -234,13 +237,13 @@ def compare(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the page; default: the first run.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder or an .html file; default: the run, of several a folder beside them.")
+    ] = None,
 ) -> None:
     """Make the report of one or several runs again."""
     from anisoscope.view.load import report_runs
 
-    if out is not None and out.is_file():
-        raise AnisoscopeError(f"output {str(out)!r} is a file; give a folder with --out.")
     typer.echo(str(report_runs(runs, out)))
 
 
@@ -266,7 +269,8 @@ def main(run: Callable[..., Any] = app) -> None:
     """The entry point: an error is one sentence and a non-zero exit, a traceback only with --debug."""
     _DEBUG["on"] = "--debug" in sys.argv
     try:
-        code = run(standalone_mode=False)  # else the parser would swallow Ctrl-C and draw boxes around its errors
+        # standalone, the parser would swallow Ctrl-C and draw boxes around its errors
+        code = run(standalone_mode=False, **_called())
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
     except _UsageError as error:
@@ -282,6 +286,11 @@ def main(run: Callable[..., Any] = app) -> None:
     if code == _INTERRUPTED:
         _fail(f"interrupted; {_AGAIN[_can_resume()]}", code)
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _called() -> dict[str, str]:
+    """The command's name in its help: that of the entry point, unless python was told to run the package."""
+    return {} if Path(sys.argv[0]).name == "__main__.py" else {"prog_name": "anisoscope"}
 
 
 def _can_resume() -> bool:

@@ -167,7 +167,9 @@ def sweep(
         str | None,
         typer.Option(help="Exactly these metrics instead, without gradients; 'tangent' adds the tangent study."),
     ] = None,
-    sites: Annotated[str | None, typer.Option(help="Places, comma-separated; see `anisoscope list sites`.")] = None,
+    sites: Annotated[
+        str | None, typer.Option(help="Places, comma-separated, or 'all'; see `anisoscope list sites`.")
+    ] = None,
     layers: Annotated[str | None, typer.Option(help="Layers such as 0,3,5-8; default: all.")] = None,
     halves: Annotated[
         bool, typer.Option("--halves", help="Intrinsic dimensions also on two halves of the contexts.")

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.attention import Keys
-from anisoscope.metrics.clusters import Clusters
-from anisoscope.metrics.evaluate import View, evaluate
+from anisoscope.metrics.evaluate import ON_SAMPLE, View, evaluate
 from anisoscope.metrics.graphs import sample_graphs
 from anisoscope.metrics.metric import Metric, registry
 from anisoscope.metrics.neighbourhoods import Neighbours
@@ -142,7 +141,7 @@ def _stats_in_batches(metric: Metric, x: np.ndarray, cuts: list[int]) -> View:
     sample = Sample(len(x))
     for part in torch.arange(len(x)).tensor_split(cuts):
         for j in range(FOLDS):
-            for need in set(metric.needs) - {Sample, Neighbours, Clusters}:
+            for need in set(metric.needs) - {Sample, Neighbours, *ON_SAMPLE}:
                 mine = part[fold[part] == j]
                 folds[j][need] = folds[j].get(need, need()).update(rows[mine])
         mine = {"context": known["contexts"][part], "token": known["tokens"][part]}

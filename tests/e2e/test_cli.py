@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -254,3 +257,13 @@ def test_files_of_rows_are_profiled_as_they_are(profiled: Profiled, shelf: Path)
             assert table.value(metric=name, kind="rows") == pytest.approx(expected, rel=1e-9)
     sizes = {(row["kind"], row["n"]) for row in table.where(metric="average_cosine").records()}
     assert sizes == {("rows", 500), ("early", 200), ("late", 300)}
+
+
+def test_the_help_calls_the_command_by_its_name(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from anisoscope import cli
+
+    assert "Usage: anisoscope profile" in command("profile", "--help").out
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/anisoscope", "list"])
+    assert cli._called() == {"prog_name": "anisoscope"}
+    monkeypatch.setattr(sys, "argv", ["/lib/anisoscope/__main__.py", "list"])
+    assert cli._called() == {}, "python -m anisoscope is called so"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.io import wavfile
 
-from anisoscope.data.synthetic import make_picture
+from anisoscope.data.synthetic import make_clip, make_picture
 
 Command = Callable[..., Any]
 FEW = ("--arms", "vision,convolution", "--families", "resnet", "--steps", 2, "--contexts", 16, "--examples", 60)
@@ -36,6 +38,25 @@ def test_pictures_of_the_user_are_trained_on(command: Command, tmp_path: Path) -
     assert done.code == 0, done.err
     about = json.loads((tmp_path / "study" / "run.json").read_text())
     assert about["models"][0]["data"]["examples"] == 40 and about["models"][0]["data"]["name"].endswith("mine.npz")
+
+
+def test_numbers_need_no_library_for_pages_or_sound(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine for training may lack them: all is measured and judged, and the page can be drawn elsewhere."""
+    for name in ("plotly", "soundfile", "datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for index in range(3):
+        samples = np.rint(make_clip(index, seconds=8.0)[0] * 32767).astype(np.int16)
+        wavfile.write(tmp_path / f"{index}.wav", 16_000, samples)
+    words = ("--arms", "speech", "--families", "hubert", "--audio", tmp_path, "--steps", 1, "--when", "0,1")
+    done = command("study", "inherent", *words, "--jobs", 1, "--device", "cpu", "--out", tmp_path / "study")
+    assert done.code == 2 and "the run is complete" in done.err and "plotly" in done.err
+    about = json.loads((tmp_path / "study" / "run.json").read_text())
+    assert about["status"] == "complete" and not about["skipped"] and not about["failed"]
+    assert (tmp_path / "study" / "verdicts.json").is_file()
+    monkeypatch.undo()
+    assert command("report", tmp_path / "study").code == 0
 
 
 @pytest.mark.parametrize(

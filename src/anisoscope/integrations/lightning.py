@@ -46,7 +46,7 @@ class MonitorCallback:
         self,
         *,
         model: Callable[[Any], nn.Module] | None = None,
-        when: Schedule | Callable[[int], bool] | None = None,
+        when: Schedule | Callable[[int], bool] | Sequence[int] | None = None,
         metrics: str | Sequence[str] = "standard",
         out: str | Path | None = None,
         probe: Any = None,

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
+from anisoscope.capture.layout import Layout
 from anisoscope.capture.modality import modalities_of, row_words
 from anisoscope.capture.processors import processor_fingerprint
 from anisoscope.capture.rows import Batch
 from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs import memory
+from anisoscope.runs.asked import EVERY
 from anisoscope.runs.bank import Bank, Plan
-from anisoscope.runs.feed import Feed, forward_failed
+from anisoscope.runs.feed import Feed, forward_failed, no_text
 from anisoscope.runs.measure import ATTENTION_KINDS, Setup
 from anisoscope.runs.series import tokenizer_fingerprint
 
@@ -35,7 +38,7 @@ def describe(loaded: Loaded, setup: Setup, key: str) -> dict[str, Any]:
         "parameters": loaded.parameters,
         "architecture": type(loaded.model).__name__,
         "type": kind,
-        **modality_words(loaded, stacks),
+        **what_is_read(loaded.model, stacks, loaded.tokenizer, layout=setup.layout),
         "row_count": 0,  # until a pass was finished
         "layers": setup.depth("single"),
         "width": _size(loaded, "hidden_size", 0),
@@ -47,11 +50,12 @@ def describe(loaded: Loaded, setup: Setup, key: str) -> dict[str, Any]:
     }
 
 
-def modality_words(loaded: Loaded, stacks: list[str] | None = None) -> dict[str, Any]:
-    """What each stack of a model reads, and what a row of it is."""
-    known = stacks or (["encoder", "decoder"] if loaded.is_encoder_decoder else ["single"])
-    modalities = modalities_of(loaded.model, known, loaded.tokenizer)
-    return {"modality": modalities, "rows": row_words(modalities)}
+def what_is_read(
+    model: nn.Module, stacks: list[str], tokenizer: Any = None, *, layout: Layout | None = None
+) -> dict[str, Any]:
+    """The modality of each stack of a model and what a row of it is, as run.json says them."""
+    modalities = modalities_of(model, stacks, tokenizer)
+    return {"modality": modalities, "rows": row_words(modalities, layout)}
 
 
 def reading_fingerprint(loaded: Loaded) -> str:
@@ -100,18 +104,25 @@ def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: dict[str, Any])
     try:
         batch = next(feed.batches(), None)
         if batch is None:
-            raise AnisoscopeError(f"no context could be cut from {feed.config.data!r}; give more text.")
+            raise no_text(loaded, feed.config.data)
         few = feed.few(batch)
         try:
-            entry["notes"] += verify(loaded.model, setup.layout, few, kinds=setup.kinds)
+            entry["notes"] += _not_said(verify(loaded.model, setup.layout, few, kinds=setup.kinds), setup)
         except AnisoscopeError as error:
-            entry["notes"] += _after_refusal(error, loaded, setup, few, named=bool(feed.config.sites))
+            named = bool(feed.config.sites) and EVERY not in feed.config.sites
+            entry["notes"] += _after_refusal(error, loaded, setup, few, named=named)
     except (RuntimeError, ValueError, TypeError, LookupError) as error:
         raise forward_failed(error, loaded) from error
-    return _shapes(loaded, setup, few)
+    return _shapes(loaded, setup, few, entry)
 
 
-def _shapes(loaded: Loaded, setup: Setup, few: Batch) -> Shapes:
+def _not_said(notes: list[str], setup: Setup) -> list[str]:
+    """Notes of the proof without the one that only repeats why the setup has no `final`."""
+    told = any(note.startswith("no final") for note in setup.notes)
+    return [note for note in notes if not (told and "no final norm" in note)]
+
+
+def _shapes(loaded: Loaded, setup: Setup, few: Batch, entry: dict[str, Any]) -> Shapes:
     """The shapes of what the sites give, from one more pass over the few rows that they were verified on."""
     from anisoscope.capture.arguments import evaluating, forward
     from anisoscope.capture.hooks import Capture
@@ -120,6 +131,7 @@ def _shapes(loaded: Loaded, setup: Setup, few: Batch) -> Shapes:
     watched = Capture(loaded.model, setup.captured, found, layout=setup.layout)
     with evaluating(loaded.model), torch.inference_mode(), watched:
         forward(loaded.model, few.inputs)
+    entry["rows"] |= row_words({stack: entry["modality"][stack] for stack in watched.counted})  # nothing was apart
     return found.shapes
 
 
@@ -133,7 +145,8 @@ def _after_refusal(error: AnisoscopeError, loaded: Loaded, setup: Setup, few: Ba
     kinds = [kind for kind in setup.kinds if kind not in ATTENTION_KINDS]
     if named or len(kinds) == len(setup.kinds) or not kinds:
         raise error
-    notes = verify(loaded.model, setup.layout, few, kinds=kinds)  # the residual stream must still be right
+    # the residual stream must still be right
+    notes = _not_said(verify(loaded.model, setup.layout, few, kinds=kinds), setup)
     setup.kinds[:] = kinds
     setup.captured[:] = [site for site in setup.captured if site.kind in kinds]
     return [*notes, f"query, key and scores are left out: {error}"]

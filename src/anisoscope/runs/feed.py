@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from anisoscope.runs.profile import ProfileConfig
 
 DEFAULT_CONTEXT = 512
+_TOKENS_ONLY = {"context": None, "special": "in", "first": "in"}  # options that mean tokens, and when they are off
+_OPTIONS = {"special": "--skip-special", "first": "--skip-first", "text_field": "--text-field"}
 Tell = Callable[[str, int, int], None]
 
 
@@ -53,7 +55,14 @@ class Feed(ABC):
 
     def notes(self) -> list[str]:
         """What a reader of the numbers should know of the data, once all of it was seen."""
-        return []
+        if self.tokens >= self.config.tokens:
+            return []
+        return [f"the data ended after {self.tokens:,} of the {self.config.tokens:,} {self._unit_words} asked for"]
+
+    @property
+    def _unit_words(self) -> str:
+        words = {"characters": "characters", "speech": "frames", "vision": "patches", "convolution": "positions"}
+        return words.get(self.loaded.modality, "tokens")
 
 
 @dataclass
@@ -114,6 +123,41 @@ def make_feed(loaded: Loaded, config: ProfileConfig, *, tell: Tell | None = None
         )
     _refuse_media(loaded, config.data)
     return TextFeed(loaded, config, context_length(loaded, config))
+
+
+def fitting(loaded: Loaded, config: ProfileConfig) -> tuple[ProfileConfig, list[str]]:
+    """The options without those that mean nothing for what a model reads.
+
+    Where it is the only model they are refused, as the user cannot have meant them; beside others, which may read
+    something else, a note says so.
+    """
+    idle = {name: off for name, off in _without_meaning(loaded, config).items() if getattr(config, name) != off}
+    if not idle:
+        return config, []
+    reads = {"speech": "audio", "vision": "images", "convolution": "images"}.get(loaded.modality, "text")
+    named = [_OPTIONS.get(name, f"--{name}") for name in idle]
+    if len(config.models) == 1:
+        raise AnisoscopeError(f"{named[0]} means nothing for {loaded.name}, which reads {reads}; leave it out.")
+    return replace(config, **idle), [f"{', '.join(named)} left out: it reads {reads}"]
+
+
+def _without_meaning(loaded: Loaded, config: ProfileConfig) -> dict[str, Any]:
+    """Options that do nothing for a model, or harm, each with its value when off."""
+    from anisoscope.data.media import has_columns
+
+    if loaded.reads_text:
+        return {"seconds": None}
+    idle: dict[str, Any] = {**_TOKENS_ONLY} if loaded.modality == "speech" else {**_TOKENS_ONLY, "seconds": None}
+    return idle if has_columns(config.data) else {**idle, "text_field": "text"}
+
+
+def no_text(loaded: Loaded, data: str) -> AnisoscopeError:
+    """The sentence for data of which no context of text could be cut; sounds and pictures among it are named."""
+    from anisoscope.data.media import kind_of
+
+    kind = None if data == "embedded" else kind_of(data)
+    beside = "" if kind is None else f" (it holds {kind.what}, which {loaded.name} does not read)"
+    return AnisoscopeError(f"no context could be cut from {data!r}{beside}; give more text.")
 
 
 def _refuse_media(loaded: Loaded, data: str) -> None:

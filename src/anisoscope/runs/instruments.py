@@ -21,6 +21,7 @@ from anisoscope.runs.energies import Record, holm_records, placed
 from anisoscope.runs.measure import Setup, evaluate_bank, leave_unseen_out, make_plan
 from anisoscope.runs.probe import Probe
 from anisoscope.runs.proxies import Label, Proxy
+from anisoscope.runs.remarks import remarks, rows_seen
 from anisoscope.runs.steprows import Half, StepRows
 from anisoscope.runs.tables import EmbeddingWatch, TableStudy, fit_on_types, input_role, unseen_types
 from anisoscope.runs.tangent import TangentStudy
@@ -42,6 +43,7 @@ class Instruments:
     readers: dict[Site, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     earlier: dict[Site, tuple[int, Tensor]] = field(default_factory=dict)  # concepts of the step before
+    row_count: int = 0  # of the site that saw most, at the last measured step
     halves: bool = False  # dimensions of the stream also on two disjoint halves of the contexts
 
     def bank(self) -> Bank | None:
@@ -87,6 +89,9 @@ class Instruments:
         records: list[Record] = []
         place = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
         if bank is not None:
+            self.row_count = max((rows_seen(stats) for stats in bank.sites.values() if not stats.heads), default=0)
+            for note in remarks(bank):
+                self._note(f"step {rows.step}: {note}")
             records += [{**row, "step": rows.step} for row in evaluate_bank(bank, self.requests, self.setup)]
         if rows.tokens and rows.losses and (self.study is None or not self.study.source):  # a training batch tells none
             records.append({**place, "metric": "probe_loss", "value": rows.loss / rows.tokens, "n": rows.tokens})

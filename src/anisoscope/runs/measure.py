@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +17,13 @@ from anisoscope.capture.rows import Batch, Index, Rows, Scores
 from anisoscope.capture.sites import Site, check_kinds, flow_order
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.attention import PAIRS, Keys
-from anisoscope.metrics.clusters import Clusters
 from anisoscope.metrics.estimate import Estimate, jackknife
-from anisoscope.metrics.evaluate import View, evaluate, find_spectra, neighbours_read
+from anisoscope.metrics.evaluate import ON_SAMPLE, View, evaluate, find_spectra, neighbours_read
 from anisoscope.metrics.metric import HEAD_KINDS, WEIGHT_KINDS, Request, parse_requests
 from anisoscope.metrics.neighbourhoods import Neighbours
+from anisoscope.runs.asked import EVERY, names_of, too_deep
 from anisoscope.runs.bank import Bank, Plan
+from anisoscope.runs.remarks import remarks
 from anisoscope.runs.table import FIRST_OUTLIER, Table, variant_name
 from anisoscope.runs.views import HALVES, Selection, attach_keys, first_is_outlier, head_views, selections
 from anisoscope.stats.directions import Directions
@@ -62,8 +64,8 @@ def make_plan(
         needs = {
             need for request in requests if applies(request, kind) for need in request.metric.reads(request.options)
         }
-        if {Neighbours, Clusters} & needs:
-            needs = (needs - {Neighbours, Clusters}) | {Sample}
+        if needs & {Neighbours, *ON_SAMPLE}:
+            needs = (needs - {Neighbours, *ON_SAMPLE}) | {Sample}
         stats[kind] = frozenset(needs - {Keys})
     if any(Keys in request.metric.needs for request in requests):
         stats |= {kind: stats[kind] | {Directions} for kind in PAIRS.values() if kind in stats}
@@ -78,7 +80,7 @@ def measure(
     sites: Sequence[str] | str | None = None,
     layers: Iterable[int] | int | None = None,
     metrics: Sequence[str] | str | None = None,
-    modules: Sequence[str] | None = None,
+    modules: Sequence[str] | str | None = None,
     rows: Callable[..., Tensor] | None = None,
     special: str = "in",
     first: str = "in",
@@ -93,31 +95,51 @@ def measure(
     """The geometry of every layer of a model over some batches, as a table.
 
     `batches` are what the model takes (dicts with `input_ids` and `attention_mask`, or tensors of ids); padding is
-    never counted. `sites` are kinds such as "resid" or "attn_out", `layers` the layers to look at, `metrics` names such
-    as "two_nn" or "svd_ratio:centred=0". Any `nn.Module` works by naming `modules` to look at instead. With `halves`
-    the intrinsic dimensions of the residual stream come also for two disjoint halves of the contexts (groups half:1 and
-    half:2).
+    never counted. `sites` are kinds such as "resid" or "attn_out" ("all": every kind there is), `layers` the layers to
+    look at, `metrics` names such as "two_nn" or "svd_ratio:centred=0"; several are a list, or one string with commas.
+    Any `nn.Module` works by naming `modules` to look at instead. With `halves` the intrinsic dimensions of the residual
+    stream come also for two disjoint halves of the contexts (groups half:1 and half:2).
     """
     from anisoscope.capture.hooks import Capture
 
     requests = parse_requests(metrics)
+    sites, modules = names_of(sites), names_of(modules)
     setup = prepare(model, requests, sites=sites, layers=layers, modules=modules)
     sizes: dict[str, Any] = {"sample_size": sample_size, "attention_rows": attention_rows, "halves": halves}
     bank = Bank(make_plan(requests, setup.kinds, seed=seed, **sizes))
     if setup.captured or modules:
-        batches = _tried(model, batches, setup, named=bool(sites or modules), rows=rows)
         options: dict[str, Any] = {"special": special, "first": first, "pool": pool, "rows": rows, "modules": modules}
+        batches = _tried(model, batches, setup, named=bool(modules or (sites and EVERY not in sites)), rows=rows)
         with Capture(model, setup.captured, bank, layout=setup.layout, **options) as capture:
             for number, batch in enumerate(batches, 1):
-                capture.run(batch)
+                with _explained(model, batch):
+                    capture.run(batch)
                 if progress is not None:
                     progress("forward", number, 0)
         setup.notes.extend(capture.notes)
     feed_tables(bank, model, setup.tables, depth=setup.depth("single"))
+    setup.notes.extend(remarks(bank))
     about = {"models": [{"name": name or type(model).__name__, "notes": setup.notes}], "seed": seed}
     records = evaluate_bank(bank, requests, setup, progress=progress)
     columns = {"model": name or type(model).__name__, "seed": seed}
     return Table.from_records(({**columns, **record} for record in records), about)
+
+
+@contextlib.contextmanager
+def _explained(model: nn.Module, batch: Any) -> Iterator[None]:
+    """A sentence for a batch that lacks what the decoder of a model reads."""
+    try:
+        yield
+    except ValueError as error:
+        inputs = batch.inputs if isinstance(batch, Batch) else batch
+        given = set(inputs) if isinstance(inputs, Mapping) else set()
+        two_sided = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        if not two_sided or given & {"decoder_input_ids", "decoder_inputs_embeds", "labels"}:
+            raise
+        raise AnisoscopeError(
+            f"the decoder of {type(model).__name__} was given nothing to read; put decoder_input_ids into the batches "
+            "beside what its encoder reads, or measure model.get_encoder()."
+        ) from error
 
 
 class _Nobody:
@@ -144,7 +166,8 @@ def _tried(model: nn.Module, batches: Iterable[Any], setup: Setup, *, named: boo
     rest = iter(batches)
     first = next(rest, None)
     if first is not None and not named:
-        leave_unseen_out(model, first, setup, rows=rows)
+        with _explained(model, first):
+            leave_unseen_out(model, first, setup, rows=rows)
     return rest if first is None else chain([first], rest)
 
 
@@ -206,25 +229,27 @@ def prepare(
     if modules:
         return Setup(None, [], [], ["module"], {})
     layout = find_layout(model)
-    sites = check_kinds([sites] if isinstance(sites, str) else list(sites or ())) or None
-    layers = {layers} if isinstance(layers, int) else layers
+    words = names_of(sites) or []
+    sites = check_kinds([kind for kind in words if kind != EVERY]) or None
+    layers = {layers} if isinstance(layers, int) else None if layers is None else set(layers)
     default = [kind for kind in (*DEFAULT_KINDS, *more) if kind in layout.kinds]
     if "stage" in default and not set(default) & set(ATTENTION_KINDS):
         default.remove("resid")  # what a convolutional model hands on are its stages
-    named = list(sites) if sites else default
+    named = layout.kinds if EVERY in words else list(sites) if sites else default
     kinds = [kind for kind in named if any(applies(request, kind) for request in requests)]
     if any(Keys in r.metric.needs for r in requests):  # some metrics of queries read the keys of the same layer
         kinds += [key for query, key in PAIRS.items() if query in kinds and key not in kinds]
-    if sites and not kinds:
-        words = ", ".join(r.metric.name for r in requests)
+    if words and not kinds:
+        asked = ", ".join(r.metric.name for r in requests)
         raise AnisoscopeError(
-            f"none of the metrics asked for ({words}) is measured at {', '.join(sites)}; see `anisoscope list metrics`"
+            f"none of the metrics asked for ({asked}) is measured at {', '.join(words)}; see `anisoscope list metrics`"
         )
     tables = [kind for kind in kinds if kind in WEIGHT_KINDS]
     wanted = [kind for kind in kinds if kind not in WEIGHT_KINDS]
-    captured = layout.sites(kinds=wanted, layers=set(layers) if layers is not None else None) if wanted else []
-    notes = [] if sites else _missing(layout, requests)
-    return Setup(layout, captured, tables, kinds, {stack.name: stack.depth for stack in layout.stacks}, notes)
+    captured = layout.sites(kinds=wanted, layers=layers) if wanted else []
+    depths = {stack.name: stack.depth for stack in layout.stacks}
+    notes = [*([] if words else _missing(layout, requests)), *too_deep(layers, max(depths.values()))]
+    return Setup(layout, captured, tables, kinds, depths, notes)
 
 
 def _missing(layout: Any, requests: Sequence[Request]) -> list[str]:
@@ -354,10 +379,3 @@ def _mean_over_heads(estimates: list[Estimate], request: Request) -> Estimate:
 def _columns(estimate: Estimate) -> dict[str, Any]:
     names = ("value", "low", "high", "sd", "n", "contexts", "dropped", "note")
     return {name: getattr(estimate, name) for name in names} | {"replicates": list(estimate.replicates)}
-
-
-def as_batch(batch: Any) -> Batch:
-    """A Batch from what a user hands over."""
-    if isinstance(batch, Batch):
-        return batch
-    return Batch(batch if isinstance(batch, dict) else {"input_ids": batch})

@@ -133,7 +133,9 @@ class MediaFeed(Feed):
         return sum(self._unit[1] - self._rows(one) for one in chunk) if padded else 0
 
     def _why_none(self) -> str:
-        return f" ({self.tally.dropped_pieces} pieces were dropped)" if self.tally.dropped_pieces else ""
+        count = self.tally.dropped_pieces
+        pieces = "one piece was" if count == 1 else f"{count} pieces were"
+        return f" ({pieces} too short or not finite, and dropped)" if count else ""
 
     def seen(self, batch: Batch) -> int:
         mask = batch.inputs.get("attention_mask")
@@ -145,11 +147,7 @@ class MediaFeed(Feed):
         return Batch({name: value[:2] for name, value in batch.inputs.items()})
 
     def notes(self) -> list[str]:
-        found = []
-        if self.tally.skipped:
-            shown = "; ".join(self.tally.skipped[:SHOWN])
-            more = f" and {len(self.tally.skipped) - SHOWN} more" if len(self.tally.skipped) > SHOWN else ""
-            found.append(f"{len(self.tally.skipped)} files could not be read and were skipped: {shown}{more}")
+        found = [*super().notes(), *filter(None, [self.tally.unread])]
         if self._texts is not None:
             found.append("its decoder reads the model's own greedy text, or the text beside a clip where there is one")
         return found

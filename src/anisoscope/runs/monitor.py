@@ -30,6 +30,7 @@ from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.metrics.tangent import check_rank
+from anisoscope.runs.checking import what_is_read
 from anisoscope.runs.energies import Record
 from anisoscope.runs.instruments import Instruments, make_probe
 from anisoscope.runs.measure import ATTENTION_KINDS, prepare
@@ -37,7 +38,7 @@ from anisoscope.runs.monitor_checks import check_learning, listed, loss_factor, 
 from anisoscope.runs.monitor_store import MonitorStore
 from anisoscope.runs.plan import PLANS, TangentPlan, choose_plan, more_sites
 from anisoscope.runs.rowmap import RowMap, beside, write_map
-from anisoscope.runs.schedule import Schedule, log_spaced
+from anisoscope.runs.schedule import Schedule, as_schedule, log_spaced
 from anisoscope.runs.steprows import StepRows
 from anisoscope.runs.store import replace_file
 from anisoscope.runs.table import Table
@@ -70,7 +71,7 @@ class Monitor:
         self,
         model: nn.Module,
         *,
-        when: Schedule | Callable[[int], bool] | None = None,
+        when: Schedule | Callable[[int], bool] | Sequence[int] | None = None,
         metrics: str | Sequence[str] = "standard",
         out: str | Path | None = None,
         probe: Any = None,
@@ -96,7 +97,7 @@ class Monitor:
         if self.live_wanted:
             refuse_compiled(model)
         self.model = original(model)
-        self.when = when if when is not None else log_spaced(total_steps)
+        self.when = as_schedule(when) if when is not None else log_spaced(total_steps)
         total = total_steps if total_steps is not None else getattr(self.when, "total", None)
         self.total_steps, self.seed, self.loss = total, seed, loss
         self.name = name or type(self.model).__name__
@@ -125,10 +126,9 @@ class Monitor:
         if self.live_wanted and probe is not None and chosen is not None:
             self.live_study = TangentStudy(chosen, counts, total, "live")
         self.temporal = TemporalSpread()
-        self.store = MonitorStore(out, resume=resume, about=self._about(chosen, out))
-        folder = self.store.folder
+        self.store = MonitorStore(out, resume=resume, about=self._about(chosen), model=self._described())
         self.map: RowMap | None = None
-        if row_map and folder is not None and self.probe is not None:
+        if row_map and (folder := self.store.folder) is not None and self.probe is not None:
             self.map = RowMap(sites=sites, folder=folder.path / "state")
         self.counts = counts
         self.tables: list[Table] = []
@@ -139,12 +139,19 @@ class Monitor:
         self.seconds = 0.0
         self._entered, self._fresh = False, True
 
-    def _about(self, plan: TangentPlan | None, out: Any) -> dict[str, Any]:
+    def _about(self, plan: TangentPlan | None) -> dict[str, Any]:
         parts = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
         parts["architecture"] = type(self.model).__name__
-        parts["probe"] = self.probe.fingerprint if self.probe is not None else None
+        parts["probe"] = None if self.probe is None else self.probe.fingerprint
         halved = {"halves": True} if self.instruments.halves else {}
         return {**parts, "plan": None if plan is None else asdict(plan), "live": self.live_wanted, **halved}
+
+    def _described(self) -> dict[str, Any]:
+        """What run.json says of the model, as that of a profile does."""
+        depths = {stack.name: stack.depth for stack in self.layout.stacks}
+        words = {"name": self.name, "architecture": type(self.model).__name__, "stacks": list(depths)}
+        words |= what_is_read(self.model, list(depths), self.tokenizer, layout=self.layout)
+        return {**words, "layers": max(depths.values())}
 
     # life
 
@@ -169,6 +176,7 @@ class Monitor:
             self._finish()
         self.store.write_table(self.table, done=self.done)
         words: dict[str, Any] = {"warnings": self.notes, "monitor_seconds": round(self.seconds, 3)}
+        self.store.model["row_count"] = self.instruments.row_count
         if kind is None and self.map is not None and self.store.folder is not None:
             words["map"] = write_map(
                 self.store.folder.path, self.map, model=self.name, seed=self.seed, counts=self.counts

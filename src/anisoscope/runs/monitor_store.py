@@ -22,9 +22,12 @@ from anisoscope.runs.table import Table
 class MonitorStore:
     """A folder, or nothing at all where the results are only wanted in memory."""
 
-    def __init__(self, out: str | Path | None, *, resume: bool, about: dict[str, Any]) -> None:
+    def __init__(
+        self, out: str | Path | None, *, resume: bool, about: dict[str, Any], model: dict[str, Any] | None = None
+    ) -> None:
         self.folder = None if out is None else RunFolder(Path(out))
         self.resume, self.about = resume, about
+        self.model = model if model is not None else {}  # its entry in run.json
         self._options = _flat(json.loads(json.dumps(about, default=str)))
         if self.folder is None:
             return
@@ -48,8 +51,7 @@ class MonitorStore:
         old = self.folder.about()
         if old and old.get("kind") != "monitor":
             return
-        model = {"name": self.about.get("name", ""), "architecture": self.about.get("architecture", ""), "notes": []}
-        words = {"kind": "monitor", "models": [model], **more, "status": status}
+        words = {"kind": "monitor", "models": [{**self.model, "notes": []}], **more, "status": status}
         self.folder.write_about(opening(self.about, command=[], seed=self.about.get("seed", 0), old=old, **words))
 
     @property

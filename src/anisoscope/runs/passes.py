@@ -15,12 +15,13 @@ import torch
 
 from anisoscope.capture.rows import Batch
 from anisoscope.capture.sites import Site
-from anisoscope.metrics.metric import Request
+from anisoscope.metrics.metric import HEAD_KINDS, Request
 from anisoscope.runs import memory
-from anisoscope.runs.bank import Bank, Plan, SiteStats
+from anisoscope.runs.bank import Bank, Plan
 from anisoscope.runs.checking import check_sites, describe, plan_passes
-from anisoscope.runs.feed import Feed, make_feed
+from anisoscope.runs.feed import Feed, fitting, make_feed
 from anisoscope.runs.measure import ATTENTION_KINDS, Setup, evaluate_bank, feed_tables, make_plan
+from anisoscope.runs.remarks import remarks, rows_seen
 from anisoscope.runs.rowfile import RowWriter, Tee
 from anisoscope.runs.store import RunFolder
 from anisoscope.runs.table import Table
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 KEPT_ROWS = 1024  # sampled rows of each site that stay in the run folder, for CKA and comparisons
 _SAVE_EVERY = 30.0  # seconds between saves of an unfinished pass, at least
 _MANY_UNKNOWN = 0.1  # share of tokens without a word, above which the text is probably not the model's
+_MOSTLY_UNKNOWN = 0.5  # above which the rows are mostly one token at different positions
 Records = list[dict[str, Any]]
 Tell = Callable[[str, int, int], None]
 
@@ -65,8 +67,10 @@ def run_model(
     keep: Callable[[Records, dict[str, Any]], Any],
 ) -> tuple[Records, dict[str, Any]]:
     """Measure one model; `keep` is given what an interrupted pass had gathered."""
+    config, idle = fitting(loaded, config)
     feed = make_feed(loaded, config, tell=tell)
     entry = describe(loaded, setup, key)
+    entry["notes"] += idle
     plan, groups = _planned(loaded, setup, requests, feed=feed, entry=entry, announce=announce)
     run = _ModelRun(loaded, setup, requests, config, folder, key, feed, tell)
     records: Records = []
@@ -107,6 +111,8 @@ def _planned(
     groups, estimate = plan_passes(loaded, setup, plan, feed=feed, shapes=shapes)
     streams = [shape.width for site, shape in shapes.items() if shape.heads == 1 and site.kind not in ATTENTION_KINDS]
     entry["width"] = entry["width"] or max(streams, default=0)
+    if heads := [shape.width for site, shape in shapes.items() if site.kind in HEAD_KINDS]:
+        entry["head_width"] = max(heads)
     entry["memory_estimate_mb"] = round(estimate / memory.MIB)
     needed, free = entry["memory_estimate_mb"], memory.available() // memory.MIB
     announce(f"{loaded.name}: about {needed} MiB of memory in all, {free} MiB are free")
@@ -137,7 +143,7 @@ class _ModelRun:
         save_arrays(self.folder, self.key if number == 0 else key, work.bank)
         if work.writer is not None:
             work.writer.finish()
-        found = {**counts(work.bank), "notes": left_out(work.bank)}
+        found = {**counts(work.bank), "notes": remarks(work.bank)}
         self.folder.write_part(key, Table.from_records(records, found))
         self.folder.drop_partial(key)
         return records, found
@@ -149,13 +155,24 @@ def _conclude(entry: dict[str, Any], feed: Feed, setup: Setup) -> None:
         for _ in feed.batches():
             pass
     entry["data"] = feed.about()
-    if feed.unknown > _MANY_UNKNOWN * feed.tokens:
-        share = feed.unknown / feed.tokens
-        entry["notes"].append(f"the tokenizer has no word for {share:.0%} of the tokens: is this the right text?")
+    said = _unknown(feed)
     entry["dropped"] |= {"padding": feed.padding}
     if feed.config.special == "out":
         entry["dropped"] |= {"special": feed.special}
-    entry["notes"] = list(dict.fromkeys([*entry["notes"], *feed.notes(), *setup.notes]))
+    entry["notes"] = list(dict.fromkeys([*said, *entry["notes"], *feed.notes(), *setup.notes]))
+
+
+def _unknown(feed: Feed) -> list[str]:
+    """What comes before all else where the text is not what the model reads."""
+    share = feed.unknown / feed.tokens if feed.tokens else 0.0
+    if share > _MOSTLY_UNKNOWN:
+        return [
+            f"WRONG TEXT: its tokenizer has no word for {share:.0%} of the tokens, so these numbers describe the "
+            "unknown token and not a text; give what the model was made for with --data"
+        ]
+    if share > _MANY_UNKNOWN:
+        return [f"the tokenizer has no word for {share:.0%} of the tokens: is this the right text?"]
+    return []
 
 
 def _evaluate(work: _Pass, loaded: Loaded, setup: Setup, requests: Sequence[Request], *, tell: Tell) -> Records:
@@ -286,23 +303,9 @@ def save_arrays(folder: RunFolder, key: str, bank: Bank) -> None:
     folder.write_arrays(key, arrays)
 
 
-def left_out(bank: Bank) -> list[str]:
-    """A note where rows with NaN or infinity were left out."""
-    bad = {site: stats.non_finite for site, stats in bank.sites.items() if stats.non_finite}
-    if not bad:
-        return []
-    worst = max(bad, key=lambda site: bad[site])
-    return [f"rows with NaN or infinity were left out at {len(bad)} sites, most at {worst} ({bad[worst]})"]
-
-
 def counts(bank: Bank) -> dict[str, Any]:
     """How many contexts the sites saw, and what was dropped."""
     plain = [stats for stats in bank.sites.values() if not stats.heads] or list(bank.sites.values())
     dropped = {"non_finite": max((s.non_finite for s in plain), default=0)}
     contexts = max((sum(s.contexts.values()) for s in plain), default=0)
-    return {"row_count": max(map(_rows, plain), default=0), "contexts": contexts, "dropped": dropped}
-
-
-def _rows(stats: SiteStats) -> int:
-    """Finite rows that a site saw."""
-    return sum(max((stat.n for stat in kinds.values()), default=0) for kinds in stats.cells.values())
+    return {"row_count": max(map(rows_seen, plain), default=0), "contexts": contexts, "dropped": dropped}

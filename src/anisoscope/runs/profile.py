@@ -17,10 +17,12 @@ from anisoscope.capture.sites import Site, check_kinds
 from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
 from anisoscope.metrics.metric import STREAM_KINDS, Request, parse_requests
 from anisoscope.runs import memory
+from anisoscope.runs.asked import EVERY
 from anisoscope.runs.bank import Bank
 from anisoscope.runs.measure import Progress, Setup, applies, evaluate_bank, feed_rows, make_plan, prepare
 from anisoscope.runs.opening import opening
-from anisoscope.runs.passes import counts, left_out, run_model, save_arrays
+from anisoscope.runs.passes import counts, run_model, save_arrays
+from anisoscope.runs.remarks import left_out
 from anisoscope.runs.store import RunFolder, slug
 from anisoscope.runs.table import Table
 
@@ -74,7 +76,7 @@ class ProfileConfig:
             raise unknown_name("pool", self.pool, _POOLS)
         if not self.models:
             raise AnisoscopeError("no model was given; name a folder, a hub id, a .gguf file or a file of rows.")
-        check_kinds(list(self.sites))
+        check_kinds([kind for kind in self.sites if kind != EVERY])
         check_options(parse_requests(self.metrics))
         choose_dtype(self.dtype, choose_device(self.device))
 

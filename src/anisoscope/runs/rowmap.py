@@ -28,7 +28,7 @@ from anisoscope.runs.cards import decoder_of
 from anisoscope.runs.store import replace_file
 from anisoscope.stats.sample import Sample
 
-KINDS = ("embed", "resid", "final")
+KINDS = ("embed", "resid", "stage", "final")
 AXES = ("x", "y", "z")
 DENSE = 1024  # widths up to this have all their eigenvectors computed
 FILE, SHARES = "map.parquet", "shares"
@@ -62,9 +62,9 @@ def map_sites(sites: Iterable[Site]) -> list[Site]:
     chosen: dict[Site, None] = {}
     for stack in dict.fromkeys(site.stack for site in stream):
         mine = [s for s in stream if s.stack == stack]
-        blocks = [s for s in mine if s.kind == "resid"]
+        blocks = [s for s in mine if s.kind in ("resid", "stage")]
         few = [blocks[0], blocks[max(0, len(blocks) // 2 - 1)], blocks[-1]] if blocks else []
-        chosen |= dict.fromkeys(s for s in mine if s.kind != "resid" or s in few)
+        chosen |= dict.fromkeys(s for s in mine if s.kind not in ("resid", "stage") or s in few)
     return list(chosen)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import numbers
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from anisoscope.errors import AnisoscopeError
 
@@ -51,6 +53,24 @@ def at(steps: Iterable[int]) -> Schedule:
     if not chosen or min(chosen) < 0:
         raise AnisoscopeError(f"at({sorted(chosen)}) names no steps to measure; expected numbers from 0 on.")
     return Schedule("at", steps=chosen, total=max(chosen))
+
+
+def as_schedule(when: Any) -> Schedule | Callable[[int], bool]:
+    """A schedule from what `when=` may be: a schedule, a function of the step, or steps.
+
+    >>> str(as_schedule([0, 4, 11]))
+    'at([0, 4, 11])'
+    """
+    if isinstance(when, Schedule) or callable(when):
+        chosen: Schedule | Callable[[int], bool] = when
+        return chosen
+    if isinstance(when, Iterable) and not isinstance(when, str):
+        steps = list(when)
+        if all(isinstance(step, numbers.Integral) for step in steps):
+            return at(int(step) for step in steps)
+    raise AnisoscopeError(
+        f"when={when!r} names no steps; expected steps such as [0, 10, 100], log_spaced(), every(n), or a function."
+    )
 
 
 def log_spaced(total: int | None = None, *, count: int | None = None) -> Schedule:

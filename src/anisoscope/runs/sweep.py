@@ -20,9 +20,10 @@ import torch
 
 from anisoscope.capture.checkpoints import HEADLESS
 from anisoscope.capture.downloads import Downloads
+from anisoscope.capture.layout import find_layout
 from anisoscope.capture.sources import parse_model
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.checking import modality_words, other_reading, reading_fingerprint
+from anisoscope.runs.checking import other_reading, reading_fingerprint, what_is_read
 from anisoscope.runs.integrity import (
     MISSING,
     NON_FINITE,
@@ -313,7 +314,10 @@ class Sweeper:
         kind = "encoder-decoder" if loaded.is_encoder_decoder else "decoder" if loaded.is_decoder else "encoder"
         described = {"name": name, "type": kind, "parameters": loaded.parameters, "notes": loaded.notes}
         described |= {"architecture": type(loaded.model).__name__, "revision": loaded.revision}
-        described |= modality_words(loaded)
+        layout = find_layout(loaded.model)
+        stacks = [stack.name for stack in layout.stacks]
+        described |= what_is_read(loaded.model, stacks, loaded.tokenizer, layout=layout)
+        described |= self.found.read if self.found is not None else {}
         entry |= {"fingerprint": loaded.fingerprint, "device": str(loaded.device)}
         entry["described"] = described | {"fingerprint": loaded.fingerprint}
         notes = [*loaded.notes, *(self.found.notes if self.found is not None else [])]

@@ -20,13 +20,14 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.metric import Request
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.runs.bank import Bank
-from anisoscope.runs.checking import check_sites, plan_passes
-from anisoscope.runs.feed import Feed, make_feed
+from anisoscope.runs.checking import check_sites, plan_passes, what_is_read
+from anisoscope.runs.feed import Feed, fitting, make_feed
 from anisoscope.runs.instruments import Instruments, make_probe
 from anisoscope.runs.measure import Setup, evaluate_bank, feed_tables, make_plan, prepare
 from anisoscope.runs.monitor import stream_kinds
 from anisoscope.runs.plan import TangentPlan, more_sites
 from anisoscope.runs.probe import Probe
+from anisoscope.runs.remarks import remarks
 from anisoscope.runs.rowmap import Both, RowMap, beside, write_map
 from anisoscope.runs.series import has_loss
 from anisoscope.runs.sweep_config import SweepConfig
@@ -48,6 +49,7 @@ class Found:
     cards: Records = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
+    read: dict[str, Any] = field(default_factory=dict)  # modality and rows of each stack, where a pass has told them
 
 
 @dataclass
@@ -65,7 +67,8 @@ class Examiner:
 
     def measure(self, loaded: Any, step: int | None, *, late: bool, tell: Tell) -> Found:
         """Everything asked for of one model; `late` ones come after later ones and are compared with none before."""
-        found, feed = Found(), make_feed(loaded, feed_config(self.config), tell=tell)
+        config, idle = fitting(loaded, feed_config(self.config))
+        found, feed = Found(notes=idle), make_feed(loaded, config, tell=tell)
         plan, requests = self.config.measured
         if plan is not None and loaded.reads_text and has_loss(loaded.model):
             with self._apart(loaded, late=late):
@@ -196,7 +199,9 @@ class Examiner:
             return
         c, model = self.config, loaded.model
         setup = self._setup(loaded, find_layout(model), requests)
+        depths = setup.depths or {"single": 0}
         entry: dict[str, Any] = {"notes": []}
+        entry |= what_is_read(model, list(depths), loaded.tokenizer, layout=setup.layout)
         shapes = check_sites(loaded, setup, feed, entry)
         sizes: dict[str, Any] = {"sample_size": feed.config.sample_size, "attention_rows": feed.config.attention_rows}
         plan = make_plan(requests, setup.kinds, seed=c.seed, halves=c.halves, **sizes)
@@ -211,7 +216,9 @@ class Examiner:
             if number == 0:
                 feed_tables(bank, model, setup.tables, depth=setup.depth("single"))
             found.records += evaluate_bank(bank, requests, setup, progress=tell)
+            found.notes += remarks(bank)
         found.notes += [*entry["notes"], *setup.notes]
+        found.read = {name: entry[name] for name in ("modality", "rows")}
 
     def _seen(self, loaded: Any, feed: Feed, *, masked: bool, tell: Tell) -> Iterator[Any]:
         """The data as it is; text masked beside masked language models whose gradients are taken, to be like theirs."""

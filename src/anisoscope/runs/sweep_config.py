@@ -10,6 +10,7 @@ from anisoscope.capture.placement import choose_device, choose_dtype
 from anisoscope.capture.sites import check_kinds
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.metrics.metric import Request
+from anisoscope.runs.asked import EVERY
 from anisoscope.runs.plan import GEOMETRY, PLANS, TangentPlan, choose_plan
 from anisoscope.runs.series import refuse_training_run
 
@@ -62,7 +63,7 @@ class SweepConfig:
                 raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected at least {least}.")
         check_seconds(self.seconds)
         choose_dtype(self.dtype, choose_device(self.device))
-        check_kinds(list(self.sites))
+        check_kinds([kind for kind in self.sites if kind != EVERY])
         self._check_measured()
         if self.architecture is not None:
             check_architecture(self.architecture, trust_remote_code=self.trust_remote_code)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from anisoscope.metrics.attention import Keys
-from anisoscope.metrics.clusters import Clusters
-from anisoscope.metrics.evaluate import NEIGHBOUR_BATCH, View
+from anisoscope.metrics.evaluate import NEIGHBOUR_BATCH, ON_SAMPLE, View
 from anisoscope.metrics.graphs import Graph, sample_graphs
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.runs.bank import FIRST, REST, WHOLE, Cell, SiteStats
@@ -43,7 +42,7 @@ class HeadView(View):
 
     def stat(self, need: type, *, without: int = -1) -> Any:
         assert self.whole is not None
-        if need is Clusters:
+        if need in ON_SAMPLE:
             return super().stat(need, without=without)
         stat = self.whole.stat(need, without=without)
         if not (len(stat) if isinstance(stat, Sample) else stat.n):
