@@ -9,14 +9,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from transformers import AutoConfig, AutoModel
 
+from anisoscope.data.synthetic import make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.plan import GEOMETRY
 from anisoscope.runs.store import RunFolder, slug
 from anisoscope.studies import inherent_paper
 from anisoscope.studies.inherent import Inherent, InherentConfig, run_arm
 from anisoscope.studies.inherent_config import ARMS, PRESETS
+from anisoscope.studies.inherent_norms import NORMED, show_once
 from anisoscope.studies.inherent_paper import ABSENT, PAPER, Published
 from anisoscope.studies.inherent_random import FAMILIES, write_configuration
 from anisoscope.training.config import Course
@@ -216,6 +222,58 @@ def test_a_family_that_cannot_be_had_is_skipped_and_said(tmp_path: Path, monkeyp
     shutil.rmtree(out / "corpus")
     study(out, arms=(), resume=True)
     assert [model["name"] for model in RunFolder.open(out).about()["models"]] == ["resnet-random", "beit-random"]
+
+
+def test_broken_pictures_are_named_once_for_all_arms_that_read_them(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for index in range(12):
+        (tmp_path / "in" / "ab"[index % 2]).mkdir(parents=True, exist_ok=True)
+        image.fromarray(make_picture(index, size=16)[0]).save(tmp_path / "in" / "ab"[index % 2] / f"{index}.png")
+    (tmp_path / "in" / "a" / "bad.jpg").write_bytes(b"no picture")
+    arms: dict[str, Any] = {"arms": ("vision", "convolution"), "families": (), "when": "0", "steps": 1}
+    out = study(tmp_path / "study", images=str(tmp_path / "in"), **arms)
+    told = [text for text in RunFolder.open(out).about()["warnings"] if "bad.jpg" in text]
+    assert len(told) == 1 and told[0].startswith("pictures that models are trained on: 1 file could not be read")
+    for arm in ("vision-seed0", "convolution-seed0"):
+        assert "bad.jpg" in json.dumps(RunFolder.open(out / "arms" / arm).about()["warnings"])
+
+
+def test_pictures_that_are_no_files_are_not_given_to_families(tmp_path: Path) -> None:
+    pixels = np.stack([make_picture(index, size=16)[0] for index in range(12)])
+    np.savez(tmp_path / "some.npz", images=pixels, labels=np.arange(12) % 2)
+    out = study(tmp_path / "study", arms=(), families=("beit",), images=str(tmp_path / "some.npz"))
+    about = RunFolder.open(out).about()
+    assert about["models"][0]["data"]["name"] == "embedded" and not about["skipped"]
+    assert any("look at the embedded pictures" in text for text in about["warnings"])
+
+
+@pytest.mark.parametrize("family", sorted(name for name, row in FAMILIES.items() if row.norms))
+def test_batch_norms_have_seen_the_probe_and_nothing_fades(family: str, tmp_path: Path) -> None:
+    out = study(tmp_path / "study", arms=(), families=(family,))
+    about = RunFolder.open(out).about()
+    notes = about["models"][0]["notes"]
+    assert notes[0] == "random weights (seed 0)" and NORMED in notes and any(NORMED in w for w in about["warnings"])
+    rows = RunFolder.open(out).table().where(metric="mean_norm", kind="stage").records()
+    assert rows and all(row["value"] > 1e-2 for row in rows)
+
+
+def test_a_pass_gives_norms_the_mean_and_variance_of_their_inputs_and_learns_nothing() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 1), torch.nn.BatchNorm2d(5), torch.nn.Dropout(0.5)).eval()
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    x = 3 + 2 * torch.randn(16, 3, 4, 4)
+    assert (model(x).mean((0, 2, 3)).abs() > 0.1).any(), "the counter-test: fresh norms remove nothing"
+    show_once(model, {"input": x})
+    seen = model(x)
+    assert seen.mean((0, 2, 3)).abs().max() < 1e-5 and (seen.var((0, 2, 3)) - 1).abs().max() < 1e-2
+    assert all(torch.equal(value, before[name]) for name, value in model.named_parameters()) and not model.training
+
+
+def test_families_with_batch_norms_are_known(tmp_path: Path) -> None:
+    for name, row in FAMILIES.items():
+        with torch.device("meta"):
+            model = AutoModel.from_config(AutoConfig.from_pretrained(str(write_configuration(name, tmp_path))))
+        assert row.norms == any(isinstance(module, _BatchNorm) for module in model.modules()), name
 
 
 def test_seeds_are_runs_of_their_own(tmp_path: Path) -> None:

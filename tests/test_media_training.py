@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,54 @@ def test_sounds_in_folders_are_classes(tmp_path: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_wave(folder / f"{index}.wav", make_clip(index, seconds=0.25)[0])
     assert examples(tmp_path / "e", "audio", data=str(tmp_path / "in")).classes == ["no", "yes"]
+
+
+def test_files_that_cannot_be_used_are_named_counted_and_skipped(tmp_path: Path) -> None:
+    """Also where one is the only file of its class: that class has no part in it, the others have."""
+    for name in ("a", "b", "c"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+    for index in range(8):
+        write_wave(tmp_path / "in" / "ab"[index % 2] / f"{index}.wav", make_clip(index, seconds=0.25)[0])
+    whole = train_media(tiny("wav2vec2", steps=1, data=str(_without(tmp_path / "in", "c"))), tmp_path / "whole")
+    assert not RunFolder.open(whole).about()["warnings"], "the counter-test: nothing to say"
+    (tmp_path / "in" / "a" / "broken.wav").write_bytes(b"RIFF")
+    (tmp_path / "in" / "c" / "alone.wav").write_bytes(b"RIFF")
+    write_wave(tmp_path / "in" / "b" / "short.wav", make_clip(9, seconds=0.1)[0])
+    about = RunFolder.open(train_media(tiny("wav2vec2", steps=1, data=str(tmp_path / "in")), tmp_path / "run")).about()
+    text = "\n".join(about["warnings"])
+    assert "2 files could not be read and were skipped" in text and "broken.wav" in text and "alone.wav" in text
+    assert "1 recording holds no whole window of sound" in text and "short.wav" in text
+    assert "1 piece of sound was dropped" in text and "1 class has fewer than two examples" in text
+    assert about["data"]["classes"] == ["a", "b"] and about["data"]["left_out"] == ["c"]
+    assert len(about["data"]["skipped"]) == 2 and about["data"]["examples"] == 8
+
+
+def _without(folder: Path, name: str) -> Path:
+    """A copy of a folder that lacks one of its folders."""
+    copy = folder.with_name(f"{folder.name}-without")
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(name))
+    return copy
+
+
+def test_a_broken_picture_is_named_and_skipped(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for index in range(8):
+        (tmp_path / "in" / "ab"[index % 2]).mkdir(parents=True, exist_ok=True)
+        image.fromarray(make_picture(index, size=16)[0]).save(tmp_path / "in" / "ab"[index % 2] / f"{index}.png")
+    assert not examples(tmp_path / "whole", data=str(tmp_path / "in")).notes
+    (tmp_path / "in" / "a" / "bad.jpg").write_bytes(b"no picture")
+    found = examples(tmp_path / "e", data=str(tmp_path / "in"))
+    assert len(found.labels) == 8 and "bad.jpg" in found.about["skipped"][0]
+    assert found.notes[0].startswith("1 file could not be read and was skipped: ")
+
+
+def test_many_recordings_all_have_a_part_in_few_examples(tmp_path: Path) -> None:
+    """Each is a class: were they read one after the other, the last would have none."""
+    (tmp_path / "in").mkdir()
+    for index in range(3):
+        write_wave(tmp_path / "in" / f"{index}.wav", make_clip(index, seconds=2.0)[0])
+    found = examples(tmp_path / "e", "audio", data=str(tmp_path / "in"), most=9)
+    assert np.bincount(found.labels).tolist() == [3, 3, 3]
 
 
 @pytest.mark.parametrize(

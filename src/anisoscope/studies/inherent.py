@@ -7,7 +7,7 @@ further families with random weights. The preset `paper` measures published mode
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from anisoscope.runs.store import RunFolder
 from anisoscope.studies.arms import INHERENT, PROBED, Arm, ArmsStudy, Progress, schedule_of, train_arm
 from anisoscope.studies.inherent_config import ARMS, PRESETS
 from anisoscope.studies.inherent_config import InherentConfig as InherentConfig
+from anisoscope.studies.inherent_norms import NORMED, NormedProfiler, with_statistics
 from anisoscope.studies.inherent_random import FAMILIES, random_name, write_configuration
 from anisoscope.studies.jobs import in_words, run_arms
 from anisoscope.training.config import Course, TrainConfig
@@ -23,7 +24,7 @@ from anisoscope.training.corpus import Corpus, prepare_corpus
 from anisoscope.training.media import MediaConfig, train_media
 from anisoscope.training.media_data import prepare_examples
 
-_DESIGN = ("random weights", "no processor found", "no tokenizer found", ": no final")
+_DESIGN = ("random weights", "no processor found", "no tokenizer found", ": no final", ": no query", NORMED)
 MEDIA = {"text": "text", "images": "pictures", "audio": "sound"}
 
 
@@ -33,6 +34,7 @@ class Inherent(ArmsStudy):
 
     config: InherentConfig
     jobs: int | None = None
+    data_notes: list[str] = field(default_factory=list)  # what was left out of the data: told once, not for every arm
     study: ClassVar[str] = "inherent"
     paper: ClassVar[str] = INHERENT
 
@@ -59,6 +61,11 @@ class Inherent(ArmsStudy):
                 f"without {', '.join(missing)} models are trained on the small embedded data; this preset is meant for "
                 "real text, pictures and recordings"
             )
+        for medium in sorted({FAMILIES[family].data for family in self.config.every_family}):
+            if (data := getattr(self.config, medium)) != self.probe_data(medium):
+                self.about["warnings"].append(
+                    f"untrained families look at the embedded {MEDIA[medium]}: {data!r} is no folder of files"
+                )
 
     def _made(self, medium: str) -> bool:
         return getattr(self.config, medium) == "embedded"
@@ -76,7 +83,9 @@ class Inherent(ArmsStudy):
         for number, (corpus, training) in enumerate(different.items()):
             if self.progress is not None:
                 self.progress("data", number, len(different))
-            prepare_data(training, corpus)
+            notes = prepare_data(training, corpus)
+            self.data_notes += notes
+            self.about["warnings"] += [f"{_medium(training)} that models are trained on: {note}" for note in notes]
         if self.progress is not None:
             self.progress("data", len(different), len(different))
 
@@ -102,6 +111,8 @@ class Inherent(ArmsStudy):
             except Exception as error:  # one family's failure, foreseen or not, is no reason to lose the others
                 self.skip(random_name(family), in_words(error, Arm(family, path, None, {}, path)))
             self.join(path, seed=seed)
+        if normed := [random_name(family) for family in self.config.every_family if FAMILIES[family].norms]:
+            self.about["warnings"].append(f"{', '.join(normed)}: {NORMED}")
         if wanted and self.progress is not None:
             self.progress("random weights", len(wanted), len(wanted))
 
@@ -113,7 +124,7 @@ class Inherent(ArmsStudy):
         spec = write_configuration(family, self.folder.path / "corpus" / "configurations", **sizes)
         config = ProfileConfig(
             models=(str(spec),),
-            data=self._probe_data(FAMILIES[family].data),
+            data=self.probe_data(FAMILIES[family].data),
             tokens=PRESETS[self.config.preset].rows,
             metrics=GEOMETRY.get(self.config.metrics, tuple(self.config.metrics.split(","))),
             random_init=True,
@@ -121,8 +132,11 @@ class Inherent(ArmsStudy):
             device=self.config.device,
             seed=seed,
         )
+        if FAMILIES[family].norms:
+            config = with_statistics(config, self.folder.path / "corpus" / f"weights-seed{seed}")
         folder = RunFolder.create(path, asdict(config), resume=True)
-        Profiler(config, folder, command=self.command).run()
+        work = NormedProfiler if FAMILIES[family].norms else Profiler
+        work(config, folder, command=self.command).run()
 
     def _words(self) -> Corpus:
         """The text in the tokens of the trained models, which a family of token models reads as well."""
@@ -131,16 +145,24 @@ class Inherent(ArmsStudy):
         folder = self.folder.path / "corpus" / corpus_name(training)
         return prepare_corpus(self.config.text, folder, tokens=training.tokens, limit=self.config.limit)
 
-    def _probe_data(self, medium: str) -> str:
-        """What a profile reads: the data of the study where it is text or a folder, else what ships."""
+    def probe_data(self, medium: str) -> str:
+        """What a profile reads: the data of the study where it is text or a folder of such files, else what ships."""
+        from anisoscope.data.media import kind_of
+
         data: str = getattr(self.config, medium)
-        return data if medium == "text" or Path(data).is_dir() else "embedded"
+        kind = kind_of(data) if Path(data).is_dir() else None
+        return data if medium == "text" or (kind is not None and kind.what == medium) else "embedded"
 
     def join(self, path: Path, **words: Any) -> None:
         """As the other studies do; every model says what it was looked at with, as the arms read different data."""
         if (path / "table.parquet").is_file():
             words["data"] = RunFolder.open(path).about().get("data")
+        before = list(self.about["warnings"])
         super().join(path, **words)
+        model = path.name.rpartition("-seed")[0]
+        new = [text.replace(f"{path.name}: {model}: ", f"{model}: ") for text in self.about["warnings"][len(before) :]]
+        told = [text for text in new if text.partition(": ")[2] not in self.data_notes]
+        self.about["warnings"] = list(dict.fromkeys([*before, *told]))  # seeds of one model say the same
         if self.config.preset != "paper":  # its own models say in their entries what is so by design
             self.about["warnings"] = [text for text in self.about["warnings"] if not any(w in text for w in _DESIGN)]
 
@@ -157,13 +179,18 @@ def corpus_name(training: Course) -> str:
     return training.shape.medium
 
 
-def prepare_data(training: Course, corpus: Path) -> None:
-    """Read the data of a training into a folder."""
+def prepare_data(training: Course, corpus: Path) -> list[str]:
+    """Read the data of a training into a folder; sentences on what was left out."""
     if isinstance(training, TrainConfig):
         prepare_corpus(training.data, corpus, tokens=training.tokens, limit=training.limit)
-        return
+        return []
     assert isinstance(training, MediaConfig)
-    prepare_examples(training.data, corpus, shape=training.shape, most=training.examples)
+    found = prepare_examples(training.data, corpus, shape=training.shape, most=training.examples)
+    return found.notes
+
+
+def _medium(training: Course) -> str:
+    return MEDIA[training.shape.medium] if isinstance(training, MediaConfig) else MEDIA["text"]
 
 
 def run_arm(arm: Arm, progress: Progress | None = None) -> None:

@@ -34,6 +34,7 @@ class Family:
     model_type: str
     data: str  # text, images or audio
     fields: dict[str, Any] = field(default_factory=dict)
+    norms: bool = False  # has batch norms, which must see data before they do anything
     words: bool = False  # reads the tokens that the text arms are trained on, not single bytes
 
 
@@ -88,14 +89,25 @@ FAMILIES: dict[str, Family] = {
         "resnet",
         "images",
         {"embedding_size": 32, "hidden_sizes": [32, WIDTH, 128], "depths": [2, 2, 2], "layer_type": "basic"},
+        norms=True,
     ),
-    "mobilenet_v2": Family("mobilenet_v2", "images", {"image_size": PIXELS, "depth_multiplier": 0.35}),
+    "mobilenet_v2": Family("mobilenet_v2", "images", {"image_size": PIXELS, "depth_multiplier": 0.35}, norms=True),
     "efficientnet": Family(
         "efficientnet",
         "images",
-        {"image_size": PIXELS, "width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 320},
+        {
+            "image_size": PIXELS,
+            "width_coefficient": 0.25,
+            "depth_coefficient": 0.25,
+            "hidden_dim": 320,
+            # transformers' 0.02 is so little here that variances fall below what the norms add to them
+            "initializer_range": 0.25,
+        },
+        norms=True,
     ),
-    "cvt": Family("cvt", "images", {"embed_dim": [16, 32, WIDTH], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}),
+    "cvt": Family(
+        "cvt", "images", {"embed_dim": [16, 32, WIDTH], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}, norms=True
+    ),
 }
 
 

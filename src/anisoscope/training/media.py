@@ -22,6 +22,7 @@ from anisoscope.training.media_models import check_media_sizes, frames, kind_of,
 from anisoscope.training.windows import MICRO
 
 _CPU = torch.device("cpu")
+LEFT_OUT = ("skipped", "useless", "dropped_pieces", "left_out")  # what examples.json says of what was not used
 _QUIET = 1e-7  # added to the variance of a sound, as transformers does
 
 
@@ -97,7 +98,8 @@ class MediaStream:
         about, width = self.examples.about, self.examples.values.shape[1]
         kept = {name: about[name] for name in ("fingerprint", "classes", "examples", "held_out", "repeated")}
         unit = {"pixels": width} if self.medium == "images" else {"samples": width}
-        return {**kept, "medium": self.medium, **unit}
+        left_out = {name: about[name] for name in LEFT_OUT if about.get(name)}
+        return {**kept, **left_out, "medium": self.medium, **unit, "notes": self.examples.notes}
 
     @cached_property
     def _training(self) -> tuple[Tensor, Tensor]:

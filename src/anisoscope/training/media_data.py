@@ -7,7 +7,7 @@
     processor/       the settings with which transformers reads such data
 
 Nothing is padded: a picture is cropped to a square and scaled, a recording is cut into windows of equal length and what
-is left at its end is dropped.
+is left at its end is dropped. Files that cannot be read are skipped; `examples.json` names them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import gzip
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from anisoscope.data.files import _hidden
+from anisoscope.data.media import AUDIO, SHOWN, Kind, Tally
 from anisoscope.errors import AnisoscopeError
 from anisoscope.training.corpus import made_beside
 
@@ -61,6 +63,17 @@ class Shape:
         return settings
 
 
+@dataclass
+class ClassTally(Tally):
+    """What was read of all classes; one without a readable file is left out, and is no reason to stop."""
+
+    classes: list[str] = field(default_factory=list)  # all that there are
+    useless: list[str] = field(default_factory=list)  # recordings that were read and hold no whole window
+
+    def refuse_nothing(self, source: str, kind: Kind) -> None:
+        """Not for one class: whether enough is left is known once all were read."""
+
+
 @dataclass(frozen=True, eq=False)
 class Examples:
     """Labelled examples as they lie on disk."""
@@ -77,7 +90,9 @@ class Examples:
         path = Path(path)
         try:
             about = json.loads((path / MARK).read_text(encoding="utf-8"))
-            arrays = [np.load(path / f"{name}.npy") for name in ("values", "labels", "held_out")]
+            # the values may be gigabytes, and every arm has a process of its own: they share what the disk has
+            arrays = [np.load(path / "values.npy", mmap_mode="c")]  # torch wants writable memory
+            arrays += [np.load(path / f"{name}.npy") for name in ("labels", "held_out")]
         except (OSError, ValueError) as error:
             raise AnisoscopeError(
                 f"{str(path)!r} holds no readable examples ({error}); delete that folder, and it is made again."
@@ -88,6 +103,21 @@ class Examples:
     def classes(self) -> list[str]:
         """The names of the classes, by label."""
         return list(self.about["classes"])
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out on reading, in sentences."""
+        found = [str(self.about.get("unread", ""))]
+        if useless := self.about.get("useless"):
+            what = "1 recording holds" if len(useless) == 1 else f"{len(useless)} recordings hold"
+            found.append(f"{what} no whole window of sound: {_first(useless)}")
+        if pieces := int(self.about.get("dropped_pieces", 0)):
+            what = "1 piece of sound was" if pieces == 1 else f"{pieces} pieces of sound were"
+            found.append(f"{what} dropped, shorter than a window or not finite")
+        if left := self.about.get("left_out"):
+            what = "1 class has" if len(left) == 1 else f"{len(left)} classes have"
+            found.append(f"{what} fewer than two examples, and no part in it: {_first(left)}")
+        return [text for text in found if text]
 
 
 def prepare_examples(data: str, folder: str | Path, *, shape: Shape, most: int) -> Examples:
@@ -114,10 +144,12 @@ def prepare_examples(data: str, folder: str | Path, *, shape: Shape, most: int) 
 
 
 def _make(folder: Path, wanted: Mapping[str, Any], shape: Shape) -> None:
-    read = pictures if shape.medium == "images" else sounds
-    found, repeated, digest = _by_class(read(wanted["data"], shape, int(wanted["most"])), sort=shape.medium == "images")
+    read, tally = pictures if shape.medium == "images" else sounds, ClassTally()
+    labelled = read(wanted["data"], shape, int(wanted["most"]), tally=tally)
+    found, repeated, digest = _by_class(labelled, sort=shape.medium == "images")
     kept = {name: values for name, values in found.items() if len(values) > 1}
-    _check_classes(kept, found, wanted)
+    every = sorted({*found, *tally.classes})
+    _check_classes(kept, every, wanted, tally)
     names = sorted(kept)
     labels = np.concatenate([np.full(len(kept[name]), i) for i, name in enumerate(names)])
     held = np.concatenate([_last(len(kept[name])) for name in names])
@@ -128,17 +160,29 @@ def _make(folder: Path, wanted: Mapping[str, Any], shape: Shape) -> None:
     text = json.dumps(shape.processor, indent=2) + "\n"
     (folder / "processor" / "preprocessor_config.json").write_text(text, encoding="utf-8")
     about = {"made_of": dict(wanted), "fingerprint": digest, "classes": names, "repeated": repeated}
-    about |= {"left_out": sorted(set(found) - set(kept)), "examples": len(labels), "held_out": int(held.sum())}
+    about |= {"left_out": sorted(set(every) - set(kept)), "examples": len(labels), "held_out": int(held.sum())}
+    about |= {"skipped": tally.skipped, "unread": tally.unread}
+    about |= {"useless": tally.useless, "dropped_pieces": tally.dropped_pieces}
     (folder / MARK).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
-def _check_classes(kept: Mapping[str, Any], found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _first(names: Sequence[str]) -> str:
+    """The first few names of many.
+
+    >>> _first(["a", "b"]), _first(list("abcdefg"))
+    ('a, b', 'a, b, c, d, e and 2 more')
+    """
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def _check_classes(kept: Mapping[str, Any], every: Sequence[str], wanted: Mapping[str, Any], tally: Tally) -> None:
     if len(kept) > 1:
         return
     what = "pictures" if wanted["medium"] == "images" else "windows of sound"
+    of_all = f"of {len(every)} in all" + (f"; {tally.unread}" if tally.unread else "")
     raise AnisoscopeError(
-        f"{wanted['data']!r} has {len(kept)} classes with two different {what} or more (of {len(found)} in all); a "
-        "classifier needs two classes: give a folder with a folder for each"
+        f"{wanted['data']!r} has {len(kept)} classes with two different {what} or more ({of_all}); "
+        "a classifier needs two classes: give a folder with a folder for each"
         + ("." if wanted["medium"] == "images" else ", or several recordings, or a shorter window.")
     )
 
@@ -177,7 +221,7 @@ def _by_class(examples: Labelled, *, sort: bool) -> tuple[dict[str, list[np.ndar
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def pictures(data: str, shape: Shape, most: int) -> Labelled:
+def pictures(data: str, shape: Shape, most: int, *, tally: ClassTally) -> Labelled:
     """Pictures of one size with the names of their classes."""
     if data == "embedded":
         yield from _drawn(shape, most)
@@ -187,8 +231,13 @@ def pictures(data: str, shape: Shape, most: int) -> Labelled:
         for image, label in islice(zip(*arrays, strict=True), most):
             yield square(_coloured(image), shape.size), str(label)
         return
-    for name, value in _folders(Path(data), most):
-        yield square(value, shape.size), name
+    from anisoscope.data.images import read_images
+
+    classes = class_folders(Path(data), "pictures")
+    tally.classes = [folder.name for folder in classes]
+    for folder in classes:
+        for picture in islice(read_images(str(folder), tally=tally), -(-most // len(classes))):
+            yield square(picture.array, shape.size), folder.name
 
 
 def _drawn(shape: Shape, most: int) -> Labelled:
@@ -197,15 +246,6 @@ def _drawn(shape: Shape, most: int) -> Labelled:
     for index in range(min(most, MADE["images"])):
         image, label = make_picture(index, size=shape.size)
         yield image, f"{label:02d}"
-
-
-def _folders(path: Path, most: int) -> Iterator[tuple[str, np.ndarray]]:
-    from anisoscope.data.images import read_images
-
-    classes = class_folders(path, "pictures")
-    for folder in classes:
-        for picture in islice(read_images(str(folder)), -(-most // len(classes))):
-            yield folder.name, picture.array
 
 
 def class_folders(path: Path, what: str) -> list[Path]:
@@ -313,7 +353,7 @@ def square(image: np.ndarray, size: int) -> np.ndarray:
 # -- sounds ------------------------------------------------------------------------------------------------------------
 
 
-def sounds(data: str, shape: Shape, most: int) -> Labelled:
+def sounds(data: str, shape: Shape, most: int, *, tally: ClassTally) -> Labelled:
     """Windows of sound of one length with the names of their classes."""
     if data == "embedded":
         from anisoscope.data.synthetic import make_clip
@@ -323,26 +363,34 @@ def sounds(data: str, shape: Shape, most: int) -> Labelled:
             yield _bytes(samples), f"{label:02d}"
         return
     path = Path(data)
-    classes = [] if _recordings(path) else class_folders(path, "recordings")
-    for folder in classes or [path]:
-        few = -(-most // max(1, len(classes)))
-        for samples, name in islice(_windows(folder, shape), few):
-            yield _bytes(samples), folder.name if classes else name
+    alone = path.is_dir() and any(each.suffix.lower() in AUDIO for each in path.iterdir())
+    classes = _recordings(path) if alone else class_folders(path, "recordings")  # alone: each is a class of its own
+    tally.classes = [os.path.relpath(each, path) for each in classes]
+    for each, name in zip(classes, tally.classes, strict=True):
+        for samples in islice(_windows(each, shape, tally), -(-most // len(classes))):
+            yield _bytes(samples), name
 
 
-def _recordings(path: Path) -> bool:
-    """Whether recordings lie in a folder itself; then each is a class, also those in folders below."""
-    from anisoscope.data.media import AUDIO
+def _recordings(path: Path) -> list[Path]:
+    """The recordings in a folder and those below it."""
+    found = (each for each in path.rglob("*") if each.is_file() and not _hidden(each.relative_to(path)))
+    return sorted(each for each in found if each.suffix.lower() in AUDIO)
 
-    return path.is_dir() and any(each.suffix.lower() in AUDIO for each in path.iterdir())
 
-
-def _windows(folder: Path, shape: Shape) -> Iterator[tuple[np.ndarray, str]]:
+def _windows(source: Path, shape: Shape, tally: ClassTally) -> Iterator[np.ndarray]:
+    """The whole windows of a recording, or of all in a folder."""
     from anisoscope.data.audio import read_audio
 
-    for clip in read_audio(str(folder), rate=RATE, seconds=shape.seconds):
-        if len(clip.samples) == shape.samples:  # the end of a recording may be shorter
-            yield clip.samples, os.path.relpath(clip.source, folder)
+    for file in [source] if source.is_file() else _recordings(source):
+        count, skipped = 0, len(tally.skipped)
+        for clip in read_audio(file, rate=RATE, seconds=shape.seconds, tally=tally):
+            if len(clip.samples) == shape.samples:
+                count += 1
+                yield clip.samples
+            else:  # the end of a recording
+                tally.dropped_pieces += 1
+        if not count and len(tally.skipped) == skipped:
+            tally.useless.append(str(file))
 
 
 def _bytes(samples: np.ndarray) -> np.ndarray:

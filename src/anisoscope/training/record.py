@@ -45,8 +45,9 @@ class Record:
         self._write()
 
     def describe_data(self, words: Mapping[str, Any]) -> None:
-        """What the model is trained on, and the resampling if there is one."""
+        """What the model is trained on, what was left out of it, and the resampling if there is one."""
         self.about["data"] = {"name": self.config.data, **words}
+        self.about["warnings"] += self.about["data"].pop("notes", [])
         sampling = self.about["data"].pop("sampling", None)
         if sampling is not None:
             self.about["sampling"] = sampling

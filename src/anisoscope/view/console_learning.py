@@ -6,6 +6,7 @@ import datetime
 import json
 import math
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -49,13 +50,14 @@ def _end(folder: Path) -> None:
     from anisoscope.runs.store import RunFolder
 
     about = RunFolder.open(folder).about()
-    page = _drawn(folder)
+    started = time.monotonic()
+    page, drawing = _drawn(folder), time.monotonic() - started
     path = folder / "verdicts.json"
     if path.is_file():
         print_verdicts(json.loads(path.read_text(encoding="utf-8")))
     for warning in about.get("warnings", []):
         errors.print(f"note: {warning}", style="yellow", highlight=False, soft_wrap=True)
-    errors.print(f"{about.get('wall_seconds', 0):.0f} s", highlight=False)
+    errors.print(f"{about.get('wall_seconds', 0):.0f} s, and {drawing:.0f} s for the page", highlight=False)
     console.print(str(page), soft_wrap=True, highlight=False)
 
 
