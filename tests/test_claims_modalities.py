@@ -235,7 +235,7 @@ def test_both_routes_are_told_with_the_number_that_is_judged() -> None:
     assert "a ReLU" in found.why and "learned anything is not known" in found.why
     planted = (("text", 0.05), ("speech", 0.05), ("vision", 0.06))
     both = judged(COUNTER, *planted, ("convolution", 0.04), ("convolution", 0.05), ("convolution", 0.05))
-    assert both.status == "holds" and "as anisotropic to within" in both.why and "short of the 0.1" in both.why
+    assert both.status == "holds" and "as anisotropic, to within" in both.why and "short of the 0.1" in both.why
     first = judged(COUNTER, *ATTENTION, ISOTROPIC, ("convolution", 0.0))
     assert 0.02 < first.effect < 0.04 and f"{first.effect:.3g}"[:6] in first.why and first.margin == 0.1
 

@@ -348,7 +348,16 @@ def _of_all(study: Study) -> Finding:
     ends = {name: stream.step for name, stream in found.items()}
     details = {"models": outcomes, "ends": ends, "sites": sum(len(unit.one) for unit in mine)}
     sentence = functools.partial(_all_sentence, outcomes=outcomes, stacks=len(mine))
-    return Finding(tuple(parts), sentence, details, scope="for these models", note=note_of(study))
+    about: dict[str, Any] = {"several": _one_by_one, "scope": "for these models", "note": note_of(study)}
+    return Finding(tuple(parts), sentence, details, **about)
+
+
+def _one_by_one(findings: Sequence[Finding]) -> Any:
+    """The sentence over several seeds: a stack holds or fails where it does so in each, else it is open."""
+    every = [finding.details["models"] for finding in findings]
+    found = {name: {outcomes.get(name, "undecided") for outcomes in every} for name in every[0]}
+    outcomes = {name: told.pop() if len(told) == 1 else "undecided" for name, told in found.items()}
+    return functools.partial(_all_sentence, outcomes=outcomes, stacks=len(outcomes))
 
 
 def _share_over_models(found: dict[str, Stream]) -> Part:

@@ -164,7 +164,7 @@ _FIRST_ROUTE: dict[Status, str] = {
     "undecided": f"which may lie on either side of the {ANISOTROPIC} from which it counts as anisotropic",
 }
 _SECOND_ROUTE: dict[Status, str] = {
-    "holds": f"so they are as anisotropic to within {DIFFERENCE_MARGIN}",
+    "holds": f"so they are at least as anisotropic, to within {DIFFERENCE_MARGIN}",
     "fails": f"so they are less anisotropic by more than {DIFFERENCE_MARGIN}",
     "undecided": f"which may or may not be within {DIFFERENCE_MARGIN}",
 }

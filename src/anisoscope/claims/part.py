@@ -128,6 +128,7 @@ class Finding:
     scope: str = ONE_MODEL  # what a single seed speaks for
     until: Callable[[int], Finding] | None = None  # the same with nothing after a step
     note: str = ""  # said at the end of the sentence
+    several: Callable[[Sequence[Finding]], Callable[[Parts, Status, Part], str]] | None = None  # sentence over seeds
     replicate: bool = False  # one seed is a sample, not a subject: beside a verdict over all it has none of its own
 
 
@@ -163,7 +164,8 @@ def pool(findings: Sequence[Finding], refusal: str = "") -> Finding:
     if refusal:
         parts = [replace(part, reason=refusal) if math.isfinite(part.margin) else part for part in parts]
     details = {"step": first.details["step"]} if "step" in first.details and not refusal else {}
-    return replace(first, parts=tuple(parts), details=details, scope=ONE_MODEL, until=None)
+    sentence = first.several(findings) if first.several else first.sentence
+    return replace(first, parts=tuple(parts), sentence=sentence, details=details, scope=ONE_MODEL, until=None)
 
 
 def _pooled(parts: Sequence[Part]) -> Part:
@@ -182,11 +184,15 @@ def _pooled(parts: Sequence[Part]) -> Part:
         p = max(tests) if all(math.isfinite(test) for test in tests) else math.nan
     elif first.guard:
         p = math.nan
+    low, high = centre - half, centre + half
+    if half == 0:  # ranks are coarse: seeds that agree to the last digit say nothing about how far others might lie
+        low, high = min(part.low for part in parts), max(part.high for part in parts)
+        p = max(part.p for part in parts)
     return Part(
         first.name,
         centre,
-        centre - half,
-        centre + half,
+        low,
+        high,
         margin=first.margin,
         p=p,
         needed=first.needed,

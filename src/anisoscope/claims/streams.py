@@ -19,6 +19,7 @@ SOURCE = "Godey et al. 2024, Anisotropy Is Inherent to Self-Attention in Transfo
 MODALITIES = ("text", "characters", "speech", "vision", "convolution")
 CONVOLUTION = "convolution"
 METRICS = ("average_cosine", "drift", "mean_norm", "relative_drift", "explained_by_drift")
+MOST_NAMED = 4  # in a sentence
 _ATTENTION = ("query", "key", "scores")
 _NOT_MEASURED = "measure it with --metrics average_cosine,drift,mean_norm,explained_by_drift"
 
@@ -151,7 +152,7 @@ def uncounted_note(study: Study) -> str:
     """What is said at the end of a sentence where models do not count: untrained ones and copies."""
     names = [name for name, stream in streams(study).items() if stream.untrained]
     words = "have untrained weights and do not count" if len(names) > 1 else "has untrained weights and does not count"
-    told = [f"{listed(names)} {words}"] if names else []
+    told = [f"{listed(names) if len(names) <= MOST_NAMED else f'{len(names)} stacks'} {words}"] if names else []
     told += [
         f"{name} has the same numbers as {other} and counts once" for name, other in copies(_trained(study)).items()
     ]
