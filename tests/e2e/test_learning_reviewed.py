@@ -78,7 +78,7 @@ def test_a_page_of_several_runs_judges_them_together(
     from anisoscope.view import load
 
     seen: list[Any] = []
-    monkeypatch.setattr(load, "write_report", lambda out, views: seen.append(views) or out)
+    monkeypatch.setattr(load, "write_report", lambda out, views, **_: seen.append(views) or out)
     assert command("report", arms["natural"], arms["flat"], "--out", tmp_path).code == 0
     views = seen[0]
     alone = [v for name in ("natural", "flat") for v in json.loads((arms[name] / "verdicts.json").read_text())]
