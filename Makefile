@@ -28,6 +28,7 @@ docs: $(VENV)/.dev  ## write docs/metrics.md and docs/sites.md again, from the d
 bench: $(VENV)/.dev  ## measure, and write benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/profile_overhead.py
 	$(BIN)/python benchmarks/monitor_overhead.py
+	$(BIN)/python benchmarks/attention_reading.py
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

@@ -47,6 +47,10 @@ class MicroBatch:
             else:
                 sink.scores(item)
 
+    def learned_from(self) -> bool:
+        """Whether a backward pass came through it."""
+        return bool(self.gradients) or self.seed is not None
+
     def has_targets(self) -> bool:
         """Whether the model was given anything to learn from; labels may also be somebody else's business."""
         labels = self.arguments.get("labels")
@@ -64,11 +68,20 @@ class MicroBatch:
 class LiveGradients:
     """Hooks that stay on a model for a whole training run and do nothing until a step is to be measured.
 
-    They are attached before torch.compile, or not at all; they are kept out of the compiled graph.
+    They are attached before torch.compile, or not at all; they are kept out of the compiled graph. Where gradients are
+    not `scaled`, only whether they came is of interest, and the loss may be anything.
     """
 
-    def __init__(self, model: nn.Module, sites: Sequence[Site], *, layout: Layout, extra: Sequence[Site] = ()) -> None:
-        self.model, self.sites = model, list(sites)
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: Sequence[Site],
+        *,
+        layout: Layout,
+        extra: Sequence[Site] = (),
+        scaled: bool = True,
+    ) -> None:
+        self.model, self.sites, self.scaled = model, list(sites), scaled
         self.active = False
         self.batches: list[MicroBatch] = []
         self.geometry = False
@@ -118,7 +131,7 @@ class LiveGradients:
         loss, labels = output_part(output, "loss"), batch.arguments.get("labels")
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             return
-        if isinstance(labels, Tensor) and bool((labels != IGNORED).any()):
+        if self.scaled and isinstance(labels, Tensor) and bool((labels != IGNORED).any()):
             batch.reading, batch.shared = self._find(output, batch, labels)
         batch.loss = float(loss.detach())
 

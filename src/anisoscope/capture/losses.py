@@ -29,7 +29,7 @@ class Reading:
 
     def targets(self, labels: Tensor) -> Tensor:
         """The target of every position [B, T]; IGNORED where it has none."""
-        if not self.shifted:
+        if not self.shifted or labels.dim() != 2:  # one label for a whole context has nowhere to be shifted to
             return labels
         return torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture.gradients import untouched
 from anisoscope.capture.layout import Layout, unwrapped
+from anisoscope.capture.live import MicroBatch
 from anisoscope.capture.readers import stream_readers
 from anisoscope.capture.sites import Site
 from anisoscope.metrics.frequency import entropy
@@ -19,6 +20,7 @@ from anisoscope.runs.bank import Bank
 from anisoscope.runs.cards import card_sites, cards
 from anisoscope.runs.energies import Record, holm_records, placed
 from anisoscope.runs.measure import Setup, evaluate_bank, leave_unseen_out, make_plan
+from anisoscope.runs.monitor_checks import unseen
 from anisoscope.runs.probe import Probe
 from anisoscope.runs.proxies import Label, Proxy
 from anisoscope.runs.remarks import remarks, rows_seen
@@ -104,6 +106,20 @@ class Instruments:
             records.append({**place, "metric": "unigram_entropy", "value": entropy(self.study.counts), "layer": 0})
         beside = [*self._tables(rows), *self._weights(rows)]
         return [*records, *beside, *holm_records(beside)]
+
+    def measure_shown(self, rows: StepRows, seen: Sequence[MicroBatch], bank: Bank | None) -> list[Record]:
+        """The geometry of a training batch alone: what its loss is does not matter, only that it was learned from."""
+        learned = [batch for batch in seen if batch.learned_from()]
+        if not learned:
+            raise unseen(rows.step, forward=bool(seen))
+        if bank is None:
+            return []
+        for batch in learned:
+            batch.feed(bank)
+        absent = [str(site) for site in self.sites if site not in bank.sites]
+        if absent:  # some models leave out whole layers in training
+            self._note(f"step {rows.step}: nothing came through {', '.join(absent)} (layers dropped in training?)")
+        return self.measure(rows, bank)
 
     def left_out(self, rows: StepRows) -> bool:
         """Whether a step has nothing to test, which is noted: a training run is not stopped for it."""

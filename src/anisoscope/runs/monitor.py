@@ -34,7 +34,7 @@ from anisoscope.runs.checking import what_is_read
 from anisoscope.runs.energies import Record
 from anisoscope.runs.instruments import Instruments, make_probe
 from anisoscope.runs.measure import ATTENTION_KINDS, prepare
-from anisoscope.runs.monitor_checks import check_learning, listed, loss_factor, width_of
+from anisoscope.runs.monitor_checks import check_learning, listed, loss_factor, unseen, width_of
 from anisoscope.runs.monitor_store import MonitorStore
 from anisoscope.runs.plan import PLANS, TangentPlan, choose_plan, more_sites
 from anisoscope.runs.rowmap import RowMap, beside, write_map
@@ -121,7 +121,9 @@ class Monitor:
         if probe is not None:
             self.probe = make_probe(self.instruments, listed(probe), loss=loss, batch_size=batch_size)
         extra = [s for s in setup.captured if s not in sites] if requests and probe is None else []
-        self.live = LiveGradients(self.model, sites, layout=layout, extra=extra) if self.live_wanted else None
+        self.live = None
+        if self.live_wanted:
+            self.live = LiveGradients(self.model, sites, layout=layout, extra=extra, scaled=study is not None)
         self.live_study = study
         if self.live_wanted and probe is not None and chosen is not None:
             self.live_study = TangentStudy(chosen, counts, total, "live")
@@ -268,6 +270,8 @@ class Monitor:
         self, step: int, seen: list[MicroBatch], bank: Any, said: tuple[str, int | None, float]
     ) -> list[Record]:
         rows = StepRows(step)
+        if self.instruments.study is None:
+            return self.instruments.measure_shown(rows, seen, bank)
         if seen and not any(batch.has_targets() for batch in seen):
             raise AnisoscopeError(
                 f"every label of step {step} is ignored (-100), so there is no loss; expected labels somewhere: "
@@ -282,11 +286,7 @@ class Monitor:
             rows.add_fit(live_pass(batch, self.instruments.sites, half=0))
             rows.add_test(live_pass(batch, self.instruments.sites, half=1), factor=factor)
         if not rows.test:
-            what = "no backward pass" if seen else "no forward pass"
-            raise AnisoscopeError(
-                f"{what} was seen in step {step}, which was to be measured; run the model's forward and "
-                "loss.backward() inside `with monitor.step(…)`, and attach the monitor before torch.compile."
-            )
+            raise unseen(step, forward=bool(seen))
         if self.probe is None:
             return self.instruments.measure(rows, bank)
         if self.live_study is None or self.instruments.left_out(rows):

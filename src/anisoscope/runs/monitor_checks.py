@@ -49,3 +49,12 @@ def loss_factor(batch: MicroBatch, loss: str, tokens: int | None, scale: float, 
     if loss == "mean" and not tokens:
         raise AnisoscopeError('loss="mean" needs tokens=, the number of target tokens that the mean was taken over.')
     return (tokens or 1) / scale if loss == "mean" else 1.0 / scale
+
+
+def unseen(step: int, *, forward: bool) -> AnisoscopeError:
+    """A step that was to be measured and in which nothing was learned."""
+    what = "no backward pass" if forward else "no forward pass"
+    return AnisoscopeError(
+        f"{what} was seen in step {step}, which was to be measured; run the model's forward and loss.backward() inside "
+        "`with monitor.step(…)`, and attach the monitor before torch.compile."
+    )
