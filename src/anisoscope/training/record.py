@@ -7,13 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import nn
 
-from anisoscope.capture.modality import modalities_of, row_words
+from anisoscope.capture.layout import find_layout
+from anisoscope.metrics.metric import STREAM_KINDS
 from anisoscope.runs import memory
+from anisoscope.runs.checking import what_is_read
 from anisoscope.runs.opening import opening
 from anisoscope.runs.store import RunFolder
+from anisoscope.runs.table import Table
 from anisoscope.training.config import Course
 
 
@@ -58,13 +63,11 @@ class Record:
     def describe_model(self, model: nn.Module, tokenizer: Any = None) -> None:
         """Which model it is, in the words of `profile`."""
         parameter = next(model.parameters())
-        modality = modalities_of(model, ["single"], tokenizer)
         entry = {
             "key": self.folder.path.name,
             "name": self.config.arm,
             **self.config.entry,
-            "modality": modality,
-            "rows": row_words(modality),
+            **what_is_read(model, ["single"], tokenizer, layout=find_layout(model)),
             "architecture": type(model).__name__,
             "parameters": sum(p.numel() for p in model.parameters()),
             "layers": self.config.layers,
@@ -85,6 +88,8 @@ class Record:
         self.about["status"] = status
         if error is not None and str(error):
             self.about["error"] = str(error).splitlines()[0]
+        if status == "complete" and (self.folder.path / "table.parquet").is_file():
+            self.about["models"][0] |= rows_seen(self.folder.table())
         self._write()
 
     def _write(self) -> None:
@@ -93,3 +98,17 @@ class Record:
         if torch.cuda.is_available():
             self.about["peak_cuda_memory_mb"] = round(torch.cuda.max_memory_allocated() / memory.MIB)
         self.folder.write_about(self.about)
+
+
+def rows_seen(table: Table) -> dict[str, int]:
+    """How many rows, in how many contexts, the site of the stream that saw most was measured on; none without any.
+
+    >>> row = {"metric": "drift", "kind": "resid", "layer": 1, "value": 1.0, "n": 64, "contexts": 4}
+    >>> rows_seen(Table.from_records([row, {**row, "n": 9}, {**row, "kind": "training", "n": 99}]))
+    {'row_count': 64, 'contexts': 4}
+    """
+    arrow = table.arrow
+    stream = pc.is_in(arrow["kind"], value_set=pa.array(sorted(STREAM_KINDS), pa.string()))
+    kept = arrow.filter(pc.and_(stream, pc.is_null(arrow["head"])))
+    counts = {name: pc.max(kept[column]).as_py() for name, column in (("row_count", "n"), ("contexts", "contexts"))}
+    return {name: int(count) for name, count in counts.items() if count}

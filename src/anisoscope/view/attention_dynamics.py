@@ -6,7 +6,7 @@ The page carries the numbers once, in as much detail as fits, and its script (at
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from anisoscope.view.words import number, plural
 
 SIZE = 230_000  # characters of JSON
 STEPS = (40, 24, 16, 12, 8, 5, 3, 2, 1)
+ENOUGH = 12  # steps that are kept before further seeds are
 PANELS = 12  # small multiples at once; more layers are on further pages of them
 SCALES = ("one scale for all layers", "each layer on its own scale", "angles alone (of paths: each layer on its own)")
 CROWDED = 256  # heads from which one long arm would make all the others too short to read
@@ -38,6 +39,8 @@ def attention_section(found: Sequence[Heads], catalogue: Catalogue) -> tuple[dic
     over_time = any(len(heads.steps) > 1 for heads in everyone)
     if not any(heads.planes for heads in everyone) and not over_time:
         return {}, {}
+    if over_time:  # a model that was not followed has nothing to show at a step
+        everyone = [heads for heads in everyone if heads.steps != (None,)]
     data, left_out = _fitting(everyone, catalogue, over_time=over_time)
     section: dict[str, Any] = {"data": data, "heads": {}, "paths": {}, "sharp": {}, "left_out": left_out}
     specs: dict[str, Spec] = {}
@@ -55,21 +58,36 @@ def attention_section(found: Sequence[Heads], catalogue: Catalogue) -> tuple[dic
 
 
 def _fitting(everyone: Sequence[Heads], catalogue: Catalogue, *, over_time: bool) -> tuple[dict[str, Any], list[str]]:
-    """The numbers of as many steps, and then of as many models, as a page can carry."""
+    """The numbers of as many steps and models as a page can carry: further seeds go before steps do."""
     every = sorted({step for heads in everyone for step in heads.steps if step is not None})
-    count = len(everyone)
-    while True:
-        for most in STEPS:
-            steps = few(every, most)
-            data = _data(everyone[:count], steps, catalogue, over_time=over_time)
-            if len(json.dumps(data)) <= SIZE:
-                break
-        if len(json.dumps(data)) <= SIZE or count == 1:
+    for shown, most in _choices(everyone, len(every)):
+        steps = few(every, most)
+        data = _data(shown, steps, catalogue, over_time=over_time)
+        if len(json.dumps(data)) <= SIZE:
             break
-        count = max(1, count // 2)
     left_out = [f"{len(steps)} of {len(every)} steps"] if len(steps) < len(every) else []
-    left_out += [f"the heads of {count} of {len(everyone)} models"] if count < len(everyone) else []
-    return data, left_out
+    return data, left_out + _models_left(shown, everyone)
+
+
+def _choices(everyone: Sequence[Heads], steps: int) -> Iterator[tuple[Sequence[Heads], int]]:
+    """What to try, the fullest first: all seeds with enough steps, then fewer seeds, fewer steps, fewer models."""
+    for turn in range(max(heads.turn for heads in everyone), -1, -1):
+        shown = [heads for heads in everyone if heads.turn <= turn]
+        yield from ((shown, most) for most in STEPS if most >= min(steps, ENOUGH) or not turn)
+    while len(shown) > 1:
+        shown = shown[: len(shown) // 2]
+        yield from ((shown, most) for most in STEPS)
+
+
+def _models_left(shown: Sequence[Heads], everyone: Sequence[Heads]) -> list[str]:
+    """What is said of models and seeds that do not fit."""
+    if len(shown) == len(everyone):
+        return []
+    firsts = sum(not heads.turn for heads in everyone)
+    if len(shown) < firsts:
+        return [f"the heads of {len(shown)} of {firsts} models"]
+    seeds = 1 + max(heads.turn for heads in shown)
+    return ["the first seed of each model" if seeds == 1 else f"the first {seeds} seeds of each model"]
 
 
 def _data(everyone: Sequence[Heads], steps: Sequence[int], catalogue: Catalogue, *, over_time: bool) -> dict[str, Any]:

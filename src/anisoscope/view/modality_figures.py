@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anisoscope.view.drift_scatter import DRIFT, IDENTITY, aside_of, units_of
+from anisoscope.view.drift_table import mean_words
 from anisoscope.view.figures import DASHES, RULES, WIDTH, _save, few_powers, plain
 from anisoscope.view.modalities import (
     Comparison,
-    Record,
+    common_state,
     counted,
     dashes_of,
     hue_of,
     interval_words,
+    over_seeds,
     owner_of,
     state_of,
 )
 from anisoscope.view.palette import Paper
+from anisoscope.view.seeds import Bundle, bundles_of, in_front
 from anisoscope.view.shape_figures import _grid
 from anisoscope.view.traces import wants_log
 from anisoscope.view.words import finite
@@ -46,8 +49,9 @@ def write_modality_figures(folder: Path, found: Comparison) -> list[Path]:
         if len(found.modalities) > 1:
             drawn["modalities"] = modality_figure(found)
         if found.scattered:
-            drawn["drift-and-cosine"] = scatter_figure(found.scattered[:MOST])
-            near = [r for r in found.scattered if finite(r["near_identity"]) is not None]
+            bundles, _ = in_front(bundles_of(found.scattered))
+            drawn["drift-and-cosine"] = scatter_figure(bundles[:MOST])
+            near = [bundle for bundle in bundles if bundle.values("near_identity")]
             drawn |= {"drift-near-identity": scatter_figure(near[:MOST], squared=True)} if near else {}
         if len(units_of(found)) > 1:
             drawn["drift-and-cosine-pooled"] = pooled_figure(found)
@@ -56,20 +60,29 @@ def write_modality_figures(folder: Path, found: Comparison) -> list[Path]:
 
 
 def modality_figure(found: Comparison) -> Figure:
-    """Average cosine over relative depth; colours are modalities, hollow diamonds are not explained by drift."""
+    """Average cosine over relative depth; colours are modalities, hollow diamonds are not explained by drift.
+
+    Lines are means over seeds; untrained weights are pale and share one entry of the legend.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH * 1.5, 2.6 + 0.13 * -(-len(found.rows) // 2)), layout="constrained")
+    bundles = bundles_of(found.rows)
+    front, behind = in_front(bundles)
+    dashes = dashes_of(bundles)
+    figure = Figure(figsize=(WIDTH * 1.5, 2.6 + 0.13 * -(-(len(front) + bool(behind)) // 2)), layout="constrained")
     axes = figure.subplots()
     told = {owner_of(record): record for record in found.records}
-    dashes = dashes_of(found.rows)
-    for row in found.rows:
-        points = counted(told[owner_of(row)])
+    for bundle in [*behind, *front]:
+        pale = bundle in behind
+        points = over_seeds([counted(told[owner_of(row)]) for row in bundle.members])
         x, y = ([p[name] for p in points] for name in ("depth", "cosine"))
-        style: Any = DASHES[dashes[owner_of(row)]]
-        label = plain(f"{row['label']} ({row['modality']})")
-        colour = Paper().series(hue_of(row["modality"]))
-        axes.plot(x, y, color=colour, linestyle=style, linewidth=1.0, label=label, **MARKS[state_of(row)])
+        style: Any = DASHES[dashes[owner_of(bundle.first)]]
+        label = None if pale else plain(f"{bundle.label} ({bundle.modality})")
+        looks: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.35} if pale else MARKS[common_state(bundle, state_of)]
+        colour = Paper().series(hue_of(bundle.modality))
+        axes.plot(x, y, color=colour, linestyle=style, label=label, **{"linewidth": 1.0} | looks)
+    if behind:
+        axes.plot([], [], color="#888888", linewidth=0.6, alpha=0.6, label=f"untrained weights ({len(behind)}, pale)")
     axes.set_xlabel("Relative depth")
     axes.set_ylabel("Average cosine")
     spacing = {"handlelength": 2.4, "labelspacing": 0.25, "columnspacing": 1.2, "borderaxespad": 0.1}
@@ -77,32 +90,39 @@ def modality_figure(found: Comparison) -> Figure:
     return figure
 
 
-def scatter_figure(records: Sequence[Record], *, squared: bool = False) -> Figure:
+def scatter_figure(bundles: Sequence[Bundle], *, squared: bool = False) -> Figure:
     """Average cosine against drift (or the squared relative drift, a near-identity) over layers, a panel per stack."""
-    figure, grid = _grid(len(records), 1.75)
-    for axes, record in zip(grid.flat, records, strict=False):
-        _scatter(axes, record, squared=squared)
-        axes.set_title(plain(_title(record, squared=squared)), fontsize=7, loc="left")
+    figure, grid = _grid(len(bundles), 1.75)
+    for axes, bundle in zip(grid.flat, bundles, strict=False):
+        _scatter(axes, bundle, squared=squared)
+        axes.set_title(plain(_title(bundle, squared=squared)), fontsize=7, loc="left")
     name = f"{IDENTITY}, near-identity" if squared else DRIFT
     figure.supxlabel(plain(name[:1].upper() + name[1:]), fontsize=8)
     figure.supylabel("Average cosine", fontsize=8)
     return figure
 
 
-def _title(record: Record, *, squared: bool) -> str:
+def _title(bundle: Bundle, *, squared: bool) -> str:
+    record, name = bundle.first, ", ".join(part for part in (bundle.label, bundle.seeds) if part)
     if squared:
-        return f"{record['label']}\nPearson {interval_words(record['near_identity'], None, None)}"
-    ends = [interval_words(record[n], record[f"{n}_low"], record[f"{n}_high"]) for n in ("pearson", "spearman")]
-    return f"{record['label']}\nr {ends[0]}, ρ {ends[1]}"
+        return f"{name}\nPearson {interval_words(bundle.mean('near_identity'), None, None)}"
+    if bundle.seeds:
+        ends = [mean_words(bundle, n) for n in ("pearson", "spearman")]
+    else:
+        ends = [interval_words(record[n], record[f"{n}_low"], record[f"{n}_high"]) for n in ("pearson", "spearman")]
+    return f"{name}\nr {ends[0]}, ρ {ends[1]}"
 
 
-def _scatter(axes: Axes, record: Record, *, squared: bool) -> None:
+def _scatter(axes: Axes, bundle: Bundle, *, squared: bool) -> None:
     name, power = ("relative_drift", 2) if squared else ("drift", 1)
-    points = [p for p in counted(record) if finite(p[name]) is not None]
-    x, y = [p[name] ** power for p in points], [p["cosine"] for p in points]
-    axes.plot(x, y, color="#bbbbbb", linewidth=0.7, zorder=1)
-    axes.scatter(x, y, s=11, color=[Paper().sequence(p["depth"]) for p in points], zorder=2)
-    if wants_log(x):
+    every: list[float] = []
+    for record in bundle.members:
+        points = [p for p in counted(record) if finite(p[name]) is not None]
+        x, y = [p[name] ** power for p in points], [p["cosine"] for p in points]
+        every += x
+        axes.plot(x, y, color="#bbbbbb", linewidth=0.7, zorder=1)
+        axes.scatter(x, y, s=11, color=[Paper().sequence(p["depth"]) for p in points], zorder=2)
+    if wants_log(every):
         axes.set_xscale("log")
         few_powers(axes.xaxis, 4)
     else:
@@ -126,6 +146,8 @@ def pooled_figure(found: Comparison) -> Figure:
         axes.scatter(x, np.asarray(unit.two) + 0.5, s=9, color=colour, alpha=0.75, **label)
     whole = found.pooled[0]
     axes.set_title(f"ρ {interval_words(whole['spearman'], whole['low'], whole['high'])}", fontsize=8, loc="left")
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="Rank of drift within its model", ylabel="Rank of average cosine")
+    axes.set(
+        xlim=(-0.06, 1.06), ylim=(-0.03, 1.03), xlabel="Rank of drift within its model", ylabel="Rank of average cosine"
+    )
     figure.legend(loc="outside upper left", frameon=False, ncols=3, handletextpad=0.1, borderaxespad=0.1)
     return figure

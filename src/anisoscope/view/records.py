@@ -14,7 +14,7 @@ from anisoscope.view.findings import Mean, mean_over_blocks
 from anisoscope.view.inputs import modality_told
 from anisoscope.view.series import Sheet
 from anisoscope.view.tables import default_metrics
-from anisoscope.view.words import number, plural, site_name, spans
+from anisoscope.view.words import number, plural, shortened, site_name, spans
 
 COLUMNS = (
     "model", "revision", "data", "step", "stack", "layer", "kind", "group", "metric", "variant",
@@ -98,26 +98,17 @@ def _millions(value: Any) -> str:
     return f"{int(value):,}"
 
 
-def warnings(abouts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each warning once, in order; a model's own notes carry its name."""
-    said = [str(w) for about in abouts for w in about.get("warnings") or []]
-    for about in abouts:
-        for model in about.get("models") or []:
-            said += [f"{model.get('name', 'model')}: {note}" for note in model.get("notes") or []]
-    return list(dict.fromkeys(said))
-
-
 def dropped(abouts: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Rows that were left out, by model and reason."""
-    found = []
+    """Rows that were left out, by model and reason; models that lost the same, as seeds of one do, share a line."""
+    found: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
     for about in abouts:
         for model in about.get("models") or []:
             reasons = [
                 (str(k).replace("_", " "), f"{v:,}") for k, v in (model.get("dropped") or {}).items() if v is not None
             ]
             if reasons:
-                found.append((str(model.get("name") or "unnamed"), reasons))
-    return found
+                found.setdefault(tuple(reasons), {})[str(model.get("name") or "unnamed")] = None
+    return [(shortened(list(names)), list(reasons)) for reasons, names in found.items()]
 
 
 def notes(sheet: Sheet) -> dict[str, list[dict[str, str]]]:
@@ -169,13 +160,16 @@ def settings(about: Mapping[str, Any], path: str) -> dict[str, Any]:
         ("Versions", flat({"anisoscope": about.get("anisoscope"), **(about.get("versions") or {})})),
         ("Data", flat(about.get("data") or {})),
     ]
+    models = []
     for model in about.get("models") or []:
         shown = {k: v for k, v in model.items() if k not in ("notes", "dropped")}
-        groups.append((f"Model: {model.get('name', 'unnamed')}", flat(shown)))
+        models.append((f"Model: {model.get('name', 'unnamed')}", flat(shown)))
     return {
         "command": command if isinstance(command, str) else _shell(command),
         "path": path,
-        "groups": [(name, pairs) for name, pairs in groups if pairs],
+        "groups": [(name, pairs) for name, pairs in [*groups, *models] if pairs],
+        "facts": [(name, pairs) for name, pairs in groups if pairs],
+        "models": [(name, pairs) for name, pairs in models if pairs],
     }
 
 

@@ -20,11 +20,12 @@ from anisoscope.view.findings import find
 from anisoscope.view.inputs import data_phrase
 from anisoscope.view.maps import spectra_by_owner
 from anisoscope.view.modalities import modality_findings
-from anisoscope.view.records import block_means, csv_link, dropped, glossary, model_facts, notes, settings, warnings
+from anisoscope.view.records import block_means, csv_link, dropped, glossary, model_facts, notes, settings
 from anisoscope.view.sections import Sections, shared_sections, write_section_figures
 from anisoscope.view.series import Sheet, Source, short_names
 from anisoscope.view.tables import table_html
 from anisoscope.view.training import is_training
+from anisoscope.view.warned import warnings
 from anisoscope.view.words import listed
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ def _context(
         "legend": desk.legend(),
         "findings": [*modality_findings(shared.comparison), *find(sheet, abouts)],
         "models": model_facts(sheet, abouts),
+        "random_facts": [],
         "means": block_means(sheet),
         "warnings": warnings(abouts),
         "dropped": dropped(abouts),

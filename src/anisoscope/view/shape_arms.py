@@ -149,7 +149,11 @@ def sites_of(history: History, measure: ShapeMeasure, arms: Sequence[Arm]) -> li
 
 def arm_line(history: History, arm: Arm, measure: ShapeMeasure, site: Site) -> Line:
     """The line of an arm: its own where it has one seed; else means over seeds, from the lowest to the highest."""
-    lines = [history.line(one, measure.metric, site, measure.variant) for one in arm.learners]
+    return seeds_mean([history.line(one, measure.metric, site, measure.variant) for one in arm.learners])
+
+
+def seeds_mean(lines: Sequence[Line]) -> Line:
+    """One line as it is; of several the means at each step, from the lowest to the highest."""
     if len(lines) == 1:
         return lines[0]
     steps: dict[int, list[Mark]] = defaultdict(list)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from anisoscope.view.charts import Chart
-from anisoscope.view.shape_arms import arms_of
+from anisoscope.view.shape_arms import Arm, arms_of, seeds_mean
 from anisoscope.view.traces import Spec
 from anisoscope.view.training import LOOP, TANGENT, History, Learner, Line, Site, known, last, options_of
 from anisoscope.view.training_board import Board, Choice, Option, Switch, Views
@@ -28,6 +29,7 @@ METRIC = "gradient_energy"
 PANELS = (("loss", "probe_loss"), ("gradient_norm",), ("learning_rate",))
 TITLES = {"loss": "Loss", "gradient_norm": "Gradient norm", "learning_rate": "Learning rate"}
 MOST = 240
+THIN = 0.9
 
 
 def course_section(board: Board) -> dict[str, Any]:
@@ -40,18 +42,20 @@ def course_section(board: Board) -> dict[str, Any]:
 def _loop_chart(board: Board, names: Sequence[str], time: Time) -> Chart | None:
     data: list[Spec] = []
     averaged, told = False, []
-    for learner in board.history.learners:
+    for arm in _arms(board.history):
         for name in names:
-            line = logged(board.history, learner, name)
-            averaged |= len(line) > MOST
-            look = _loop_look(board, learner, name, both="loss" in names and len(names) > 1)
-            data += traces_of(
-                over_steps(thinned(line, time, MOST), time),
-                look,
-                palette=board.palette,
-                line=owner(board.history, learner)[0],
-            )
-            told += [f"{look.name}: {course_words(found)}"] if (found := known(line)) else []
+            lines = [logged(board.history, learner, name) for learner in arm.learners]
+            whole = seeds_mean(lines)
+            averaged |= len(whole) > MOST
+            look = _loop_look(board, arm, name, both="loss" in names and len(names) > 1)
+            drawn = [(whole, look)]
+            if len(lines) > 1 and look.width > THIN:  # of the paler one of two only the mean
+                faint = replace(look, colour=board.palette.series(_hue(board.history, arm), 0.35), width=THIN)
+                drawn = [*((line, replace(faint, marks=0, band="", interval=False)) for line in lines), *drawn]
+            for line, how in drawn:
+                dots = over_steps(thinned(line, time, MOST), time)
+                data += traces_of(dots, how, palette=board.palette, line=arm.line)
+            told += [f"{look.name}: {course_words(found)}"] if (found := known(whole)) else []
     if not values_in(data):
         return None
     layout = flat_layout(board.palette, time.axis(board.palette))
@@ -71,23 +75,31 @@ def logged(history: History, learner: Learner, metric: str) -> Line:
     return history.line_at(min(keys, key=lambda key: len(key[4]))) if keys else ()
 
 
-def owner(history: History, learner: Learner) -> tuple[int, int]:
-    """The line of the legend that shows and hides a learner, and its colour; seeds of a model may share one."""
-    if not history.metrics().isdisjoint(TANGENT):
-        return learner.index, learner.index
-    arm = next(arm for arm in arms_of(history) if learner in arm.learners)
-    return arm.line, arm.index
+def _arms(history: History) -> list[Arm]:
+    """The models with their seeds together, as the legend has them; apart where gradients are told of each."""
+    if history.metrics().isdisjoint(TANGENT):
+        return arms_of(history)
+    return [Arm(one.index, one.label, one.model, one.role, one.blocks, (one,)) for one in history.learners]
 
 
-def _loop_look(board: Board, learner: Learner, metric: str, *, both: bool) -> Look:
+def _hue(history: History, arm: Arm) -> int:
+    """The colour of the legend."""
+    return arm.index if history.metrics().isdisjoint(TANGENT) else arm.line
+
+
+def _loop_look(board: Board, arm: Arm, metric: str, *, both: bool) -> Look:
     probe = metric == "probe_loss"
     several = len(board.history.learners) > 1
     words = {"loss": "training", "probe_loss": "probe"}.get(metric, "") if both else ""
-    name = " · ".join(part for part in (learner.label if several else "", words) if part) or board.entry(metric).title
-    hue = owner(board.history, learner)[1]
+    seeds = f"mean of {len(arm.learners)} seeds" if len(arm.learners) > 1 else ""
+    parts = (arm.label if several else "", words, seeds)
+    name = " · ".join(part for part in parts if part) or board.entry(metric).title
+    hue = _hue(board.history, arm)
     colour = board.palette.series(hue, 1.0 if probe or not both else 0.55)
-    band = board.palette.series(hue, 0.16) if probe else ""
-    return Look(name, colour, band, width=1.9 if probe else 1.3, marks=5 if probe else 0, interval=probe)
+    band = board.palette.series(hue, 0.16) if probe and not seeds else ""
+    pale = both and not probe
+    return Look(name, colour, band, width=THIN if pale and seeds else 1.9 if probe else 1.3, marks=5 if probe else 0,
+                interval=probe and not seeds)  # fmt: skip
 
 
 def elsewhere_section(board: Board) -> dict[str, Any]:

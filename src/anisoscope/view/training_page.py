@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.charts import Desk
 from anisoscope.view.concepts import concept_cards
+from anisoscope.view.inputs import random_models
 from anisoscope.view.modalities import modality_findings
-from anisoscope.view.records import dropped, model_facts, settings, warnings
+from anisoscope.view.records import dropped, model_facts, settings
 from anisoscope.view.sections import shared_sections, write_section_figures
 from anisoscope.view.series import Sheet, Source
 from anisoscope.view.shape_arms import arms_of
@@ -29,6 +30,7 @@ from anisoscope.view.training_frequency import frequency_section
 from anisoscope.view.training_records import last_rows, page_table, step_notes
 from anisoscope.view.training_words import entry_of, ordered
 from anisoscope.view.verdicts import common_scope, measured, verdict_claims, verdict_counts
+from anisoscope.view.warned import warnings
 from anisoscope.view.words import plural
 
 if TYPE_CHECKING:
@@ -49,14 +51,15 @@ def training_context(folder: Path, runs: Sequence[RunView], catalogue: Catalogue
     figures = write_training_figures(folder, history)
     figures += write_shape_figures(folder, history, catalogue, verdicts)
     figures += write_section_figures(folder, shared)
-    claims = verdict_claims(verdicts)
+    random, _ = random_models([run.about for run in runs])
+    claims = verdict_claims(verdicts, random)
     return {
         **sections,
         **shared.sections,
         **_bookkeeping(runs, history, catalogue),
         "claims": claims,
         "scope": common_scope(claims),
-        "counts": verdict_counts(verdicts),
+        "counts": verdict_counts(verdicts, random),
         "flags": checkpoint_flags(history, [run.about for run in runs]),
         "subjects": len({str(v.get("subject") or "") for v in measured(verdicts)}),
         "concepts": concept_cards([concept for run in runs for concept in run.concepts]),
@@ -74,7 +77,7 @@ def training_context(folder: Path, runs: Sequence[RunView], catalogue: Catalogue
 def _bookkeeping(runs: Sequence[RunView], history: History, catalogue: Catalogue) -> dict[str, Any]:
     abouts = [run.about for run in runs]
     return {
-        "models": _facts(abouts, history),
+        **_apart(_facts(abouts, history), random_models(abouts)[0]),
         "means": {},
         "warnings": warnings(abouts),
         "dropped": dropped(abouts),
@@ -170,3 +173,11 @@ def _facts(abouts: Sequence[Mapping[str, Any]], history: History) -> list[dict[s
         facts = model_facts(Sheet([], Catalogue({})), abouts)
         return [fact for i, fact in enumerate(facts) if fact not in facts[:i]]  # seeds of one model are alike
     return [{"Model": learner.label, "Blocks": str(learner.blocks)} for learner in history.learners]
+
+
+def _apart(facts: Sequence[dict[str, str]], random: Collection[str]) -> dict[str, list[dict[str, str]]]:
+    """Models with random weights are folded away where there are others."""
+    drawn = [fact for fact in facts if fact["Model"] in random]
+    if len(drawn) == len(facts):
+        return {"models": list(facts), "random_facts": []}
+    return {"models": [fact for fact in facts if fact not in drawn], "random_facts": drawn}

@@ -109,6 +109,8 @@ def page_table(sources: Sequence[Source], catalogue: Catalogue) -> dict[str, Any
             break
         tables = [_without(table, unwanted) for table in tables]
         gone += [words] if sum(map(len, tables)) < before else []
+    if sum(map(len, tables)) > ROWS:
+        tables, gone = [_last_steps(table) for table in tables], [*gone, "all steps but the last"]
     left, parts, room = sum(map(len, tables)), [], ROWS
     for table, source in zip(tables, sources, strict=True):
         parts.append(Source(Table(table.arrow.slice(0, room)), source.about, source.path))
@@ -120,3 +122,12 @@ def page_table(sources: Sequence[Source], catalogue: Catalogue) -> dict[str, Any
 def _without(table: Table, unwanted: Callable[[Row], bool]) -> Table:
     rows = table.arrow.select(["kind", "group", "metric", "variant"]).to_pylist()
     return _filtered(table, [not unwanted({name: value or "" for name, value in row.items()}) for row in rows])
+
+
+def _last_steps(table: Table) -> Table:
+    """The rows of each model and seed at its last step, and those of no step."""
+    rows = list(zip(*(table.arrow[name].to_pylist() for name in ("model", "seed", "step")), strict=True))
+    ends: dict[tuple[Any, Any], int] = {}
+    for model, seed, step in rows:
+        ends[model, seed] = max(ends.get((model, seed), 0), step or 0)
+    return _filtered(table, [step is None or step == ends[model, seed] for model, seed, step in rows])

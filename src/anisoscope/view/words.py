@@ -128,6 +128,17 @@ def listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
+def shortened(words: Sequence[str], most: int = 3) -> str:
+    """Words in a sentence; of many the first few, and how many more there are.
+
+    >>> shortened(["a", "b", "c", "d"]), shortened(["a", "b", "c", "d", "e"])
+    ('a, b, c and d', 'a, b, c and 2 more')
+    """
+    if len(words) <= most + 1:  # "and 1 more" would be no shorter than its name
+        return listed(words)
+    return f"{', '.join(words[:most])} and {len(words) - most} more"
+
+
 def plural(count: int, noun: str, many: str = "") -> str:
     """A count with its noun.
 

@@ -282,7 +282,9 @@
   make.rows = function (spec) {
     const arms = cube.rows.arms[String(spec.arm)] || {}, entry = arms[String(picked("rows", 0))];
     if (!entry) return missing(spec, "no rows were kept here, only at:<br>" + Object.keys(arms).map(function (k) { return escaped(cube.rows.places[k]); }).join(", "));
-    const by = cube.rows.colours[picked("rows", 1)] || "", known = Object.keys(entry.at).map(Number).filter(function (s) { return s <= cube.steps[moment()]; });
+    const wanted = cube.rows.colours[picked("rows", 1)] || "", counted = entry.frequency.some(function (f) { return f !== null; });
+    const by = wanted === "frequency" && !counted ? "position" : wanted; /* frames and patches have no frequency */
+    const known = Object.keys(entry.at).map(Number).filter(function (s) { return s <= cube.steps[moment()]; });
     const step = known.length ? Math.max.apply(null, known) : Number(Object.keys(entry.at)[0]), xy = entry.at[String(step)];
     const groups = by === "group" ? Array.from(new Set(entry.group)).sort() : [];
     const far = Math.max.apply(null, entry.position.concat(1));
@@ -305,7 +307,7 @@
       return value({ range: ends(c), nticks: 5, title: { text: "axis " + (c + 1) + share, font: { size: 11 }, standoff: 6 } });
     }
     const key = groups.length > 1 ? groups.slice(0, 8).map(function (name, g) { return '<br><span style="color:' + page.colour("@s" + (g + 1)) + '">●</span> ' + escaped(name || "none"); }).join("") : "";
-    const note = { text: escaped(entry.name) + ", step " + step.toLocaleString("en") + key, align: "left", showarrow: false, xref: "paper", yref: "paper", x: 0.01, y: 0.99, xanchor: "left", yanchor: "top", font: { size: 11 } };
+    const note = { text: escaped(entry.name) + ", step " + step.toLocaleString("en") + (by !== wanted ? ", by position" : "") + key, align: "left", showarrow: false, xref: "paper", yref: "paper", x: 0.01, y: 0.99, xanchor: "left", yanchor: "top", font: { size: 11 } };
     return { data: [{ type: "scatter", mode: "markers", x: xy[0], y: xy[1], text: text, hovertemplate: "%{text}<extra></extra>", showlegend: false,
       marker: { size: 5.5, color: colours, line: { width: 0 } } }], layout: Object.assign({}, spec.layout, { xaxis: axis(0), yaxis: axis(1), annotations: [note] }) };
   };
