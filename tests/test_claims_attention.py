@@ -256,3 +256,18 @@ def test_rows_written_twice_are_harmless() -> None:
     twice = Table(Table.concat([table, table]).arrow, table.about)
     one, two = (evaluate_claims(t, [TOGETHER])[0] for t in (table, twice))
     assert one == two or one.to_dict() == two.to_dict()
+
+
+@pytest.mark.parametrize("sheet", [Course().drifting(query=-0.9), Course().attending(sharp=-0.09)])
+def test_of_a_model_that_hardly_learned_nothing_is_said(sheet: Course) -> None:
+    place = {"layer": None, "depth": None, "kind": "training", "group": "", "variant": "", "head": None}
+    name = TOGETHER if any(row["metric"] == "qk_cosine" for row in sheet.rows) else SHARPENS
+    for last, status in ((5.0, "undecided"), (3.0, "fails")):
+        ends = [(STEPS[0], 5.1), (STEPS[-1], last)]
+        losses = [
+            {**sheet.rows[0], **place, "metric": "loss", "step": s, "value": v, "replicates": None} for s, v in ends
+        ]
+        course = Course()
+        course.rows = [*sheet.rows, *losses]
+        found = judged(name, course)
+        assert found.status == status and ("hardly learned (loss from 5.1 to 5)" in found.why) == (last == 5.0)

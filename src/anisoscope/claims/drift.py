@@ -48,6 +48,7 @@ from anisoscope.claims.part import (
     Status,
     figure,
     judge,
+    left_open,
     outcome,
     span,
     t_interval,
@@ -272,7 +273,7 @@ def _of_stack(stack: Stack) -> Finding:
     aspects = {_FIRST: (_FIRST,)} if len(rest) >= FEWEST_LAYERS else {}
     details = {"step": stream.step, "modality": stream.modality, "points": _points(stream)}
     sentence = functools.partial(_stack_sentence, n=len(stream.pairs()), when=at_step(stream.step))
-    settle = functools.partial(_left_open, reason=_few(list(stream.pairs().values())))
+    settle = functools.partial(left_open, reason=_few(list(stream.pairs().values())))
     return Finding(tuple(parts), sentence, details, settle=settle, aspects=aspects)
 
 
@@ -294,11 +295,6 @@ def _parts(stream: Stream) -> list[Part]:
 
 def _few(pairs: Pairs) -> str:
     return f"{len(pairs)} sites are too few, {FEWEST_LAYERS} are needed" if len(pairs) < FEWEST_LAYERS else ""
-
-
-def _left_open(parts: dict[str, Part], *, reason: str) -> dict[str, Part]:
-    """Several seeds have no more sites than one."""
-    return {name: replace(p, reason=reason or p.reason) if p.needed else p for name, p in parts.items()}
 
 
 def _doubt(stream: Stream, pairs: Pairs, part: Part) -> str:

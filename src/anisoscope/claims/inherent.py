@@ -15,14 +15,14 @@ from dataclasses import replace
 from typing import Any
 
 from anisoscope.claims.claim import attempt, claim
-from anisoscope.claims.evidence import NotHere, Run, Study
+from anisoscope.claims.evidence import NotHere, Study
+from anisoscope.claims.learned import fall, hardly_learned, learned
 from anisoscope.claims.modalities import ANISOTROPIC, DIFFERENCE_MARGIN, MORE, RELU, difference, ends_of, turned
-from anisoscope.claims.part import CORRELATION, Finding, Part, Parts, Status, figure, span
+from anisoscope.claims.part import CORRELATION, Finding, Part, Parts, Status, span
 from anisoscope.claims.quantity import combine
 from anisoscope.claims.streams import Stream, listed, trained_streams, uncounted_note
 
 FEWEST_WITH, FEWEST_WITHOUT = 3, 1  # trained models with attention and without any
-LEARNED = 0.1  # share by which the loss must have fallen
 _WITHOUT = "without attention"
 _LARGEST = "largest cosine: "  # of the blocks of a stack
 
@@ -84,34 +84,14 @@ def _too_few(attention: int, without: int) -> str:
 # whether a model has learned
 
 
-def _losses(run: Run) -> dict[int, float]:
-    """The loss by step, that of the held-out probe where it was measured."""
-    found = run.index.losses
-    courses = found.get((run.model, run.seed)) or found.get((run.model, None)) or {}
-    return courses.get("probe_loss") or courses.get("loss") or {}
-
-
-def _fall(stream: Stream) -> tuple[int, float, float] | None:
-    """The first step with a loss, that loss, and the last one until the step that is judged."""
-    course = {step: loss for step, loss in _losses(stream.run).items() if stream.step is None or step <= stream.step}
-    return (min(course), course[min(course)], course[max(course)]) if len(course) > 1 else None
-
-
-def _learned(fall: tuple[int, float, float] | None) -> bool:
-    return fall is not None and fall[2] < (1 - LEARNED) * fall[1]
-
-
 def _hardly_learned(stream: Stream) -> str:
-    """Words for a model whose loss has hardly fallen since step 0; empty where it has, or where nobody knows."""
-    found = _fall(stream)
-    if found is None or found[0] > 0 or _learned(found):
-        return ""
-    return f"{stream.name} hardly learned (loss from {figure(found[1])} to {figure(found[2])}) and does not count"
+    words = hardly_learned(stream.run, stream.step)
+    return f"{stream.name} {words} and does not count" if words else ""
 
 
 def _unknown(counted: Mapping[str, Stream]) -> str:
     """Names the models of which the table does not tell whether they learned anything."""
-    names = [name for name, stream in counted.items() if not _learned(_fall(stream))]
+    names = [name for name, stream in counted.items() if not learned(fall(stream.run, stream.step))]
     why = "learned anything is not known, since the table has no loss of the first and the last step"
     return f"whether {listed(names)} {why}" if names else ""
 

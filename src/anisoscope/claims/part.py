@@ -218,6 +218,11 @@ def t_interval(values: Sequence[float], *, looks: int = 1) -> tuple[float, float
     return t_quantile(n - 1, among(looks)) * error, t_tail(centre, error, degrees=n - 1)
 
 
+def left_open(parts: dict[str, Part], *, reason: str) -> dict[str, Part]:
+    """Parts that decide nothing, over several seeds neither; as they are where there is no reason."""
+    return {name: replace(p, reason=reason or p.reason) if p.needed else p for name, p in parts.items()}
+
+
 def agreement(parts: Sequence[Part], name: str, *, what: str) -> Part:
     """One part for several that should agree: the weakest where all hold or all fail, else undecided with the count.
 
