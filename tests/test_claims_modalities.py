@@ -289,6 +289,17 @@ def test_a_model_that_hardly_learned_settles_nothing() -> None:
     assert found({5: 2.30, 10: 2.29}).status == "holds", "it may have learned before step 5"
 
 
+def test_what_learned_nothing_or_read_nothing_is_no_evidence_for_a_modality() -> None:
+    rest = sheets([("text", 0.5), ("speech", 0.6)])
+    counted = evaluate_claims(media_table(*rest, _trained(0.02, {0: 2.3, 10: 0.9})), [EVERY])[0]
+    assert counted.status == "fails", "a vision model that learned counts"
+    idle = evaluate_claims(media_table(*rest, _trained(0.02, {0: 2.3, 10: 2.29})), [EVERY])[0]
+    assert idle.status == "holds" and "late hardly learned" in idle.why
+    lost = Media("lost", "vision", entry={"notes": ["WRONG TEXT: its tokenizer …"]}, entropy=9, layers=5).stream(0.02)
+    found = evaluate_claims(media_table(*rest, lost), [EVERY])[0]
+    assert found.status == "holds" and "lost was shown a text that its tokenizer does not know" in found.why
+
+
 def test_the_best_of_many_models_must_be_better_than_luck() -> None:
     """Every stack lies at the margin; uncorrected, 1 − .975¹² = 26 % of such tables would hold."""
     status = []

@@ -99,6 +99,7 @@ def _record(stream: Stream) -> dict[str, Any]:
         "step": stream.step,
         "kind": stream.kind,
         "untrained": stream.untrained,
+        "doubt": stream.doubt,
         "attends": stream.attends,
         "n": len(pairs),
         **_columns("pearson", linear),
@@ -205,7 +206,7 @@ def pooled(table: Table, *, seed: int = 0) -> list[dict[str, Any]]:
     """
     units: dict[str, list[tuple[Unit, Unit]]] = {name: [] for name in ("", *MODALITIES)}
     for study in studies(table, METRICS, proxy="semi_nmf", rank=None, fit="refit"):
-        found = {name: stream for name, stream in streams(study).items() if not stream.untrained}
+        found = {name: stream for name, stream in streams(study).items() if not stream.doubt}
         for stream in (found[name] for name in found if name not in copies(found)):
             if (unit := _unit(stream)) is not None and (linear := _unit(stream, ranked=False)) is not None:
                 for name in ("", stream.modality):

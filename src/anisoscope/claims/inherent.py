@@ -16,7 +16,7 @@ from typing import Any
 
 from anisoscope.claims.claim import attempt, claim
 from anisoscope.claims.evidence import NotHere, Study
-from anisoscope.claims.learned import fall, hardly_learned, learned
+from anisoscope.claims.learned import fall, learned
 from anisoscope.claims.modalities import ANISOTROPIC, DIFFERENCE_MARGIN, MORE, RELU, difference, ends_of, turned
 from anisoscope.claims.part import CORRELATION, Finding, Part, Parts, Status, span
 from anisoscope.claims.quantity import combine
@@ -53,10 +53,8 @@ def not_inherent(study: Study) -> dict[str, Finding]:
 
 def _not_inherent(study: Study) -> Finding:
     found = trained_streams(study)
-    lost = {name: words for name, stream in found.items() if (words := _hardly_learned(stream))}
-    counted = {name: stream for name, stream in found.items() if name not in lost}
-    attention = {name: s for name, s in counted.items() if s.attends}
-    without = {name: s for name, s in counted.items() if not s.attends}
+    attention = {name: s for name, s in found.items() if s.attends}
+    without = {name: s for name, s in found.items() if not s.attends}
     if not attention:
         raise NotHere(f"{FEWEST_WITH} trained models with attention that have average_cosine at blocks", MORE)
     routes = 2 if without else 1
@@ -66,9 +64,9 @@ def _not_inherent(study: Study) -> Finding:
         parts.append(difference(_WITHOUT, *sides, margin=-DIFFERENCE_MARGIN, looks=routes))
     models = [len({stream.model for stream in side.values()}) for side in (attention, without)]
     names = {"attention": list(attention), "without attention": list(without)}
-    details: dict[str, Any] = {"models": names, "ends": ends_of(found), "hardly_learned": list(lost)}
+    details: dict[str, Any] = {"models": names, "ends": ends_of(found)}
     details |= {"missing": True} if sum(models) < 2 else {}
-    note = "; ".join(filter(None, (*lost.values(), _unknown(counted), RELU if without else "", uncounted_note(study))))
+    note = "; ".join(filter(None, (_unknown(found), RELU if without else "", uncounted_note(study))))
     settle = functools.partial(_either, few=_too_few(*models))
     return Finding(tuple(parts), _either_sentence, details, settle=settle, scope="for these models", note=note)
 
@@ -82,11 +80,6 @@ def _too_few(attention: int, without: int) -> str:
 
 
 # whether a model has learned
-
-
-def _hardly_learned(stream: Stream) -> str:
-    words = hardly_learned(stream.run, stream.step)
-    return f"{stream.name} {words} and does not count" if words else ""
 
 
 def _unknown(counted: Mapping[str, Stream]) -> str:

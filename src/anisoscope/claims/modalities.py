@@ -45,7 +45,7 @@ MORE = "profile models of other modalities too and give all runs to `anisoscope 
 
 
 _KEPT = (  # of what `correlations` tells
-    *("model", "stack", "subject", "modality", "role", "seed", "step", "kind", "untrained", "attends"),
+    *("model", "stack", "subject", "modality", "role", "seed", "step", "kind", "untrained", "doubt", "attends"),
     *("pearson", "pearson_low", "pearson_high", "pearson_p"),
     *("spearman", "spearman_low", "spearman_high", "spearman_p", "explained", "note"),
 )
@@ -113,7 +113,8 @@ def anisotropic_in_every_modality(study: Study) -> dict[str, Finding]:
     spans both where it has two, and is over models (t) from three on; it speaks for the models that it names.
     Two of the five modalities are needed at least, of which convolution is one, and how many were seen is told; how it
     stands without convolution, and in every single model, is told beside, and models that are not anisotropic are
-    named. Models with untrained weights do not count.
+    named. Models with untrained weights do not count, nor do those that hardly learned (a loss that fell by less than a
+    tenth since step 0) or were shown a text of unknown tokens.
     """
     return {"modalities": attempt(_every_modality, study, margin=ANISOTROPIC)}
 

@@ -13,12 +13,14 @@ from typing import Any
 
 from anisoscope.claims.blocks import Stack, last_step, stacks
 from anisoscope.claims.evidence import Cell, NotHere, Reading, Readings, Run, Study
+from anisoscope.claims.learned import hardly_learned
 from anisoscope.claims.quantity import Quantity, mean
 
 SOURCE = "Godey et al. 2024, Anisotropy Is Inherent to Self-Attention in Transformers, arXiv:2401.12143"
 MODALITIES = ("text", "characters", "speech", "vision", "convolution")
 CONVOLUTION = "convolution"
 METRICS = ("average_cosine", "drift", "mean_norm", "relative_drift", "explained_by_drift")
+UNTRAINED = "has untrained weights"
 MOST_NAMED = 4  # in a sentence
 _ATTENTION = ("query", "key", "scores")
 _NOT_MEASURED = "measure it with --metrics average_cosine,drift,mean_norm,explained_by_drift"
@@ -65,6 +67,16 @@ class Stream:
         """Whether its weights are those of an initialisation."""
         notes = self.run.entry.get("notes") or ()
         return self.step == 0 or any(str(note).startswith("random weights") for note in notes)
+
+    @property
+    def doubt(self) -> str:
+        """Why it says nothing about what models learn, in words; empty where it may."""
+        notes = self.run.entry.get("notes") or ()
+        if self.untrained:
+            return UNTRAINED
+        if any(str(note).startswith("WRONG TEXT") for note in notes):
+            return "was shown a text that its tokenizer does not know"
+        return hardly_learned(self.run, self.step)
 
     @property
     def attends(self) -> bool:
@@ -122,7 +134,10 @@ def streams(study: Study) -> dict[str, Stream]:
 
 
 def trained_streams(study: Study) -> dict[str, Stream]:
-    """Those of trained models, copies once: what an initialisation is like says nothing about what attention learns."""
+    """Those of models that learned, on data they know, copies once.
+
+    What an initialisation is like says nothing about what attention learns.
+    """
     found = _trained(study)
     if not found:
         raise NotHere("average_cosine at the blocks of a trained model", _NOT_MEASURED)
@@ -131,7 +146,7 @@ def trained_streams(study: Study) -> dict[str, Stream]:
 
 
 def _trained(study: Study) -> dict[str, Stream]:
-    return {name: stream for name, stream in streams(study).items() if not stream.untrained}
+    return {name: stream for name, stream in streams(study).items() if not stream.doubt}
 
 
 def copies(found: Mapping[str, Stream]) -> dict[str, str]:
@@ -149,10 +164,12 @@ def _numbers(stream: Stream) -> Any:
 
 
 def uncounted_note(study: Study) -> str:
-    """What is said at the end of a sentence where models do not count: untrained ones and copies."""
-    names = [name for name, stream in streams(study).items() if stream.untrained]
-    words = "have untrained weights and do not count" if len(names) > 1 else "has untrained weights and does not count"
-    told = [f"{listed(names) if len(names) <= MOST_NAMED else f'{len(names)} stacks'} {words}"] if names else []
+    """What is said at the end of a sentence where models do not count: untrained ones, doubtful ones and copies."""
+    doubts = {name: stream.doubt for name, stream in streams(study).items() if stream.doubt}
+    fresh = [name for name, words in doubts.items() if words == UNTRAINED]
+    words = "have untrained weights and do not count" if len(fresh) > 1 else f"{UNTRAINED} and does not count"
+    told = [f"{listed(fresh) if len(fresh) <= MOST_NAMED else f'{len(fresh)} stacks'} {words}"] if fresh else []
+    told += [f"{name} {words} and does not count" for name, words in doubts.items() if words != UNTRAINED]
     told += [
         f"{name} has the same numbers as {other} and counts once" for name, other in copies(_trained(study)).items()
     ]

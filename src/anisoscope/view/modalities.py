@@ -302,7 +302,7 @@ def modality_findings(found: Comparison) -> list[Finding]:
     if len(found.modalities) < 2:
         return []
     bundles = bundles_of(found.rows)
-    trained = [bundle for bundle in bundles if not bundle.untrained]
+    trained = [bundle for bundle in bundles if not bundle.doubt]
     means = [_modality_words(m, [b for b in trained if b.modality == m]) for m in found.modalities]
     if not any(means):
         return []
@@ -315,6 +315,7 @@ def modality_findings(found: Comparison) -> list[Finding]:
     left = [bundle for bundle in bundles if bundle.untrained]
     verb = "is" if len(left) == 1 and not left[0].seeds else "are"
     texts += [f"{size_words(left)} with untrained weights {verb} shown and not counted here."] if left else []
+    texts += [f"{b.label} {b.doubt}: shown and not counted here." for b in bundles if b.doubt and not b.untrained]
     return [Finding("Modality", tuple(texts))]
 
 

@@ -27,6 +27,11 @@ class Bundle:
         return self.members[0]
 
     @property
+    def doubt(self) -> str:
+        """Why the claims leave it out, in words; empty where some seed counts."""
+        return str(self.first.get("doubt", "")) if all(member.get("doubt") for member in self.members) else ""
+
+    @property
     def seeds(self) -> str:
         """How many seeds, where there are several."""
         return plural(len(self.members), "seed") if len(self.members) > 1 else ""
