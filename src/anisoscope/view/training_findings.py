@@ -124,6 +124,8 @@ def _loss(history: History, learner: Learner) -> str:
             return f"{name} is {tell(line[0])}."
         if line:
             first, last = line[0], line[-1]
+            if tell(first) == tell(last):
+                return f"{name} is {tell(first)} at step {first.step:,} and at step {last.step:,}."
             ends = f"from {tell(first)} at step {first.step:,} to {tell(last)} at step {last.step:,}"
             falls = (last.value or 0.0) < (first.value or 0.0)
             return f"{name} {'falls' if falls else 'goes'} {ends}."
