@@ -102,6 +102,9 @@ IDLE = [
     ("vit", {"context": 5}, "--context"),
     ("vit", {"seconds": 3.0}, "--seconds"),
     ("vit", {"text_field": "body"}, "--text-field"),
+    ("vit", {"pool": "last"}, "--pool last means nothing for vit, which reads images; leave it out"),
+    ("resnet", {"pool": "cls"}, "--pool cls means nothing for resnet, which reads images and has no class token"),
+    ("wav2vec2", {"pool": "cls"}, "--pool cls means nothing for wav2vec2, which reads audio and has no class token"),
     ("wav2vec2", {"first": "out"}, "--skip-first means nothing for wav2vec2, which reads audio"),
     ("gpt2", {"seconds": 3.0}, "--seconds means nothing for gpt2, which reads text"),
 ]

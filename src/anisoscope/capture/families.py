@@ -278,6 +278,10 @@ GENERAL: dict[str, str] = {
 # Families that cannot be looked into, and why.
 REFUSED: dict[str, str] = {
     "funnel": "its encoder shortens the sequence between several lists of blocks, and its decoder reads two of them",
+    "mobilevit": (
+        "its blocks read positions of a map that lie a patch apart, each such set as if it were a context of its own; "
+        "the maps between them are those of encoder.layer.*"
+    ),
     "squeezebert": "it calls the forward of its blocks directly, past every hook, with channels before positions",
 }
 

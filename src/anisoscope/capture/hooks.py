@@ -291,6 +291,8 @@ class Capture:
         if site.kind == "cls" and not (contexts.prefix or contexts.suffix):  # a note says why
             return
         whole = x.dim() == 4 and site.kind not in PER_HEAD  # a map has no class token among its positions
+        if site.kind != "cls" and self._unpooled(contexts, whole=whole, known=running.stack is not None):
+            return
         x = positioned(x, contexts, site)
         selection = contexts.select(x.shape[1], self._choice(site, whole=whole), x.device)
         if selection.index.keep.numel():
@@ -298,6 +300,17 @@ class Capture:
                 self.sink.rows(Rows(site, selection.rows(x), selection.index))
             if self.watch is not None:
                 self.watch(site, activation, lambda g: selection.rows(positioned(g, contexts, site)))
+
+    def _unpooled(self, contexts: Contexts, *, whole: bool, known: bool) -> bool:
+        """Whether the row that a pool takes is nothing at a site of frames, patches or a map; then a note says so."""
+        pool = self.choice.pool
+        classless = whole or (known and not (contexts.prefix or contexts.suffix))
+        if not contexts.plain or pool not in ("cls", "last") or (pool == "cls" and not classless):
+            return False
+        what = "a class token" if pool == "cls" else "a last position that means more than any other"
+        note = f"pool={pool}: sites of sounds or pictures without {what} are left out"
+        self.notes += [note] if note not in self.notes else []
+        return True
 
     def _choice(self, site: Site, *, whole: bool) -> Choice:
         """What the user wants of the positions; some sites are one row per context by their nature."""

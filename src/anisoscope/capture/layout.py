@@ -151,6 +151,9 @@ class Layout:
 def find_layout(model: nn.Module) -> Layout:
     """The layout of a model, or an error that says how to help."""
     refuse_compiled(model)
+    kind = getattr(_config(model), "model_type", "")
+    if kind in REFUSED:
+        raise AnisoscopeError(f"{_called(model)} has no sites: {REFUSED[kind]}; name modules with modules=[…].")
     names = dict(model.named_modules())
     trunk = _trunk(model, names)
     if trunk is not None:
@@ -190,9 +193,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _block_lists(model: nn.Module, names: dict[str, nn.Module]) -> dict[str, list[str]]:
-    kind = getattr(_config(model), "model_type", "")
-    if kind in REFUSED:
-        raise AnisoscopeError(f"{_called(model)} has no sites: {REFUSED[kind]}; name modules with modules=[…].")
     special = _from_table(names)
     if special is not None:
         return {"single": special}

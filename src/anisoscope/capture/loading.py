@@ -90,6 +90,7 @@ def load_model(
             model, config = _state(source, plan, wish, notes=notes)
         else:
             model, config = _model(source, wish, random_init=random_init, notes=notes)
+        _refuse_two(model, config, source)
         if device_map is None:
             model = place(model, device=wish.device, dtype=wish.dtype, notes=notes)
         places = token_places(source, plan)
@@ -217,6 +218,17 @@ def _processor(places: list[ModelSource], config: Any, *, wish: Wish, modality: 
     made = default_processor(config, modality=modality)
     notes.append(f"no processor found: {type(made).__name__} by the sizes of its configuration is used")
     return made
+
+
+def _refuse_two(model: nn.Module, config: Any, source: ModelSource) -> None:
+    """Two encoders side by side, as CLIP's, have no layers of one model."""
+    sides = ("vision", "text")
+    if all(hasattr(model, f"{side}_model") and hasattr(config, f"{side}_config") for side in sides):
+        names = [getattr(config, f"{side}_config").model_type for side in sides]
+        raise AnisoscopeError(
+            f"{source.spec!r} holds two models; give one of them: --random-init takes {' or '.join(names)}, and "
+            "anisoscope.measure takes model.vision_model or model.text_model."
+        )
 
 
 def _main_input(model: nn.Module) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from anisoscope.capture.frames import SOUND
-from anisoscope.capture.layout import Layout, unwrapped
+from anisoscope.capture.layout import Layout, find_layout, unwrapped
 from anisoscope.capture.parts import attends
 
 ROWS: dict[str, str] = {
@@ -47,6 +47,16 @@ def modalities_of(model: nn.Module, stacks: list[str], tokenizer: Any = None) ->
     token = "characters" if _letters(getattr(inner, "config", None), tokenizer) else "text"
     under = whole not in ("text", "characters")
     return {stack: token if stack == "decoder" and under else whole for stack in stacks}
+
+
+def pool_fits(model: nn.Module, pool: str, layout: Layout | None = None) -> bool:
+    """Whether the row that a pool takes of a context means something in a model: a class token, the last of a text.
+
+    Of sounds and pictures the first and the last position are frames or patches like any other.
+    """
+    if pool not in ("cls", "last") or modality_of(model) in ("text", "characters"):
+        return True
+    return pool == "cls" and any(stack.prefix for stack in (layout or find_layout(model)).stacks)
 
 
 def row_words(modalities: dict[str, str], layout: Layout | None = None) -> dict[str, str]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from anisoscope.capture.modality import ROWS
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.estimate import jackknife
+from anisoscope.runs.feed import READS
 from anisoscope.runs.similarity import cka_matrix, sampled
 from anisoscope.runs.store import RunFolder
 from anisoscope.runs.table import is_missing
@@ -28,6 +31,21 @@ class Side:
     def name(self) -> str:
         return str(self.entry["name"])
 
+    @property
+    def stacks(self) -> set[str]:
+        return {row["stack"] for row in self.rows}
+
+    def renamed(self, stack: str) -> Side:
+        """The same with all its rows in a stack of that name."""
+        entry, modality = dict(self.entry), self.entry.get("modality")
+        if modality:
+            entry["modality"] = {stack: next(iter(modality.values()))}
+        return replace(self, entry=entry, rows=[{**row, "stack": stack} for row in self.rows])
+
+    def without(self, stacks: Collection[str]) -> Side:
+        """The same without the rows of some stacks."""
+        return replace(self, rows=[row for row in self.rows if row["stack"] not in stacks]) if stacks else self
+
     @classmethod
     def open(cls, word: str) -> Side:
         """`RUN`, or `RUN#MODEL` where a run holds several models."""
@@ -41,7 +59,8 @@ class Side:
         folder = RunFolder.open(word)
         entries = folder.about().get("models", [])
         if len(entries) != 2:
-            raise AnisoscopeError(f"run {word!r} holds {len(entries)} models; expected 2, or name a second run.")
+            held = "1 model" if len(entries) == 1 else f"{len(entries)} models"
+            raise AnisoscopeError(f"run {word!r} holds {held}; expected 2, or name a second run.")
         return cls._of(folder, entries[0]), cls._of(folder, entries[1])
 
     @classmethod
@@ -81,17 +100,66 @@ def compare(first: str, second: str | None = None) -> Comparison:
     Models of different depth are matched at the nearest relative depth.
     """
     one, two = (Side.open(first), Side.open(second)) if second else Side.both(first)
+    one, two, notes = _side_by_side(one, two)
+    one, two, more = _alike(one, two)
+    notes += more
     paired = _same_contexts(one, two)
-    notes = [] if paired else ["the two saw different tokens, so differences are not paired and intervals add up"]
+    if not paired:
+        notes.append("the two saw different data, so differences are not paired and intervals add up")
     if one.entry.get("layers") != two.entry.get("layers"):
         notes.append("depths differ: layers are matched at the nearest relative depth")
     rows = [_difference(a, b, paired=paired) for a, b in _matched(*_nameless(one, two))]
     if not rows:
-        raise AnisoscopeError(f"{one.name} and {two.name} share no metric at any site; profile both alike.")
+        raise _nothing_shared(one, two)
     cka = cka_matrix(sampled(one.folder.arrays(one.entry["key"])), sampled(two.folder.arrays(two.entry["key"])))
     if cka[2].size == 0 or np.isnan(cka[2]).all():
         notes.append("no CKA: the sampled rows of the two have too few tokens in common")
     return Comparison(one.name, two.name, paired, rows, cka, notes)
+
+
+def _side_by_side(one: Side, two: Side) -> tuple[Side, Side, list[str]]:
+    """The only stack of one side under the name of that of the other which does the same: an encoder's, a decoder's."""
+    sides, notes = [one, two], []
+    for number, (side, other) in enumerate(((one, two), (two, one))):
+        kind = side.entry.get("type")
+        if side.stacks == {"single"} and "single" not in other.stacks and kind in other.stacks:
+            sides[number] = side.renamed(str(kind))
+            notes.append(f"{side.name} is compared with the {kind} of {other.name}")
+    return sides[0], sides[1], notes
+
+
+def _modalities(one: Side, two: Side) -> dict[str, tuple[str, str]]:
+    """What the stacks that both have read, where both say it."""
+    mine, theirs = (side.entry.get("modality") or {} for side in (one, two))
+    return {stack: (mine[stack], theirs[stack]) for stack in mine if stack in theirs}
+
+
+def _alike(one: Side, two: Side) -> tuple[Side, Side, list[str]]:
+    """The stacks that read the same kind of data; rows of sounds, pictures and text have nothing in common."""
+    modalities = _modalities(one, two)
+    read = {stack: tuple(READS.get(modality, "text") for modality in pair) for stack, pair in modalities.items()}
+    apart = {stack: pair for stack, pair in read.items() if pair[0] != pair[1]}
+    if apart and len(apart) == len(read):
+        mine, theirs = next(iter(apart.values()))
+        raise AnisoscopeError(
+            f"{one.name} reads {mine} and {two.name} reads {theirs}, so their rows cannot be compared; give two models "
+            "that read the same kind of data."
+        )
+    notes = [f"no {stack}: that of {one.name} reads {a}, that of {two.name} {b}" for stack, (a, b) in apart.items()]
+    for mine, theirs in (pair for stack, pair in modalities.items() if stack not in apart):
+        if mine != theirs:
+            notes.append(f"rows are of different kinds: {ROWS[mine]} of {one.name}, {ROWS[theirs]} of {two.name}")
+    return one.without(apart), two.without(apart), notes
+
+
+def _nothing_shared(one: Side, two: Side) -> AnisoscopeError:
+    if one.stacks and two.stacks and not one.stacks & two.stacks:
+        mine, theirs = (" and ".join(sorted(side.stacks)) for side in (one, two))
+        return AnisoscopeError(
+            f"{one.name} has the stack {mine} and {two.name} {theirs}, and which belong together is not known; compare "
+            "models with the same stacks."
+        )
+    return AnisoscopeError(f"{one.name} and {two.name} share no metric at any site; profile both alike.")
 
 
 def _same_contexts(one: Side, two: Side) -> bool:

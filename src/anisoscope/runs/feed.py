@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anisoscope.capture.modality import pool_fits
 from anisoscope.capture.rows import Batch
 from anisoscope.errors import AnisoscopeError
 
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
     from anisoscope.runs.profile import ProfileConfig
 
 DEFAULT_CONTEXT = 512
+COUNTED = ("embed", "resid", "stage")  # one row per position, at every resolution that a model has
 _TOKENS_ONLY = {"context": None, "special": "in", "first": "in"}  # options that mean tokens, and when they are off
 _OPTIONS = {"special": "--skip-special", "first": "--skip-first", "text_field": "--text-field"}
+_FILMS = ("num_frames", "frames_per_clip", "tubelet_size")  # sizes that a configuration of images has none of
+READS = {"speech": "audio", "vision": "images", "convolution": "images"}
 Tell = Callable[[str, int, int], None]
 
 
@@ -53,9 +57,17 @@ class Feed(ABC):
     def about(self) -> dict[str, Any]:
         """What run.json says of the data."""
 
+    def recount(self, rows: int) -> None:  # noqa: B027 – tokens of text are counted as they are cut
+        """The rows that sites really gave, where those of the feed are counted in proportion."""
+
+    @property
+    def enough(self) -> bool:
+        """Whether there were as many rows as asked for."""
+        return self.tokens >= self.config.tokens
+
     def notes(self) -> list[str]:
         """What a reader of the numbers should know of the data, once all of it was seen."""
-        if self.tokens >= self.config.tokens:
+        if self.enough:
             return []
         return [f"the data ended after {self.tokens:,} of the {self.config.tokens:,} {self._unit_words} asked for"]
 
@@ -114,6 +126,7 @@ def make_feed(loaded: Loaded, config: ProfileConfig, *, tell: Tell | None = None
     from anisoscope.runs.media_feed import ImageFeed, SpeechFeed
 
     if not loaded.reads_text:
+        _refuse_videos(loaded)
         kind = SpeechFeed if loaded.modality == "speech" else ImageFeed
         return kind(loaded, config, 0, tell=tell).prepared()
     if loaded.main_input != "input_ids":
@@ -134,11 +147,12 @@ def fitting(loaded: Loaded, config: ProfileConfig) -> tuple[ProfileConfig, list[
     idle = {name: off for name, off in _without_meaning(loaded, config).items() if getattr(config, name) != off}
     if not idle:
         return config, []
-    reads = {"speech": "audio", "vision": "images", "convolution": "images"}.get(loaded.modality, "text")
-    named = [_OPTIONS.get(name, f"--{name}") for name in idle]
+    reads = READS.get(loaded.modality, "text")
+    named = [f"--pool {config.pool}" if name == "pool" else _OPTIONS.get(name, f"--{name}") for name in idle]
+    why = f"{reads} and has no class token" if list(idle) == ["pool"] and config.pool == "cls" else reads
     if len(config.models) == 1:
-        raise AnisoscopeError(f"{named[0]} means nothing for {loaded.name}, which reads {reads}; leave it out.")
-    return replace(config, **idle), [f"{', '.join(named)} left out: it reads {reads}"]
+        raise AnisoscopeError(f"{named[0]} means nothing for {loaded.name}, which reads {why}; leave it out.")
+    return replace(config, **idle), [f"{', '.join(named)} left out: it reads {why}"]
 
 
 def _without_meaning(loaded: Loaded, config: ProfileConfig) -> dict[str, Any]:
@@ -148,6 +162,8 @@ def _without_meaning(loaded: Loaded, config: ProfileConfig) -> dict[str, Any]:
     if loaded.reads_text:
         return {"seconds": None}
     idle: dict[str, Any] = {**_TOKENS_ONLY} if loaded.modality == "speech" else {**_TOKENS_ONLY, "seconds": None}
+    if not config.modules and not pool_fits(loaded.model, config.pool):
+        idle["pool"] = "none"
     return idle if has_columns(config.data) else {**idle, "text_field": "text"}
 
 
@@ -171,6 +187,14 @@ def _refuse_media(loaded: Loaded, data: str) -> None:
     kind = kind_of(data)
     if kind is not None:
         raise AnisoscopeError(f"{loaded.name} reads text, but {data!r} holds {kind.what}; give it text.")
+
+
+def _refuse_videos(loaded: Loaded) -> None:
+    config = getattr(loaded.model, "config", None)
+    if loaded.modality != "speech" and any(hasattr(config, name) for name in _FILMS):
+        raise AnisoscopeError(
+            f"{loaded.name} reads videos, which are not supported as data; anisoscope.measure takes any batches."
+        )
 
 
 def forward_failed(error: Exception, loaded: Loaded) -> Exception:

@@ -23,7 +23,7 @@ from anisoscope.runs.measure import Setup, evaluate_bank, leave_unseen_out, make
 from anisoscope.runs.monitor_checks import unseen
 from anisoscope.runs.probe import Probe
 from anisoscope.runs.proxies import Label, Proxy
-from anisoscope.runs.remarks import remarks, rows_seen
+from anisoscope.runs.remarks import remarks, rows_read
 from anisoscope.runs.steprows import Half, StepRows
 from anisoscope.runs.tables import EmbeddingWatch, TableStudy, fit_on_types, input_role, unseen_types
 from anisoscope.runs.tangent import TangentStudy
@@ -91,7 +91,7 @@ class Instruments:
         records: list[Record] = []
         place = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
         if bank is not None:
-            self.row_count = max((rows_seen(stats) for stats in bank.sites.values() if not stats.heads), default=0)
+            self.row_count = rows_read(bank)
             for note in remarks(bank):
                 self._note(f"step {rows.step}: {note}")
             records += [{**row, "step": rows.step} for row in evaluate_bank(bank, self.requests, self.setup)]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anisoscope.capture.modality import pool_fits
 from anisoscope.capture.parts import ABSENT, CROSS_KINDS, ROTARY_KINDS, SELF_KINDS
 from anisoscope.capture.rows import Batch, Index, Rows, Scores
 from anisoscope.capture.sites import Site, check_kinds, flow_order
@@ -105,6 +106,9 @@ def measure(
     requests = parse_requests(metrics)
     sites, modules = names_of(sites), names_of(modules)
     setup = prepare(model, requests, sites=sites, layers=layers, modules=modules)
+    if setup.layout is not None and not pool_fits(model, pool, setup.layout):
+        want = "it has no class token" if pool == "cls" else "no position is the last of a text"
+        raise AnisoscopeError(f"pool={pool!r} means nothing for {type(model).__name__}: {want}; take 'mean' or 'none'.")
     sizes: dict[str, Any] = {"sample_size": sample_size, "attention_rows": attention_rows, "halves": halves}
     bank = Bank(make_plan(requests, setup.kinds, seed=seed, **sizes))
     if setup.captured or modules:

@@ -16,10 +16,9 @@ from anisoscope.capture.rows import Batch, Rows, Scores
 from anisoscope.capture.sites import Site
 from anisoscope.data.media import SHOWN, Tally
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.feed import Feed, Tell, forward_failed
+from anisoscope.runs.feed import COUNTED, Feed, Tell, forward_failed
 from anisoscope.runs.transcripts import decoder_inputs, greedy, spoken
 
-_COUNTED = ("embed", "resid", "stage")  # one row per position, at every resolution that a model has
 _WAITING = 8  # batches' worth of contexts of different shapes that wait for their like
 
 
@@ -49,6 +48,7 @@ class MediaFeed(Feed):
 
     tell: Tell | None = None
     tally: Tally = field(default_factory=Tally)
+    ended: bool = False  # all the data was seen
     _unit: tuple[int, int, int] | None = None  # rows, positions and size of one context that was counted
     _texts: dict[bytes, list[int]] | None = None  # what the decoder reads, by digest
 
@@ -100,7 +100,7 @@ class MediaFeed(Feed):
         """Contexts of one shape, at most a batch of them; those that wait too long for others come in smaller ones."""
         from anisoscope.data.tokens import DataFingerprint
 
-        self.tally, digest, rows, contexts = Tally(), DataFingerprint(), 0, 0
+        self.tally, digest, rows, contexts, self.ended = Tally(), DataFingerprint(), 0, 0, False
         waiting: dict[tuple[Any, ...], list[Ready]] = {}
         for one in self.ready():
             digest.add(one.digest)
@@ -112,6 +112,8 @@ class MediaFeed(Feed):
                 yield waiting.pop(fullest)
             if rows >= self.config.tokens:
                 break
+        else:
+            self.ended = True
         yield from waiting.values()
         self.tokens, self.contexts, self.fingerprint = rows, contexts, digest.hexdigest()
         self.documents, self.dropped_pieces = self.tally.files, self.tally.dropped_pieces
@@ -119,6 +121,14 @@ class MediaFeed(Feed):
     @property
     def _room(self) -> int:
         return _WAITING * self.config.batch_size
+
+    @property
+    def enough(self) -> bool:
+        return not self.ended or super().enough
+
+    def recount(self, rows: int) -> None:
+        self.padding -= rows - self.tokens if self.padding else 0
+        self.tokens = rows
 
     def _rows(self, one: Ready) -> int:
         """Rows of a context: counted for the first, in proportion for those that are shorter."""
@@ -253,7 +263,7 @@ def _count_rows(loaded: Any, one: Ready, *, modules: tuple[str, ...]) -> tuple[i
     sites: list[Site] = []
     if layout is not None:
         first = layout.stacks[0].name
-        found = layout.sites([kind for kind in _COUNTED if kind in layout.kinds])
+        found = layout.sites([kind for kind in COUNTED if kind in layout.kinds])
         sites = [site for site in found if site.stack == first]
     inputs = dict(one.inputs)
     if loaded.is_encoder_decoder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -90,13 +91,27 @@ def available() -> int:
     return int(psutil.virtual_memory().available)
 
 
+def _highest() -> int:
+    """The most resident memory that the process ever held, as the system counts it; 0 where it does not."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+
+
 class PeakMemory:
-    """The process's resident memory at its highest, over what it was at the start."""
+    """The process's resident memory at its highest since the start: the system's own count where it rose since then.
+
+    What was held between two looks is in that count too; a higher one from before the start says nothing.
+    """
 
     def __init__(self) -> None:
         self.process = psutil.Process()
         self.start = self.peak = self.process.memory_info().rss
+        self._before = _highest()
 
     def look(self) -> int:
-        self.peak = max(self.peak, self.process.memory_info().rss)
+        highest = _highest()
+        self.peak = max(self.peak, self.process.memory_info().rss, highest if highest > self._before else 0)
         return self.peak

@@ -19,9 +19,9 @@ from anisoscope.metrics.metric import HEAD_KINDS, Request
 from anisoscope.runs import memory
 from anisoscope.runs.bank import Bank, Plan
 from anisoscope.runs.checking import check_sites, describe, plan_passes
-from anisoscope.runs.feed import Feed, fitting, make_feed
+from anisoscope.runs.feed import COUNTED, Feed, fitting, make_feed
 from anisoscope.runs.measure import ATTENTION_KINDS, Setup, evaluate_bank, feed_tables, make_plan
-from anisoscope.runs.remarks import remarks, rows_seen
+from anisoscope.runs.remarks import remarks, rows_read, rows_seen
 from anisoscope.runs.rowfile import RowWriter, Tee
 from anisoscope.runs.store import RunFolder
 from anisoscope.runs.table import Table
@@ -89,9 +89,16 @@ def run_model(
                     keep(records, entry)
                 raise
         records += mine
-        entry |= {**found, "notes": [*entry["notes"], *found["notes"]]}
+        entry |= _joined(entry, found)
     _conclude(entry, feed, setup)
     return records, entry
+
+
+def _joined(entry: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """What a pass counted, together with what those before it did."""
+    given = [n for n in (entry.get("given"), found.get("given")) if n is not None]
+    together = {"row_count": max(entry["row_count"], found["row_count"]), "given": min(given, default=None)}
+    return {**found, **together, "notes": [*entry["notes"], *found["notes"]]}
 
 
 def _planned(
@@ -143,7 +150,7 @@ class _ModelRun:
         save_arrays(self.folder, self.key if number == 0 else key, work.bank)
         if work.writer is not None:
             work.writer.finish()
-        found = {**counts(work.bank), "notes": remarks(work.bank)}
+        found = {**counts(work.bank), "given": rows_given(work.bank), "notes": remarks(work.bank)}
         self.folder.write_part(key, Table.from_records(records, found))
         self.folder.drop_partial(key)
         return records, found
@@ -154,6 +161,9 @@ def _conclude(entry: dict[str, Any], feed: Feed, setup: Setup) -> None:
     if not feed.fingerprint:  # every pass was finished before: the data is only counted
         for _ in feed.batches():
             pass
+    given = entry.pop("given", None)
+    if given is not None and feed.config.pool == "none":
+        feed.recount(given)
     entry["data"] = feed.about()
     said = _unknown(feed)
     entry["dropped"] |= {"padding": feed.padding}
@@ -308,4 +318,10 @@ def counts(bank: Bank) -> dict[str, Any]:
     plain = [stats for stats in bank.sites.values() if not stats.heads] or list(bank.sites.values())
     dropped = {"non_finite": max((s.non_finite for s in plain), default=0)}
     contexts = max((sum(s.contexts.values()) for s in plain), default=0)
-    return {"row_count": max(map(rows_seen, plain), default=0), "contexts": contexts, "dropped": dropped}
+    return {"row_count": rows_read(bank), "contexts": contexts, "dropped": dropped}
+
+
+def rows_given(bank: Bank) -> int | None:
+    """Rows of the data where the first stack has the fewest, finite or not; None where no such site was looked at."""
+    found = [stats for site, stats in bank.sites.items() if site.kind in COUNTED and site.stack != "decoder"]
+    return min((rows_seen(stats) + stats.non_finite for stats in found), default=None)

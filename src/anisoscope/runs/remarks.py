@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from anisoscope.capture.sites import Site, flow_order
+from anisoscope.metrics.metric import WEIGHT_KINDS
 from anisoscope.runs.bank import Bank, SiteStats
 from anisoscope.runs.views import energy_per_row
 
@@ -51,6 +52,13 @@ def _is_zero(stats: SiteStats) -> bool:
     energies = [energy_per_row(stats, part) for part in ("first", "rest")]
     known = [energy for energy in energies if energy == energy]  # NaN: no row of that part
     return bool(known) and not any(known)
+
+
+def rows_read(bank: Bank) -> int:
+    """Rows of the site that saw most of what the model reads: not of a decoder beside it, nor of tables of weights."""
+    whole = [(site, stats) for site, stats in bank.sites.items() if not stats.heads] or list(bank.sites.items())
+    own = [stats for site, stats in whole if site.stack != "decoder" and site.kind not in WEIGHT_KINDS]
+    return max(map(rows_seen, own or [stats for _, stats in whole]), default=0)
 
 
 def rows_seen(stats: SiteStats) -> int:

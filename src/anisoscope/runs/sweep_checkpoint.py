@@ -25,6 +25,7 @@ from anisoscope.runs.feed import Feed, fitting, make_feed
 from anisoscope.runs.instruments import Instruments, make_probe
 from anisoscope.runs.measure import Setup, evaluate_bank, feed_tables, make_plan, prepare
 from anisoscope.runs.monitor import stream_kinds
+from anisoscope.runs.passes import rows_given
 from anisoscope.runs.plan import TangentPlan, more_sites
 from anisoscope.runs.probe import Probe
 from anisoscope.runs.remarks import remarks
@@ -206,6 +207,7 @@ class Examiner:
         sizes: dict[str, Any] = {"sample_size": feed.config.sample_size, "attention_rows": feed.config.attention_rows}
         plan = make_plan(requests, setup.kinds, seed=c.seed, halves=c.halves, **sizes)
         groups, _ = plan_passes(loaded, setup, plan, feed=feed, shapes=shapes)
+        given: list[int] = []
         for number, sites in enumerate(groups):
             bank = Bank(plan)
             if sites:
@@ -217,6 +219,9 @@ class Examiner:
                 feed_tables(bank, model, setup.tables, depth=setup.depth("single"))
             found.records += evaluate_bank(bank, requests, setup, progress=tell)
             found.notes += remarks(bank)
+            given += [n for n in [rows_given(bank)] if n is not None]
+        if given:
+            feed.recount(min(given))
         found.notes += [*entry["notes"], *setup.notes]
         found.read = {name: entry[name] for name in ("modality", "rows")}
 

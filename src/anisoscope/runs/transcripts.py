@@ -12,6 +12,8 @@ from torch import Tensor
 from anisoscope.capture.arguments import evaluating, input_device
 
 MOST = 64  # tokens that a decoder writes or is given
+_PROMPT = 4  # tokens that a decoder may be started with: Whisper's start, language, task and no timestamps
+_POSITIONS = ("max_target_positions", "max_position_embeddings", "n_positions")
 
 
 def spoken(loaded: Any, text: str) -> list[int]:
@@ -19,7 +21,15 @@ def spoken(loaded: Any, text: str) -> list[int]:
     if loaded.tokenizer is None:
         return []
     ids = [int(i) for i in loaded.tokenizer(text)["input_ids"]]
-    return _from_start(loaded, ids)[: MOST + 1]
+    return _from_start(loaded, ids)[: min(MOST + 1, _positions(loaded.model))]
+
+
+def _positions(model: Any) -> int:
+    """Tokens that the decoder of a model takes at most, where its configuration says it."""
+    config = getattr(model, "config", None)
+    places = (getattr(config, "decoder", None), config)
+    found = (getattr(place, name, None) for place in places for name in _POSITIONS)
+    return next((size for size in found if isinstance(size, int) and size > 0), MOST + _PROMPT)
 
 
 def greedy(loaded: Any, inputs: dict[str, Tensor]) -> list[list[int]]:
@@ -31,7 +41,8 @@ def greedy(loaded: Any, inputs: dict[str, Tensor]) -> list[list[int]]:
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     moved = {k: v.to(device, dtype) if v.is_floating_point() else v.to(device) for k, v in inputs.items()}
     with _without_advice(), evaluating(model), torch.inference_mode(), torch.random.fork_rng(devices=[]):
-        written = model.generate(**moved, max_new_tokens=MOST, do_sample=False, num_beams=1)
+        limit = max(1, min(MOST, _positions(model) - _PROMPT))
+        written = model.generate(**moved, max_new_tokens=limit, do_sample=False, num_beams=1)
     return [_from_start(loaded, row) for row in written.cpu().tolist()]
 
 
