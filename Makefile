@@ -12,10 +12,10 @@ demo: $(VENV)/.installed  ## train a decoder and an encoder with the monitor on,
 	OMP_NUM_THREADS=1 $(BIN)/anisoscope study revisiting --preset tiny --out runs/demo  # small matrices: more threads only wait
 
 test: $(VENV)/.dev lint  ## lint, types, tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"  # a thread for each worker: more would wait for each other
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow"  # a thread for each worker: more would wait for each other
 
 test-all: $(VENV)/.dev lint  ## the slow tests, too
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks examples

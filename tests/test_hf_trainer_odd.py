@@ -112,6 +112,7 @@ def test_half_precision_gives_nearly_the_same_energies(name: str, tmp_path: Path
     assert 0 < max(gaps) < 0.02
 
 
+@pytest.mark.slow
 def test_a_compiled_training_is_seen_if_the_callback_was_there_first(tmp_path: Path) -> None:
     torch._dynamo.reset()
     compiled = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 2}

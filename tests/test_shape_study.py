@@ -235,6 +235,7 @@ def arm(tmp_path: Path) -> Iterator[Callable[[str], Arm]]:
     return (yield make)
 
 
+@pytest.mark.slow
 def test_arms_run_at_the_same_time_and_their_errors_come_back(arm: Callable[[str], Arm], tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     arms = [arm(name) for name in ("failing", "killed", "good", "done")]
@@ -296,6 +297,7 @@ def shelf(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
 PAPERS: dict[str, Any] = {"preset": "paper", "tokens": 512, "device": "cpu"}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_had_is_skipped_and_the_rest_goes_on(shelf: tuple[PaperModel, ...], tmp_path: Path) -> None:
     config = ShapeConfig(**PAPERS)
     out = Shape(config, RunFolder.create(tmp_path / "paper", asdict(config), resume=False)).run()

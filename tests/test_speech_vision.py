@@ -251,6 +251,7 @@ def _brute(x: Tensor) -> float:
     return float((pairs.sum() - pairs.diagonal().sum()) / (len(x) * (len(x) - 1)))
 
 
+@pytest.mark.slow
 def test_real_whisper_on_real_speech_equals_brute_force() -> None:
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 

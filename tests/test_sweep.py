@@ -352,6 +352,7 @@ def test_options_that_make_no_sense_are_refused(series: Path) -> None:
 # interruptions
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FORKS, reason="a process that uses torch cannot be forked here")
 @pytest.mark.parametrize("metrics", [("average_cosine", "two_nn"), ("tangent", "drift")])
 def test_a_killed_sweep_ends_with_the_table_of_an_undisturbed_one(

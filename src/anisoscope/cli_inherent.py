@@ -7,7 +7,21 @@ from typing import Annotated, Any
 import typer
 
 from anisoscope.cli import _listed, _seeds
-from anisoscope.cli_learning import Data, Debug, Device, Out, Resume, _begin, study
+from anisoscope.cli_learning import (
+    Contexts,
+    Data,
+    Debug,
+    Device,
+    Limit,
+    Models,
+    Out,
+    RemoveDownloads,
+    Resume,
+    Updates,
+    When,
+    _begin,
+    study,
+)
 from anisoscope.cli_shape import refuse_idle
 
 _PAPER = ("tokens", "models", "remove_downloads")  # what is measured there is not trained here
@@ -43,11 +57,11 @@ def inherent(
         str | None, typer.Option(help="Families measured with random weights, such as swin,resnet; or none.")
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds of every model, such as 0,1,2.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates of each arm.", min=1)] = None,
-    limit: Annotated[float | None, typer.Option(help="Megabytes of text to use.")] = None,
+    steps: Updates = None,
+    limit: Limit = None,
     examples: Annotated[int | None, typer.Option(help="Pictures, and clips, to use at most.", min=4)] = None,
-    when: Annotated[str | None, typer.Option(help="When it is measured: log, log:COUNT, every:N, or steps.")] = None,
-    contexts: Annotated[int | None, typer.Option(help="Held-out contexts that are looked at.", min=8)] = None,
+    when: When = None,
+    contexts: Contexts = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -57,10 +71,8 @@ def inherent(
     tokens: Annotated[int, typer.Option(help="Tokens, frames or patches of each model's probe (paper).", min=64)] = (
         16_384
     ),
-    models: Annotated[str | None, typer.Option(help="Only these models of the paper, by hub id (paper).")] = None,
-    remove_downloads: Annotated[
-        bool, typer.Option("--remove-downloads", help="Delete what was downloaded for a model once it is measured.")
-    ] = False,
+    models: Models = None,
+    remove_downloads: RemoveDownloads = False,
     device: Device = "auto",
     out: Out = None,
     resume: Resume = False,

@@ -30,6 +30,14 @@ Rank = Annotated[int | None, typer.Option(help="Directions of the tangent proxy;
 Metrics = Annotated[
     str, typer.Option(help="Preset by cost (light, standard, full), or metrics; 'tangent' is the tangent study.")
 ]
+Updates = Annotated[int | None, typer.Option(help="Updates of each arm.", min=1)]
+Limit = Annotated[float | None, typer.Option(help="Megabytes of text to use.")]
+When = Annotated[str | None, typer.Option(help="When it is measured: log, log:COUNT, every:N, or steps.")]
+Contexts = Annotated[int | None, typer.Option(help="Held-out contexts that are looked at.", min=8)]
+Models = Annotated[str | None, typer.Option(help="Only these models of the paper, by hub id (paper).")]
+RemoveDownloads = Annotated[
+    bool, typer.Option("--remove-downloads", help="Delete what was downloaded for a model once it is measured.")
+]
 
 _WATCH = ("monitor", "when", "contexts", "rank")  # the other options of `train` are fields of TrainConfig
 
@@ -233,7 +241,7 @@ def revisiting(
     metrics: Annotated[str | None, typer.Option(help="light, standard, full, or metrics.")] = None,
     when: Annotated[str | None, typer.Option(help="log, log:COUNT, every:N, or steps.")] = None,
     rank: Rank = None,
-    limit: Annotated[float | None, typer.Option(help="Megabytes of text to use.")] = None,
+    limit: Limit = None,
     tokens: Annotated[int, typer.Option(help="Tokens of each model's probe (paper).")] = 32_768,
     device: Device = "auto",
     out: Out = None,

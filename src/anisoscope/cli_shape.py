@@ -8,7 +8,21 @@ from typing import Annotated, Any
 import typer
 
 from anisoscope.cli import _listed, _seeds
-from anisoscope.cli_learning import Data, Debug, Device, Out, Resume, _begin, study
+from anisoscope.cli_learning import (
+    Contexts,
+    Data,
+    Debug,
+    Device,
+    Limit,
+    Models,
+    Out,
+    RemoveDownloads,
+    Resume,
+    Updates,
+    When,
+    _begin,
+    study,
+)
 from anisoscope.errors import AnisoscopeError
 
 _PAPER = ("tokens", "models", "remove_downloads")  # what is measured there is not trained here
@@ -23,11 +37,11 @@ def shape(
     arms: Annotated[str | None, typer.Option(help="causal-next, causal-masked, bidirectional-masked.")] = None,
     sizes: Annotated[str | None, typer.Option(help="Layers x width, such as 6x256,12x512.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds of every size, such as 0,1,2.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates of each arm.", min=1)] = None,
+    steps: Updates = None,
     context: Annotated[int | None, typer.Option(help="Tokens of a context.", min=4)] = None,
-    limit: Annotated[float | None, typer.Option(help="Megabytes of text to use.")] = None,
-    when: Annotated[str | None, typer.Option(help="When it is measured: log, log:COUNT, every:N, or steps.")] = None,
-    contexts: Annotated[int | None, typer.Option(help="Held-out contexts that are looked at.", min=8)] = None,
+    limit: Limit = None,
+    when: When = None,
+    contexts: Contexts = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -35,10 +49,8 @@ def shape(
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of each model's probe (paper).", min=64)] = 65_536,
-    models: Annotated[str | None, typer.Option(help="Only these models of the paper, by hub id (paper).")] = None,
-    remove_downloads: Annotated[
-        bool, typer.Option("--remove-downloads", help="Delete what was downloaded for a model once it is measured.")
-    ] = False,
+    models: Models = None,
+    remove_downloads: RemoveDownloads = False,
     device: Device = "auto",
     out: Out = None,
     resume: Resume = False,

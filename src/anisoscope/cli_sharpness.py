@@ -7,7 +7,19 @@ from typing import Annotated, Any
 import typer
 
 from anisoscope.cli import _seeds
-from anisoscope.cli_learning import Data, Debug, Device, Out, Resume, _begin, study
+from anisoscope.cli_learning import (
+    Contexts,
+    Data,
+    Debug,
+    Device,
+    Limit,
+    Out,
+    Resume,
+    Updates,
+    When,
+    _begin,
+    study,
+)
 from anisoscope.cli_shape import _lists
 
 
@@ -20,11 +32,11 @@ def sharpness(
     ] = None,
     sizes: Annotated[str | None, typer.Option(help="Layers x width, such as 3x64,6x256.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds such as 0,1,2; general claims need three.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates of each arm.", min=1)] = None,
+    steps: Updates = None,
     context: Annotated[int | None, typer.Option(help="Tokens of a context.", min=4)] = None,
-    limit: Annotated[float | None, typer.Option(help="Megabytes of text to use.")] = None,
-    when: Annotated[str | None, typer.Option(help="When it is measured: log, log:COUNT, every:N, or steps.")] = None,
-    contexts: Annotated[int | None, typer.Option(help="Held-out contexts that are looked at.", min=8)] = None,
+    limit: Limit = None,
+    when: When = None,
+    contexts: Contexts = None,
     jobs: Annotated[
         int | None,
         typer.Option(

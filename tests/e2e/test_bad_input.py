@@ -271,7 +271,7 @@ def test_a_bad_choice_of_what_to_show_is_told_in_one_sentence(command: Command, 
     refused(command("show", plain.path, "--format", "xml"), "unknown format 'xml'")
     refused(command("show", plain.path, "--metric", "drif"), "did you mean 'drift'")
     refused(command("show", plain.path, "--kind", "residual"), "did you mean 'resid'")
-    refused(command("compare", plain.path), "holds 1 models")
+    refused(command("compare", plain.path), "holds 1 model;")
     refused(command("compare", f"{plain.path}#bert", plain.path), "name one as")
     refused(command("compare", plain.path, plain.path, "--metric", "drif"), "did you mean 'drift'")
     refused(command("compare", plain.path, plain.path, "--format", "xml"), "unknown format 'xml'")

@@ -84,6 +84,7 @@ def test_tangent_of_one_checkpoint_and_its_claims(trained: Path, command: Comman
     assert found.code == 0 and json.loads(found.out)[0]["claim"] == "tangent_energy"
 
 
+@pytest.mark.slow
 def test_the_study_trains_its_arms_and_ends_with_verdicts(command: Command, tmp_path: Path) -> None:
     options = ("--arms", "decoder,encoder", "--steps", 4, "--layers", 2, "--width", 32, "--context", 32)
     done = command("study", "revisiting", *options, "--out", tmp_path / "study")
@@ -96,6 +97,7 @@ def test_the_study_trains_its_arms_and_ends_with_verdicts(command: Command, tmp_
     assert "encoder_and_decoder" in done.out
 
 
+@pytest.mark.slow
 def test_the_curvature_study_runs_and_its_report_can_be_made_again(command: Command, tmp_path: Path) -> None:
     done = command("study", "curvature", "--quick", "--out", tmp_path / "curvature")
     assert done.code == 0, done.err

@@ -149,6 +149,7 @@ def interrupted(arch: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Trainer, "update", then_stop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", [pytest.param("decoder", marks=pytest.mark.slow), "encoder"])
 def test_a_study_that_was_stopped_has_a_page_and_goes_on(command: Command, tmp_path: Path, arch: str) -> None:
     out = tmp_path / "study"

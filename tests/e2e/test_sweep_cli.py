@@ -66,6 +66,7 @@ def test_an_honest_training_is_swept_without_a_flag(trained: Path, command: Comm
     assert set(RunFolder.open(tmp_path / "out").table().arrow["model"].to_pylist()) == {"run"}
 
 
+@pytest.mark.slow
 def test_three_real_stages_sweep_in_one_command(command: Command, tmp_path: Path) -> None:
     package = importlib.util.find_spec("rxnfp")
     if package is None or not package.submodule_search_locations:
@@ -176,6 +177,7 @@ def test_a_slip_leaves_no_folder_behind(words: str, command: Command, places: di
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_claims_say_the_same_as_the_sweep_and_which_checkpoints_are_flagged(
     trained: Path, command: Command, tmp_path: Path
 ) -> None:

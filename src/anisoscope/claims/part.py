@@ -185,7 +185,8 @@ def _pooled(parts: Sequence[Part]) -> Part:
     elif first.guard:
         p = math.nan
     low, high = centre - half, centre + half
-    if half == 0:  # ranks are coarse: seeds that agree to the last digit say nothing about how far others might lie
+    if half == 0 and all(math.isfinite(part.low) for part in parts):
+        # ranks are coarse: seeds that agree to the last digit say nothing about how far others might lie
         low, high = min(part.low for part in parts), max(part.high for part in parts)
         p = max(part.p for part in parts)
     return Part(

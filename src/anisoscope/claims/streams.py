@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anisoscope.claims.blocks import Stack, last_step, stacks
-from anisoscope.claims.evidence import Cell, NotHere, Reading, Readings, Run, Study
+from anisoscope.claims.evidence import Cell, Missing, NotHere, Reading, Readings, Run, Study
 from anisoscope.claims.learned import hardly_learned
 from anisoscope.claims.quantity import Quantity, mean
 
@@ -139,6 +139,8 @@ def trained_streams(study: Study) -> dict[str, Stream]:
     What an initialisation is like says nothing about what attention learns.
     """
     found = _trained(study)
+    if not found and any(stream.doubt != UNTRAINED for stream in streams(study).values()):
+        raise Missing("model that has learned, on data it knows", uncounted_note(study))
     if not found:
         raise NotHere("average_cosine at the blocks of a trained model", _NOT_MEASURED)
     twice = copies(found)

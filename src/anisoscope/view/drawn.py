@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,22 @@ def save_drawing(figure: Figure, stem: Path) -> str:
     figure.set_layout_engine("none")  # the places are found: finding them again takes longer than drawing
     replace_file(stem.with_name(stem.name + ".svg"), write_svg)
     return stem.with_name(stem.name + ".svg").read_text(encoding="utf-8")
+
+
+def write_drawings(
+    folder: Path, figures: Mapping[str, Callable[[Any], Figure]], data: Any, *, named: str, of: str = ""
+) -> dict[str, dict[str, Any]]:
+    """Draw every figure of some data into files NAMED-FIGURE[-OF]; for the page, each one's file and markup."""
+    import matplotlib
+    from markupsafe import Markup
+
+    drawings = {}
+    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type, unused-ignore]
+        for name, draw in figures.items():
+            stem = "-".join(filter(None, (named, name, of)))
+            markup = inline_svg(save_drawing(draw(data), folder / stem), prefix=stem, colours=ROLES)
+            drawings[name] = {"file": f"figures/{stem}", "svg": Markup(markup)}
+    return drawings
 
 
 def inline_svg(text: str, *, prefix: str, colours: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.runs.store import slug
-from anisoscope.view.drawn import ROLES, STYLE, inline_svg, open_study, save_drawing, verdicts_of, write_page
+from anisoscope.view.drawn import open_study, verdicts_of, write_drawings, write_page
 from anisoscope.view.performance_figures import figures_of
 from anisoscope.view.performance_results import GEOMETRY, READINGS, REPAIRS, Book, Mark
 from anisoscope.view.records import settings
@@ -28,32 +28,19 @@ def write_performance_report(folder: str | Path) -> Path:
 
 def _model(folder: Path, book: Book, *, alone: bool) -> dict[str, Any]:
     """Everything about one model, its figures written on the way."""
-    from markupsafe import Markup
-
     step = book.steps[-1]
-    drawings = _write_figures(folder, book, alone=alone)
+    of = "" if alone else slug(book.model)
+    drawings = write_drawings(folder, figures_of(book), book, named="performance", of=of)
     return {
         "name": book.model,
         "key": slug(book.model),
         "step": None if step is None else f"{step:,}",
         "steps": len(book.steps),
-        "drawings": {name: {"file": file, "svg": Markup(svg)} for name, (file, svg) in drawings.items()},
+        "drawings": drawings,
         "loss": _loss_rows(book),
         "tasks": [_task(book, task) for task in book.tasks],
         "correlations": _correlations(book),
     }
-
-
-def _write_figures(folder: Path, book: Book, *, alone: bool) -> dict[str, tuple[str, str]]:
-    import matplotlib
-
-    drawings = {}
-    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type, unused-ignore]
-        for name, draw in figures_of(book).items():
-            stem = f"performance-{name}" if alone else f"performance-{name}-{slug(book.model)}"
-            markup = save_drawing(draw(book), folder / stem)
-            drawings[name] = (f"figures/{stem}", inline_svg(markup, prefix=stem, colours=ROLES))
-    return drawings
 
 
 def _words(mark: Mark | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.store import RunFolder
-from anisoscope.view.drawn import ROLES, STYLE, inline_svg, save_drawing, verdicts_of, write_page
+from anisoscope.view.drawn import verdicts_of, write_drawings, write_page
 from anisoscope.view.performance_results import Mark
 from anisoscope.view.records import settings
 from anisoscope.view.sharpness_figures import figures_of
@@ -40,31 +40,17 @@ def write_sharpness_report(folder: str | Path) -> Path:
 
 def _size(folder: Path, results: Results, *, alone: bool) -> dict[str, Any]:
     """Everything about the arms of one size, their figures written on the way."""
-    from markupsafe import Markup
-
-    drawings = _write_figures(folder, results, alone=alone)
+    drawings = write_drawings(folder, figures_of(results), results, named="sharpness", of="" if alone else results.size)
     return {
         "name": results.size,
         "seeds": len(results.seeds),
         "height": results.height,
         "last": results.steps[-1],
-        "drawings": {name: {"file": file, "svg": Markup(svg)} for name, (file, svg) in drawings.items()},
+        "drawings": drawings,
         "arms": [{"name": ARMS[arm], "key": arm} for arm in results.arms],
         "rows": _rows(results),
         "losses": loss_sentence(results),
     }
-
-
-def _write_figures(folder: Path, results: Results, *, alone: bool) -> dict[str, tuple[str, str]]:
-    import matplotlib
-
-    drawings = {}
-    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type, unused-ignore]
-        for name, draw in figures_of(results).items():
-            stem = f"sharpness-{name}" if alone else f"sharpness-{name}-{results.size}"
-            markup = save_drawing(draw(results), folder / stem)
-            drawings[name] = (f"figures/{stem}", inline_svg(markup, prefix=stem, colours=ROLES))
-    return drawings
 
 
 def _words(mark: Mark) -> str:
