@@ -22,9 +22,8 @@ from anisoscope.cli_learning import (
     _begin,
     study,
 )
-from anisoscope.cli_shape import refuse_idle
+from anisoscope.cli_shape import PAPER, refuse_idle
 
-_PAPER = ("tokens", "models", "remove_downloads")  # what is measured there is not trained here
 _TRAINED = ("arms", "families", "seeds", "steps", "limit", "examples", "when", "contexts", "jobs")
 
 
@@ -80,7 +79,7 @@ def inherent(
 ) -> None:
     """Anisotropy Is Inherent to Self-Attention: tokens, characters, speech, pictures, and convolutions beside them."""
     command = _begin(debug)
-    refuse_idle(ctx, _TRAINED if preset == "paper" else _PAPER, paper=preset == "paper")
+    refuse_idle(ctx, _TRAINED if preset == "paper" else PAPER, paper=preset == "paper")
     from anisoscope.view.console_inherent import run_inherent
 
     options: dict[str, Any] = {"preset": preset, "text": text, "images": images, "audio": audio, "steps": steps}

@@ -25,7 +25,7 @@ from anisoscope.cli_learning import (
 )
 from anisoscope.errors import AnisoscopeError
 
-_PAPER = ("tokens", "models", "remove_downloads")  # what is measured there is not trained here
+PAPER = ("tokens", "models", "remove_downloads")  # what is measured there is not trained here
 _TRAINED = ("arms", "sizes", "seeds", "steps", "context", "limit", "when", "contexts", "jobs")
 
 
@@ -58,7 +58,7 @@ def shape(
 ) -> None:
     """The Shape of Learning: what the mask and the objective do to profiles over depth and training."""
     command = _begin(debug)
-    refuse_idle(ctx, _TRAINED if preset == "paper" else _PAPER, paper=preset == "paper")
+    refuse_idle(ctx, _TRAINED if preset == "paper" else PAPER, paper=preset == "paper")
     from anisoscope.view.console_shape import run_shape
 
     options: dict[str, Any] = {"preset": preset, "data": data, "steps": steps, "context": context, "limit": limit}

@@ -18,6 +18,7 @@ refuses the checkpoint, and nobody measures it as ordinary attention by mistake.
 
 from __future__ import annotations
 
+import abc
 import functools
 import math
 from typing import Any
@@ -32,7 +33,7 @@ MODEL_TYPE = "anisoscope_neox"
 SHARP = 4.0  # a fixed temperature in units of √d, which is where the learned one starts
 
 
-class Projection(nn.Linear):
+class Projection(nn.Linear, abc.ABC):
     """The fused linear of an attention module, whose queries and keys are changed on their way out."""
 
     def __init__(self, plain: nn.Linear, heads: int) -> None:
@@ -47,9 +48,9 @@ class Projection(nn.Linear):
         query, key = self.changed(query, key)
         return torch.cat((query, key, value), dim=-1).flatten(-2)
 
+    @abc.abstractmethod
     def changed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys […, heads, d] as they shall meet."""
-        raise NotImplementedError
 
 
 class FixedSharp(Projection):
