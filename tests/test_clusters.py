@@ -11,8 +11,9 @@ from torch import Tensor
 
 import anisoscope
 from anisoscope.metrics import clusters as module
+from anisoscope.metrics.arrays import array_view
 from anisoscope.metrics.clusters import Clusters, k_means, silhouette
-from anisoscope.metrics.evaluate import array_view, evaluate
+from anisoscope.metrics.evaluate import evaluate
 from anisoscope.metrics.local import local_anisotropy
 from anisoscope.metrics.spectrum import svd_ratio
 from anisoscope.numerics.lanczos import largest_directions

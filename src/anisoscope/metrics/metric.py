@@ -48,7 +48,7 @@ class Metric:
 
     def __call__(self, x: Any, *, contexts: Any = None, tokens: Any = None, seed: int = 0, **options: Any) -> Estimate:
         """The metric of the rows of an n×d NumPy or torch array, with an interval over contexts (default: each row)."""
-        from anisoscope.metrics.evaluate import evaluate_array
+        from anisoscope.metrics.arrays import evaluate_array
 
         return evaluate_array(self, x, contexts=contexts, tokens=tokens, seed=seed, options=self.check(options))
 

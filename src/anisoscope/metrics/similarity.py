@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.anisotropy import average_cosine, mean_pair_cosine
-from anisoscope.metrics.evaluate import as_rows
+from anisoscope.metrics.arrays import as_rows
 from anisoscope.metrics.metric import STREAM_KINDS, metric
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.means import Coherence
