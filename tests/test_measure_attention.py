@@ -14,7 +14,7 @@ import references
 from anisoscope import measure
 from anisoscope.capture import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.bank import chosen_rows
+from anisoscope.runs.query_rows import chosen_rows
 from measured import LENGTHS, TEXT, batches, rows_of
 from tiny_models import captured, padded, tiny
 

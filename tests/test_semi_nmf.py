@@ -220,6 +220,23 @@ def test_many_fits_at_once_equal_one_at_a_time(n: int, d: int, init: str) -> Non
             torch.testing.assert_close(together[i, j], alone.directions, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("init", ["svd", "random", "kmeans", "fits", "directions"])
+def test_layers_fitted_in_one_call_are_those_fitted_alone(init: str) -> None:
+    x = torch.stack([clustered(300, 20), decaying(300, 20, seed=1), planted(300, 20, 4, noise=0.05)[0]])
+    earlier = [semi_nmf(layer, 4, seed=1) for layer in x]
+    starts = {"fits": earlier, "directions": torch.stack([fit.directions for fit in earlier])}.get(init)
+    y = x + 0.05 * normal(3, 300, 20, seed=5)
+    mask = torch.arange(300) % 4 > 0
+    together = semi_nmf(y, 4, init=init if starts is None else starts, mask=mask if starts is None else None)
+    for i, fit in enumerate(together):
+        rows = y[i][mask] if starts is None else y[i]
+        alone = semi_nmf(rows, 4, init=init if starts is None else starts[i])
+        check(fit, rows)
+        torch.testing.assert_close(fit.directions, alone.directions, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(fit.codes, alone.codes, rtol=1e-6, atol=1e-6)
+        assert fit.error == pytest.approx(alone.error, rel=1e-9) and fit.iterations == alone.iterations
+
+
 def drifted(x: torch.Tensor, *, seed: int) -> torch.Tensor:
     """Rows after a little more training: a linear change of the space, and a change of each kind of row."""
     n, d = x.shape
@@ -242,6 +259,46 @@ def test_a_warm_start_needs_a_third_of_the_iterations_and_keeps_the_concepts(dty
         same = torch.cosine_similarity(warm.directions, fit.directions, dim=1)
         assert float(same.min()) > 0.9, "in the order in which they were"
         fit = warm
+
+
+@pytest.mark.parametrize("make", [decaying, clustered])
+def test_between_neighbouring_steps_a_warm_start_needs_one_iteration_and_loses_nothing(
+    make: Callable[..., torch.Tensor],
+) -> None:
+    x = make(900, 200).float()
+    fit = semi_nmf(x, 8)
+    for step in range(3):
+        x = drifted(x, seed=10 * step)
+        cold, fit = semi_nmf(x, 8), semi_nmf(x, 8, init=fit)
+        check(fit, x)
+        assert 3 * fit.iterations <= cold.iterations
+        assert fit.error <= cold.error * (1 + 1e-3)
+    far = semi_nmf(make(900, 200, seed=77).float(), 8, init=fit)
+    assert far.iterations > 1, "the counter-test: rows that have nothing to do with the start take longer"
+
+
+def trained(steps: int) -> list[torch.Tensor]:
+    """Hidden rows of a little network at consecutive steps of its training."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(24, 160), torch.nn.Tanh(), torch.nn.Linear(160, 12))
+    inputs = normal(1200, 24, seed=3, dtype=torch.float32)
+    labels = (inputs @ normal(24, 12, seed=4, dtype=torch.float32)).argmax(1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    rows = []
+    for _ in range(steps):
+        rows.append(model[1](model[0](inputs)).detach())
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    return [x - x.mean(0) for x in rows]
+
+
+def test_from_one_step_of_training_to_the_next_a_warm_start_needs_a_third_of_the_iterations() -> None:
+    with torch.random.fork_rng():
+        series = trained(24)
+    for before, after in zip(series[4::6], series[5::6], strict=True):
+        warm, cold = semi_nmf(after, 8, init=semi_nmf(before, 8)), semi_nmf(after, 8)
+        assert 3 * warm.iterations <= cold.iterations and warm.error <= cold.error * (1 + 1e-3)
 
 
 def test_a_warm_start_on_the_same_rows_ends_at_once() -> None:

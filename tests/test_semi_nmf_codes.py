@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.numerics.decompositions import fit_directions
+from anisoscope.numerics.decompositions import decompose, fit_directions
 from anisoscope.numerics.krylov import leading
 from anisoscope.numerics.linalg import principal_angles, subspace_overlap
 from anisoscope.numerics.nnls import _one_by_one, nonnegative_codes
@@ -182,7 +182,16 @@ BAD: dict[str, tuple[str, Callable[[], Any]]] = {
     "nan": ("1 of 20 rows are not finite", lambda: semi_nmf(ROWS.index_fill(0, torch.tensor([3]), torch.nan), 2)),
     "infinite": ("rows are not finite", lambda: semi_nmf(ROWS.index_fill(0, torch.tensor([3]), torch.inf), 2)),
     "one dimension": ("shape (6,)", lambda: semi_nmf(ROWS[0], 2)),
-    "three dimensions": ("shape (1, 20, 6)", lambda: semi_nmf(ROWS.unsqueeze(0), 2)),
+    "four dimensions": ("shape (1, 1, 20, 6)", lambda: semi_nmf(ROWS[None, None], 2)),
+    "layers of different lengths": ("expected an n×d array", lambda: semi_nmf([normal(5, 6).tolist(), [[1.0]]], 2)),
+    "a fit for each of too few layers": (
+        "init has shape (1, 2, 6)",
+        lambda: semi_nmf(torch.stack([ROWS, ROWS]), 2, init=[semi_nmf(ROWS, 2)]),
+    ),
+    "one of the other methods, in layers": (
+        "shape (1, 20, 6)",
+        lambda: decompose(ROWS.unsqueeze(0), 2, method="pca"),
+    ),
     "empty": ("shape (0, 6)", lambda: semi_nmf(ROWS[:0], 2)),
     "zero": ("all 20 rows are zero", lambda: semi_nmf(0 * ROWS, 2)),
     "complex": ("complex", lambda: semi_nmf(ROWS.to(torch.complex64), 2)),

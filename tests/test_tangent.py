@@ -14,6 +14,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import (
     Draws,
     check_rank,
+    each_decomposed,
     energy,
     growth,
     holm,
@@ -355,3 +356,22 @@ def test_unit_rows_count_alike_and_rows_without_gradient_not_at_all() -> None:
     assert float(energy(moments.total, Q)) == pytest.approx(
         references.gradient_energy(G[10:11].numpy(), Q.numpy()), abs=1e-6
     )
+
+
+def test_draws_that_serve_several_proxies_and_moments_equal_fresh_ones() -> None:
+    one, two = (torch.linalg.qr(skewed(24, 24, seed=s)).Q[:, :4] for s in (1, 2))
+    shared = Draws(24, 4, draws=50, seed=3)
+    moments = [second_moment(skewed(200, 24, seed=s)) for s in (4, 5)]
+    together = [shared.of(M) for M in moments]
+    for Q in (one, two, one):
+        for M, measured in zip(moments, together, strict=True):
+            fresh = Draws(24, 4, draws=50, seed=3).of(M)
+            assert torch.equal(measured.normal(Q).energy, fresh.normal(Q).energy)
+    assert torch.equal(together[0].random(shares=False).energy, together[0].random().energy)
+
+
+def test_eigenproblems_solved_side_by_side_equal_one_after_another() -> None:
+    pairs = [(second_moment(skewed(200, 24, seed=s)), second_moment(skewed(200, 24, seed=s + 9))) for s in range(3)]
+    for (grown, grew), pair in zip(each_decomposed(growth, pairs), pairs, strict=True):
+        assert torch.allclose(grown, growth(*pair)[0]) and grew.shape == growth(*pair)[1].shape
+    assert each_decomposed(growth, []) == []

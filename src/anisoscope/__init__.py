@@ -28,6 +28,7 @@ _PUBLIC = {
     "Capture": "capture.hooks",
     "Table": "runs.table",
     "measure": "runs.measure",
+    "measure_rows": "metrics.arrays",
     "profile": "runs.profile",
     "compare": "runs.compare",
     "Monitor": "runs.monitor",
@@ -62,6 +63,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from anisoscope.capture.hooks import Capture as Capture
     from anisoscope.errors import AnisoscopeError as AnisoscopeError
+    from anisoscope.metrics.arrays import measure_rows as measure_rows
     from anisoscope.metrics.estimate import Estimate as Estimate
     from anisoscope.runs.measure import measure as measure
     from anisoscope.runs.table import Table as Table

@@ -39,7 +39,7 @@ RemoveDownloads = Annotated[
     bool, typer.Option("--remove-downloads", help="Delete what was downloaded for a model once it is measured.")
 ]
 
-_WATCH = ("monitor", "when", "contexts", "rank")  # the other options of `train` are fields of TrainConfig
+_WATCH = ("monitor", "when", "contexts", "rank", "every_step")  # the other options of `train` are fields of TrainConfig
 
 
 def _begin(debug: bool) -> list[str]:
@@ -90,6 +90,9 @@ def train(
     ] = "standard",
     when: Annotated[str, typer.Option(help="When: log, log:COUNT, every:N, or steps such as 0,10,100.")] = "log",
     contexts: Annotated[int, typer.Option(help="Held-out contexts that are looked at.")] = 96,
+    every_step: Annotated[
+        bool, typer.Option("--every-step", help="Moments of activations and gradients at all steps, too.")
+    ] = False,
     rank: Rank = None,
     checkpoints: Annotated[str, typer.Option(help="Kept weights: log, every:N, none, steps, comma-separated.")] = (
         "log,every:500"
@@ -107,7 +110,8 @@ def train(
     from anisoscope.view.console_learning import run_train
 
     options = {k: v for k, v in _given(ctx).items() if k not in _WATCH}
-    watch = {"monitor": monitor, "when": when, "contexts": contexts, "rank": rank}
+    watch: dict[str, Any] = {"monitor": monitor, "when": when, "contexts": contexts, "rank": rank}
+    watch |= {"every_step": True} if every_step else {}  # a run without it goes on as it was begun
     run_train(options, watch, out=out, resume=resume, command=command)
 
 

@@ -47,6 +47,8 @@ class Attended:
     above: Callable[[], Contexts | None]  # contexts of the stack that cross-attention reads
     notes: list[str]
     _said: set[Any] = field(default_factory=set)
+    _masks: tuple[Any, Any, tuple[Tensor, Tensor | None]] | None = None  # of the last call: key, what it is of, parts
+    _padded: Tensor | None = None  # what may attend to what, where it was last asked whether padding is reached
     _dimensions: dict[str, Any] = field(default_factory=dict)  # of the map a block works on, by its path
 
     @contextlib.contextmanager
@@ -99,6 +101,19 @@ class Attended:
         if site in self.wanted and call.whole:
             self.show(self._scores(site, call, contexts, keys=contexts, grid=grid))
 
+    def _parted(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        """What may attend to what, and the bias; layers of a pass that are given one mask share one answer.
+
+        The mask that an answer belongs to is kept with it, so that nothing else can come to lie at its address.
+        """
+        given = (call.mask, call.bias)
+        key: tuple[Any, ...] = (id(self.running.contexts),)
+        key += tuple(None if x is None else (x.data_ptr(), x.shape, x.stride()) for x in given)
+        key = (*key, call.query.shape[2], call.key.shape[2], call.causal, call.window, call.query.device)
+        if self._masks is None or self._masks[0] != key:
+            self._masks = (key, (self.running.contexts, *given), call.parted())
+        return self._masks[2]
+
     def _plain(self, call: Call) -> Call:
         if call.query.dim() != 4:
             raise AnisoscopeError(
@@ -133,7 +148,7 @@ class Attended:
         keys: Contexts | None,
         grid: Grid | None = None,
     ) -> Scores:
-        allowed, bias = call.parted()
+        allowed, bias = self._parted(call)
         plain = Choice(self.choice.special, self.choice.first)
         length = call.query.shape[2] if grid is None else grid.positions
         index = contexts.select(length, plain, call.query.device).index
@@ -184,8 +199,9 @@ class Attended:
             self._say("scaling", f"{since} scores have a temperature of each head; queries and keys are without it")
 
     def _tell_padding(self, site: Site, allowed: Tensor, keys: Contexts) -> None:
-        if site.kind in self._said:
+        if site.kind in self._said or self._padded is allowed:
             return
+        self._padded = allowed
         with contextlib.suppress(AnisoscopeError):  # how the keys lie to the input may not be known
             padding = ~keys.real_at(allowed.shape[3], prefix=keys.prefix, suffix=keys.suffix)
             if bool(padding.any()) and bool((allowed.flatten(1, 2).any(1).cpu() & padding).any()):

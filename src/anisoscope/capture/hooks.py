@@ -18,6 +18,7 @@ from anisoscope.capture.attended import Attended
 from anisoscope.capture.frames import with_frame_mask
 from anisoscope.capture.index import Choice, Contexts, read_contexts, special_ids
 from anisoscope.capture.layout import Layout, Stack, find_layout, refuse_compiled, unwrapped
+from anisoscope.capture.logits import few_logits
 from anisoscope.capture.parts import CALLED_KINDS, PER_HEAD, Place
 from anisoscope.capture.passes import Pass, patch_cutters
 from anisoscope.capture.pixels import reads_last, with_pixel_mask
@@ -116,7 +117,8 @@ class Capture:
         self._unfed = {"decoder"} if note else set()
         self.notes += [note] if note and note not in self.notes else []
         try:
-            with evaluating(self.model), torch.inference_mode():
+            unread = contextlib.nullcontext() if self.named or "labels" in batch.inputs else few_logits(reader)
+            with evaluating(self.model), torch.inference_mode(), unread:
                 forward(reader, batch.inputs)
         finally:
             self._batch = None

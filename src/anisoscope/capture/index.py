@@ -1,6 +1,7 @@
 """Which positions of a forward pass are data: read from the arguments the model itself was given.
 
-Shapes: B contexts, T positions, n kept rows. All tensors here live on the host until a selection is asked for a device.
+Shapes: B contexts, T positions, n kept rows. All tensors here live on the host; what takes rows from an
+activation is moved to its device once a pass.
 """
 
 from __future__ import annotations
@@ -53,11 +54,8 @@ class Selection:
     count: Tensor | None = None  # [n] positions averaged into each row
 
     def to(self, device: torch.device) -> Selection:
-        """The same selection on the device of the activations."""
-        index, names = self.index, ("keep", "context", "position", "token", "first")
-        moved = {name: _moved(getattr(index, name), device) for name in names}
-        taken = Index(index.batch, index.length, group=index.group, **moved)  # type: ignore[arg-type]
-        return Selection(self.take.to(device), taken, _moved(self.segment, device), _moved(self.count, device))
+        """What takes rows on the device of the activations; the index stays on the host, where it is read."""
+        return Selection(self.take.to(device), self.index, _moved(self.segment, device), _moved(self.count, device))
 
     def rows(self, x: Tensor) -> Tensor:
         """The kept rows of x [B, T, …] as a fresh float32 or float64 tensor [n, …]."""

@@ -114,6 +114,10 @@ class LiveGradients:
         found, self.batches = self.batches, []
         return found
 
+    def drop(self) -> None:
+        """The step broke off: forget what was seen."""
+        self.end()
+
     def _idle(self) -> bool:
         # an evaluation inside the step runs without gradients and is not the training batch; nor is anybody's probe
         return not self.active or not torch.is_grad_enabled() or probing()
@@ -180,11 +184,7 @@ class LiveGradients:
     def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None:
         if site not in self.sites or not self.batches:
             return
-        if not torch.is_grad_enabled():
-            raise AnisoscopeError(
-                f"site {site} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
-                "gradient cannot be seen; use the other kind: gradient_checkpointing_kwargs={'use_reentrant': False}."
-            )
+        refuse_graphless(site)
         batch = self.batches[-1]
         if not activation.requires_grad:
             batch.unreached.append(site)
@@ -194,6 +194,15 @@ class LiveGradients:
             batch.gradients[site] = rows_of(g)
 
         activation.register_hook(arrived)
+
+
+def refuse_graphless(site: Site) -> None:
+    """A site that is shown without a graph, in a pass that has one, lies in a re-entrant checkpoint."""
+    if not torch.is_grad_enabled():
+        raise AnisoscopeError(
+            f"site {site} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
+            "gradient cannot be seen; use the other kind: gradient_checkpointing_kwargs={'use_reentrant': False}."
+        )
 
 
 def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = None) -> GradientPass:

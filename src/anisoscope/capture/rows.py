@@ -27,6 +27,8 @@ class Batch:
 class Index:
     """Which of the B·T positions are data, and what they are; the same for every site of one stack and resolution.
 
+    It lies on the host, whatever the device of the rows: reading it never waits for a device.
+
     `context` is a hash of the context's own unpadded content, so it does not depend on batch, order or padding side.
     `position` counts real positions from 0.
     """

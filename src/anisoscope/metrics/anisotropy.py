@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.metrics.centring import Centred, mean_pair_cosine, too_few_directions
+from anisoscope.metrics.centring import Centred, pair_cosines, too_few_directions
+from anisoscope.metrics.lines import unless
 from anisoscope.metrics.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, metric
 from anisoscope.stats.directions import Coordinates, Directions
 from anisoscope.stats.moments import Moments
@@ -19,10 +20,10 @@ _EVERYWHERE = STREAM_KINDS | WEIGHT_KINDS | HEAD_KINDS
 _ETHAYARAJH = "Ethayarajh 2019, arXiv:1909.00512; closed form over all pairs"
 
 
-def _directed(directions: Directions) -> float:
+def _directed(directions: Directions) -> Tensor:
     """Rows that have a direction."""
     assert directions.zeros is not None
-    return directions.n - float(directions.zeros)
+    return directions.n - directions.zeros
 
 
 @metric(
@@ -35,11 +36,12 @@ def _directed(directions: Directions) -> float:
     bounds=(-1.0, 1.0),
     default=True,
     kinds=_EVERYWHERE,
+    batched=True,
 )
-def average_cosine(directions: Directions) -> float:
+def average_cosine(directions: Directions) -> Tensor:
     """Mean cosine similarity over all pairs of rows: 0 when directions are spread evenly, 1 in a narrow cone."""
     assert directions.units is not None
-    return mean_pair_cosine(directions.units, _directed(directions))
+    return pair_cosines(directions.units, _directed(directions))
 
 
 @metric(
@@ -52,11 +54,12 @@ def average_cosine(directions: Directions) -> float:
     bounds=(0.0, None),
     default=True,
     kinds=_EVERYWHERE,
+    batched=True,
 )
-def drift(directions: Directions) -> float:
+def drift(directions: Directions) -> Tensor:
     """Norm of the mean row: how far the cloud has moved from the origin."""
     assert directions.total is not None
-    return float(directions.total.square().sum().sqrt() / directions.n)
+    return directions.total.square().sum(-1).sqrt() / directions.n
 
 
 @metric(
@@ -69,13 +72,14 @@ def drift(directions: Directions) -> float:
     bounds=(0.0, 1.0),
     default=True,
     kinds=_EVERYWHERE,
+    batched=True,
 )
-def relative_drift(directions: Directions) -> float:
+def relative_drift(directions: Directions) -> Tensor:
     """Norm of the mean row in units of the mean norm."""
     assert directions.total is not None and directions.norms is not None
-    if float(directions.norms) == 0.0:
-        raise TooFewRows("every row is zero, so there is no relative drift; look at the model")
-    return float(directions.total.square().sum().sqrt() / directions.norms)
+    found = directions.total.square().sum(-1).sqrt() / directions.norms
+    words = "every row is zero, so there is no relative drift; look at the model"
+    return unless(directions.norms == 0.0, found, lambda: TooFewRows(words))
 
 
 @metric(
@@ -87,11 +91,12 @@ def relative_drift(directions: Directions) -> float:
     bounds=(0.0, None),
     default=True,
     kinds=_EVERYWHERE,
+    batched=True,
 )
-def mean_norm(directions: Directions) -> float:
+def mean_norm(directions: Directions) -> Tensor:
     """Mean Euclidean norm of the rows."""
     assert directions.norms is not None
-    return float(directions.norms / directions.n)
+    return directions.norms / directions.n
 
 
 @metric(
@@ -102,23 +107,23 @@ def mean_norm(directions: Directions) -> float:
     convention="over all rows seen, not a sample",
     invariant=("rotation", "scale"),
     bounds=(0.0, None),
+    batched=True,
 )
-def largest_norm(directions: Directions) -> float:
+def largest_norm(directions: Directions) -> Tensor:
     """Largest row norm in units of the root mean square norm: far above 1 when a few rows are outliers."""
     assert directions.largest_norm is not None and directions.squared_norms is not None
     typical = (directions.squared_norms / directions.n).sqrt()
-    if float(typical) == 0.0:
-        raise TooFewRows("every row is zero, so there is no largest norm; look at the model")
-    return float(directions.largest_norm / typical)
+    words = "every row is zero, so there is no largest norm; look at the model"
+    return unless(typical == 0.0, directions.largest_norm / typical, lambda: TooFewRows(words))
 
 
 def coordinate_shares(directions: Directions, coordinates: Coordinates) -> Tensor:
     """Contribution of each coordinate to the average cosine, ((Σuᵢ)² − Σuᵢ²) / (n(n−1)); they sum to it."""
     assert directions.units is not None and coordinates.unit_squares is not None
     n = _directed(directions)
-    if n < 2:
-        raise too_few_directions(n)
-    return (directions.units.square() - coordinates.unit_squares) / (n * (n - 1))
+    found = (directions.units.square() - coordinates.unit_squares) / (n * (n - 1)).unsqueeze(-1)
+    unless(n < 2, n, lambda: too_few_directions(float(n)))
+    return torch.where((n < 2).unsqueeze(-1), torch.nan, found)
 
 
 @metric(
@@ -131,15 +136,16 @@ def coordinate_shares(directions: Directions, coordinates: Coordinates) -> Tenso
     invariant=("scale",),
     bounds=(0.0, 1.0),
     default=True,
+    batched=True,
 )
-def rogue_share(directions: Directions, coordinates: Coordinates, *, top: int = 3) -> float:
+def rogue_share(directions: Directions, coordinates: Coordinates, *, top: int = 3) -> Tensor:
     """Share of the average cosine that the few strongest coordinates contribute."""
     if top < 1:
         raise AnisoscopeError(f"rogue_share has top {top}; expected 1 or more")
     shares = coordinate_shares(directions, coordinates).abs()
-    if float(shares.sum()) == 0.0:
-        raise TooFewRows("no coordinate contributes to the average cosine; rows are zero")
-    return float(shares.topk(min(top, len(shares))).values.sum() / shares.sum())
+    found = shares.topk(min(top, shares.shape[-1])).values.sum(-1) / shares.sum(-1)
+    words = "no coordinate contributes to the average cosine; rows are zero"
+    return unless(shares.sum(-1) == 0.0, found, lambda: TooFewRows(words))
 
 
 @metric(
@@ -169,8 +175,9 @@ def massive_activation(coordinates: Coordinates, sample: Sample) -> float:
     convention="on the sample, about the sample's own mean; near 0 by construction",
     invariant=("rotation", "scale", "shift"),
     bounds=(-1.0, 1.0),
+    batched=True,
 )
-def average_cosine_centred(rows: Centred) -> float:
+def average_cosine_centred(rows: Centred) -> Tensor:
     """Average cosine that is left when the common mean is taken away."""
     return rows.centred
 
@@ -184,13 +191,14 @@ def average_cosine_centred(rows: Centred) -> float:
     invariant=("rotation", "scale"),
     bounds=(None, 1.0),
     default=True,
+    batched=True,
 )
-def explained_by_drift(rows: Centred) -> float:
+def explained_by_drift(rows: Centred) -> Tensor:
     """Share of the average cosine that vanishes when the mean is removed; unsteady where A is near 0."""
     plain = rows.plain
-    if plain == 0.0:
-        raise TooFewRows("the average cosine is exactly 0, so nothing is there to explain")
-    return 1.0 - rows.centred / plain
+    words = "the average cosine is exactly 0, so nothing is there to explain"
+    unless(plain == 0.0, plain, lambda: TooFewRows(words))  # said before what the centred rows lack
+    return torch.where(plain == 0.0, torch.nan, 1.0 - rows.centred / plain)
 
 
 @metric(
@@ -221,11 +229,14 @@ def partition_isotropy(sample: Sample, *, log: bool = False) -> float:
     convention="centred covariance C, largest eigenvalue λ₁",
     invariant=("rotation", "scale"),
     bounds=(0.0, 1.0),
+    batched=True,
 )
-def drift_alignment(moments: Moments) -> float:
+def drift_alignment(moments: Moments) -> Tensor:
     """Variance along the mean row in units of the largest variance: 1 when the cloud is stretched along its drift."""
-    mean, top = moments.mean, moments.eigenvalues()[0]
+    mean, top = moments.mean, moments.eigenvalues()[..., 0]
+    length = mean.square().sum(-1)
+    along = (mean * (moments.scatter @ mean.unsqueeze(-1)).squeeze(-1)).sum(-1)
     # rounding of the mean leaves equal rows a scatter of about 1e-32 of their energy: no direction
-    if float(top) <= 1e-28 * moments.n * float(mean.square().sum()) or float(mean.square().sum()) == 0.0:
-        raise TooFewRows("rows are equal or have no mean, so drift has no direction to compare; give other rows")
-    return float(mean @ moments.scatter @ mean / (mean.square().sum() * top))
+    none = (top <= 1e-28 * moments.n * length) | (length == 0.0)
+    words = "rows are equal or have no mean, so drift has no direction to compare; give other rows"
+    return unless(none, along / (length * top), lambda: TooFewRows(words))

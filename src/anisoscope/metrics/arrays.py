@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,59 +12,187 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.estimate import Estimate
-from anisoscope.metrics.evaluate import ON_SAMPLE, View, by_fold, context_cosines, evaluate
-from anisoscope.metrics.graphs import sample_graphs
-from anisoscope.metrics.metric import Metric
-from anisoscope.metrics.neighbourhoods import Neighbours
+from anisoscope.metrics.evaluate import ON_SAMPLE, View, context_cosines, evaluate, missing, neighbours_read
+from anisoscope.metrics.graphs import Graph, sample_graphs
+from anisoscope.metrics.metric import Metric, Request, parse_requests
+from anisoscope.metrics.neighbourhoods import Neighbours, spared
 from anisoscope.numerics.hashing import FOLDS, fold_of
-from anisoscope.stats.directions import Coordinates, Directions
+from anisoscope.numerics.scratch import room
+from anisoscope.numerics.threads import together
+from anisoscope.stats.directions import Coordinates, Directions, Sums
 from anisoscope.stats.means import Coherence
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Finite rows with their labels; how many were left out."""
+
+    rows: Tensor
+    contexts: Tensor
+    tokens: Tensor
+    dropped: int
 
 
 def evaluate_array(
     metric: Metric, x: Any, *, contexts: Any, tokens: Any, seed: int, options: dict[str, Any]
 ) -> Estimate:
     """A metric of the rows of an array; rows that are not finite are left out and counted."""
+    request = Request(metric, options, named=True)
+    return evaluate(metric, _view_of([request], _read(x, metric.name, contexts, tokens), seed), options)
+
+
+def measure_rows(
+    x: Any,
+    metrics: Iterable[str] | str | None = None,
+    *,
+    contexts: Any = None,
+    tokens: Any = None,
+    seed: int = 0,
+) -> dict[str, Estimate]:
+    """Several metrics of the rows of one n×d array (the default ones unless named), their statistics taken once.
+
+    The keys are the words asked for; a metric that cannot be computed has the value NaN, and its note says why.
+
+    >>> found = measure_rows(torch.eye(16), ["participation_ratio", "svd_ratio:centred=0"])
+    >>> {name: round(estimate.value, 4) for name, estimate in found.items()}
+    {'participation_ratio': 15.0, 'svd_ratio:centred=0': 0.0625}
+    """
+    requests = [r for r in parse_requests(metrics) if r.named or _readable(r.metric)]
+    if not requests:
+        raise AnisoscopeError(f"metrics is {metrics!r}; expected at least one name, or None for the default ones")
+    view = _view_of(requests, _read(x, "measure_rows", contexts, tokens), seed)
+    return {_word(request): _attempt(request, view) for request in requests}
+
+
+def _word(request: Request) -> str:
+    """A request as it is written.
+
+    >>> _word(*parse_requests("svd_ratio:centred=0"))
+    'svd_ratio:centred=0'
+    """
+    options = (f"{name}={int(v) if isinstance(v, bool) else v}" for name, v in request.options.items())
+    return ":".join([request.metric.name, *options])
+
+
+def _attempt(request: Request, view: View) -> Estimate:
+    try:
+        return evaluate(request.metric, view, request.options)
+    except TooFewRows as error:
+        return missing(view, error)
+
+
+def _read(x: Any, name: str, contexts: Any, tokens: Any) -> _Given:
     rows = as_rows(x)
     labels = _labels(contexts, len(rows), "contexts")
     kinds = _labels(tokens, len(rows), "tokens") if tokens is not None else torch.full((len(rows),), -1)
-    finite = rows.isfinite().all(1)
-    dropped = len(rows) - int(finite.sum())
-    if dropped:
-        chosen = finite.cpu()
-        rows, labels, kinds = rows[finite], labels[chosen], kinds[chosen]
+    bad = _bad_rows(rows)
+    if len(bad):
+        chosen = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, bad, False)
+        rows, labels, kinds = rows[chosen.to(rows.device)], labels[chosen], kinds[chosen]
     if not len(rows):
-        raise TooFewRows(f"{metric.name} was given no row of finite numbers ({dropped} dropped); check the array")
+        raise TooFewRows(f"{name} was given no row of finite numbers ({len(bad)} dropped); check the array")
     _check_scale(rows)
-    view = array_view(metric, rows, labels, tokens=kinds, seed=seed, sampled=Sample in metric.reads(options))
-    view.dropped = dropped
-    return evaluate(metric, view, options)
+    return _Given(rows, labels, kinds, len(bad))
+
+
+def _bad_rows(rows: Tensor) -> Tensor:
+    """The numbers of the rows that are not finite.
+
+    The sum of a row that is not finite is not finite: only rows whose sum is not are looked at number by number.
+    """
+    suspects = (~rows.sum(1).isfinite()).nonzero().squeeze(1)
+    return suspects[~rows[suspects].isfinite().all(1)].cpu()
 
 
 def array_view(
     metric: Metric, rows: Tensor, contexts: Tensor, *, tokens: Tensor, seed: int, sampled: bool = False
 ) -> View:
     """The statistics that one metric needs of plain rows; `sampled` where it also draws batches from them."""
+    options = {"batches": True} if sampled else {}
+    return _view_of([Request(metric, options, named=True)], _Given(rows, contexts, tokens, 0), seed)
+
+
+def _readable(metric: Metric) -> bool:
     known: set[type] = {Moments, Directions, Coordinates, Sample, Neighbours, Coherence, *ON_SAMPLE}
-    if not known.issuperset(metric.needs):
-        raise AnisoscopeError(f"{metric.name} reads attention, not plain rows; use anisoscope.measure on a model")
-    fold = fold_of(contexts)
+    return known.issuperset(metric.needs)
+
+
+def _view_of(requests: Sequence[Request], given: _Given, seed: int) -> View:
+    """The statistics that some metrics need of plain rows, each taken once."""
+    for metric in (request.metric for request in requests):
+        if not _readable(metric):
+            raise AnisoscopeError(f"{metric.name} reads attention, not plain rows; use anisoscope.measure on a model")
+    needs = {need for request in requests for need in request.metric.reads(request.options)}
+    fold = fold_of(given.contexts)
     folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
-    for need in metric.needs:
-        if need in (Moments, Directions, Coordinates):
-            for mine, found in zip(folds, by_fold(need, rows, fold), strict=True):
-                mine |= found
-        elif need is Coherence:
-            for j in set(fold.tolist()):
-                mine = (fold == j).nonzero().squeeze(1)
-                folds[j][need] = Coherence().update(context_cosines(rows[mine.to(rows.device)], contexts[mine]))
-    sample = None
-    if sampled or {Sample, Neighbours, *ON_SAMPLE} & set(metric.needs):
-        sample = Sample(len(rows), seed).update(rows, context=contexts, position=torch.arange(len(rows)), token=tokens)
-    graphs = None if sample is None else lambda wanted: sample_graphs(sample, wanted=wanted, batch=None)
-    return View(folds, sample, graphs, contexts=len(contexts.unique()))
+    for need in needs & {Moments, Directions, Coordinates, Coherence}:
+        for j, found in _by_fold(need, given, fold).items():
+            folds[j][need] = found
+    sample = _sample(given, seed) if needs & {Sample, Neighbours, *ON_SAMPLE} else None
+    wanted = max([neighbours_read(r.metric, r.options) for r in requests if Neighbours in r.metric.needs], default=0)
+    graphs = None if sample is None else _graph_maker(sample, wanted)
+    return View(folds, sample, graphs, contexts=len(given.contexts.unique()), dropped=given.dropped)
+
+
+def _by_fold(need: type, given: _Given, fold: Tensor) -> dict[int, Any]:
+    """One statistic of the rows of each fold that has any."""
+    if issubclass(need, Sums):
+        parts = need.split(given.rows, fold, FOLDS)
+        return {j: part for j, part in enumerate(parts) if part.n}
+    index = {j: (fold == j).nonzero().squeeze(1) for j in sorted(set(fold.tolist()))}
+    if need is Moments:
+        found = _several(lambda mine: _moments(given.rows, mine.to(given.rows.device)), list(index.values()))
+        return dict(zip(index, found, strict=True))
+    return {j: Coherence().update(_coherence(given, mine)) for j, mine in index.items()}
+
+
+def _several(act: Callable[[Tensor], Moments], folds: list[Tensor]) -> list[Moments]:
+    """A fold for each core where there are enough of them; else all cores work on one fold after another."""
+    return together(act, folds) if len(folds) >= torch.get_num_threads() else [act(mine) for mine in folds]
+
+
+def _moments(rows: Tensor, index: Tensor) -> Moments:
+    """The moments of some of the rows, gathered a block at a time so that no copy of the array is made."""
+    out = Moments()
+    for part in index.split(out.block_rows(rows)):
+        if rows.device.type == "cpu":
+            gathered = room("rows", (len(part), rows.shape[1]), rows.dtype)
+            out.update(torch.index_select(rows, 0, part, out=gathered))
+        else:
+            out.update(rows[part])
+    return out
+
+
+def _coherence(given: _Given, index: Tensor) -> Tensor:
+    return context_cosines(given.rows[index.to(given.rows.device)], given.contexts[index])
+
+
+def _sample(given: _Given, seed: int) -> Sample:
+    position = torch.arange(len(given.rows))
+    sample = Sample(len(given.rows), seed)
+    return sample.update(given.rows, context=given.contexts, position=position, token=given.tokens)
+
+
+def _graph_maker(sample: Sample, most: int) -> Callable[[int], list[Graph]]:
+    """Neighbour graphs from one search for as many neighbours as any metric reads, made when one first asks."""
+
+    @cache
+    def found() -> list[Graph]:
+        return sample_graphs(sample, wanted=most, batch=None)
+
+    @cache
+    def cut(wanted: int) -> list[Graph]:
+        return [replace(graph, neighbours=_cut(graph.neighbours, wanted), _left={}) for graph in found()]
+
+    return lambda wanted: found() if wanted == most else cut(wanted)
+
+
+def _cut(graph: Neighbours, wanted: int) -> Neighbours:
+    """What a search for fewer neighbours would have found."""
+    held = spared(wanted)
+    return replace(graph, distance=graph.distance[:, :held], index=graph.index[:, :held], wanted=wanted)
 
 
 def as_rows(x: Any) -> Tensor:
@@ -98,8 +229,11 @@ def _native(x: Any) -> Any:
 
 
 def _check_scale(rows: Tensor) -> None:
-    """Squares of squares must fit into float64."""
-    top = float(rows.abs().max())
+    """Squares of squares must fit into float64; those of float32 always do."""
+    if rows.dtype is torch.float32:
+        return
+    low, high = torch.aminmax(rows)
+    top = max(-float(low), float(high))
     if top > 1e60 or 0.0 < top < 1e-60:
         raise AnisoscopeError(f"the largest number of the array is {top:.0e}; expected 1e-60 to 1e60, rescale it first")
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from anisoscope.errors import TooFewRows
+from anisoscope.metrics.lines import unless
 from anisoscope.metrics.metric import metric
 from anisoscope.numerics.attention import QUANTITIES, SMALLEST_ROW
 from anisoscope.stats.directions import Directions
@@ -35,17 +37,17 @@ def _quantity(metric: str, options: dict[str, Any]) -> str:
     }.get(metric, QUANTITIES[0])
 
 
-def rows_used(attention: Attention, metric: str, options: dict[str, Any]) -> int:
-    """Query rows that a metric of attention was computed from."""
-    return 0 if attention.count is None else int(attention.count[QUANTITIES.index(_quantity(metric, options))])
+def rows_used(attention: Attention, metric: str, options: dict[str, Any]) -> Tensor:
+    """Query rows that a metric of attention was computed from, by head where there are heads."""
+    assert attention.count is not None
+    return attention.count[..., QUANTITIES.index(_quantity(metric, options))]
 
 
-def _mean(attention: Attention, metric: str, **options: Any) -> float:
+def _mean(attention: Attention, metric: str, **options: Any) -> Tensor:
     index = QUANTITIES.index(_quantity(metric, options))
     assert attention.count is not None
-    if float(attention.count[index]) == 0:
-        raise TooFewRows(f"no query row sees {SMALLEST_ROW} keys or more; give longer contexts")
-    return float(attention.mean()[index])
+    words = f"no query row sees {SMALLEST_ROW} keys or more; give longer contexts"
+    return unless(attention.count[..., index] == 0, attention.mean()[..., index], lambda: TooFewRows(words))
 
 
 @metric(
@@ -57,8 +59,9 @@ def _mean(attention: Attention, metric: str, **options: Any) -> float:
     bounds=(0.0, 1.0),
     default=True,
     kinds=_SCORES,
+    batched=True,
 )
-def attention_entropy(attention: Attention, *, first: bool = True) -> float:
+def attention_entropy(attention: Attention, *, first: bool = True) -> Tensor:
     """1 when every allowed key gets the same weight, 0 when one key gets all."""
     return _mean(attention, "attention_entropy", first=first)
 
@@ -72,8 +75,9 @@ def attention_entropy(attention: Attention, *, first: bool = True) -> float:
     bounds=(0.0, 1.0),
     default=True,
     kinds=_SCORES,
+    batched=True,
 )
-def attention_sharpness(attention: Attention, *, first: bool = True) -> float:
+def attention_sharpness(attention: Attention, *, first: bool = True) -> Tensor:
     """0 when every allowed key gets the same weight, 1 when one key gets all."""
     return _mean(attention, "attention_sharpness", first=first)
 
@@ -87,8 +91,9 @@ def attention_sharpness(attention: Attention, *, first: bool = True) -> float:
     bounds=(0.0, 1.0),
     default=True,
     kinds=_SCORES,
+    batched=True,
 )
-def attention_max(attention: Attention) -> float:
+def attention_max(attention: Attention) -> Tensor:
     """The mean row maximum: how much of its attention a query gives to the one key it looks at most."""
     return _mean(attention, "attention_max")
 
@@ -102,8 +107,9 @@ def attention_max(attention: Attention) -> float:
     bounds=(0.0, 1.0),
     default=True,
     kinds=_SCORES,
+    batched=True,
 )
-def first_key_mass(attention: Attention) -> float:
+def first_key_mass(attention: Attention) -> Tensor:
     """Attention that goes to the first position: large when it serves as a sink."""
     return _mean(attention, "first_key_mass")
 
@@ -117,15 +123,11 @@ def first_key_mass(attention: Attention) -> float:
     bounds=(0.0, None),
     default=True,
     kinds=_SCORES,
+    batched=True,
 )
-def score_spread(attention: Attention, *, bias: bool = True) -> float:
+def score_spread(attention: Attention, *, bias: bool = True) -> Tensor:
     """How far the scores of one query differ before softmax."""
     return _mean(attention, "score_spread", bias=bias)
-
-
-def _centre(directions: Directions) -> Tensor:
-    assert directions.total is not None
-    return directions.total / directions.n
 
 
 @metric(
@@ -139,11 +141,12 @@ def _centre(directions: Directions) -> Tensor:
     bounds=(-1.0, 1.0),
     default=True,
     kinds=tuple(PAIRS),
+    batched=True,
 )
-def qk_cosine(query: Directions, key: Keys) -> float:
+def qk_cosine(query: Directions, key: Keys) -> Tensor:
     """Whether the mean query and the mean key drift the same way: parallel (1), opposed (−1) or neither (0)."""
-    one, two = _centre(query), _centre(key)
-    below = float(one.norm() * two.norm())
-    if below == 0.0:
-        raise TooFewRows("the mean query or the mean key is zero, so they have no angle; look at the model")
-    return float(one @ two) / below
+    one, two = query.total, key.total  # their angle is that of the means
+    assert one is not None and two is not None
+    below = torch.linalg.vector_norm(one, dim=-1) * torch.linalg.vector_norm(two, dim=-1)
+    words = "the mean query or the mean key is zero, so they have no angle; look at the model"
+    return unless(below == 0.0, (one * two).sum(-1) / below, lambda: TooFewRows(words))

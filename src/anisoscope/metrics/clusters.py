@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import TooFewRows
+from anisoscope.metrics.lines import unless
 from anisoscope.numerics.lanczos import largest_directions
 from anisoscope.numerics.linalg import has_float64
 from anisoscope.stats.sample import Sample
@@ -26,6 +27,8 @@ FEWEST = 64  # rows
 _ITERATIONS = 25
 _POWERS = 12
 _SMALLEST = 3  # rows of a cluster that has a direction to speak of
+PARTITIONS = ("clusters", "random", "none")
+Stretches = tuple[Tensor, Tensor, list[int]]  # σ₁²/Σσ² and rows of every part [K, 1 + folds], the folds left out
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Clusters:
 
     rows: Tensor  # [n, d] float64 about their mean, the largest entry between ½ and 1
     fold: Tensor  # [n]
-    left_out: int = -1
+    left_out: tuple[int, ...] = ()  # a line for each; () for all rows
     _known: dict[Any, Any] = field(default_factory=dict, repr=False)  # shared with every fold left out
 
     @classmethod
@@ -47,24 +50,25 @@ class Clusters:
         # shares do not depend on the unit; squares of rows far from 1 would leave float32
         return cls(rows / 2.0 ** math.frexp(float(rows.abs().max()))[1], sample.fold[:MOST_ROWS])
 
-    def without(self, fold: int) -> Clusters:
-        return replace(self, left_out=fold)
+    def without(self, *folds: int) -> Clusters:
+        """Lines of the rows that stay when each of these folds is left out; −1 leaves out none."""
+        return replace(self, left_out=folds)
 
     @property
     def n(self) -> int:
-        return int((self.fold != self.left_out).sum())
+        return len(self.rows)
 
-    def stretch(self, *, clusters: int, partition: str) -> float:
-        """Σ_k (n_k/n) σ₁²/Σσ² over the parts of a partition that are not too small."""
-        if self.n < FEWEST:
-            raise TooFewRows(f"clusters need at least {FEWEST} sampled rows, seen {self.n}; give more tokens")
-        key = ("stretch", clusters, partition)
-        if key not in self._known:
-            self._known[key] = self._stretches(self._parts(clusters, partition))
-        shares, sizes, folds = self._known[key]
-        column = folds.index(self.left_out)
-        share, size = shares[:, column], sizes[:, column] * (sizes[:, column] >= _SMALLEST)
-        return float((share * size).sum() / size.sum())
+    def stretch(self, *, clusters: int, partition: str) -> Tensor:
+        """Σ_k (n_k/n) σ₁²/Σσ² over the parts of a partition that are not too small, by line."""
+        left = (self.fold.unsqueeze(1) != torch.tensor(self.left_out or (-1,))).sum(0)
+        few = left < FEWEST if self.left_out else left[0] < FEWEST
+        if bool(few.all()):
+            return unless(few, torch.zeros(few.shape), lambda: _too_few(self.n))
+        shares, sizes, folds = self._stretches(clusters, partition)
+        # a fold of which none was sampled is the line of all rows
+        columns = [folds.index(fold) if fold in folds else 0 for fold in self.left_out] if self.left_out else 0
+        share, size = shares[:, columns], sizes[:, columns] * (sizes[:, columns] >= _SMALLEST)
+        return unless(few, (share * size).sum(0) / size.sum(0), lambda: _too_few(self.n))
 
     def labels(self, clusters: int = 0) -> Tensor:
         """The k-means label of each row, with K given or chosen by the silhouette of some rows."""
@@ -73,6 +77,16 @@ class Clusters:
         found: Tensor = self._known[clusters]
         return found
 
+    def _stretches(self, clusters: int, partition: str) -> Stretches:
+        """Those of one partition, kept; on a GPU they come with those of the others, in as many operations as one."""
+        if (clusters, partition) not in self._known:
+            apart = self.rows.device.type == "cpu" or partition == "none"
+            names = (partition,) if apart else PARTITIONS
+            found = self._find_stretches([self._parts(clusters, name) for name in names])
+            self._known.update({(clusters, name): each for name, each in zip(names, found, strict=True)})
+        known: Stretches = self._known[clusters, partition]
+        return known
+
     def _parts(self, clusters: int, partition: str) -> Tensor:
         if partition == "none":
             return torch.zeros(len(self.rows), dtype=torch.int64, device=self.rows.device)
@@ -80,22 +94,30 @@ class Clusters:
         # sampled rows lie in hash order, so runs of them are random draws
         return labels.sort().values if partition == "random" else labels
 
-    def _stretches(self, labels: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """σ₁²/Σσ² and rows of every part [K, 1 + folds], with every fold left out in turn."""
+    def _find_stretches(self, partitions: list[Tensor]) -> list[Stretches]:
+        """Of each partition, given as labels."""
         folds = [-1, *sorted(set(self.fold.tolist()))]
-        there = torch.stack([self.fold != fold for fold in folds], 1).to(self.rows)  # [n, 1 + folds]
-        shares, sizes = zip(*(_share(*part) for part in _pieces(self.rows, there, labels)), strict=True)
-        shape = (-1, len(folds))
-        return torch.cat(shares).reshape(shape).cpu(), torch.cat(sizes).reshape(shape).cpu(), folds
+        there = (self.fold.unsqueeze(1) != torch.tensor(folds)).to(self.rows)  # [n, 1 + folds]
+        kinds = [labels.unique(return_inverse=True) for labels in partitions]
+        pieces = _pieces(self.rows, there, [number for _, number in kinds])
+        shares, sizes = (torch.cat(parts).cpu() for parts in zip(*(_share(*piece) for piece in pieces), strict=True))
+        counts = [len(found) for found, _ in kinds]
+        split = (each.reshape(-1, len(folds)).split(counts) for each in (shares, sizes))
+        return [(share, size, folds) for share, size in zip(*split, strict=True)]
 
 
-def _pieces(rows: Tensor, there: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _too_few(n: int) -> TooFewRows:
+    return TooFewRows(f"clusters need at least {FEWEST} sampled rows, seen {n}; give more tokens")
+
+
+def _pieces(rows: Tensor, there: Tensor, partitions: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows with the sets they belong to: part by part, or on a GPU all parts at once, which is one large product."""
     if rows.device.type == "cpu":
-        for k in labels.unique():
-            yield rows[labels == k], there[labels == k]
+        for labels in partitions:
+            for k in range(int(labels.max()) + 1):
+                yield rows[labels == k], there[labels == k]
         return
-    one_hot = torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1]).to(rows)
+    one_hot = torch.cat([torch.nn.functional.one_hot(labels).to(rows) for labels in partitions], 1)
     yield rows, (one_hot.unsqueeze(2) * there.unsqueeze(1)).flatten(1)
 
 

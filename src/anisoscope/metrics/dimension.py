@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
 from anisoscope.metrics.calibration import DEFAULT_KEEP, calibrated_dimension, in_table
+from anisoscope.metrics.lines import unless
 from anisoscope.metrics.metric import metric
 from anisoscope.metrics.neighbourhoods import Neighbours
 
@@ -34,14 +35,27 @@ def _bias_there(value: float, rows: int, options: dict[str, Any]) -> str:
     return f"bias about {round(100 * (value / true - 1)):+d} % at this n"
 
 
-def _near(neighbours: Neighbours, k: int) -> Tensor:
-    near = neighbours.first(k)
-    if len(near) < FEWEST:
-        raise TooFewRows(
-            f"a neighbour estimate needs at least {FEWEST} distinct rows with {k} neighbours each, seen {len(near)}; "
+def _near(neighbours: Neighbours, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Distances to the k nearest, the rows that have that many, and how many those are (NaN: too few) by line."""
+    near, usable = neighbours.near(k)
+    count = usable.sum(-1)
+
+    def why() -> TooFewRows:
+        return TooFewRows(
+            f"a neighbour estimate needs at least {FEWEST} distinct rows with {k} neighbours each, seen {int(count)}; "
             "give more tokens, or another layer"
         )
-    return near
+
+    return near, usable, unless(count < FEWEST, count.double(), why)
+
+
+def _no_dimension() -> TooFewRows:
+    return TooFewRows("the nearest rows are all equally far (a lattice, or rounding), so there is no dimension")
+
+
+def _quotient(above: Tensor | float, below: Tensor) -> Tensor:
+    """A dimension, or an error where neighbours lie at equal distances and therefore have none."""
+    return unless(~((below > 0.0) & below.isfinite()), above / below, _no_dimension)
 
 
 @metric(
@@ -58,6 +72,7 @@ def _near(neighbours: Neighbours, k: int) -> Tensor:
     default=True,
     neighbours=2,
     remark=_bias_there,
+    batched=True,
 )
 def two_nn(
     neighbours: Neighbours,
@@ -66,39 +81,41 @@ def two_nn(
     keep: float = 0.9,
     per_context: bool = False,
     calibrated: bool = False,
-) -> float:
+) -> Tensor:
     """Dimension of the surface the rows lie on, from the ratio of their two nearest neighbours."""
     value, count = _two_nn(neighbours, method=method, keep=keep)
     if not calibrated:
         return value
     if keep != DEFAULT_KEEP:
         raise AnisoscopeError(f"two_nn has calibrated=1 with keep {keep}; the table is for keep {DEFAULT_KEEP} alone")
-    return calibrated_dimension(value, count, method=method)
+    pairs = zip(value.flatten().tolist(), count.flatten().tolist(), strict=True)
+    found = [math.nan if math.isnan(one) else calibrated_dimension(one, int(n), method=method) for one, n in pairs]
+    return torch.tensor(found, dtype=torch.float64).reshape(value.shape)
 
 
-def _two_nn(neighbours: Neighbours, *, method: str, keep: float) -> tuple[float, int]:
-    """The estimate as published, and the rows that it was made of."""
+def _two_nn(neighbours: Neighbours, *, method: str, keep: float) -> tuple[Tensor, Tensor]:
+    """The estimate as published, and the rows that it was made of, by line."""
     if method not in ("slope", "ml"):
         raise unknown_name("method of two_nn", method, ("slope", "ml"))
     if not 0.0 < keep <= 1.0:
         raise AnisoscopeError(f"two_nn has keep {keep}; expected more than 0 and at most 1")
-    near = _near(neighbours, 2)
-    log_mu = (near[:, 1] / near[:, 0]).log()
+    if ("two_nn", method, keep) not in neighbours.known:  # calibrated or not
+        neighbours.known["two_nn", method, keep] = _published(neighbours, method=method, keep=keep)
+    found: tuple[Tensor, Tensor] = neighbours.known["two_nn", method, keep]
+    return found
+
+
+def _published(neighbours: Neighbours, *, method: str, keep: float) -> tuple[Tensor, Tensor]:
+    near, usable, count = _near(neighbours, 2)
+    log_mu = (near[..., 1] / near[..., 0]).log()
     if method == "ml":
-        return _quotient(len(log_mu), float(log_mu.sum())), len(log_mu)
-    log_mu = log_mu.sort().values
-    count = len(log_mu)
-    kept = min(math.floor(keep * count), count - 1)
-    rank = torch.arange(1, kept + 1, dtype=torch.float64) / count
-    x, y = log_mu[:kept], -torch.log1p(-rank)
-    return _quotient(float(x @ y), float(x @ x)), count
-
-
-def _quotient(above: float, below: float) -> float:
-    """A dimension, or an error where neighbours lie at equal distances and therefore have none."""
-    if not 0.0 < below < math.inf:
-        raise TooFewRows("the nearest rows are all equally far (a lattice, or rounding), so there is no dimension")
-    return above / below
+        return _quotient(count, torch.where(usable, log_mu, 0.0).sum(-1)), count
+    log_mu = torch.where(usable, log_mu, torch.inf).sort(-1).values  # rows left out come last
+    order = torch.arange(1, log_mu.shape[-1] + 1, dtype=torch.float64, device=log_mu.device)
+    kept = order <= torch.minimum((keep * count).floor(), count - 1).unsqueeze(-1)
+    x = torch.where(kept, log_mu, 0.0)
+    y = torch.where(kept, -torch.log1p(-order / count.unsqueeze(-1)), 0.0)
+    return _quotient((x * y).sum(-1), x.square().sum(-1)), count
 
 
 @metric(
@@ -112,17 +129,19 @@ def _quotient(above: float, below: float) -> float:
     invariant=_RIGID,
     bounds=(0.0, None),
     neighbours=20,
+    batched=True,
 )
-def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 20) -> float:
+def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 20) -> Tensor:
     """Maximum-likelihood dimension from the distances to 10 to 20 neighbours: a wider scale than TwoNN."""
     if not 2 <= smallest <= largest:
         raise AnisoscopeError(f"levina_bickel has k from {smallest} to {largest}; expected 2 ≤ smallest ≤ largest")
-    logs = _near(neighbours, largest).log()
-    values = []
-    for k in range(smallest, largest + 1):
-        inverse = (logs[:, k - 1 : k] - logs[:, : k - 1]).sum(1) / (k - 1)
-        values.append(_quotient(1.0, float(inverse.mean())))
-    return sum(values) / len(values)
+    near, usable, count = _near(neighbours, largest)
+    logs = torch.where(usable.unsqueeze(-1), (near / near[..., -1:]).log(), 0.0).sum(-2) / count.unsqueeze(-1)
+    # the mean of a difference is that of the means; up to k − 1 of them for the k at which they end
+    k = torch.arange(smallest, largest + 1, device=logs.device)
+    inverse = logs[..., smallest - 1 :] - logs.cumsum(-1)[..., smallest - 2 : -1] / (k - 1)
+    values = torch.where((inverse > 0.0) & inverse.isfinite(), 1.0 / inverse, torch.nan).mean(-1)
+    return unless(values.isnan(), values, _no_dimension)
 
 
 @metric(
@@ -138,36 +157,42 @@ def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 
     invariant=_RIGID,
     bounds=(0.0, None),
     neighbours=4,
+    batched=True,
 )
-def gride(neighbours: Neighbours, *, scale: int = 2) -> float:
+def gride(neighbours: Neighbours, *, scale: int = 2) -> Tensor:
     """Maximum-likelihood dimension from the neighbours k and 2k: the larger k, the wider the scale it looks at."""
     if scale < 1:
         raise AnisoscopeError(f"gride has scale {scale}; expected 1 or more")
-    near = _near(neighbours, 2 * scale)
-    log_mu = (near[:, 2 * scale - 1] / near[:, scale - 1]).log()
-    log_mu = log_mu[log_mu > 0]
-    return _gride_root(log_mu, scale)
+    near, usable, enough = _near(neighbours, 2 * scale)
+    log_mu = (near[..., 2 * scale - 1] / near[..., scale - 1]).log()
+    spread = usable & (log_mu > 0)
+    return _gride_root(torch.where(spread, log_mu, 0.0), torch.where(enough.isnan(), enough, spread.sum(-1)), scale)
 
 
-def _gride_root(log_mu: Tensor, scale: int) -> float:
-    """The zero of the score N/δ + (k−1) Σ log μ/(1 − μ^−δ) − (2k−1) Σ log μ, which falls in δ."""
-    total, count = float(log_mu.sum()), len(log_mu)
-    if not count or not 0.0 < total < math.inf:
-        raise TooFewRows("the nearest rows are all equally far (a lattice, or rounding), so there is no dimension")
+def _gride_root(log_mu: Tensor, count: Tensor, scale: int) -> Tensor:
+    """The zero of the score N/δ + (k−1) Σ log μ/(1 − μ^−δ) − (2k−1) Σ log μ, which falls in δ, of every line.
+
+    log μ is 0 in the rows that do not count, N = `count` is how many do.
+    """
+    total = log_mu.sum(-1)
     # E log μ = (1/δ) Σ_{i=k}^{2k−1} 1/i gives the start, which for k = 1 is the answer
-    dimension = count * sum(1.0 / i for i in range(scale, 2 * scale)) / total
-    low, high = 0.0, math.inf
+    dimension = _quotient(count * sum(1.0 / i for i in range(scale, 2 * scale)), total)
+    low, high = torch.zeros_like(total), torch.full_like(total, torch.inf)
+    apart = log_mu <= 0
     for _ in range(_NEWTON if scale > 1 else 0):
-        inner = log_mu / -torch.expm1(-dimension * log_mu)
-        score = count / dimension + (scale - 1) * float(inner.sum()) - (2 * scale - 1) * total
-        slope = -count / dimension**2 - (scale - 1) * float((inner.square() * torch.exp(-dimension * log_mu)).sum())
-        low, high = (dimension, high) if score > 0 else (low, dimension)
-        # Newton's step in log δ, unless it leaves the interval that the signs have shown
-        ahead = dimension * math.exp(max(-1.0, min(1.0, -score / (slope * dimension))))
-        ahead = ahead if low < ahead < high else math.sqrt(low * high) if 0 < low < high < math.inf else ahead
-        if abs(ahead - dimension) <= 1e-12 * dimension:
+        power = (log_mu * -dimension.unsqueeze(-1)).expm1_()  # μ^−δ − 1
+        inner = (log_mu / power).masked_fill_(apart, 0.0)
+        score = count / dimension - (scale - 1) * inner.sum(-1) - (2 * scale - 1) * total
+        slope = -count / dimension.square() - (scale - 1) * inner.square_().mul_(power.add_(1.0)).sum(-1)
+        low, high = torch.where(score > 0, dimension, low), torch.where(score > 0, high, dimension)
+        step = -score / (slope * dimension)
+        moves = step.abs() > 1e-12  # a line that has come to rest stays as it is
+        if not bool(moves.any()):
             break
-        dimension = ahead
+        # Newton's step in log δ, unless it leaves the interval that the signs have shown
+        ahead = dimension * step.clamp(-1.0, 1.0).exp()
+        halved = (low > 0) & (low < high) & high.isfinite() & ~((low < ahead) & (ahead < high))
+        dimension = torch.where(moves, torch.where(halved, (low * high).sqrt(), ahead), dimension)
     return dimension
 
 
@@ -179,15 +204,20 @@ def _gride_root(log_mu: Tensor, scale: int) -> float:
     convention=_BATCHES,
     invariant=_RIGID,
     neighbours=10,
+    batched=True,
 )
-def hubness(neighbours: Neighbours, *, k: int = 10) -> float:
+def hubness(neighbours: Neighbours, *, k: int = 10) -> Tensor:
     """How unequal rows are as neighbours of others: 0 when all are alike, large when a few hubs are near to all."""
     if k < 1:
         raise AnisoscopeError(f"hubness has k {k}; expected 1 or more")
-    usable = len(_near(neighbours, k))
-    chosen = neighbours.index[:, :k][neighbours.distance[:, k - 1].isfinite()]
-    counts = torch.bincount(chosen.flatten(), minlength=len(neighbours)).double()
-    spread = counts.std(correction=0)
-    if usable == 0 or float(spread) == 0.0:
-        return 0.0
-    return float(((counts - counts.mean()) / spread).pow(3).mean())
+    _, usable, enough = _near(neighbours, k)
+    there = torch.ones_like(usable) if neighbours.there is None else neighbours.there
+    # all lines are counted at once: the rows of each have numbers of their own, and what does not count the last one
+    first = torch.arange(0, there.numel(), there.shape[-1], device=there.device).view(*there.shape[:-1], 1, 1)
+    chosen = torch.where(usable.unsqueeze(-1), neighbours.index[..., :k] + first, there.numel())
+    counts = torch.bincount(chosen.flatten(), minlength=there.numel() + 1)[:-1].view(there.shape).double()
+    n = there.sum(-1).double()
+    gaps = torch.where(there, counts - (counts.sum(-1) / n).unsqueeze(-1), 0.0)
+    variance = gaps.square().sum(-1) / n
+    skewness = torch.where(variance > 0, gaps.pow(3).sum(-1) / n / variance.pow(1.5), 0.0)
+    return torch.where(enough.isnan(), enough, skewness)

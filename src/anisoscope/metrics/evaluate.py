@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anisoscope.errors import TooFewRows
-from anisoscope.metrics.attention import rows_used
+from anisoscope.metrics.attention import Keys, rows_used
 from anisoscope.metrics.centring import Centred
 from anisoscope.metrics.clusters import Clusters
 from anisoscope.metrics.estimate import Estimate, jackknife
-from anisoscope.metrics.graphs import Graph, batch_masks, sample_graphs
+from anisoscope.metrics.graphs import Graph, batches, sample_graphs
+from anisoscope.metrics.lines import MomentLines, Part, line_of, stack_lines, tensors_of
 from anisoscope.metrics.metric import Metric
 from anisoscope.metrics.neighbourhoods import Neighbours
 from anisoscope.numerics.hashing import FOLDS
+from anisoscope.numerics.linalg import eigenvalues
 from anisoscope.numerics.threads import together
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.means import Attention
@@ -35,7 +36,7 @@ _WIDE = 128  # columns from which a spectrum takes longer than handing it to ano
 class View:
     """The statistics of one selection of rows, by context fold."""
 
-    folds: list[dict[type, Any]]  # FOLDS of them, empty where a fold saw nothing
+    folds: list[dict[type, Any]]  # FOLDS of them, empty where a fold saw nothing; a statistic or a list of its parts
     sample: Sample | None = None
     graphs: Callable[[int], list[Graph]] | None = None  # wanted neighbours -> graphs
     without_first: bool = False
@@ -50,6 +51,23 @@ class View:
             return [i for i, fold in enumerate(self.folds) if fold]
         return sorted(set(self.sample.fold.tolist())) if self.sample is not None else []
 
+    def pieces(self, need: type) -> list[Part]:
+        """A statistic's parts that saw rows, with their folds."""
+        found = [(i, fold.get(need, [])) for i, fold in enumerate(self.folds)]
+        return [(i, part) for i, parts in found for part in (parts if isinstance(parts, list) else [parts]) if part.n]
+
+    def lines(self, need: type) -> Any:
+        """A statistic over all folds, and over all folds but each that is present, as one; None where nothing is."""
+        if (need, "lines") not in self._merged:
+            folds = self.present() if len(self.present()) > 1 else []
+            if need in ON_SAMPLE:
+                found = self.stat(need).without(-1, *folds)
+            else:
+                pieces = self.pieces(need)
+                found = stack_lines(pieces, folds) if pieces else None
+            self._merged[need, "lines"] = found
+        return self._merged[need, "lines"]
+
     def stat(self, need: type, *, without: int = -1) -> Any:
         """A statistic over all folds, or all but one."""
         if need is Sample:
@@ -58,21 +76,21 @@ class View:
         if need in ON_SAMPLE and without >= 0:
             return self.stat(need).without(without)
         key = (need, without)
-        if need in ON_SAMPLE and key not in self._merged:
-            self._merged[key] = need.of(self.stat(Sample))  # type: ignore[attr-defined]
         if key not in self._merged:
-            parts = [fold[need] for i, fold in enumerate(self.folds) if i != without and need in fold]
-            merged = reduce(lambda a, b: a.merge(b), parts) if parts else need()
-            self._merged[key] = merged.on_host() if hasattr(merged, "on_host") else merged
+            self._merged[key] = need.of(self.stat(Sample)) if need in ON_SAMPLE else self._line(*key)  # type: ignore[attr-defined]
         return self._merged[key]
 
+    def _line(self, need: type, without: int) -> Any:
+        lines = self.lines(need)
+        place = [-1, *self.present()].index(without)
+        return line_of(lines, place) if lines is not None and lines.n.flatten()[place] > 0 else need()
+
     def parts(self) -> list[View]:
-        """Views of the moments of consecutive batches of the (shuffled) sample, made once."""
+        """Views of the moments of consecutive batches of the (shuffled) sample, made once; they have no folds."""
         if not self._parts and self.sample is not None:
-            for mask in batch_masks(len(self.sample), NEIGHBOUR_BATCH):
-                batch = self.sample.select(mask)
-                folds = by_fold(Moments, batch.rows.flatten(1), batch.fold)
-                self._parts.append(View(folds, batch, contexts=self.contexts, dropped=self.dropped))
+            for batch in batches(self.sample, NEIGHBOUR_BATCH):
+                moments = Moments().update(batch.rows.flatten(1))
+                self._parts.append(View([{Moments: moments}], batch, contexts=self.contexts, dropped=self.dropped))
         return self._parts
 
 
@@ -82,25 +100,95 @@ def evaluate(metric: Metric, view: View, options: dict[str, Any]) -> Estimate:
         return _evaluate_graphs(metric, view, options)
     if options.get("batches"):
         return _evaluate_batches(metric, view, options)
+    _refuse_nothing(metric, view)
+    value, *replicates = _all_lines(metric, view, options)
+    lead = view.stat(metric.needs[0])
+    return _estimate(
+        metric,
+        view,
+        value,
+        replicates,
+        seen=len(lead) if isinstance(lead, Sample) else lead.n,
+        left_out=int(_left_out(metric, lead, options)),
+        note=_note(lead),
+    )
+
+
+def _all_lines(metric: Metric, view: View, options: dict[str, Any]) -> list[float]:
+    """The value, and the values without each fold where there are several."""
+    if metric.batch is not None:
+        find_spectra([(view, options)] if Moments in metric.needs else [])
+        found: list[float] = metric.batch(*map(view.lines, metric.needs), **options).tolist()
+        if math.isnan(found[0]):
+            metric.function(*map(view.stat, metric.needs), **options)  # says why
+        return found
+    folds = view.present()
+    value = metric.function(*map(view.stat, metric.needs), **options)
+    rest = [[view.stat(need, without=j) for need in metric.needs] for j in folds if len(folds) > 1]
+    return [value, *(_attempt(metric, stats, options) for stats in rest)]
+
+
+def by_head(metric: Metric, options: dict[str, Any]) -> bool:
+    """Whether all heads of a site can be evaluated in one go."""
+    return (
+        metric.batch is not None
+        and not options.get("batches")
+        and not {Sample, Neighbours, *ON_SAMPLE} & set(metric.needs)
+    )
+
+
+def evaluate_heads(
+    metric: Metric, view: View, options: dict[str, Any], *, heads: int, share: int = 1
+) -> list[Estimate]:
+    """One estimate for each head, in one go; `share` query heads have one key. A missing one's note says why."""
+    assert metric.batch is not None
+    try:
+        _refuse_nothing(metric, view)
+    except TooFewRows as error:
+        return [missing(view, error)] * heads
+    shares = [share if need is Keys else 1 for need in metric.needs]
+    stats = [_spread(view.lines(need), times) for need, times in zip(metric.needs, shares, strict=True)]
+    values = metric.batch(*stats, **options).T.tolist()
+    whole = [view.stat(need) for need in metric.needs]
+    left_out = _left_out(metric, whole[0], options).expand(heads).tolist()
+    found = []
+    for head, (value, *replicates) in enumerate(values):
+        try:
+            if math.isnan(value):
+                metric.function(
+                    *(stat.head(head // times) for stat, times in zip(whole, shares, strict=True)), **options
+                )
+            gone, note = int(left_out[head]), _note(whole[0])
+            found.append(_estimate(metric, view, value, replicates, seen=whole[0].n, left_out=gone, note=note))
+        except TooFewRows as error:
+            found.append(missing(view, error))
+    return found
+
+
+def _spread(lines: Any, times: int) -> Any:
+    """The same statistic with every head (the second dimension) there several times."""
+    if times == 1:
+        return lines
+    values = {name: value.repeat_interleave(times, 1) for name, value in tensors_of(lines).items()}
+    return type(lines)(n=lines.n, **values)
+
+
+def missing(view: View, error: TooFewRows) -> Estimate:
+    """A missing value whose note says why."""
+    return Estimate(math.nan, n=0, contexts=view.contexts, dropped=view.dropped, note=str(error))
+
+
+def _refuse_nothing(metric: Metric, view: View) -> None:
     if any(not len(s) if isinstance(s, Sample) else not s.n for s in map(view.stat, metric.needs)):
         raise TooFewRows(f"{metric.name} was given no finite row ({view.dropped} were not finite); look at the model")
-    folds = view.present()
-    if Moments in metric.needs:
-        find_spectra([(view, options)])
-    value = metric.function(*(view.stat(need) for need in metric.needs), **options)
-    replicates = [
-        _attempt(metric, [view.stat(need, without=j) for need in metric.needs], options)
-        for j in folds
-        if len(folds) > 1
-    ]
+
+
+def _estimate(
+    metric: Metric, view: View, value: float, replicates: list[float], *, seen: int, left_out: int, note: str
+) -> Estimate:
     low, high = jackknife(value, replicates, bounds=metric.bounds)
-    lead = view.stat(metric.needs[0])
-    seen = len(lead) if isinstance(lead, Sample) else lead.n
-    left_out = _left_out(metric, lead, options)
-    n, dropped = seen - left_out, view.dropped + left_out
-    return Estimate(
-        value, low, high, n=n, contexts=view.contexts, dropped=dropped, note=_note(lead), replicates=tuple(replicates)
-    )
+    words: dict[str, Any] = {"contexts": view.contexts, "dropped": view.dropped + left_out, "note": note}
+    return Estimate(value, low, high, n=seen - left_out, **words, replicates=tuple(replicates))
 
 
 def _evaluate_batches(metric: Metric, view: View, options: dict[str, Any]) -> Estimate:
@@ -110,7 +198,8 @@ def _evaluate_batches(metric: Metric, view: View, options: dict[str, Any]) -> Es
     parts = view.parts()
     if not parts:
         raise TooFewRows(f"{metric.name} was given no finite row ({view.dropped} were not finite); look at the model")
-    values = [metric.function(*map(part.stat, metric.needs), **options) for part in parts]
+    find_spectra([(view, options)] if Moments in metric.needs else [])
+    values = [_all_lines(metric, part, options)[0] for part in parts]
     words = [f"mean over {len(parts)} batches", _note(parts[0].stat(metric.needs[0]))]
     return Estimate(
         sum(values) / len(values),
@@ -124,17 +213,18 @@ def _evaluate_batches(metric: Metric, view: View, options: dict[str, Any]) -> Es
 
 def find_spectra(wanted: Iterable[tuple[View, dict[str, Any]]]) -> None:
     """The spectra that metrics of moments will ask for, several at a time; each is kept by its own moments."""
-    found: dict[tuple[int, bool], Moments] = {}
+    found: dict[tuple[int, bool], MomentLines] = {}
     for view, options in wanted:
         centred = options.get("centred", True)
         for part in view.parts() if options.get("batches") else [view]:
-            folds = part.present() if part is view else []
-            for j in [-1, *folds] if (centred, "spectra") not in part._merged else []:
-                moments = part.stat(Moments, without=j)
-                if moments.n and moments.width >= _WIDE and moments.mean.device.type == "cpu":
-                    found[id(moments), centred] = moments
-            part._merged[centred, "spectra"] = True
-    together(lambda item: item[1].eigenvalues(centred=item[0][1]), list(found.items()))
+            lines = part.lines(Moments)
+            if lines is not None and centred not in lines.spectra and lines.width >= _WIDE:
+                found[id(lines), centred] = lines
+    hosted = [(centred, lines) for (_, centred), lines in found.items() if lines.mean.device.type == "cpu"]
+    matrices = [matrix for centred, lines in hosted for matrix in lines.matrix(centred=centred)]
+    values = iter(together(eigenvalues, matrices))
+    for centred, lines in hosted:
+        lines.spectra[centred] = torch.stack([next(values) for _ in lines.mean])
 
 
 def _sd(values: list[float]) -> float:
@@ -149,13 +239,13 @@ def _attempt(metric: Metric, stats: list[Any], options: dict[str, Any]) -> float
         return math.nan
 
 
-def _left_out(metric: Metric, lead: Any, options: dict[str, Any]) -> int:
-    """Rows that this metric had to leave out beyond those that were not finite."""
+def _left_out(metric: Metric, lead: Any, options: dict[str, Any]) -> Tensor:
+    """Rows that this metric had to leave out beyond those that were not finite, by head where there are heads."""
     if isinstance(lead, Directions) and lead.zeros is not None and "cosine" in metric.name:
-        return int(lead.zeros)
+        return lead.zeros
     if isinstance(lead, Attention):
         return lead.n - rows_used(lead, metric.name, options)
-    return 0
+    return torch.zeros(())
 
 
 def _note(lead: Any) -> str:
@@ -178,20 +268,13 @@ def _evaluate_graphs(metric: Metric, view: View, options: dict[str, Any]) -> Est
     if not graphs:
         raise TooFewRows(f"{metric.name} needs rows, seen none; give more tokens")
     rest = view.without_first
-    everyone = [metric.function(g.left(without_first=rest), **options) for g in graphs]
-    value = sum(everyone) / len(everyone)
-    folds = sorted(set(torch.cat([g.fold for g in graphs]).tolist()))
-    replicates = []
-    for j in folds if len(folds) > 1 else []:
-        try:
-            parts = [metric.function(g.left(without_first=rest, fold=j), **options) for g in graphs]
-            replicates.append(sum(parts) / len(parts))
-        except TooFewRows:
-            replicates.append(math.nan)
+    folds = torch.cat([g.fold for g in graphs]).unique().tolist()
+    found = [_graph_lines(metric, g, options, rest, [-1, *(folds if len(folds) > 1 else [])]) for g in graphs]
+    everyone = [value for value, *_ in found]
+    value, *replicates = (sum(line) / len(line) for line in zip(*found, strict=True))
     shaky = _unstable(value, replicates)
     low, high = (math.nan, math.nan) if shaky else jackknife(value, replicates, bounds=metric.bounds)
-    duplicates = sum(g.duplicates(without_first=rest) for g in graphs)
-    used = sum(len(g.left(without_first=rest)) for g in graphs)
+    used, duplicates = map(sum, zip(*(g.rows(without_first=rest) for g in graphs), strict=True))
     said = [f"{duplicates} duplicates removed" if duplicates else "", shaky]
     said += [metric.remark(value, used // len(graphs), options)] if metric.remark is not None else []
     said += [_next_scale(value, graphs, without_first=rest)] if metric.name == "two_nn" else []
@@ -206,6 +289,18 @@ def _evaluate_graphs(metric: Metric, view: View, options: dict[str, Any]) -> Est
         note="; ".join(filter(None, said)),
         replicates=tuple(replicates),
     )
+
+
+def _graph_lines(
+    metric: Metric, graph: Graph, options: dict[str, Any], without_first: bool, folds: list[int]
+) -> list[float]:
+    """The metric of one graph without each of these folds, of which the first is −1; NaN where there is too little."""
+    assert metric.batch is not None
+    lines = graph.lines(without_first=without_first, folds=folds)
+    values: list[float] = torch.cat([metric.batch(part, **options) for part in lines]).tolist()
+    if math.isnan(values[0]):
+        metric.function(graph.left(without_first=without_first), **options)  # says why
+    return values
 
 
 def _next_scale(value: float, graphs: list[Graph], *, without_first: bool) -> str:

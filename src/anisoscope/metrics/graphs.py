@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from anisoscope.metrics.neighbourhoods import Neighbours
 from anisoscope.stats.sample import Sample
+
+_BLOCK = 2**22  # distances of lines that are looked at together; those of many rows come one by one
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Graph:
     stands: Tensor  # for every row of the batch, the distinct row that stands for it
     fold: Tensor
     first: Tensor
-    _left: dict[tuple[bool, int], Neighbours] = field(default_factory=dict, repr=False)
+    _left: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, sample: Sample, *, wanted: int, tolerance: float = 0.0) -> Graph:
@@ -33,17 +37,36 @@ class Graph:
         """
         key = (without_first, fold)
         if key not in self._left:
-            mask = torch.zeros(len(self.neighbours), dtype=torch.bool)
-            mask[self.stands[self._rows(*key)]] = True
-            self._left[key] = self.neighbours if bool(mask.all()) else self.neighbours.keep(mask)
-        return self._left[key]
+            mask = self._there(without_first, [fold])[0]
+            whole = bool(mask.all())
+            self._left[key] = self.neighbours if whole else self.neighbours.keep(mask.to(self.neighbours.index.device))
+        found: Neighbours = self._left[key]
+        return found
 
-    def duplicates(self, *, without_first: bool) -> int:
-        """Rows removed because an equal one was there."""
-        return int(self._rows(without_first).sum()) - len(self.left(without_first=without_first))
+    def lines(self, *, without_first: bool, folds: Sequence[int]) -> list[Neighbours]:
+        """The same without each of these folds (−1: none), as lines; in several parts where there are many rows."""
+        key = (without_first, *folds)
+        if key not in self._left:
+            index = self.neighbours.index
+            there = self._there(without_first, folds).to(index.device)
+            size = max(1, _BLOCK // max(1, index.numel()))
+            self._left[key] = [self.neighbours.lines(part) for part in there.split(size)]
+        found: list[Neighbours] = self._left[key]
+        return found
 
-    def _rows(self, without_first: bool, fold: int = -1) -> Tensor:
-        return (self.fold != fold) & ~self.first if without_first else self.fold != fold
+    def rows(self, *, without_first: bool) -> tuple[int, int]:
+        """Distinct rows, and how many were removed because an equal one was there."""
+        distinct = int(self._there(without_first, [-1]).sum())
+        return distinct, int(self._rows(without_first, [-1]).sum()) - distinct
+
+    def _there(self, without_first: bool, folds: Sequence[int]) -> Tensor:
+        """Which distinct rows are left without each of these folds: [folds, n]."""
+        found = torch.zeros(len(folds), len(self.neighbours), dtype=torch.int32)
+        return found.index_add_(1, self.stands, self._rows(without_first, folds).to(torch.int32)) > 0
+
+    def _rows(self, without_first: bool, folds: Sequence[int]) -> Tensor:
+        stay = self.fold != torch.tensor(folds).unsqueeze(1)
+        return stay & ~self.first if without_first else stay
 
 
 def sample_graphs(sample: Sample, *, wanted: int, batch: int | None, tolerance: float = 0.0) -> list[Graph]:
@@ -51,16 +74,16 @@ def sample_graphs(sample: Sample, *, wanted: int, batch: int | None, tolerance: 
 
     `tolerance`: rows closer than this share of their norm are one row.
     """
-    masks = batch_masks(len(sample), batch or max(1, len(sample)))
-    return [Graph.of(sample.select(mask), wanted=wanted, tolerance=tolerance) for mask in masks]
+    parts = batches(sample, batch or max(1, len(sample)))
+    return [Graph.of(part, wanted=wanted, tolerance=tolerance) for part in parts]
 
 
-def batch_masks(rows: int, size: int) -> list[Tensor]:
-    """Which rows belong to each batch of a size; a last short one is left out unless it is alone.
+def batches(sample: Sample, size: int) -> list[Sample]:
+    """Consecutive batches of a size; a last short one is left out unless it is alone.
 
-    >>> [int(mask.sum()) for mask in batch_masks(10, 4)], [int(mask.sum()) for mask in batch_masks(3, 4)]
-    ([4, 4], [3])
+    >>> ten = Sample(10).update(torch.eye(10), context=torch.arange(10))
+    >>> [len(part) for part in batches(ten, 4)], [len(part) for part in batches(ten, 12)]
+    ([4, 4], [10])
     """
-    order = torch.arange(rows)
-    count = max(1, rows // size) if rows else 0
-    return [(order >= i * size) & (order < (i + 1) * size) for i in range(count)]
+    count = max(1, len(sample) // size) if len(sample) else 0
+    return [sample.part(i * size, (i + 1) * size) for i in range(count)]

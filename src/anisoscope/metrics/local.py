@@ -5,11 +5,11 @@ Notation: K clusters of n_k rows each, σ singular values inside a cluster.
 
 from __future__ import annotations
 
-from anisoscope.errors import unknown_name
-from anisoscope.metrics.clusters import Clusters
-from anisoscope.metrics.metric import metric
+from torch import Tensor
 
-_PARTITIONS = ("clusters", "random", "none")
+from anisoscope.errors import unknown_name
+from anisoscope.metrics.clusters import PARTITIONS, Clusters
+from anisoscope.metrics.metric import metric
 
 
 @metric(
@@ -22,9 +22,10 @@ _PARTITIONS = ("clusters", "random", "none")
     "kept when folds are left out for the interval",
     invariant=("rotation", "scale", "shift"),
     bounds=(0.0, 1.0),
+    batched=True,
 )
-def local_anisotropy(cloud: Clusters, *, clusters: int = 0, partition: str = "clusters") -> float:
+def local_anisotropy(cloud: Clusters, *, clusters: int = 0, partition: str = "clusters") -> Tensor:
     """Share of variance along the first direction inside clusters; to be read beside its two controls."""
-    if partition not in _PARTITIONS:
-        raise unknown_name("partition", partition, _PARTITIONS)
+    if partition not in PARTITIONS:
+        raise unknown_name("partition", partition, PARTITIONS)
     return cloud.stretch(clusters=clusters, partition=partition)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.metrics.estimate import Estimate
@@ -45,6 +46,7 @@ class Metric:
     options: dict[str, Any] = field(default_factory=dict)
     neighbours: int = 0  # how many nearest neighbours it reads
     remark: Remark | None = None  # what is to be said beside a value, such as its bias
+    batch: Callable[..., Tensor] | None = None  # the same of statistics with leading dimensions, NaN where it has none
 
     def __call__(self, x: Any, *, contexts: Any = None, tokens: Any = None, seed: int = 0, **options: Any) -> Estimate:
         """The metric of the rows of an n×d NumPy or torch array, with an interval over contexts (default: each row)."""
@@ -82,15 +84,20 @@ def metric(
     kinds: Iterable[str] = STREAM_KINDS | WEIGHT_KINDS,
     neighbours: int = 0,
     remark: Remark | None = None,
-) -> Callable[[Callable[..., float]], Metric]:
-    """Declare a metric; its keyword-only arguments become its options, its docstring its description."""
+    batched: bool = False,
+) -> Callable[[Callable[..., Any]], Metric]:
+    """Declare a metric; its keyword-only arguments become its options, its docstring its description.
 
-    def declare(function: Callable[..., float]) -> Metric:
+    A `batched` one is written for statistics with leading dimensions (folds left out, heads) and returns a tensor of
+    that shape: one call gives them all.
+    """
+
+    def declare(function: Callable[..., Any]) -> Metric:
         signature = inspect.signature(function)
         options = {p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
         declared = Metric(
             name=function.__name__,
-            function=function,
+            function=(lambda *stats, **chosen: float(function(*stats, **chosen))) if batched else function,
             needs=needs,
             title=title,
             formula=formula,
@@ -104,6 +111,7 @@ def metric(
             options=options,
             neighbours=neighbours,
             remark=remark,
+            batch=function if batched else None,
         )
         object.__setattr__(declared, "__doc__", declared.description)
         _REGISTRY[declared.name] = declared

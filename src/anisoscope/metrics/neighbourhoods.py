@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,13 +49,16 @@ def _numbered(stands: Tensor, kept: Tensor) -> Tensor:
 class Neighbours:
     """Distances to the nearest distinct rows, ascending; rows that ran out of neighbours are dropped.
 
-    `wanted` is how many neighbours the metrics read; the graph holds a few more for leaving rows out.
+    `wanted` is how many neighbours the metrics read; the graph holds a few more for leaving rows out. A leading
+    dimension, where there is one, are lines: the same rows with some of them left out, at infinite distances.
     """
 
-    distance: Tensor  # [n, k] float64
-    index: Tensor  # [n, k]
+    distance: Tensor  # [..., n, k] float64
+    index: Tensor  # [..., n, k]
     wanted: int
     duplicates: int = 0  # rows removed because an equal one was there
+    there: Tensor | None = None  # [..., n] rows that were not left out, unless all are there
+    known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # what several metrics share
 
     @classmethod
     def of(cls, rows: Tensor, wanted: int, *, tolerance: float = 0.0) -> tuple[Neighbours, Tensor]:
@@ -69,11 +72,10 @@ class Neighbours:
         if len(kept) < 2:
             empty = torch.empty(len(kept), 0)
             return cls(empty.double(), empty.long(), wanted, len(rows) - len(kept)), torch.zeros(len(rows)).long()
-        # squares of rows far from 1 would leave float32; a power of two changes no digit
-        scale = 2.0 ** math.frexp(float(rows.abs().max()))[1]
-        distance, index = nearest(rows[kept] / scale, spared(wanted))
+        distinct = rows if len(kept) == len(rows) else rows[kept]
+        distance, index = nearest(distinct, spared(wanted))
         for _ in range(_ROUNDS if tolerance else 0):
-            earlier = _first_near(rows[kept] / scale, distance, index, tolerance).to(kept.device)
+            earlier = _first_near(distinct, distance, index, tolerance).to(kept.device)
             if bool((kept[earlier] == kept).all()):
                 break
             stands[kept] = kept[earlier]
@@ -81,8 +83,9 @@ class Neighbours:
             if len(kept) < 2:
                 distance, index = distance[:1, :0], index[:1, :0]
                 break
-            distance, index = nearest(rows[kept] / scale, spared(wanted))
-        graph = cls(distance.cpu() * scale, index.cpu(), wanted, len(rows) - len(kept))
+            distinct = rows[kept]
+            distance, index = nearest(distinct, spared(wanted))
+        graph = cls(distance, index, wanted, len(rows) - len(kept))
         return graph, _numbered(stands.cpu(), kept.cpu())
 
     def __len__(self) -> int:
@@ -92,6 +95,22 @@ class Neighbours:
         """Distances to the k nearest, of the rows that have that many: [n', k]."""
         near = self.distance[:, :k]
         return near[near[:, -1].isfinite()] if near.shape[1] == k else near[:0]
+
+    def near(self, k: int) -> tuple[Tensor, Tensor]:
+        """Distances to the k nearest [..., n, k], and which rows have that many [..., n]."""
+        lacking = max(0, k - self.distance.shape[-1])
+        near = torch.nn.functional.pad(self.distance[..., :k], (0, lacking), value=torch.inf)
+        return near, near[..., -1].isfinite()
+
+    def lines(self, there: Tensor) -> Neighbours:
+        """The graph among the rows where each line of a mask [lines, n] holds; rows keep their numbers."""
+        left = there[:, self.index].logical_and_(there.unsqueeze(2))
+        # where each neighbour that is left comes to stand; the column behind the last takes what is not wanted
+        place = left.cumsum(-1).sub_(1).masked_fill_(left.logical_not_(), self.wanted).clamp_max_(self.wanted)
+        shape = (*left.shape[:2], self.wanted + 1)
+        distance = self.distance.new_full(shape, torch.inf).scatter_(2, place, self.distance.expand(left.shape))
+        index = self.index.new_zeros(shape).scatter_(2, place, self.index.expand(left.shape))
+        return Neighbours(distance[..., : self.wanted], index[..., : self.wanted], self.wanted, there=there)
 
     def keep(self, mask: Tensor) -> Neighbours:
         """The graph among the rows where the mask holds: the same distances, the others left out."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
+from anisoscope.metrics.lines import unless
 from anisoscope.metrics.metric import metric
 from anisoscope.stats.moments import Moments
 
@@ -19,16 +21,16 @@ _BATCHES = _CENTRED + "; over all rows, or with batches=1 the mean over shuffled
 
 
 def _energies(moments: Moments, *, centred: bool) -> Tensor:
-    """λ, or an error when there is no spectrum to speak of."""
+    """λ [..., d], NaN (or an error) when there is no spectrum to speak of."""
     needed = 2 if centred else 1
-    if moments.n < needed:
-        raise TooFewRows(f"a spectrum needs at least {needed} rows, seen {moments.n}; give more tokens")
+    n = torch.as_tensor(moments.n)
+    unless(n < needed, n, lambda: TooFewRows(f"a spectrum needs at least {needed} rows, seen {n}; give more tokens"))
     energies = moments.eigenvalues(centred=centred)
-    total = float(moments.scatter.diagonal().sum() + moments.n * moments.mean.square().sum())
+    total = moments.scatter.diagonal(dim1=-2, dim2=-1).sum(-1) + moments.n * moments.mean.square().sum(-1)
     # the float64 mean of equal rows is off by 1e-16 of their norm; what that leaves is no direction
-    if float(energies[0]) <= 1e-28 * total:
-        raise TooFewRows(f"all {moments.n} rows are equal, so there is no spectrum; give rows that differ")
-    return energies
+    flat = energies[..., 0] <= 1e-28 * total
+    unless(flat, total, lambda: TooFewRows(f"all {n} rows are equal, so there is no spectrum; give rows that differ"))
+    return torch.where(((n < needed).to(flat.device) | flat).unsqueeze(-1), torch.nan, energies)
 
 
 @metric(
@@ -40,11 +42,12 @@ def _energies(moments: Moments, *, centred: bool) -> Tensor:
     invariant=(*_RIGID, "shift"),
     bounds=(0.0, 1.0),
     default=True,
+    batched=True,
 )
-def svd_ratio(moments: Moments, *, centred: bool = True, batches: bool = False) -> float:
+def svd_ratio(moments: Moments, *, centred: bool = True, batches: bool = False) -> Tensor:
     """Share of the largest singular value in the sum of all: 1/d for a round cloud, 1 for a line."""
     sigma = _energies(moments, centred=centred).sqrt()
-    return float(sigma[0] / sigma.sum())
+    return sigma[..., 0] / sigma.sum(-1)
 
 
 @metric(
@@ -56,15 +59,16 @@ def svd_ratio(moments: Moments, *, centred: bool = True, batches: bool = False) 
     invariant=(*_RIGID, "shift"),
     bounds=(0.0, 1.0),
     default=True,
+    batched=True,
 )
-def svd_ratio_squared(moments: Moments, *, centred: bool = True, batches: bool = False) -> float:
+def svd_ratio_squared(moments: Moments, *, centred: bool = True, batches: bool = False) -> Tensor:
     """Share of variance along the first principal direction."""
     energies = _energies(moments, centred=centred)
-    return float(energies[0] / energies.sum())
+    return energies[..., 0] / energies.sum(-1)
 
 
-def _participation(energies: Tensor) -> float:
-    return float(energies.sum().square() / energies.square().sum())
+def _participation(energies: Tensor) -> Tensor:
+    return energies.sum(-1).square() / energies.square().sum(-1)
 
 
 @metric(
@@ -76,19 +80,19 @@ def _participation(energies: Tensor) -> float:
     invariant=(*_RIGID, "shift"),
     bounds=(1.0, None),
     default=True,
+    batched=True,
 )
-def participation_ratio(moments: Moments, *, centred: bool = True, corrected: bool = False) -> float:
+def participation_ratio(moments: Moments, *, centred: bool = True, corrected: bool = False) -> Tensor:
     """Number of directions that share the variance: d for a round cloud, 1 for a line."""
     energies = _energies(moments, centred=centred)
     if not corrected:
         return _participation(energies)
     # Gaussian rows: E[tr S²] = tr C² (1 + 1/ν) + (tr C)²/ν and E[(tr S)²] = (tr C)² + 2 tr C²/ν, solved for C
     nu = moments.n - 1 if centred else moments.n
-    first, second = float(energies.sum() / nu), float((energies / nu).square().sum())
+    first, second = energies.sum(-1) / nu, energies.square().sum(-1) / nu**2
     below = second - first**2 / nu
-    if below <= 0:
-        raise TooFewRows(f"{moments.n} rows are too few for the corrected participation ratio; give more tokens")
-    return ((nu + 1) / nu * first**2 - 2 / nu * second) / below
+    words = f"{moments.n} rows are too few for the corrected participation ratio; give more tokens"
+    return unless(below <= 0, ((nu + 1) / nu * first**2 - 2 / nu * second) / below, lambda: TooFewRows(words))
 
 
 @metric(
@@ -100,16 +104,17 @@ def participation_ratio(moments: Moments, *, centred: bool = True, corrected: bo
     invariant=(*_RIGID, "shift"),
     bounds=(0.0, 1.0),
     default=True,
+    batched=True,
 )
-def iso_score(moments: Moments) -> float:
+def iso_score(moments: Moments) -> Tensor:
     """Share of the dimensions that are uniformly used: 1 for a round cloud, 0 for a line."""
     return _iso(_energies(moments, centred=True))
 
 
-def _iso(energies: Tensor) -> float:
-    if len(energies) < 2:
+def _iso(energies: Tensor) -> Tensor:
+    if energies.shape[-1] < 2:
         raise TooFewRows("IsoScore needs rows of at least 2 dimensions, seen 1; it is not defined on a line")
-    return (_participation(energies) - 1.0) / (len(energies) - 1.0)
+    return (_participation(energies) - 1.0) / (energies.shape[-1] - 1.0)
 
 
 @metric(
@@ -120,20 +125,20 @@ def _iso(energies: Tensor) -> float:
     convention="rows centred on their mean; shrinkage target tr(C)/d·I",
     invariant=(*_RIGID, "shift"),
     bounds=(0.0, 1.0),
+    batched=True,
 )
-def iso_score_star(moments: Moments, *, zeta: float = 0.2) -> float:
+def iso_score_star(moments: Moments, *, zeta: float = 0.2) -> Tensor:
     """IsoScore of a covariance shrunk towards a round one, steady for few rows; ζ = 0 gives IsoScore."""
     if not 0.0 <= zeta <= 1.0:
         raise AnisoscopeError(f"iso_score_star has zeta {zeta}; expected 0 to 1")
     energies = _energies(moments, centred=True)
-    return _iso((1.0 - zeta) * energies + zeta * energies.mean())
+    return _iso((1.0 - zeta) * energies + zeta * energies.mean(-1, keepdim=True))
 
 
-def _entropy(energies: Tensor, *, epsilon: float = 0.0) -> float:
+def _entropy(energies: Tensor, *, epsilon: float = 0.0) -> Tensor:
     sigma = energies.sqrt()
-    share = sigma / sigma.sum() + epsilon
-    share = share[share > 0]
-    return float(-(share * share.log()).sum())
+    share = sigma / sigma.sum(-1, keepdim=True) + epsilon
+    return -torch.xlogy(share, share).sum(-1)  # 0 log 0 = 0
 
 
 @metric(
@@ -145,10 +150,11 @@ def _entropy(energies: Tensor, *, epsilon: float = 0.0) -> float:
     invariant=(*_RIGID, "shift"),
     bounds=(1.0, None),
     default=True,
+    batched=True,
 )
-def effective_rank(moments: Moments, *, centred: bool = True) -> float:
+def effective_rank(moments: Moments, *, centred: bool = True) -> Tensor:
     """Number of directions, counted by the entropy of the singular values."""
-    return math.exp(_entropy(_energies(moments, centred=centred)))
+    return _entropy(_energies(moments, centred=centred)).exp()
 
 
 @metric(
@@ -159,12 +165,13 @@ def effective_rank(moments: Moments, *, centred: bool = True) -> float:
     convention="rows not centred, ε = 1e-7",
     invariant=_RIGID,
     bounds=(1.0, None),
+    batched=True,
 )
-def rank_me(moments: Moments, *, epsilon: float = 1e-7) -> float:
+def rank_me(moments: Moments, *, epsilon: float = 1e-7) -> Tensor:
     """Effective rank of the rows as they are, mean included."""
     if not 0.0 <= epsilon < 1.0:
         raise AnisoscopeError(f"rank_me has epsilon {epsilon}; expected 0 or a little more")
-    return math.exp(_entropy(_energies(moments, centred=False), epsilon=epsilon))
+    return _entropy(_energies(moments, centred=False), epsilon=epsilon).exp()
 
 
 @metric(
@@ -176,11 +183,12 @@ def rank_me(moments: Moments, *, epsilon: float = 1e-7) -> float:
     invariant=(*_RIGID, "shift"),
     bounds=(1.0, None),
     default=True,
+    batched=True,
 )
-def stable_rank(moments: Moments, *, centred: bool = True) -> float:
+def stable_rank(moments: Moments, *, centred: bool = True) -> Tensor:
     """Total variance in units of the largest one: 1 / squared SVD ratio."""
     energies = _energies(moments, centred=centred)
-    return float(energies.sum() / energies[0])
+    return energies.sum(-1) / energies[..., 0]
 
 
 @metric(
@@ -192,8 +200,9 @@ def stable_rank(moments: Moments, *, centred: bool = True) -> float:
     invariant=_RIGID,
     bounds=(0.0, None),
     kinds=("unembed", "embed_weight"),
+    batched=True,
 )
-def singular_entropy(moments: Moments, *, centred: bool = False) -> float:
+def singular_entropy(moments: Moments, *, centred: bool = False) -> Tensor:
     """How far the singular values are from equal, in nats: 0 for a round cloud; made for the output head."""
     energies = _energies(moments, centred=centred)
-    return max(0.0, math.log(len(energies)) - _entropy(energies))
+    return (math.log(energies.shape[-1]) - _entropy(energies)).clamp_min(0.0)

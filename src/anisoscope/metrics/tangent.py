@@ -7,7 +7,7 @@ the energy of Q, A d×(J·r) Gaussian columns, r at a time a uniformly random su
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.numerics.threads import together
 
 ZETA = 0.2  # shrinkage of IsoScore* (Rudman and Eickhoff 2024)
 MOST_OF_WIDTH = 4  # a proxy of more than d/4 directions is no low-rank tangent
+_WIDE = 1024  # columns from which an eigenproblem is worth a GPU
 TIE = 1e-5  # relative: draws this close to the proxy's energy count as equal (they are float32)
 
 
@@ -78,15 +80,29 @@ def spectral_share(C: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
 
     By chance about r(r+1)/d². An isotropic C has no anisotropy to share: NaN.
     """
-    d, r = Q.shape
-    Q = Q.to(C.dtype)
-    level = C.diagonal(dim1=-2, dim2=-1).sum(-1) / d
-    inside = Q.mT @ (C @ Q)
-    spread = _deviation(inside, level)
-    whole = _deviation(C, level)
-    mean = inside.diagonal(dim1=-2, dim2=-1).sum(-1) / r
-    nothing = whole <= (1e-12 * level) ** 2 * d
-    return torch.where(nothing, torch.nan, spread / whole), mean / level
+    share, level, _ = Anisotropy(C).held(Q)
+    return share, level
+
+
+class Anisotropy:
+    """How anisotropic second moments C [..., d, d] are: found once, for every subspace that is asked about."""
+
+    def __init__(self, C: Tensor) -> None:
+        self.C, self.level = C, _trace(C) / C.shape[-1]
+        self.whole = _deviation(C, self.level)
+        self.squares = C.square().sum((-2, -1))
+
+    def held(self, Q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The spectral share of Q, its level, and ΔIsoScore* when Q is taken away."""
+        d, r = Q.shape
+        Q = Q.to(self.C.dtype)
+        image = self.C @ Q
+        inside = Q.mT @ image
+        nothing = self.whole <= (1e-12 * self.level) ** 2 * d
+        share = torch.where(nothing, torch.nan, _deviation(inside, self.level) / self.whole)
+        sums = (_trace(inside), inside.square().sum((-2, -1)), image.square().sum((-2, -1)))
+        gain = _gain(_trace(self.C), self.squares, *sums, width=d, rank=r)
+        return share, _trace(inside) / r / self.level, gain
 
 
 def _deviation(C: Tensor, level: Tensor) -> Tensor:
@@ -103,19 +119,15 @@ def _iso_score_star(trace: Tensor, squares: Tensor, d: int) -> Tensor:
 
 def isoscore_gain(C: Tensor, Q: Tensor) -> Tensor:
     """ΔIsoScore*(Q) = IsoScore*(C compressed to the complement of Q) − IsoScore*(C); 0 for an isotropic C."""
-    Q = Q.to(C.dtype)
-    image = C @ Q
-    inside = Q.mT @ image
-    sums = (_trace(inside), inside.square().sum((-2, -1)), image.square().sum((-2, -1)))
-    return _gain(C, *sums, rank=Q.shape[1])
+    return Anisotropy(C).held(Q)[2]
 
 
-def _gain(C: Tensor, inside: Tensor, inside_squares: Tensor, image_squares: Tensor, *, rank: int) -> Tensor:
-    """The gain from tr(QᵀCQ), ‖QᵀCQ‖² and ‖CQ‖²: with P = I − QQᵀ, ‖PCP‖² = ‖C‖² − 2‖CQ‖² + ‖QᵀCQ‖²."""
-    d = C.shape[-1]
-    trace, squares = _trace(C), C.square().sum((-2, -1))
-    rest = squares - 2 * image_squares + inside_squares
-    return _iso_score_star(trace - inside, rest, d - rank) - _iso_score_star(trace, squares, d)
+def _gain(
+    trace: Tensor, squares: Tensor, inside: Tensor, own: Tensor, images: Tensor, *, width: int, rank: int
+) -> Tensor:
+    """The gain from tr C, ‖C‖², tr(QᵀCQ), ‖QᵀCQ‖², ‖CQ‖²: with P = I − QQᵀ, ‖PCP‖² = ‖C‖² − 2‖CQ‖² + ‖QᵀCQ‖²."""
+    rest = squares - 2 * images + own
+    return _iso_score_star(trace - inside, rest, width - rank) - _iso_score_star(trace, squares, width)
 
 
 def _trace(C: Tensor) -> Tensor:
@@ -129,6 +141,11 @@ class Control:
     energy: Tensor  # [J]
     share: Tensor | None = None
     gain: Tensor | None = None
+
+    def by_metric(self) -> dict[str, Tensor]:
+        """What was asked for, by its name in the table."""
+        found = {"gradient_energy": self.energy, "gradient_share": self.share, "gradient_isoscore_gain": self.gain}
+        return {name: part for name, part in found.items() if part is not None}
 
 
 @lru_cache(maxsize=16)
@@ -167,6 +184,7 @@ class Draws:
     def __init__(self, width: int, rank: int, *, draws: int = 999, seed: int = 0, device: str = "cpu") -> None:
         self.rank, self.draws = rank, draws
         self.A, self.gram, self.white = _gaussian(width, rank, draws, seed, device)
+        self._beyond: tuple[Tensor, Tensor, Tensor] | None = None
 
     @full_float32()
     def of(self, M: Tensor) -> Measured:
@@ -174,6 +192,13 @@ class Draws:
         C = M / _trace(M)
         image = C.float() @ self.A
         return Measured(self, C, image, _blocks(self.A, image, self.rank))
+
+    def beyond(self, Q: Tensor) -> tuple[Tensor, Tensor]:
+        """T = QᵀA by blocks and what orthonormalises A − QT; the last one is kept, since several moments ask for it."""
+        if self._beyond is None or self._beyond[0] is not Q:
+            T = _parts(Q.float().T @ self.A, self.rank)
+            self._beyond = (Q, T, _whitener(self.gram - T.mT @ T))
+        return self._beyond[1], self._beyond[2]
 
 
 @dataclass(frozen=True)
@@ -190,6 +215,11 @@ class Measured:
     inside: Tensor  # AᵀCA by blocks
 
     @cached_property
+    def _size(self) -> Tensor:
+        """‖C‖²."""
+        return self.C.double().square().sum()
+
+    @cached_property
     def _squares(self) -> Tensor:
         return _blocks(self.image, self.image, self.draws.rank)
 
@@ -198,20 +228,22 @@ class Measured:
         return self._control(self.inside, self._squares, self.draws.white)
 
     @full_float32()
-    def random(self) -> Control:
+    def random(self, *, shares: bool = True) -> Control:
         """Subspaces of the whole space: the exact null of a uniformly random proxy."""
-        return self._random
+        if shares:
+            return self._random
+        white = self.draws.white
+        return Control(_trace(white @ self.inside @ white.mT).double().clamp_min(0.0))
 
     @full_float32()
     def normal(self, Q: Tensor, *, shares: bool = True) -> Control:
         """Subspaces of the orthogonal complement of Q."""
-        r, Q = self.draws.rank, Q.float()
+        r, (T, white) = self.draws.rank, self.draws.beyond(Q)
+        Q = Q.float()
         K = self.C.float() @ Q
-        T = _parts(Q.T @ self.draws.A, r)
         cross = _parts(K.T @ self.draws.A, r)  # QᵀCA
         mixed = T.mT @ cross
         inside = self.inside - mixed - mixed.mT + T.mT @ (Q.T @ K) @ T
-        white = _whitener(self.draws.gram - T.mT @ T)
         if not shares:
             return self._control(inside, None, white)
         twice = T.mT @ _parts(K.T @ self.image, r)
@@ -226,10 +258,11 @@ class Measured:
         trace = _trace(compressed).double()
         own = compressed.double().square().sum((-2, -1))
         deviation = own - 2 * trace / d + r / d**2  # ‖QᵀCQ − I/d‖², tr C = 1
-        whole = self.C.double().square().sum() - 1.0 / d
-        share = deviation / whole if float(whole) > 1e-12 / d else torch.full_like(deviation, torch.nan)
+        whole = self._size - 1.0 / d
+        share = torch.where(whole > 1e-12 / d, deviation / whole, torch.nan)
         images = ((white @ squares) * white).sum((-2, -1)).double()
-        return Control(trace.clamp_min(0.0), share, _gain(self.C.double(), trace, own, images, rank=r))
+        gain = _gain(_trace(self.C.double()), self._size, trace, own, images, width=d, rank=r)
+        return Control(trace.clamp_min(0.0), share, gain)
 
 
 def p_value(value: float, draws: Tensor) -> float:
@@ -266,6 +299,19 @@ def next_components(covariance: Tensor, Q: Tensor) -> Tensor:
     rest = rest - _trace(C) * (Q @ Q.T)  # below everything else, so that Q never comes back where nothing is left
     _, vectors = torch.linalg.eigh(rest)
     return vectors[:, -Q.shape[1] :].flip(-1)
+
+
+def each_decomposed(
+    act: Callable[..., tuple[Tensor, ...]], problems: Sequence[tuple[Tensor, ...]]
+) -> list[tuple[Tensor, ...]]:
+    """What `act` finds for each of several eigenproblems of float64 matrices, where they came from.
+
+    Narrow ones are solved on the host, one core each: a GPU takes them one after another, and longer for each.
+    """
+    if not problems or problems[0][0].shape[-1] > _WIDE:
+        return [act(*problem) for problem in problems]
+    found = together(lambda problem: act(*problem), [tuple(part.cpu() for part in problem) for problem in problems])
+    return [tuple(part.to(problem[0].device) for part in mine) for problem, mine in zip(problems, found, strict=True)]
 
 
 def growth(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:

@@ -111,13 +111,18 @@ def _softmax_rows(masked: Tensor, count: Tensor, rest: Tensor, *, first: Tensor)
     mass = torch.where(count >= SMALLEST_ROW, sink / total, torch.nan)
     whole = _row(total, mean, weights.amax(-1), count)
     column = first.expand(*masked.shape[:-1], 1)
-    if bool((sink > 0.5 * total).any()):  # too little would be left of the sums: take the softmax of the rest again
+    if _retaken(sink, total):
         shifted, weights = _weights(masked.scatter_(-1, column, -torch.inf))
         left, mean = weights.sum(-1), torch.linalg.vecdot(weights, shifted)
         return whole, _row(left, mean, weights.amax(-1), rest), mass
     mean = mean - sink * _at(shifted, first)
     weights.scatter_(-1, column, 0.0)
     return whole, _row(total - sink, mean, weights.amax(-1), rest), mass
+
+
+def _retaken(sink: Tensor, total: Tensor) -> bool:
+    """Whether the softmax of the rest is taken again, as too little is left of the sums; a device is not asked."""
+    return total.device.type != "cpu" or bool((sink > 0.5 * total).any())
 
 
 def _weights(masked: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.numerics.cones import squares
-from anisoscope.numerics.factors import nearest_centroid
+from anisoscope.numerics.factors import nearest_centroid, squared_error
 
 
 @dataclass
@@ -39,7 +38,7 @@ def k_means(X: Tensor, rank: int, *, seed: int, max_iter: int = 100, tol: float 
         moved = _means(rows, assigned, centroids)
         centroids = torch.where(done[..., None, None], centroids, moved)
         assigned = nearest_centroid(rows, centroids)
-        history.append(squares(rows - assigned.to(rows.dtype) @ centroids))
+        history.append(squared_error(rows, assigned.to(rows.dtype), centroids))
         if len(history) > 1:
             done = done | (history[-2] - history[-1] <= tol * history[-2])
         if bool(done.all()):
@@ -65,6 +64,6 @@ def _spread(rows: Tensor, rank: int, *, seed: int) -> Tensor:
         # the least of exponential waits at these rates is a draw with these chances
         pick = (wait / gaps.clamp_min(torch.finfo(torch.float64).tiny)).argmin(-1, keepdim=True)
         chosen.append(rows.gather(-2, pick.unsqueeze(-1).expand(*pick.shape, rows.shape[-1])))
-        gap = (rows - chosen[-1]).square().sum(-1).double()
+        gap = torch.linalg.vector_norm(rows - chosen[-1], dim=-1).double().square()
         gaps = gap if len(chosen) == 1 else torch.minimum(gaps, gap)
     return torch.cat(chosen, -2)

@@ -44,11 +44,14 @@ _STEPS = 100  # of projected gradient for the codes of the tight cone
 _POINTED = 0.99  # of the energy in one half-space, below which no tight cone is looked for
 
 
-def start_codes(X: Tensor, rank: int, *, seed: int) -> Tensor:
-    """Non-negative codes [..., n, r] to start from, for rows [..., n, d]; their least squares error is near the best.
+def start_codes(X: Tensor, rank: int, *, seed: int) -> tuple[Tensor, int]:
+    """Non-negative codes [..., n, r] to start from, for rows [..., n, d], and the passes over the rows they took.
 
-    >>> start_codes(torch.eye(3), 2, seed=0).shape
-    torch.Size([3, 2])
+    Their least squares error is near the best.
+
+    >>> codes, passes = start_codes(torch.eye(3), 2, seed=0)
+    >>> codes.shape, passes
+    (torch.Size([3, 2]), 1)
     """
     found = leading(X, rank, keep=2 * rank, seed=seed, cycles=1)
     scale = found.energies.sum(-1).rsqrt() * X.shape[-2] ** 0.5
@@ -57,11 +60,11 @@ def start_codes(X: Tensor, rank: int, *, seed: int) -> Tensor:
     wide = _wide(unit, rank, seed=seed)
     height, inside, steepness = _half_space(unit, rank)
     if not bool((inside > _POINTED).any()):
-        return wide
+        return wide, found.passes
     noise = _noise(X, found, rank) * scale.square()
     tight, missed = _tight(unit, rank, height=height, steepness=steepness, noise=noise)
     chosen = (inside > _POINTED) & (missed <= _FITS)
-    return torch.where(chosen[..., None, None], tight, wide)
+    return torch.where(chosen[..., None, None], tight, wide), found.passes
 
 
 def _noise(X: Tensor, found: Leading, rank: int) -> Tensor:

@@ -27,6 +27,7 @@ from anisoscope.numerics.cones import squares
 from anisoscope.numerics.factors import (
     Factors,
     as_floats,
+    as_rows,
     check_fit,
     encode_rows,
     exact_products,
@@ -34,7 +35,7 @@ from anisoscope.numerics.factors import (
     rows_to_fit,
 )
 from anisoscope.numerics.krylov import leading
-from anisoscope.numerics.semi_nmf import MAX_ITER, TOL, fit, semi_nmf, start_directions, unit_rows
+from anisoscope.numerics.semi_nmf import MAX_ITER, TOL_FAR, fit, semi_nmf, start_directions, unit_rows
 
 _ICA_TOL = 1e-8  # of a cosine: the components turn by less than 1e-4
 
@@ -56,7 +57,7 @@ def decompose(
     seed: int = 0,
     init: Any = "svd",
     max_iter: int = MAX_ITER,
-    tol: float = TOL,
+    tol: float | None = None,
     mask: Any = None,
 ) -> Factors:
     """`rank` directions of the rows by one of METHODS, with codes; `init` is for semi-NMF alone.
@@ -67,12 +68,15 @@ def decompose(
     """
     check_method(method)
     if method == "semi_nmf":
-        return semi_nmf(X, rank, seed=seed, init=init, max_iter=max_iter, tol=tol, mask=mask)
+        found: Factors = semi_nmf(as_rows(X), rank, seed=seed, init=init, max_iter=max_iter, tol=tol, mask=mask)
+        return found
     _refuse_init(method, init)
     rows = rows_to_fit(X, rank, mask)
     with exact_products(rows.device):
-        found = _FITS[method](rows.unsqueeze(0), rank, seed=seed, max_iter=max_iter, tol=tol)
-        return _with_codes(rows, found, method=method, seed=seed)
+        fitted = _FITS[method](
+            rows.unsqueeze(0), rank, seed=seed, max_iter=max_iter, tol=TOL_FAR if tol is None else tol
+        )
+        return _with_codes(rows, fitted, method=method, seed=seed)
 
 
 def fit_directions(
@@ -83,7 +87,7 @@ def fit_directions(
     seed: int = 0,
     init: Tensor | None = None,
     max_iter: int = MAX_ITER,
-    tol: float = TOL,
+    tol: float | None = None,
 ) -> Tensor:
     """The directions [..., k, d] of each matrix of X [..., n, d], as `decompose` finds them, all in one go.
 
@@ -105,7 +109,9 @@ def fit_directions(
             found = fit(flat, rank, seed=seed, init=start, max_iter=max_iter, tol=tol).directions
         else:
             _refuse_init(method, init)
-            found = _FITS[method](flat, rank, seed=seed, max_iter=max_iter, tol=tol).directions
+            found = _FITS[method](
+                flat, rank, seed=seed, max_iter=max_iter, tol=TOL_FAR if tol is None else tol
+            ).directions
     return found.reshape(*rows.shape[:-2], rank, rows.shape[-1])
 
 

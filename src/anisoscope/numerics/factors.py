@@ -16,7 +16,7 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.linalg import orthonormal_basis
-from anisoscope.numerics.nnls import nonnegative_codes
+from anisoscope.numerics.nnls import nonnegative_codes, wide_products
 
 _BLOCK = 1 << 18  # elements of a residual at a time
 
@@ -38,11 +38,15 @@ class Factors:
     history: tuple[float, ...]
     method: str
     seed: int
+    passes: int = 0
 
     @property
     def iterations(self) -> int:
-        """How often the fit was improved after its start."""
-        return len(self.history) - 1
+        """How often the rows were gone through both ways: `passes` of the start, then one for each improvement.
+
+        The start counts because each of its passes is such an improvement too, only without the sign of the codes.
+        """
+        return self.passes + len(self.history) - 1
 
     @property
     def shares(self) -> Tensor:
@@ -77,13 +81,12 @@ def encode_rows(rows: Tensor, directions: Tensor, *, method: str) -> Tensor:
         return nonnegative_codes(rows, directions)
     if method == "kmeans":
         return nearest_centroid(rows, directions).to(rows.dtype)
-    wide = directions.double()
-    return rows.double() @ torch.linalg.pinv(wide)
+    return wide_products(rows, torch.linalg.pinv(directions.double()).mT)
 
 
 def nearest_centroid(rows: Tensor, centroids: Tensor) -> Tensor:
     """One-hot [..., n, k]: the first centroid with the smallest distance."""
-    gaps = centroids.square().sum(-1).unsqueeze(-2) - 2.0 * rows @ centroids.to(rows.dtype).mT
+    gaps = centroids.square().sum(-1).unsqueeze(-2) - rows @ (2.0 * centroids.to(rows.dtype)).mT
     return gaps.argmin(-1, keepdim=True) == torch.arange(centroids.shape[-2], device=rows.device)
 
 
@@ -93,10 +96,34 @@ def energy_shares(codes: Tensor, directions: Tensor) -> Tensor:
 
 
 def relative_error(rows: Tensor, codes: Tensor, directions: Tensor, *, total: float) -> float:
-    """‖X − Z D‖² / total, from the residual itself: a difference of squares would lose the digits of a good fit."""
-    step = max(1, _BLOCK // rows.shape[1])
-    missed = [(codes[i : i + step] @ directions).sub_(rows[i : i + step]) for i in range(0, len(rows), step)]
-    return float(sum(torch.linalg.vector_norm(part, dim=-1).double().square().sum() for part in missed)) / total
+    """‖X − Z D‖² / total."""
+    return float(squared_error(rows, codes, directions)) / total
+
+
+def squared_error(rows: Tensor, codes: Tensor, directions: Tensor) -> Tensor:
+    """‖X − Z D‖² [...] in float64, from the residual itself: a difference of squares would lose its digits."""
+    return sum((_squares(surplus) for _, surplus in _surpluses(rows, codes, directions)), rows.new_zeros(()).double())
+
+
+def missed(rows: Tensor, codes: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """‖R‖² [...] and −ZᵀR [..., k, d] of R = X − Z D, in float64."""
+    value = pulled = rows.new_zeros(()).double()
+    for z, surplus in _surpluses(rows, codes, directions):
+        value, pulled = value + _squares(surplus), pulled + (z.mT @ surplus).double()
+    return value, pulled
+
+
+def _surpluses(rows: Tensor, codes: Tensor, directions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Z and Z D − X, on the host by blocks of rows: they stay in the cache, where fresh memory would cost as much."""
+    n = rows.shape[-2]
+    step = max(16, _BLOCK * n // rows.numel()) if rows.device.type == "cpu" else n
+    for i in range(0, n, step):
+        z = codes[..., i : i + step, :]
+        yield z, (z @ directions).sub_(rows[..., i : i + step, :])
+
+
+def _squares(surplus: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(surplus, dim=-1).double().square().sum(-1)
 
 
 @contextlib.contextmanager
@@ -116,15 +143,20 @@ def exact_products(device: torch.device) -> Iterator[None]:
 # input
 
 
-def as_rows(x: Any, *, width: int | None = None) -> Tensor:
-    """An n×d float tensor, float32 or float64, from a NumPy or torch array; or an error that names what is wrong."""
+def as_rows(x: Any, *, width: int | None = None, layers: bool = False) -> Tensor:
+    """An n×d float tensor, float32 or float64, from a NumPy or torch array; or an error that names what is wrong.
+
+    With `layers`, one of three dimensions is taken too.
+    """
     try:
         rows = torch.as_tensor(x).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise AnisoscopeError(f"seen {type(x).__name__}; expected an n×d array of numbers.") from error
-    if rows.ndim != 2 or 0 in rows.shape:
+    if rows.ndim not in ((2, 3) if layers else (2,)) or 0 in rows.shape:
+        also = ", or layers × n × d" if layers else ""
         raise AnisoscopeError(
-            f"the array has shape {tuple(rows.shape)}; expected n rows × d columns, both at least 1; reshape it first."
+            f"the array has shape {tuple(rows.shape)}; expected n rows × d columns{also}, all at least 1; "
+            "reshape it first."
         )
     if width is not None and rows.shape[1] != width:
         raise AnisoscopeError(f"the array has {rows.shape[1]} columns; expected {width}, as in the fit.")
@@ -140,11 +172,14 @@ def as_floats(rows: Tensor) -> Tensor:
     return rows.float() if rows.is_floating_point() else rows.double()
 
 
-def rows_to_fit(x: Any, rank: int, mask: Any = None) -> Tensor:
-    """The chosen rows, checked: finite, not all zero, and enough of them for the rank."""
-    rows = as_rows(x)
+def rows_to_fit(x: Any, rank: int, mask: Any = None, *, layers: bool = False) -> Tensor:
+    """The chosen rows, checked: finite, not all zero, and enough of them for the rank.
+
+    With `layers` they may be [layers, n, d], the mask then choosing the same rows of each.
+    """
+    rows = as_rows(x, layers=layers)
     if mask is not None:
-        rows = rows[as_mask(mask, len(rows)).to(rows.device)]
+        rows = rows[..., as_mask(mask, rows.shape[-2]).to(rows.device), :]
     check_fit(rows, rank)
     return rows.contiguous()
 

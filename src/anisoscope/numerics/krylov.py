@@ -26,6 +26,7 @@ class Leading:
     directions: Tensor
     scores: Tensor
     energies: Tensor
+    passes: int = 1  # products with X and its transpose in turn
 
 
 def leading(X: Tensor, count: int, *, keep: int | None = None, seed: int = 0, cycles: int = _CYCLES) -> Leading:
@@ -46,15 +47,17 @@ def leading(X: Tensor, count: int, *, keep: int | None = None, seed: int = 0, cy
     first = torch.randn(d, width, generator=generator, dtype=torch.float64).to(X.device)
     basis = torch.linalg.qr(first)[0].expand(*X.shape[:-2], d, width)
     scores = X @ basis.to(X.dtype)
+    passes = 0
     for _ in range(cycles):
         found = _best(*_expand(X, basis, scores), keep=max(keep, width))
+        passes += _DEPTH - 1
         basis, scores = found.directions[..., :width], found.scores[..., :width]
         if cycles > 1 and bool((_residuals(X, found, count) <= _PRECISE[X.dtype]).all()):
             break
     else:
         if cycles > 1:  # a flat spectrum: the long way
             return _exact(X, keep)
-    return Leading(found.directions[..., :keep], found.scores[..., :keep], found.energies[..., :keep])
+    return Leading(found.directions[..., :keep], found.scores[..., :keep], found.energies[..., :keep], passes)
 
 
 def _expand(X: Tensor, basis: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,10 +5,18 @@ Notation: S d×d scatter of rows, λ its eigenvalues in descending order, σ = �
 
 from __future__ import annotations
 
+import contextlib
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.numerics.scratch import room
+from anisoscope.numerics.threads import one_blas_thread
+
+_WIDE = 2048  # columns from which a spectrum is worth several threads
+_NARROW = 64  # columns under which handing a matrix over costs more than it saves
 
 
 def has_float64(device: torch.device) -> bool:
@@ -16,17 +24,24 @@ def has_float64(device: torch.device) -> bool:
 
 
 def add_gram(out: Tensor, x: Tensor) -> None:
-    """Add XᵀX of […, n, d] to `out`, in place: the lower left quarter is the upper right one, which saves a quarter."""
-    half = x.shape[-1] // 2
-    if x.ndim > 2 or x.device.type != "cpu" or half < 64:  # elsewhere one large product is quicker than three
+    """Add XᵀX of float64 rows […, n, d] to `out`, in place.
+
+    On the host by NumPy, which sees that both factors are one array and does half of the work (a symmetric update).
+    """
+    if x.device.type != "cpu" or x.ndim > 2 or x.shape[-1] < _NARROW:
         out += x.mT @ x
         return
-    left, right = x[:, :half], x[:, half:]
-    out[:half, :half].addmm_(left.T, left)
-    out[half:, half:].addmm_(right.T, right)
-    corner = left.T @ right
-    out[:half, half:] += corner
-    out[half:, :half] += corner.T
+    rows, product = x.numpy(), room("product", out.shape, torch.float64)
+    np.matmul(rows.T, rows, out=product.numpy())
+    out += product
+
+
+def _symmetric_values(matrix: Tensor) -> Tensor:
+    """Ascending eigenvalues; on the host by NumPy, whose LAPACK is the quicker one on most processors."""
+    if matrix.device.type != "cpu" or matrix.shape[-1] < _NARROW:
+        return torch.linalg.eigvalsh(matrix)
+    with one_blas_thread() if matrix.shape[-1] <= _WIDE else contextlib.nullcontext():
+        return torch.from_numpy(np.linalg.eigvalsh(matrix.numpy()))
 
 
 def eigenvalues(scatter: Tensor) -> Tensor:
@@ -35,7 +50,7 @@ def eigenvalues(scatter: Tensor) -> Tensor:
     Under d·ε·λ₁ (ε = 2.2e-16) an eigenvalue is noise of the float64 sums: σ below √(d·ε)·σ₁, 4e-7·σ₁ at d = 768, has
     no correct digit, and its square root would still count in Σσ (a layer norm leaves one direction exactly empty).
     """
-    values = torch.linalg.eigvalsh(scatter).flip(-1).clamp_min(0.0)
+    values = _symmetric_values(scatter).flip(-1).clamp_min(0.0)
     noise = scatter.shape[-1] * torch.finfo(torch.float64).eps * values[..., :1]
     return torch.where(values > noise, values, 0.0)
 

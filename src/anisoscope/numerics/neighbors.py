@@ -1,23 +1,43 @@
 """Exact nearest neighbours.
 
-A float32 product on centred rows *finds* candidates; their distances are computed again in float64 from differences.
-The candidate list is proved long enough for each row, or that row is redone in full.
-Notation: n rows, k neighbours, u = 2⁻²⁴ the float32 rounding unit.
+Products of low precision on centred rows *find* candidates (`screening`); the distances of those are computed from
+differences in float64. Each row's list is proved to hold its neighbours, or that row is searched again in float64.
+Notation: n rows, k neighbours.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from anisoscope.numerics.factors import exact_products
 from anisoscope.numerics.linalg import has_float64
+from anisoscope.numerics.screening import GROUP, Candidates, blocks, centre, quick_precision, rounded, screen
+from anisoscope.numerics.threads import together
 
-_BLOCK_BYTES = 16 << 20  # of one block of squared distances
-_DEVICE_BYTES = 128 << 20  # the same on a GPU, where few large blocks are quicker
-_CACHE_BYTES = 2 << 20  # of one block of differences: they are read three times, so they should stay in the cache
-_SIDE = 2048  # rows of a square block of distances on the host: the selection of a few of less than 64 k is slower
-_SPARE = 6  # candidates beyond k
+_BLOCK = (512, 4096)  # rows and columns of a block of distances in float64
+_DEVICE_BLOCK = (4096, 32768)  # the same on a GPU, where few large blocks are quicker
+_PAIR_BYTES = 1 << 20  # of the differences of some pairs, which should stay in the cache
+_DEVICE_BYTES = 1 << 30
+_LISTED, _DEVICE_LISTED = 2, 4  # candidates listed for each neighbour that is wanted, and a few more
+_TRIED = 64  # rows on which it is tried whether low precision will do
+_MOST_REDONE = 0.1  # of those; else float32 is taken, which costs twice as much and tells far more rows apart
+_EQUAL = 1e-9  # what squared distances may differ by, relatively: rows of a lattice have many at the same
+_GAMMA = 0.002  # γ of bfloat16, about, and half of its rounding unit
+
+
+@dataclass(frozen=True)
+class Search:
+    """Distances (n×k, float64, ascending) and indices of the k nearest other rows, equal ones by their index."""
+
+    distance: Tensor
+    index: Tensor
+    redone: float  # share of the rows for which the candidates did not suffice
+    precision: str  # of the products that found the candidates
 
 
 def first_equal(x: Tensor) -> Tensor:
@@ -40,7 +60,7 @@ def _equal_candidates(x: Tensor) -> Tensor:
     """Rows that share a projection with another row: equal rows are among them, and seldom others."""
     weights = torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device=x.device).sqrt()
     # a row sum in a fixed order per row: equal rows get equal projections, whatever the batch
-    projection = (x * weights).sum(1)
+    projection = torch.cat([(x[mine] * weights).sum(1) for mine in blocks(x)])
     _, inverse, counts = torch.unique(projection, return_inverse=True, return_counts=True)
     return (counts[inverse] > 1).nonzero().squeeze(1)
 
@@ -52,90 +72,175 @@ def nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     >>> d.tolist(), i.tolist()
     ([[1.0, 3.0], [1.0, 2.0], [2.0, 3.0]], [[1, 2], [0, 2], [1, 0]])
     """
-    with exact_products(x.device):  # the proof below is for float32: TF32 would find other candidates
-        return _nearest(x, min(k, len(x) - 1))
+    found = search(x, k)
+    return found.distance, found.index
 
 
-def _nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    n = len(x)
-    exact = x.double() if has_float64(x.device) else x.cpu().double()
-    exact = exact - exact.mean(0)  # a common mean would drown the differences in float32
-    everyone = torch.arange(n, device=exact.device)
-    wanted = min(k + _SPARE, n - 1)
-    candidates, reach = _all_candidates(exact.to(x.device, torch.float32), wanted)
-    candidates, reach = candidates.to(exact.device), reach.to(exact.device).double()
-    distances, indices = _exact(exact, everyone, candidates, k=k)
-    if wanted < n - 1:
-        unsure = _unsure(distances[:, -1], reach, exact).nonzero().squeeze(1)
-        if len(unsure):
-            again, _ = _candidates(exact, unsure, wanted)
-            distances[unsure], indices[unsure] = _exact(exact, unsure, again, k=k)
-    return distances, indices
+def search(x: Tensor, k: int, *, precision: str | None = None) -> Search:
+    """The k nearest other rows of every row; `precision` is that of the screening, else the quickest that will do.
 
-
-def _all_candidates(x: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
-    """What `_candidates` gives for all rows, with each block of products serving its rows and its columns."""
-    n = len(x)
-    side = max(wanted + 1, _SIDE if x.device.type == "cpu" else min(n, int((_DEVICE_BYTES / 4) ** 0.5)))
-    starts = list(range(0, n, side))
-    squares = x.square().sum(1)
-    value = torch.full((n, wanted), torch.inf, dtype=x.dtype, device=x.device)
-    index = torch.zeros(n, wanted, dtype=torch.int64, device=x.device)
-
-    def take(squared: Tensor, row: int, column: int) -> None:
-        """Merge a block of squared distances into the best so far of its rows."""
-        near, where = squared.topk(min(wanted, squared.shape[1]), dim=1, largest=False)
-        mine = slice(row, row + len(squared))
-        both, place = torch.cat([value[mine], near], 1), torch.cat([index[mine], where + column], 1)
-        value[mine], order = both.topk(wanted, dim=1, largest=False)
-        index[mine] = place.gather(1, order)
-
-    for number, row in enumerate(starts):
-        for column in starts[number:]:
-            one, two = slice(row, row + side), slice(column, column + side)
-            squared = torch.addmm(squares[two].unsqueeze(0), x[one], x[two].T, alpha=-2.0)
-            squared += squares[one].unsqueeze(1)
-            if row == column:
-                squared.fill_diagonal_(torch.inf)
-            else:
-                take(squared.T.contiguous(), column, row)
-            take(squared, row, column)
-    return index, value[:, -1]
-
-
-def _candidates(x: Tensor, rows: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
-    """Indices of the `wanted` nearest to each of `rows` by a product in x's precision, and how far the list reaches."""
-    squares = x.square().sum(1)
-    step = max(1, _BLOCK_BYTES // (x.element_size() * len(x)))
-    indices, reach = [], []
-    for mine in rows.split(step):
-        squared = torch.addmm(squares.unsqueeze(0), x[mine], x.T, alpha=-2.0)
-        squared[torch.arange(len(mine), device=x.device), mine] = torch.inf
-        value, index = squared.topk(wanted, dim=1, largest=False)
-        indices.append(index)
-        reach.append(value[:, -1] + squares[mine])
-    return torch.cat(indices), torch.cat(reach)
-
-
-def _exact(x: Tensor, rows: Tensor, candidates: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
-    """Distances from differences in float64, the k smallest of each row's candidates."""
-    most = _CACHE_BYTES if x.device.type == "cpu" else _DEVICE_BYTES
-    step = max(1, most // (8 * x.shape[1] * candidates.shape[1]))
-    distances, indices = [], []
-    for mine, chosen in zip(rows.split(step), candidates.split(step), strict=True):
-        gap = torch.linalg.vector_norm(x[chosen] - x[mine].unsqueeze(1), dim=2)
-        value, order = gap.sort(dim=1, stable=True)
-        distances.append(value[:, :k])
-        indices.append(chosen.gather(1, order[:, :k]))
-    return torch.cat(distances), torch.cat(indices)
-
-
-def _unsure(kth: Tensor, reach: Tensor, x: Tensor) -> Tensor:
-    """Rows for which the float32 product may have missed a neighbour; they are redone in float64.
-
-    |fl(‖x−y‖²) − ‖x−y‖²| ≤ (d+4)·u·(‖x‖+‖y‖)² covers the rounding to float32, both squares and the product. A row y
-    outside the list is at least `reach` away by that product; one with ‖y‖ ≥ ‖x‖ + kth is too far anyway, so
-    ‖y‖ < ‖x‖ + kth bounds the error (an outlier elsewhere in the cloud costs nothing).
+    >>> search(torch.tensor([[0.0], [1.0], [3.0]]), 1).redone
+    0.0
     """
-    bound = (x.shape[1] + 4) * 2.0**-24 * (2.0 * torch.linalg.vector_norm(x, dim=1) + kth).square()
-    return reach - bound < kth.square()
+    x = (x if has_float64(x.device) else x.cpu()).contiguous()
+    k = min(k, len(x) - 1)
+    with exact_products(x.device):  # the bounds are for float32 sums
+        fused = precision != "float32" and _kernels_serve(x, k)
+        found = _fused(x, k, precision) if fused else _on_host(x, k, precision)
+        again = (~found.sure).nonzero().squeeze(1)
+        if len(again):
+            found.replace(again, *_redone(x, again, k=k))
+    return Search(found.distance, found.index, len(again) / len(x), found.precision)
+
+
+@dataclass
+class _Found:
+    """The nearest of what was looked at, and for which rows they are proved to be the nearest of all."""
+
+    distance: Tensor
+    index: Tensor
+    sure: Tensor
+    precision: str
+
+    @classmethod
+    def of(cls, x: Tensor, candidates: Iterator[Candidates], precision: str, *, k: int) -> _Found:
+        parts = [_settled(x, found, k=k) for found in candidates]
+        distance, index, sure = (torch.cat(part) for part in zip(*parts, strict=True))
+        return cls(distance, index, sure, precision)
+
+    def replace(self, rows: Tensor, distance: Tensor, index: Tensor) -> None:
+        self.distance[rows], self.index[rows] = distance, index
+
+
+def _on_host(x: Tensor, k: int, precision: str | None) -> _Found:
+    """By plain products of blocks of rows, each of which serves its rows and its columns; also without a host."""
+    wanted = min(_LISTED * k + 14, len(x) - 1)
+    chosen = precision or _precision(x, k=k, wanted=wanted)
+    return _Found.of(x, screen(rounded(x, chosen, pad=GROUP), k=k, wanted=wanted), chosen, k=k)
+
+
+def _fused(x: Tensor, k: int, precision: str | None) -> _Found:
+    """By a kernel of our own: all rows in bfloat16, and what that leaves open in TF32."""
+    from anisoscope.numerics.screening_triton import screen_fused
+
+    first, *others = (precision,) if precision else ("bfloat16", "tfloat32")
+    wanted = _DEVICE_LISTED * k + 28
+    everyone = torch.arange(len(x), device=x.device)
+    found = _Found.of(x, screen_fused(x, first, rows=everyone, k=k, wanted=wanted), first, k=k)
+    for other in others:
+        rows = (~found.sure).nonzero().squeeze(1)
+        if len(rows):
+            better = _Found.of(x, screen_fused(x, other, rows=rows, k=k, wanted=wanted), other, k=k)
+            found.replace(rows, better.distance, better.index)
+            found.sure[rows] = better.sure
+            found.precision = f"{first}, {other} for {len(rows) / len(x):.1%} of the rows"
+    return found
+
+
+def _kernels_serve(x: Tensor, k: int) -> bool:
+    """Whether a kernel can be had and there are enough rows for its groups."""
+    return len(x) >= 64 * (_DEVICE_LISTED * k + 28) and _has_kernels(x.device.type)
+
+
+@cache
+def _has_kernels(device: str) -> bool:
+    """Whether there is a Triton that works, tried once on a few rows; all goes without it, only slower."""
+    if device != "cuda" or torch.version.hip:
+        return False
+    try:
+        from anisoscope.numerics.screening_triton import distances, screen_fused
+
+        x = torch.arange(4096.0, device=device).view(1024, 4).cos()
+        for precision in ("bfloat16", "tfloat32"):
+            for found in screen_fused(x, precision, rows=torch.arange(1024, device=device), k=1, wanted=4):
+                distances(x, found.line, found.column).sum().item()
+    except Exception:  # whatever is wrong with a compiler, the plain way needs none
+        return False
+    return True
+
+
+def _precision(x: Tensor, *, k: int, wanted: int) -> str:
+    """bfloat16 where it is quick, unless too many of a few rows have more rows within its error than are listed."""
+    if x.device.type != "cpu" or len(x) <= 8 * _TRIED or quick_precision() == "float32":
+        return "float32"
+    rows = torch.arange(0, len(x), len(x) // _TRIED)
+    squared, _ = _nearest_products(x, rows, wanted + 1, dtype=torch.float32)
+    norm = torch.linalg.vector_norm(x[rows].double() - centre(x), dim=1)
+    kth = squared[:, k].clamp_min(0.0)  # the first is the row itself
+    most = torch.minimum(norm + kth.sqrt(), norm.max())
+    window = _GAMMA * ((2.0 * norm).square() + (norm + most).square() + 2.0 * (2.0 * norm.square() - kth).abs())
+    beyond = squared[:, -1] > kth + window
+    return "bfloat16" if float(beyond.double().mean()) >= 1.0 - _MOST_REDONE else "float32"
+
+
+def _settled(x: Tensor, found: Candidates, *, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The k nearest of some rows' candidates, and for which rows they are proved to be the nearest of all."""
+    line, device = found.line, x.device
+    count = torch.bincount(line, minlength=len(found.rows))
+    slot = torch.arange(len(line), device=device) - (count.cumsum(0) - count)[line]
+    shape = (len(found.rows), max(k, int(count.max())))
+    far = torch.full(shape, torch.inf, dtype=torch.float64, device=device)
+    where = torch.full(shape, len(x), dtype=torch.int64, device=device)
+    far[line, slot], where[line, slot] = _distances(x, found.rows[line], found.column), found.column
+    far, where = _smallest(far, where, k)
+    return far, where, found.suffice(far[:, -1])
+
+
+def _smallest(far: Tensor, where: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k smallest of each line, equal ones by their index."""
+    where, order = where.sort(dim=1)
+    far, again = far.gather(1, order).sort(dim=1, stable=True)
+    return far[:, :k], where.gather(1, again)[:, :k]
+
+
+def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """‖x_i − x_j‖ of pairs of rows in float64, from differences."""
+    if _has_kernels(x.device.type):
+        from anisoscope.numerics.screening_triton import distances
+
+        return distances(x, first, second)
+    step = max(1, (_PAIR_BYTES if x.device.type == "cpu" else _DEVICE_BYTES) // (8 * x.shape[1]))
+
+    def some(start: int) -> Tensor:
+        mine = slice(start, start + step)
+        return torch.linalg.vector_norm(x[second[mine]].double().sub_(x[first[mine]]), dim=1)
+
+    return torch.cat(together(some, range(0, max(1, len(first)), step)))
+
+
+def _redone(x: Tensor, rows: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
+    """The k nearest of some rows by products in float64; where even these are too coarse, by differences alone."""
+    wanted = min(k + 7, len(x))  # one of them is the row itself
+    squared, index = _nearest_products(x, rows, wanted)
+    far = _distances(x, rows.repeat_interleave(wanted), index.flatten()).view(index.shape)
+    far, index = _smallest(far.masked_fill_(index == rows.unsqueeze(1), torch.inf), index, k)
+    norm = torch.linalg.vector_norm(x[rows].double() - centre(x), dim=1)
+    error = (x.shape[1] + 8) * 2.0**-53 * (2.0 * norm + far[:, -1]).square()
+    coarse = squared[:, -1] - error < far[:, -1].square() * (1.0 - _EQUAL)
+    for i in coarse.nonzero().flatten().tolist() if wanted < len(x) else ():
+        every = _distances(x, rows[i].expand(len(x)), torch.arange(len(x), device=x.device))
+        every[rows[i]] = torch.inf
+        far[i], index[i] = (part[:k] for part in every.sort(stable=True))
+    return far, index
+
+
+def _nearest_products(
+    x: Tensor, rows: Tensor, wanted: int, *, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """Squared distances, ascending, and indices of the nearest of all rows, itself included, by plain products."""
+    shift = centre(x).to(dtype)
+    tall, broad = _BLOCK if x.device.type == "cpu" else _DEVICE_BLOCK
+    found = []
+    for mine in rows.split(tall):
+        own = (x[mine] - shift).to(dtype)
+        value = torch.full((len(mine), 0), torch.inf, dtype=dtype, device=x.device)
+        index = torch.zeros(len(mine), 0, dtype=torch.int64, device=x.device)
+        for start in range(0, len(x), broad):
+            other = (x[start : start + broad] - shift).to(dtype)
+            squared = torch.addmm(other.square().sum(1).unsqueeze(0), own, other.T, alpha=-2.0)
+            near, where = squared.topk(min(wanted, squared.shape[1]), dim=1, largest=False)
+            value, order = torch.cat([value, near], 1).sort(dim=1)
+            value, index = value[:, :wanted], torch.cat([index, where + start], 1).gather(1, order[:, :wanted])
+        found.append((value + own.square().sum(1, keepdim=True), index))
+    value, index = (torch.cat(part) for part in zip(*found, strict=True))
+    return value, index

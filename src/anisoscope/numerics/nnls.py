@@ -10,6 +10,7 @@ y ≥ 0, zᵀy = 0.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ def nonnegative_codes(rows: Tensor, directions: Tensor, *, start: Tensor | None 
     norms = torch.where(norms > 0, norms, 1.0)
     unit = wide / norms
     gram = unit @ unit.mT
-    target = _products(rows, unit)
+    target = wide_products(rows, unit)
     passive = (_guess(gram, target, rows.dtype) if start is None else start) > 0
     k = gram.shape[-1]
     codes = _all_codes(gram.reshape(-1, k, k), target.reshape(-1, *target.shape[-2:]), passive.reshape(-1, k))
@@ -45,10 +46,15 @@ def nonnegative_codes(rows: Tensor, directions: Tensor, *, start: Tensor | None 
 
 
 def descend(gram: Tensor, target: Tensor, start: Tensor, *, steps: int) -> Tensor:
-    """Codes [..., n, k] ≥ 0 nearer to the least squares ones than `start`: accelerated projected gradient.
+    """Codes [..., n, k] ≥ 0 nearer to the least squares ones than `start`, by `descent`."""
+    return descent(gram, target, start, steps=steps)[0]
 
-    Nesterov's steps of length 1/λ, λ ≥ the largest eigenvalue of G. They may overshoot; a row for which they did
-    keeps its start, so that no row gets worse.
+
+def descent(gram: Tensor, target: Tensor, start: Tensor, *, steps: int) -> tuple[Tensor, Tensor]:
+    """Codes [..., n, k] ≥ 0 nearer to the least squares ones than `start`, and by how much ‖R‖² fell [...].
+
+    Accelerated projected gradient: Nesterov's steps of length 1/λ, λ ≥ the largest eigenvalue of G. They may overshoot;
+    a row for which they did keeps its start, so that no row gets worse.
     """
     bound = _largest_eigenvalue(gram)[..., None, None]
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
@@ -61,8 +67,8 @@ def descend(gram: Tensor, target: Tensor, start: Tensor, *, steps: int) -> Tenso
         ahead = torch.lerp(codes, moved, 1.0 + (before - 1.0) / t)
         codes = moved
     mine = gram.to(target.dtype)
-    worse = _heights(codes, mine, target) > _heights(start, mine, target)
-    return torch.where(worse.unsqueeze(-1), start, codes)
+    fall = _heights(start, mine, target) - _heights(codes, mine, target)
+    return torch.where((fall < 0).unsqueeze(-1), start, codes), 2.0 * fall.clamp_min(0.0).sum(-1, dtype=torch.float64)
 
 
 def _heights(codes: Tensor, gram: Tensor, target: Tensor) -> Tensor:
@@ -81,7 +87,7 @@ def _largest_eigenvalue(gram: Tensor) -> Tensor:
     return torch.as_tensor(bound)
 
 
-def _products(rows: Tensor, unit: Tensor) -> Tensor:
+def wide_products(rows: Tensor, unit: Tensor) -> Tensor:
     """X Dᵀ in float64; rows of less precision are widened a block at a time, which stays in the cache."""
     if rows.dtype == torch.float64 or rows.device.type != "cpu":
         return rows.double() @ unit.mT
@@ -143,35 +149,43 @@ def _last(wrong: Tensor) -> Tensor:
 
 def _solve(gram: Tensor, owner: Tensor, target: Tensor, passive: Tensor) -> tuple[Tensor, Tensor]:
     """z of the passive set and the gradient y; what the ridge has done to z is undone step by step."""
-    first, group = _patterns(owner, passive)
+    first, tile_of, place = _tiles(owner, passive)
     m = passive[first].to(target.dtype)
     masked = gram[owner[first]] * m.unsqueeze(1) * m.unsqueeze(2)
     masked.diagonal(dim1=-2, dim2=-1).add_(1.0 - m + _RIDGE)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(masked)[0])[group]
-    inside, mine = passive.to(target.dtype), gram[owner] if len(gram) > 1 else gram
-    z = _times(inverse, target * inside)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(masked)[0])[tile_of]
+    inside, mine = m[tile_of].unsqueeze(1), gram[owner[first][tile_of]] if len(gram) > 1 else gram[0]
+    k = target.shape[1]
+    tiled = target.new_zeros(len(tile_of) * place[1], k).index_copy_(0, place[0], target).view(-1, place[1], k)
+    z = (tiled * inside) @ inverse  # the matrices are symmetric
     for _ in range(_REFINED):
-        z = z + _times(inverse, (target - _times(mine, z)) * inside)
-    return z, _times(mine, z) - target
+        z = z + ((tiled - z @ mine) * inside) @ inverse
+    y = z @ mine - tiled
+    return z.reshape(-1, k)[place[0]], y.reshape(-1, k)[place[0]]
 
 
-def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
-    if len(matrices) == 1:
-        return vectors @ matrices[0]  # one symmetric matrix for all rows
-    return (matrices @ vectors.unsqueeze(-1)).squeeze(-1)
+def _tiles(owner: Tensor, passive: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, int]]:
+    """The first row of every distinct (owner, passive set), and the rows laid out in tiles that share one.
 
-
-def _patterns(owner: Tensor, passive: Tensor) -> tuple[Tensor, Tensor]:
-    """The first row of every distinct (owner, passive set), and for each row which of them is its own."""
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.randint(-(2**62), 2**62, (passive.shape[1] + 1,), generator=generator).to(owner.device)
+    A tile holds the mean number of rows of a set: few matrices where many rows share one, little room in vain where
+    they do not. Returned beside the first rows: the set of each tile, the place of each row, and the rows of a tile.
+    """
     # a random 64-bit sum for each set, wrapping around: were two sets to collide, the optimality test would tell
-    name = (passive * weights[1:]).sum(1) + owner * weights[0]
-    order = name.argsort(stable=True)
-    _, inverse, counts = torch.unique_consecutive(name[order], return_inverse=True, return_counts=True)
-    group = torch.empty_like(order)
-    group[order] = inverse
-    return order[counts.cumsum(0) - counts], group
+    weights = _weights(passive.shape[1] + 1).to(owner.device)
+    order = ((passive * weights[1:]).sum(1) + owner * weights[0]).sort(stable=True)
+    _, counts = torch.unique_consecutive(order.values, return_counts=True)
+    size = max(1, len(owner) // len(counts))
+    before, tiles = counts.cumsum(0) - counts, (counts + size - 1) // size
+    shift = (tiles.cumsum(0) - tiles) * size - before  # of a set's places against the sorted rows
+    place = torch.empty_like(order.indices)
+    place[order.indices] = torch.arange(len(owner), device=owner.device) + shift.repeat_interleave(counts)
+    sets = torch.arange(len(counts), device=owner.device)
+    return order.indices[before], sets.repeat_interleave(tiles), (place, size)
+
+
+@lru_cache(maxsize=16)
+def _weights(count: int) -> Tensor:
+    return torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(0))
 
 
 def _one_by_one(gram: Tensor, owner: Tensor, target: Tensor) -> Tensor:

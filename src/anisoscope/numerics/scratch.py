@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,9 +19,21 @@ def float64_copy(x: Tensor) -> Tensor:
     >>> float64_copy(torch.tensor([1.0, 2.0])).tolist()
     [1.0, 2.0]
     """
-    if x.device.type != "cpu" or x.numel() > _MOST:
+    if x.device.type != "cpu":
         return x.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
-    buffer = getattr(_LOCAL, "buffer", None)
-    if buffer is None or buffer.numel() < x.numel():
-        _LOCAL.buffer = buffer = torch.empty(x.numel(), dtype=torch.float64)
-    return buffer[: x.numel()].view(x.shape).copy_(x)
+    return room("copy", x.shape, torch.float64).copy_(x)
+
+
+def room(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory of this thread on the host, whatever was left in it: the same as long as the name and the type are.
+
+    >>> room("doctest", (2, 3), torch.float64).shape
+    torch.Size([2, 3])
+    """
+    size, key = math.prod(shape), f"{name} {dtype}"
+    if size > _MOST:
+        return torch.empty(tuple(shape), dtype=dtype)
+    kept = _LOCAL.__dict__.get(key)
+    if kept is None or kept.numel() < size:
+        _LOCAL.__dict__[key] = kept = torch.empty(size, dtype=dtype)
+    return kept[:size].view(tuple(shape))

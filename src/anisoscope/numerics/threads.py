@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,7 +15,8 @@ Result = TypeVar("Result")
 
 
 def together(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """What `act` gives for each item, in their order; `act` must spend its time in torch, which lets others run.
+    """What `act` gives for each item, in their order; `act` must spend its time in torch or in NumPy's products and
+    spectra, which let others run.
 
     >>> together(lambda n: n + 1, [1, 2, 3])
     [2, 3, 4]
@@ -32,6 +34,21 @@ def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with one_blas_thread():
+            yield
     finally:
         torch.set_num_threads(before)
+
+
+def one_blas_thread() -> contextlib.AbstractContextManager[Any]:
+    """One thread for NumPy's linear algebra: several that wait for each other at every column are slower when busy."""
+    limit: contextlib.AbstractContextManager[Any] = _blas().limit(limits=1)
+    return limit
+
+
+@cache
+def _blas() -> Any:
+    """The threads of NumPy's own linear algebra, which torch does not know of."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")

@@ -7,9 +7,9 @@ What is a property of whole contexts does not merge from its parts and has a par
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -19,18 +19,17 @@ from anisoscope.capture.rows import Index, Rows, Scores
 from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.evaluate import context_cosines
-from anisoscope.numerics.attention import row_sharpness
-from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
+from anisoscope.runs.cells import REST, WHOLE, Cell, Split, split_rows
 from anisoscope.stats.directions import Coordinates, Directions
 from anisoscope.stats.means import Attention, Coherence
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 MOST_GROUPS = 32
-FIRST, REST, WHOLE = "first", "rest", "whole"
+_HELD = 256 << 20  # bytes of rows on a device that may wait for the host to look at them, all at once
+_SPLITS = 4  # kept at a time: sites of a batch take turns between a few indices (patches and class tokens)
 _SPLIT: frozenset[Any] = frozenset({Directions, Coordinates})  # taken for all cells of a batch at once
 _STATS: dict[str, Any] = {cls.__name__: cls for cls in (Moments, Directions, Coordinates, Attention, Coherence)}
-Cell = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,10 @@ class SiteStats:
         """The statistic of a cell, new where there is none yet."""
         return self.cell(key).setdefault(kind, kind())
 
+    def count(self, contexts: Mapping[tuple[str, int], int]) -> None:
+        for label, number in contexts.items():
+            self.contexts[label] = self.contexts.get(label, 0) + number
+
     def merge(self, other: SiteStats) -> SiteStats:
         out = SiteStats(heads=self.heads or other.heads, width=self.width or other.width)
         out.bad = {key: self.bad.get(key, 0) + other.bad.get(key, 0) for key in {**self.bad, **other.bad}}
@@ -81,21 +84,16 @@ class SiteStats:
                 mine = out.cell(key)
                 for kind, stat in stats.items():
                     mine[kind] = mine.get(kind, kind()).merge(stat)  # a copy, so that the parts stay as they are
-            for label, count in part.contexts.items():
-                out.contexts[label] = out.contexts.get(label, 0) + count
+            out.count(part.contexts)
         return out
 
 
 @dataclass(frozen=True)
-class _Split:
-    """How the rows of one batch fall into cells; the same for every site with the same index."""
+class _Waiting:
+    """What came from a device and is folded in as soon as the host has read the little it must know of it."""
 
-    index: Index
-    cells: list[tuple[Cell, Tensor]]
-    cell: Tensor  # which of the cells each row belongs to
-    sequence: Tensor  # which context of the batch each row belongs to
-    contexts: dict[tuple[str, int], int]
-    group: Tensor
+    read: Tensor  # one dimension
+    take: Callable[[Tensor], None]  # is given the same on the host
 
 
 class Bank:
@@ -103,57 +101,94 @@ class Bank:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.sites: dict[Site, SiteStats] = {}
         self.groups: list[str] = []
         self.calls = 0  # of `rows` and `scores`
-        self._split: _Split | None = None
+        self._sites: dict[Site, SiteStats] = {}
+        self._splits: list[Split] = []
+        self._waiting: list[_Waiting] = []
+        self._held = 0  # bytes
+
+    @property
+    def sites(self) -> dict[Site, SiteStats]:
+        """The statistics of each site, with all that was seen."""
+        self._settle()
+        return self._sites
 
     @torch.inference_mode(False)  # statistics outlive the forward pass, so they must be ordinary tensors
     @torch.no_grad()
     def rows(self, rows: Rows) -> None:
-        """Take the rows of one site."""
+        """Take the rows of one site; on a device they wait, so that the host does not for every site."""
         self.calls += 1
-        wanted = self.plan.stats.get(rows.site.kind, frozenset())
-        site = self.sites.setdefault(rows.site, SiteStats())
-        site.width, site.heads = rows.x.shape[-1], rows.x.shape[1] if rows.x.ndim == 3 else 0
         split = self._split_of(rows.index)
-        x, bad = rows.x, _bad_rows(rows.x)
-        for label, count in split.contexts.items():
-            site.contexts[label] = site.contexts.get(label, 0) + count
-        for key, mine in split.cells:
-            if bad is not None:
-                site.bad[key] = site.bad.get(key, 0) + int(bad[mine].sum())
-                mine = mine[~bad[mine]]
-            if Moments in wanted and len(mine):
-                site.stat(key, Moments).update(_pick(x, mine))
-        for kind in _SPLIT & wanted:
-            good, cell = (x, split.cell) if bad is None else (x[~bad.to(x.device)], split.cell[~bad])
-            for (key, _), part in zip(split.cells, kind.split(good, cell, len(split.cells)), strict=True):
-                if part.n:
-                    site.cell(key)[kind] = site.stat(key, kind).merge(part)
-        if Coherence in wanted:
-            self._cohere(site, x, split, bad)
-        if Sample in wanted:
-            self._sample(site, rows, split, bad)
+        # NaN or infinity in any row shows in the sum of all
+        self._wait(rows.x.sum().view(1), partial(self._take_rows, rows, split), rows.x)
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def scores(self, scores: Scores) -> None:
         """Take the attention of one layer: the sharpness of some query rows of each context."""
         self.calls += 1
-        site = self.sites.setdefault(scores.site, SiteStats())
-        site.heads, site.width = scores.query.shape[1], scores.query.shape[-1]
         split = self._split_of(scores.index)
-        for label, count in split.contexts.items():
-            site.contexts[label] = site.contexts.get(label, 0) + count
-        fold = fold_of(scores.index.context.cpu())
-        chosen = list(chosen_rows(scores.index, self.plan.attention_rows, seed=self.plan.seed))
-        if not chosen:
+        chosen = split.query_rows(self.plan.attention_rows, seed=self.plan.seed)
+        if chosen.contexts:
+            values = chosen.sharpness(scores)
+            take = partial(self._take_sharpness, scores.site, scores.query.shape[-1], split, values.shape)
+            self._wait(values.flatten(), take, values)
+
+    def _wait(self, read: Tensor, take: Callable[[Tensor], None], held: Tensor) -> None:
+        self._waiting.append(_Waiting(read, take))
+        self._held += held.nbytes
+        if self._held > _room(held.device):
+            self._settle()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _settle(self) -> None:
+        """Fold in what waits: the host waits for the device once for all of it."""
+        if not self._waiting:
             return
-        values = sharpness_of(scores, [c for c, _, _ in chosen], [p for _, p, _ in chosen]).cpu()
-        for (_, positions, row), mine in zip(chosen, values, strict=True):
-            group = self.groups[int(split.group[row])] if self.groups else ""
-            site.stat((group, REST, int(fold[row])), Attention).update(mine[:, : len(positions)].transpose(0, 1))
+        waiting, self._waiting, self._held = self._waiting, [], 0
+        there = waiting[0].read.device
+        read = torch.cat([item.read.to(there) for item in waiting]).cpu() if len(waiting) > 1 else waiting[0].read.cpu()
+        for item, mine in zip(waiting, read.split([len(item.read) for item in waiting]), strict=True):
+            item.take(mine)
+
+    def _take_rows(self, rows: Rows, split: Split, total: Tensor) -> None:
+        site = self._sites.setdefault(rows.site, SiteStats())
+        site.width, site.heads = rows.x.shape[-1], rows.x.shape[1] if rows.x.ndim == 3 else 0
+        site.count(split.contexts)
+        bad = None if bool(total.isfinite()) else _bad_rows(rows.x)
+        if bad is not None:
+            for key, mine in split.cells:
+                site.bad[key] = site.bad.get(key, 0) + int(bad[mine].sum())
+            rows = _without(rows, bad)
+            split = split_rows(rows.index, self._group_of(rows.index), self.groups)
+        self._take_finite(site, rows, split)
+
+    def _take_finite(self, site: SiteStats, rows: Rows, split: Split) -> None:
+        wanted = self.plan.stats.get(rows.site.kind, frozenset())
+        if Moments in wanted:
+            for number, (key, _) in enumerate(split.cells):
+                site.stat(key, Moments).update(split.pick(rows.x, number))
+        for kind in _SPLIT & wanted:
+            parts = kind.split(rows.x, split.cell, len(split.cells))
+            for (key, _), part in zip(split.cells, parts, strict=True):
+                cell = site.cell(key)
+                cell[kind] = cell[kind].merge(part) if kind in cell else part
+        if Coherence in wanted:
+            _cohere(site, rows.x, split)
+        if Sample in wanted:
+            self._sample(site, rows, split)
+
+    def _take_sharpness(self, place: Site, width: int, split: Split, shape: torch.Size, values: Tensor) -> None:
+        site = self._sites.setdefault(place, SiteStats())
+        site.heads, site.width = shape[1], width
+        site.count(split.contexts)
+        chosen = split.query_rows(self.plan.attention_rows, seed=self.plan.seed)
+        for positions, lead, mine in zip(chosen.positions, chosen.leads, values.view(shape), strict=True):
+            group = self.groups[int(split.group[lead])] if self.groups else ""
+            key = (group, REST, int(split.fold[lead]))
+            site.stat(key, Attention).update(mine[:, : len(positions)].transpose(0, 1))
 
     def merge(self, other: Bank) -> Bank:
         """The bank of both passes; neither is changed."""
@@ -167,39 +202,21 @@ class Bank:
                 out.sites[site] = out.sites.get(site, SiteStats()).merge(stats)
         return out
 
-    def _cohere(self, site: SiteStats, x: Tensor, split: _Split, bad: Tensor | None) -> None:
-        """The coherence of whole contexts, and of contexts without their first position."""
-        whole: dict[Cell, list[Tensor]] = {}
-        for (group, part, fold), mine in split.cells:
-            mine = mine if bad is None else mine[~bad[mine]]
-            for name in (WHOLE, REST) if part == REST else (WHOLE,):
-                whole.setdefault((group, name, fold), []).append(mine)
-        for key, parts in whole.items():
-            mine = torch.cat(parts)
-            if len(mine):
-                cosines = context_cosines(x[mine.to(x.device)].flatten(1), split.sequence[mine])
-                cell = site.cell(key)
-                cell[Coherence] = cell.get(Coherence, Coherence()).update(cosines)
-
-    def _sample(self, site: SiteStats, rows: Rows, split: _Split, bad: Tensor | None) -> None:
+    def _sample(self, site: SiteStats, rows: Rows, split: Split) -> None:
         index = rows.index
         if site.sample is None:
             site.sample = Sample(self.plan.sample_size, self.plan.seed)
+        first = {} if index.first is None else {"first": index.first}
         labels = {"context": index.context, "position": index.position, "token": index.token, "group": split.group}
-        if index.first is not None:
-            labels["first"] = index.first
-        x = rows.x
-        if bad is not None:
-            good = (~bad).nonzero().squeeze(1)
-            x = x[good.to(x.device)]
-            labels = {name: value[good.to(value.device)] for name, value in labels.items()}
-        site.sample.update(x, **labels)
+        site.sample.update(rows.x, **labels, **first)
 
-    def _split_of(self, index: Index) -> _Split:
-        if self._split is None or self._split.index is not index:
-            group = self._group_of(index)
-            self._split = _split(index, group, self.groups)
-        return self._split
+    def _split_of(self, index: Index) -> Split:
+        for known in self._splits:
+            if known.index is index:
+                return known
+        split = split_rows(index, self._group_of(index), self.groups)
+        self._splits = [split, *self._splits[: _SPLITS - 1]]
+        return split
 
     def _group_of(self, index: Index) -> Tensor:
         """The number of each row's stratum; new names are added in order of appearance."""
@@ -263,87 +280,32 @@ class Bank:
         return out
 
 
-def _split(index: Index, group: Tensor, groups: list[str]) -> _Split:
-    fold = fold_of(index.context.cpu())
-    first = torch.zeros_like(fold) if index.first is None else index.first.cpu().to(torch.int64)
-    code = (group * 2 + first) * FOLDS + fold
-    cells = []
-    values, cell = torch.unique(code, return_inverse=True)
-    for value in values.tolist():
-        name = groups[value // (2 * FOLDS)] if groups else ""
-        part = FIRST if (value // FOLDS) % 2 else REST
-        cells.append(((name, part, value % FOLDS), (code == value).nonzero().squeeze(1)))
-    contexts: dict[tuple[str, int], int] = {}
-    sequence = index.keep.cpu() // max(1, index.length)
-    _, inverse = torch.unique(sequence, return_inverse=True)
-    leaders = torch.full((int(inverse.max()) + 1 if len(inverse) else 0,), len(fold), dtype=torch.int64)
-    leaders.scatter_reduce_(0, inverse, torch.arange(len(fold)), reduce="amin")
-    for row in leaders.tolist():
-        label = (groups[int(group[row])] if groups else "", int(fold[row]))
-        contexts[label] = contexts.get(label, 0) + 1
-    return _Split(index, cells, cell, sequence, contexts, group)
+def _room(device: torch.device) -> int:
+    """Bytes that may wait: none on the host, which has nothing to wait for."""
+    return 0 if device.type == "cpu" else _HELD
 
 
 def _bad_rows(x: Tensor) -> Tensor | None:
-    """Rows with NaN or infinity, on the host; None when there are none (one cheap sum tells)."""
-    if bool(x.sum().isfinite()):
-        return None
-    bad = ~x.flatten(1).isfinite().all(1)
-    return bad.cpu() if bool(bad.any()) else None
+    """Rows with NaN or infinity, on the host; None when there are none (a sum of large numbers may be infinite)."""
+    bad = ~x.flatten(1).isfinite().all(1).cpu()
+    return bad if bool(bad.any()) else None
 
 
-def _pick(x: Tensor, mine: Tensor) -> Tensor:
-    """Some rows, ascending: a view where they are neighbours, as the rows of one context are."""
-    first, last = int(mine[0]), int(mine[-1])
-    return x[first : last + 1] if last - first + 1 == len(mine) else x[mine.to(x.device)]
+def _without(rows: Rows, bad: Tensor) -> Rows:
+    """The rows without the bad ones."""
+    good, index = (~bad).nonzero().squeeze(1), rows.index
+    names = ("keep", "context", "position", "token", "first")
+    left = {name: None if (x := getattr(index, name)) is None else x[good.to(x.device)] for name in names}
+    return Rows(rows.site, rows.x[good.to(rows.x.device)], replace(index, **left))  # type: ignore[arg-type]
 
 
-def chosen_rows(index: Index, most: int, *, seed: int) -> Iterable[tuple[int, Tensor, int]]:
-    """For each context of a batch: its number, the positions of its chosen query rows, and one of its rows."""
-    keep = index.keep.cpu()
-    sequence, position = keep // index.length, keep % index.length
-    order = row_hash(index.context.cpu(), index.position.cpu(), seed=seed).argsort(stable=True)
-    for number in sequence.unique().tolist():
-        mine = order[sequence[order] == number]
-        mine = mine[:most] if most else mine
-        yield number, position[mine].sort().values, int(mine[0])
-
-
-def sharpness_of(scores: Scores, contexts: list[int], positions: list[Tensor]) -> Tensor:
-    """Sharpness of some query rows of some contexts: [B, H, R, quantities], R the most rows of any of them."""
-    device = scores.query.device
-    number = torch.tensor(contexts, device=device)
-    # a context with fewer rows repeats its first one; those rows are cut off by the caller
-    most = max(map(len, positions))
-    rows = torch.stack([torch.cat([p, p[:1].expand(most - len(p))]) for p in positions]).to(device)
-    if scores.windows > 1:  # each row in the window it lies in
-        places = scores.query.shape[2]
-        number = (number[:, None] * scores.windows + rows // places).flatten()
-        found = _sharpness(scores, number, rows.flatten()[:, None] % places)
-        return found.squeeze(2).unflatten(0, rows.shape).transpose(1, 2)
-    return _sharpness(scores, number, rows)
-
-
-def _sharpness(scores: Scores, number: Tensor, rows: Tensor) -> Tensor:
-    """Sharpness of the query rows [n, R] of n sequences."""
-    allowed = scores.allowed[number if scores.allowed.shape[0] > 1 else number * 0]
-    first = allowed.flatten(1, 2).any(1).to(torch.int8).argmax(1)
-    return row_sharpness(
-        scores.query[number].gather(
-            2, rows[:, None, :, None].expand(-1, scores.query.shape[1], -1, scores.query.shape[3])
-        ),
-        scores.key[number],
-        _of_rows(allowed, rows),
-        bias=None
-        if scores.bias is None
-        else _of_rows(scores.bias[number if len(scores.bias) > 1 else number * 0], rows),
-        scaling=scores.scaling,
-        first=first,
-    )
-
-
-def _of_rows(matrix: Tensor, rows: Tensor) -> Tensor:
-    """The chosen query rows of [B, 1 or H, T or 1, S]."""
-    if matrix.shape[2] == 1:
-        return matrix.expand(-1, -1, rows.shape[1], -1)
-    return matrix.gather(2, rows[:, None, :, None].expand(-1, matrix.shape[1], -1, matrix.shape[3]))
+def _cohere(site: SiteStats, x: Tensor, split: Split) -> None:
+    """The coherence of whole contexts, and of contexts without their first position."""
+    whole: dict[Cell, list[Tensor]] = {}
+    for (group, part, fold), mine in split.cells:
+        for name in (WHOLE, REST) if part == REST else (WHOLE,):
+            whole.setdefault((group, name, fold), []).append(mine)
+    for key, parts in whole.items():
+        mine = torch.cat(parts)
+        cosines = context_cosines(x[mine.to(x.device)].flatten(1), split.sequence[mine])
+        site.stat(key, Coherence).update(cosines)

@@ -74,8 +74,9 @@ def cards(
         rows = half.x[few.to(half.x.device)]
         codes = encode_rows(rows - proxy.centre.to(rows), proxy.directions.to(rows), method="semi_nmf")
         text = Text(half, decoder_of(tokenizer))
-        spelled = {int(t): text.decode([int(t)]) for t in half.token[few].unique()}
-        words = [spelled[int(t)] for t in half.token[few]]
+        shown = half.token[few].tolist()
+        spelled = {token: text.decode([token]) for token in sorted(set(shown))}
+        words = [spelled[token] for token in shown]
         made = concept_cards(
             codes.cpu(),
             proxy.directions.cpu(),

@@ -82,17 +82,26 @@ def _size(loaded: Loaded, name: str, default: int) -> int:
 
 
 def plan_passes(
-    loaded: Loaded, setup: Setup, plan: Plan, *, feed: Feed, shapes: Shapes
+    loaded: Loaded, setup: Setup, plan: Plan, *, feed: Feed, shapes: Shapes, reached: int = 0
 ) -> tuple[list[list[Site]], int]:
-    """The sites of each pass, and the memory that a run will take at most."""
-    config = feed.config
-    bank = memory.bank_bytes(setup.captured, shapes, plan, rows=config.tokens)
+    """The sites of each pass, and the memory that a run will take at most; `reached` is what it took so far."""
+    config, sites = feed.config, setup.captured
     length = feed.length if loaded.reads_text else None
-    heads = _size(loaded, "num_attention_heads", 1)
-    activations = memory.activation_bytes(shapes.values(), config.batch_size, length=length, heads=heads)
+    amount = memory.amount_of(sites, shapes, tokens=config.tokens, length=length)
+    bank = memory.bank_bytes(sites, shapes, plan, amount=amount)
+    batch = min(config.batch_size, amount.contexts)
+    forward = memory.activation_bytes(shapes, batch, longer=amount.longer, heads=_written_out(loaded))
+    work = max(forward, memory.evaluation_bytes(sites, shapes, plan, amount=amount))
     budget = config.memory_mb * memory.MIB if config.memory_mb else memory.available() // 2
-    groups = memory.passes(setup.captured, bank, budget) or [[]]
-    return groups, memory.run_bytes(bank // len(groups), activations)
+    groups = memory.passes(sites, bank, budget) or [[]]
+    return groups, memory.run_bytes(bank // len(groups), work, reached=reached)
+
+
+def _written_out(loaded: Loaded) -> int:
+    """The heads whose scores a model holds as whole matrices; none where attention is fused."""
+    config = getattr(loaded.model, "config", None)
+    fused = getattr(config, "_attn_implementation", None) not in (None, "eager")
+    return 0 if fused else _size(loaded, "num_attention_heads", 0)
 
 
 def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: dict[str, Any]) -> Shapes:

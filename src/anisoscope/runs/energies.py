@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anisoscope.capture.sites import Site
 from anisoscope.metrics.estimate import jackknife
-from anisoscope.metrics.tangent import Measured, energy, holm, isoscore_gain, p_value, row_energies, spectral_share
+from anisoscope.metrics.tangent import Anisotropy, Measured, energy, holm, p_value, row_energies
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.runs.proxies import Label
 from anisoscope.runs.steprows import Half
@@ -106,11 +106,17 @@ def scaled(columns: Record, factor: float) -> Record:
 
 def band(draws: Tensor) -> Record:
     """Mean, 95 % band and standard deviation of control draws."""
-    draws = draws.double().cpu()
-    if not bool(draws.isfinite().all()):
-        return {"value": math.nan, "low": math.nan, "high": math.nan, "sd": math.nan}
-    low, high = torch.quantile(draws, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return {"value": float(draws.mean()), "low": low, "high": high, "sd": float(draws.std())}
+    return bands([draws])[0]
+
+
+def bands(draws: Sequence[Tensor]) -> list[Record]:
+    """The same of several sets of draws, which come to the host together."""
+    values = torch.stack([mine.double() for mine in draws]).cpu()
+    fine = values.isfinite().all(1, keepdim=True)
+    values = torch.where(fine, values, torch.nan)
+    low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=1)
+    columns = (values.mean(1), low, high, values.std(1))
+    return [dict(zip(("value", "low", "high", "sd"), row, strict=True)) for row in torch.stack(columns, 1).tolist()]
 
 
 def record(metric: str, columns: Record, label: Label, *, group: str = "", **more: Any) -> Record:
@@ -152,18 +158,16 @@ def control_records(
     """Random and normal controls of one proxy against one second moment; ratio and p."""
     more = {"n": columns["n"], "contexts": columns["contexts"], "dropped": columns.get("dropped", 0)}
     words: dict[str, Any] = {"group": group, "average": average, "batch": source}
-    random, normal = measured.random(), measured.normal(Q, shares=not average)
-    for name, control in (("random", random), ("normal", normal)):
-        yield record("gradient_energy", band(control.energy) | more, label, control=name, **words)
-        if control.share is not None and control.gain is not None and not average:
-            yield record("gradient_share", band(control.share) | more, label, control=name, **words)
-            yield record("gradient_isoscore_gain", band(control.gain) | more, label, control=name, **words)
-    value = columns["value"]
-    mean = float(normal.energy.mean())
-    edges = band(normal.energy)
-    ratio = {"value": _over(value, mean), "low": _over(value, edges["high"]), "high": _over(value, edges["low"])}
-    yield record("gradient_ratio", ratio | more, label, **words)
-    yield record("gradient_p", {"value": p_value(value, random.energy.cpu())} | more, label, **words)
+    controls = {"random": measured.random(shares=not average), "normal": measured.normal(Q, shares=not average)}
+    drawn = {(name, metric): part for name, c in controls.items() for metric, part in c.by_metric().items()}
+    found = dict(zip(drawn, bands(list(drawn.values())), strict=True))
+    for (name, metric), columns_of in found.items():
+        yield record(metric, columns_of | more, label, control=name, **words)
+    value, edges = columns["value"], found["normal", "gradient_energy"]
+    ratio = {"value": edges["value"], "low": edges["high"], "high": edges["low"]}
+    yield record("gradient_ratio", {end: _over(value, level) for end, level in ratio.items()} | more, label, **words)
+    p = p_value(value, controls["random"].energy.cpu())
+    yield record("gradient_p", {"value": p} | more, label, **words)
 
 
 def _over(value: float, level: float) -> float:
@@ -171,40 +175,42 @@ def _over(value: float, level: float) -> float:
     return value / level if level > 0 else math.inf if level == 0 and value > 0 else math.nan
 
 
+class Shares:
+    """The normalised second moments of a site, all rows, without each fold, of groups: for every subspace at once."""
+
+    def __init__(self, moments: GradientMoments, groups: Sequence[str] = ()) -> None:
+        assert moments.folds is not None
+        self.moments, whole = moments, moments.total
+        every = torch.stack([whole, *moments.folds, *(moments.groups[g] for g in groups)])
+        alive = (every.diagonal(dim1=-2, dim2=-1).sum(-1) > 0).tolist()
+        self.used = [f for f in range(FOLDS) if alive[1 + f]]
+        self.groups = [g for g, lives in zip(groups, alive[1 + FOLDS :], strict=True) if lives]
+        rest = [whole - moments.folds[f] for f in self.used] if len(self.used) > 1 else []
+        self.lines = 1 + len(rest)
+        stacked = torch.stack([whole, *rest, *(moments.groups[g] for g in self.groups)])
+        self.spread = Anisotropy(stacked / stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None])
+
+
 def share_records(
-    moments: GradientMoments, Q: Tensor, label: Label, *, source: str = "", groups: Sequence[str] = ()
+    shares: Shares, Q: Tensor, label: Label, *, source: str = "", groups: bool = False
 ) -> Iterator[Record]:
     """Both anisotropy shares of one proxy (or fitted control), with their jackknife; of groups without one."""
-    assert moments.folds is not None
-    d, r = Q.shape
-    Q = Q.to(moments.folds.device)
-    whole = moments.total
-    used = [f for f in range(FOLDS) if float(moments.folds[f].trace()) > 0]
-    stacked = torch.stack([whole, *(whole - moments.folds[f] for f in used)]) if len(used) > 1 else whole[None]
-    stacked = stacked / stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
-    share, level = spectral_share(stacked, Q)
-    note = f"{'above' if float(level[0]) >= 1 else 'below'} tr(C)/d; chance is about {r * (r + 1) / d**2:.3g}"
+    moments, (d, r) = shares.moments, Q.shape
+    share, level, gain = torch.stack(shares.spread.held(Q.to(shares.spread.C.device))).tolist()
+    note = f"{'above' if level[0] >= 1 else 'below'} tr(C)/d; chance is about {r * (r + 1) / d**2:.3g}"
     few = few_rows(moments.n - moments.still, d)
     notes = "; ".join(filter(None, (note, few)))
-    gains = isoscore_gain(stacked, Q)
     more = {"n": moments.n, "contexts": moments.contexts}
-    for metric, values, text in (
-        ("gradient_share", share, notes),
-        ("gradient_isoscore_gain", gains, few),
-    ):
-        yield record(metric, _folded(values, used) | more | {"note": text}, label, batch=source)
-    for group in groups:
-        C = moments.groups[group]
-        if float(C.trace()) > 0:
-            mine = {"n": moments.counts[group], "contexts": moments.contexts}
-            part = float(spectral_share(C / C.trace(), Q)[0])
-            yield record("gradient_share", {"value": part} | mine, label, group=group, batch=source)
-            gain = float(isoscore_gain(C / C.trace(), Q))
-            yield record("gradient_isoscore_gain", {"value": gain} | mine, label, group=group, batch=source)
+    both = {"gradient_share": (share, notes), "gradient_isoscore_gain": (gain, few)}
+    for metric, (values, text) in both.items():
+        yield record(metric, _folded(values[: shares.lines], shares.used) | more | {"note": text}, label, batch=source)
+    for place, group in enumerate(shares.groups if groups else (), shares.lines):
+        mine = {"n": moments.counts[group], "contexts": moments.contexts}
+        for metric, (values, _) in both.items():
+            yield record(metric, {"value": values[place]} | mine, label, group=group, batch=source)
 
 
-def _folded(values: Tensor, used: Sequence[int]) -> Record:
-    found = values.cpu().tolist()
+def _folded(found: list[float], used: Sequence[int]) -> Record:
     low, high = jackknife(found[0], found[1:], bounds=(None, None))
     by_fold = dict(zip(used, found[1:], strict=False))
     return {"value": found[0], "low": low, "high": high, "replicates": [by_fold.get(f, math.nan) for f in range(FOLDS)]}
@@ -215,9 +221,10 @@ def few_rows(n: int, d: int) -> str:
 
 
 def moment_records(
-    moments: GradientMoments, Q: Tensor, label: Label, measured: Measured, *, note: str = "", source: str = ""
+    shares: Shares, Q: Tensor, label: Label, measured: Measured, *, note: str = "", source: str = ""
 ) -> Iterator[Record]:
     """Everything about one proxy from second moments alone: for a proxy that was fitted at another step."""
+    moments = shares.moments
     assert moments.folds is not None and moments.unit is not None
     d, r = Q.shape
     Q = Q.to(moments.folds.device)
@@ -227,32 +234,33 @@ def moment_records(
     columns = _ratios(inside[None].numpy(), whole[None].numpy())[0] | more
     yield record("gradient_energy", columns, label, batch=source)
     yield record("gradient_enrichment", scaled(columns, d / r), label, batch=source)
-    mean = float(energy(moments.unit, Q))
+    mean, *parts = energy(torch.stack([moments.unit, *moments.groups.values()]), Q).tolist()
     yield record("gradient_energy", {"value": mean} | more, label, average="row", batch=source)
-    for group, moment in moments.groups.items():
-        if not float(moment.trace()) > 0:
+    for group, part in zip(moments.groups, parts, strict=True):
+        if part != part:  # nothing moves there
             continue
-        value: Record = {"value": float(energy(moment, Q))} | more | {"n": moments.counts[group]}
+        value: Record = {"value": part} | more | {"n": moments.counts[group]}
         yield record("gradient_energy", value, label, group=group, batch=source)
         yield record(
             "gradient_enrichment", {**value, "value": value["value"] * d / r}, label, group=group, batch=source
         )
     for row in (
         *control_records(measured, Q, label, columns, source=source),
-        *share_records(moments, Q, label, source=source),
+        *share_records(shares, Q, label, source=source),
     ):
         yield {**row, "note": "; ".join(filter(None, (row.get("note", ""), note)))}
 
 
 def fitted_control_records(
-    moments: GradientMoments, Q: Tensor, label: Label, *, note: str = "", source: str = ""
+    shares: Shares, Q: Tensor, label: Label, *, note: str = "", source: str = ""
 ) -> Iterator[Record]:
     """Energy and shares of a fitted control (next, permuted) from second moments alone."""
+    moments = shares.moments
     assert moments.folds is not None
     more = {"n": moments.n, "contexts": moments.contexts, "note": note}
     value = {"value": float(energy(moments.total, Q.to(moments.folds.device)))}
     yield record("gradient_energy", value | more, label, batch=source)
-    for row in share_records(moments, Q, label, source=source):
+    for row in share_records(shares, Q, label, source=source):
         yield {**row, "note": "; ".join(filter(None, (row.get("note", ""), note)))}
 
 

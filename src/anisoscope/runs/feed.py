@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from anisoscope.runs.profile import ProfileConfig
 
 DEFAULT_CONTEXT = 512
-COUNTED = ("embed", "resid", "stage")  # one row per position, at every resolution that a model has
 _TOKENS_ONLY = {"context": None, "special": "in", "first": "in"}  # options that mean tokens, and when they are off
 _OPTIONS = {"special": "--skip-special", "first": "--skip-first", "text_field": "--text-field"}
 _FILMS = ("num_frames", "frames_per_clip", "tubelet_size")  # sizes that a configuration of images has none of

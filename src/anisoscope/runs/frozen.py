@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anisoscope.capture.sites import Site
 from anisoscope.metrics.tangent import Draws, next_components
-from anisoscope.runs.energies import Record, fitted_control_records, holm_records, moment_records, placed
+from anisoscope.runs.energies import Record, Shares, fitted_control_records, holm_records, moment_records, placed
 from anisoscope.runs.plan import TangentPlan
 from anisoscope.runs.proxies import Label, Proxy, fit_proxies, key, load_proxies, proxy_state, rows_to_fit
 from anisoscope.runs.steprows import Half
@@ -87,19 +87,19 @@ class FrozenProxies:
     def _test(self, step: int, moments: Mapping[Site, GradientMoments], *, note: str) -> list[Record]:
         records: list[Record] = []
         for site, moment in moments.items():
-            total = moment.total
+            total, shares = moment.total, Shares(moment)
             options: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed, "device": str(total.device)}
             bases = {p: found[site].basis.to(total.device) for p, found in self.proxies.items() if site in found}
             drawn = {r: Draws(len(total), r, **options).of(total) for r in {Q.shape[1] for Q in bases.values()}}
             for proxy, Q in bases.items():
                 label, measured = Label(proxy, self.rank, fit="frozen"), drawn[Q.shape[1]]
-                mine = moment_records(moment, Q, label, measured, note=note, source=self.source)
+                mine = moment_records(shares, Q, label, measured, note=note, source=self.source)
                 records += placed(site, step, mine)
             for control, found in self.controls.items():
                 if site in found:
                     label = Label(self.plan.proxies[0], self.rank, fit="frozen", control=control)
                     basis = found[site].basis.to(total.device)
-                    fitted = fitted_control_records(moment, basis, label, note=note, source=self.source)
+                    fitted = fitted_control_records(shares, basis, label, note=note, source=self.source)
                     records += placed(site, step, fitted)
         return records + holm_records(records)
 

@@ -19,7 +19,16 @@ from anisoscope.capture.sites import Site, check_kinds, flow_order
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.attention import PAIRS, Keys
 from anisoscope.metrics.estimate import Estimate, jackknife
-from anisoscope.metrics.evaluate import ON_SAMPLE, View, evaluate, find_spectra, neighbours_read
+from anisoscope.metrics.evaluate import (
+    ON_SAMPLE,
+    View,
+    by_head,
+    evaluate,
+    evaluate_heads,
+    find_spectra,
+    missing,
+    neighbours_read,
+)
 from anisoscope.metrics.metric import HEAD_KINDS, WEIGHT_KINDS, Request, parse_requests
 from anisoscope.metrics.neighbourhoods import Neighbours
 from anisoscope.runs.asked import EVERY, names_of, too_deep
@@ -344,10 +353,17 @@ def _records(request: Request, selection: Selection, *, heads: int, key_heads: i
     if not heads:
         yield {**words, **_columns(_try(request, selection.view))}
         return
-    estimates = [_try(request, view) for view in head_views(selection.view, heads, key_heads=key_heads)]
+    estimates = _by_head(request, selection.view, heads=heads, key_heads=key_heads)
     yield {**words, **_columns(_mean_over_heads(estimates, request))}
     for head, estimate in enumerate(estimates):
         yield {**words, "head": head, **_columns(estimate)}
+
+
+def _by_head(request: Request, view: View, *, heads: int, key_heads: int) -> list[Estimate]:
+    if by_head(request.metric, request.options):
+        share = heads // key_heads if key_heads else 1
+        return evaluate_heads(request.metric, view, request.options, heads=heads, share=share)
+    return [_try(request, one) for one in head_views(view, heads, key_heads=key_heads)]
 
 
 def _try(request: Request, view: View) -> Estimate:
@@ -355,7 +371,7 @@ def _try(request: Request, view: View) -> Estimate:
     try:
         return evaluate(request.metric, view, request.options)
     except TooFewRows as error:
-        return Estimate(math.nan, n=0, contexts=view.contexts, dropped=view.dropped, note=str(error))
+        return missing(view, error)
 
 
 def _mean_over_heads(estimates: list[Estimate], request: Request) -> Estimate:

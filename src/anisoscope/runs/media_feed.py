@@ -16,7 +16,8 @@ from anisoscope.capture.rows import Batch, Rows, Scores
 from anisoscope.capture.sites import Site
 from anisoscope.data.media import SHOWN, Tally
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.feed import COUNTED, Feed, Tell, forward_failed
+from anisoscope.runs.feed import Feed, Tell, forward_failed
+from anisoscope.runs.memory import COUNTED
 from anisoscope.runs.transcripts import decoder_inputs, greedy, spoken
 
 _WAITING = 8  # batches' worth of contexts of different shapes that wait for their like

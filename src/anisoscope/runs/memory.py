@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -16,7 +16,9 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 MIB = 1 << 20
-_WORKSPACE = 160 * MIB  # blocks of neighbours, spectra and scores, whatever the model
+COUNTED = ("embed", "resid", "stage")  # one row per position, at every resolution that a model has
+_WORKSPACE = 30 * MIB  # blocks of neighbours and scores, whatever the model
+_CONVOLVED = ("stage", "stage_mean")
 
 
 @dataclass(frozen=True)
@@ -42,40 +44,79 @@ class ShapeReader:
         self.shapes[scores.site] = Shape(scores.query.shape[2], 1)
 
 
-def site_bytes(kind: str, shape: Shape, plan: Plan, *, rows: int) -> int:
-    """Bytes of the statistics of one site: fold moments, waiting rows, sample."""
-    wanted, width = plan.stats.get(kind, frozenset()), shape.width
-    total = 0
+@dataclass(frozen=True)
+class Amount:
+    """How much data a run will see: contexts, and how many times longer they are than those of the shapes."""
+
+    contexts: int
+    longer: float = 1.0
+
+    def rows(self, shape: Shape) -> int:
+        return round(self.contexts * (shape.positions * self.longer if shape.positions > 1 else 1))
+
+
+def amount_of(sites: Sequence[Site], shapes: Mapping[Site, Shape], *, tokens: int, length: int | None) -> Amount:
+    """The data of `tokens` rows; `length` are the positions of a context where the shapes come from a shorter one."""
+    counted = [shapes[s].positions for s in sites if s in shapes and s.kind in COUNTED]
+    counted = counted or [shapes[s].positions for s in sites if s in shapes] or [1]
+    longer = length / max(counted) if length else 1.0
+    return Amount(max(1, -(-tokens // max(1, length or min(counted)))), longer)
+
+
+def site_bytes(kind: str, shape: Shape, plan: Plan, *, amount: Amount) -> int:
+    """Bytes of the statistics of one site: fold moments, waiting rows (a cell is half full on average), sample."""
+    wanted, width, rows = plan.stats.get(kind, frozenset()), shape.width, amount.rows(shape)
+    folds, total = min(FOLDS, amount.contexts), 0
     if Moments in wanted:
-        total += FOLDS * shape.heads * width * width * (8 + 4)
+        total += folds * shape.heads * width * width * 8
+        total += min(rows, folds * width) // 2 * shape.heads * width * 4
     if Sample in wanted:
         total += int(1.2 * min(plan.sample_size, rows)) * width * shape.heads * 4
     return total + FOLDS * 2 * 8 * shape.heads * width * 8
 
 
-def bank_bytes(sites: Sequence[Site], shapes: Mapping[Site, Shape], plan: Plan, *, rows: int) -> int:
-    """Bytes of all statistics at once; `rows` are those of the site that has fewest in a context."""
-    fewest = min((shapes[s].positions for s in sites if s in shapes), default=1)
-    known = [(s, shapes[s]) for s in sites if s in shapes]
-    return sum(site_bytes(s.kind, shape, plan, rows=rows * shape.positions // max(fewest, 1)) for s, shape in known)
+def bank_bytes(sites: Sequence[Site], shapes: Mapping[Site, Shape], plan: Plan, *, amount: Amount) -> int:
+    """Bytes of all statistics at once."""
+    return sum(site_bytes(s.kind, shapes[s], plan, amount=amount) for s in sites if s in shapes)
+
+
+def evaluation_bytes(sites: Sequence[Site], shapes: Mapping[Site, Shape], plan: Plan, *, amount: Amount) -> int:
+    """What computing the metrics of the widest site takes beside the bank, as measured.
+
+    24 d×d matrices in float64 (moments without each fold, their spectra) and 7 copies of the sampled rows.
+    """
+
+    def needed(site: Site, shape: Shape) -> int:
+        wanted, rows = plan.stats.get(site.kind, frozenset()), min(plan.looked_at, amount.rows(shape))
+        matrices = 24 * shape.width**2 * 8 if Moments in wanted else 0
+        return matrices + (7 * rows * shape.width * 4 if Sample in wanted else 0)
+
+    return _WORKSPACE + max((needed(s, shapes[s]) for s in sites if s in shapes), default=0)
 
 
 def activation_bytes(
-    shapes: Iterable[Shape], batch: int, *, length: int | None = None, heads: int, item: int = 4
+    shapes: Mapping[Site, Shape], batch: int, *, longer: float = 1.0, heads: int, item: int = 4
 ) -> int:
-    """A rough bound of what one forward pass holds at a time: a few of its widest rows and one layer's scores.
+    """What one forward pass holds at a time, as measured: many of its widest rows, and scores that are written out.
 
-    `length` are the positions of a context where the shapes come from a shorter one.
+    A block with a feed-forward part of four times the width holds some 32 rows of the width for every position, a
+    convolution 8. `heads` are those whose scores T×T the model writes out: 0 with fused attention.
     """
-    known = list(shapes)
-    widest = max(((length or shape.positions) * shape.width * shape.heads for shape in known), default=0)
-    attended = length or max((shape.positions for shape in known if shape.heads > 1), default=0)
-    return batch * (widest * 24 + heads * attended**2) * item
+    long = {site: shape.positions * longer for site, shape in shapes.items()}
+    widest = max(
+        ((8 if s.kind in _CONVOLVED else 32) * long[s] * shape.width * shape.heads for s, shape in shapes.items()),
+        default=0.0,
+    )
+    attended = max((long[s] for s in shapes if s.kind not in _CONVOLVED), default=0.0)
+    return int(batch * (widest + (2 * heads + 1) * attended**2) * item)
 
 
-def run_bytes(bank: int, activations: int) -> int:
-    """What the process will hold at most: what it holds now (the model is loaded), and all that is still to come."""
-    return int(psutil.Process().memory_info().rss) + bank + activations + _WORKSPACE
+def run_bytes(bank: int, work: int, *, reached: int = 0) -> int:
+    """What the process will hold at most: what it holds now (the model is loaded) and what is still to come.
+
+    `reached` is the most that it held so far, while it read the weights and the first of the data.
+    """
+    return max(reached, int(psutil.Process().memory_info().rss) + bank + work)
 
 
 def passes(sites: Sequence[Site], size: int, budget: int) -> list[list[Site]]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture.gradients import original
 from anisoscope.capture.layout import Layout, find_layout, refuse_compiled
-from anisoscope.capture.live import LiveGradients, MicroBatch, live_pass
+from anisoscope.capture.live import LiveGradients, MicroBatch
 from anisoscope.capture.losses import LossRule
 from anisoscope.capture.sites import Site
 from anisoscope.errors import AnisoscopeError
@@ -32,9 +32,12 @@ from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.runs.checking import what_is_read
 from anisoscope.runs.energies import Record
+from anisoscope.runs.every_step import ROWS, EveryStep
 from anisoscope.runs.instruments import Instruments, make_probe
 from anisoscope.runs.measure import ATTENTION_KINDS, prepare
-from anisoscope.runs.monitor_checks import check_learning, listed, loss_factor, unseen, width_of
+from anisoscope.runs.monitor_checks import check_learning, listed, width_of
+from anisoscope.runs.monitor_live import learned_rows
+from anisoscope.runs.monitor_state import restore, state_of, window_of
 from anisoscope.runs.monitor_store import MonitorStore
 from anisoscope.runs.plan import PLANS, TangentPlan, choose_plan, more_sites
 from anisoscope.runs.rowmap import RowMap, beside, write_map
@@ -65,6 +68,8 @@ class Monitor:
     `counts` are token frequencies of the training corpus [V], for bins; `optimizer` lets weight decay be taken out of
     embedding updates; `loss` is a function of (model, inputs) returning the *summed* loss, for models that have none.
     `row_map` keeps a few rows of the probe at every measured step for `map.parquet`; where there is a folder, it is on.
+    `every_step` follows moments of activations and gradients at all steps, from 2,048 rows of each training batch (or
+    as many as it says), without waiting for the device: `trace`, and `every_step.parquet` in the folder.
     """
 
     def __init__(
@@ -90,11 +95,12 @@ class Monitor:
         batch_size: int = 16,
         halves: bool = False,
         row_map: bool = True,
+        every_step: bool | int = False,
         resume: bool = False,
         progress: Progress | None = None,
     ) -> None:
         self.live_wanted = live if live is not None else probe is None
-        if self.live_wanted:
+        if self.live_wanted or every_step:
             refuse_compiled(model)
         self.model = original(model)
         self.when = as_schedule(when) if when is not None else log_spaced(total_steps)
@@ -106,7 +112,7 @@ class Monitor:
         layout = find_layout(self.model)
         self.layout = layout
         sites = layout.sites(stream_kinds(layout), layers)
-        if chosen is not None or self.live_wanted:
+        if chosen is not None or self.live_wanted or every_step:
             check_learning(self.model)
         if chosen is not None and chosen.rank is not None:
             check_rank(chosen.rank, width=width_of(self.model))
@@ -128,7 +134,13 @@ class Monitor:
         if self.live_wanted and probe is not None and chosen is not None:
             self.live_study = TangentStudy(chosen, counts, total, "live")
         self.temporal = TemporalSpread()
-        self.store = MonitorStore(out, resume=resume, about=self._about(chosen), model=self._described())
+        rows_taken = ROWS if every_step is True else int(every_step)
+        about = self._about(chosen) | ({"every_step": rows_taken} if every_step else {})
+        self.store = MonitorStore(out, resume=resume, about=about, model=self._described())
+        self.every: EveryStep | None = None
+        if every_step:
+            kept = self.store.folder.path / "state" if self.store.folder is not None else None
+            self.every = EveryStep(self.model, sites, layout=layout, rows=rows_taken, folder=kept, resume=resume)
         self.map: RowMap | None = None
         if row_map and (folder := self.store.folder) is not None and self.probe is not None:
             self.map = RowMap(sites=sites, folder=folder.path / "state")
@@ -160,12 +172,14 @@ class Monitor:
     def __enter__(self) -> Monitor:
         state = self.store.newest()
         if state is not None:
-            self._restore(state)
+            restore(self, state)
             self.resumed = state["step"]
         self.store.describe("running")
         self.watch.attach()
         if self.live is not None:
             self.live.__enter__()
+        if self.every is not None:
+            self.every.__enter__()
         self._entered = True
         return self
 
@@ -174,6 +188,10 @@ class Monitor:
         self.watch.detach()
         if self.live is not None:
             self.live.__exit__()
+        if self.every is not None:
+            self.every.__exit__()
+            if self.store.folder is not None:
+                self.every.write(self.store.folder.path, *self._told())
         if kind is None:
             self._finish()
         self.store.write_table(self.table, done=self.done)
@@ -188,8 +206,8 @@ class Monitor:
     def _finish(self) -> None:
         last = max(self.done, default=0)
         records: list[Record] = []
-        still_open = any(s.frozen is not None and s.frozen.window for s in self._studies().values())
-        for study in self._studies().values():
+        still_open = any(s.frozen is not None and s.frozen.window for s in self.studies().values())
+        for study in self.studies().values():
             records += study.finish()
         if not still_open:  # the last state still names what lies in them
             self.store.drop_window()
@@ -230,18 +248,25 @@ class Monitor:
         bank = self.instruments.bank() if due and self.live is not None and self.probe is None else None
         if due and self.live is not None:
             self.live.begin(geometry=bank is not None)
+        if self.every is not None:
+            self.every.begin(step)
         try:
             yield self
         except BaseException:
-            if self.live is not None:
-                self.live.end()
+            for hooks in (self.live, self.every):
+                if hooks is not None:
+                    hooks.drop()
             raise
+        if self.every is not None:
+            self.every.end(step, scale=scale)
         if not due:
             return
         if self.live is not None:
             seen = self.live.end()
             if seen or self.probe is None:
                 records += self._timed(self._measure_live, step, seen, bank, (loss, tokens, scale))
+        if self.every is not None:
+            records += self._timed(self._read_every, step)
         self._keep(step, records)
 
     def _timed(self, act: Callable[..., list[Record]], *args: Any) -> list[Record]:
@@ -269,29 +294,20 @@ class Monitor:
     def _measure_live(
         self, step: int, seen: list[MicroBatch], bank: Any, said: tuple[str, int | None, float]
     ) -> list[Record]:
-        rows = StepRows(step)
         if self.instruments.study is None:
-            return self.instruments.measure_shown(rows, seen, bank)
-        if seen and not any(batch.has_targets() for batch in seen):
-            raise AnisoscopeError(
-                f"every label of step {step} is ignored (-100), so there is no loss; expected labels somewhere: "
-                "check the collator or the masking."
-            )
-        for batch in seen:
-            if not batch.gradients:
-                continue
-            factor = loss_factor(batch, *said, step=step)
-            if bank is not None:
-                batch.feed(bank)
-            rows.add_fit(live_pass(batch, self.instruments.sites, half=0))
-            rows.add_test(live_pass(batch, self.instruments.sites, half=1), factor=factor)
-        if not rows.test:
-            raise unseen(step, forward=bool(seen))
+            return self.instruments.measure_shown(StepRows(step), seen, bank)
+        rows = learned_rows(step, seen, self.instruments.sites, bank=bank, said=said)
         if self.probe is None:
             return self.instruments.measure(rows, bank)
         if self.live_study is None or self.instruments.left_out(rows):
             return []
         return self.live_study.measure(rows)
+
+    def _read_every(self, step: int) -> list[Record]:
+        assert self.every is not None
+        self.every.flush()
+        rows = self.every.table(*self._told(), step=step).records()
+        return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def _look_at_table(self, step: int) -> None:
         table = self.watch.table
@@ -312,74 +328,47 @@ class Monitor:
 
     # keeping
 
+    def _told(self) -> tuple[dict[str, Any], dict[str, int]]:
+        """Columns that all rows of the training batches have, and the depths of the stacks."""
+        columns = {"run": self.store.name, "model": self.name, "data": "live", "seed": self.seed}
+        return columns, {stack.name: stack.depth for stack in self.layout.stacks}
+
     def _keep(self, label: int | str, records: list[Record]) -> None:
-        depth = {stack.name: stack.depth for stack in self.layout.stacks}
-        columns = {"run": self.store.name, "model": self.name, "data": "probe" if self.probe else "live"}
+        columns, depth = self._told()
+        columns |= {"data": "probe"} if self.probe else {}
         full = []
         for row in records:
             layer, deep = row.get("layer"), depth.get(row.get("stack", "single"), 0)
             more = {"depth": layer / deep} if layer is not None and deep else {}
-            full.append({**columns, "seed": self.seed, "stack": "single", **more, **row})
+            full.append({**columns, "stack": "single", **more, **row})
         table = Table.from_records(full)
         self.tables.append(table)
         if isinstance(label, int):
             self.done.add(label)
             self.watch.remember(label)
-            self.store.write_step(label, table, self._state(label), self._window(label))
+            self.store.write_step(label, table, state_of(self, label), window_of(self, label))
         else:
             self.store.write_extra(label, table)
 
-    def _studies(self) -> dict[str, TangentStudy]:
+    def studies(self) -> dict[str, TangentStudy]:
         """The study of the probe (or of the training batch where there is none), and that of the batch beside it."""
         study, live = self.instruments.study, self.live_study
         found = {"study": study, "live": live if live is not study else None}
         return {name: study for name, study in found.items() if study is not None}
 
-    def _window(self, step: int) -> dict[str, Any]:
-        frozen = {name: study.frozen for name, study in self._studies().items()}
-        return {name: f.window_state(step) if f is not None else None for name, f in frozen.items()}
-
-    def _state(self, step: int) -> dict[str, Any]:
-        studies = {name: study.state() for name, study in self._studies().items()}
-        return {
-            "step": step,
-            "done": sorted(self.done),
-            "study": studies.get("study"),
-            "live": studies.get("live"),
-            "watch": {name: value.cpu() for name, value in self.watch.state().items()},
-            "watched": self.watch.step,
-            "temporal": asdict(self.temporal),
-            "map": self.map.state() if self.map is not None else None,
-            "seconds": self.seconds,
-        }
-
     def save(self, folder: Path) -> None:
         """Write the whole state into a folder: for a training loop that keeps it with its own checkpoints."""
-        state = self._state(max(self.done, default=-1))
+        if self.every is not None:
+            self.every.flush()
+        state = state_of(self, max(self.done, default=-1))
         replace_file(Path(folder) / "monitor.pt", lambda path: torch.save(state, path))
 
     def load(self, folder: Path) -> None:
         """Go back to what `save` wrote; steps measured after it are measured again and replaced."""
         state = torch.load(Path(folder) / "monitor.pt", map_location="cpu", weights_only=True)
         self.store.rewind(set(state["done"]))
-        self._restore(state)
+        restore(self, state)
         self.resumed = -1
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        self.done = set(state["done"])
-        self.tables = self.store.tables(self.done)
-        logs = [row for table in self.tables for row in table.where(kind="training").records()]
-        self.logged = {(row["step"], row["metric"]) for row in logs}
-        for name, study in self._studies().items():
-            if state[name] is not None:
-                frozen = state[name]["frozen"]
-                window = self.store.window(frozen["window"] if frozen else [])
-                study.load(state[name], {step: found[name] for step, found in window.items()})
-        self.watch.load(state["watch"], state["watched"])
-        self.temporal = TemporalSpread(**state["temporal"])
-        if self.map is not None and state.get("map") is not None:
-            self.map.load(state["map"])
-        self.seconds = state["seconds"]
 
     def basis(self, site: Site, *, proxy: str = "semi_nmf", fit: str = "refit") -> Tensor:
         """The orthonormal basis d×r of a proxy at a site, as last fitted (or frozen)."""
@@ -392,6 +381,14 @@ class Monitor:
         """Everything measured so far."""
         about = {"monitor_seconds": round(self.seconds, 3), "notes": self.notes}
         return Table(Table.concat(self.tables).arrow, about) if self.tables else Table.from_records([], about)
+
+    @property
+    def trace(self) -> Table:
+        """What `every_step` followed so far, all steps of it; reading it waits for the device."""
+        if self.every is None:
+            raise AnisoscopeError("this monitor follows measured steps alone; say every_step=True for all of them.")
+        self.every.flush()
+        return self.every.table(*self._told())
 
     @property
     def notes(self) -> list[str]:

@@ -19,7 +19,7 @@ from anisoscope.metrics.metric import HEAD_KINDS, Request
 from anisoscope.runs import memory
 from anisoscope.runs.bank import Bank, Plan
 from anisoscope.runs.checking import check_sites, describe, plan_passes
-from anisoscope.runs.feed import COUNTED, Feed, fitting, make_feed
+from anisoscope.runs.feed import Feed, fitting, make_feed
 from anisoscope.runs.measure import ATTENTION_KINDS, Setup, evaluate_bank, feed_tables, make_plan
 from anisoscope.runs.remarks import remarks, rows_read, rows_seen
 from anisoscope.runs.rowfile import RowWriter, Tee
@@ -65,13 +65,14 @@ def run_model(
     tell: Tell,
     announce: Callable[[str], None],
     keep: Callable[[Records, dict[str, Any]], Any],
+    reached: Callable[[], int] = lambda: 0,
 ) -> tuple[Records, dict[str, Any]]:
-    """Measure one model; `keep` is given what an interrupted pass had gathered."""
+    """Measure one model; `keep` is given what an interrupted pass had gathered, `reached` tells the memory so far."""
     config, idle = fitting(loaded, config)
     feed = make_feed(loaded, config, tell=tell)
     entry = describe(loaded, setup, key)
     entry["notes"] += idle
-    plan, groups = _planned(loaded, setup, requests, feed=feed, entry=entry, announce=announce)
+    plan, groups = _planned(loaded, setup, requests, feed=feed, entry=entry, announce=announce, reached=reached)
     run = _ModelRun(loaded, setup, requests, config, folder, key, feed, tell)
     records: Records = []
     for number, sites in enumerate(groups):
@@ -109,13 +110,14 @@ def _planned(
     feed: Feed,
     entry: dict[str, Any],
     announce: Callable[[str], None],
+    reached: Callable[[], int],
 ) -> tuple[Plan, list[list[Site]]]:
     """The statistics to gather and the sites of each pass, once the sites are proven."""
     c = feed.config
     sizes: dict[str, Any] = {"sample_size": c.sample_size, "attention_rows": c.attention_rows, "halves": c.halves}
     shapes = check_sites(loaded, setup, feed, entry)
     plan = make_plan(requests, setup.kinds, seed=c.seed, **sizes)
-    groups, estimate = plan_passes(loaded, setup, plan, feed=feed, shapes=shapes)
+    groups, estimate = plan_passes(loaded, setup, plan, feed=feed, shapes=shapes, reached=reached())
     streams = [shape.width for site, shape in shapes.items() if shape.heads == 1 and site.kind not in ATTENTION_KINDS]
     entry["width"] = entry["width"] or max(streams, default=0)
     if heads := [shape.width for site, shape in shapes.items() if site.kind in HEAD_KINDS]:
@@ -323,5 +325,5 @@ def counts(bank: Bank) -> dict[str, Any]:
 
 def rows_given(bank: Bank) -> int | None:
     """Rows of the data where the first stack has the fewest, finite or not; None where no such site was looked at."""
-    found = [stats for site, stats in bank.sites.items() if site.kind in COUNTED and site.stack != "decoder"]
+    found = [stats for site, stats in bank.sites.items() if site.kind in memory.COUNTED and site.stack != "decoder"]
     return min((rows_seen(stats) + stats.non_finite for stats in found), default=None)

@@ -241,6 +241,7 @@ class Profiler:
             key=key,
             tell=self._tell,
             announce=self._announce,
+            reached=self.peak.look,
             keep=lambda records, entry: self._add(records, {**entry, "key": "", "partial": True}),
         )
 

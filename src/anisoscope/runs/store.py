@@ -32,7 +32,7 @@ from anisoscope.runs.bank import Bank, Plan
 from anisoscope.runs.table import Table
 
 _OURS = {"run.json", "table.parquet", "arrays", "rows", "report.html", "figures", "partial", "parts"}
-_OURS |= {"state", "verdicts.json", "concepts.json", "map.parquet"}
+_OURS |= {"state", "verdicts.json", "concepts.json", "map.parquet", "every_step.parquet"}
 _PREPARED = {"corpus", "sampling.npz"}  # the text as a training reads it: made before anything is measured
 _FULL = ("enforce fail", "unexpected pos", "No space left", "os error 28")
 

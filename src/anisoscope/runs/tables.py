@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from anisoscope.capture.layout import unwrapped
 from anisoscope.capture.sites import Site
 from anisoscope.metrics.frequency import bin_of
-from anisoscope.metrics.tangent import Draws, next_components
+from anisoscope.metrics.tangent import Draws, Measured, next_components
 from anisoscope.numerics.hashing import half_of
-from anisoscope.runs.energies import EnergyRows, Grouping, Record, control_records, proxy_records, share_records
+from anisoscope.runs.energies import EnergyRows, Grouping, Record, Shares, control_records, proxy_records, share_records
 from anisoscope.runs.proxies import Label, Proxy, fit_proxies
 from anisoscope.runs.steprows import Half
 from anisoscope.stats.gradients import GradientMoments
@@ -172,7 +172,8 @@ class TableStudy:
         if self.bins is not None:
             names = [f"frequency:{b + 1}" for b in range(int(self.bins.max()) + 1)]
             groupings.append(Grouping(names, bin_of(types, self.bins)))
-        energies = EnergyRows(half, groupings)
+        energies, shares = EnergyRows(half, groupings), Shares(moment)
+        drawn: dict[int, Measured] = {}  # by rank: proxies share their controls
         for label, proxy in proxies.items():
             mine = replace(label, of=of)
             Q = proxy.basis.to(rows.device)
@@ -180,10 +181,12 @@ class TableStudy:
             yield from found
             if label.control:
                 continue
-            measured = Draws(*Q.shape, draws=self.draws, seed=self.seed, device=str(rows.device)).of(moment.total)
+            if Q.shape[1] not in drawn:
+                draws = Draws(*Q.shape, draws=self.draws, seed=self.seed, device=str(rows.device))
+                drawn[Q.shape[1]] = draws.of(moment.total)
             columns = next(row for row in found if row["metric"] == "gradient_energy" and not row["group"])
-            yield from control_records(measured, Q, mine, columns)
-            yield from share_records(moment, Q, mine)
+            yield from control_records(drawn[Q.shape[1]], Q, mine, columns)
+            yield from share_records(shares, Q, mine)
 
 
 def unseen_types(size: int) -> Tensor:

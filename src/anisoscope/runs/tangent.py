@@ -19,13 +19,14 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.concepts import match_concepts, turn
 from anisoscope.metrics.estimate import jackknife
 from anisoscope.metrics.frequency import bin_of, contextual_spread, correlate, equal_mass_bins, exponent
-from anisoscope.metrics.tangent import Draws, Measured, growth, next_components, p_value
+from anisoscope.metrics.tangent import Draws, Measured, each_decomposed, growth, next_components, p_value
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.runs.energies import (
     EnergyRows,
     Grouping,
     Record,
-    band,
+    Shares,
+    bands,
     control_records,
     few_rows,
     holm_records,
@@ -86,6 +87,9 @@ class TangentStudy:
         proxies = self._fit(halves)
         self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
         moments: dict[Site, GradientMoments] = {}
+        beyond = self._beyond(halves)
+        folds = {site: FoldCovariance.of(test.x, test.context) for site, (_, test) in halves.items()}
+        grown = self._grown(folds, rows.step)
         for site, (fit, test) in halves.items():
             groupings = self.groupings(test)
             masks = {name: m for g in groupings[1:] if ":" not in g.names[0] for name, m in g.masks().items()}
@@ -95,7 +99,9 @@ class TangentStudy:
             moment = GradientMoments().update(test.g, context=test.context, groups=masks | kept)
             moments[site] = moment
             mine = {label: found[site] for label, found in proxies.items() if site in found}
-            records += placed(site, rows.step, self._site(site, fit, test, mine, moment, list(masks), rows.step))
+            found = [*self._site(test, mine, moment, list(masks), beyond[site])]
+            found += self._concepts(site, mine, test, rows.step, folds[site], grown.get(site))
+            records += placed(site, rows.step, [*found, *self._spread(fit, test)])
         records += holm_records(records)
         if self.frozen is not None and self.frozen.missed(rows.step):
             self._note(
@@ -200,49 +206,57 @@ class TangentStudy:
 
     # one site
 
+    def _beyond(self, halves: Mapping[Site, tuple[Half, Half]]) -> dict[Site, Tensor]:
+        """The principal components of the fit rows that come after the study's own proxy."""
+        main = self.fitted[self.plan.proxies[0]]
+        fits = {site: rows_to_fit(fit, most=self.plan.fit_rows).double() for site, (fit, _) in halves.items()}
+        problems = [(torch.cov(x.T), main[site].basis.to(x.device)) for site, x in fits.items()]
+        found = each_decomposed(lambda C, Q: (next_components(C, Q),), problems)
+        return {site: basis for site, (basis,) in zip(fits, found, strict=True)}
+
+    def _grown(self, folds: Mapping[Site, FoldCovariance], step: int) -> dict[Site, tuple[Tensor, ...]]:
+        """Where the covariance of the test half grew since the last measured step, and the directions that span it."""
+        known = {site: k.folds for site in folds if (k := self.previous.get(site)) is not None and k.step < step}
+        problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
+        return dict(zip(known, each_decomposed(growth, problems), strict=True))
+
     def _site(
         self,
-        site: Site,
-        fit: Half,
         test: Half,
         proxies: Mapping[Label, Proxy],
         moment: GradientMoments,
         groups: list[str],
-        step: int,
+        beyond: Tensor,
     ) -> Iterator[Record]:
         assert test.g is not None
-        rows = EnergyRows(test, self.groupings(test))
+        rows, shares = EnergyRows(test, self.groupings(test)), Shares(moment, groups)
         width = test.x.shape[1]
         few = few_rows(moment.n - moment.still, width)
         targets: dict[int, list[tuple[str, str, Measured]]] = {}  # by the rank that a proxy really has
-        covariance = torch.cov(rows_to_fit(fit, most=self.plan.fit_rows).double().T)
         for label, proxy in proxies.items():
             Q = proxy.basis
             found = list(proxy_records(rows, Q, label, few=few, source=self.source))
             yield from found
             if label.rank != self.main_rank or label.control == "permuted":
                 if label.control:
-                    yield from share_records(moment, Q, label, source=self.source)
+                    yield from share_records(shares, Q, label, source=self.source)
                 continue
             if label.balanced:
                 continue
-            yield from share_records(moment, Q, label, source=self.source, groups=groups)
+            yield from share_records(shares, Q, label, source=self.source, groups=True)
             if label.proxy not in self.plan.proxies[:2]:
                 continue
             main = label.proxy == self.plan.proxies[0]  # the others stand beside it, with the plain controls
             if main:
-                beyond = next_components(covariance, Q)
                 after = replace(label, control="next")
                 yield from proxy_records(rows, beyond, after, few=few, source=self.source)
-                yield from share_records(moment, beyond, after, source=self.source)
+                yield from share_records(shares, beyond, after, source=self.source)
             if Q.shape[1] not in targets:
                 targets[Q.shape[1]] = list(self._targets(moment, groups, Q.shape[1]))
             for group, average, measured in targets[Q.shape[1]][: None if main else 1]:
                 columns = self._found(found, group, average)
                 words = {"group": group, "average": average, "source": self.source}
                 yield from control_records(measured, Q, label, columns, **words)
-        yield from self._concepts(site, proxies, test, step)
-        yield from self._spread(fit, test)
 
     def _targets(self, moment: GradientMoments, groups: list[str], rank: int) -> Iterator[tuple[str, str, Measured]]:
         """The second moments that controls are drawn for: all rows, every row alike, masked and unmasked."""
@@ -269,7 +283,15 @@ class TangentStudy:
                 return row
         raise LookupError(group)
 
-    def _concepts(self, site: Site, proxies: Mapping[Label, Proxy], test: Half, step: int) -> Iterator[Record]:
+    def _concepts(
+        self,
+        site: Site,
+        proxies: Mapping[Label, Proxy],
+        test: Half,
+        step: int,
+        folds: FoldCovariance,
+        grown: tuple[Tensor, ...] | None,
+    ) -> Iterator[Record]:
         """How the span and its concepts moved since the last measured step, and where variance was added."""
         main = {label.proxy: proxy for label, proxy in proxies.items() if self._is_main(label)}
         first = self.plan.proxies[0]
@@ -278,47 +300,49 @@ class TangentStudy:
             inside = main["semi_nmf"].basis.T @ main["pca"].basis
             value = float(inside.square().sum() / min(inside.shape))
             yield {"metric": "proxy_overlap", "variant": variant_name(rank), "value": value}
-        folds = FoldCovariance.of(test.x, test.context)
         before = self.previous.get(site)
-        if before is not None and before.step < step:
+        if before is not None and grown is not None:
             words = {"variant": variant_name(rank), "note": f"since step {before.step}"}
             moved = turn(before.bases[first].cpu(), main[first].basis.cpu())
             yield {"metric": "concept_turn", "value": float(moved), **words}
             pairs = match_concepts(before.directions.cpu(), main[first].directions.cpu())
             yield {"metric": "concept_match", "value": float(torch.as_tensor(pairs[1]).abs().mean()), **words}
-            yield from self._amplified(before, folds, test)
+            yield from self._amplified(before, folds, test, *grown)
         bases = {name: proxy.basis for name, proxy in main.items()}
         self.previous[site] = Kept(step, bases, main[first].directions, folds)
 
-    def _amplified(self, before: Kept, after: FoldCovariance, test: Half) -> Iterator[Record]:
+    def _amplified(
+        self, before: Kept, after: FoldCovariance, test: Half, grown: Tensor, grew: Tensor
+    ) -> Iterator[Record]:
         """The share of new variance in the earlier proxy; leaving out a fold keeps the directions that grew."""
-        device = after.n.device
-        older = before.folds.to(device)
-        grown, grew = growth(older.covariance(), after.covariance())
+        older = before.folds.to(after.n.device)
         if not float(grown.trace()) > STILL * float(after.covariance().trace()):
             note = f"since step {before.step}; the activations have not changed beyond rounding"
             for proxy in self.plan.proxies[:2]:
                 still = {"value": math.nan, "n": len(test), "contexts": test.contexts, "note": note}
                 yield record("amplification", still, Label(proxy, self.main_rank), batch=self.source)
             return
-        changes = [grew.mT @ (after.covariance(f) - older.covariance(f)) @ grew for f in range(FOLDS) if after.n[f] > 0]
         more = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
         bases = {proxy: before.bases[proxy].to(grown.device) for proxy in self.plan.proxies[:2]}
         drawn = {rank: self.draws(grown, rank).of(grown) for rank in {Q.shape[1] for Q in bases.values()}}
-        for proxy, Q in bases.items():
+        inside = [grew @ (grew.mT @ Q) for Q in bases.values()]
+        weights = torch.stack([grew @ grew.mT, *(B @ B.mT for B in inside)])
+        change = after.weighted(weights) - older.weighted(weights)
+        values = [((grown @ Q) * Q).sum() / grown.trace() for Q in bases.values()]
+        table = torch.cat([torch.stack(values).unsqueeze(1), change[1:] / change[0]], 1).tolist()
+        alive = (after.n > 0).tolist()
+        for (proxy, Q), (value, *left) in zip(bases.items(), table, strict=True):
             measured = drawn[Q.shape[1]]
             label = Label(proxy, self.main_rank)
-            value = float(((grown @ Q) * Q).sum() / grown.trace())
-            inside = grew.mT @ Q
-            rest = [float(((change @ inside) * inside).sum() / change.trace()) for change in changes]
+            rest = [part for part, lives in zip(left, alive, strict=True) if lives]
             low, high = jackknife(value, rest, bounds=(0.0, 1.0))
             columns = {"value": value, "low": low, "high": high, "replicates": rest if len(rest) == FOLDS else []}
             yield record("amplification", columns | more, label, batch=self.source)
-            p = {"value": p_value(value, measured.random().energy.cpu())}
+            random, normal = measured.random(shares=False).energy, measured.normal(Q, shares=False).energy
+            p = {"value": p_value(value, random.cpu())}
             yield record("amplification_p", p | more, label, batch=self.source)
-            for name, control in (("random", measured.random()), ("normal", measured.normal(Q, shares=False))):
-                row = band(control.energy) | more
-                yield record("amplification", row, label, control=name, batch=self.source)
+            for name, row in zip(("random", "normal"), bands([random, normal]), strict=True):
+                yield record("amplification", row | more, label, control=name, batch=self.source)
 
     def _spread(self, fit: Half, test: Half) -> Iterator[Record]:
         """Contextual spread of types against their frequency, over the rows of both halves that show their token."""

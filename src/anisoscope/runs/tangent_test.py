@@ -12,7 +12,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.estimate import Estimate
 from anisoscope.metrics.tangent import Draws, check_rank
 from anisoscope.numerics.linalg import orthonormal_basis
-from anisoscope.runs.energies import EnergyRows, Grouping, Record, control_records, proxy_records, share_records
+from anisoscope.runs.energies import EnergyRows, Grouping, Record, Shares, control_records, proxy_records, share_records
 from anisoscope.runs.proxies import Label
 from anisoscope.runs.steprows import Half
 from anisoscope.stats.gradients import GradientMoments
@@ -56,7 +56,7 @@ def tangent_test(G: Any, directions: Any, *, contexts: Any = None, draws: int = 
     found = list(proxy_records(EnergyRows(half, [Grouping([""], torch.zeros(len(half), dtype=torch.int64))]), Q, label))
     measured = Draws(rows.shape[1], rank, draws=draws, seed=seed, device=str(rows.device)).of(moments.total)
     found += control_records(measured, Q, label, found[0])
-    found += share_records(moments, Q, label)
+    found += share_records(Shares(moments), Q, label)
     return TangentTest(
         energy=_pick(found, "gradient_energy"),
         energy_by_row=_pick(found, "gradient_energy", "average=row"),

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from anisoscope.metrics.attention import Keys
-from anisoscope.metrics.evaluate import NEIGHBOUR_BATCH, ON_SAMPLE, View
+from anisoscope.metrics.evaluate import NEIGHBOUR_BATCH, View
 from anisoscope.metrics.graphs import Graph, sample_graphs
+from anisoscope.metrics.lines import Part
 from anisoscope.numerics.hashing import FOLDS
-from anisoscope.runs.bank import FIRST, REST, WHOLE, Cell, SiteStats
+from anisoscope.runs.bank import SiteStats
+from anisoscope.runs.cells import FIRST, REST, WHOLE, Cell
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.means import Coherence
 from anisoscope.stats.moments import Moments
@@ -40,14 +42,10 @@ class HeadView(View):
     head: int = 0
     share: int = 1  # query heads per key head
 
-    def stat(self, need: type, *, without: int = -1) -> Any:
+    def pieces(self, need: type) -> list[Part]:
         assert self.whole is not None
-        if need in ON_SAMPLE:
-            return super().stat(need, without=without)
-        stat = self.whole.stat(need, without=without)
-        if not (len(stat) if isinstance(stat, Sample) else stat.n):
-            return stat  # nothing was seen, so there are no heads to tell apart
-        return stat.head(self.head // self.share if need is Keys else self.head)
+        head = self.head // self.share if need is Keys else self.head
+        return [(fold, part.head(head)) for fold, part in self.whole.pieces(need)]
 
     def present(self) -> list[int]:
         assert self.whole is not None
@@ -174,10 +172,18 @@ def _view(
             mine = folds[cell[2]]
             for kind, stat in kinds.items():
                 if kind is not Coherence or cell[1] == contexts_of:
-                    mine[kind] = mine[kind].merge(stat) if kind in mine else stat
+                    _put(mine.setdefault(kind, []), stat)
     contexts = sum(stats.contexts.values())
     dropped = sum(count for cell, count in stats.bad.items() if chosen(cell))
     return View(folds, sample, graphs, contexts=contexts, dropped=dropped)
+
+
+def _put(parts: list[Any], stat: Any) -> None:
+    """One more part of a fold: sums are added when they are read, all at once; a matrix is not kept twice."""
+    if parts and isinstance(stat, Moments):
+        parts[0] = parts[0].merge(stat)
+    else:
+        parts.append(stat)
 
 
 def mean_spectrum(stats: SiteStats) -> torch.Tensor | None:

@@ -6,7 +6,9 @@ Notation: x a row, u = x/‖x‖. Leading dimensions (heads) are carried along.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache, reduce
 from typing import ClassVar, Self
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from anisoscope.numerics.linalg import has_float64
 from anisoscope.numerics.scratch import float64_copy
+from anisoscope.numerics.threads import together
 
 
 @dataclass
@@ -25,17 +28,18 @@ class Sums(ABC):
 
     @classmethod
     @abstractmethod
-    def _chunk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
-        """The sums of a few rows for each cell at once: every tensor has a leading dimension of cells."""
+    def _walk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
+        """The sums of the rows for each cell at once: every tensor has a leading dimension of cells."""
 
     @classmethod
     def split(cls, x: Tensor, cell: Tensor, cells: int) -> list[Self]:
         """The sums of the rows of each cell 0…cells−1; one pass for all of them, since cells may be small."""
-        out = cls()
-        for start in range(0, len(x), _CHUNK):
-            mine = cell[start : start + _CHUNK]
-            out._add(cls._chunk(x[start : start + _CHUNK], mine, cells))
         counts = torch.bincount(cell, minlength=cells).tolist()
+        cell = cell.to(x.device if has_float64(x.device) else "cpu")
+        shares = torch.get_num_threads() if x.device.type == "cpu" and x.numel() >= _SHARED else 1
+        step = max(1, -(-len(x) // shares))
+        parts = together(lambda i: cls._walk(x[i : i + step], cell[i : i + step], cells), range(0, len(x), step))
+        out = reduce(lambda a, b: a.merge(b), parts, cls())
         return [replace(out.head(number), n=count) for number, count in enumerate(counts)]
 
     def update(self, x: Tensor) -> Self:
@@ -58,14 +62,14 @@ class Sums(ABC):
         return type(self)(n=self.n, **{name: value.cpu() for name, value in self._tensors().items()})
 
     def state(self) -> dict[str, Tensor]:
-        return {"n": torch.tensor(self.n), **self._tensors()}
+        return {"n": torch.as_tensor(self.n), **self._tensors()}
 
     @classmethod
     def load(cls, state: dict[str, Tensor]) -> Self:
         return cls(n=int(state["n"]), **{name: value for name, value in state.items() if name != "n"})
 
     def _tensors(self) -> dict[str, Tensor]:
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "n"}
+        values = {name: getattr(self, name) for name in _names(type(self))}
         return {name: value for name, value in values.items() if value is not None}
 
     def _add(self, other: Self) -> None:
@@ -78,19 +82,64 @@ class Sums(ABC):
             setattr(self, name, theirs)
 
 
-_CHUNK = 1024  # rows at a time: their float64 copy stays in the cache
+@cache
+def _names(kind: type[Sums]) -> tuple[str, ...]:
+    """The tensors of a kind of sums; looked up once, for a measured step asks thousands of times."""
+    return tuple(f.name for f in fields(kind) if f.name != "n")
 
 
-def _rows_and_norms(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A float64 copy of the rows, their norms, and the inverse norms (0 for a zero row)."""
-    rows = float64_copy(x) if has_float64(x.device) else x.cpu().double()
-    norms = torch.linalg.vector_norm(rows, dim=-1)
-    return rows, norms, torch.where(norms > 0, 1.0 / norms, 0.0).unsqueeze(-1)
+_CHUNK, _CHUNK_ON_DEVICE = 3 << 17, 1 << 23  # numbers at a time: on the host their float64 copy stays in the cache
+_SHARED = 1 << 22  # numbers from which every core takes a share
+
+
+def _chunks(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Float64 copies of a few rows at a time, to be overwritten, and where they are from."""
+    size = max(1, (_CHUNK if x.device.type == "cpu" else _CHUNK_ON_DEVICE) // max(1, x.shape[1:].numel()))
+    for start in range(0, len(x), size):
+        part = x[start : start + size]
+        yield slice(start, start + size), float64_copy(part) if has_float64(x.device) else part.cpu().double()
+
+
+def _zeros(shape: Sequence[int], cell: Tensor) -> Tensor:
+    return torch.zeros(tuple(shape), dtype=torch.float64, device=cell.device)
+
+
+def _inverse(norms: Tensor) -> Tensor:
+    """1/‖x‖ beside every coordinate; so large for a zero row that it stays one, but finite."""
+    return norms.clamp_min(1e-300).reciprocal_().unsqueeze(-1)
+
+
+def _add_cells(out: Tensor, cell: Tensor, values: Tensor) -> Tensor:
+    """Add the rows of each cell to its sum: [n, …] to [C, …]."""
+    if len(out) == 1:
+        out += values.sum(0)
+    elif values.device.type == "cpu":
+        out.index_add_(0, cell, values)
+    else:  # a device adds rows to the same few places one after another: multiply
+        out += (_members(cell, len(out)).to(values).T @ values.reshape(len(values), -1)).view(out.shape)
+    return out
 
 
 def _cell_sums(cell: Tensor, cells: int, values: Tensor) -> Tensor:
-    """Σ over the rows of each cell: [n, …] gives [C, …]."""
-    return values.new_zeros(cells, *values.shape[1:]).index_add_(0, cell, values)
+    return _add_cells(_zeros((cells, *values.shape[1:]), cell), cell, values)
+
+
+def _cell_largest(cell: Tensor, cells: int, values: Tensor) -> Tensor:
+    """The maximum of values ≥ 0 over the rows of each cell, 0 where it has none: [n, …] gives [C, …]."""
+    if cells == 1:
+        return values.amax(0, keepdim=True)
+    flat = values.reshape(len(values), -1)
+    if values.device.type == "cpu":
+        out = flat.new_zeros(cells, flat.shape[1])
+        out.scatter_reduce_(0, cell.unsqueeze(1).expand_as(flat), flat, reduce="amax")
+    else:
+        out = torch.stack([(flat * mine.unsqueeze(1)).amax(0) for mine in _members(cell, cells).unbind(1)])
+    return out.view(cells, *values.shape[1:])
+
+
+def _members(cell: Tensor, cells: int) -> Tensor:
+    """Which rows belong to each cell: [n, C]."""
+    return cell.unsqueeze(1) == torch.arange(cells, device=cell.device)
 
 
 @dataclass
@@ -111,22 +160,21 @@ class Directions(Sums):
     largest_norm: Tensor | None = None  # max ‖x‖  [...]
 
     @classmethod
-    def _chunk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
-        rows, norms, inverse = _rows_and_norms(x)
-        cell = cell.to(rows.device)
-        total = _cell_sums(cell, cells, rows)
-        rows.mul_(inverse)  # in place: the copy is ours, and a fresh one costs more than the product
-        norm = norms.reshape(len(norms), -1)
-        largest = norm.new_zeros(cells, norm.shape[1])
-        largest.scatter_reduce_(0, cell.unsqueeze(1).expand_as(norm), norm, reduce="amax")
+    def _walk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
+        total, units = _zeros((cells, *x.shape[1:]), cell), _zeros((cells, *x.shape[1:]), cell)
+        norms = _zeros(x.shape[:-1], cell)
+        for here, rows in _chunks(x):
+            torch.linalg.vector_norm(rows, dim=-1, out=norms[here])
+            _add_cells(total, cell[here], rows)
+            _add_cells(units, cell[here], rows.mul_(_inverse(norms[here])))
         return cls(
             n=len(x),
             total=total,
-            units=_cell_sums(cell, cells, rows),
+            units=units,
             norms=_cell_sums(cell, cells, norms),
             squared_norms=_cell_sums(cell, cells, norms.square()),
-            zeros=_cell_sums(cell, cells, (norms == 0).to(rows)),
-            largest_norm=largest.view(cells, *norms.shape[1:]),
+            zeros=_cell_sums(cell, cells, (norms == 0).to(norms)),
+            largest_norm=_cell_largest(cell, cells, norms),
         )
 
 
@@ -143,11 +191,10 @@ class Coordinates(Sums):
     largest_value: Tensor | None = None  # max |x|   [..., d]
 
     @classmethod
-    def _chunk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
-        rows, _, inverse = _rows_and_norms(x)
-        squares = _cell_sums(cell.to(rows.device), cells, rows.mul_(inverse).square_())
-        largest = rows.new_zeros(cells, *x.shape[1:])
-        for number in cell.unique().tolist():
-            mine = x[(cell == number).nonzero().squeeze(1).to(x.device)]
-            largest[number] = torch.maximum(mine.amax(0), -mine.amin(0)).to(rows)
-        return cls(n=len(x), unit_squares=squares, largest_value=largest)
+    def _walk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
+        squares, largest = _zeros((cells, *x.shape[1:]), cell), _zeros((cells, *x.shape[1:]), cell)
+        for here, rows in _chunks(x):
+            inverse = _inverse(torch.linalg.vector_norm(rows, dim=-1))
+            torch.maximum(largest, _cell_largest(cell[here], cells, rows.abs_()), out=largest)
+            _add_cells(squares, cell[here], rows.mul_(inverse).square_())
+        return cls(len(x), squares, largest)

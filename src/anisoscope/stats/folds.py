@@ -46,6 +46,19 @@ class FoldCovariance:
         n, total = self.n[keep].sum(), self.sums[keep].sum(0)
         return (self.squares[keep].sum(0) - torch.outer(total, total) / n) / (n - 1)
 
+    def weighted(self, W: Tensor) -> Tensor:
+        """tr(CW) of the covariances without each fold in turn, for several symmetric W [k, d, d]: [k, FOLDS].
+
+        >>> x = torch.randn(100, 3, dtype=torch.float64)
+        >>> folds, W = FoldCovariance.of(x, torch.arange(100)), torch.diag(torch.arange(3.0).double())
+        >>> torch.allclose(folds.weighted(W[None])[0, 2], (folds.covariance(2) @ W).trace())
+        True
+        """
+        rest = 1.0 - torch.eye(FOLDS, dtype=torch.float64, device=self.n.device)
+        n, sums = rest @ self.n, rest @ self.sums
+        within = W.flatten(1) @ self.squares.flatten(1).mT @ rest
+        return (within - ((sums @ W) * sums).sum(-1) / n) / (n - 1)
+
     def state(self) -> dict[str, Tensor]:
         """Tensors by name, in float64: a run that goes on from them repeats one that was never interrupted."""
         return {"n": self.n.cpu(), "sums": self.sums.cpu(), "squares": packed(self.squares, torch.float64)}

@@ -14,6 +14,8 @@ from anisoscope.numerics.linalg import add_gram, eigenvalues, has_float64
 from anisoscope.numerics.scratch import float64_copy
 
 _WIDE = 2048  # columns
+_BLOCK, _BLOCK_ON_DEVICE = 3 << 19, 1 << 25  # numbers at a time: on the host their float64 copy stays near
+_BLOCK_ROWS = 1024  # at least, since every block writes the whole d×d matrix
 
 
 class Moments:
@@ -121,21 +123,32 @@ class Moments:
             self._take(x)
 
     def _take(self, x: Tensor) -> None:
-        """Add the moments of rows: centred on their own mean, so that a large common mean costs no digits."""
-        rows = x.movedim(0, -2)  # heads first: [..., n, d]
-        if has_float64(x.device):
+        """Add the moments of rows, block after block."""
+        for block in x.split(self.block_rows(x)):
+            self._take_block(block.movedim(0, -2))  # heads first: [..., n, d]
+
+    @staticmethod
+    def block_rows(x: Tensor) -> int:
+        """How many rows [n, …, d] are best taken at a time."""
+        size = _BLOCK if x.device.type == "cpu" else _BLOCK_ON_DEVICE
+        return max(_BLOCK_ROWS, size // max(1, x.shape[1:].numel()))
+
+    def _take_block(self, rows: Tensor) -> None:
+        """Rows are centred on their own mean, so that a large common mean costs no digits."""
+        count = rows.shape[-2]
+        if has_float64(rows.device):
             centred = float64_copy(rows)
             mean = centred.mean(-2)
             centred -= mean.unsqueeze(-2)
-            self._meet(len(x), mean)
+            self._meet(count, mean)
             assert self._scatter is not None
             add_gram(self._scatter, centred.to(self._scatter.device))
         else:  # centred float32 products, summed on the host
             shift = rows.mean(-2, keepdim=True)
             centred = rows - shift
             rest = centred.mean(-2).cpu().double()
-            scatter = (centred.mT @ centred).cpu().double() - len(x) * rest.unsqueeze(-1) * rest.unsqueeze(-2)
-            self._add(len(x), shift.squeeze(-2).cpu().double() + rest, scatter)
+            scatter = (centred.mT @ centred).cpu().double() - count * rest.unsqueeze(-1) * rest.unsqueeze(-2)
+            self._add(count, shift.squeeze(-2).cpu().double() + rest, scatter)
 
     def _add(self, n: int, mean: Tensor, scatter: Tensor) -> None:
         self._meet(n, mean)
@@ -150,6 +163,9 @@ class Moments:
             return
         total = self._n + n
         gap = mean.to(self._mean.device) - self._mean
-        self._scatter += (self._n * n / total * gap).unsqueeze(-1) * gap.unsqueeze(-2)
+        if gap.ndim == 1:
+            self._scatter.addr_(gap, gap, alpha=self._n * n / total)
+        else:
+            self._scatter += (self._n * n / total * gap).unsqueeze(-1) * gap.unsqueeze(-2)
         self._mean = self._mean + gap * (n / total)
         self._n = total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -29,6 +30,7 @@ class Sample:
     _rows: list[Tensor] = field(default_factory=list)
     _labels: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in _LABELS})
     _limit: int = torch.iinfo(torch.int64).max
+    _ordered: bool = False  # known to be one piece sorted by hash
 
     def update(
         self,
@@ -78,11 +80,24 @@ class Sample:
 
     def select(self, mask: Tensor) -> Sample:
         """The sample of the rows where the mask holds."""
-        out = Sample(self.size, self.seed)
-        if mask.any():
-            index = mask.nonzero().squeeze(1)
-            out._take(self.rows[index.to(self.rows.device)], {n: self.label(n)[index] for n in _LABELS})
-        return out
+        index = mask.nonzero().squeeze(1)
+        if not len(index):
+            return Sample(self.size, self.seed)
+        rows = self.rows
+        return self._like(rows[index.to(rows.device, non_blocking=True)], lambda label: label[index])
+
+    def part(self, start: int, stop: int) -> Sample:
+        """The sample of consecutive rows, which share their memory with this one.
+
+        >>> Sample(4).update(torch.eye(4), context=torch.arange(4)).part(1, 3).rows.shape
+        torch.Size([2, 4])
+        """
+        return self._like(self.rows[start:stop], lambda label: label[start:stop])
+
+    def _like(self, rows: Tensor, chosen: Callable[[Tensor], Tensor]) -> Sample:
+        """Some of these rows, which are in order already."""
+        labels = {name: [chosen(self._labels[name][0])] for name in _LABELS}
+        return Sample(self.size, self.seed, [rows], labels, _ordered=True)
 
     def one_per_context(self) -> Sample:
         """Of each context the row with the smallest hash."""
@@ -118,7 +133,8 @@ class Sample:
     def _take(self, x: Tensor, labels: dict[str, Tensor]) -> Sample:
         inside = (labels["hash"] <= self._limit).nonzero().squeeze(1)
         if len(inside):
-            self._rows.append(x[inside.to(x.device)])  # a copy, also when every row is taken
+            self._ordered = False
+            self._rows.append(x[inside.to(x.device, non_blocking=True)])  # a copy, also when every row is taken
             labels = {name: value[inside] for name, value in labels.items()}
             for name in _LABELS:
                 self._labels[name].append(labels[name])
@@ -128,13 +144,15 @@ class Sample:
 
     def _compact(self) -> None:
         """Sort by hash and keep the smallest; a row once above the limit can never come back."""
-        if len(self._rows) < 2 and not (self._rows and len(self._rows[0]) > self.size):
-            if self._rows and not self._sorted():
-                self._reorder()
+        if self._ordered or not self._rows:
             return
-        self._rows = [torch.cat(self._rows)]
-        self._labels = {name: [torch.cat(parts)] for name, parts in self._labels.items()}
-        self._reorder()
+        if len(self._rows) > 1:
+            self._rows = [torch.cat(self._rows)]
+            self._labels = {name: [torch.cat(parts)] for name, parts in self._labels.items()}
+            self._reorder()
+        elif len(self._rows[0]) > self.size or not self._sorted():
+            self._reorder()
+        self._ordered = True
 
     def _sorted(self) -> bool:
         hashes = self._labels["hash"][0]
@@ -143,7 +161,7 @@ class Sample:
     def _reorder(self) -> None:
         order = self._labels["hash"][0].argsort(stable=True)[: self.size]
         rows = self._rows.pop()
-        self._rows = [rows[order.to(rows.device)]]
+        self._rows = [rows[order.to(rows.device, non_blocking=True)]]
         self._labels = {name: [parts[0][order]] for name, parts in self._labels.items()}
         if len(order) == self.size:
             self._limit = int(self._labels["hash"][0][-1])

@@ -25,7 +25,12 @@ from anisoscope.training.windows import IGNORED
 
 Progress = Callable[[str, int, int], None]
 REVISITING, SHAPE, INHERENT = "2604.08764", "2311.05928", "2401.12143"  # on arXiv
-PROBED = 32  # contexts of a probe that are looked at together
+_PROBED, _PROBED_ON_DEVICE = 32, 128  # contexts of a probe that are looked at together
+
+
+def probed(stream: Any) -> int:
+    """How many contexts of a probe are looked at together: a device is asked as seldom as its memory allows."""
+    return _PROBED if stream.device.type == "cpu" else _PROBED_ON_DEVICE
 
 
 @dataclass
@@ -182,6 +187,7 @@ def training_monitor(
     contexts: int = 96,
     halves: bool = False,
     clean: bool = False,
+    every_step: bool = False,
 ) -> Any:
     """The monitor of a training run of ours: a held-out probe, its frequencies, its optimizer, its folder.
 
@@ -190,7 +196,8 @@ def training_monitor(
     """
     from anisoscope.runs.monitor import Monitor
 
-    batches = stream.probe_batches(contexts, batch_size=PROBED)
+    together = probed(stream)
+    batches = stream.probe_batches(contexts, batch_size=together)
     options: dict[str, Any] = {
         "when": schedule_of(when, training.steps),
         "metrics": monitor,
@@ -202,8 +209,9 @@ def training_monitor(
         "rank": rank,
         "name": name or training.arm,
         "seed": training.seed,
-        "batch_size": PROBED,
+        "batch_size": together,
         "halves": halves,
+        "every_step": every_step,
         "resume": True,
     }
     if not (clean and training.task == "masked"):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from anisoscope.runs.plan import GEOMETRY
 from anisoscope.runs.store import RunFolder
-from anisoscope.studies.arms import INHERENT, PROBED, Arm, ArmsStudy, Progress, schedule_of, train_arm
+from anisoscope.studies.arms import INHERENT, Arm, ArmsStudy, Progress, probed, schedule_of, train_arm
 from anisoscope.studies.inherent_config import ARMS, PRESETS
 from anisoscope.studies.inherent_config import InherentConfig as InherentConfig
 from anisoscope.studies.inherent_norms import NORMED, NormedProfiler, with_statistics
@@ -223,7 +223,7 @@ def media_monitor(
 
     return Monitor(
         model,
-        probe=stream.probe_batches(contexts, batch_size=PROBED),
+        probe=stream.probe_batches(contexts, batch_size=probed(stream)),
         when=schedule_of(when, training.steps),
         metrics=monitor,
         rank=rank,
@@ -231,6 +231,6 @@ def media_monitor(
         total_steps=training.steps,
         name=name or training.arm,
         seed=training.seed,
-        batch_size=PROBED,
+        batch_size=probed(stream),
         resume=True,
     )

@@ -24,8 +24,9 @@ from anisoscope.metrics.estimate import jackknife
 from anisoscope.metrics.metric import Request, parse_requests
 from anisoscope.numerics.attention import SMALLEST_ROW
 from anisoscope.numerics.hashing import FOLDS, fold_of
-from anisoscope.runs.bank import Bank, chosen_rows
+from anisoscope.runs.bank import Bank
 from anisoscope.runs.measure import Setup, evaluate_bank, make_plan
+from anisoscope.runs.query_rows import chosen_rows
 from anisoscope.runs.table import variant_name
 from anisoscope.studies.untrained_block import Block
 

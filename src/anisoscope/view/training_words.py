@@ -50,6 +50,9 @@ ENTRIES = {
         Entry("concept_match", "Match of concepts", "mean |cos| after optimal assignment",
               description="How alike the concepts are to those of the measured step before, each to its partner.",
               bounds=(0, 1)),
+        Entry("gradient_alignment", "Alignment with gradients", "⟨C, G⟩ / (‖C‖ ‖G‖)",
+              description="Cosine of the covariance of the activations and the second moment of their gradients, as "
+              "matrices: 1 where both have one shape.", bounds=(0, 1)),
         Entry("loss", "Training loss", description="Loss of the training batch of that step."),
         Entry("probe_loss", "Probe loss", description="Mean loss on the held-out probe.", bounds=(0, None)),
         Entry("gradient_norm", "Gradient norm", description="Norm of the gradient of all parameters, before clipping.",
@@ -77,6 +80,7 @@ READINGS = {
     "average=row": "mean of row ratios",
     "balanced=1": "balanced over frequency",
     "batch=live": "training batch",
+    "rows=batch": "rows of the training batch",
 }
 
 
