@@ -176,6 +176,25 @@ def test_all_parts_at_once_are_the_parts_one_by_one() -> None:
     assert float(sizes.sum()) == float(there.sum())
 
 
+def test_on_a_gpu_the_partitions_go_through_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, _ = planted(300)
+    contexts = torch.arange(300) // 6
+    calls = []
+    share = module._share
+    monkeypatch.setattr(module, "_share", lambda *part: calls.append(len(part[0])) or share(*part))  # type: ignore[func-returns-value]
+    found = []
+    for at_once in (False, True):
+        monkeypatch.setattr(module, "_at_once", lambda rows, way=at_once: way)
+        view = array_view(local_anisotropy, rows, contexts, tokens=torch.full((300,), -1), seed=0)
+        calls.clear()
+        for partition in ("clusters", "random", "none"):
+            seen = evaluate(local_anisotropy, view, {"partition": partition})
+            found.append([seen.value, *seen.replicates])
+    assert calls == [300]
+    for apart, joined in zip(found[:3], found[3:], strict=True):
+        assert joined == pytest.approx(apart, rel=1e-7)
+
+
 def test_the_three_partitions_share_one_clustering(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     chosen = module._chosen

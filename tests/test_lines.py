@@ -23,7 +23,8 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 BATCHED = [metric for metric in registry().values() if metric.batch is not None]
-SUMMED = [metric for metric in BATCHED if Centred not in metric.needs]
+SUMS = {Directions, Coordinates, Attention, Keys, Moments}
+SUMMED = [metric for metric in BATCHED if SUMS.issuperset(metric.needs)]
 HEADS, WIDTH, ROWS = 4, 6, 90
 
 

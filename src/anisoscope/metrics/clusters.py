@@ -80,8 +80,7 @@ class Clusters:
     def _stretches(self, clusters: int, partition: str) -> Stretches:
         """Those of one partition, kept; on a GPU they come with those of the others, in as many operations as one."""
         if (clusters, partition) not in self._known:
-            apart = self.rows.device.type == "cpu" or partition == "none"
-            names = (partition,) if apart else PARTITIONS
+            names = (partition,) if partition == "none" or not _at_once(self.rows) else PARTITIONS
             found = self._find_stretches([self._parts(clusters, name) for name in names])
             self._known.update({(clusters, name): each for name, each in zip(names, found, strict=True)})
         known: Stretches = self._known[clusters, partition]
@@ -110,9 +109,14 @@ def _too_few(n: int) -> TooFewRows:
     return TooFewRows(f"clusters need at least {FEWEST} sampled rows, seen {n}; give more tokens")
 
 
+def _at_once(rows: Tensor) -> bool:
+    """Whether starting an operation costs more than what it works out, as on a GPU."""
+    return rows.device.type != "cpu"
+
+
 def _pieces(rows: Tensor, there: Tensor, partitions: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows with the sets they belong to: part by part, or on a GPU all parts at once, which is one large product."""
-    if rows.device.type == "cpu":
+    if not _at_once(rows):
         for labels in partitions:
             for k in range(int(labels.max()) + 1):
                 yield rows[labels == k], there[labels == k]
@@ -159,23 +163,24 @@ def _starts(rows: Tensor, most: int) -> list[Tensor]:
 
     After Su & Dy (2007): no draw, so the result depends on the rows and not on their order.
     """
-    parts, scatter = [rows], [_scatter(rows)]
-    centres = [rows.mean(0, keepdim=True)]
+    parts = [rows]
+    means, scatter = ([value] for value in _mean_scatter(rows))
+    centres = [torch.stack(means)]
     while len(parts) < most:
-        widest = scatter.index(max(scatter))
+        widest = int(torch.stack(scatter).argmax())
         part = parts[widest]
-        ahead = _along(part) > 0
-        if not bool(ahead.any()):  # equal rows cannot be cut
+        order = _along(part - means[widest]) > 0
+        if not bool(order.any()):  # equal rows cannot be cut
             break
-        parts[widest : widest + 1] = [part[~ahead], part[ahead]]
-        scatter[widest : widest + 1] = [_scatter(part[~ahead]), _scatter(part[ahead])]
-        centres.append(torch.stack([part.mean(0) for part in parts]))
+        cut = [part[~order], part[order]]
+        parts[widest : widest + 1] = cut
+        means[widest : widest + 1], scatter[widest : widest + 1] = zip(*map(_mean_scatter, cut), strict=True)
+        centres.append(torch.stack(means))
     return centres
 
 
-def _along(rows: Tensor) -> Tensor:
+def _along(centred: Tensor) -> Tensor:
     """Where each row lies along a long direction: that of the farthest row, turned by a few powers of the scatter."""
-    centred = rows - rows.mean(0)
     direction = centred[centred.square().sum(1).argmax()]
     for _ in range(_POWERS):
         direction = (centred @ direction) @ centred
@@ -183,8 +188,10 @@ def _along(rows: Tensor) -> Tensor:
     return centred @ direction
 
 
-def _scatter(rows: Tensor) -> float:
-    return float((rows - rows.mean(0)).square().sum())
+def _mean_scatter(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean row, and the sum of squared distances from it."""
+    mean = rows.mean(0)
+    return mean, (rows - mean).square().sum()
 
 
 def _lloyd(rows: Tensor, starts: list[Tensor]) -> list[Tensor]:

@@ -6,6 +6,7 @@ Notation: rᵢ distance to the i-th nearest distinct row, μ = r₂/r₁, N rows
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def _no_dimension() -> TooFewRows:
 
 def _quotient(above: Tensor | float, below: Tensor) -> Tensor:
     """A dimension, or an error where neighbours lie at equal distances and therefore have none."""
-    return unless(~((below > 0.0) & below.isfinite()), above / below, _no_dimension)
+    return unless(~((below > 0.0) & (below < torch.inf)), above / below, _no_dimension)
 
 
 @metric(
@@ -99,9 +100,9 @@ def _two_nn(neighbours: Neighbours, *, method: str, keep: float) -> tuple[Tensor
         raise unknown_name("method of two_nn", method, ("slope", "ml"))
     if not 0.0 < keep <= 1.0:
         raise AnisoscopeError(f"two_nn has keep {keep}; expected more than 0 and at most 1")
-    if ("two_nn", method, keep) not in neighbours.known:  # calibrated or not
-        neighbours.known["two_nn", method, keep] = _published(neighbours, method=method, keep=keep)
-    found: tuple[Tensor, Tensor] = neighbours.known["two_nn", method, keep]
+    found: tuple[Tensor, Tensor] = neighbours.once(
+        ("two_nn", method, keep), lambda: _published(neighbours, method=method, keep=keep)
+    )
     return found
 
 
@@ -136,7 +137,7 @@ def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 
     if not 2 <= smallest <= largest:
         raise AnisoscopeError(f"levina_bickel has k from {smallest} to {largest}; expected 2 ≤ smallest ≤ largest")
     near, usable, count = _near(neighbours, largest)
-    logs = torch.where(usable.unsqueeze(-1), (near / near[..., -1:]).log(), 0.0).sum(-2) / count.unsqueeze(-1)
+    logs = (near / near[..., -1:]).log_().masked_fill_(~usable.unsqueeze(-1), 0.0).sum(-2) / count.unsqueeze(-1)
     # the mean of a difference is that of the means; up to k − 1 of them for the k at which they end
     k = torch.arange(smallest, largest + 1, device=logs.device)
     inverse = logs[..., smallest - 1 :] - logs.cumsum(-1)[..., smallest - 2 : -1] / (k - 1)
@@ -163,6 +164,11 @@ def gride(neighbours: Neighbours, *, scale: int = 2) -> Tensor:
     """Maximum-likelihood dimension from the neighbours k and 2k: the larger k, the wider the scale it looks at."""
     if scale < 1:
         raise AnisoscopeError(f"gride has scale {scale}; expected 1 or more")
+    found: Tensor = neighbours.once(("gride", scale), lambda: _gride(neighbours, scale))
+    return found
+
+
+def _gride(neighbours: Neighbours, scale: int) -> Tensor:
     near, usable, enough = _near(neighbours, 2 * scale)
     log_mu = (near[..., 2 * scale - 1] / near[..., scale - 1]).log()
     spread = usable & (log_mu > 0)
@@ -177,23 +183,42 @@ def _gride_root(log_mu: Tensor, count: Tensor, scale: int) -> Tensor:
     total = log_mu.sum(-1)
     # E log μ = (1/δ) Σ_{i=k}^{2k−1} 1/i gives the start, which for k = 1 is the answer
     dimension = _quotient(count * sum(1.0 / i for i in range(scale, 2 * scale)), total)
-    low, high = torch.zeros_like(total), torch.full_like(total, torch.inf)
-    apart = log_mu <= 0
-    for _ in range(_NEWTON if scale > 1 else 0):
-        power = (log_mu * -dimension.unsqueeze(-1)).expm1_()  # μ^−δ − 1
-        inner = (log_mu / power).masked_fill_(apart, 0.0)
-        score = count / dimension - (scale - 1) * inner.sum(-1) - (2 * scale - 1) * total
-        slope = -count / dimension.square() - (scale - 1) * inner.square_().mul_(power.add_(1.0)).sum(-1)
-        low, high = torch.where(score > 0, dimension, low), torch.where(score > 0, high, dimension)
-        step = -score / (slope * dimension)
-        moves = step.abs() > 1e-12  # a line that has come to rest stays as it is
-        if not bool(moves.any()):
+    if scale == 1:
+        return dimension
+    rows = log_mu.reshape(-1, log_mu.shape[-1])
+    apart = rows <= 0
+    roots = [_Root(*line) for line in zip(*(x.flatten().tolist() for x in (dimension, count, total)), strict=True)]
+    for _ in range(_NEWTON):
+        power = (rows * -rows.new_tensor([[root.at] for root in roots])).expm1_()  # μ^−δ − 1
+        inner = (rows / power).masked_fill_(apart, 0.0)
+        sums = torch.stack([-inner.sum(1), inner.square_().mul_(power.add_(1.0)).sum(1)], 1).tolist()
+        moved = [root.move(*line, scale=scale) for root, line in zip(roots, sums, strict=True)]
+        if not any(moved):
             break
-        # Newton's step in log δ, unless it leaves the interval that the signs have shown
-        ahead = dimension * step.clamp(-1.0, 1.0).exp()
-        halved = (low > 0) & (low < high) & high.isfinite() & ~((low < ahead) & (ahead < high))
-        dimension = torch.where(moves, torch.where(halved, (low * high).sqrt(), ahead), dimension)
-    return dimension
+    return rows.new_tensor([root.at for root in roots]).reshape(dimension.shape)
+
+
+@dataclass
+class _Root:
+    """Newton's search in log δ for the zero of one line's score, between the ends that its signs have shown."""
+
+    at: float
+    count: float
+    total: float
+    low: float = 0.0
+    high: float = math.inf
+
+    def move(self, inner: float, squares: float, *, scale: int) -> bool:
+        """One step, from Σ log μ/(1 − μ^−δ) and Σ of its squares times μ^−δ; whether it was needed."""
+        score = self.count / self.at + (scale - 1) * inner - (2 * scale - 1) * self.total
+        slope = -self.count / self.at - (scale - 1) * squares * self.at  # in log δ
+        if not abs(score) > 1e-12 * abs(slope):
+            return False
+        self.low, self.high = (self.at, self.high) if score > 0 else (self.low, self.at)
+        ahead = self.at * math.exp(max(-1.0, min(1.0, -score / slope)))
+        between = self.low < ahead < self.high or not 0 < self.low < self.high < math.inf
+        self.at = ahead if between else math.sqrt(self.low * self.high)
+        return True
 
 
 @metric(

@@ -117,7 +117,7 @@ def evaluate(metric: Metric, view: View, options: dict[str, Any]) -> Estimate:
 def _all_lines(metric: Metric, view: View, options: dict[str, Any]) -> list[float]:
     """The value, and the values without each fold where there are several."""
     if metric.batch is not None:
-        find_spectra([(view, options)] if Moments in metric.needs else [])
+        find_spectra([(view, {**options, "batches": False})] if Moments in metric.needs else [])
         found: list[float] = metric.batch(*map(view.lines, metric.needs), **options).tolist()
         if math.isnan(found[0]):
             metric.function(*map(view.stat, metric.needs), **options)  # says why

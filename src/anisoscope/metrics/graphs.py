@@ -45,7 +45,7 @@ class Graph:
 
     def lines(self, *, without_first: bool, folds: Sequence[int]) -> list[Neighbours]:
         """The same without each of these folds (−1: none), as lines; in several parts where there are many rows."""
-        key = (without_first, *folds)
+        key = ("lines", without_first, *folds)
         if key not in self._left:
             index = self.neighbours.index
             there = self._there(without_first, folds).to(index.device)

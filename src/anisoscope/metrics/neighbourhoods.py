@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +59,7 @@ class Neighbours:
     wanted: int
     duplicates: int = 0  # rows removed because an equal one was there
     there: Tensor | None = None  # [..., n] rows that were not left out, unless all are there
-    known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # what several metrics share
+    known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, rows: Tensor, wanted: int, *, tolerance: float = 0.0) -> tuple[Neighbours, Tensor]:
@@ -98,9 +99,16 @@ class Neighbours:
 
     def near(self, k: int) -> tuple[Tensor, Tensor]:
         """Distances to the k nearest [..., n, k], and which rows have that many [..., n]."""
-        lacking = max(0, k - self.distance.shape[-1])
-        near = torch.nn.functional.pad(self.distance[..., :k], (0, lacking), value=torch.inf)
-        return near, near[..., -1].isfinite()
+        near = self.distance[..., :k]
+        if near.shape[-1] < k:
+            near = torch.nn.functional.pad(near, (0, k - near.shape[-1]), value=torch.inf)
+        return near, near[..., -1] < torch.inf
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What several metrics share, made when the first asks."""
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
 
     def lines(self, there: Tensor) -> Neighbours:
         """The graph among the rows where each line of a mask [lines, n] holds; rows keep their numbers."""

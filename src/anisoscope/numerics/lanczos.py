@@ -59,7 +59,8 @@ def _extend(scatter: Callable[[Tensor], Tensor], basis: Tensor, known: Tensor) -
         scale = torch.maximum(scale, diagonal[-1])
         so_far = basis[:, : step + 1]
         for _ in range(2):  # twice is enough (Parlett 1998)
-            ahead = ahead - ((so_far @ ahead.unsqueeze(2)).mT @ so_far).squeeze(1)
+            along = torch.bmm(so_far, ahead.unsqueeze(2))
+            ahead = torch.baddbmm(ahead.unsqueeze(1), along.mT, so_far, alpha=-1.0).squeeze(1)
         basis[:, step + 1], length = _unit(ahead, floor=scale)
         beside.append(length)
     return torch.stack(diagonal), torch.stack(beside)
@@ -68,7 +69,7 @@ def _extend(scatter: Callable[[Tensor], Tensor], basis: Tensor, known: Tensor) -
 def _unit(vectors: Tensor, *, floor: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
     """Rows of length 1, and their lengths; what is rounding noise beside `floor` becomes 0 and stays it."""
     length = torch.linalg.vector_norm(vectors, dim=1)
-    there = length > 1e-12 * torch.as_tensor(floor, dtype=length.dtype, device=length.device)
+    there = length > 1e-12 * floor
     return torch.where(there.unsqueeze(1), vectors / length.unsqueeze(1), 0.0), torch.where(there, length, 0.0)
 
 

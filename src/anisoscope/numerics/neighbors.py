@@ -201,11 +201,17 @@ def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
         return distances(x, first, second)
     step = max(1, (_PAIR_BYTES if x.device.type == "cpu" else _DEVICE_BYTES) // (8 * x.shape[1]))
 
+    # of two near rows each is mostly among the candidates of the other: once is enough
+    pairs, place = torch.unique(
+        torch.minimum(first, second) * len(x) + torch.maximum(first, second), return_inverse=True
+    )
+    first, second = pairs // len(x), pairs % len(x)
+
     def some(start: int) -> Tensor:
         mine = slice(start, start + step)
         return torch.linalg.vector_norm(x[second[mine]].double().sub_(x[first[mine]]), dim=1)
 
-    return torch.cat(together(some, range(0, max(1, len(first)), step)))
+    return torch.cat(together(some, range(0, max(1, len(first)), step)))[place]
 
 
 def _redone(x: Tensor, rows: Tensor, *, k: int) -> tuple[Tensor, Tensor]:

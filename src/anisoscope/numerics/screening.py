@@ -28,7 +28,7 @@ _SPARE = 3  # times the wanted number: places of each row's list, sorted out whe
 _WIDENED = {"cpu": 1 << 17}  # elements in float64 at a time
 _DEVICE_WIDENED = 1 << 26
 _SEEN = 1024  # rows of which the centre is taken
-_STRIP = 4096  # rows handed on at a time
+_STRIP = 16384  # rows handed on at a time
 _BFLOAT = 2.0**-8  # rounding unit
 DTYPES = {"bfloat16": torch.bfloat16, "tfloat32": torch.float32, "float32": torch.float32}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -12,6 +13,8 @@ import torch
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+_LOCK = threading.Lock()
+_limits = 0  # of NumPy's threads, that are in force
 
 
 def together(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -40,10 +43,26 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def one_blas_thread() -> contextlib.AbstractContextManager[Any]:
-    """One thread for NumPy's linear algebra: several that wait for each other at every column are slower when busy."""
-    limit: contextlib.AbstractContextManager[Any] = _blas().limit(limits=1)
-    return limit
+@contextlib.contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """One thread for NumPy's linear algebra: several that wait for each other at every column are slower when busy.
+
+    Within another such limit nothing is done: setting it takes longer than a small spectrum.
+    """
+    first = not _count(1)
+    try:
+        with _blas().limit(limits=1) if first else contextlib.nullcontext():
+            yield
+    finally:
+        _count(-1)
+
+
+def _count(change: int) -> int:
+    """How many limits were in force before this one came or went."""
+    global _limits
+    with _LOCK:
+        before, _limits = _limits, _limits + change
+    return before
 
 
 @cache

@@ -31,8 +31,9 @@ from anisoscope.metrics.evaluate import (
 )
 from anisoscope.metrics.metric import HEAD_KINDS, WEIGHT_KINDS, Request, parse_requests
 from anisoscope.metrics.neighbourhoods import Neighbours
+from anisoscope.numerics.hashing import FOLDS
 from anisoscope.runs.asked import EVERY, names_of, too_deep
-from anisoscope.runs.bank import Bank, Plan
+from anisoscope.runs.bank import Bank, Plan, SiteStats
 from anisoscope.runs.remarks import remarks
 from anisoscope.runs.table import FIRST_OUTLIER, Table, variant_name
 from anisoscope.runs.views import HALVES, Selection, attach_keys, first_is_outlier, head_views, selections
@@ -46,6 +47,7 @@ HALVED_KINDS = ("embed", "resid", "final")
 ATTENTION_KINDS = (*SELF_KINDS, *ROTARY_KINDS, *CROSS_KINDS)
 _SCORES = ("scores", "cross_scores")
 _CHUNK = 4096
+_TOGETHER = 2**26  # bytes of matrices of several sites whose spectra are sought together
 Progress = Callable[[str, int, int], None]  # what, done, of
 
 
@@ -303,18 +305,59 @@ def evaluate_bank(
     """Every metric at every site, as records of the table."""
     outliers = {site.stack for site, stats in bank.sites.items() if not stats.heads and first_is_outlier(stats)}
     records: list[dict[str, Any]] = []
-    ordered = sorted(bank.sites, key=flow_order)
-    for number, site in enumerate(ordered, 1):
-        depth = setup.depth(site.stack)
-        place = {"stack": site.stack, "layer": site.layer, "kind": site.name or site.kind}
-        place["depth"] = site.layer / depth if depth else math.nan
-        records += [{**place, **record} for record in _evaluate_site(bank, site, requests, outliers)]
-        if progress is not None:
-            progress("metrics", number, len(ordered))
+    number = 0
+    for sites in _groups(bank):
+        jobs = [_job(bank, site, requests, outliers) for site in sites]
+        find_spectra(pair for job in jobs for pair in job.spectra())
+        while jobs:
+            job = jobs.pop(0)  # what it found on the way is let go after it
+            depth = setup.depth(job.site.stack)
+            place = {"stack": job.site.stack, "layer": job.site.layer, "kind": job.site.name or job.site.kind}
+            place["depth"] = job.site.layer / depth if depth else math.nan
+            records += [{**place, **record} for record in _evaluate_site(job)]
+            number += 1
+            if progress is not None:
+                progress("metrics", number, len(bank.sites))
     return records
 
 
-def _evaluate_site(bank: Bank, site: Site, requests: Sequence[Request], outliers: set[str]) -> Iterator[dict[str, Any]]:
+def _groups(bank: Bank) -> Iterator[list[Site]]:
+    """Sites whose spectra are sought together, so that every core has one, as long as there is room for their matrices
+    and their samples.
+    """
+    group: list[Site] = []
+    held = 0
+    for site in sorted(bank.sites, key=flow_order):
+        stats = bank.sites[site]
+        matrices = FOLDS + 1 if any(Moments in kinds for kinds in stats.cells.values()) else 0
+        size = 8 * matrices * stats.width**2 if matrices or stats.sample is None else _TOGETHER
+        if group and held + size > _TOGETHER:
+            yield group
+            group, held = [], 0
+        group, held = [*group, site], held + size
+    if group:
+        yield group
+
+
+@dataclass
+class _Job:
+    """What is to be evaluated at one site."""
+
+    site: Site
+    stats: SiteStats
+    requests: list[Request]
+    chosen: list[Selection]
+    key_heads: int
+
+    def spectra(self) -> Iterator[tuple[View, dict[str, Any]]]:
+        """Views with the options with which metrics will ask for their spectra; heads have narrow ones."""
+        for selection in self.chosen if not self.stats.heads else []:
+            for request in _asked(self.requests, selection):
+                if Moments in request.metric.needs:
+                    yield selection.view, request.options
+
+
+def _job(bank: Bank, site: Site, requests: Sequence[Request], outliers: set[str]) -> _Job:
     stats = bank.sites[site]
     found = [request for request in requests if applies(request, site.kind)]
     # asked for twice (`all,two_nn`) is measured once
@@ -326,16 +369,18 @@ def _evaluate_site(bank: Bank, site: Site, requests: Sequence[Request], outliers
     halves = bank.plan.halves and site.kind in HALVED_KINDS and not stats.heads
     most = bank.plan.looked_at
     chosen = list(selections(stats, groups, without_first=both, wanted=wanted, most=most, halves=halves))
-    if not stats.heads:
-        find_spectra((s.view, r.options) for s in chosen for r in _asked(mine, s) if Moments in r.metric.needs)
     for selection in chosen:
-        if keys is not None:
-            for other in selections(keys, groups, without_first=False, wanted=0, most=most):
-                if (other.group, other.variant) == (selection.group, selection.variant):
-                    attach_keys(selection.view, other.view)
-        remark = FIRST_OUTLIER if ("first", "out") in selection.variant and first_is_outlier(stats) else ""
-        for request in _asked(mine, selection):
-            for record in _records(request, selection, heads=stats.heads, key_heads=keys.heads if keys else 0):
+        for other in selections(keys, groups, without_first=False, wanted=0, most=most) if keys is not None else ():
+            if (other.group, other.variant) == (selection.group, selection.variant):
+                attach_keys(selection.view, other.view)
+    return _Job(site, stats, mine, chosen, keys.heads if keys is not None else 0)
+
+
+def _evaluate_site(job: _Job) -> Iterator[dict[str, Any]]:
+    for selection in job.chosen:
+        remark = FIRST_OUTLIER if ("first", "out") in selection.variant and first_is_outlier(job.stats) else ""
+        for request in _asked(job.requests, selection):
+            for record in _records(request, selection, heads=job.stats.heads, key_heads=job.key_heads):
                 yield {**record, "note": "; ".join(filter(None, (record["note"], remark)))}
 
 

@@ -116,7 +116,7 @@ def _half(stats: SiteStats, folds: frozenset[int], *, wanted: int, most: int) ->
 
 def _fewer(sample: Sample | None, most: int) -> Sample | None:
     """The sample of a smaller size: the rows with the smallest hashes."""
-    return sample if sample is None or len(sample) <= most else sample.select(torch.arange(len(sample)) < most)
+    return sample if sample is None or len(sample) <= most else sample.part(0, most)
 
 
 def _in_group(name: str) -> Callable[[Cell], bool]:
