@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -224,5 +225,27 @@ def test_spectra_and_cosines_make_no_copy_of_the_array() -> None:
 
 def test_every_fold_is_a_share_of_the_rows() -> None:
     given = arrays._Given(cloud(900, 70), torch.arange(900), torch.full((900,), -1), 0)
-    found = arrays._by_fold(Moments, given, fold_of(given.contexts))
+    found = arrays._by_fold(Moments, given)
     assert sorted(found) == list(range(FOLDS)) and sum(part.n for part in found.values()) == 900
+
+
+@pytest.mark.parametrize("words", [None, "all"])
+def test_values_without_intervals_are_the_same_values(words: str | None) -> None:
+    x = torch.randn(700, 24, generator=torch.Generator().manual_seed(3)) + 2.0
+    x[5], x[9] = 0.0, torch.nan
+    contexts = torch.arange(700) // 7
+    whole = anisoscope.measure_rows(x, words, contexts=contexts, tokens=torch.arange(700) % 5)
+    alone = anisoscope.measure_rows(x, words, contexts=contexts, tokens=torch.arange(700) % 5, interval=False)
+    assert list(whole) == list(alone)
+    for name, estimate in whole.items():
+        other = alone[name]
+        assert (other.n, other.contexts, other.dropped) == (estimate.n, estimate.contexts, estimate.dropped), name
+        assert other.value == pytest.approx(estimate.value, rel=1e-9, nan_ok=True), name
+        assert math.isnan(other.low) and not [r for r in other.replicates if not math.isnan(r)], name
+
+
+def test_one_row_of_each_context_is_taken_without_an_interval_too() -> None:
+    x = torch.randn(600, 8, generator=torch.Generator().manual_seed(4))
+    contexts = torch.arange(600) // 3
+    whole, alone = (anisoscope.two_nn(x, contexts=contexts, per_context=True, interval=i) for i in (True, False))
+    assert alone.value == pytest.approx(whole.value, rel=1e-12)

@@ -8,9 +8,10 @@ import torch
 from anisoscope.capture.sites import Site
 from anisoscope.metrics import evaluate
 from anisoscope.metrics.metric import Request, parse_requests
-from anisoscope.runs import measure as module
+from anisoscope.runs import evaluation as module
 from anisoscope.runs.bank import Bank
-from anisoscope.runs.measure import Setup, evaluate_bank, feed_rows, make_plan
+from anisoscope.runs.evaluation import evaluate_bank
+from anisoscope.runs.measure import Setup, feed_rows, make_plan
 from anisoscope.stats.sample import Sample
 
 METRICS = ["svd_ratio", "svd_ratio:batches=1", "participation_ratio", "two_nn"]

@@ -15,7 +15,8 @@ from anisoscope.capture import Batch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.metric import parse_requests
 from anisoscope.runs.bank import Bank
-from anisoscope.runs.measure import Setup, evaluate_bank
+from anisoscope.runs.evaluation import evaluate_bank
+from anisoscope.runs.measure import Setup
 from anisoscope.runs.table import Table
 from measured import LENGTHS, MAIN, NEARLY_ALL, TEXT, batches, fed_bank, hidden, rows_of, same_tables
 from tiny_models import contexts, padded, tiny

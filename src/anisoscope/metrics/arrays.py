@@ -33,14 +33,19 @@ class _Given:
     contexts: Tensor
     tokens: Tensor
     dropped: int
+    interval: bool = True  # else all rows are one fold, which cannot be left out
+
+    @property
+    def fold(self) -> Tensor:
+        return fold_of(self.contexts) if self.interval else torch.zeros_like(self.contexts)
 
 
 def evaluate_array(
-    metric: Metric, x: Any, *, contexts: Any, tokens: Any, seed: int, options: dict[str, Any]
+    metric: Metric, x: Any, *, contexts: Any, tokens: Any, seed: int, options: dict[str, Any], interval: bool = True
 ) -> Estimate:
     """A metric of the rows of an array; rows that are not finite are left out and counted."""
-    request = Request(metric, options, named=True)
-    return evaluate(metric, _view_of([request], _read(x, metric.name, contexts, tokens), seed), options)
+    given = _read(x, metric.name, contexts, tokens, interval=interval)
+    return evaluate(metric, _view_of([Request(metric, options, named=True)], given, seed), options)
 
 
 def measure_rows(
@@ -50,10 +55,12 @@ def measure_rows(
     contexts: Any = None,
     tokens: Any = None,
     seed: int = 0,
+    interval: bool = True,
 ) -> dict[str, Estimate]:
     """Several metrics of the rows of one n×d array (the default ones unless named), their statistics taken once.
 
     The keys are the words asked for; a metric that cannot be computed has the value NaN, and its note says why.
+    Without `interval` the values come alone, which is quicker.
 
     >>> found = measure_rows(torch.eye(16), ["participation_ratio", "svd_ratio:centred=0"])
     >>> {name: round(estimate.value, 4) for name, estimate in found.items()}
@@ -62,7 +69,7 @@ def measure_rows(
     requests = [r for r in parse_requests(metrics) if r.named or _readable(r.metric)]
     if not requests:
         raise AnisoscopeError(f"metrics is {metrics!r}; expected at least one name, or None for the default ones")
-    view = _view_of(requests, _read(x, "measure_rows", contexts, tokens), seed)
+    view = _view_of(requests, _read(x, "measure_rows", contexts, tokens, interval=interval), seed)
     return {_word(request): _attempt(request, view) for request in requests}
 
 
@@ -83,7 +90,7 @@ def _attempt(request: Request, view: View) -> Estimate:
         return missing(view, error)
 
 
-def _read(x: Any, name: str, contexts: Any, tokens: Any) -> _Given:
+def _read(x: Any, name: str, contexts: Any, tokens: Any, *, interval: bool) -> _Given:
     rows = as_rows(x)
     labels = _labels(contexts, len(rows), "contexts")
     kinds = _labels(tokens, len(rows), "tokens") if tokens is not None else torch.full((len(rows),), -1)
@@ -94,7 +101,7 @@ def _read(x: Any, name: str, contexts: Any, tokens: Any) -> _Given:
     if not len(rows):
         raise TooFewRows(f"{name} was given no row of finite numbers ({len(bad)} dropped); check the array")
     _check_scale(rows)
-    return _Given(rows, labels, kinds, len(bad))
+    return _Given(rows, labels, kinds, len(bad), interval)
 
 
 def _bad_rows(rows: Tensor) -> Tensor:
@@ -125,37 +132,46 @@ def _view_of(requests: Sequence[Request], given: _Given, seed: int) -> View:
         if not _readable(metric):
             raise AnisoscopeError(f"{metric.name} reads attention, not plain rows; use anisoscope.measure on a model")
     needs = {need for request in requests for need in request.metric.reads(request.options)}
-    fold = fold_of(given.contexts)
     folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
     for need in needs & {Moments, Directions, Coordinates, Coherence}:
-        for j, found in _by_fold(need, given, fold).items():
+        for j, found in _by_fold(need, given).items():
             folds[j][need] = found
     sample = _sample(given, seed) if needs & {Sample, Neighbours, *ON_SAMPLE} else None
     wanted = max([neighbours_read(r.metric, r.options) for r in requests if Neighbours in r.metric.needs], default=0)
-    graphs = None if sample is None else _graph_maker(sample, wanted)
-    return View(folds, sample, graphs, contexts=len(given.contexts.unique()), dropped=given.dropped)
+    graphs = None if sample is None else _graph_maker(sample, wanted, spare=given.interval)
+    counts: dict[str, Any] = {"contexts": len(given.contexts.unique()), "dropped": given.dropped}
+    return View(folds, sample, graphs, interval=given.interval, **counts)
 
 
-def _by_fold(need: type, given: _Given, fold: Tensor) -> dict[int, Any]:
+def _by_fold(need: type, given: _Given) -> dict[int, Any]:
     """One statistic of the rows of each fold that has any."""
+    fold = given.fold
     if issubclass(need, Sums):
-        parts = need.split(given.rows, fold, FOLDS)
+        parts = need.split(given.rows, fold, FOLDS if given.interval else 1)
         return {j: part for j, part in enumerate(parts) if part.n}
-    index = {j: (fold == j).nonzero().squeeze(1) for j in sorted(set(fold.tolist()))}
     if need is Moments:
-        found = _several(lambda mine: _moments(given.rows, mine.to(given.rows.device)), list(index.values()))
-        return dict(zip(index, found, strict=True))
+        return _moments_by_fold(given.rows, fold)
+    index = {j: (fold == j).nonzero().squeeze(1) for j in fold.unique().tolist()}
     return {j: Coherence().update(_coherence(given, mine)) for j, mine in index.items()}
 
 
-def _several(act: Callable[[Tensor], Moments], folds: list[Tensor]) -> list[Moments]:
-    """A fold for each core where there are enough of them; else all cores work on one fold after another."""
-    return together(act, folds) if len(folds) >= torch.get_num_threads() else [act(mine) for mine in folds]
+def _moments_by_fold(rows: Tensor, fold: Tensor) -> dict[int, Moments]:
+    """The moments of each fold; every core works on its own part of a fold, or on folds of its own."""
+    index = {j: (fold == j).nonzero().squeeze(1).to(rows.device) for j in fold.unique().tolist()}
+    shares = -(-torch.get_num_threads() // len(index)) if rows.device.type == "cpu" else 1
+    parts = [(j, part) for j, mine in index.items() for part in mine.chunk(shares)]
+    found: dict[int, Moments] = {}
+    for (j, _), part in zip(parts, together(lambda item: _moments(rows, item[1]), parts), strict=True):
+        found[j] = found[j].merge(part) if j in found else part
+    return found
 
 
 def _moments(rows: Tensor, index: Tensor) -> Moments:
     """The moments of some of the rows, gathered a block at a time so that no copy of the array is made."""
     out = Moments()
+    first, last = int(index[0]), int(index[-1])
+    if last - first + 1 == len(index):
+        return out.update(rows[first : last + 1])
     for part in index.split(out.block_rows(rows)):
         if rows.device.type == "cpu":
             gathered = room("rows", (len(part), rows.shape[1]), rows.dtype)
@@ -170,17 +186,16 @@ def _coherence(given: _Given, index: Tensor) -> Tensor:
 
 
 def _sample(given: _Given, seed: int) -> Sample:
-    position = torch.arange(len(given.rows))
-    sample = Sample(len(given.rows), seed)
-    return sample.update(given.rows, context=given.contexts, position=position, token=given.tokens)
+    labels = {"context": given.contexts, "position": torch.arange(len(given.rows)), "token": given.tokens}
+    return Sample(len(given.rows), seed).update(given.rows, **labels)
 
 
-def _graph_maker(sample: Sample, most: int) -> Callable[[int], list[Graph]]:
+def _graph_maker(sample: Sample, most: int, *, spare: bool) -> Callable[[int], list[Graph]]:
     """Neighbour graphs from one search for as many neighbours as any metric reads, made when one first asks."""
 
     @cache
     def found() -> list[Graph]:
-        return sample_graphs(sample, wanted=most, batch=None)
+        return sample_graphs(sample, wanted=most, batch=None, spare=spare)
 
     @cache
     def cut(wanted: int) -> list[Graph]:

@@ -42,11 +42,14 @@ class View:
     without_first: bool = False
     contexts: int = 0
     dropped: int = 0
+    interval: bool = True  # else no fold is left out
     _merged: dict[Any, Any] = field(default_factory=dict)
     _parts: list[View] = field(default_factory=list)
 
     def present(self) -> list[int]:
-        """Folds that saw rows."""
+        """Folds that saw rows; one that stands for all where there is no interval."""
+        if not self.interval:
+            return [0]
         if any(self.folds):
             return [i for i, fold in enumerate(self.folds) if fold]
         return sorted(set(self.sample.fold.tolist())) if self.sample is not None else []
@@ -268,7 +271,7 @@ def _evaluate_graphs(metric: Metric, view: View, options: dict[str, Any]) -> Est
     if not graphs:
         raise TooFewRows(f"{metric.name} needs rows, seen none; give more tokens")
     rest = view.without_first
-    folds = torch.cat([g.fold for g in graphs]).unique().tolist()
+    folds = torch.cat([g.fold for g in graphs]).unique().tolist() if view.interval else []
     found = [_graph_lines(metric, g, options, rest, [-1, *(folds if len(folds) > 1 else [])]) for g in graphs]
     everyone = [value for value, *_ in found]
     value, *replicates = (sum(line) / len(line) for line in zip(*found, strict=True))

@@ -26,8 +26,8 @@ class Graph:
     _left: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, sample: Sample, *, wanted: int, tolerance: float = 0.0) -> Graph:
-        neighbours, stands = Neighbours.of(sample.rows.flatten(1), wanted, tolerance=tolerance)
+    def of(cls, sample: Sample, *, wanted: int, tolerance: float = 0.0, spare: bool = True) -> Graph:
+        neighbours, stands = Neighbours.of(sample.rows.flatten(1), wanted, tolerance=tolerance, spare=spare)
         return cls(neighbours, stands, sample.fold, sample.label("first").bool())
 
     def left(self, *, without_first: bool = False, fold: int = -1) -> Neighbours:
@@ -69,13 +69,15 @@ class Graph:
         return stay & ~self.first if without_first else stay
 
 
-def sample_graphs(sample: Sample, *, wanted: int, batch: int | None, tolerance: float = 0.0) -> list[Graph]:
+def sample_graphs(
+    sample: Sample, *, wanted: int, batch: int | None, tolerance: float = 0.0, spare: bool = True
+) -> list[Graph]:
     """Graphs of consecutive batches of the (hash-ordered, so shuffled) sample; a last short one only if it is alone.
 
-    `tolerance`: rows closer than this share of their norm are one row.
+    `tolerance`: rows closer than this share of their norm are one row; without `spare` no rows can be left out.
     """
     parts = batches(sample, batch or max(1, len(sample)))
-    return [Graph.of(part, wanted=wanted, tolerance=tolerance) for part in parts]
+    return [Graph.of(part, wanted=wanted, tolerance=tolerance, spare=spare) for part in parts]
 
 
 def batches(sample: Sample, size: int) -> list[Sample]:

@@ -48,11 +48,24 @@ class Metric:
     remark: Remark | None = None  # what is to be said beside a value, such as its bias
     batch: Callable[..., Tensor] | None = None  # the same of statistics with leading dimensions, NaN where it has none
 
-    def __call__(self, x: Any, *, contexts: Any = None, tokens: Any = None, seed: int = 0, **options: Any) -> Estimate:
-        """The metric of the rows of an n×d NumPy or torch array, with an interval over contexts (default: each row)."""
+    def __call__(
+        self,
+        x: Any,
+        *,
+        contexts: Any = None,
+        tokens: Any = None,
+        seed: int = 0,
+        interval: bool = True,
+        **options: Any,
+    ) -> Estimate:
+        """The metric of the rows of an n×d NumPy or torch array, with an interval over contexts (default: each row).
+
+        Without `interval` the value comes alone, which is quicker.
+        """
         from anisoscope.metrics.arrays import evaluate_array
 
-        return evaluate_array(self, x, contexts=contexts, tokens=tokens, seed=seed, options=self.check(options))
+        how: dict[str, Any] = {"contexts": contexts, "tokens": tokens, "seed": seed, "interval": interval}
+        return evaluate_array(self, x, options=self.check(options), **how)
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """The same options with values of the right type, or an error that names the nearest option."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from anisoscope.numerics.neighbors import first_equal, nearest
 
+_READ = 4  # neighbours that a word of warning beside TwoNN reads
 _ROUNDS = 8  # looks for near-duplicates: a row sees as many at a time as it has neighbours
 
 
@@ -62,7 +63,7 @@ class Neighbours:
     known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, rows: Tensor, wanted: int, *, tolerance: float = 0.0) -> tuple[Neighbours, Tensor]:
+    def of(cls, rows: Tensor, wanted: int, *, tolerance: float = 0.0, spare: bool = True) -> tuple[Neighbours, Tensor]:
         """The graph of the distinct rows, and for every row the number of the distinct row that stands for it.
 
         Rows closer than `tolerance` times their norm count as equal: a causal model gives equal rows for equal
@@ -73,8 +74,8 @@ class Neighbours:
         if len(kept) < 2:
             empty = torch.empty(len(kept), 0)
             return cls(empty.double(), empty.long(), wanted, len(rows) - len(kept)), torch.zeros(len(rows)).long()
-        distinct = rows if len(kept) == len(rows) else rows[kept]
-        distance, index = nearest(distinct, spared(wanted))
+        distinct, held = rows if len(kept) == len(rows) else rows[kept], spared(wanted) if spare else max(wanted, _READ)
+        distance, index = nearest(distinct, held)
         for _ in range(_ROUNDS if tolerance else 0):
             earlier = _first_near(distinct, distance, index, tolerance).to(kept.device)
             if bool((kept[earlier] == kept).all()):
@@ -85,7 +86,7 @@ class Neighbours:
                 distance, index = distance[:1, :0], index[:1, :0]
                 break
             distinct = rows[kept]
-            distance, index = nearest(distinct, spared(wanted))
+            distance, index = nearest(distinct, held)
         graph = cls(distance, index, wanted, len(rows) - len(kept))
         return graph, _numbered(stands.cpu(), kept.cpu())
 

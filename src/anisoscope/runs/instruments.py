@@ -19,7 +19,8 @@ from anisoscope.metrics.metric import Request
 from anisoscope.runs.bank import Bank
 from anisoscope.runs.cards import card_sites, cards
 from anisoscope.runs.energies import Record, holm_records, placed
-from anisoscope.runs.measure import Setup, evaluate_bank, leave_unseen_out, make_plan
+from anisoscope.runs.evaluation import evaluate_bank
+from anisoscope.runs.measure import Setup, leave_unseen_out, make_plan
 from anisoscope.runs.monitor_checks import unseen
 from anisoscope.runs.probe import Probe
 from anisoscope.runs.proxies import Label, Proxy

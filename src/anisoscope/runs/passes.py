@@ -19,8 +19,9 @@ from anisoscope.metrics.metric import HEAD_KINDS, Request
 from anisoscope.runs import memory
 from anisoscope.runs.bank import Bank, Plan
 from anisoscope.runs.checking import check_sites, describe, plan_passes
+from anisoscope.runs.evaluation import evaluate_bank
 from anisoscope.runs.feed import Feed, fitting, make_feed
-from anisoscope.runs.measure import ATTENTION_KINDS, Setup, evaluate_bank, feed_tables, make_plan
+from anisoscope.runs.measure import ATTENTION_KINDS, Setup, feed_tables, make_plan
 from anisoscope.runs.remarks import remarks, rows_read, rows_seen
 from anisoscope.runs.rowfile import RowWriter, Tee
 from anisoscope.runs.store import RunFolder

@@ -19,7 +19,8 @@ from anisoscope.metrics.metric import STREAM_KINDS, Request, parse_requests
 from anisoscope.runs import memory
 from anisoscope.runs.asked import EVERY
 from anisoscope.runs.bank import Bank
-from anisoscope.runs.measure import Progress, Setup, applies, evaluate_bank, feed_rows, make_plan, prepare
+from anisoscope.runs.evaluation import Progress, applies, evaluate_bank
+from anisoscope.runs.measure import Setup, feed_rows, make_plan, prepare
 from anisoscope.runs.opening import opening
 from anisoscope.runs.passes import counts, run_model, save_arrays
 from anisoscope.runs.remarks import left_out

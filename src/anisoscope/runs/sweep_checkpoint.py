@@ -21,9 +21,10 @@ from anisoscope.metrics.metric import Request
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.runs.bank import Bank
 from anisoscope.runs.checking import check_sites, plan_passes, what_is_read
+from anisoscope.runs.evaluation import evaluate_bank
 from anisoscope.runs.feed import Feed, fitting, make_feed
 from anisoscope.runs.instruments import Instruments, make_probe
-from anisoscope.runs.measure import Setup, evaluate_bank, feed_tables, make_plan, prepare
+from anisoscope.runs.measure import Setup, feed_tables, make_plan, prepare
 from anisoscope.runs.monitor import stream_kinds
 from anisoscope.runs.passes import rows_given
 from anisoscope.runs.plan import TangentPlan, more_sites

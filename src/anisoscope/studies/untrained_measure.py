@@ -25,7 +25,8 @@ from anisoscope.metrics.metric import Request, parse_requests
 from anisoscope.numerics.attention import SMALLEST_ROW
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.runs.bank import Bank
-from anisoscope.runs.measure import Setup, evaluate_bank, make_plan
+from anisoscope.runs.evaluation import evaluate_bank
+from anisoscope.runs.measure import Setup, make_plan
 from anisoscope.runs.query_rows import chosen_rows
 from anisoscope.runs.table import variant_name
 from anisoscope.studies.untrained_block import Block
