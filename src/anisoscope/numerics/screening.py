@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from anisoscope.numerics.threads import one_thread, together
+from anisoscope.numerics.threads import each_on_host, one_thread
 
 GROUP = 16  # keys of which only the largest is compared at first
 _SIDE = 1024  # rows of a square block of keys; a few such blocks stay in the host's last cache
@@ -265,10 +264,9 @@ def screen(low: Rounded, *, k: int, wanted: int) -> Iterator[Candidates]:
     n, on_host = len(low.norm), low.rows.device.type == "cpu"
     work = _Screening(low, wanted, _SIDE if on_host else _DEVICE_SIDE)
     best, starts = work.best, list(range(0, len(low.rows), work.side))
-    each: Callable[..., Any] = together if on_host else lambda act, items: [act(item) for item in items]
-    each(work.alone, starts)
+    each_on_host(work.alone, starts, low.rows.device.type)
     for pairs in _rounds(starts):
-        each(work.together, pairs)
+        each_on_host(work.together, pairs, low.rows.device.type)
     for mine in work.number[:n].split(_STRIP):
         yield _chosen(low, best.value[mine], best.index[mine], best.bar[mine], rows=mine, k=k)
 

@@ -31,6 +31,11 @@ def together(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Resul
         return list(pool.map(act, items))
 
 
+def each_on_host(act: Callable[[Item], Result], items: Sequence[Item], device: str) -> list[Result]:
+    """The same, but one after another where the work is a device's: there the host only hands it over."""
+    return together(act, items) if device == "cpu" else [act(item) for item in items]
+
+
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Thousands of small operations: handing each to several threads costs many times what it saves."""

@@ -19,8 +19,9 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.concepts import match_concepts, turn
 from anisoscope.metrics.estimate import jackknife
 from anisoscope.metrics.frequency import bin_of, contextual_spread, correlate, equal_mass_bins, exponent
-from anisoscope.metrics.tangent import Draws, Measured, each_decomposed, growth, next_components, p_value
+from anisoscope.metrics.tangent import Draws, Measured, each_decomposed, full_float32, growth, next_components, p_value
 from anisoscope.numerics.hashing import FOLDS
+from anisoscope.numerics.threads import each_on_host
 from anisoscope.runs.energies import (
     EnergyRows,
     Grouping,
@@ -86,22 +87,22 @@ class TangentStudy:
         records: list[Record] = []
         proxies = self._fit(halves)
         self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
-        moments: dict[Site, GradientMoments] = {}
         beyond = self._beyond(halves)
         folds = {site: FoldCovariance.of(test.x, test.context) for site, (_, test) in halves.items()}
         grown = self._grown(folds, rows.step)
-        for site, (fit, test) in halves.items():
-            groupings = self.groupings(test)
-            masks = {name: m for g in groupings[1:] if ":" not in g.names[0] for name, m in g.masks().items()}
-            binned = {name: m for g in groupings[1:] if ":" in g.names[0] for name, m in g.masks().items()}
-            assert test.g is not None
-            kept = {name: m for name, m in binned.items() if not name.startswith("target")}
-            moment = GradientMoments().update(test.g, context=test.context, groups=masks | kept)
-            moments[site] = moment
-            mine = {label: found[site] for label, found in proxies.items() if site in found}
-            found = [*self._site(test, mine, moment, list(masks), beyond[site])]
+
+        def look(site: Site) -> tuple[GradientMoments, list[Record]]:
+            (fit, test), mine = halves[site], {label: found[site] for label, found in proxies.items() if site in found}
+            moment, masks = self._moment(test)
+            found = [*self._site(test, mine, moment, masks, beyond[site])]
             found += self._concepts(site, mine, test, rows.step, folds[site], grown.get(site))
-            records += placed(site, rows.step, [*found, *self._spread(fit, test)])
+            return moment, placed(site, rows.step, [*found, *self._spread(fit, test)])
+
+        with full_float32():  # once for all: sites that set and reset it side by side would leave it wrong
+            seen = dict(zip(halves, each_on_host(look, list(halves), self._device(halves)), strict=True))
+        moments = {site: moment for site, (moment, _) in seen.items()}
+        for _, found in seen.values():
+            records += found
         records += holm_records(records)
         if self.frozen is not None and self.frozen.missed(rows.step):
             self._note(
@@ -112,6 +113,19 @@ class TangentStudy:
             fits = {site: fit for site, (fit, _) in halves.items()}
             records += self.frozen.offer(rows.step, fits, moments, rank=self.main_rank)
         return records
+
+    @staticmethod
+    def _device(halves: Mapping[Site, tuple[Half, Half]]) -> str:
+        return next((test.x.device.type for _, test in halves.values()), "cpu")
+
+    def _moment(self, test: Half) -> tuple[GradientMoments, list[str]]:
+        """Second moments of a site's gradients, and the groups (masked or not) that controls are drawn for."""
+        assert test.g is not None
+        groupings = self.groupings(test)[1:]
+        masks = {name: m for g in groupings if ":" not in g.names[0] for name, m in g.masks().items()}
+        binned = {name: m for g in groupings if ":" in g.names[0] for name, m in g.masks().items()}
+        kept = {name: m for name, m in binned.items() if not name.startswith("target")}
+        return GradientMoments().update(test.g, context=test.context, groups=masks | kept), list(masks)
 
     def finish(self) -> list[Record]:
         """The frozen proxy of a run that ended inside its window."""
