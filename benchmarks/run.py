@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import tempfile
 import time
@@ -31,7 +32,7 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("jobs", nargs="*", help=f"some of {', '.join(dict.fromkeys(CPU + CUDA))}; default: all")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of rows; below 1 to try the suite")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, help="of the host; default: 2, and beside a GPU all of them")
     parser.add_argument("--out", type=Path, help="folder of results.json (default: benchmarks, or .bench if scaled)")
     parser.add_argument("--merge", type=Path, help="take the entries of another results.json, and measure nothing")
     parser.add_argument("--full", action="store_true", help="the n² cosines on all rows")
@@ -44,7 +45,7 @@ def entry_of(entry: Entry, bench: Bench, chosen: argparse.Namespace, job: str) -
     """What results.json keeps of a job."""
     words = ["--device", bench.device] if bench.cuda else []
     words += ["--scale", f"{bench.scale:g}"] if bench.scale != 1 else []
-    words += ["--threads", str(bench.threads)] if bench.threads != 2 else []
+    words += ["--threads", str(bench.threads)] if chosen.threads else []
     words += ["--full"] * chosen.full + ["--stretch"] * chosen.stretch
     found = asdict(entry)
     return {
@@ -78,6 +79,11 @@ def run_job(job: str, bench: Bench, chosen: argparse.Namespace) -> bool:
     return True
 
 
+def threads_of(chosen: argparse.Namespace) -> int:
+    """Two cores are what the bars are for; beside a GPU the host has all of its own."""
+    return chosen.threads or (2 if chosen.device == "cpu" else os.cpu_count() or 1)
+
+
 def main(words: list[str] | None = None) -> int:
     chosen = options(words)
     where = chosen.out or (HERE if chosen.scale == 1 else HERE.parent / ".bench")
@@ -87,7 +93,8 @@ def main(words: list[str] | None = None) -> int:
         where.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(
-                Path(folder), where.resolve(), chosen.device, chosen.scale, chosen.threads, chosen.full, chosen.stretch,
+                Path(folder), where.resolve(), chosen.device, chosen.scale, threads_of(chosen), chosen.full,
+                chosen.stretch,
                 peers=not chosen.no_peers,
             )  # fmt: skip
             jobs = chosen.jobs or (CUDA if bench.cuda else CPU)

@@ -38,6 +38,12 @@ def ours(x: Tensor) -> float:
     return anisoscope.two_nn(x).value
 
 
+def alone(x: Tensor) -> float:
+    import anisoscope
+
+    return anisoscope.two_nn(x, interval=False).value
+
+
 def neighbours(x: Tensor) -> dict[str, Any]:
     from anisoscope.numerics.neighbors import nearest
 
@@ -130,6 +136,7 @@ def twin(x: Tensor, rows: int = 0) -> dict[str, Any]:
 
 WAYS = {
     "anisoscope": Way(ours, "anisoscope.two_nn"),
+    "alone": Way(alone, "anisoscope.two_nn, value alone"),
     "nearest": Way(neighbours, "anisoscope, neighbours alone"),
     "scikit_dimension": Way(scikit_dimension, "scikit-dimension TwoNN", "scikit-dimension"),
     "dadapy": Way(dadapy, "DADApy 2NN", "dadapy"),
@@ -140,8 +147,8 @@ WAYS = {
     "redone": Way(redone, "anisoscope, share redone"),
     "twin": Way(twin, "float64 twin"),
 }
-HOST = ("anisoscope", "nearest", "scikit_dimension", "dadapy", "scikit_learn", "faiss", "cdist")
-CUDA = ("anisoscope", "nearest", "cdist", "tf32")
+HOST = ("anisoscope", "nearest", "alone", "scikit_dimension", "dadapy", "scikit_learn", "faiss", "cdist")
+CUDA = ("anisoscope", "nearest", "alone", "cdist", "tf32")
 USUAL, FAR = "Falling spectrum and a common mean", "The same under a common mean of norm 3000"
 
 

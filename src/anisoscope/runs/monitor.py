@@ -267,9 +267,9 @@ class Monitor:
                 records += self._timed(self._measure_live, step, seen, bank, (loss, tokens, scale))
         if self.every is not None:
             records += self._timed(self._read_every, step)
-        self._keep(step, records)
+        self._timed(self._keep, step, records)
 
-    def _timed(self, act: Callable[..., list[Record]], *args: Any) -> list[Record]:
+    def _timed(self, act: Callable[..., Any], *args: Any) -> Any:
         start = time.perf_counter()
         found = act(*args)
         self.seconds += time.perf_counter() - start

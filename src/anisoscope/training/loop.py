@@ -196,8 +196,11 @@ def _run(
         with _watching(monitor, model, stream, optimizer, config=config, folder=record.folder.path) as watcher:
             trainer = Trainer(config, stream, model, optimizer, record, watcher=watcher, progress=progress)
             trainer.resume()
-            with _signals() as stop:
-                trainer.run(stop)
+            try:
+                with _signals() as stop:
+                    trainer.run(stop)
+            finally:
+                record.note_measuring(watcher)
 
 
 @contextlib.contextmanager

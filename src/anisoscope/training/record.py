@@ -39,11 +39,13 @@ class Record:
     started: float = field(default_factory=time.monotonic)
     peak: memory.PeakMemory = field(default_factory=memory.PeakMemory)
     _before: float = 0.0
+    _measured: float = 0.0
 
     def begin(self) -> None:
         """Say that the run is under way."""
         old = self.folder.about()
         self._before = float(old.get("wall_seconds", 0.0))
+        self._measured = float(old.get("monitor_seconds", 0.0))
         options = options_of(self.config, self.watch)
         words = {"kind": "training", "steps": int(old.get("steps", 0))}
         self.about = opening(options, command=self.command, seed=self.config.seed, old=old, **words)
@@ -82,6 +84,11 @@ class Record:
         """A checkpoint was written after `step` updates."""
         self.about["steps"] = step
         self._write()
+
+    def note_measuring(self, watcher: Any) -> None:
+        """How much of the wall time went into measuring, with that before an interruption."""
+        if (seconds := getattr(watcher, "seconds", None)) is not None:
+            self.about["monitor_seconds"] = round(self._measured + seconds, 2)
 
     def end(self, status: str, error: BaseException | None = None) -> None:
         """How the run ended."""

@@ -183,7 +183,9 @@ def _run_facts(about: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = {k: about.get(k) for k in ("status", "started", "device", "seed", "schema")}
     found = [(k, str(v)) for k, v in facts.items() if v is not None]
     if about.get("wall_seconds") is not None:
-        found.append(("wall time", f"{number(about['wall_seconds'])} s"))
+        spent = about.get("monitor_seconds")
+        measuring = f", of which {number(spent)} s measuring" if spent is not None else ""
+        found.append(("wall time", f"{number(about['wall_seconds'])} s{measuring}"))
     peak, guess = about.get("peak_memory_mb"), about.get("memory_estimate_mb")
     if peak is not None:
         found.append(("peak memory", f"{number(peak)} MB" + (f" (estimated {number(guess)} MB)" if guess else "")))
