@@ -249,3 +249,19 @@ def test_one_row_of_each_context_is_taken_without_an_interval_too() -> None:
     contexts = torch.arange(600) // 3
     whole, alone = (anisoscope.two_nn(x, contexts=contexts, per_context=True, interval=i) for i in (True, False))
     assert alone.value == pytest.approx(whole.value, rel=1e-12)
+
+
+def test_inference_mode_leaves_nothing_behind() -> None:
+    x = torch.randn(900, 80, generator=torch.Generator().manual_seed(5))
+    plain = anisoscope.measure_rows(x)
+    with torch.inference_mode():
+        inside = anisoscope.measure_rows(x)
+    after = anisoscope.measure_rows(x)
+    assert [e.value for e in plain.values()] == [e.value for e in inside.values()] == [e.value for e in after.values()]
+
+
+def test_a_fold_with_most_of_the_rows_has_no_interval_of_neighbour_metrics() -> None:
+    x = torch.randn(1200, 8, generator=torch.Generator().manual_seed(6))
+    one_large = torch.where(torch.arange(1200) < 900, 0, torch.arange(1200))
+    assert "lack neighbours" in anisoscope.levina_bickel(x, contexts=one_large).note
+    assert "lack neighbours" not in anisoscope.levina_bickel(x).note

@@ -169,14 +169,16 @@ def test_all_parts_at_once_are_the_parts_one_by_one() -> None:
     """On a GPU every part goes through one product; the numbers are the same."""
     rows, label = planted(300)
     there = (torch.rand(300, 3, generator=torch.Generator().manual_seed(0)) < 0.8).double()
-    one_by_one = torch.cat([module._share(rows[label == k], there[label == k])[0] for k in range(5)])
+    energy = rows.square().sum(1)
+    parts = [label == k for k in range(5)]
+    one_by_one = torch.cat([module._share(rows[mine], there[mine], energy[mine])[0] for mine in parts])
     one_hot = torch.nn.functional.one_hot(label).double()
-    at_once, sizes = module._share(rows, (one_hot.unsqueeze(2) * there.unsqueeze(1)).flatten(1))
+    at_once, sizes = module._share(rows, (one_hot.unsqueeze(2) * there.unsqueeze(1)).flatten(1), energy)
     assert at_once.tolist() == pytest.approx(one_by_one.tolist(), rel=1e-7)
     assert float(sizes.sum()) == float(there.sum())
 
 
-def test_on_a_gpu_the_partitions_go_through_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_every_partition_goes_through_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, _ = planted(300)
     contexts = torch.arange(300) // 6
     calls = []
@@ -190,7 +192,7 @@ def test_on_a_gpu_the_partitions_go_through_one_product(monkeypatch: pytest.Monk
         for partition in ("clusters", "random", "none"):
             seen = evaluate(local_anisotropy, view, {"partition": partition})
             found.append([seen.value, *seen.replicates])
-    assert calls == [300]
+    assert calls == [300, 300, 300]
     for apart, joined in zip(found[:3], found[3:], strict=True):
         assert joined == pytest.approx(apart, rel=1e-7)
 
@@ -219,3 +221,24 @@ def test_equal_rows_and_few_of_them_are_told() -> None:
     assert anisoscope.local_anisotropy(np.repeat(np.eye(4), 30, axis=0)).value == 1.0
     with pytest.raises(anisoscope.AnisoscopeError, match="at least 64"):
         anisoscope.local_anisotropy(np.random.default_rng(0).normal(size=(63, 4)))
+
+
+def test_copies_of_a_few_vectors_have_no_direction_within_their_clusters() -> None:
+    few = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
+    found = local_anisotropy(few[torch.arange(1200) % 6], clusters=6)
+    assert (found.value, found.low, found.high) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("distance", [1e3, 1e6])
+def test_clusters_far_apart_are_as_round_as_they_are(distance: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    round_ones = torch.randn(1200, 12, generator=generator, dtype=torch.float64)
+    centres = distance * torch.randn(6, 12, generator=generator, dtype=torch.float64)
+    number = torch.arange(1200) % 6
+    shares = []
+    for k in range(6):
+        mine = round_ones[number == k]
+        sigma = torch.linalg.svdvals(mine - mine.mean(0)).square()
+        shares.append(float(sigma[0] / sigma.sum()))
+    found = local_anisotropy(round_ones + centres[number], clusters=6)
+    assert found.value == pytest.approx(sum(shares) / 6, rel=1e-6)

@@ -164,3 +164,32 @@ def test_padding_has_no_key() -> None:
     low: Rounded = rounded(torch.randn(5, 3), "float32", pad=16)
     assert low.rows.shape == (16, 3)
     assert bool(low.half[5:].isinf().all())
+
+
+@pytest.mark.parametrize("size", [1e12, 1e18, 1e20, 1e25])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_one_enormous_row_hides_no_neighbour_of_the_others(size: float, precision: str | None) -> None:
+    x = torch.randn(1100, 16, generator=torch.Generator().manual_seed(1))
+    x[7] = size
+    torch.testing.assert_close(search(x, 2, precision=precision).distance, brute(x, 2), rtol=1e-12, atol=0.0)
+
+
+def test_more_neighbours_than_a_short_last_block_has_rows() -> None:
+    x = torch.randn(1025, 4, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(search(x, 300).distance, brute(x, 300), rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_inference_mode_and_another_default_type_change_nothing(threads: int) -> None:
+    x, before = clouds()["gauss"], torch.get_num_threads()
+    plain = search(x, K)
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode():
+            inside = search(x, K)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(before)
+    assert torch.equal(inside.index, plain.index)
+    assert torch.equal(search(x, K).index, plain.index)

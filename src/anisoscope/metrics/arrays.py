@@ -40,6 +40,8 @@ class _Given:
         return fold_of(self.contexts) if self.interval else torch.zeros_like(self.contexts)
 
 
+@torch.inference_mode(False)  # threads of the pool know nothing of the caller's mode
+@torch.no_grad()
 def evaluate_array(
     metric: Metric, x: Any, *, contexts: Any, tokens: Any, seed: int, options: dict[str, Any], interval: bool = True
 ) -> Estimate:
@@ -48,6 +50,8 @@ def evaluate_array(
     return evaluate(metric, _view_of([Request(metric, options, named=True)], given, seed), options)
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def measure_rows(
     x: Any,
     metrics: Iterable[str] | str | None = None,
@@ -93,7 +97,9 @@ def _attempt(request: Request, view: View) -> Estimate:
 def _read(x: Any, name: str, contexts: Any, tokens: Any, *, interval: bool) -> _Given:
     rows = as_rows(x)
     labels = _labels(contexts, len(rows), "contexts")
-    kinds = _labels(tokens, len(rows), "tokens") if tokens is not None else torch.full((len(rows),), -1)
+    kinds = (
+        _labels(tokens, len(rows), "tokens") if tokens is not None else torch.full((len(rows),), -1, dtype=torch.int64)
+    )
     bad = _bad_rows(rows)
     if len(bad):
         chosen = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, bad, False)

@@ -78,11 +78,9 @@ class Clusters:
         return found
 
     def _stretches(self, clusters: int, partition: str) -> Stretches:
-        """Those of one partition, kept; on a GPU they come with those of the others, in as many operations as one."""
+        """Those of one partition, kept."""
         if (clusters, partition) not in self._known:
-            names = (partition,) if partition == "none" or not _at_once(self.rows) else PARTITIONS
-            found = self._find_stretches([self._parts(clusters, name) for name in names])
-            self._known.update({(clusters, name): each for name, each in zip(names, found, strict=True)})
+            self._known[clusters, partition] = self._find_stretches(self._parts(clusters, partition))
         known: Stretches = self._known[clusters, partition]
         return known
 
@@ -93,16 +91,13 @@ class Clusters:
         # sampled rows lie in hash order, so runs of them are random draws
         return labels.sort().values if partition == "random" else labels
 
-    def _find_stretches(self, partitions: list[Tensor]) -> list[Stretches]:
-        """Of each partition, given as labels."""
+    def _find_stretches(self, labels: Tensor) -> Stretches:
+        """Of a partition, given as labels."""
         folds = [-1, *sorted(set(self.fold.tolist()))]
         there = (self.fold.unsqueeze(1) != torch.tensor(folds)).to(self.rows)  # [n, 1 + folds]
-        kinds = [labels.unique(return_inverse=True) for labels in partitions]
-        pieces = _pieces(self.rows, there, [number for _, number in kinds])
+        pieces = _pieces(self.rows, there, labels.unique(return_inverse=True)[1])
         shares, sizes = (torch.cat(parts).cpu() for parts in zip(*(_share(*piece) for piece in pieces), strict=True))
-        counts = [len(found) for found, _ in kinds]
-        split = (each.reshape(-1, len(folds)).split(counts) for each in (shares, sizes))
-        return [(share, size, folds) for share, size in zip(*split, strict=True)]
+        return shares.reshape(-1, len(folds)), sizes.reshape(-1, len(folds)), folds
 
 
 def _too_few(n: int) -> TooFewRows:
@@ -114,28 +109,32 @@ def _at_once(rows: Tensor) -> bool:
     return rows.device.type != "cpu"
 
 
-def _pieces(rows: Tensor, there: Tensor, partitions: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows with the sets they belong to: part by part, or on a GPU all parts at once, which is one large product."""
-    if not _at_once(rows):
-        for labels in partitions:
-            for k in range(int(labels.max()) + 1):
-                yield rows[labels == k], there[labels == k]
+def _pieces(rows: Tensor, there: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Rows about the mean of their part, the sets they belong to, and ‖row‖²: part by part, or on a GPU all at once.
+
+    About the mean first: of the squares of tight, distant parts a difference would leave rounding alone.
+    """
+    one_hot = torch.nn.functional.one_hot(labels).to(rows)
+    means = one_hot.T @ rows / one_hot.sum(0).clamp_min(1.0).unsqueeze(1)
+    centred, energy = rows - means[labels], rows.square().sum(1)
+    if _at_once(rows):
+        yield centred, (one_hot.unsqueeze(2) * there.unsqueeze(1)).flatten(1), energy
         return
-    one_hot = torch.cat([torch.nn.functional.one_hot(labels).to(rows) for labels in partitions], 1)
-    yield rows, (one_hot.unsqueeze(2) * there.unsqueeze(1)).flatten(1)
+    for k in range(one_hot.shape[1]):
+        mine = labels == k
+        yield centred[mine], there[mine], energy[mine]
 
 
-def _share(rows: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
+def _share(rows: Tensor, member: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
     """σ₁²/Σσ² of some rows about their own mean, for each of several sets of them, and the rows of each.
 
-    Rows that are all equal have no direction: 1.
+    Rows that are all equal have no direction: 1. `energy` is ‖row‖² before a mean was taken away.
     """
     sizes = member.sum(0)
     mean = member.T @ rows / sizes.clamp_min(1.0).unsqueeze(1)
-    squares = rows.square().sum(1) @ member
-    total = squares - sizes * mean.square().sum(1)
+    total = rows.square().sum(1) @ member - sizes * mean.square().sum(1)
     top, _ = largest_directions(rows, member)
-    flat = total <= 1e-28 * squares.clamp_min(1e-300)  # what rounding leaves of equal rows
+    flat = total <= 1e-28 * (energy @ member).clamp_min(1e-300)  # what rounding leaves of equal rows
     return torch.where(flat, 1.0, (top / total).clamp(0.0, 1.0)), sizes
 
 

@@ -29,6 +29,7 @@ from anisoscope.stats.sample import Sample
 
 NEIGHBOUR_BATCH = 4096
 ON_SAMPLE: tuple[Any, ...] = (Clusters, Centred)  # found once on all sampled rows, and kept when folds are left out
+_STARVED = 0.2  # of the rows, that may lack neighbours when a fold is left out
 _WIDE = 128  # columns from which a spectrum takes longer than handing it to another core
 
 
@@ -275,7 +276,7 @@ def _evaluate_graphs(metric: Metric, view: View, options: dict[str, Any]) -> Est
     found = [_graph_lines(metric, g, options, rest, [-1, *(folds if len(folds) > 1 else [])]) for g in graphs]
     everyone = [value for value, *_ in found]
     value, *replicates = (sum(line) / len(line) for line in zip(*found, strict=True))
-    shaky = _unstable(value, replicates)
+    shaky = _unstable(value, replicates) or _starved(metric, graphs, options, rest, folds)
     low, high = (math.nan, math.nan) if shaky else jackknife(value, replicates, bounds=metric.bounds)
     used, duplicates = map(sum, zip(*(g.rows(without_first=rest) for g in graphs), strict=True))
     said = [f"{duplicates} duplicates removed" if duplicates else "", shaky]
@@ -304,6 +305,24 @@ def _graph_lines(
     if math.isnan(values[0]):
         metric.function(graph.left(without_first=without_first), **options)  # says why
     return values
+
+
+def _starved(metric: Metric, graphs: list[Graph], options: dict[str, Any], rest: bool, folds: list[int]) -> str:
+    """What to say where leaving out a fold, a very large one, leaves many rows without the neighbours they need.
+
+    A graph holds a few neighbours to spare, which is enough for folds of about the same size.
+    """
+    most = 0.0
+    for graph in graphs if len(folds) > 1 else []:
+        for part in graph.lines(without_first=rest, folds=[-1, *folds]):
+            _, enough = part.near(neighbours_read(metric, options))
+            there = torch.ones_like(enough) if part.there is None else part.there
+            most = max(most, float(((there & ~enough).sum(-1) / there.sum(-1).clamp_min(1)).max()))
+    if most <= _STARVED:
+        return ""
+    return (
+        f"no interval: without one fold of contexts {most:.0%} of the rows lack neighbours; give contexts of like size"
+    )
 
 
 def _next_scale(value: float, graphs: list[Graph], *, without_first: bool) -> str:

@@ -32,7 +32,7 @@ _GAMMA = 0.002  # γ of bfloat16, about, and half of its rounding unit
 
 @dataclass(frozen=True)
 class Search:
-    """Distances (n×k, float64, ascending) and indices of the k nearest other rows, equal ones by their index."""
+    """Distances (n×k, float64, ascending) and indices of the k nearest other rows."""
 
     distance: Tensor
     index: Tensor
@@ -76,6 +76,7 @@ def nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return found.distance, found.index
 
 
+@torch.inference_mode(False)  # threads of the pool know nothing of the caller's mode
 def search(x: Tensor, k: int, *, precision: str | None = None) -> Search:
     """The k nearest other rows of every row; `precision` is that of the screening, else the quickest that will do.
 

@@ -35,5 +35,6 @@ def room(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype)
     kept = _LOCAL.__dict__.get(key)
     if kept is None or kept.numel() < size:
-        _LOCAL.__dict__[key] = kept = torch.empty(size, dtype=dtype)
+        with torch.inference_mode(False):  # it outlives the mode that it happens to be made in
+            _LOCAL.__dict__[key] = kept = torch.empty(size, dtype=dtype)
     return kept[:size].view(tuple(shape))

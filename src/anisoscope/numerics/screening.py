@@ -3,7 +3,8 @@
 Notation: c rows about a centre, N their norms, y the same rows rounded; key_ij = yᵢ·yⱼ − Nⱼ²/2,
 the larger the nearer, for D_ij = Nᵢ² − 2 key_ij is ‖cᵢ − cⱼ‖² up to γ (Nᵢ + Nⱼ)² + o |Nᵢ² + Nⱼ² − D_ij|. γ holds the
 rounding of the rows (measured, by Cauchy–Schwarz: ε = max ‖c − y‖/‖c‖), of the sums in the product (s) and of the key:
-2 (2ε + 3ε² + s) Nᵢ Nⱼ + 2⁻²³ (Nᵢ + Nⱼ)², where Nᵢ Nⱼ ≤ (Nᵢ + Nⱼ)²/4; o is the rounding of a product's result.
+2 (2ε + 3ε² + s) Nᵢ Nⱼ + 2⁻²³ (Nᵢ + Nⱼ)², where Nᵢ Nⱼ ≤ (Nᵢ + Nⱼ)²/4; o is the rounding of a product's result. Beside
+them stands what products below the range of float32 may lose, which counts where one row is 10¹⁸ times the others.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Rounded:
     norm: Tensor  # N [n] float64
     gamma: float
     out: float  # o
+    least: float  # what may be lost where products are smaller than float32 can say
     scale: float  # a power of two by which y and N were multiplied, so that squares stay within float32
 
     def error(self, norm: Tensor, squared: Tensor, *, within: Tensor) -> Tensor:
@@ -51,7 +53,8 @@ class Rounded:
         most = torch.minimum(norm + within, self.norm.max())
         least = torch.maximum(norm - within, self.norm.min())
         above, below = norm.square() + most.square() - squared, squared - norm.square() - least.square()
-        return self.gamma * (norm + most).square() + self.out * torch.maximum(above, below).clamp_min(0.0)
+        rounding = self.out * torch.maximum(above, below).clamp_min(0.0)
+        return self.gamma * (norm + most).square() + rounding + self.least
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def rounded(x: Tensor, precision: str, *, pad: int, width: int = 1, fused: bool 
     half = torch.full((tall,), torch.inf, dtype=torch.float32, device=x.device)
     half[:n] = norm.square() / 2
     out = _BFLOAT if rows.dtype == torch.bfloat16 and not fused else 0.0  # the kernel keeps its results in float32
-    return Rounded(rows, half, norm, _gamma(float(lost), wide, x.device.type), out, scale)
+    return Rounded(rows, half, norm, _gamma(float(lost), wide, x.device.type), out, (wide + 8) * 2.0**-124, scale)
 
 
 def _ten_bits(x: Tensor) -> Tensor:
@@ -161,10 +164,10 @@ class _Best:
     def __init__(self, n: int, wanted: int, device: torch.device) -> None:
         room = _SPARE * wanted
         self.wanted = wanted
-        self.value = torch.full((n, room), -torch.inf, device=device)
+        self.value = torch.full((n, room), -torch.inf, dtype=torch.float32, device=device)
         self.index = torch.zeros(n, room, dtype=torch.int64, device=device)
         self.count = torch.zeros(n, dtype=torch.int64, device=device)
-        self.bar = torch.full((n,), -torch.inf, device=device)
+        self.bar = torch.full((n,), -torch.inf, dtype=torch.float32, device=device)
 
     def take(self, mine: slice, block: _Block) -> None:
         """The keys of some rows, few of which are above their bar."""
@@ -273,6 +276,7 @@ def screen(low: Rounded, *, k: int, wanted: int) -> Iterator[Candidates]:
 
 def _chosen(low: Rounded, value: Tensor, index: Tensor, bar: Tensor, *, rows: Tensor, k: int) -> Candidates:
     """Of some rows' lists those that may be among the k nearest."""
+    index = index.clamp_max(len(low.norm) - 1)  # padding has no key
     squared, error = squared_range(low, value, index, rows=rows)
     needed = squared - error <= (squared + error).kthvalue(k, dim=1, keepdim=True).values
     line, slot = (needed & value.isfinite()).nonzero(as_tuple=True)
@@ -288,4 +292,4 @@ def squared_range(low: Rounded, value: Tensor, index: Tensor, *, rows: Tensor) -
     squared = mine.square() - 2.0 * value.double()
     other = low.norm[index]
     rounding = (mine.square() + other.square() - squared).abs()
-    return squared, low.gamma * (mine + other).square() + (low.out * rounding).nan_to_num_(0.0)
+    return squared, low.gamma * (mine + other).square() + (low.out * rounding).nan_to_num_(0.0) + low.least

@@ -99,7 +99,7 @@ def _groups(low: Rounded, mine: Tensor) -> tuple[Tensor, Tensor]:
     blocks, columns = -(-len(mine) // _TALL), tall // _BROAD
     numbers = torch.nn.functional.pad(mine, (0, blocks * _TALL - len(mine)))  # the first row stands in for no row
     own = low.rows[numbers]
-    best = torch.empty(len(own), tall // PLACES, device=own.device)
+    best = torch.empty(len(own), tall // PLACES, dtype=torch.float32, device=own.device)
     next_best = torch.empty_like(best)
     deep, stages = (_DEEP, 3) if own.dtype == torch.bfloat16 else (_DEEP // 2, 3)
     _best_of_groups[(blocks * columns,)](

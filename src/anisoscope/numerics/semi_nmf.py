@@ -8,6 +8,7 @@ Notation: X n×d rows, Z n×r codes, D r×d directions, R = X − Z D, all with 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -65,14 +66,24 @@ def semi_nmf(
     [torch.Size([4, 2]), torch.Size([4, 2])]
     """
     rows = rows_to_fit(X, rank, mask, layers=True)
+    scale = _scale(rows)
     with exact_products(rows.device):
         start, guess = start_directions(rows, rank, init), _guessed(rows, rank, init)
         flat = rows if rows.ndim == 3 else rows.unsqueeze(0)
+        if scale != 1.0:
+            flat, guess = flat / scale, None
         if isinstance(start, Tensor):
             start = start.reshape(len(flat), rank, -1)
         state = fit(flat, rank, seed=seed, init=start, guess=guess, max_iter=max_iter, tol=tol)
         fits = _finish(flat, state, seed=seed)
+        fits = fits if scale == 1.0 else [replace(fit, codes=fit.codes * scale) for fit in fits]
     return fits if rows.ndim == 3 else fits[0]
+
+
+def _scale(rows: Tensor) -> float:
+    """A power of two, which changes no digit, to divide rows by whose squares would leave the range of their type."""
+    top = float(rows.abs().max())
+    return 1.0 if 1e-12 < top < 1e12 else 2.0 ** math.frexp(top)[1]
 
 
 def _guessed(rows: Tensor, rank: int, init: Any) -> Tensor | None:
