@@ -115,9 +115,11 @@ class _Found:
 
 def _on_host(x: Tensor, k: int, precision: str | None) -> _Found:
     """By plain products of blocks of rows, each of which serves its rows and its columns; also without a host."""
-    wanted = min(_LISTED * k + 14, len(x) - 1)
-    chosen = precision or _precision(x, k=k, wanted=wanted)
-    return _Found.of(x, screen(rounded(x, chosen, pad=GROUP), k=k, wanted=wanted), chosen, k=k)
+    chosen, wanted = _plan(x, k)
+    if precision not in (None, chosen):
+        chosen, wanted = precision or "", _LISTED * k + 14
+    candidates = screen(rounded(x, chosen, pad=GROUP), k=k, wanted=min(wanted, len(x) - 1))
+    return _Found.of(x, candidates, chosen, k=k)
 
 
 def _fused(x: Tensor, k: int, precision: str | None) -> _Found:
@@ -160,18 +162,25 @@ def _has_kernels(device: str) -> bool:
     return True
 
 
-def _precision(x: Tensor, *, k: int, wanted: int) -> str:
-    """bfloat16 where it is quick, unless too many of a few rows have more rows within its error than are listed."""
+def _plan(x: Tensor, k: int) -> tuple[str, int]:
+    """The precision of the products and how many candidates each row lists, from a look at a few rows.
+
+    bfloat16 where it is quick, with a list as long as nearly all of these rows need; unless too many of them have more
+    rows within its error than are worth listing.
+    """
+    plain = "float32", k + 8
     if x.device.type != "cpu" or len(x) <= 8 * _TRIED or quick_precision() == "float32":
-        return "float32"
-    rows = torch.arange(0, len(x), len(x) // _TRIED)
-    squared, _ = _nearest_products(x, rows, wanted + 1, dtype=torch.float32)
+        return plain
+    rows, most = torch.arange(0, len(x), len(x) // _TRIED), min(_LISTED * k + 14, len(x) - 1)
+    squared, _ = _nearest_products(x, rows, most + 1, dtype=torch.float32)
     norm = torch.linalg.vector_norm(x[rows].double() - centre(x), dim=1)
     kth = squared[:, k].clamp_min(0.0)  # the first is the row itself
-    most = torch.minimum(norm + kth.sqrt(), norm.max())
-    window = _GAMMA * ((2.0 * norm).square() + (norm + most).square() + 2.0 * (2.0 * norm.square() - kth).abs())
-    beyond = squared[:, -1] > kth + window
-    return "bfloat16" if float(beyond.double().mean()) >= 1.0 - _MOST_REDONE else "float32"
+    farthest = torch.minimum(norm + kth.sqrt(), norm.max())
+    window = _GAMMA * ((2.0 * norm).square() + (norm + farthest).square() + 2.0 * (2.0 * norm.square() - kth).abs())
+    needed = (squared <= (kth + window).unsqueeze(1)).sum(1).double()
+    if float((needed > most).double().mean()) > _MOST_REDONE:
+        return plain
+    return "bfloat16", min(most, int(needed.quantile(0.95)) + 4)
 
 
 def _settled(x: Tensor, found: Candidates, *, k: int) -> tuple[Tensor, Tensor, Tensor]:

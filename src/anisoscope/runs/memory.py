@@ -17,7 +17,7 @@ from anisoscope.stats.sample import Sample
 
 MIB = 1 << 20
 COUNTED = ("embed", "resid", "stage")  # one row per position, at every resolution that a model has
-_WORKSPACE = 30 * MIB  # blocks of neighbours and scores, whatever the model
+_WORKSPACE = 90 * MIB  # blocks of neighbours, spectra and scores for two cores, whatever the model
 _CONVOLVED = ("stage", "stage_mean")
 
 
