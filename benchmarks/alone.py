@@ -28,7 +28,7 @@ import torch
 from sources import Source
 from torch import Tensor
 
-_WARM = 512  # rows of the warm-up: imports, thread pools and kernels, not the job itself
+_WARM, _WARM_ON_DEVICE = 512, 16384  # rows of the warm-up: imports, thread pools and kernels, not the job itself
 _SHORTEST = 0.05  # seconds of one timing; quicker calls are repeated within it
 
 
@@ -111,7 +111,8 @@ def measured(way: Way, source: Source, spec: dict[str, Any], *, number: int) -> 
     device, options = spec["device"], spec["options"]
     x = source.load(device)
     if not spec["once"]:
-        way.function(x[: max(_WARM, options.get("rank", 0))], **options)
+        enough = _WARM_ON_DEVICE if device.startswith("cuda") else _WARM  # kernels are made for many rows only
+        way.function(x[: max(enough, options.get("rank", 0))], **options)
     peak = Peak(device)
     if spec["once"]:  # a way that takes its own times
         start = time.perf_counter()
