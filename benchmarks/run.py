@@ -63,6 +63,9 @@ def entry_of(entry: Entry, bench: Bench, chosen: argparse.Namespace, job: str) -
 
 def run_job(job: str, bench: Bench, chosen: argparse.Namespace) -> bool:
     """Run one job and keep what it found; a failure is told, and the others go on."""
+    if job not in CPU + CUDA:
+        print(f"unknown job {job!r}; expected some of {', '.join(dict.fromkeys(CPU + CUDA))}.", flush=True)
+        return False
     start, bench.versions = time.perf_counter(), {}
     print(f"{job} …", flush=True)
     try:

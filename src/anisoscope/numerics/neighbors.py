@@ -172,8 +172,9 @@ def _plan(x: Tensor, k: int) -> tuple[str, int]:
     if x.device.type != "cpu" or len(x) <= 8 * _TRIED or quick_precision() == "float32":
         return plain
     rows, most = torch.arange(0, len(x), len(x) // _TRIED), min(_LISTED * k + 14, len(x) - 1)
-    squared, _ = _nearest_products(x, rows, most + 1, dtype=torch.float32)
-    norm = torch.linalg.vector_norm(x[rows].double() - centre(x), dim=1)
+    shift = centre(x)
+    squared, _ = _nearest_products(x, rows, most + 1, shift=shift.float())
+    norm = torch.linalg.vector_norm(x[rows].double() - shift, dim=1)
     kth = squared[:, k].clamp_min(0.0)  # the first is the row itself
     farthest = torch.minimum(norm + kth.sqrt(), norm.max())
     window = _GAMMA * ((2.0 * norm).square() + (norm + farthest).square() + 2.0 * (2.0 * norm.square() - kth).abs())
@@ -227,10 +228,11 @@ def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
 def _redone(x: Tensor, rows: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
     """The k nearest of some rows by products in float64; where even these are too coarse, by differences alone."""
     wanted = min(k + 7, len(x))  # one of them is the row itself
-    squared, index = _nearest_products(x, rows, wanted)
+    shift = centre(x)
+    squared, index = _nearest_products(x, rows, wanted, shift=shift)
     far = _distances(x, rows.repeat_interleave(wanted), index.flatten()).view(index.shape)
     far, index = _smallest(far.masked_fill_(index == rows.unsqueeze(1), torch.inf), index, k)
-    norm = torch.linalg.vector_norm(x[rows].double() - centre(x), dim=1)
+    norm = torch.linalg.vector_norm(x[rows].double() - shift, dim=1)
     error = (x.shape[1] + 8) * 2.0**-53 * (2.0 * norm + far[:, -1]).square()
     coarse = squared[:, -1] - error < far[:, -1].square() * (1.0 - _EQUAL)
     for i in coarse.nonzero().flatten().tolist() if wanted < len(x) else ():
@@ -240,11 +242,12 @@ def _redone(x: Tensor, rows: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
     return far, index
 
 
-def _nearest_products(
-    x: Tensor, rows: Tensor, wanted: int, *, dtype: torch.dtype = torch.float64
-) -> tuple[Tensor, Tensor]:
-    """Squared distances, ascending, and indices of the nearest of all rows, itself included, by plain products."""
-    shift = centre(x).to(dtype)
+def _nearest_products(x: Tensor, rows: Tensor, wanted: int, *, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared distances, ascending, and indices of the nearest of all rows, itself included, by plain products.
+
+    Rows are taken about `shift`, in its precision.
+    """
+    dtype = shift.dtype
     tall, broad = _BLOCK if x.device.type == "cpu" else _DEVICE_BLOCK
     found = []
     for mine in rows.split(tall):

@@ -183,7 +183,7 @@ def _go_near(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
     """From a good start: ended once better codes gain so little that an iteration would gain less than `tol`.
 
     Half an iteration tells, since the gains of its halves fall in turn. Going on would take long, towards ever flatter
-    cones, for less than a hundredth of the error.
+    cones, for little: less than a hundredth of the error on activations, up to a few hundredths where noise is low.
     """
     floor = _rounding(X)
     done = state.value <= floor
