@@ -31,9 +31,9 @@ def minilm() -> str:
 
 
 def load(model: str, tokens: int, device: str) -> tuple[Any, list[Any]]:
-    from anisoscope.capture.loading import load_model
     from anisoscope.data.text import read_documents
     from anisoscope.data.tokens import batches, contexts
+    from anisoscope.models.load import load_model
 
     loaded = load_model(model, device=device)
     pieces = contexts(read_documents(None), loaded.tokenizer, length=min(512, loaded.max_context), tokens=tokens)
@@ -52,7 +52,7 @@ def bare(model: Any, batches: list[Any]) -> float:
 
 
 def measured(model: Any, batches: list[Any]) -> float:
-    from anisoscope.runs.measure import measure
+    from anisoscope.measurement.measure import measure
 
     start = time.perf_counter()
     measure(model, batches)

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2Model
 
 import anisoscope
 from anisoscope.errors import TooFewRows
-from anisoscope.metrics.metric import metric
+from anisoscope.metrics.engine.metric import metric
 from anisoscope.stats.moments import Moments
 
 

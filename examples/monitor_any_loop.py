@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from anisoscope import Monitor
 from anisoscope.data.text import read_documents
-from anisoscope.runs.schedule import log_spaced
+from anisoscope.monitor.schedule import log_spaced
 
 STEPS, LENGTH = 32, 48
 

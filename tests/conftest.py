@@ -24,4 +24,4 @@ settings.load_profile("anisoscope")
 # a shell without job control starts background jobs with Ctrl-C ignored; tests send it to themselves
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tiny_profiles", "tiny_runs", "watched"]
+pytest_plugins = ["support.tiny_profiles", "support.tiny_runs", "support.watched"]

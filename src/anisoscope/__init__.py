@@ -22,25 +22,25 @@ _METRICS = {
     "similarity": "self_similarity context_similarity max_explainable_variance linear_cka",
 }
 _PUBLIC = {
-    "Estimate": "metrics.estimate",
+    "Estimate": "metrics.engine.estimate",
     "AnisoscopeError": "errors",
-    "Site": "capture.sites",
-    "Capture": "capture.hooks",
-    "Table": "runs.table",
-    "measure": "runs.measure",
-    "measure_rows": "metrics.arrays",
-    "profile": "runs.profile",
-    "compare": "runs.compare",
-    "Monitor": "runs.monitor",
-    "every": "runs.schedule",
-    "at": "runs.schedule",
-    "log_spaced": "runs.schedule",
-    "sweep": "runs.sweep",
+    "Site": "capture.sites.site",
+    "Capture": "capture.capture",
+    "Table": "results.table",
+    "measure": "measurement.measure",
+    "measure_rows": "metrics.engine.arrays",
+    "profile": "measurement.profile",
+    "compare": "measurement.compare",
+    "Monitor": "monitor.monitor",
+    "every": "monitor.schedule",
+    "at": "monitor.schedule",
+    "log_spaced": "monitor.schedule",
+    "sweep": "series.sweep",
     "train": "training.loop",
-    "tangent_test": "runs.tangent_test",
-    "evaluate_claims": "claims.claim",
-    "semi_nmf": "numerics.semi_nmf",
-    "decompose": "numerics.decompositions",
+    "tangent_test": "tangent.array_test",
+    "evaluate_claims": "claims.engine.claim",
+    "semi_nmf": "numerics.factorisation.semi_nmf",
+    "decompose": "numerics.factorisation.decompositions",
     "principal_angles": "numerics.linalg",
     "subspace_overlap": "numerics.linalg",
 }
@@ -61,9 +61,9 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from anisoscope.capture.hooks import Capture as Capture
+    from anisoscope.capture.capture import Capture as Capture
     from anisoscope.errors import AnisoscopeError as AnisoscopeError
-    from anisoscope.metrics.arrays import measure_rows as measure_rows
-    from anisoscope.metrics.estimate import Estimate as Estimate
-    from anisoscope.runs.measure import measure as measure
-    from anisoscope.runs.table import Table as Table
+    from anisoscope.measurement.measure import measure as measure
+    from anisoscope.metrics.engine.arrays import measure_rows as measure_rows
+    from anisoscope.metrics.engine.estimate import Estimate as Estimate
+    from anisoscope.results.table import Table as Table

@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.attention import Keys
-from anisoscope.metrics.evaluate import ON_SAMPLE, View, evaluate
-from anisoscope.metrics.graphs import sample_graphs
-from anisoscope.metrics.metric import Metric, registry
-from anisoscope.metrics.neighbourhoods import Neighbours
-from anisoscope.numerics.attention import row_sharpness
+from anisoscope.metrics.engine.estimation import ON_SAMPLE, View, evaluate
+from anisoscope.metrics.engine.metric import Metric, registry
+from anisoscope.metrics.engine.neighbourhoods import Neighbours, sample_graphs
+from anisoscope.numerics.attention_rows import row_sharpness
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.means import Attention, Coherence
 from anisoscope.stats.sample import Sample
-from known_answers import KNOWN
+from support.known_answers import KNOWN
 
 METRICS = {name: m for name, m in registry().items() if m.function.__module__.startswith("anisoscope.")}
 ON_ROWS = sorted(name for name, m in METRICS.items() if not {Attention, Keys} & set(m.needs))

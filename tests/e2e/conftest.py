@@ -64,7 +64,7 @@ def command() -> Callable[..., Outcome]:
 @pytest.fixture(scope="session")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """Profile with small settings into a new folder; the run folder, after a check that it went well."""
-    from anisoscope.runs.store import RunFolder
+    from anisoscope.results.folder import RunFolder
 
     def run(*words: object, model: str | Path = GPT, fresh: bool = True) -> RunFolder:
         folder = tmp_path_factory.mktemp("run") / "out"

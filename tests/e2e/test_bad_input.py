@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from anisoscope.runs.store import RunFolder
+from anisoscope.results.folder import RunFolder
 
 GPT = "gpt2:n_layer=2,n_embd=32,n_head=2,vocab_size=300"
 SMALL = ("--tokens", "600", "--context", "32")
@@ -280,7 +280,7 @@ def test_a_bad_choice_of_what_to_show_is_told_in_one_sentence(command: Command, 
 def test_a_damaged_save_is_told_in_one_sentence(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anisoscope.capture.hooks import Capture
+    from anisoscope.capture.capture import Capture
 
     real = Capture.run
 

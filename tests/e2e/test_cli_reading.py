@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anisoscope.runs.store import RunFolder
-from command_lines import ALBERT, GPT, Command, Profiled, process
+from anisoscope.results.folder import RunFolder
+from support.command_lines import ALBERT, GPT, Command, Profiled, process
 
 
 def test_the_long_table_is_printed_in_each_format(command: Command, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_the_selftest_passes_here_and_can_fail(command: Command, monkeypatch: py
     assert done.code == 0, done.out
     assert done.out.count("PASS") > 20
     assert "FAIL" not in done.out
-    from anisoscope.runs import selftest
+    from anisoscope.measurement import selftest
 
     wrong = type("Result", (), {"metric": "two_nn", "control": "plane", "passed": False, "seen": "9"})()
     monkeypatch.setattr(selftest, "run_selftest", lambda *_, **__: [wrong])

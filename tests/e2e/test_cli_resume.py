@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anisoscope.runs.store import RunFolder
-from command_lines import ALBERT, GPT, Command, Profiled, same, saved
+from anisoscope.results.folder import RunFolder
+from support.command_lines import ALBERT, GPT, Command, Profiled, same, saved
 
 
 @pytest.fixture
 def stops(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make the forward pass end after some batches: with an error in the next one, or with Ctrl-C in the last."""
-    from anisoscope.capture.hooks import Capture
+    from anisoscope.capture.capture import Capture
 
     real = Capture.run
 

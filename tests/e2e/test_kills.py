@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from anisoscope.runs.store import RunFolder
-from anisoscope.runs.sweep import sweep
-from tiny_series import FORKS, LOOK, TEXT, killed, make_series, same
+from anisoscope.results.folder import RunFolder
+from anisoscope.series.sweep import sweep
+from support.tiny_series import FORKS, LOOK, TEXT, killed, make_series, same
 
 Command = Callable[..., Any]
 MODEL = ("--layers", 1, "--width", 16, "--heads", 2, "--context", 16, "--batch-size", 4, "--limit", 0.1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from anisoscope.runs.store import RunFolder
+from anisoscope.results.folder import RunFolder
 
 Command = Callable[..., Any]
 TINY = ("--layers", 2, "--width", 32, "--heads", 2, "--context", 32, "--steps", 4)

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.monitor_store import MonitorStore
-from anisoscope.runs.store import RunFolder, replace_file
-from anisoscope.runs.table import Table
+from anisoscope.monitor.store import MonitorStore
+from anisoscope.results.folder import RunFolder, replace_file
+from anisoscope.results.table import Table
 from anisoscope.studies.revisiting import PAPER, RevisitingConfig
 
 Command = Callable[..., Any]
@@ -221,7 +221,7 @@ def test_a_checkpoint_that_is_not_measured_has_no_cards_of_another(
 def test_a_resumed_series_names_a_missing_checkpoint_once(
     arms: dict[str, Path], command: Command, tmp_path: Path
 ) -> None:
-    from anisoscope.runs.sweep import Sweeper
+    from anisoscope.series.sweep import Sweeper
 
     series, out = tmp_path / "series", tmp_path / "swept"
     shutil.copytree(arms["natural"] / "checkpoints", series)
@@ -263,7 +263,7 @@ def test_a_series_of_nothing_ends_with_its_first_reason_and_can_be_mended(
 def test_the_models_of_the_paper_are_all_named_when_none_is_here(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anisoscope.capture import loading
+    from anisoscope.models import load as loading
 
     def offline(spec: str, **_: Any) -> Any:
         raise AnisoscopeError(f"{spec!r} is not in the cache, and the hub cannot be reached; get it first.")

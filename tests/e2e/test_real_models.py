@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anisoscope.runs.store import RunFolder
-from anisoscope.runs.table import Table
+from anisoscope.results.folder import RunFolder
+from anisoscope.results.table import Table
 
 Command = Callable[..., Any]
 METRICS = "average_cosine,svd_ratio,svd_ratio_squared,participation_ratio,iso_score,two_nn"
@@ -217,10 +217,10 @@ def test_the_tangent_study_of_real_decoder_weights_agrees_with_autograd(command:
     """PCA energy of the middle block from the table, and again by hand from the model's own hidden states."""
     from transformers import LlamaForCausalLM
 
-    from anisoscope.capture.index import original_contexts
-    from anisoscope.capture.tokenizers import ByteTokenizer
+    from anisoscope.capture.rows.index import original_contexts
     from anisoscope.data.text import read_documents
     from anisoscope.data.tokens import contexts
+    from anisoscope.models.tokenizer import ByteTokenizer
     from anisoscope.numerics.hashing import half_of
 
     folder = Path(__file__).parents[3] / "shared" / "models" / "stories260k"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.plan import GEOMETRY
-from anisoscope.runs.store import RunFolder
+from anisoscope.results.folder import RunFolder
+from anisoscope.tangent.plan import GEOMETRY
 
 Command = Callable[..., Any]
 FEW = ("--sizes", "5x16", "--steps", 2, "--context", 16, "--contexts", 24, "--limit", 0.1, "--when", "0,2")

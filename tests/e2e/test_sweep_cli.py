@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from anisoscope.runs.store import RunFolder
-from tiny_series import ARCHITECTURE, TEXT, flags, gpt, make_series, swap
+from anisoscope.results.folder import RunFolder
+from support.tiny_series import ARCHITECTURE, TEXT, flags, gpt, make_series, swap
 
 Command = Callable[..., Any]
 LOOK = ("--data", TEXT, "--tokens", 320, "--context", 16, "--device", "cpu")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anisoscope.runs.store import RunFolder
+from anisoscope.results.folder import RunFolder
 
 Command = Callable[..., Any]
 FEW = ("--families", "bert", "--widths", "32", "--heads", 2, "--sequences", 4, "--length", 16, "--device", "cpu")

@@ -1,7 +1,7 @@
 """Where in a model, and how rows flow out of it.
 
 The names are loaded when first used, so that the vocabulary of places costs no import of torch.
-`verify` is called from its own module: `from anisoscope.capture.verify import verify`.
+`verify` is called from its own module: `from anisoscope.capture.sites.verification import verify`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from anisoscope.capture.families import list_families
-    from anisoscope.capture.hooks import Capture
-    from anisoscope.capture.layout import Layout, Stack, find_layout
-    from anisoscope.capture.rows import Batch, Index, Rows, Scores, Sink
-    from anisoscope.capture.sites import KINDS, Site, check_kinds
-    from anisoscope.capture.weights import weight_rows
+    from anisoscope.capture.capture import Capture
+    from anisoscope.capture.rows.row import Batch, Index, Rows, Scores, Sink
+    from anisoscope.capture.sites.family import list_families
+    from anisoscope.capture.sites.layout import Layout, Stack, find_layout
+    from anisoscope.capture.sites.site import KINDS, Site, check_kinds
+    from anisoscope.capture.sites.weight import weight_rows
 
 _HOMES = {
-    "families": ("list_families",),
-    "hooks": ("Capture",),
-    "layout": ("Layout", "Stack", "find_layout"),
-    "rows": ("Batch", "Index", "Rows", "Scores", "Sink"),
-    "sites": ("KINDS", "Site", "check_kinds"),
-    "weights": ("weight_rows",),
+    "sites.family": ("list_families",),
+    "capture": ("Capture",),
+    "sites.layout": ("Layout", "Stack", "find_layout"),
+    "rows.row": ("Batch", "Index", "Rows", "Scores", "Sink"),
+    "sites.site": ("KINDS", "Site", "check_kinds"),
+    "sites.weight": ("weight_rows",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from anisoscope.data.media import SOUNDS, Item, Tally, items
+from anisoscope.data.media import SOUNDS, Item, MediaTally, items
 from anisoscope.data.synthetic import make_clip
 from anisoscope.errors import AnisoscopeError
 
@@ -42,7 +42,7 @@ def read_audio(
     seconds: float = SECONDS,
     column: str | None = None,
     group_by: str | None = None,
-    tally: Tally | None = None,
+    tally: MediaTally | None = None,
 ) -> Iterator[Clip]:
     """Contexts of `seconds` at `rate`, mono, read lazily; None or "embedded" are clips made by `synthetic.make_clip`.
 
@@ -53,7 +53,7 @@ def read_audio(
     >>> clip.samples.shape, clip.rate, clip.source
     ((32000,), 16000, 'embedded')
     """
-    tally = tally if tally is not None else Tally()
+    tally = tally if tally is not None else MediaTally()
     cut = round(seconds * rate)
     if cut < 1:
         raise AnisoscopeError(f"contexts of {seconds} s hold no sample at {rate} per second; ask for longer ones.")
@@ -62,7 +62,7 @@ def read_audio(
     return _read(str(source), rate, seconds, column=column, group_by=group_by, tally=tally)
 
 
-def _embedded(rate: int, seconds: float, group_by: str | None, *, tally: Tally) -> Iterator[Clip]:
+def _embedded(rate: int, seconds: float, group_by: str | None, *, tally: MediaTally) -> Iterator[Clip]:
     if group_by not in (None, "folder", "file"):
         raise AnisoscopeError(f"the embedded clips have no field {group_by!r} to group by; group by `folder`.")
     for index in range(EMBEDDED[0]):
@@ -73,7 +73,7 @@ def _embedded(rate: int, seconds: float, group_by: str | None, *, tally: Tally) 
 
 
 def _read(
-    source: str, rate: int, seconds: float, *, column: str | None, group_by: str | None, tally: Tally
+    source: str, rate: int, seconds: float, *, column: str | None, group_by: str | None, tally: MediaTally
 ) -> Iterator[Clip]:
     for item in items(source, SOUNDS, column=column, group_by=group_by):
         blocks = _decoded(item, most=max(1, int(PART // seconds)) * seconds)
@@ -87,7 +87,7 @@ def _read(
     tally.refuse_nothing(source, SOUNDS)
 
 
-def _next(blocks: _Blocks, item: Item, *, tally: Tally) -> tuple[np.ndarray, int] | None:
+def _next(blocks: _Blocks, item: Item, *, tally: MediaTally) -> tuple[np.ndarray, int] | None:
     """The next block of a file; None at its end, and where the rest of it cannot be read."""
     try:
         return next(blocks, None)
@@ -98,7 +98,7 @@ def _next(blocks: _Blocks, item: Item, *, tally: Tally) -> tuple[np.ndarray, int
         return None
 
 
-def _pieces(samples: np.ndarray, item: Item, *, rate: int, seconds: float, tally: Tally) -> Iterator[Clip]:
+def _pieces(samples: np.ndarray, item: Item, *, rate: int, seconds: float, tally: MediaTally) -> Iterator[Clip]:
     cut = round(seconds * rate)
     least = min(cut, round(SHORTEST * rate))
     for start in range(0, max(len(samples), 1), cut):

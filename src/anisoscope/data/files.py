@@ -37,7 +37,7 @@ _BOMS = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """One readable stream: a file, or a member of an archive. `label` is its short name, `suffix` tells the format."""
 
     name: str
@@ -47,14 +47,14 @@ class Entry:
     separator: str = ""  # between the documents of a text; without one it is a single document
 
 
-def entries(path: Path) -> Iterator[Entry]:
+def entries(path: Path) -> Iterator[FileEntry]:
     """All readable streams at a path: the file itself, an archive's members, or a folder's files in sorted order."""
     if path.is_dir():
         return _folder_entries(path)
     return _file_entries(path, label=path.name)
 
 
-def _folder_entries(folder: Path) -> Iterator[Entry]:
+def _folder_entries(folder: Path) -> Iterator[FileEntry]:
     found = sorted(p for p in folder.rglob("*") if p.is_file() and not _hidden(p.relative_to(folder)))
     usable = [p for p in found if _supported(p.name) and not (p.name in _ITS_SIDECARS and is_prepared(p.parent))]
     if not usable:
@@ -102,16 +102,16 @@ def suffix_of(name: str) -> str:
     return PurePosixPath(path.stem).suffix if path.suffix in PACKED_SUFFIXES else path.suffix
 
 
-def _file_entries(path: Path, *, label: str) -> Iterator[Entry]:
+def _file_entries(path: Path, *, label: str) -> Iterator[FileEntry]:
     if path.suffix.lower() == ".zip":
         yield from _zip_entries(path, label=label)
         return
     opener = _unpacked(path.name, lambda: path.open("rb"))
     separator = ARTICLES if path.name == PREPARED[0] and is_prepared(path.parent) else ""
-    yield Entry(name=str(path), label=label, suffix=suffix_of(path.name), open=opener, separator=separator)
+    yield FileEntry(name=str(path), label=label, suffix=suffix_of(path.name), open=opener, separator=separator)
 
 
-def _zip_entries(path: Path, *, label: str) -> Iterator[Entry]:
+def _zip_entries(path: Path, *, label: str) -> Iterator[FileEntry]:
     with readable(str(path)), zipfile.ZipFile(path) as archive:
         infos = sorted((i for i in archive.infolist() if not i.is_dir()), key=lambda i: i.filename)
         members = [i.filename for i in infos if not _hidden(PurePosixPath(i.filename))]
@@ -120,7 +120,7 @@ def _zip_entries(path: Path, *, label: str) -> Iterator[Entry]:
             raise AnisoscopeError(f"the archive {str(path)!r} holds no files; expected text or records inside it.")
         for member in usable:
             opener = _unpacked(member, lambda member=member: cast(BinaryIO, archive.open(member)))  # type: ignore[misc]
-            yield Entry(name=f"{path}:{member}", label=f"{label}:{member}", suffix=suffix_of(member), open=opener)
+            yield FileEntry(name=f"{path}:{member}", label=f"{label}:{member}", suffix=suffix_of(member), open=opener)
 
 
 def _unpacked(name: str, opener: Callable[[], BinaryIO]) -> Callable[[], BinaryIO]:
@@ -145,7 +145,7 @@ def readable(name: str) -> Iterator[None]:
         raise AnisoscopeError(f"{name!r} cannot be read: {error.strerror or error}.") from error
 
 
-def decoded(entry: Entry) -> Iterator[str]:
+def decoded(entry: FileEntry) -> Iterator[str]:
     """The text of a stream in blocks: UTF-8 (a byte-order mark is allowed), or UTF-16/32 with its mark."""
     with readable(entry.name), entry.open() as stream:
         block = stream.read(BLOCK)
@@ -167,7 +167,7 @@ def decoded(entry: Entry) -> Iterator[str]:
             raise _undecodable(entry, encoding) from error
 
 
-def _undecodable(entry: Entry, encoding: str) -> AnisoscopeError:
+def _undecodable(entry: FileEntry, encoding: str) -> AnisoscopeError:
     """Where the first bad byte is and how many there are, over the whole stream."""
     strict, block = codecs.getincrementaldecoder(encoding)("strict"), b""
     first, count, offset = -1, 0, 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.data.media import PICTURES, Item, Tally, items
+from anisoscope.data.media import PICTURES, Item, MediaTally, items
 from anisoscope.data.synthetic import SHAPES, make_picture
 from anisoscope.errors import AnisoscopeError
 
@@ -30,7 +30,7 @@ def read_images(
     *,
     column: str | None = None,
     group_by: str | None = None,
-    tally: Tally | None = None,
+    tally: MediaTally | None = None,
 ) -> Iterator[Picture]:
     """Pictures of any size and mode as RGB, read lazily; None or "embedded" are made by `synthetic.make_picture`.
 
@@ -40,13 +40,13 @@ def read_images(
     >>> picture.array.shape, picture.source
     ((128, 128, 3), 'embedded')
     """
-    tally = tally if tally is not None else Tally()
+    tally = tally if tally is not None else MediaTally()
     if source is None or source == "embedded":
         return _embedded(group_by, tally=tally)
     return _read(str(source), column=column, group_by=group_by, tally=tally)
 
 
-def _embedded(group_by: str | None, *, tally: Tally) -> Iterator[Picture]:
+def _embedded(group_by: str | None, *, tally: MediaTally) -> Iterator[Picture]:
     if group_by not in (None, "folder", "file"):
         raise AnisoscopeError(f"the embedded pictures have no field {group_by!r} to group by; group by `folder`.")
     for index in range(EMBEDDED[0]):
@@ -56,7 +56,7 @@ def _embedded(group_by: str | None, *, tally: Tally) -> Iterator[Picture]:
         yield Picture(array, group, "embedded")
 
 
-def _read(source: str, *, column: str | None, group_by: str | None, tally: Tally) -> Iterator[Picture]:
+def _read(source: str, *, column: str | None, group_by: str | None, tally: MediaTally) -> Iterator[Picture]:
     for item in items(source, PICTURES, column=column, group_by=group_by):
         try:
             array = as_rgb(_opened(item))

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from anisoscope.capture.sources import missing_path
 from anisoscope.data.files import _hidden, files_seen, readable
 from anisoscope.data.records import open_dataset, read_records
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.source import missing_path
 
 AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".au")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
@@ -23,7 +23,7 @@ SHOWN = 5  # names of skipped files that a sentence lists
 
 
 @dataclass(frozen=True)
-class Kind:
+class MediaKind:
     """One kind of data: its words, its files, and the columns that hold it in a dataset."""
 
     what: str
@@ -31,8 +31,8 @@ class Kind:
     columns: tuple[str, ...]
 
 
-SOUNDS = Kind("audio", AUDIO, ("audio", "speech", "sound", "wav", "file"))
-PICTURES = Kind("images", IMAGES, ("image", "img", "picture", "pixel_values", "jpg", "png"))
+SOUNDS = MediaKind("audio", AUDIO, ("audio", "speech", "sound", "wav", "file"))
+PICTURES = MediaKind("images", IMAGES, ("image", "img", "picture", "pixel_values", "jpg", "png"))
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Item:
 
 
 @dataclass
-class Tally:
+class MediaTally:
     """What was read, and what was not."""
 
     files: int = 0
@@ -69,7 +69,7 @@ class Tally:
         files = "1 file could not be read and was" if count == 1 else f"{count} files could not be read and were"
         return f"{files} skipped: {shown}"
 
-    def refuse_nothing(self, source: str, kind: Kind) -> None:
+    def refuse_nothing(self, source: str, kind: MediaKind) -> None:
         """An error where not one file could be read."""
         if self.files:
             return
@@ -81,7 +81,7 @@ class Tally:
         raise AnisoscopeError(f"{source!r} holds no {kind.what} ({why}); give readable files.")
 
 
-def kind_of(source: str) -> Kind | None:
+def kind_of(source: str) -> MediaKind | None:
     """The kind that a path's own suffix, or the files of a folder or archive, say; None where they do not.
 
     >>> kind_of("a/b.WAV").what, kind_of("notes.txt")
@@ -99,7 +99,7 @@ def kind_of(source: str) -> Kind | None:
     return best if counts[best] else None
 
 
-def items(source: str, kind: Kind, *, column: str | None = None, group_by: str | None = None) -> Iterator[Item]:
+def items(source: str, kind: MediaKind, *, column: str | None = None, group_by: str | None = None) -> Iterator[Item]:
     """The items of a folder, a file, an archive, a table with a column of bytes, or a name of the `datasets` library.
 
     `group_by` is `folder` (the folder a file lies in, as classes often do), `file`, or a field of a dataset.
@@ -132,7 +132,7 @@ def _suffix(name: str) -> str:
     return PurePosixPath(name.lower()).suffix
 
 
-def _of_folder(folder: Path, kind: Kind, *, group_by: str | None) -> Iterator[Item]:
+def _of_folder(folder: Path, kind: MediaKind, *, group_by: str | None) -> Iterator[Item]:
     found = sorted(p for p in folder.rglob("*") if p.is_file() and not _hidden(p.relative_to(folder)))
     paths = [p for p in found if _suffix(p.name) in kind.suffixes]
     if not paths:
@@ -147,7 +147,7 @@ def _item(path: Path, inside: str, *, group_by: str | None) -> Item:
     return Item(str(path), _group(inside, group_by), lambda: path.open("rb"), text)
 
 
-def _of_archive(path: Path, kind: Kind, *, group_by: str | None) -> Iterator[Item]:
+def _of_archive(path: Path, kind: MediaKind, *, group_by: str | None) -> Iterator[Item]:
     with readable(str(path)), zipfile.ZipFile(path) as archive:
         members = sorted(i.filename for i in archive.infolist() if not i.is_dir())
         members = [name for name in members if not _hidden(PurePosixPath(name))]
@@ -161,7 +161,7 @@ def _of_archive(path: Path, kind: Kind, *, group_by: str | None) -> Iterator[Ite
             yield Item(f"{path}:{name}", _group(name, group_by), opener, text)
 
 
-def _of_file(path: Path, kind: Kind, *, column: str | None, group_by: str | None) -> Iterator[Item]:
+def _of_file(path: Path, kind: MediaKind, *, column: str | None, group_by: str | None) -> Iterator[Item]:
     if _suffix(path.name) in TABLES:
         yield from _of_table(path, kind, column=column, group_by=group_by)
         return
@@ -173,7 +173,7 @@ def _of_file(path: Path, kind: Kind, *, column: str | None, group_by: str | None
     yield _item(path, f"{path.parent.name}/{path.name}", group_by=group_by)
 
 
-def _none(where: str, names: list[str], kind: Kind) -> AnisoscopeError:
+def _none(where: str, names: list[str], kind: MediaKind) -> AnisoscopeError:
     expected = f"expected {', '.join(kind.suffixes[:6])}, …."
     return AnisoscopeError(f"{where} holds {files_seen(names, none=f'none that is {kind.what}')}; {expected}")
 
@@ -196,7 +196,7 @@ def _group(inside: str, group_by: str | None) -> str:
 # -- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _of_table(path: Path, kind: Kind, *, column: str | None, group_by: str | None) -> Iterator[Item]:
+def _of_table(path: Path, kind: MediaKind, *, column: str | None, group_by: str | None) -> Iterator[Item]:
     from anisoscope.data.files import entries
 
     for entry in entries(path):
@@ -205,14 +205,14 @@ def _of_table(path: Path, kind: Kind, *, column: str | None, group_by: str | Non
             yield _of_value(f"{path}[{number}]", record, name, group_by=group_by)
 
 
-def _of_dataset(name: str, kind: Kind, *, column: str | None, group_by: str | None) -> Iterator[Item]:
+def _of_dataset(name: str, kind: MediaKind, *, column: str | None, group_by: str | None) -> Iterator[Item]:
     rows = _undecoded(open_dataset(name, split="train"), kind)
     for number, record in enumerate(rows):
         chosen = column or _column(record, kind, name)
         yield _of_value(f"{name}[{number}]", record, chosen, group_by=group_by)
 
 
-def _undecoded(rows: Any, kind: Kind) -> Any:
+def _undecoded(rows: Any, kind: MediaKind) -> Any:
     """The same rows, their media as bytes: how they are decoded is decided here, and needs no further library."""
     import datasets
 
@@ -222,7 +222,7 @@ def _undecoded(rows: Any, kind: Kind) -> Any:
     return rows
 
 
-def _column(record: Any, kind: Kind, name: str) -> str:
+def _column(record: Any, kind: MediaKind, name: str) -> str:
     """The column that holds the media: by its usual name, else the only one that holds bytes."""
     usual = [column for column in kind.columns if column in record]
     blobs = [column for column, value in record.items() if _is_media(value)]

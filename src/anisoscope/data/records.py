@@ -8,15 +8,15 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from anisoscope.capture.sources import hub_reachable, near_miss
-from anisoscope.data.files import Entry, decoded, lines, readable
+from anisoscope.data.files import FileEntry, decoded, lines, readable
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.source import hub_reachable, near_miss
 
 Record = Mapping[str, Any]
 JSON_LIMIT = 1 << 30  # a JSON list has to be parsed whole
 
 
-def read_records(entry: Entry, columns: list[str]) -> Iterator[Record]:
+def read_records(entry: FileEntry, columns: list[str]) -> Iterator[Record]:
     """The records of one stream; of columnar files only `columns` are read."""
     match entry.suffix:
         case ".jsonl" | ".ndjson":
@@ -31,7 +31,7 @@ def read_records(entry: Entry, columns: list[str]) -> Iterator[Record]:
             return _arrow(entry, columns)
 
 
-def _json_lines(entry: Entry) -> Iterator[Record]:
+def _json_lines(entry: FileEntry) -> Iterator[Record]:
     for number, line in enumerate(lines(decoded(entry)), start=1):
         if not line.strip():
             continue
@@ -45,7 +45,7 @@ def _json_lines(entry: Entry) -> Iterator[Record]:
         yield _object(record, f"line {number} of {entry.name!r}")
 
 
-def _json(entry: Entry) -> Iterator[Record]:
+def _json(entry: FileEntry) -> Iterator[Record]:
     text = "".join(decoded(entry))
     try:
         content = json.loads(text)
@@ -76,7 +76,7 @@ def _object(record: Any, where: str) -> Record:
     return record
 
 
-def _csv(entry: Entry) -> Iterator[Record]:
+def _csv(entry: FileEntry) -> Iterator[Record]:
     csv.field_size_limit(max(csv.field_size_limit(), JSON_LIMIT))  # texts are longer than the default of 128 KiB
     source = (line + "\n" for line in lines(decoded(entry)))
     reader = csv.DictReader(source, delimiter="\t" if entry.suffix == ".tsv" else ",", restkey="(surplus)")
@@ -86,7 +86,7 @@ def _csv(entry: Entry) -> Iterator[Record]:
         raise AnisoscopeError(f"line {reader.line_num} of {entry.name!r} is not CSV ({error}).") from error
 
 
-def _parquet(entry: Entry, columns: list[str]) -> Iterator[Record]:
+def _parquet(entry: FileEntry, columns: list[str]) -> Iterator[Record]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -97,7 +97,7 @@ def _parquet(entry: Entry, columns: list[str]) -> Iterator[Record]:
             yield from _with_all_fields(batch.to_pylist(), known)
 
 
-def _arrow(entry: Entry, columns: list[str]) -> Iterator[Record]:
+def _arrow(entry: FileEntry, columns: list[str]) -> Iterator[Record]:
     import pyarrow as pa
 
     with readable(entry.name), entry.open() as stream, _arrow_errors(entry, "Arrow"):
@@ -129,7 +129,7 @@ class Columns(dict[str, Any]):
 
 
 @contextlib.contextmanager
-def _arrow_errors(entry: Entry, kind: str) -> Iterator[None]:
+def _arrow_errors(entry: FileEntry, kind: str) -> Iterator[None]:
     import pyarrow as pa
 
     try:

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from anisoscope.capture.index import content_hash
-from anisoscope.capture.sources import missing_path
-from anisoscope.capture.tokenizers import plain_ids, special_frame
+from anisoscope.capture.rows.index import content_hash
 from anisoscope.data.files import RECORD_SUFFIXES, entries
 from anisoscope.data.records import read_records
 from anisoscope.data.text import Document
 from anisoscope.data.tokens import FEWEST, Context, contexts
 from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.models.source import missing_path
+from anisoscope.models.tokenizer import plain_ids, special_frame
 
 NONE = -1  # the label of a token that has none
 PLACES = 4  # places in a word that are told apart, the last one open

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from anisoscope.capture.sources import missing_path
-from anisoscope.data.files import RECORD_SUFFIXES, SUPPORTED, Entry, articles, decoded, entries, suffix_of
+from anisoscope.data.files import RECORD_SUFFIXES, SUPPORTED, FileEntry, articles, decoded, entries, suffix_of
 from anisoscope.data.records import Record, hub_records, read_records
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.source import missing_path
 
 PART = 1 << 23  # characters; a longer plain text comes in parts, so that memory stays bounded
 SEPARATOR = "\n\f\n"  # between the articles of the embedded corpus
@@ -113,7 +113,7 @@ class _Fields:
         return [self.text] if self.group is None else [self.text, self.group]
 
 
-def _plain(entry: Entry, wanted: _Fields) -> Iterator[Document]:
+def _plain(entry: FileEntry, wanted: _Fields) -> Iterator[Document]:
     if wanted.group not in (None, "file"):
         raise AnisoscopeError(
             f"{entry.name!r} is plain text without fields, so it cannot be grouped by {wanted.group!r}; "

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from anisoscope.capture.gradients import original
+from anisoscope.capture.gradients.gradient_pass import original
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.monitor import Monitor
-from anisoscope.runs.schedule import Schedule, as_schedule
-from anisoscope.runs.table import Table
+from anisoscope.monitor.monitor import Monitor
+from anisoscope.monitor.schedule import Schedule, as_schedule
+from anisoscope.results.table import Table
 
 SAVED = "monitor.pt"  # what Monitor.save writes into a folder
 

@@ -19,9 +19,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.integrations.follower import Follower, bare_optimizer
-from anisoscope.runs.monitor import Monitor
-from anisoscope.runs.schedule import Schedule
-from anisoscope.runs.table import Table
+from anisoscope.monitor.monitor import Monitor
+from anisoscope.monitor.schedule import Schedule
+from anisoscope.results.table import Table
 
 _LOGGED = {"grad_norm": "gradient_norm", "learning_rate": "learning_rate"}
 

@@ -23,9 +23,9 @@ from torch import nn
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.integrations.follower import SAVED, Follower, bare_optimizer
-from anisoscope.runs.monitor import Monitor
-from anisoscope.runs.schedule import Schedule
-from anisoscope.runs.table import Table
+from anisoscope.monitor.monitor import Monitor
+from anisoscope.monitor.schedule import Schedule
+from anisoscope.results.table import Table
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # two copies of one framework, with classes of their own
 _SHARDED = ("FSDP", "DeepSpeed", "ModelParallel")

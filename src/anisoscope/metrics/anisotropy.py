@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.metrics.centring import Centred, pair_cosines, too_few_directions
-from anisoscope.metrics.lines import unless
-from anisoscope.metrics.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, metric
+from anisoscope.metrics.engine.centring import Centred, pair_cosines, too_few_directions
+from anisoscope.metrics.engine.lines import unless
+from anisoscope.metrics.engine.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, metric
 from anisoscope.stats.directions import Coordinates, Directions
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import TooFewRows
-from anisoscope.metrics.lines import unless
-from anisoscope.metrics.metric import metric
-from anisoscope.numerics.attention import QUANTITIES, SMALLEST_ROW
+from anisoscope.metrics.engine.lines import unless
+from anisoscope.metrics.engine.metric import metric
+from anisoscope.numerics.attention_rows import QUANTITIES, SMALLEST_ROW
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.means import Attention
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import TooFewRows
-from anisoscope.metrics.lines import unless
-from anisoscope.numerics.lanczos import largest_directions
+from anisoscope.metrics.engine.lines import unless
+from anisoscope.numerics.factorisation.krylov import largest_directions
 from anisoscope.numerics.linalg import has_float64
 from anisoscope.stats.sample import Sample
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
-from anisoscope.metrics.calibration import DEFAULT_KEEP, calibrated_dimension, in_table
-from anisoscope.metrics.lines import unless
-from anisoscope.metrics.metric import metric
-from anisoscope.metrics.neighbourhoods import Neighbours
+from anisoscope.metrics.engine.calibration import DEFAULT_KEEP, calibrated_dimension, in_table
+from anisoscope.metrics.engine.lines import unless
+from anisoscope.metrics.engine.metric import metric
+from anisoscope.metrics.engine.neighbourhoods import Neighbours
 
 FEWEST = 32  # distinct rows below which a dimension is not worth a number
 _NEWTON = 100  # steps at most; five are usual

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anisoscope.errors import unknown_name
 from anisoscope.metrics.clusters import PARTITIONS, Clusters
-from anisoscope.metrics.metric import metric
+from anisoscope.metrics.engine.metric import metric
 
 
 @metric(

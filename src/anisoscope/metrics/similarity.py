@@ -12,9 +12,9 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.anisotropy import average_cosine
-from anisoscope.metrics.arrays import as_rows
-from anisoscope.metrics.centring import mean_pair_cosine
-from anisoscope.metrics.metric import STREAM_KINDS, metric
+from anisoscope.metrics.engine.arrays import as_rows
+from anisoscope.metrics.engine.centring import mean_pair_cosine
+from anisoscope.metrics.engine.metric import STREAM_KINDS, metric
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.means import Coherence
 from anisoscope.stats.sample import Sample

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.metrics.lines import unless
-from anisoscope.metrics.metric import metric
+from anisoscope.metrics.engine.lines import unless
+from anisoscope.metrics.engine.metric import metric
 from anisoscope.stats.moments import Moments
 
 _RIGID = ("rotation", "scale")

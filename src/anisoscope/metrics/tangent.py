@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.numerics.threads import together
+from anisoscope.numerics.host import together
 
 ZETA = 0.2  # shrinkage of IsoScore* (Rudman and Eickhoff 2024)
 MOST_OF_WIDTH = 4  # a proxy of more than d/4 directions is no low-rank tangent

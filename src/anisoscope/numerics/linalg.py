@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.numerics.scratch import room
-from anisoscope.numerics.threads import one_blas_thread
+from anisoscope.numerics.host import one_blas_thread, room
 
 _WIDE = 2048  # columns from which a spectrum is worth several threads
 _NARROW = 64  # columns under which handing a matrix over costs more than it saves

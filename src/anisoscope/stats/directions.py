@@ -14,9 +14,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from anisoscope.numerics.host import float64_copy, together
 from anisoscope.numerics.linalg import has_float64
-from anisoscope.numerics.scratch import float64_copy
-from anisoscope.numerics.threads import together
 
 
 @dataclass

@@ -5,23 +5,60 @@ An arm that is finished is never run again; what an arm measured counts also whe
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from anisoscope.claims.claim import claims, evaluate_claims, verdicts_to_dicts
+import torch
+from torch import Tensor
+
+from anisoscope.capture.gradients.gradient_pass import untouched
+from anisoscope.claims.engine.claim import claims, evaluate_claims, verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.opening import opening
-from anisoscope.runs.rowmap import FILE as MAP
-from anisoscope.runs.rowmap import write_joined
-from anisoscope.runs.schedule import Schedule, parse_schedule
-from anisoscope.runs.store import RunFolder
-from anisoscope.runs.table import Table
+from anisoscope.monitor.monitor import Monitor
+from anisoscope.monitor.schedule import Schedule, parse_schedule
+from anisoscope.results.folder import RunFolder
+from anisoscope.results.manifest import opening
+from anisoscope.results.table import Table
+from anisoscope.tangent.row_map import FILE as MAP
+from anisoscope.tangent.row_map import write_joined
 from anisoscope.training.loop import TrainConfig, train
 from anisoscope.training.windows import IGNORED
+
+# A monitor that reads held-out text as it is: no masks in it, whatever the model is trained with.
+#
+# Arms with different objectives are then compared on the same tokens. The loss on held-out text is still that of the
+# training objective, on masked text.
+
+
+class CleanMonitor(Monitor):
+    """A Monitor of a masked language model; `masked` are batches with masks and labels, `probe` the text itself."""
+
+    def __init__(self, model: Any, *, masked: Sequence[Mapping[str, Tensor]], **options: Any) -> None:
+        super().__init__(model, **options)
+        self.masked = list(masked)
+
+    @contextlib.contextmanager
+    def step(self, step: int, **words: Any) -> Iterator[Monitor]:
+        """As Monitor's; a measured step also gets its loss on masked text."""
+        with super().step(step, **words) as monitor:
+            yield monitor
+        if step in self.done and (step, "probe_loss") not in self.logged:
+            self.log(step, probe_loss=self.held_out_loss())
+
+    def held_out_loss(self) -> float:
+        """Mean cross-entropy of the masked tokens."""
+        total, tokens = 0.0, 0
+        with untouched(self.model), torch.inference_mode():
+            for batch in self.masked:
+                count = int((batch["labels"] != IGNORED).sum())
+                total, tokens = total + float(self.model(**batch).loss) * count, tokens + count
+        return total / max(1, tokens)
+
 
 Progress = Callable[[str, int, int], None]
 REVISITING, SHAPE, INHERENT = "2604.08764", "2311.05928", "2401.12143"  # on arXiv
@@ -144,7 +181,7 @@ def _unfinished(about: Mapping[str, Any]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Arm:
+class StudyArm:
     """One training run of a study: plain values only, so that it can be sent to a process of its own."""
 
     model: str  # what it is called in the table
@@ -155,7 +192,7 @@ class Arm:
     command: tuple[str, ...] = ()
 
 
-def train_arm(arm: Arm, progress: Progress | None = None) -> None:
+def train_arm(arm: StudyArm, progress: Progress | None = None) -> None:
     """Train one arm under its monitor; an arm that was interrupted goes on."""
 
     def attach(model: Any, stream: Any, optimizer: Any, training: TrainConfig, folder: Path) -> Any:
@@ -194,7 +231,7 @@ def training_monitor(
     `monitor` is what it measures: a preset by cost, or metrics. With `clean` a masked language model is looked at
     without masks, on the same text as a model that predicts the next token.
     """
-    from anisoscope.runs.monitor import Monitor
+    from anisoscope.monitor.monitor import Monitor
 
     together = probed(stream)
     batches = stream.probe_batches(contexts, batch_size=together)
@@ -216,8 +253,6 @@ def training_monitor(
     }
     if not (clean and training.task == "masked"):
         return Monitor(model, probe=batches, **options)
-    from anisoscope.studies.clean_probe import CleanMonitor
-
     return CleanMonitor(model, masked=batches, probe=unmasked(batches), **options)
 
 

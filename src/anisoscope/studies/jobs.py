@@ -17,15 +17,15 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.store import RunFolder
-from anisoscope.studies.arms import Arm, Progress, train_arm
+from anisoscope.results.folder import RunFolder
+from anisoscope.studies.arms import Progress, StudyArm, train_arm
 
-Work = Callable[[Arm, Progress | None], None]  # a function of a module, so that a process of its own can find it
+Work = Callable[[StudyArm, Progress | None], None]  # a function of a module, so that a process of its own can find it
 _PATIENCE = 5.0  # seconds between looks at children that say nothing
 
 
 def run_arms(
-    arms: Sequence[Arm],
+    arms: Sequence[StudyArm],
     *,
     jobs: int = 1,
     work: Work = train_arm,
@@ -49,11 +49,11 @@ def run_arms(
     return failed
 
 
-def _named(arm: Arm, progress: Progress | None) -> Progress | None:
+def _named(arm: StudyArm, progress: Progress | None) -> Progress | None:
     return None if progress is None else lambda what, done, of: progress(f"{arm.path.name}: {what}", done, of)
 
 
-def in_words(error: Exception, arm: Arm) -> str:
+def in_words(error: Exception, arm: StudyArm) -> str:
     """One line about an error; where it was not foreseen, its traceback is left in the arm's folder."""
     lines = str(error).strip().splitlines()
     first = lines[0] if lines else ""
@@ -68,11 +68,11 @@ def in_words(error: Exception, arm: Arm) -> str:
 class _Pool:
     """Children under way, and what they say: ("progress", what, done, of), ("failed", why) or ("done",)."""
 
-    waiting: list[Arm]
+    waiting: list[StudyArm]
     jobs: int
     work: Work
     progress: Progress | None
-    running: dict[Connection, tuple[Any, Arm]] = field(default_factory=dict)
+    running: dict[Connection, tuple[Any, StudyArm]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> dict[str, str]:
@@ -87,7 +87,7 @@ class _Pool:
             raise
         return self.failed
 
-    def _start(self, arm: Arm) -> None:
+    def _start(self, arm: StudyArm) -> None:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_child, args=(self.work, arm, theirs, self.jobs), daemon=True)
@@ -140,7 +140,7 @@ def _drain(pipe: Connection) -> None:
 # -- in the child ------------------------------------------------------------------------------------------------------
 
 
-def _child(work: Work, arm: Arm, pipe: Connection, jobs: int) -> None:
+def _child(work: Work, arm: StudyArm, pipe: Connection, jobs: int) -> None:
     if hasattr(os, "setsid"):
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

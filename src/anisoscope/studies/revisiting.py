@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.runs.store import RunFolder
-from anisoscope.studies.arms import Arm, ArmsStudy, schedule_of, train_arm
+from anisoscope.results.folder import RunFolder
+from anisoscope.studies.arms import ArmsStudy, StudyArm, schedule_of, train_arm
 from anisoscope.studies.arms import judge_run as judge_run
 from anisoscope.studies.arms import training_monitor as training_monitor
 from anisoscope.training.loop import TrainConfig
@@ -47,7 +47,7 @@ PAPER: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Preset:
+class RevisitingPreset:
     """How large a study is."""
 
     train: TrainConfig
@@ -57,8 +57,8 @@ class Preset:
 
 
 PRESETS = {
-    "tiny": Preset(_TINY, contexts=96, metrics="standard", when="log"),
-    "small": Preset(_SMALL, contexts=96, metrics="standard", when="log"),
+    "tiny": RevisitingPreset(_TINY, contexts=96, metrics="standard", when="log"),
+    "small": RevisitingPreset(_SMALL, contexts=96, metrics="standard", when="log"),
 }
 
 
@@ -144,13 +144,14 @@ class Revisiting(ArmsStudy):
                 finally:  # of an arm that broke off, too: what it measured counts
                     self.join(one.path, name=arm, seed=seed)
 
-    def _arm(self, arm: str, seed: int) -> Arm:
+    def _arm(self, arm: str, seed: int) -> StudyArm:
         name = arm if len(self.config.seeds) == 1 else f"{arm}-seed{seed}"
         training, watch, folder = self.config.training(arm, seed), self.config.watch, self.folder.path
-        return Arm(arm, folder / "arms" / name, training, watch, folder / "corpus", tuple(self.command))
+        return StudyArm(arm, folder / "arms" / name, training, watch, folder / "corpus", tuple(self.command))
 
     def _paper(self) -> None:
-        from anisoscope.runs.sweep import SweepConfig, Sweeper
+        from anisoscope.series.config import SweepConfig
+        from anisoscope.series.sweep import Sweeper
 
         for number, (model, revisions) in enumerate(PAPER.items()):
             if self.progress is not None:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.store import room_on_disk
+from anisoscope.results.folder import room_on_disk
 from anisoscope.training.models import hushed
 
 _NAME = re.compile(r"checkpoint-(\d+)")

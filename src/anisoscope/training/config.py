@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anisoscope.capture.placement import choose_device
+from anisoscope.data.resampling import parse_frequency
 from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.models.placement import choose_device
 from anisoscope.training.models import OBJECTIVES, check_attention, check_objective, check_sizes, choose_family
-from anisoscope.training.resampling import parse_frequency
 from anisoscope.training.vocabulary import parse_tokens
 
 PRECISIONS = ("auto", "float32", "float64", "bfloat16")

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.data.enwik8 import clean, read_raw
+from anisoscope.data.enwik8.article import clean, read_raw
+from anisoscope.data.enwik8.folder import sweep_leftovers
 from anisoscope.data.files import RECORD_SUFFIXES, suffix_of
-from anisoscope.data.prepare import sweep_leftovers
 from anisoscope.data.text import Document, read_documents
 from anisoscope.data.tokens import slices
 from anisoscope.errors import AnisoscopeError
@@ -41,7 +41,7 @@ _MEGABYTE = 10**6
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class CorpusPart:
     """The documents of one side of the split: token ids with a [SEP] after each but the last."""
 
     tokens: np.ndarray  # [n], memory-mapped
@@ -59,8 +59,8 @@ class Corpus:
 
     path: Path
     about: dict[str, Any]
-    train: Part
-    held_out: Part
+    train: CorpusPart
+    held_out: CorpusPart
 
     @classmethod
     def open(cls, path: str | Path) -> Corpus:
@@ -182,10 +182,10 @@ def _write_part(folder: Path, name: str, encoded: Iterable[np.ndarray], *, dtype
     return {"documents": len(ends), "tokens": position - max(0, len(ends) - 1), "unknown": unknown}
 
 
-def _open_part(folder: Path, name: str, dtype: np.dtype) -> Part:
+def _open_part(folder: Path, name: str, dtype: np.dtype) -> CorpusPart:
     # copy-on-write: torch wants writable memory, and nothing ever writes
     tokens = np.memmap(folder / f"{name}.bin", dtype=dtype, mode="c")
-    return Part(tokens, np.load(folder / f"{name}.ends.npy"))
+    return CorpusPart(tokens, np.load(folder / f"{name}.ends.npy"))
 
 
 # -- text --------------------------------------------------------------------------------------------------------------

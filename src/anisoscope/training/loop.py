@@ -21,19 +21,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.placement import choose_device
+from anisoscope.data.resampling import resample
+from anisoscope.models.placement import choose_device
+from anisoscope.monitor.store import MonitorStore
 from anisoscope.numerics.hashing import row_hash
-from anisoscope.runs.monitor_store import MonitorStore
-from anisoscope.runs.store import RunFolder, replace_file
+from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.training.checkpoints import Checkpoints, restore
 from anisoscope.training.config import Course, checkpoint_steps
 from anisoscope.training.config import TrainConfig as TrainConfig
 from anisoscope.training.corpus import Corpus, prepare_corpus
-from anisoscope.training.log import WAIT, TrainingLog
 from anisoscope.training.models import build_model
-from anisoscope.training.record import Record, options_of
-from anisoscope.training.resampling import resample
-from anisoscope.training.windows import Stream, training_windows
+from anisoscope.training.record import WAIT, Record, TrainingLog, options_of
+from anisoscope.training.windows import WindowStream, training_windows
 
 Progress = Callable[[str, int, int], None]  # what, done, of
 
@@ -48,7 +47,7 @@ class Watcher(Protocol):
         """Numbers of an update, in order; on a GPU they come a few steps late."""
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Where batches come from; each is a function of the step alone, so that a resumed run needs no state of it."""
 
     device: torch.device
@@ -118,7 +117,7 @@ def train(
 
 def make_stream(
     config: TrainConfig, out: Path, *, corpus: str | Path | None = None, progress: Progress | None = None
-) -> Stream:
+) -> WindowStream:
     """The batches of a run; the text is tokenised and the windows are weighted once, and then read from the folder."""
     tell = progress or (lambda what, done, of: None)
     tell("corpus", 0, 1)
@@ -133,7 +132,7 @@ def make_stream(
     weights, report = None, None
     if config.frequency != "natural":
         weights, report = _window_weights(config, text, out / "sampling.npz")
-    return Stream(
+    return WindowStream(
         text,
         config.context,
         objective=config.task,
@@ -146,7 +145,7 @@ def make_stream(
     )
 
 
-def language_model(config: TrainConfig, stream: Stream) -> nn.Module:
+def language_model(config: TrainConfig, stream: WindowStream) -> nn.Module:
     """A fresh language model for the vocabulary of the text."""
     return build_model(config, vocab_size=stream.corpus.vocab_size)
 
@@ -180,7 +179,7 @@ def _window_weights(config: TrainConfig, corpus: Corpus, path: Path) -> tuple[np
 
 def _run(
     config: Course,
-    stream: Source,
+    stream: BatchSource,
     record: Record,
     *,
     build: Callable[[Any, Any], nn.Module],
@@ -207,7 +206,7 @@ def _run(
 def _watching(
     monitor: Any,
     model: nn.Module,
-    stream: Source,
+    stream: BatchSource,
     optimizer: torch.optim.Optimizer,
     *,
     config: Course,
@@ -243,7 +242,7 @@ class Trainer:
     """One model on its way through the steps."""
 
     config: Course
-    stream: Source
+    stream: BatchSource
     model: nn.Module
     optimizer: torch.optim.Optimizer
     record: Record

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from anisoscope.capture.variants import MODEL_TYPE, VARIANTS
 from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.models.attention_variant import MODEL_TYPE, VARIANTS
 from anisoscope.training.vocabulary import MASK, PAD, SEP
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _BOTH = ("decoder", "encoder")
 
 
 @dataclass(frozen=True)
-class Family:
+class TrainableFamily:
     """One row of the table: what a transformers architecture needs beside the sizes that all of them take.
 
     `model_type` is transformers' own name, `dropout` the fields that carry one, `inner` the width of the MLP over
@@ -47,18 +47,18 @@ _GATED = 8 / 3  # a gated MLP has three matrices; with this width it has the par
 _FULL_ROTARY = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
 _MODERNBERT_DROPOUT = ("attention_dropout", "embedding_dropout", "mlp_dropout")
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, TrainableFamily] = {
     family.name: family
     for family in (
-        Family("bert", ("encoder",), "bert", _BERT_DROPOUT, rotary=False),
-        Family("modernbert", ("encoder",), "modernbert", _MODERNBERT_DROPOUT, inner=_GATED),
-        Family("eurobert", ("encoder",), "eurobert", ("attention_dropout",), inner=_GATED),
-        Family("gpt2", ("decoder",), "gpt2", _GPT2_DROPOUT, inner_field="n_inner", rotary=False),
-        Family("gpt_neox", ("decoder",), "gpt_neox", ("attention_dropout", "hidden_dropout")),
-        Family("llama", ("decoder",), "llama", ("attention_dropout",), inner=_GATED),
+        TrainableFamily("bert", ("encoder",), "bert", _BERT_DROPOUT, rotary=False),
+        TrainableFamily("modernbert", ("encoder",), "modernbert", _MODERNBERT_DROPOUT, inner=_GATED),
+        TrainableFamily("eurobert", ("encoder",), "eurobert", ("attention_dropout",), inner=_GATED),
+        TrainableFamily("gpt2", ("decoder",), "gpt2", _GPT2_DROPOUT, inner_field="n_inner", rotary=False),
+        TrainableFamily("gpt_neox", ("decoder",), "gpt_neox", ("attention_dropout", "hidden_dropout")),
+        TrainableFamily("llama", ("decoder",), "llama", ("attention_dropout",), inner=_GATED),
         # positions relative to each other: with learned absolute ones a masked model that sees both sides stays at the
         # frequencies of single characters for thousands of updates
-        Family(
+        TrainableFamily(
             "prenorm",
             _BOTH,
             "gpt_neox",
@@ -69,7 +69,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def choose_family(arch: str, name: str | None = None) -> Family:
+def choose_family(arch: str, name: str | None = None) -> TrainableFamily:
     """The family of that name, which must be of that architecture; the usual one when none is named.
 
     >>> choose_family("decoder").name, choose_family("encoder", "modernbert").name
@@ -90,7 +90,7 @@ def choose_family(arch: str, name: str | None = None) -> Family:
     return family
 
 
-def check_objective(family: Family, arch: str, task: str) -> None:
+def check_objective(family: TrainableFamily, arch: str, task: str) -> None:
     """Refuse what cannot be learned, and what transformers has no class for."""
     if task not in OBJECTIVES.values():
         raise unknown_name("objective", task, OBJECTIVES.values())
@@ -107,7 +107,7 @@ def check_objective(family: Family, arch: str, task: str) -> None:
         )
 
 
-def check_sizes(family: Family, *, width: int, heads: int) -> None:
+def check_sizes(family: TrainableFamily, *, width: int, heads: int) -> None:
     """Refuse widths that the heads do not share evenly."""
     step = 2 * heads if family.rotary else heads
     if width % step:
@@ -119,7 +119,7 @@ def check_sizes(family: Family, *, width: int, heads: int) -> None:
         )
 
 
-def check_attention(family: Family, arch: str, variant: str | None) -> None:
+def check_attention(family: TrainableFamily, arch: str, variant: str | None) -> None:
     """Refuse attention that is not known, and families whose queries and keys it cannot change."""
     if variant is None:
         return
@@ -141,7 +141,7 @@ def build_model(config: TrainConfig, *, vocab_size: int) -> nn.Module:
     In a family of both architectures that holds over mask and objective, too: arms differ in nothing else.
     The initial weights come from a generator of their own: the global one is left as it was.
     """
-    from anisoscope.capture.checkpoints import Wish, fresh_model
+    from anisoscope.models.checkpoint import Wish, fresh_model
 
     with hushed():
         description = model_config(config, vocab_size=vocab_size)
@@ -151,15 +151,15 @@ def build_model(config: TrainConfig, *, vocab_size: int) -> nn.Module:
 
 def hushed() -> AbstractContextManager[None]:
     """transformers without log lines and bars, for what is built, saved and loaded here."""
-    from anisoscope.capture.failures import quiet
-    from anisoscope.capture.sources import ModelSource
+    from anisoscope.models.failures import quiet
+    from anisoscope.models.source import ModelSource
 
     return quiet(ModelSource("training", "config", "training"))
 
 
 def model_config(config: TrainConfig, *, vocab_size: int) -> Any:
     """The transformers configuration of a run."""
-    from anisoscope.capture.checkpoints import fresh_config
+    from anisoscope.models.checkpoint import fresh_config
 
     family = choose_family(config.arch, config.family)
     inner = int(-(-family.inner * config.width // 8) * 8)  # rounded up: tensor cores like multiples of eight

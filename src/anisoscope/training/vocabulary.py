@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.data.enwik8_symbols import SYMBOLS
+from anisoscope.data.enwik8.symbols import SYMBOLS
 from anisoscope.data.tokens import slices
 from anisoscope.errors import AnisoscopeError
 

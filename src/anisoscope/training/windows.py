@@ -23,7 +23,7 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.hashing import mix, row_hash
-from anisoscope.training.corpus import Corpus, Part
+from anisoscope.training.corpus import Corpus, CorpusPart
 from anisoscope.training.vocabulary import MASK, SPECIALS
 
 IGNORED = -100  # label of a position that is not predicted
@@ -35,11 +35,11 @@ _CPU = torch.device("cpu")
 Batch = dict[str, Tensor]
 
 
-def segments(part: Part, context: int) -> tuple[np.ndarray, np.ndarray]:
+def segments(part: CorpusPart, context: int) -> tuple[np.ndarray, np.ndarray]:
     """Begin and end of every stretch that windows may lie in.
 
     >>> tokens, ends = np.zeros(14), np.array([6, 9, 14])  # documents of 6, 2 and 4 tokens
-    >>> segments(Part(tokens, ends), 5)
+    >>> segments(CorpusPart(tokens, ends), 5)
     (array([0, 7]), array([ 6, 14]))
     """
     starts, ends = part.starts, part.ends
@@ -53,7 +53,7 @@ def segments(part: Part, context: int) -> tuple[np.ndarray, np.ndarray]:
     return begin[order], end[order]
 
 
-def window_starts(part: Part, context: int, *, stride: int) -> np.ndarray:
+def window_starts(part: CorpusPart, context: int, *, stride: int) -> np.ndarray:
     """The first position of every window, int64 [N], ascending and without repetition."""
     if len(part.tokens) < context:
         raise AnisoscopeError(
@@ -115,7 +115,7 @@ def _draw(hashed: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Stream:
+class WindowStream:
     """The training batches of one run, and the held-out contexts it is probed with.
 
     On CUDA the tokens live on the device and a batch is made there without waiting for it; elsewhere they are read

@@ -66,8 +66,8 @@ def _terminated_as_interrupt() -> Iterator[None]:
 
 def run_profile(config: Any, *, out: Path | None, resume: bool, command: Sequence[str]) -> str:
     """Profile, print the short table and the path of the report; a sentence when a metric could not be had at all."""
-    from anisoscope.runs.profile import Profiler
-    from anisoscope.runs.store import RunFolder
+    from anisoscope.measurement.profile import Profiler
+    from anisoscope.results.folder import RunFolder
 
     if resume and out is None:
         raise AnisoscopeError("--resume needs --out, the folder of the interrupted run.")
@@ -136,7 +136,7 @@ def _memory_line(about: Mapping[str, Any]) -> str:
 
 
 def _new_folder(models: Sequence[str]) -> Path:
-    from anisoscope.runs.store import slug
+    from anisoscope.results.folder import slug
 
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     names = "_".join(slug(Path(model).name) for model in models[:2])[:60]
@@ -179,7 +179,7 @@ def print_short(table: Any) -> None:
 
 def print_run(run: Path, *, form: str, metrics: Sequence[str], kinds: Sequence[str], heads: bool) -> None:
     """The long table of a run."""
-    from anisoscope.runs.store import RunFolder
+    from anisoscope.results.folder import RunFolder
 
     folder = RunFolder.open(run)
     table, about = folder.table(), folder.about()
@@ -242,7 +242,7 @@ def _cell(value: Any) -> str:
 
 def print_comparison(first: str, second: str | None, *, form: str, metrics: Sequence[str]) -> None:
     """Differences, then CKA between the layers."""
-    from anisoscope.runs.compare import compare
+    from anisoscope.measurement.compare import compare
 
     found = compare(first, second)
     rows = [row for row in found.rows if not metrics or row["metric"] in metrics]
@@ -279,7 +279,7 @@ def _print_matrix(names: Sequence[str], others: Sequence[str], matrix: Any) -> N
 
 def print_list(what: str) -> None:
     """Metrics, model families, sites or claims, each explained."""
-    from anisoscope.capture.sites import KINDS
+    from anisoscope.capture.sites.site import KINDS
 
     if what == "metrics":
         _list_metrics()
@@ -290,7 +290,7 @@ def print_list(what: str) -> None:
 
         _two_columns(_family_lines(list_families()))
     elif what == "claims":
-        from anisoscope.claims.claim import claims
+        from anisoscope.claims.engine.claim import claims
 
         _two_columns([(name, f"{claim.statement} ({claim.source})") for name, claim in claims().items()])
     else:
@@ -316,7 +316,7 @@ def _two_columns(lines: Iterable[tuple[str, str]]) -> None:
 
 
 def _list_metrics() -> None:
-    from anisoscope.metrics.metric import registry
+    from anisoscope.metrics.engine.metric import registry
 
     for name, metric in sorted(registry().items()):
         options = ", ".join(f"{key}={value}" for key, value in metric.options.items())
@@ -336,7 +336,7 @@ def _list_metrics() -> None:
 
 def print_selftest(device: str, seed: int) -> int:
     """PASS or FAIL for each control; how many failed."""
-    from anisoscope.runs.selftest import run_selftest
+    from anisoscope.measurement.selftest import run_selftest
 
     failed = 0
     for result in run_selftest(device, seed=seed):

@@ -36,7 +36,7 @@ _NAMES = {
 
 def run_enwik8(path: str, *, out: Path, limit: float | None) -> None:
     """Prepare enwik8 and say what came out."""
-    from anisoscope.data.prepare import prepare_enwik8
+    from anisoscope.data.enwik8.folder import prepare_enwik8
 
     with _terminated_as_interrupt(), progress_bars() as tell:
         prepared = prepare_enwik8(path, out, limit=limit, progress=tell)

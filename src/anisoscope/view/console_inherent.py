@@ -14,8 +14,8 @@ def run_inherent(
     options: Mapping[str, Any], *, jobs: int | None, out: Path | None, resume: bool, command: Sequence[str]
 ) -> None:
     """The study of seed C, `jobs` arms at a time (None: as the preset has it)."""
-    from anisoscope.runs.store import RunFolder
-    from anisoscope.studies.inherent import Inherent, InherentConfig
+    from anisoscope.results.folder import RunFolder
+    from anisoscope.studies.inherent.protocol import Inherent, InherentConfig
 
     config = InherentConfig(**options)
     path = _folder(out, f"inherent-{config.preset}", resume=resume)

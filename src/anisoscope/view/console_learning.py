@@ -22,7 +22,7 @@ _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 
 
 def _new_folder(name: str) -> Path:
-    from anisoscope.runs.store import slug
+    from anisoscope.results.folder import slug
 
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{slug(name)}-{stamp}"
@@ -47,7 +47,7 @@ def _guarded(folder: Path, act: Any) -> None:
 
 def _end(folder: Path) -> None:
     """Verdicts, notes and the page of a finished run."""
-    from anisoscope.runs.store import RunFolder
+    from anisoscope.results.folder import RunFolder
 
     about = RunFolder.open(folder).about()
     started = time.monotonic()
@@ -65,7 +65,7 @@ def run_train(
     options: Mapping[str, Any], watch: Mapping[str, Any], *, out: Path | None, resume: bool, command: Sequence[str]
 ) -> None:
     """Train, measure on the way, judge the claims, draw the report."""
-    from anisoscope.runs.store import RunFolder
+    from anisoscope.results.folder import RunFolder
     from anisoscope.studies.revisiting import judge_run, schedule_of, training_monitor
     from anisoscope.training.loop import TrainConfig, train
     from anisoscope.training.record import options_of
@@ -90,9 +90,10 @@ def run_train(
 
 def run_sweep(options: Mapping[str, Any], *, out: Path | None, resume: bool, command: Sequence[str]) -> None:
     """Measure given models, judge the claims, draw the report."""
-    from anisoscope.claims.claim import evaluate_claims, verdicts_to_dicts
-    from anisoscope.runs.store import RunFolder
-    from anisoscope.runs.sweep import SweepConfig, Sweeper
+    from anisoscope.claims.engine.claim import evaluate_claims, verdicts_to_dicts
+    from anisoscope.results.folder import RunFolder
+    from anisoscope.series.config import SweepConfig
+    from anisoscope.series.sweep import Sweeper
 
     config = SweepConfig(**options)
     kind = "sweep" if config.series else "tangent"
@@ -106,7 +107,7 @@ def run_sweep(options: Mapping[str, Any], *, out: Path | None, resume: bool, com
 
 def run_revisiting(options: Mapping[str, Any], *, out: Path | None, resume: bool, command: Sequence[str]) -> None:
     """The study of seed A."""
-    from anisoscope.runs.store import RunFolder
+    from anisoscope.results.folder import RunFolder
     from anisoscope.studies.revisiting import Revisiting, RevisitingConfig
 
     config = RevisitingConfig(**options)
@@ -120,7 +121,7 @@ def run_curvature_study(
     *, seed: int, beta: float | None, quick: bool, out: Path | None, command: Sequence[str]
 ) -> None:
     """The geometry behind it."""
-    from anisoscope.studies.curvature import CurvatureConfig, run_curvature
+    from anisoscope.studies.curvature.protocol import CurvatureConfig, run_curvature
     from anisoscope.view.curvature import write_curvature_report
 
     options: dict[str, Any] = {"seed": seed, "beta": beta}
@@ -135,7 +136,7 @@ def run_curvature_study(
 
 def print_claims(runs: Sequence[Path], names: Sequence[str] | None, *, proxy: str, fit: str, form: str) -> None:
     """Judge claims on the tables of some runs."""
-    from anisoscope.claims.claim import evaluate_claims, verdicts_to_dicts
+    from anisoscope.claims.engine.claim import evaluate_claims, verdicts_to_dicts
     from anisoscope.view.load import joint_table, open_runs
 
     if form not in ("table", "json"):

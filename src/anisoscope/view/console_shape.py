@@ -14,11 +14,11 @@ def run_shape(
     options: Mapping[str, Any], *, jobs: int | None, out: Path | None, resume: bool, command: Sequence[str]
 ) -> None:
     """The study of seed B, `jobs` arms at a time (None: as the preset has it)."""
-    from anisoscope.runs.store import RunFolder
-    from anisoscope.studies.shape import Shape, ShapeConfig
+    from anisoscope.results.folder import RunFolder
+    from anisoscope.studies.shape.protocol import ShapeConfig, ShapeStudy
 
     config = ShapeConfig(**options)
     path = _folder(out, f"shape-{config.preset}", resume=resume)
     folder = RunFolder.create(path, asdict(config), resume=resume)
-    _guarded(path, lambda tell: Shape(config, folder, command=command, progress=tell, jobs=jobs).run())
+    _guarded(path, lambda tell: ShapeStudy(config, folder, command=command, progress=tell, jobs=jobs).run())
     _end(path)

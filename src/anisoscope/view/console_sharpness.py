@@ -15,8 +15,8 @@ def run_sharpness(
     options: Mapping[str, Any], *, jobs: int | None, out: Path | None, resume: bool, command: Sequence[str]
 ) -> None:
     """The study of seed C's open question, `jobs` arms at a time (None: as the preset has it)."""
-    from anisoscope.runs.store import RunFolder
-    from anisoscope.studies.sharpness import Sharpness, SharpnessConfig
+    from anisoscope.results.folder import RunFolder
+    from anisoscope.studies.sharpness.protocol import Sharpness, SharpnessConfig
     from anisoscope.view.sharpness import loss_sentence
     from anisoscope.view.sharpness_results import Results
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.store import RunFolder, replace_file
+from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.view.figures import RULES
 from anisoscope.view.palette import LIGHT
 from anisoscope.view.report import TEMPLATES, environment

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from anisoscope.claims.drift import NEAR_IDENTITY
+from anisoscope.claims.inherent.drift import NEAR_IDENTITY
 from anisoscope.view.charts import Chart
 from anisoscope.view.drift_table import correlation_table, mean_words, p_words, units_of
 from anisoscope.view.modalities import (

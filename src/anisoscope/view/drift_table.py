@@ -6,22 +6,22 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from anisoscope.claims.correlation import FEWEST_SITES, Unit
-from anisoscope.claims.drift import FEWEST_LAYERS
+from anisoscope.claims.engine.correlation import FEWEST_SITES, CorrelationUnit
+from anisoscope.claims.inherent.drift import FEWEST_LAYERS
 from anisoscope.view.modalities import LOOKS, Comparison, Record, common_state, counted, interval_words, state_words
 from anisoscope.view.seeds import Bundle, bundles_of, in_front, in_seeds, size_words
 from anisoscope.view.verdicts import neat
 from anisoscope.view.words import finite, listed, plural, spans
 
 
-def units_of(found: Comparison) -> list[tuple[dict[str, Any], Unit]]:
+def units_of(found: Comparison) -> list[tuple[dict[str, Any], CorrelationUnit]]:
     """The ranks of the stacks that are pooled, as `claims.drift.pooled` takes them."""
     units = []
     for record in (r for r in found.scattered if not r["untrained"]):
         sites = [p for p in counted(record) if finite(p["drift"]) is not None]
         if len(sites) >= FEWEST_SITES and finite(record["spearman"]) is not None:
             drift, cosine = ([p[name] for p in sites] for name in ("drift", "cosine"))
-            units.append((record, Unit.of(record["model"], drift, cosine)))
+            units.append((record, CorrelationUnit.of(record["model"], drift, cosine)))
     return units
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from anisoscope.claims.quantity import Quantity, mean
-from anisoscope.metrics.estimate import jackknife
-from anisoscope.runs.table import FIRST_OUTLIER
+from anisoscope.metrics.engine.estimate import jackknife
+from anisoscope.results.quantity import Quantity, mean
+from anisoscope.results.table import FIRST_OUTLIER
 from anisoscope.view.heads import HeadMap, head_maps
 from anisoscope.view.inputs import random_models
 from anisoscope.view.series import Line, Point, Sheet, Subject, short_names
@@ -21,7 +21,7 @@ from anisoscope.view.words import estimate, finite, listed, number, plural, site
 
 BIASED_ABOVE = 15  # TwoNN at 4096 rows: true 20 reads 17.6, true 50 reads 33.7
 FEW_CONTEXTS = 30
-NEAR_COPIES = "near-copies or noise decide"  # in the note of metrics/evaluate.py
+NEAR_COPIES = "near-copies or noise decide"  # in the note of metrics/engine/estimation.py
 COMPARED = ("average_cosine", "two_nn", "participation_ratio")
 TELL_EACH = 3  # with more subjects than this the page compares instead of telling each one's story
 

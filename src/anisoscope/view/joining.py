@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from anisoscope.runs.table import Table
+from anisoscope.results.table import Table
 
 
 def joint(tables: Sequence[Table], paths: Sequence[str]) -> Table:

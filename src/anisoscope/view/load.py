@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.similarity import run_cka
-from anisoscope.runs.store import RunFolder, slug
-from anisoscope.runs.table import Table
+from anisoscope.measurement.compare import run_cka
+from anisoscope.results.folder import RunFolder, slug
+from anisoscope.results.table import Table
 from anisoscope.view.joining import joined, joint, new_names, renamed_table
 from anisoscope.view.report import PAGE, RunView, write_report
 
@@ -112,7 +112,7 @@ def open_runs(paths: Sequence[Path]) -> list[RunFolder]:
 
 def _judged_together(views: Sequence[RunView]) -> list[RunView]:
     """The claims asked of all runs at once: what each run said by itself may be false of them together."""
-    from anisoscope.claims.claim import evaluate_claims, verdicts_to_dicts
+    from anisoscope.claims.engine.claim import evaluate_claims, verdicts_to_dicts
 
     tables = [view.table for view in views]
     renamed = new_names(tables, [view.path for view in views])

@@ -1,7 +1,7 @@
 """Drift against average cosine in every model, and models of all modalities side by side.
 
-Everything here is read by the claims' own readers (claims/drift.py, claims/modalities.py): the page draws what the
-verdicts are made from. A *record* is one stack of one model and seed, at its last measured step.
+Everything here is read by the claims' own readers (claims/inherent/): the page draws what the verdicts are made from. A
+*record* is one stack of one model and seed, at its last measured step.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anisoscope.claims.drift import correlations, pooled
-from anisoscope.claims.modalities import BEYOND, modality_table
-from anisoscope.claims.streams import METRICS
-from anisoscope.runs.table import Table
+from anisoscope.claims.inherent.drift import correlations, pooled
+from anisoscope.claims.inherent.modalities import BEYOND, modality_table
+from anisoscope.claims.inherent.streams import METRICS
+from anisoscope.results.table import Table
 from anisoscope.view.charts import Chart
 from anisoscope.view.findings import Finding
 from anisoscope.view.joining import joint

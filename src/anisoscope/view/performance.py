@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anisoscope.runs.store import slug
+from anisoscope.results.folder import slug
 from anisoscope.view.drawn import open_study, verdicts_of, write_drawings, write_page
 from anisoscope.view.performance_figures import figures_of
 from anisoscope.view.performance_results import GEOMETRY, READINGS, REPAIRS, Book, Mark

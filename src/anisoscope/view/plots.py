@@ -17,7 +17,7 @@ from anisoscope.view.traces import Axis, Spec, base_layout, line_traces, style_l
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from anisoscope.runs.table import Table
+    from anisoscope.results.table import Table
 
 COLUMNS = 2
 

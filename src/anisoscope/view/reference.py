@@ -12,7 +12,7 @@ from pathlib import Path
 
 def metrics_page() -> str:
     """Every metric with its formula, convention, options and reference."""
-    from anisoscope.metrics.metric import registry
+    from anisoscope.metrics.engine.metric import registry
 
     lines = ["# Metrics", "", "Written by `make docs` from the declarations in `src/anisoscope/metrics`.", ""]
     for name, metric in sorted(registry().items()):
@@ -37,7 +37,7 @@ def metrics_page() -> str:
 
 def sites_page() -> str:
     """Every kind of site."""
-    from anisoscope.capture.sites import KINDS
+    from anisoscope.capture.sites.site import KINDS
 
     rows = [f"| `{name}` | {words} |" for name, words in KINDS.items()]
     return "\n".join(["# Sites", "", "| kind | what it is |", "|---|---|", *rows, ""])
@@ -45,7 +45,7 @@ def sites_page() -> str:
 
 def claims_page() -> str:
     """Every claim with its statement, its margin and how it is tested."""
-    from anisoscope.claims.claim import claims
+    from anisoscope.claims.engine.claim import claims
 
     lines = ["# Claims", "", "Written by `make docs` from the declarations in `src/anisoscope/claims`.", ""]
     lines += [

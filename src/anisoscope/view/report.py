@@ -31,7 +31,7 @@ from anisoscope.view.words import listed
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from anisoscope.runs.table import Table
+    from anisoscope.results.table import Table
 
 __all__ = ["RunView", "table_html", "write_report"]
 

@@ -17,7 +17,7 @@ from anisoscope.view.inputs import modality_told
 from anisoscope.view.words import finite, site_name
 
 if TYPE_CHECKING:
-    from anisoscope.runs.table import Table
+    from anisoscope.results.table import Table
 
 STREAM = ("embed", "resid", "final")
 IDENTITY = ("model", "revision", "data", "step", "seed", "run", "path", "stack")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.runs.store import RunFolder
+from anisoscope.results.folder import RunFolder
 from anisoscope.view.drawn import verdicts_of, write_drawings, write_page
 from anisoscope.view.performance_results import Mark
 from anisoscope.view.records import settings

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from anisoscope.claims.part import FEWEST_SEEDS, Bounds, Part, t_interval
+from anisoscope.claims.engine.part import FEWEST_SEEDS, Bounds, Part, t_interval
 from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.performance_results import Mark
 

@@ -14,7 +14,7 @@ from anisoscope.view.words import estimate, half_width, number
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from anisoscope.runs.table import Table
+    from anisoscope.results.table import Table
 
 MOST_ROWS = 64
 TERMINAL_ROWS = 40  # of one model; several models side by side get fewer rows and columns

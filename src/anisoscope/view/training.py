@@ -21,7 +21,7 @@ from anisoscope.view.series import role_told, short_names
 from anisoscope.view.words import finite, site_name
 
 if TYPE_CHECKING:
-    from anisoscope.runs.table import Table
+    from anisoscope.results.table import Table
     from anisoscope.view.series import Source
 
 STREAM = ("embed", "resid", "final")
@@ -127,7 +127,7 @@ def reading_of(variant: str) -> str:
 def is_training(table: Table) -> bool:
     """Whether a table is a series over steps, or measures gradients: the training page shows it better.
 
-    >>> from anisoscope.runs.table import Table
+    >>> from anisoscope.results.table import Table
     >>> is_training(Table.from_records([{"metric": "two_nn"}])), is_training(Table.from_records([{"step": 0}]))
     (False, True)
     """

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anisoscope.runs.table import Table
+from anisoscope.results.table import Table
 from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.records import csv_link
 from anisoscope.view.series import Sheet, Source

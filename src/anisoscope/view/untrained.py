@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anisoscope.runs.store import RunFolder, slug
+from anisoscope.results.folder import RunFolder, slug
 from anisoscope.view.drawn import ROLES, STYLE, inline_svg, open_study, save_drawing, verdicts_of, write_page
 from anisoscope.view.palette import SEQUENCE, blend
 from anisoscope.view.records import settings

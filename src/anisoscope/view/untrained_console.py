@@ -20,8 +20,8 @@ from anisoscope.view.words import number
 
 def run_untrained(options: Mapping[str, Any], *, out: Path | None, resume: bool, command: Sequence[str]) -> None:
     """Run the study, draw its page, print what came out."""
-    from anisoscope.runs.store import RunFolder
-    from anisoscope.studies.untrained import Untrained, UntrainedConfig
+    from anisoscope.results.folder import RunFolder
+    from anisoscope.studies.untrained.protocol import Untrained, UntrainedConfig
     from anisoscope.view.untrained import write_untrained_report
 
     config = UntrainedConfig(**options)

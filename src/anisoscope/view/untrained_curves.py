@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anisoscope.claims.part import FEWEST_SEEDS, Bounds, Part, t_interval
+from anisoscope.claims.engine.part import FEWEST_SEEDS, Bounds, Part, t_interval
 from anisoscope.view.catalogue import Catalogue
 
 Place = tuple[str, str]  # kind of site, metric

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from anisoscope.data.enwik8 import CleaningStats, clean, read_raw
-from anisoscope.data.prepare import RULES
+from anisoscope.data.enwik8.article import CleaningStats, clean, read_raw
+from anisoscope.data.enwik8.folder import RULES
 from anisoscope.data.text import SEPARATOR, Document
 
 TARGET = 1_500_000  # characters

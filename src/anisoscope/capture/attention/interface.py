@@ -1,0 +1,122 @@
+"""Queries and keys as they meet: taken from transformers' attention interface, or from the products around a softmax.
+
+Most models look their attention function up in one registry and hand it queries, keys, mask and scaling; there a relay
+stands in for the look-up while a capture runs, and delegates to the original. The models that write attention out are
+watched by `written.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from anisoscope.capture.attention.call import Call, Take, detached, head_scaling
+from anisoscope.capture.attention.explicit import watched
+
+__all__ = ["Call", "watching"]
+
+
+@contextlib.contextmanager
+def watching(modules: Sequence[nn.Module], take: Take) -> Iterator[None]:
+    """Hands every call of these attention modules to `take`, and leaves what they compute as it is."""
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(_relayed(module, take) if _uses_interface(module) else watched(module, take))
+        yield
+
+
+def _uses_interface(module: nn.Module) -> bool:
+    classes = [base for part in module.modules() for base in type(part).__mro__]
+    return any(hasattr(sys.modules.get(base.__module__), "ALL_ATTENTION_FUNCTIONS") for base in classes)
+
+
+# the interface of transformers
+
+_takers: dict[int, list[Take]] = {}  # by id of the module that calls the interface; several captures may share one
+_lock = threading.Lock()
+_original: list[Callable[..., Any]] = []
+
+
+@contextlib.contextmanager
+def _relayed(module: nn.Module, take: Take) -> Iterator[None]:
+    parts = list(module.modules())
+    with _lock:
+        for part in parts:
+            _takers.setdefault(id(part), []).append(take)
+        _install()
+    try:
+        yield
+    finally:
+        with _lock:
+            for part in parts:
+                _takers[id(part)].remove(take)
+                if not _takers[id(part)]:
+                    del _takers[id(part)]
+            _remove()
+
+
+def _install() -> None:
+    from transformers.modeling_utils import AttentionInterface
+
+    if _original:
+        return
+    look_up = AttentionInterface.get_interface
+    _original.append(look_up)
+
+    @functools.wraps(look_up)
+    def routed(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.partial(_relay, look_up(self, attn_implementation, default), str(attn_implementation))
+
+    AttentionInterface.get_interface = routed  # type: ignore[method-assign]
+
+
+def _remove() -> None:
+    from transformers.modeling_utils import AttentionInterface
+
+    if not _takers and _original:
+        AttentionInterface.get_interface = _original.pop()  # type: ignore[method-assign]
+
+
+def _relay(function: Callable[..., Any], name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    for take in tuple(_takers.get(id(module), ())):
+        take(_call(name, module, *args, **kwargs))
+    return function(module, *args, **kwargs)
+
+
+def _call(
+    name: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    *,
+    scaling: float | Tensor | None = None,
+    **kwargs: Any,
+) -> Call:
+    causal = kwargs.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True)) if causal is None else bool(causal)
+    return Call(
+        query.detach(),
+        key.detach(),
+        head_scaling(scaling, query.shape[-1]),
+        mask=_plain_mask(attention_mask, query, key),
+        bias=detached(kwargs.get("position_bias")),
+        causal=causal and query.shape[2] > 1 and name != "eager",  # written-out attention knows masks alone
+        window=kwargs.get("sliding_window") if "flash" in name else None,
+        whole=kwargs.get("softcap") is None and kwargs.get("s_aux") is None,
+    )
+
+
+def _plain_mask(mask: Any, query: Tensor, key: Tensor) -> Tensor | None:
+    if hasattr(mask, "mask_mod"):  # a block mask of flex attention
+        from torch.nn.attention.flex_attention import create_mask
+
+        return create_mask(mask.mask_mod, query.shape[0], 1, query.shape[2], key.shape[2], device=str(query.device))
+    return mask.detach()[..., : key.shape[2]] if isinstance(mask, Tensor) else None

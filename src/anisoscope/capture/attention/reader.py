@@ -1,0 +1,306 @@
+"""What the attention of a stack shows while a pass runs: queries, keys and scores, and in words what was taken.
+
+Shapes: B contexts, W windows of a context (1 where a model has none), H heads, T queries, S keys, d head width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.attention.call import Call
+from anisoscope.capture.attention.interface import watching
+from anisoscope.capture.attention.rotation import Turn, turning, unrotated
+from anisoscope.capture.rows.argument import by_name
+from anisoscope.capture.rows.index import Contexts, PositionChoice
+from anisoscope.capture.rows.row import Index, Scores
+from anisoscope.capture.sites.layout import Stack
+from anisoscope.capture.sites.part import CROSS_KINDS, ROTARY_KINDS, SELF_KINDS
+from anisoscope.capture.sites.site import Site
+from anisoscope.errors import AnisoscopeError
+
+# Attention within the windows of a feature map: which position each place of a window holds.
+#
+# Shapes: B contexts, W windows of w places each, h·w positions of the map in row-major order.
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How the positions of a feature map lie in windows."""
+
+    places: Tensor  # [W, w] position that each place holds, −1 where the map was padded
+    allowed: Tensor  # [W, w, w] bool: places that are neighbours in the map, not only in the window
+    known: bool = True  # whether the model says how; else positions are counted through the windows
+
+    @property
+    def positions(self) -> int:
+        """Positions of the map."""
+        return int((self.places >= 0).sum())
+
+    @property
+    def padded(self) -> bool:
+        """Whether windows reach over the edge of the map."""
+        return bool((self.places < 0).any())
+
+    def restored(self, x: Tensor) -> Tensor:
+        """[B·W, H, w, d] of the windows as [B, positions, H, d] of the map."""
+        flat = x.transpose(1, 2).unflatten(0, (-1, len(self.places))).flatten(1, 2)
+        return flat.index_select(1, self._order().to(x.device))
+
+    def index(self, index: Index) -> Index:
+        """An index of the map's positions as one of the windows' places: the same rows, in another order."""
+        total = self.places.numel()
+        keep = index.keep // index.length * total + self._order().to(index.keep.device)[index.keep % index.length]
+        keep, order = keep.sort()
+        names = ("context", "position", "token", "first")
+        moved = {name: None if (x := getattr(index, name)) is None else x[order] for name in names}
+        return replace(index, length=total, keep=keep, **moved)  # type: ignore[arg-type]
+
+    def masks(self, contexts: int) -> Tensor:
+        """Places that may attend to each other, [B·W, 1, w, w]."""
+        return self.allowed.repeat(contexts, 1, 1).unsqueeze(1)
+
+    def _order(self) -> Tensor:
+        """The place of each position among those of all windows."""
+        flat = self.places.flatten()
+        found = (flat >= 0).nonzero().squeeze(1)
+        return found[flat[found].argsort()]
+
+
+def partition(height: int, width: int, *, size: int, shift: int) -> Grid:
+    """Windows of size×size over a map that is padded to a multiple of it and, where shifted, turned around its edges.
+
+    >>> partition(2, 3, size=2, shift=0).places.tolist()
+    [[0, 1, 3, 4], [2, -1, 5, -1]]
+    """
+    tall, wide = (-(-side // size) * size for side in (height, width))
+    row, column = torch.meshgrid(torch.arange(tall), torch.arange(wide), indexing="ij")
+    position = torch.where((row < height) & (column < width), row * width + column, -1)
+    places, rows, columns = (_windows(x.roll((-shift, -shift), (0, 1)), size) for x in (position, row, column))
+    near = [(x[:, :, None] - x[:, None, :]).abs() < size for x in (rows, columns)]
+    return Grid(places, near[0] & near[1])
+
+
+def _windows(x: Tensor, size: int) -> Tensor:
+    """[h, w] as [W, size²]."""
+    parts = x.unflatten(1, (-1, size)).unflatten(0, (-1, size))  # [rows of windows, size, windows of a row, size]
+    return parts.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+
+def grid_of(block: Any, dimensions: Any, *, windows: int, places: int) -> Grid:
+    """The grid of a block that says its window and shift and is told the map's height and width; else a plain one."""
+    size, shift = getattr(block, "window_size", None), getattr(block, "shift_size", None)
+    if isinstance(size, int) and isinstance(shift, int) and dimensions is not None:
+        found = partition(int(dimensions[0]), int(dimensions[1]), size=size, shift=max(0, shift))
+        if tuple(found.places.shape) == (windows, places):
+            return found
+    counted = torch.arange(windows * places).view(windows, places)
+    return Grid(counted, torch.ones(windows, places, places, dtype=torch.bool), known=False)
+
+
+class Running(Protocol):
+    """The pass that is going through the stack."""
+
+    contexts: Contexts | None
+    layer: int
+
+
+@dataclass
+class Attended:
+    """Hands the attention calls of one stack on as rows and scores."""
+
+    stack: Stack
+    running: Running
+    wanted: set[Site]
+    emit: Callable[[Site, Tensor, Contexts], None]
+    show: Callable[[Scores], None]
+    choice: PositionChoice
+    above: Callable[[], Contexts | None]  # contexts of the stack that cross-attention reads
+    notes: list[str]
+    _said: set[Any] = field(default_factory=set)
+    _masks: tuple[Any, Any, tuple[Tensor, Tensor | None]] | None = None  # of the last call: key, what it is of, parts
+    _padded: Tensor | None = None  # what may attend to what, where it was last asked whether padding is reached
+    _dimensions: dict[str, Any] = field(default_factory=dict)  # of the map a block works on, by its path
+
+    @contextlib.contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Watches every attention module of the stack that a wanted kind needs."""
+        kinds = {site.kind for site in self.wanted if site.stack == self.stack.name}
+        with contextlib.ExitStack() as stack:
+            if kinds & {*SELF_KINDS, *ROTARY_KINDS}:
+                self._watch_blocks(model, stack)
+                for path in self._paths("query"):
+                    module = model.get_submodule(path)
+                    turns = stack.enter_context(turning(module)) if kinds & set(ROTARY_KINDS) else []
+                    take = functools.partial(self._within, turns=turns)
+                    stack.enter_context(watching([module], take))
+            if kinds & set(CROSS_KINDS):
+                modules = [model.get_submodule(path) for path in self._paths("cross_query")]
+                stack.enter_context(watching(modules, self._across))
+            yield
+
+    def _paths(self, kind: str) -> list[str]:
+        return list(dict.fromkeys(place.path for (_, k), place in self.stack.places.items() if k == kind))
+
+    def _watch_blocks(self, model: nn.Module, stack: contextlib.ExitStack) -> None:
+        """Notes the height and width that blocks with windows are told."""
+        for path in dict.fromkeys(self.stack.blocks):
+            block = model.get_submodule(path)
+            if hasattr(block, "window_size"):
+
+                def begin(block: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
+                    self._dimensions[path] = block, by_name(block, args, kwargs).get("input_dimensions")
+
+                stack.callback(block.register_forward_pre_hook(begin, with_kwargs=True).remove)
+
+    # attention within the stack
+
+    def _within(self, call: Call, *, turns: list[Turn]) -> None:
+        contexts = self.running.contexts
+        if contexts is None:
+            return
+        call = self._plain(call.batched(contexts.batch))
+        windows, odd = divmod(call.query.shape[0], contexts.batch)
+        if odd or (windows == 1 and call.key.shape[2] > call.query.shape[2]):  # keys of a cache
+            return
+        grid = self._grid(call, windows)
+        self._tell(call, grid, apart=contexts.prefix + contexts.suffix)
+        for kind, x in self._rows(call, turns).items():
+            rows = x.transpose(1, 2) if grid is None else grid.restored(x)
+            self.emit(self._site(kind), rows, contexts)
+        site = self._site("scores")
+        if site in self.wanted and call.whole:
+            self.show(self._scores(site, call, contexts, keys=contexts, grid=grid))
+
+    def _parted(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        """What may attend to what, and the bias; layers of a pass that are given one mask share one answer.
+
+        The mask that an answer belongs to is kept with it, so that nothing else can come to lie at its address.
+        """
+        given = (call.mask, call.bias)
+        key: tuple[Any, ...] = (id(self.running.contexts),)
+        key += tuple(None if x is None else (x.data_ptr(), x.shape, x.stride()) for x in given)
+        key = (*key, call.query.shape[2], call.key.shape[2], call.causal, call.window, call.query.device)
+        if self._masks is None or self._masks[0] != key:
+            self._masks = (key, (self.running.contexts, *given), call.parted())
+        return self._masks[2]
+
+    def _plain(self, call: Call) -> Call:
+        if call.query.dim() != 4:
+            raise AnisoscopeError(
+                f"the attention of layer {self.running.layer} has queries of shape {tuple(call.query.shape)}; expected "
+                "four dimensions (contexts or windows, heads, positions, width): leave query, key and scores out."
+            )
+        return call
+
+    def _rows(self, call: Call, turns: list[Turn]) -> dict[str, Tensor]:
+        found = {"query": call.query, "key": call.key}
+        for kind, x in (("query_unrotated", call.query), ("key_unrotated", call.key)):
+            if self._site(kind) in self.wanted:
+                before = unrotated(x, turns)
+                if before is None:
+                    layer = self.running.layer
+                    self._say(kind, f"{kind} from layer {layer} on is as it meets: no rotation leads to it")
+                found[kind] = x if before is None else before
+        return found
+
+    def _grid(self, call: Call, windows: int) -> Grid | None:
+        path = self.stack.blocks[self.running.layer - 1]
+        block, dimensions = self._dimensions.get(path, (None, None))
+        grid = grid_of(block, dimensions, windows=windows, places=call.query.shape[2])
+        return grid if windows > 1 or grid.padded else None
+
+    def _scores(
+        self,
+        site: Site,
+        call: Call,
+        contexts: Contexts,
+        *,
+        keys: Contexts | None,
+        grid: Grid | None = None,
+    ) -> Scores:
+        allowed, bias = self._parted(call)
+        plain = PositionChoice(self.choice.special, self.choice.first)
+        length = call.query.shape[2] if grid is None else grid.positions
+        index = contexts.select(length, plain, call.query.device).index
+        if grid is not None:
+            index, allowed = grid.index(index), allowed & grid.masks(contexts.batch).to(allowed.device)
+        if grid is None and keys is not None:
+            self._tell_padding(site, allowed, keys)
+        windows = 1 if grid is None else len(grid.places)
+        return Scores(site, call.query, call.key, allowed, bias, call.scaling, index, windows, call.chunk)
+
+    # attention to another stack
+
+    def _across(self, call: Call) -> None:
+        contexts, read = self.running.contexts, self.above()
+        if contexts is None:
+            return
+        call = call.batched(contexts.batch)
+        self.emit(self._site("cross_query"), call.query.transpose(1, 2), contexts)
+        if read is not None and read.batch == contexts.batch:
+            # the keys belong to the same pair of contexts as the queries, so they fall into the same fold
+            paired = replace(read, hashes=contexts.hashes, _cache={})
+            self.emit(self._site("cross_key"), call.key.transpose(1, 2), paired)
+        site = self._site("cross_scores")
+        if site in self.wanted and call.whole:
+            self.show(self._scores(site, call, contexts, keys=read))
+
+    # words
+
+    def _site(self, kind: str) -> Site:
+        return Site(self.running.layer, kind, self.stack.name)
+
+    def _say(self, what: Any, words: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self.notes.append(words if self.stack.name == "single" else f"{self.stack.name}: {words}")
+
+    def _tell(self, call: Call, grid: Grid | None, *, apart: int) -> None:
+        """What is special about a call, once for each size it has."""
+        queries, keys, since = call.query.shape[2], call.key.shape[2], f"from layer {self.running.layer} on"
+        if grid is not None:
+            self._say((len(grid.places), queries), f"{since} {_window_words(grid)}")
+        elif keys < queries:
+            self._say((queries, keys), f"{since} {_reduced_words(queries - apart, keys - apart)}")
+        if 0 < call.chunk < queries:
+            words = f"{since} attention is within chunks of {call.chunk} positions: queries and keys were put together"
+            self._say(("chunk", call.chunk), f"{words}, scores are those of a chunk, and m counts its keys")
+        if isinstance(call.scaling, Tensor):
+            self._say("scaling", f"{since} scores have a temperature of each head; queries and keys are without it")
+
+    def _tell_padding(self, site: Site, allowed: Tensor, keys: Contexts) -> None:
+        if site.kind in self._said or self._padded is allowed:
+            return
+        self._padded = allowed
+        with contextlib.suppress(AnisoscopeError):  # how the keys lie to the input may not be known
+            padding = ~keys.real_at(allowed.shape[3], prefix=keys.prefix, suffix=keys.suffix)
+            if bool(padding.any()) and bool((allowed.flatten(1, 2).any(1).cpu() & padding).any()):
+                self._say(site.kind, f"{site.kind} reach padded positions, as the model does: m counts them")
+
+
+def _window_words(grid: Grid) -> str:
+    """What is taken of attention within windows."""
+    count, places = grid.places.shape
+    words = f"attention is within {count} windows of {places} positions: scores are of one window, m counts its keys"
+    if grid.padded:
+        words += ", padding at the edge of the map too, as the model does; padded rows are left out"
+    return words if grid.known else f"{words}; rows are in the order of the windows"
+
+
+def _reduced_words(queries: int, keys: int) -> str:
+    """How many queries share a key.
+
+    >>> _reduced_words(4096, 64)
+    '64 keys meet 4096 queries: the model reduces its keys 8×8'
+    """
+    side = math.isqrt(queries // keys)
+    words = f"{side}×{side}" if side * side * keys == queries else f"{queries / keys:.3g} to one"
+    return f"{keys} keys meet {queries} queries: the model reduces its keys {words}"

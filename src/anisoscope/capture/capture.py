@@ -1,0 +1,514 @@
+"""Capture: hooks on a model that stream its activations, without padding, to a sink while a forward pass is running."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import fnmatch
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.attention.reader import Attended
+from anisoscope.capture.rows.argument import by_name, evaluating, first_tensor, forward, given, positioned, with_ids
+from anisoscope.capture.rows.frame import SOUND, with_frame_mask
+from anisoscope.capture.rows.index import Contexts, PositionChoice, read_contexts, special_ids
+from anisoscope.capture.rows.pixel import reads_last, with_pixel_mask
+from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink
+from anisoscope.capture.sites.layout import Layout, Stack, find_layout, refuse_compiled, unwrapped
+from anisoscope.capture.sites.part import CALLED_KINDS, PER_HEAD, Place
+from anisoscope.capture.sites.patch import CUTTING, Patches, SpecialPositions, settle
+from anisoscope.capture.sites.site import Site
+from anisoscope.errors import AnisoscopeError
+
+# The two sides of an encoder–decoder where a batch of sound or images feeds one of them only.
+
+
+MEDIA = (*SOUND, "pixel_values")
+_DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
+
+
+def reader_of(
+    model: nn.Module, layout: Layout | None, inputs: Mapping[str, Any], *, sites: Sequence[Site]
+) -> tuple[nn.Module, str]:
+    """The model and "", or its encoder alone and a note where a batch has nothing for the decoder to read."""
+    sides = {stack.name: stack for stack in (layout.stacks if layout is not None else ())}
+    media = any(name in inputs for name in MEDIA)
+    if not media or set(sides) != {"encoder", "decoder"} or any(inputs.get(name) is not None for name in _DECODED):
+        return model, ""
+    what = f"the batch has no decoder_input_ids for the decoder of {type(unwrapped(model)).__name__}"
+    if not any(site.stack == "encoder" for site in sites):
+        raise AnisoscopeError(f"{what}; add them (the start token alone will do), or ask for sites of the encoder.")
+    return model.get_submodule(sides["encoder"].owner), f"{what}: its encoder alone was measured"
+
+
+# Logits that nobody reads are not computed: of a large vocabulary they are wider than all else in a pass.
+
+
+@contextlib.contextmanager
+def few_logits(model: nn.Module) -> Iterator[None]:
+    """While this lasts the output layer of a model is given the last position of each context alone.
+
+    For models that take no `logits_to_keep`. Hooks that were there before still see what all positions bring.
+    """
+    find = getattr(unwrapped(model), "get_output_embeddings", None)
+    head = find() if callable(find) else None
+    if not isinstance(head, nn.Module):
+        yield
+        return
+    handle = head.register_forward_pre_hook(_last)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _last(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    whole = args and isinstance(args[0], Tensor) and args[0].dim() == 3
+    return (args[0][:, -1:], *args[1:]) if whole else None
+
+
+# What a stack knows while a forward pass runs through it: its contexts, its layer, and which positions are patches.
+
+
+class Pass:
+    """One pass through one stack; `notes` are those of the capture."""
+
+    def __init__(self, stack: Stack | None, notes: list[str]) -> None:
+        self.stack, self.notes = stack, notes
+        self.contexts: Contexts | None = None
+        self.layer = 0
+        self.layers = {path: i for i, path in enumerate(stack.blocks, start=1)} if stack else {}
+        self.counted = False  # whether positions that may be tokens were counted as patches
+        self._patches = Patches()
+        self._tokens = stack.tokens if stack is not None else None  # as found by name, then as seen
+        self._among: SpecialPositions | None = None  # of this pass
+        self._positions = 0
+
+    def begin(self, contexts: Contexts, arguments: Mapping[str, Any]) -> None:
+        """A pass over these contexts, from what the stack was given."""
+        self.contexts, self.layer, self._among = contexts, 0, None
+        if self.stack is not None:
+            self._patches.begin(arguments, self.stack.config)
+
+    def end(self) -> None:
+        self.contexts, self.layer = None, 0
+
+    def cut(self, output: Any) -> None:
+        """A convolution outside the blocks was called; before the first block it may be what cuts patches."""
+        if self.contexts is not None and self.layer == 0 and isinstance(output, Tensor):
+            self._patches.cut(output, self.contexts.batch)
+
+    def enter(self, path: str, x: Tensor) -> None:
+        """The block of a path begins with the rows x."""
+        shared = self.stack is not None and self.stack.shared
+        self.layer = self.layer + 1 if shared else self.layers[path]
+        if self.contexts is None or self.stack is None:
+            return
+        if self._tokens is not None and x.dim() == 3 and x.shape[0] == self.contexts.batch:
+            self._look(x)
+        before, after = self.stack.prefix_at(self.layer), self.stack.suffix
+        among = self._among or SpecialPositions(before, after)
+        self.contexts.prefix, self.contexts.suffix = among.before, among.after
+
+    def _look(self, x: Tensor) -> None:
+        """Settles which positions are patches where no family says it: at the first block, and where more come in."""
+        assert self.stack is not None and self._tokens is not None
+        if self._among is None:
+            self._among, note = settle(self._tokens, x, self._patches.counts)
+            self._tokens, self._positions = (self._among if self._among.count else self._tokens), x.shape[1]
+            self._say(note)
+        elif x.shape[1] > self._positions and not self.stack.staged:
+            more, self._positions, self._among = x.shape[1] - self._positions, x.shape[1], SpecialPositions()
+            words = f"from layer {self.layer} on the blocks read {more} positions more than before, and what they are"
+            self._say(f"{words} is not known: all positions are counted there, and none as a class token")
+
+    def _say(self, words: str) -> None:
+        self.counted |= bool(words)
+        note = words if self.stack is None or self.stack.name == "single" else f"{self.stack.name}: {words}"
+        if words and note not in self.notes:
+            self.notes.append(note)
+
+
+def patch_cutters(model: nn.Module, stack: Stack) -> list[nn.Module]:
+    """Convolutions over images outside the blocks, one of which cuts the patches; none where a family says all."""
+    if stack.tokens is None:
+        return []
+    inside = tuple(f"{path}." for path in stack.blocks)
+    parts = model.get_submodule(stack.owner).named_modules(prefix=stack.owner)
+    return [part for path, part in parts if isinstance(part, CUTTING) and not path.startswith(inside)]
+
+
+Rule = Callable[[tuple[Any, ...], dict[str, Any]], Tensor]
+"""(args, kwargs) of the model's forward -> bool [B, T], True where a position is data."""
+Watch = Callable[[Site, Tensor, Callable[[Tensor], Tensor]], None]
+"""(site, the activation itself, how its gradient is cut into the same rows), while the forward pass runs."""
+
+
+class Capture:
+    """Streams the rows of `sites` to `sink`; a context manager that always takes its hooks off again.
+
+    >>> with Capture(model, find_layout(model).sites(), sink) as capture:  # doctest: +SKIP
+    ...     capture.run({"input_ids": ids, "attention_mask": mask})
+
+    Ids and mask are read from the arguments that the model's own forward is given, so that a training loop may call
+    the model itself; special-token flags and groups come with a `Batch` given to `run`. `modules` names modules of any
+    `nn.Module` by path or pattern, `rows` gives the mask of a model whose arguments do not. `watch` is shown each
+    activation itself, with its graph, after its rows went to the sink; `idle` tells when there is nothing to do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: Sequence[Site],
+        sink: Sink,
+        *,
+        layout: Layout | None = None,
+        special: str = "in",
+        first: str = "in",
+        pool: str = "none",
+        modules: Sequence[str] | None = None,
+        rows: Rule | None = None,
+        watch: Watch | None = None,
+        idle: Callable[[], bool] | None = None,
+    ) -> None:
+        refuse_compiled(model)
+        self.model, self.sink, self.rule, self.watch, self.idle = model, sink, rows, watch, idle
+        self.choice = PositionChoice(special, first, pool)
+        self.notes: list[str] = []
+        self.layout = layout or _layout(model, needed=bool(sites))
+        self.named = _named(model, modules or ())
+        self.sites = [*sites, *self.named.values()]
+        self._check(sites)
+        self._wanted = set(self.sites)
+        self._seen: set[Site] = set()
+        self._passes: dict[str, Pass] = {}
+        self._batch: Batch | None = None
+        self._above: Contexts | None = None  # of the encoder, for its decoder
+        self._outer: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._finished = 0
+        self._unfed: set[str] = set()  # stacks that the batch has nothing for
+        self._stack = contextlib.ExitStack()
+
+    def _check(self, sites: Sequence[Site]) -> None:
+        if not self.sites:
+            raise AnisoscopeError("nothing to capture: neither sites nor modules were given.")
+        for site in sites:
+            known = self.layout is not None and site in set(self.layout.stack(site.stack).sites([site.kind]))
+            if not known:
+                raise AnisoscopeError(
+                    f"site {site} cannot be captured in a forward pass of {type(self.model).__name__}; take sites from "
+                    "find_layout(model).sites(…), and weight tables from weight_rows."
+                )
+
+    def __enter__(self) -> Capture:
+        try:
+            self._attach()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._stack.close()
+        if kind is not None:
+            return
+        if self.idle is not None:  # a training loop that was never looked at is its owner's business
+            return
+        if not self._finished:
+            raise AnisoscopeError(
+                "no forward pass was seen while capturing; call capture.run(batch), or the model itself."
+            )
+        self._raise_unseen()
+
+    def run(self, batch: Batch | Mapping[str, Any] | Tensor) -> None:
+        """One forward pass in evaluation and inference mode over a batch, on the device of the model's inputs."""
+        batch = batch if isinstance(batch, Batch) else Batch(batch if isinstance(batch, Mapping) else {"": batch})
+        self._batch, self._seen = batch, set()
+        reader, note = reader_of(self.model, self.layout, batch.inputs, sites=self.sites)
+        self._unfed = {"decoder"} if note else set()
+        self.notes += [note] if note and note not in self.notes else []
+        try:
+            unread = contextlib.nullcontext() if self.named or "labels" in batch.inputs else few_logits(reader)
+            with evaluating(self.model), torch.inference_mode(), unread:
+                forward(reader, batch.inputs)
+        finally:
+            self._batch = None
+        self._raise_unseen()
+
+    @property
+    def unseen(self) -> list[Site]:
+        """The sites that the pass, or all passes so far, did not show."""
+        return sorted(site for site in self._wanted - self._seen if site.stack not in self._unfed)
+
+    @property
+    def counted(self) -> set[str]:
+        """The stacks where positions that may be class tokens or the like were counted as patches."""
+        return {name for name, running in self._passes.items() if running.counted}
+
+    def _raise_unseen(self) -> None:
+        unseen = self.unseen
+        if not unseen:
+            return
+        names = ", ".join(map(str, unseen[:6])) + (f" and {len(unseen) - 6} more" if len(unseen) > 6 else "")
+        hint = "the modules were not called"
+        if all(site.kind in CALLED_KINDS for site in unseen):
+            hint = 'its attention shows no queries and keys; load the model with attn_implementation="eager" or "sdpa"'
+        raise AnisoscopeError(
+            f"nothing was seen at {names}: {hint}, or the model was compiled before the hooks were attached."
+        )
+
+    # hooks
+
+    def _attach(self) -> None:
+        self._keep(self.model.register_forward_pre_hook(self._untraced(self._begin), with_kwargs=True))
+        within = {path: self._stack_of(path) for path in self.named}
+        used = {site.stack for site in self.sites if site.kind != "module"} | set(within.values())
+        used |= {"encoder"} if "decoder" in used else set()  # what the encoder read is part of a decoder's context
+        for stack in self.layout.stacks if self.layout is not None else ():
+            if stack.name in used:
+                self._hook_stack(stack)
+        if "" in used:
+            self._passes[""] = Pass(None, self.notes)
+        for path, site in self.named.items():
+            self._on(path, "out", functools.partial(self._emit, site, running=self._passes[within[path]]))
+        # Hooks run in the order in which they were added: the pass ends after everything else has been read.
+        self._keep(self.model.register_forward_hook(self._untraced(self._end), always_call=True))
+
+    def _stack_of(self, path: str) -> str:
+        """The stack whose positions a named module works on; "" where the model's own arguments say it."""
+        owners = {stack.owner: stack.name for stack in (self.layout.stacks if self.layout is not None else ())}
+        return next((name for owner, name in owners.items() if owner and f"{path}.".startswith(f"{owner}.")), "")
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.idle is not None and self.idle():
+            return
+        self._outer, self._above = (args, kwargs), None
+        if "" in self._passes:
+            self._passes[""].begin(self._contexts(module, args, kwargs, stack=None), {})
+
+    def _end(self, *_: Any) -> None:
+        self._outer = None
+        self._finished += 1
+        for running in self._passes.values():
+            running.end()
+
+    def _untraced(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """A hook that stays through a later torch.compile must not become part of the graph."""
+        return hook if self.idle is None else torch.compiler.disable(hook)
+
+    def _keep(self, handle: Any) -> None:
+        self._stack.callback(handle.remove)
+
+    def _hook_stack(self, stack: Stack) -> None:
+        running = self._passes[stack.name] = Pass(stack, self.notes)
+        owner = self.model.get_submodule(stack.owner)
+
+        def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.idle is not None and self.idle():
+                return
+            running.begin(self._contexts(module, args, kwargs, stack=stack), by_name(module, args, kwargs))
+
+        self._keep(owner.register_forward_pre_hook(self._untraced(begin), with_kwargs=True))
+        kinds = {site.kind for site in self.sites if site.stack == stack.name}
+        self._hook_blocks(stack, running)
+        for module in patch_cutters(self.model, stack):
+            self._keep(module.register_forward_hook(self._untraced(lambda _, __, output: running.cut(output))))
+        inner = {(place, kind) for (_, kind), place in stack.places.items() if kind in kinds - set(CALLED_KINDS)}
+        for place, kind in sorted(inner, key=str):
+            self._on(place.path, place.side, self._taker(running, kind, place))
+        if kinds & set(CALLED_KINDS):
+            self._hook_attention(stack, running)
+        for (layer, kind), place in stack.fixed.items():
+            if kind in kinds:
+                site = Site(layer, kind, stack.name)
+                self._on(place.path, place.side, functools.partial(self._emit, site, running=running))
+        if "final" in kinds:
+            site = Site(stack.depth, "final", stack.name)
+            self._on(
+                stack.final.path, stack.final.side, functools.partial(self._emit, site, running=running), last=True
+            )
+        if stack.owner:  # the model's own hook ends the pass when it is the owner
+            self._keep(owner.register_forward_hook(self._untraced(self._end_stack(running)), always_call=True))
+
+    def _end_stack(self, running: Pass) -> Callable[..., None]:
+        def end(*_: Any) -> None:
+            self._finished += 1 if self._outer is None else 0
+            running.end()
+
+        return end
+
+    def _hook_blocks(self, stack: Stack, running: Pass) -> None:
+        for path in dict.fromkeys(stack.blocks):
+
+            def enter(x: Tensor, path: str = path) -> None:
+                if running.contexts is None:  # recomputation during a backward pass
+                    return
+                running.enter(path, x)
+                self._emit(Site(running.layer, "block_in", stack.name), x, running)
+                if running.layer == 1 and (0, "embed") not in stack.fixed:
+                    self._emit(Site(0, "embed", stack.name), x, running)
+                    self._emit(Site(0, "cls", stack.name), x, running)
+
+            def leave(x: Tensor) -> None:
+                self._emit(Site(running.layer, "resid", stack.name), x, running)
+                self._emit(Site(running.layer, "cls", stack.name), x, running)
+
+            self._on(path, "in", enter)
+            self._on(path, "out", leave)
+
+    def _taker(self, running: Pass, kind: str, place: Place) -> Callable[[Tensor], None]:
+        def take(x: Tensor) -> None:
+            assert running.stack is not None
+            scaled = x if place.scale == 1.0 else x * place.scale
+            scaled = scaled * self.model.get_parameter(place.gain) if place.gain else scaled
+            self._emit(Site(running.layer, kind, running.stack.name), scaled, running)
+
+        return take
+
+    def _hook_attention(self, stack: Stack, running: Pass) -> None:
+        def emit(site: Site, x: Tensor, contexts: Contexts) -> None:
+            self._emit(site, x, running, contexts)
+
+        wanted, above = self._wanted, lambda: self._above
+        attended = Attended(stack, running, wanted, emit, self._show, self.choice, above, self.notes)
+        self._stack.enter_context(attended.watching(self.model))
+
+    def _show(self, scores: Scores) -> None:
+        self._seen.add(scores.site)
+        if scores.index.keep.numel():
+            with _plain(scores.query.device):
+                self.sink.scores(scores)
+
+    def _on(self, path: str, side: str, act: Callable[[Tensor], None], *, last: bool = False) -> None:
+        module = self.model.get_submodule(path)
+        if side == "in":
+
+            def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                act(first_tensor(path, *given(args, kwargs)))
+
+            self._keep(module.register_forward_pre_hook(self._untraced(before), with_kwargs=True))
+        else:
+
+            def after(_: nn.Module, __: Any, output: Any) -> None:
+                act(first_tensor(path, getattr(output, "last_hidden_state", None) if last else None, output))
+
+            self._keep(module.register_forward_hook(self._untraced(after)))
+
+    # rows
+
+    def _emit(self, site: Site, x: Tensor, running: Pass, contexts: Contexts | None = None) -> None:
+        contexts, activation = contexts or running.contexts, x
+        if site not in self._wanted or contexts is None:
+            return
+        self._seen.add(site)
+        if site.kind == "cls" and not (contexts.prefix or contexts.suffix):  # a note says why
+            return
+        whole = x.dim() == 4 and site.kind not in PER_HEAD  # a map has no class token among its positions
+        if site.kind != "cls" and self._unpooled(contexts, whole=whole, known=running.stack is not None):
+            return
+        x = positioned(x, contexts, site)
+        selection = contexts.select(x.shape[1], self._choice(site, whole=whole), x.device)
+        if selection.index.keep.numel():
+            with _plain(x.device):
+                self.sink.rows(Rows(site, selection.rows(x), selection.index))
+            if self.watch is not None:
+                self.watch(site, activation, lambda g: selection.rows(positioned(g, contexts, site)))
+
+    def _unpooled(self, contexts: Contexts, *, whole: bool, known: bool) -> bool:
+        """Whether the row that a pool takes is nothing at a site of frames, patches or a map; then a note says so."""
+        pool = self.choice.pool
+        classless = whole or (known and not (contexts.prefix or contexts.suffix))
+        if not contexts.plain or pool not in ("cls", "last") or (pool == "cls" and not classless):
+            return False
+        what = "a class token" if pool == "cls" else "a last position that means more than any other"
+        note = f"pool={pool}: sites of sounds or pictures without {what} are left out"
+        self.notes += [note] if note not in self.notes else []
+        return True
+
+    def _choice(self, site: Site, *, whole: bool) -> PositionChoice:
+        """What the user wants of the positions; some sites are one row per context by their nature."""
+        pool = {"cls": "cls", "stage_mean": "mean"}.get(site.kind)
+        return self.choice if not (pool or whole) else replace(self.choice, pool=pool or self.choice.pool, whole=whole)
+
+    def _contexts(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, stack: Stack | None
+    ) -> Contexts:
+        arguments = by_name(module, args, kwargs)
+        outer = by_name(self.model, *self._outer) if self._outer is not None else {}
+        arguments = with_pixel_mask(arguments, outer, self._batch.inputs if self._batch is not None else {})
+        if self._outer is not None and module is not self.model:
+            arguments = with_frame_mask(with_ids(arguments, outer), outer)
+        real = self.rule(*(self._outer or (args, kwargs))).cpu().bool() if self.rule is not None else None
+        config = stack.config if stack is not None else getattr(unwrapped(self.model), "config", None)
+        decoding = stack is not None and stack.name == "decoder"
+        above = self._above if decoding else None
+        contexts, notes = read_contexts(arguments, config=config, real=real, above=above)
+        self.notes += [note for note in notes if note not in self.notes]
+        contexts.windows = stack.windows if stack is not None else None
+        contexts.prefix, contexts.suffix = (stack.prefix_at(0), stack.suffix) if stack is not None else (0, 0)
+        contexts.channels_last = functools.partial(reads_last, self.model, self.layout)
+        contexts.plain |= any(isinstance(arguments.get(name), Tensor) for name in MEDIA)
+        contexts.frames = getattr(module, "_get_feature_vector_attention_mask", None)
+        self._annotate(contexts, decoding=decoding, config=config)
+        if stack is not None and stack.name == "encoder":
+            self._above = contexts
+        return contexts
+
+    def _annotate(self, contexts: Contexts, *, decoding: bool, config: Any) -> None:
+        batch = self._batch
+        if batch is not None:
+            contexts.groups = batch.groups
+        if decoding and contexts.tokens is not None:  # flags of a batch belong to what the encoder reads
+            ids = torch.tensor(sorted(special_ids(config, "bos", "eos", "pad", "decoder_start")), dtype=torch.long)
+            contexts.special = torch.isin(contexts.tokens, ids)
+        elif batch is not None and batch.special is not None:
+            contexts.special = batch.special.cpu().bool()
+
+
+def _layout(model: nn.Module, *, needed: bool) -> Layout | None:
+    """The layout; where only named modules are wanted it is welcome (an encoder and its decoder), not needed."""
+    try:
+        return find_layout(model)
+    except AnisoscopeError:
+        if needed:
+            raise
+        return None
+
+
+@contextlib.contextmanager
+def _plain(device: torch.device) -> Iterator[None]:
+    """What a sink keeps is its own: no inference tensors, no graph, no automatic half precision."""
+    half = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    full = torch.autocast(device.type, enabled=False) if half else contextlib.nullcontext()
+    with torch.inference_mode(False), torch.no_grad(), full:
+        yield
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a module's path fits a pattern, name by name: `*` does not reach over a dot.
+
+    >>> _matches("h.3", "h.*"), _matches("h.3.mlp", "h.*")
+    (True, False)
+    """
+    names, words = path.split("."), pattern.split(".")
+    return len(names) == len(words) and all(map(fnmatch.fnmatchcase, names, words))
+
+
+def _named(model: nn.Module, patterns: Sequence[str]) -> dict[str, Site]:
+    """The modules that match, in the model's order, as sites numbered by it."""
+    paths = [path for path, _ in model.named_modules() if path]
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        hits = [path for path in paths if _matches(path, pattern)]
+        if not hits:
+            near = difflib.get_close_matches(pattern, paths, n=1, cutoff=0.0)
+            hint = f"; did you mean {near[0]!r}?" if near else "; it has no modules."
+            raise AnisoscopeError(f"no module of {type(model).__name__} matches {pattern!r}{hint}")
+        found |= dict.fromkeys(hits)
+    ordered = [path for path in paths if path in found]
+    return {path: Site(i, "module", name=path) for i, path in enumerate(ordered)}

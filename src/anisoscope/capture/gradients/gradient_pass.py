@@ -1,0 +1,243 @@
+"""Activations and the gradients of the summed loss for the same rows, from one pass of our own.
+
+The pass leaves no trace: evaluation mode and every module's own mode back, random numbers forked, `.grad` untouched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.capture import Capture
+from anisoscope.capture.gradients.loss import LabelConvention, LossRule, Words, find_reading, output_part, unlabelled
+from anisoscope.capture.rows.argument import evaluating, forward
+from anisoscope.capture.rows.row import Index, Rows, Scores, Sink
+from anisoscope.capture.sites.layout import Layout, unwrapped
+from anisoscope.capture.sites.site import Site
+from anisoscope.errors import AnisoscopeError
+
+_PROBES: list[None] = []  # passes of our own that are running
+
+
+@dataclass(frozen=True)
+class SiteRows:
+    """Rows of one site in one pass; `g` is missing where no gradient was asked for."""
+
+    x: Tensor  # [n, d]
+    g: Tensor | None
+    index: Index
+    words: Words
+
+
+@dataclass
+class GradientPass:
+    """What one pass over some contexts gave."""
+
+    sites: dict[Site, SiteRows] = field(default_factory=dict)
+    loss: float = 0.0  # summed over target tokens
+    tokens: int = 0
+    weights: dict[str, Tensor] = field(default_factory=dict)  # gradients by parameter name
+    embedded: tuple[Tensor, Tensor] | None = None  # ids [m] and the gradients of their embeddings [m, d]
+    unreached: list[Site] = field(default_factory=list)  # sites that no gradient reaches
+
+
+class Collector:
+    """A sink that keeps rows, and the activations whose gradients are wanted."""
+
+    def __init__(self, others: Sink | None = None) -> None:
+        self.kept: dict[Site, Rows] = {}
+        self.live: dict[Site, tuple[Tensor, Any]] = {}
+        self.others = others
+
+    def rows(self, rows: Rows) -> None:
+        if rows.x.ndim == 2:
+            self.kept[rows.site] = rows
+        if self.others is not None:
+            self.others.rows(rows)
+
+    def scores(self, scores: Scores) -> None:
+        if self.others is not None:
+            self.others.scores(scores)
+
+    def watch(self, site: Site, activation: Tensor, rows_of: Any) -> None:
+        self.live[site] = (activation, rows_of)
+
+
+@contextlib.contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, forked random numbers and the eager forward; everything back afterwards."""
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    compiled = [(m, m._compiled_call_impl) for m in model.modules() if getattr(m, "_compiled_call_impl", None)]
+    with torch.random.fork_rng(devices=devices), evaluating(model):
+        _PROBES.append(None)
+        try:
+            for module, _ in compiled:  # hooks never fire in what was compiled without them
+                module._compiled_call_impl = None
+            yield
+        finally:
+            _PROBES.pop()
+            for module, call in compiled:
+                module._compiled_call_impl = call
+
+
+def probing() -> bool:
+    """Whether a pass of our own is running, which no other monitor may take for training."""
+    return bool(_PROBES)
+
+
+def original(model: nn.Module) -> nn.Module:
+    """The module that torch.compile wraps, or the model itself."""
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def forward_rows(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    sites: Sequence[Site],
+    *,
+    layout: Layout,
+    reading: LabelConvention | None = None,
+    others: Sink | None = None,
+    extra: Sequence[Site] = (),
+) -> GradientPass:
+    """The rows of a pass without gradients; `others` takes the same rows, and those of `extra` sites."""
+    collector = Collector(others)
+    with untouched(model), Capture(model, [*sites, *extra], collector, layout=layout) as capture:
+        capture.run(unlabelled(model, inputs))
+    return _gathered(GradientPass(), collector, inputs.get("labels"), reading, sites=sites, gradients={})
+
+
+def gradient_rows(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    sites: Sequence[Site],
+    *,
+    layout: Layout,
+    reading: LabelConvention | None = None,
+    loss: LossRule | None = None,
+    weights: Sequence[str] = (),
+    embedding: bool = False,
+    others: Sink | None = None,
+    extra: Sequence[Site] = (),
+) -> GradientPass:
+    """The rows of a pass with the gradient of the summed loss for each; also of some weights and of the embeddings."""
+    out, collector, table = GradientPass(), Collector(others), _Table()
+    named = dict(model.named_parameters())
+    wanted = [named[name] for name in weights]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(untouched(model))
+        stack.enter_context(torch.enable_grad())
+        if embedding:
+            stack.enter_context(table.watching(model))
+        capture = Capture(model, [*sites, *extra], collector, layout=layout, watch=collector.watch)
+        stack.enter_context(capture)
+        total = _total(model, inputs, out, reading=reading, loss=loss)
+        reached = [s for s in sites if s in collector.live and collector.live[s][0].requires_grad]
+        out.unreached = [s for s in sites if s not in reached]
+        # a weight that is frozen has no gradient; whoever asked for it is told by its absence
+        learning = [(n, p) for n, p in zip(weights, wanted, strict=True) if p.requires_grad]
+        tensors = [collector.live[s][0] for s in reached] + table.tensors + [p for _, p in learning]
+        if not total.requires_grad or not tensors:
+            raise AnisoscopeError(
+                "no gradient reaches any site: every parameter is frozen; unfreeze the ones that learn "
+                "(parameter.requires_grad_(True))."
+            )
+        grads = list(torch.autograd.grad(total, tensors, allow_unused=True))
+    gradients = {site: grads[i] for i, site in enumerate(reached)}
+    out.unreached += [site for site, g in gradients.items() if g is None]
+    table.take(out, grads[len(reached) : len(reached) + len(table.tensors)])
+    rest = grads[len(reached) + len(table.tensors) :]
+    out.weights = {name: g.detach() for (name, _), g in zip(learning, rest, strict=True) if g is not None}
+    return _gathered(out, collector, inputs.get("labels"), reading, sites=sites, gradients=gradients)
+
+
+def _total(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    out: GradientPass,
+    *,
+    reading: LabelConvention | None,
+    loss: LossRule | None,
+) -> Tensor:
+    """The summed loss, with its graph."""
+    if loss is not None:
+        total = loss(model, inputs)
+        if not isinstance(total, Tensor) or total.numel() != 1:
+            raise AnisoscopeError(f"loss= returned {type(total).__name__}; expected the summed loss as one number.")
+        labels = inputs.get("labels")
+        out.tokens = reading.count(labels) if reading is not None and isinstance(labels, Tensor) else 0
+    else:
+        output = forward(model, inputs)
+        labels = inputs.get("labels")
+        if not isinstance(labels, Tensor):
+            raise AnisoscopeError("the batch has no labels, so there is no loss; add labels, or give loss=.")
+        reading = reading or find_reading(model, output, labels)
+        out.tokens = reading.count(labels)
+        if not out.tokens:  # nothing to learn from these contexts
+            return output_part(output, "logits").sum() * 0.0
+        logits = output_part(output, "logits")
+        if isinstance(logits, Tensor) and logits.dtype == torch.float64:  # transformers' own loss is float32 even then
+            total = reading.summed(logits, labels)
+        else:
+            total = output_part(output, "loss").double() * out.tokens
+    out.loss = float(total.detach())
+    return total
+
+
+class _Table:
+    """The output of the input embedding: its gradient, summed by token, is the table's gradient in its input role."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self._ids: list[Tensor] = []
+        self._scale = 1.0
+
+    @contextlib.contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        module = unwrapped(model).get_input_embeddings()  # type: ignore[operator]
+        self._scale = float(getattr(module, "embed_scale", 1.0))  # some tables are multiplied on their way out
+
+        def keep(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            if output.requires_grad and args and isinstance(args[0], Tensor):
+                self._ids.append(args[0].detach())
+                self.tensors.append(output)
+
+        handle = module.register_forward_hook(keep)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def take(self, out: GradientPass, grads: Sequence[Tensor | None]) -> None:
+        pairs = [(i.flatten(), g.flatten(0, -2)) for i, g in zip(self._ids, grads, strict=True) if g is not None]
+        if pairs:
+            out.embedded = torch.cat([i for i, _ in pairs]), torch.cat([g for _, g in pairs]).detach() * self._scale
+
+
+def _gathered(
+    out: GradientPass,
+    collector: Collector,
+    labels: Tensor | None,
+    reading: LabelConvention | None,
+    *,
+    sites: Sequence[Site],
+    gradients: Mapping[Site, Tensor | None],
+) -> GradientPass:
+    words: dict[tuple[int, str], Words] = {}
+    for site in sites:
+        rows = collector.kept.get(site)
+        if rows is None:
+            continue
+        key = (id(rows.index), site.stack)
+        if key not in words:
+            words[key] = Words.of(rows.index, labels, reading, stack=site.stack)
+        g = gradients.get(site)
+        cut = collector.live[site][1](g) if g is not None else None
+        out.sites[site] = SiteRows(rows.x, cut, rows.index, words[key])
+    return out

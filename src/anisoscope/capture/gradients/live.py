@@ -1,0 +1,239 @@
+"""Activations and gradients of a training step that somebody else runs: read by hooks, changed by nothing.
+
+Raw gradients: tensor hooks fire during the backward pass, before clipping. What scales them – loss scaling, division by
+the number of micro-batches – is seen at the loss the model returned, whose own gradient is exactly that factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.capture import Capture
+from anisoscope.capture.gradients.gradient_pass import GradientPass, SiteRows, probing
+from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, Words, find_reading, output_part
+from anisoscope.capture.rows.argument import by_name
+from anisoscope.capture.rows.index import original_contexts
+from anisoscope.capture.rows.row import Rows, Scores, Sink
+from anisoscope.capture.sites.layout import Layout
+from anisoscope.capture.sites.site import Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.numerics.hashing import half_of
+
+
+@dataclass
+class MicroBatch:
+    """One forward and backward pass of a training step."""
+
+    arguments: dict[str, Any]
+    rows: dict[Site, Rows] = field(default_factory=dict)
+    gradients: dict[Site, Tensor] = field(default_factory=dict)
+    seed: float | None = None  # the gradient that arrived at the model's own loss
+    reading: LabelConvention | None = None
+    loss: float = float("nan")  # as the model returned it
+    unreached: list[Site] = field(default_factory=list)
+    shown: list[Rows | Scores] = field(default_factory=list)  # for the geometry metrics
+    shared: bool = True  # whether the loss is a part of the mean over num_items_in_batch, where that is given
+
+    def feed(self, sink: Sink) -> None:
+        """Hand on what the pass showed: only known to be part of the training once its gradients have come."""
+        for item in self.shown:
+            if isinstance(item, Rows):
+                sink.rows(item)
+            else:
+                sink.scores(item)
+
+    def learned_from(self) -> bool:
+        """Whether a backward pass came through it."""
+        return bool(self.gradients) or self.seed is not None
+
+    def has_targets(self) -> bool:
+        """Whether the model was given anything to learn from; labels may also be somebody else's business."""
+        labels = self.arguments.get("labels")
+        return not isinstance(labels, Tensor) or bool((labels != IGNORED).any())
+
+    def tokens(self) -> int:
+        """What the mean of the loss was taken over."""
+        given = self.arguments.get("num_items_in_batch")
+        if given is not None and self.shared:
+            return int(given)
+        labels = self.arguments.get("labels")
+        return self.reading.count(labels) if self.reading is not None and isinstance(labels, Tensor) else 0
+
+
+class LiveGradients:
+    """Hooks that stay on a model for a whole training run and do nothing until a step is to be measured.
+
+    They are attached before torch.compile, or not at all; they are kept out of the compiled graph. Where gradients are
+    not `scaled`, only whether they came is of interest, and the loss may be anything.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: Sequence[Site],
+        *,
+        layout: Layout,
+        extra: Sequence[Site] = (),
+        scaled: bool = True,
+    ) -> None:
+        self.model, self.sites, self.scaled = model, list(sites), scaled
+        self.active = False
+        self.batches: list[MicroBatch] = []
+        self.geometry = False
+        options: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle}
+        self._capture = Capture(model, [*sites, *extra], self, **options)
+        self._handles: list[Any] = []
+        self._reading: LabelConvention | None = None
+        self._shared: bool | None = None
+
+    def __enter__(self) -> LiveGradients:
+        before = torch.compiler.disable(self._begin)
+        after = torch.compiler.disable(self._end)
+        self._handles.append(self.model.register_forward_pre_hook(before, with_kwargs=True))
+        self._capture.__enter__()
+        self._handles.append(self.model.register_forward_hook(after, with_kwargs=True))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._capture._stack.close()
+
+    def begin(self, *, geometry: bool = False) -> None:
+        """Look at everything from now on; with `geometry` keep what metrics of the activations need."""
+        self.batches, self.active, self.geometry = [], True, geometry
+
+    def end(self) -> list[MicroBatch]:
+        """Stop looking; what was seen."""
+        self.active, self.geometry = False, False
+        found, self.batches = self.batches, []
+        return found
+
+    def drop(self) -> None:
+        """The step broke off: forget what was seen."""
+        self.end()
+
+    def _idle(self) -> bool:
+        # an evaluation inside the step runs without gradients and is not the training batch; nor is anybody's probe
+        return not self.active or not torch.is_grad_enabled() or probing()
+
+    # hooks
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._idle():
+            self.batches.append(MicroBatch(by_name(module, args, kwargs)))
+
+    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._idle() or not self.batches:
+            return
+        batch = self.batches[-1]
+        loss, labels = output_part(output, "loss"), batch.arguments.get("labels")
+        if not isinstance(loss, Tensor) or not loss.requires_grad:
+            return
+        if self.scaled and isinstance(labels, Tensor) and bool((labels != IGNORED).any()):
+            batch.reading, batch.shared = self._find(output, batch, labels)
+        batch.loss = float(loss.detach())
+
+        def arrived(g: Tensor) -> None:
+            batch.seed = float(g)
+
+        loss.register_hook(arrived)
+
+    def _find(self, output: Any, batch: MicroBatch, labels: Tensor) -> tuple[LabelConvention, bool]:
+        """How the labels are read, and whether the loss is over the items of all micro-batches.
+
+        Some models take num_items_in_batch and ignore it (BERT does), so the loss itself has to say.
+        """
+        given = batch.arguments.get("num_items_in_batch")
+        reading = self._reading = self._reading or self._read(output, given, labels)
+        if given is None or int(given) == reading.count(labels):
+            return reading, True  # the same number either way
+        if self._shared is None:
+            self._shared = self._over(output, given, labels, reading)
+        return reading, self._shared
+
+    def _read(self, output: Any, given: Any, labels: Tensor) -> LabelConvention:
+        """The reading of a loss over its own items, or else over those given."""
+        both = [] if given is None else [LabelConvention(True), LabelConvention(False)]
+        shared = [reading for reading in both if self._over(output, given, labels, reading)]
+        return shared[0] if shared else find_reading(self.model, output, labels)
+
+    def _over(self, output: Any, given: Any, labels: Tensor, reading: LabelConvention) -> bool:
+        """Whether the loss, read so, is the summed loss of this micro-batch over the items given."""
+        own = output_part(output, "loss").detach() * (float(given) / max(1, reading.count(labels)))
+        try:
+            return find_reading(self.model, {"loss": own, "logits": output_part(output, "logits")}, labels) == reading
+        except AnisoscopeError:
+            return False
+
+    def rows(self, rows: Rows) -> None:
+        if self.batches and rows.x.ndim == 2:
+            self.batches[-1].rows[rows.site] = rows
+        if self.batches and self.geometry:
+            self.batches[-1].shown.append(rows)
+
+    def scores(self, scores: Scores) -> None:
+        if self.batches and self.geometry:
+            self.batches[-1].shown.append(scores)
+
+    def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None:
+        if site not in self.sites or not self.batches:
+            return
+        refuse_graphless(site)
+        batch = self.batches[-1]
+        if not activation.requires_grad:
+            batch.unreached.append(site)
+            return
+
+        def arrived(g: Tensor) -> None:
+            batch.gradients[site] = rows_of(g)
+
+        activation.register_hook(arrived)
+
+
+def refuse_graphless(site: Site) -> None:
+    """A site that is shown without a graph, in a pass that has one, lies in a re-entrant checkpoint."""
+    if not torch.is_grad_enabled():
+        raise AnisoscopeError(
+            f"site {site} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
+            "gradient cannot be seen; use the other kind: gradient_checkpointing_kwargs={'use_reentrant': False}."
+        )
+
+
+def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = None) -> GradientPass:
+    """The rows of a micro-batch, or of the contexts of one half of it, with their gradients as they came."""
+    halves = half_of(original_contexts(batch.arguments)) if half is not None else None
+    out = GradientPass(tokens=batch.tokens(), unreached=list(batch.unreached))
+    labels = batch.arguments.get("labels")
+    labels = labels.detach().cpu() if isinstance(labels, Tensor) else None
+    for site in sites:
+        rows, g = batch.rows.get(site), batch.gradients.get(site)
+        if rows is None:
+            continue
+        words = Words.of(rows.index, labels, batch.reading, stack=site.stack)
+        chosen = torch.arange(len(rows.x))
+        if halves is not None:
+            chosen = chosen[halves[rows.index.keep.cpu() // max(1, rows.index.length)] == half]
+        at = chosen.to(rows.x.device)
+        out.sites[site] = SiteRows(
+            rows.x[at], None if g is None else g[at], _picked_index(rows, chosen), _picked_words(words, chosen)
+        )
+    return out
+
+
+def _picked_index(rows: Rows, chosen: Tensor) -> Any:
+    at = chosen.to(rows.index.keep.device)
+    names = ("keep", "context", "position", "token")
+    picked = {name: getattr(rows.index, name)[at] for name in names}
+    first = rows.index.first
+    return replace(rows.index, **picked, first=None if first is None else first[at])
+
+
+def _picked_words(words: Words, chosen: Tensor) -> Words:
+    masked = None if words.masked is None else words.masked[chosen]
+    return Words(words.original[chosen], words.target[chosen], masked)

@@ -1,0 +1,359 @@
+"""Which positions of a forward pass are data: read from the arguments the model itself was given.
+
+Shapes: B contexts, T positions, n kept rows. All tensors here live on the host; what takes rows from an
+activation is moved to its device once a pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.capture.rows.frame import SOUND, trusted, without_repeated_end
+from anisoscope.capture.rows.pixel import MASK, read_pixels, unpadded_cells
+from anisoscope.capture.rows.row import Index
+from anisoscope.errors import AnisoscopeError
+
+# The names under which models take their content, in the order in which they identify a context.
+CONTENT = ("input_ids", "inputs_embeds", "input_values", "input_features", "pixel_values")
+# A float mask at or below this is a mask, whatever the precision: half precision ends at -65504.
+MASKED = -9999.0
+
+Windows = Callable[[int, int], "tuple[Tensor, Tensor]"]
+"""(input length T, site length) -> first and one-past-last input position that each row reads; T is never data."""
+
+
+@dataclass(frozen=True)
+class PositionChoice:
+    """What the user wants of the real positions."""
+
+    special: str = "in"
+    first: str = "in"
+    pool: str = "none"
+    whole: bool = False  # no position is a class token or the like: a feature map
+
+    def __post_init__(self) -> None:
+        allowed = {"special": ("in", "out"), "first": ("in", "out"), "pool": ("none", "mean", "cls", "last")}
+        for name, values in allowed.items():
+            if (seen := getattr(self, name)) not in values:
+                raise AnisoscopeError(f"{name}={seen!r} is not known; expected one of {', '.join(values)}.")
+
+
+@dataclass(frozen=True)
+class RowSelection:
+    """How rows are taken from an activation [B·T, …]: gathered at `take`, then averaged over `segment` where pooled."""
+
+    take: Tensor  # [m] int64
+    index: Index
+    segment: Tensor | None = None  # [m] row of `index` each taken position is averaged into
+    count: Tensor | None = None  # [n] positions averaged into each row
+
+    def to(self, device: torch.device) -> RowSelection:
+        """What takes rows on the device of the activations; the index stays on the host, where it is read."""
+        return RowSelection(self.take.to(device), self.index, _moved(self.segment, device), _moved(self.count, device))
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The kept rows of x [B, T, …] as a fresh float32 or float64 tensor [n, …]."""
+        flat = x.detach().flatten(0, 1).index_select(0, self.take)
+        flat = flat if flat.dtype == torch.float64 else flat.float()
+        if self.segment is None or self.count is None:
+            return flat
+        total = flat.new_zeros((self.count.numel(), *flat.shape[1:])).index_add_(0, self.segment, flat)
+        return total / self.count.view(-1, *[1] * (total.dim() - 1))
+
+
+def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)
+
+
+@dataclass
+class Contexts:
+    """The contexts of one forward pass through one stack."""
+
+    hashes: Tensor  # [B] int64
+    real: Tensor | None  # [B, T] bool; None where every position of every resolution is data
+    tokens: Tensor | None = None  # [B, T] int64
+    special: Tensor | None = None  # [B, T] bool
+    groups: tuple[str, ...] | None = None
+    windows: Windows | None = None
+    span: int | None = None  # samples of audio, where nothing says which of them are data
+    frames: Callable[[int, Tensor], Tensor] | None = None  # the model's own mask at a lower resolution
+    plain: bool = False  # frames or patches: none of them is a special token
+    prefix: int = 0  # leading positions that are no part of the input; read only as the class token
+    suffix: int = 0  # trailing ones
+    pixels: Tensor | None = None  # [B, H, W] bool where images were padded to one size
+    channels_last: Callable[[Any, torch.Size], bool] | None = None  # how a site of four dimensions is to be read
+    _cache: dict[tuple[int, int, int, PositionChoice, torch.device], RowSelection] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        """The number of contexts, empty ones included."""
+        return self.hashes.numel()
+
+    @property
+    def length(self) -> int | None:
+        """The number of input positions, where the input has positions."""
+        return None if self.real is None else self.real.shape[1]
+
+    def select(self, length: int, choice: PositionChoice, device: torch.device) -> RowSelection:
+        """The selection for activations of `length` positions on `device`; made once per pass."""
+        prefix, suffix = (0, 0) if choice.whole or length <= self.prefix + self.suffix else (self.prefix, self.suffix)
+        key = (length, prefix, suffix, choice, device)
+        if key not in self._cache:
+            host = torch.device("cpu")
+            made = self._cache.get((*key[:4], host)) or self._selection(length, choice, prefix=prefix, suffix=suffix)
+            self._cache[(*key[:4], host)] = made
+            self._cache[key] = made if device == host else made.to(device)
+        return self._cache[key]
+
+    def _selection(self, length: int, choice: PositionChoice, *, prefix: int, suffix: int) -> RowSelection:
+        real, place = self.real_at(length, prefix=prefix, suffix=suffix), torch.arange(length)
+        if choice.pool != "cls":
+            real = real & (place >= prefix) & (place < length - suffix)
+        elif suffix and not prefix:  # its class token follows the patches
+            real = real & (place >= length - suffix)
+        kept = self._kept(real, choice)
+        take = kept.flatten().nonzero().squeeze(1)
+        row = take // length
+        if choice.pool == "none":
+            return RowSelection(take, self._index(real, take, length=length))
+        used, segment, count = torch.unique(row, return_inverse=True, return_counts=True)
+        zero = torch.zeros_like(used)
+        index = Index(self.batch, 1, used, self.hashes[used], zero, zero - 1, self.groups)
+        return RowSelection(take, index, segment, count)
+
+    def _kept(self, real: Tensor, choice: PositionChoice) -> Tensor:
+        starts, order = first_of(real), real.flip(1)
+        if choice.pool == "cls":
+            return starts
+        if choice.pool == "last":
+            return first_of(order).flip(1)
+        kept = real & ~starts if choice.first == "out" else real.clone()
+        if choice.special == "out":
+            kept &= ~self._special_at(real)
+        return kept
+
+    def _special_at(self, real: Tensor) -> Tensor:
+        if self.special is None and self.plain:
+            return torch.zeros_like(real)
+        if self.special is None:
+            raise AnisoscopeError(
+                "special tokens are to be left out, but nothing says which they are; run a Batch with `special`."
+            )
+        if self.special.shape == real.shape:
+            return self.special
+        return ~self._covered(~self.special, real.shape[1])
+
+    def _index(self, real: Tensor, take: Tensor, *, length: int) -> Index:
+        order = (real.long().cumsum(1) - 1).flatten()
+        same = self.tokens is not None and self.tokens.shape[1] == length
+        token = self.tokens.flatten()[take] if same and self.tokens is not None else torch.full_like(take, -1)
+        first = first_of(real).flatten()[take]
+        return Index(self.batch, length, take, self.hashes[take // length], order[take], token, self.groups, first)
+
+    def real_at(self, length: int, *, prefix: int = 0, suffix: int = 0) -> Tensor:
+        """Which of `length` positions are data; at a lower resolution, those whose whole window is unpadded."""
+        if self.pixels is not None:
+            cells = unpadded_cells(self.pixels, max(length - prefix - suffix, 1))
+            return torch.nn.functional.pad(cells, (length - cells.shape[1] - suffix, suffix), value=True)
+        if self.real is None and self.windows is not None and self.span is not None:
+            return self._covered(torch.ones(self.batch, self.span, dtype=torch.bool), length)
+        if self.real is None:
+            return torch.ones(self.batch, length, dtype=torch.bool)
+        if length == self.real.shape[1]:
+            return self.real
+        if length == 1:
+            return self.real.any(1, keepdim=True)
+        return self._covered(self.real, length)
+
+    def _covered(self, flags: Tensor, length: int) -> Tensor:
+        whole = bool(flags.all()) and length < flags.shape[1]
+        if self.windows is not None and (windows := self._windows(flags.shape[1], length, needed=not whole)):
+            start, stop = windows
+            beyond = torch.nn.functional.pad(flags.long(), (0, 1))  # one position past the input, never data
+            counts = torch.nn.functional.pad(beyond.cumsum(1), (1, 0))
+            return counts[:, stop] - counts[:, start] == stop - start
+        if whole:
+            return torch.ones(self.batch, length, dtype=torch.bool)
+        if self.frames is not None:
+            return trusted(self.frames(length, flags.long()).bool(), flags.bool())
+        raise AnisoscopeError(
+            f"a site has {length} positions where the padded input has {flags.shape[1]}, and how they correspond is "
+            "not known; give contexts of equal length, or a mask at the site's resolution with rows=…."
+        )
+
+    def _windows(self, given: int, length: int, *, needed: bool) -> tuple[Tensor, Tensor] | None:
+        """The windows of a site, or None where none are known and, without padding, none are needed."""
+        assert self.windows is not None
+        try:
+            return self.windows(given, length)
+        except AnisoscopeError:
+            if needed:
+                raise
+            return None
+
+
+def first_of(real: Tensor) -> Tensor:
+    """True at the first True of each row.
+
+    >>> first_of(torch.tensor([[False, True, True]])).tolist()
+    [[False, True, False]]
+    """
+    return real & (real.long().cumsum(1) == 1)
+
+
+def content_hash(values: Tensor, prefix: bytes = b"") -> int:
+    """A signed 64-bit hash (blake2b) of the raw bytes of one context's unpadded content."""
+    raw = values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return int.from_bytes(hashlib.blake2b(prefix + raw, digest_size=8).digest(), "little", signed=True)
+
+
+def read_contexts(
+    arguments: Mapping[str, Any], *, config: Any = None, real: Tensor | None = None, above: Contexts | None = None
+) -> tuple[Contexts, list[str]]:
+    """The contexts of a pass, from the arguments of a forward, and notes on what had to be decided.
+
+    `real` overrides what the mask says; `above` are the encoder's contexts when these belong to its decoder.
+    """
+    name, content = _content(arguments)
+    pixels = None
+    if name == "pixel_values" and (real is None or real.dim() == 3):
+        pixels, real = read_pixels(arguments.get(MASK) if real is None else real, content), None
+    ids = content.detach().cpu().long() if name == "input_ids" else None
+    notes: list[str] = []
+    if real is None and name != "pixel_values":
+        length = None if name == "input_features" else content.shape[1]
+        real = _mask(arguments.get("attention_mask"), content.shape[0], length)
+        if real is None:
+            real = _padding_mask(arguments, content, notes)
+        if real is None and name in SOUND:
+            real = without_repeated_end(content, config=config, notes=notes)
+    if real is None and ids is not None:
+        real = _unmasked(ids, config, notes)
+    elif real is None and name == "inputs_embeds":
+        real = torch.ones(content.shape[:2], dtype=torch.bool)
+    hashes = _hashes(content if ids is None else ids, real, above, pixels)
+    aligned = ids is not None and real is not None and ids.shape == real.shape
+    span = content.shape[1] if name == "input_values" and content.dim() == 2 else None
+    words = ids if aligned else None
+    return Contexts(hashes, real, words, plain=name == "pixel_values", pixels=pixels, span=span), notes
+
+
+def original_contexts(arguments: Mapping[str, Any], *, config: Any = None) -> Tensor:
+    """Hashes [B] of what the contexts are, not of what of them is shown: a text masked twice is the same text."""
+    ids, labels = arguments.get("input_ids"), arguments.get("labels")
+    whole = dict(arguments)
+    if isinstance(ids, Tensor) and isinstance(labels, Tensor) and ids.shape == labels.shape:
+        ids, labels = ids.detach().cpu(), labels.detach().cpu()
+        if _hidden_tokens(ids, labels):
+            whole["input_ids"] = torch.where(labels >= 0, labels, ids)
+    return read_contexts(whole, config=config)[0].hashes
+
+
+def _hidden_tokens(ids: Tensor, labels: Tensor) -> bool:
+    """Whether labels are tokens that a mask hides: where there is a label, most ids are one and the same, the mask.
+
+    Tags of a token classifier, or the target text of a translation, are labels of the same shape and no such thing.
+
+    >>> _hidden_tokens(torch.tensor([[5, 3, 3, 8]]), torch.tensor([[-100, 6, 7, -100]]))
+    True
+    >>> _hidden_tokens(torch.tensor([[5, 6, 7, 8]]), torch.tensor([[0, 0, 1, 0]]))
+    False
+    """
+    shown = ids[labels >= 0]
+    differs = shown != labels[labels >= 0]
+    if not bool(differs.any()):  # a causal model's labels are its ids
+        return False
+    return int(shown.unique(return_counts=True)[1].max()) > 0.5 * len(shown)
+
+
+def _content(arguments: Mapping[str, Any]) -> tuple[str, Tensor]:
+    for name in CONTENT:
+        if isinstance(arguments.get(name), Tensor):
+            return name, arguments[name]
+    tensors = [(k, v) for k, v in arguments.items() if isinstance(v, Tensor) and v.dim() > 0 and "mask" not in k]
+    if not tensors:
+        raise AnisoscopeError(
+            f"the forward pass was given no tensor that says what its contexts are (seen: "
+            f"{', '.join(arguments) or 'nothing'}); expected one of {', '.join(CONTENT)}."
+        )
+    name, value = tensors[0]
+    ids = value.dim() == 2 and not value.is_floating_point() and not value.is_complex()
+    image = value.dim() == 4 and value.is_floating_point()
+    return ("input_ids" if ids else "pixel_values" if image else name), value
+
+
+def _padding_mask(arguments: Mapping[str, Any], content: Tensor, notes: list[str]) -> Tensor | None:
+    """What is data by a mask [B, T] of another name: True is padding in `…padding_mask`, data in any other."""
+    for name, value in arguments.items():
+        if "mask" in name and isinstance(value, Tensor) and value.shape == content.shape[:2]:
+            padding = "pad" in name
+            notes.append(f"{name} was read as the mask: {'True is padding' if padding else 'nonzero is data'}")
+            value = value.detach().cpu()
+            if value.is_floating_point() and padding:  # added to scores: −∞ is padding
+                return value == 0
+            return ~value.bool() if padding else value != 0
+    return None
+
+
+def _mask(mask: Any, batch: int, length: int | None) -> Tensor | None:
+    """A bool mask [B, T] from what a model accepts as attention_mask, without cached positions; None without one."""
+    if isinstance(mask, Mapping):
+        mask = next((value for value in mask.values() if isinstance(value, Tensor)), None)
+    if not isinstance(mask, Tensor):
+        return None
+    mask = mask.detach().cpu()
+    if mask.dim() >= 3:  # a position is real when some query may attend to it
+        open_ = mask if mask.dtype == torch.bool else (mask > MASKED if mask.is_floating_point() else mask != 0)
+        open_ = open_.flatten(1, -2).any(1)
+        real = open_.expand(batch, -1)
+    else:
+        real = mask != 0
+    return real if length is None else real[:, -length:]
+
+
+def _unmasked(ids: Tensor, config: Any, notes: list[str]) -> Tensor:
+    """No mask was given: all is data, except runs of a pad token at the ends that cannot be anything else."""
+    pad = getattr(config, "pad_token_id", None)
+    everything = torch.ones_like(ids, dtype=torch.bool)
+    if pad is None or pad in special_ids(config, "bos", "eos", "sep", "cls"):
+        return everything
+    content = ids != pad
+    if pad in special_ids(config, "decoder_start"):  # T5 starts its decoder with the pad token
+        content[:, 0] = True
+    inside = (content.long().cumsum(1) > 0) & (content.flip(1).long().cumsum(1).flip(1) > 0)
+    if bool(content.all()) or bool((inside & ~content).any()) or not bool(content.any()):
+        return everything
+    notes.append(
+        f"no attention_mask was given; leading and trailing tokens {pad} (pad_token_id) were taken as padding, "
+        "though the model attended to them"
+    )
+    return content
+
+
+def special_ids(config: Any, *names: str) -> set[int]:
+    """The ids a configuration names as special, e.g. `special_ids(config, "bos", "eos")`."""
+    found: set[int] = set()
+    for name in names:
+        value = getattr(config, f"{name}_token_id", None)
+        values: Iterable[Any] = value if isinstance(value, (list, tuple)) else (value,)
+        found.update(int(v) for v in values if isinstance(v, int))
+    return found
+
+
+def _hashes(content: Tensor, real: Tensor | None, above: Contexts | None, pixels: Tensor | None) -> Tensor:
+    content = content.detach().cpu()
+    aligned = real is not None and real.shape == content.shape[:2]
+    prefixes = [b""] * content.shape[0]
+    if above is not None and above.batch == content.shape[0]:  # a decoder's rows depend on what the encoder read
+        prefixes = [int(h).to_bytes(8, "little", signed=True) for h in above.hashes]
+    parts = [row[real[b]] if aligned and real is not None else row for b, row in enumerate(content)]
+    if pixels is not None:
+        parts = [row[:, seen] for row, seen in zip(content, pixels, strict=True)]
+    values = [content_hash(part, prefix) for part, prefix in zip(parts, prefixes, strict=True)]
+    return torch.tensor(values, dtype=torch.int64)

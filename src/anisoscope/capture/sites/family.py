@@ -1,0 +1,314 @@
+"""The table of model families: a row only where the general rules of `layout.py` do not suffice.
+
+A new family needs no row when its blocks are the one list of the configured length and its parts have usual names.
+Otherwise add a `Family` to `FAMILIES` under the configuration's `model_type`, and a tiny configuration to
+`tests/capture/test_family.py`; the tests then check it numerically.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.rows.frame import convolved, squeezed
+from anisoscope.capture.rows.index import Windows
+
+Blocks = Callable[[nn.Module, Any], "list[str]"]
+"""(backbone, configuration) -> path of the block applied at each layer, relative to the backbone."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is special about one family of models.
+
+    `blocks` gives the path of the module applied at each layer, one entry per application (a shared block repeats).
+    `hidden` maps (number of blocks, length of the model's own `hidden_states`) to the layer each entry must equal,
+    None where it has no site. `windows` relates a lower resolution to the input's. `final` False: what looks like a
+    final norm is none. `attention` says for which layers query, key and scores cannot be had, and why. `prefix` counts
+    the leading positions that are no part of the input: class, distillation and register tokens, `prefixed` the layers
+    that have them where not all do. `staged`: its blocks lie in stages. `without` names kinds of a block that cannot be
+    read as rows, and why.
+    """
+
+    about: str
+    blocks: Blocks | None = None
+    hidden: Callable[[int, int], list[int | None]] | None = None
+    windows: Callable[[Any], Windows] | None = None
+    final: Callable[[Any], bool] | None = None
+    attention: Callable[[int, int], str] | None = None  # (layer, number of blocks) -> reason, "" where all is well
+    prefix: Callable[[Any], int] | None = None
+    prefixed: Callable[[Any], frozenset[int]] | None = None
+    staged: bool = False
+    without: Mapping[str, str] = field(default_factory=dict)
+
+
+def albert_blocks(backbone: nn.Module, config: Any) -> list[str]:
+    """ALBERT applies each layer of a group once per hidden layer of the group."""
+    per_group = config.num_hidden_layers / config.num_hidden_groups
+    groups = [int(i / per_group) for i in range(config.num_hidden_layers)]
+    inner = range(config.inner_group_num)
+    return [f"encoder.albert_layer_groups.{g}.albert_layers.{j}" for g in groups for j in inner]
+
+
+def canine_blocks(backbone: nn.Module, config: Any) -> list[str]:
+    """CANINE: one block on characters, the deep blocks on molecules of several characters, one block on characters."""
+    lists = ("initial_char_encoder.layer", "encoder.layer", "final_char_encoder.layer")
+    return [f"{path}.{i}" for path in lists for i in range(len(backbone.get_submodule(path)))]  # type: ignore[arg-type]
+
+
+def canine_hidden(blocks: int, given: int) -> list[int | None]:
+    """CANINE's own hidden states repeat the input of each of its three encoders."""
+    deep = blocks - 2
+    return [0, 1, None, *range(2, 2 + deep), None, blocks]
+
+
+def canine_windows(config: Any) -> Windows:
+    """Molecule 0 is the first character again; molecule j reads characters r(j-1) … rj-1 of rate r."""
+    rate = config.downsampling_rate
+
+    def windows(length: int, rows: int) -> tuple[Tensor, Tensor]:
+        start = (torch.arange(rows) - 1).clamp(min=0) * rate
+        stop = torch.arange(rows) * rate
+        stop[0] = 1
+        return start.clamp(max=length), stop.clamp(max=length)
+
+    return windows
+
+
+def mamba_hidden(blocks: int, given: int) -> list[int | None]:
+    """Mamba's own hidden states start after the first block."""
+    return [*range(1, blocks + 1), blocks]
+
+
+def padding_windows(config: Any) -> Windows:
+    """A model that lengthens its input on the right: row j reads position j, and what it added is no data."""
+
+    def windows(length: int, rows: int) -> tuple[Tensor, Tensor]:
+        start = torch.arange(rows).clamp(max=length)
+        return start, start + 1
+
+    return windows
+
+
+def speech_windows(config: Any) -> Windows:
+    """wav2vec 2.0 and its relatives: convolutions over samples, then those of an adapter where there is one."""
+    layers = [(kernel, stride, 0) for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True)]
+    if getattr(config, "add_adapter", False):
+        kernel = int(getattr(config, "adapter_kernel_size", 3))
+        layers += [(kernel, int(config.adapter_stride), 1)] * int(config.num_adapter_layers)
+    return lambda length, rows: convolved(length, rows, layers)
+
+
+def squeezed_windows(config: Any) -> Windows:
+    """SEW: blocks read the mean of several frames, and what they give is spread over as many frames again."""
+    layers = [(kernel, stride, 0) for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True)]
+    return lambda length, rows: squeezed(length, rows, layers, factor=int(config.squeeze_factor))
+
+
+def whisper_windows(config: Any) -> Windows:
+    """Row j reads the mel frames 2j-2 … 2j+2, those before the beginning and after the end left out."""
+    return lambda length, rows: convolved(length, rows, [(3, 1, 1), (3, 2, 1)])
+
+
+def moonshine_windows(config: Any) -> Windows:
+    """Row j reads the 895 samples from 384j on."""
+    return lambda length, rows: convolved(length, rows, [(127, 64, 0), (7, 3, 0), (3, 2, 0)])
+
+
+def spectrogram_windows(config: Any) -> Windows:
+    """Patches of a spectrogram, by frequency and then by time, after two tokens that read none of it."""
+
+    def windows(length: int, rows: int) -> tuple[Tensor, Tensor]:
+        across = (length - config.patch_size) // config.time_stride + 1
+        start = (torch.arange(rows) - 2) % across * config.time_stride
+        start[:2] = 0
+        stop = start + config.patch_size
+        stop[:2] = 0
+        return start, stop
+
+    return windows
+
+
+def registers(config: Any) -> int:
+    """A class token and the registers after it."""
+    return 1 + int(config.num_register_tokens)
+
+
+def stable_norm(config: Any) -> bool:
+    """wav2vec 2.0 norms after the last block only where it norms before each sublayer."""
+    return bool(config.do_stable_layer_norm)
+
+
+def local_attention(layer: int, blocks: int) -> str:
+    """Attention computed in bands or chunks."""
+    return "its attention is computed in bands"
+
+
+def deberta_attention(layer: int, blocks: int) -> str:
+    """DeBERTa's scores are not one product of queries with keys."""
+    return "its scores are a sum of content and position products"
+
+
+def cvt_classes(config: Any) -> frozenset[int]:
+    """CvT: the layers of the stages that have a class token; the input of the first block is layer 0."""
+    stages = [stage for stage, depth in enumerate(config.depth) for _ in range(depth)]
+    found = {layer for layer, stage in enumerate(stages, start=1) if config.cls_token[stage]}
+    return frozenset(found | ({0} if config.cls_token[0] else set()))
+
+
+def pvt_classes(config: Any) -> frozenset[int]:
+    """PVT: the layers of the last stage."""
+    depth = sum(config.depths)
+    return frozenset(range(depth - config.depths[-1] + 1, depth + 1))
+
+
+_WINDOWED = dict.fromkeys(("attn_in", "attn_out"), "its attention reads windows of the map, one after another")
+_NORMED = dict.fromkeys(("mlp_in", "mlp_out"), "what its feed-forward part gives is normed before it is added")
+
+FAMILIES: dict[str, Family] = {
+    "albert": Family("one shared layer: as many sites as applications", blocks=albert_blocks),
+    "canine": Family(
+        "characters, then molecules of several characters, then characters again",
+        blocks=canine_blocks,
+        hidden=canine_hidden,
+        windows=canine_windows,
+    ),
+    "deberta": Family("disentangled attention", final=lambda config: False, attention=deberta_attention),
+    "deberta-v2": Family("disentangled attention", final=lambda config: False, attention=deberta_attention),
+    "mamba": Family("state space, no attention", hidden=mamba_hidden),
+    "longformer": Family("banded attention, lengthens its input", windows=padding_windows, attention=local_attention),
+    "wav2vec2": Family("frames of speech", final=stable_norm, windows=speech_windows),
+    "hubert": Family("frames of speech", final=stable_norm, windows=speech_windows),
+    "wavlm": Family("frames of speech, gated relative bias", final=stable_norm, windows=speech_windows),
+    "data2vec-audio": Family("frames of speech", final=lambda config: False, windows=speech_windows),
+    "sew": Family("frames of speech, several squeezed to a row", windows=squeezed_windows),
+    "sew-d": Family(
+        "frames of speech, several squeezed to a row, disentangled attention",
+        windows=squeezed_windows,
+        attention=deberta_attention,
+    ),
+    "whisper": Family("speech encoder over 30 s of mel frames, and text decoder", windows=whisper_windows),
+    "moonshine": Family("speech encoder over samples, and text decoder, rotary", windows=moonshine_windows),
+    "audio-spectrogram-transformer": Family(
+        "patches of a spectrogram, class and distillation token apart",
+        windows=spectrogram_windows,
+        prefix=lambda config: 2,
+    ),
+    "vit": Family("image patches, class token apart", prefix=lambda config: 1),
+    "deit": Family("image patches, class and distillation token apart", prefix=lambda config: 2),
+    "beit": Family("image patches, class token apart, scaled sublayers", prefix=lambda config: 1),
+    "dinov2": Family("image patches, class token apart, scaled sublayers", prefix=lambda config: 1),
+    "dinov2_with_registers": Family("as DINOv2, registers apart too", prefix=registers),
+    "vit_mae": Family("the image patches that are shown, class token apart", prefix=lambda config: 1),
+    "clip_vision_model": Family(
+        "image patches, class token apart", final=lambda config: False, prefix=lambda config: 1
+    ),
+    "resnet": Family("feature maps of residual convolutions", staged=True, final=lambda config: False),
+    "convnext": Family("feature maps, norm after the pooling alone", staged=True, final=lambda config: False),
+    "convnextv2": Family("feature maps, norm after the pooling alone", staged=True, final=lambda config: False),
+    "efficientnet": Family("feature maps, a flat list of blocks, final after its last convolution", staged=True),
+    "mobilenet_v1": Family("feature maps, a flat list of convolutions", staged=True, final=lambda config: False),
+    "mobilenet_v2": Family(
+        "feature maps, a flat list of blocks, final after its last convolution", staged=True, final=lambda config: True
+    ),
+    "cvt": Family(
+        "attention between convolutions, class token of the last stage apart",
+        staged=True,
+        final=lambda config: False,
+        prefix=lambda config: int(any(config.cls_token)),
+        prefixed=cvt_classes,
+    ),
+    "pvt": Family(
+        "patches in stages, class token of the last stage apart; keys of fewer positions",
+        staged=True,
+        prefix=lambda config: 1,
+        prefixed=pvt_classes,
+    ),
+    "segformer": Family(
+        "patches in stages, a norm ends each stage; keys of fewer positions", staged=True, final=lambda config: False
+    ),
+    "swin": Family(
+        "patches in stages, merged where a stage ends; attention in windows", staged=True, without=_WINDOWED
+    ),
+    "swinv2": Family("as Swin, sublayers normed before they are added", staged=True, without={**_WINDOWED, **_NORMED}),
+}
+
+# Found by the general rules; the words are for people, the numbers are checked in tests/capture/test_family.py.
+GENERAL: dict[str, str] = {
+    "bert": "encoder, norm after each sublayer",
+    "roberta": "encoder, as BERT",
+    "xlm-roberta": "encoder, as BERT",
+    "distilbert": "encoder, as BERT",
+    "electra": "encoder, as BERT",
+    "mpnet": "encoder, as BERT, relative bias",
+    "modernbert": "encoder, norm before each sublayer, rotary, alternating windows",
+    "eurobert": "encoder, as Llama without the causal mask",
+    "gpt2": "decoder, norm before each sublayer",
+    "gpt_neo": "decoder, alternating windows, unscaled scores",
+    "gptj": "decoder, parallel sublayers, rotary",
+    "codegen": "decoder, parallel sublayers, rotary",
+    "gpt_neox": "decoder (Pythia), parallel sublayers, rotary",
+    "opt": "decoder, both norm placements, with or without projections",
+    "llama": "decoder (Llama, TinyLlama, SmolLM2), rotary",
+    "mistral": "decoder, rotary, sliding window",
+    "qwen2": "decoder, rotary",
+    "qwen3": "decoder, rotary, normed queries and keys",
+    "gemma": "decoder, rotary",
+    "gemma2": "decoder, norms before and after each sublayer, capped scores",
+    "phi": "decoder, parallel sublayers, rotary",
+    "phi3": "decoder, rotary, fused projections",
+    "starcoder2": "decoder, rotary",
+    "stablelm": "decoder, partly rotary, sequential or parallel",
+    "falcon": "decoder, parallel or sequential, rotary or ALiBi",
+    "bloom": "decoder, ALiBi, residual added inside the sublayers",
+    "mpt": "decoder, ALiBi, residual added inside the feed-forward part",
+    "olmo": "decoder, rotary, norms without weights",
+    "olmo2": "decoder, rotary, norm after each sublayer and before the sum",
+    "t5": "encoder and decoder (T5, ByT5), relative bias, unscaled scores",
+    "mt5": "encoder and decoder, as T5",
+    "umt5": "encoder and decoder, as T5, a bias in every block",
+    "bart": "encoder and decoder, norm after each sublayer",
+}
+
+
+# Families that cannot be looked into, and why.
+REFUSED: dict[str, str] = {
+    "funnel": "its encoder shortens the sequence between several lists of blocks, and its decoder reads two of them",
+    "mobilevit": (
+        "its blocks read positions of a map that lie a patch apart, each such set as if it were a context of its own; "
+        "the maps between them are those of encoder.layer.*"
+    ),
+    "squeezebert": "it calls the forward of its blocks directly, past every hook, with channels before positions",
+}
+
+
+def family_of(config: Any) -> Family | None:
+    """The row of a model's configuration, if its family has one."""
+    return FAMILIES.get(str(getattr(config, "model_type", "")))
+
+
+def list_families() -> list[dict[str, str]]:
+    """Name, description and what the tests verify of every family known by name.
+
+    >>> [row["about"] for row in list_families() if row["name"] == "bert"]
+    ['encoder, norm after each sublayer']
+    """
+    rows = {**GENERAL, **{name: family.about for name, family in FAMILIES.items()}}
+    return [{"name": name, "about": rows[name], "verified": _verified(name)} for name in sorted(rows)]
+
+
+def _verified(name: str) -> str:
+    family = FAMILIES.get(name)
+    sites = "embed, resid, final, attn_in, attn_out, mlp_in, mlp_out"
+    if family is not None and family.staged:
+        attends = name in ("cvt", "pvt", "segformer", "swin", "swinv2")
+        return "embed, resid, stage, stage_mean, final" + (", query, key, scores" if attends else "")
+    if name == "mamba":
+        return "embed, resid, final"
+    if family is not None and family.attention in (deberta_attention, local_attention):
+        return sites
+    return f"{sites}, query, key" + ("" if name == "gemma2" else ", scores")

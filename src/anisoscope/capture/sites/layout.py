@@ -1,0 +1,409 @@
+"""Where the sites of a model are: block lists found by their configured length, parts found by their usual names.
+
+Nothing here is trusted: `verify` checks every site numerically against what the model itself says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from anisoscope.capture.rows.index import CONTENT, Windows
+from anisoscope.capture.sites import part as parts
+from anisoscope.capture.sites.family import REFUSED, Family, family_of
+from anisoscope.capture.sites.part import Place
+from anisoscope.capture.sites.patch import SpecialPositions, named_tokens
+from anisoscope.capture.sites.site import Site, check_kinds
+from anisoscope.capture.sites.stage import Trunk, find_trunk
+from anisoscope.errors import AnisoscopeError
+
+# What a stack returns, and whether a norm or a projection lies between it and the last block.
+
+
+def find_final(model: nn.Module, owner: str, *, block: str, config: Any) -> tuple[Place, bool]:
+    """Where the output of a stack is read, and whether something acts on it after the last block."""
+    norms: list[str] = []
+    path = block.rpartition(".")[0]
+    while path not in (owner, ""):
+        inner, path = path, path.rpartition(".")[0]
+        norms += _after_blocks(model, path, blocks=inner.rpartition(".")[2])
+    children = dict(model.get_submodule(owner).named_children())
+    first = list(children).index(block[len(owner) + bool(owner) :].partition(".")[0])  # what stands before is no head
+    vocabulary = getattr(config, "vocab_size", None)
+    behind = list(children.values())[first + 1 :]
+    heads = [child for child in behind if getattr(child, "out_features", None) == vocabulary is not None]
+    if heads and norms:  # the owner returns logits
+        return Place(norms[-1], "out"), True
+    return Place(owner, "out"), bool(norms)
+
+
+def _after_blocks(model: nn.Module, path: str, *, blocks: str) -> list[str]:
+    """Children that may act after the blocks: norms, except those of the embeddings, and output projections."""
+    found, passed = [], False
+    for name, child in model.get_submodule(path).named_children():
+        # LFM2 calls the norm behind its blocks embedding_norm; other norms of embeddings stand before the blocks
+        before = re.search(r"^pre|input" if passed else r"emb(?!.*after)|^pre|input", name.lower())
+        norm = "norm" in type(child).__name__.lower() and not before
+        if norm or name == "project_out":
+            found.append(f"{path}.{name}" if path else name)
+        passed = passed or name == blocks
+    return found
+
+
+_LENGTHS = re.compile(r"^(n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers)$")
+_ATTENTION = (*parts.SELF_KINDS, *parts.ROTARY_KINDS)
+_STAGED = ("depths", "depth", "hidden_sizes", "embed_dims")  # one number for each stage in a configuration
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One chain of blocks: `blocks` names the module applied at each layer, a shared one several times."""
+
+    name: str
+    owner: str  # path of the module whose forward is given ids and mask
+    blocks: tuple[str, ...]
+    places: dict[tuple[int, str], Place]
+    final: Place
+    has_norm: bool  # whether something lies between the last block and what the stack returns
+    config: Any = field(repr=False, default=None)
+    windows: Windows | None = field(repr=False, default=None)
+    family: Family | None = field(repr=False, default=None)
+    missing: dict[str, str] = field(default_factory=dict)  # kind -> why it cannot be had
+    fixed: dict[tuple[int, str], Place] = field(default_factory=dict)  # read at one module each
+    prefix: int = 0  # leading positions that are no part of the input: class, distillation and register tokens
+    prefixed: frozenset[int] | None = None  # the layers that have them; None: all
+    suffix: int = 0  # trailing positions that are no part of the input: detection tokens
+    tokens: SpecialPositions | None = (
+        None  # both, by the names of parameters, to be checked in a pass; None where a family says
+    )
+
+    @property
+    def depth(self) -> int:
+        """The number of blocks L."""
+        return len(self.blocks)
+
+    @property
+    def shared(self) -> bool:
+        """Whether one module is applied at several layers."""
+        return len(set(self.blocks)) < len(self.blocks)
+
+    @property
+    def staged(self) -> bool:
+        """Whether it ends in several feature maps."""
+        return any(kind == "stage" for _, kind in self.fixed)
+
+    def prefix_at(self, layer: int) -> int:
+        """Leading positions of a layer that are no part of the input."""
+        return self.prefix if self.prefixed is None or layer in self.prefixed else 0
+
+    def module_at(self, site: Site) -> str:
+        """Path of the module at which a site is read, or of its block."""
+        place = self.fixed.get((site.layer, site.kind)) or self.places.get((site.layer, site.kind))
+        if place is None and site.kind == "final":
+            place = self.final
+        return place.path if place is not None else self.blocks[max(site.layer, 1) - 1]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds that can be captured here, in the order of the flow."""
+        inner = [k for k in parts.KINDS_OF_BLOCK if any(kind == k for _, kind in self.places)]
+        own = [kind for kind in ("stage", "stage_mean") if any(kind == k for _, k in self.fixed)]
+        apart = ["cls"] if self.prefix else []
+        return ["embed", "resid", *own, *apart, *(["final"] if self.has_norm else []), *inner]
+
+    def sites(self, kinds: Iterable[str]) -> Iterator[Site]:
+        """All sites of these kinds, layer by layer."""
+        for layer in range(self.depth + 1):
+            for kind in kinds:
+                at = {"embed": layer == 0, "resid": layer > 0, "final": layer == self.depth, "block_in": layer > 0}
+                at["cls"] = self.prefix_at(layer) > 0
+                if at.get(kind, (layer, kind) in self.places or (layer, kind) in self.fixed):
+                    yield Site(layer, kind, self.name)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The stacks of a model and what can be captured in each."""
+
+    model: str
+    stacks: tuple[Stack, ...]
+    tables: tuple[str, ...] = ()  # weight tables that can be read as rows
+
+    @property
+    def kinds(self) -> list[str]:
+        """Every kind that at least one stack has, and the weight tables."""
+        return [*dict.fromkeys(kind for stack in self.stacks for kind in stack.kinds), *self.tables]
+
+    def stack(self, name: str) -> Stack:
+        """The stack of that name."""
+        for stack in self.stacks:
+            if stack.name == name:
+                return stack
+        raise AnisoscopeError(f"{self.model} has no stack {name!r}; it has {', '.join(s.name for s in self.stacks)}.")
+
+    def sites(self, kinds: list[str] | None = None, layers: Iterable[int] | None = None) -> list[Site]:
+        """The sites of these kinds (embed, resid and final unless told) at these layers (all unless told)."""
+        asked = check_kinds(list(kinds) if kinds is not None else ["embed", "resid", "final"])
+        wanted = None if layers is None else set(layers)
+        self._refuse_unknown(asked)
+        found = [site for stack in self.stacks for site in self._of(stack, asked)]
+        found += [self._table(kind) for kind in asked if kind in self.tables]
+        found = [site for site in found if wanted is None or site.layer in wanted]
+        if not found:
+            raise AnisoscopeError(
+                f"no site of kind {', '.join(asked)} at layers {sorted(wanted or [])} in {self.model}; "
+                f"its layers are 0 to {max(stack.depth for stack in self.stacks)}."
+            )
+        return found
+
+    def _of(self, stack: Stack, asked: list[str]) -> list[Site]:
+        """Final beside others is dropped where it would repeat the last block; asked for alone it is given."""
+        given = stack.has_norm or asked == ["final"]
+        return [site for site in stack.sites(asked) if given or site.kind != "final"]
+
+    def _refuse_unknown(self, asked: list[str]) -> None:
+        has = set(self.kinds)
+        for kind in asked:
+            if kind not in has and kind != "final":
+                known = ", ".join(self.kinds)
+                raise AnisoscopeError(f"{self.model} has no site {kind!r}{self._why(kind)}; it has {known}.")
+
+    def _why(self, kind: str) -> str:
+        reasons = [stack.missing[kind] for stack in self.stacks if kind in stack.missing]
+        return f" ({reasons[0]})" if reasons else ""
+
+    def _table(self, kind: str) -> Site:
+        return Site(0 if kind == "embed_weight" else self.stacks[-1].depth, kind, self.stacks[-1].name)
+
+
+def find_layout(model: nn.Module) -> Layout:
+    """The layout of a model, or an error that says how to help."""
+    refuse_compiled(model)
+    kind = getattr(_config(model), "model_type", "")
+    if kind in REFUSED:
+        raise AnisoscopeError(f"{_called(model)} has no sites: {REFUSED[kind]}; name modules with modules=[…].")
+    names = dict(model.named_modules())
+    trunk = _trunk(model, names)
+    if trunk is not None:
+        stacks: tuple[Stack, ...] = (_staged_stack(model, trunk),)
+    else:
+        stacks = tuple(_stack(model, name, paths) for name, paths in _block_lists(model, names).items())
+    from anisoscope.capture.sites.weight import table_kinds
+
+    return Layout(_called(model), stacks, tuple(table_kinds(model)))
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """Hooks added after torch.compile never fire, so a compiled model is refused."""
+    for path, module in model.named_modules():
+        inside = getattr(module, "_compiled_call_impl", None) is not None
+        if inside or type(module).__name__ == "OptimizedModule":
+            raise AnisoscopeError(
+                f"{path or 'the model'} is compiled, and hooks attached after torch.compile never fire; give the "
+                "original (model._orig_mod, or the model before .compile()), or attach before compiling."
+            )
+
+
+def _called(model: nn.Module) -> str:
+    return type(unwrapped(model)).__name__
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside data-parallel and adapter wrappers."""
+    while True:
+        inner = getattr(model, "module", None)
+        if isinstance(inner, nn.Module) and "Parallel" in type(model).__name__:
+            model = inner
+        elif hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
+            model = model.get_base_model()  # type: ignore[operator]
+        else:
+            return model
+
+
+def _block_lists(model: nn.Module, names: dict[str, nn.Module]) -> dict[str, list[str]]:
+    special = _from_table(names)
+    if special is not None:
+        return {"single": special}
+    lists = _candidates(names)
+    if len(lists) == 1:
+        return {"single": _members(lists[0], names)}
+    if sides := _sides(lists):
+        return {side: _members(path, names) for side, path in sides.items()}
+    raise AnisoscopeError(
+        f"{_called(model)}: found {'several' if lists else 'no'} block lists of the configured length"
+        f"{' (' + ', '.join(lists) + ')' if lists else ' and no stages'}; add a row to families.py like the one of "
+        "ALBERT, give one submodel, or name modules with modules=[…]."
+    )
+
+
+def _trunk(model: nn.Module, names: dict[str, nn.Module]) -> Trunk | None:
+    """The stages of a model of a staged family, of a configuration with one depth per stage, or of a plain module."""
+    rooted = {path: module.config for path, module in names.items() if hasattr(module, "config")}
+    for path, config in rooted.items():
+        family = family_of(config)
+        if family is not None and family.staged:
+            return find_trunk(names[path], path)
+    config = _config(model)
+    per_stage = [getattr(config, name, None) for name in _STAGED]
+    staged = any(isinstance(value, (list, tuple)) and len(value) > 1 for value in per_stage)
+    plain = not hasattr(config, "model_type")
+    return find_trunk(model) if plain or (staged and family_of(config) is None) else None
+
+
+def _from_table(names: dict[str, nn.Module]) -> list[str] | None:
+    """Block paths from a family's row, for the outermost module of that family that has them."""
+    for prefix, module in names.items():
+        config = getattr(module, "config", None)
+        family = family_of(config)
+        if family is None or family.blocks is None:
+            continue
+        with contextlib.suppress(AttributeError):  # a head around the model that has the blocks
+            paths = family.blocks(module, config)
+            if all(isinstance(module.get_submodule(path), nn.Module) for path in paths):
+                return [_joined(prefix, path) for path in paths]
+    return None
+
+
+def _config(model: nn.Module) -> Any:
+    return getattr(unwrapped(model), "config", None)
+
+
+def _members(path: str, names: dict[str, nn.Module]) -> list[str]:
+    return [_joined(path, name) for name, _ in names[path].named_children()]
+
+
+def _joined(prefix: str, path: str) -> str:
+    return f"{prefix}.{path}" if prefix and path else prefix or path
+
+
+def _candidates(names: dict[str, nn.Module]) -> list[str]:
+    """Outermost module lists of the configured length; of too many, those with attention inside."""
+    lengths = {length for module in names.values() for length in _lengths(getattr(module, "config", None))}
+    lists = [path for path, module in names.items() if isinstance(module, (nn.ModuleList, nn.Sequential))]
+    if lengths:
+        lists = [path for path in lists if len(names[path]) in lengths]  # type: ignore[arg-type]
+    else:  # a plain module: a list of at least two blocks of one class
+        lists = [path for path in lists if _uniform(names[path])]
+    lists = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
+    if len(lists) == 1 or _sides(lists):
+        return lists
+    attending = [path for path in lists if all(parts.attention_of(block) for block in names[path].children())]
+    return attending or lists
+
+
+def _sides(lists: list[str]) -> dict[str, str]:
+    """The two lists of an encoder and its decoder, or nothing."""
+    names = {path: next((part for part in path.split(".") if part in ("encoder", "decoder")), "") for path in lists}
+    sides = {side: [path for path in lists if names[path] == side] for side in ("encoder", "decoder")}
+    apart = all(len(paths) == 1 for paths in sides.values()) and sides["encoder"] != sides["decoder"]
+    return {side: paths[0] for side, paths in sides.items()} if apart and len(lists) == 2 else {}
+
+
+def _uniform(blocks: nn.Module) -> bool:
+    classes = {type(block) for block in blocks.children()}
+    count = len(list(blocks.children()))
+    return count > 1 and len(classes) == 1 and any(True for _ in blocks.parameters())
+
+
+def _lengths(config: Any, depth: int = 2) -> set[int]:
+    """Numbers of layers that a configuration, or one inside it, declares."""
+    if config is None:
+        return set()
+    values = config.to_dict() if hasattr(config, "to_dict") else dict(getattr(config, "__dict__", {}))
+    found = {v for k, v in values.items() if isinstance(v, int) and not isinstance(v, bool) and _LENGTHS.match(k)}
+    mapped = getattr(config, "num_hidden_layers", None)
+    found |= {mapped} if isinstance(mapped, int) else set()
+    inner = [v for v in vars(config).values() if hasattr(v, "to_dict")] if depth and hasattr(config, "__dict__") else []
+    return found.union(*(_lengths(v, depth - 1) for v in inner)) - {0}
+
+
+def _stack(model: nn.Module, name: str, blocks: list[str]) -> Stack:
+    owner = _owner(model, blocks[0])
+    config = getattr(model.get_submodule(owner), "config", None) or _config(model)
+    family = family_of(config)
+    places, missing = _places(model, blocks, family, scale=float(getattr(config, "residual_multiplier", None) or 1.0))
+    if (reason := _unwritten_scores(model.get_submodule(blocks[0]), config)) and "scores" not in missing:
+        places = {at: place for at, place in places.items() if at[1] != "scores"}
+        missing["scores"] = reason
+    final, has_norm = find_final(model, owner, block=blocks[0], config=config)
+    if family is not None and family.final is not None:
+        has_norm = family.final(config)
+    if not has_norm:
+        missing["final"] = "no norm follows the last block"
+    windows = family.windows(config) if family is not None and family.windows is not None else None
+    stack = Stack(name, owner, tuple(blocks), places, final, has_norm, config, windows, family, missing)
+    if family is not None:
+        return replace(stack, prefix=family.prefix(config) if family.prefix is not None else 0)
+    tokens = named_tokens(model, owner)
+    return replace(stack, prefix=tokens.before, suffix=tokens.after, tokens=tokens) if tokens is not None else stack
+
+
+def _staged_stack(model: nn.Module, trunk: Trunk) -> Stack:
+    """One stack of all blocks over all stages, with a place for the feature map that each stage ends in."""
+    stack = _stack(model, "single", trunk.blocks)
+    family, config, missing = stack.family, stack.config, dict(stack.missing)
+    final, has_norm = find_final(model, stack.owner, block=trunk.stages[0].path, config=config)
+    if not hasattr(config, "model_type"):  # what a plain module returns is the answer of its head
+        final, has_norm = trunk.final or Place(trunk.stages[-1].path, "out"), trunk.final is not None
+    elif family is not None and family.final is not None:
+        has_norm = family.final(config)
+    without = dict(family.without) if family is not None else {}
+    places = {at: place for at, place in stack.places.items() if at[1] not in without}
+    if not any(parts.attends(model.get_submodule(path)) for path in trunk.blocks):
+        missing |= dict.fromkeys(_ATTENTION, "its blocks have no attention")
+    missing = {kind: why for kind, why in (missing | without).items() if kind != "final"}
+    missing |= {} if has_norm else {"final": "nothing follows the last stage"}
+    prefixed = family.prefixed(config) if family is not None and family.prefixed is not None else None
+    parts_of: dict[str, Any] = {
+        "places": places,
+        "final": final,
+        "has_norm": has_norm,
+        "missing": missing,
+        "prefixed": prefixed,
+    }
+    return replace(stack, fixed=trunk.fixed(), **parts_of)
+
+
+def _owner(model: nn.Module, block: str) -> str:
+    """The nearest module above the blocks that is given the content itself (ids, embeddings, samples, pixels)."""
+    above = [".".join(block.split(".")[:i]) for i in range(block.count("."), -1, -1)]
+    takes = {path: set(inspect.signature(model.get_submodule(path).forward).parameters) for path in above}
+    # An inner encoder may call its hidden states inputs_embeds, so that name alone counts last.
+    for names in (set(CONTENT) - {"inputs_embeds"}, {"inputs_embeds"}):
+        for path in above:
+            if names & takes[path]:
+                return path
+    return ""
+
+
+def _places(
+    model: nn.Module, blocks: list[str], family: Family | None, *, scale: float
+) -> tuple[dict[tuple[int, str], Place], dict[str, str]]:
+    places: dict[tuple[int, str], Place] = {}
+    missing: dict[str, str] = {}
+    for layer, path in enumerate(blocks, start=1):
+        found = parts.places_of(model.get_submodule(path), path, scale=scale)
+        reason = family.attention(layer, len(blocks)) if family is not None and family.attention is not None else ""
+        for kind, place in found.items():
+            if reason and kind in _ATTENTION:
+                missing[kind] = reason
+            else:
+                places[(layer, kind)] = place
+    for kind in parts.KINDS_OF_BLOCK:
+        if not any(found_kind == kind for _, found_kind in places):
+            missing.setdefault(kind, parts.ABSENT.get(kind, "no part of its blocks has a name known for it"))
+    return places, missing
+
+
+def _unwritten_scores(block: nn.Module, config: Any) -> str:
+    """Why the softmax sees something else than scaled products and a bias, or ""."""
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return "its scores are capped before the softmax"
+    sinks = any(name.endswith("sinks") for name, _ in block.named_parameters())
+    return "its softmax has a sink besides the keys" if sinks else ""

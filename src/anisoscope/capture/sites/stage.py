@@ -1,0 +1,246 @@
+"""Stages of convolutional and hierarchical models: runs of blocks that end in a feature map, found by construction.
+
+A stage is an element of a list (`stages`, `features`), or one of numbered siblings (`layer1` … `layer4`), that holds a
+list of blocks. In a flat list of blocks one begins where a block changes the resolution or the number of channels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from anisoscope.capture.sites.part import Place
+
+_NUMBERED = re.compile(r"^(layer|stage|block|level|group|res)_?(\d+)$")
+_LISTS = (nn.ModuleList, nn.Sequential)
+_POOLED = re.compile(r"pool|flatten", re.IGNORECASE)
+_PIXELS = 4  # channels of an image at most: what reads as few is a stem
+_INNER = 2  # levels below a stage at which its list of blocks may lie
+
+Item = tuple[str, nn.Module]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Blocks in the order of their application, and the module whose output is the feature map that they end in."""
+
+    path: str
+    blocks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """The stages of a model, and the modules around them that are known by construction."""
+
+    stages: tuple[Stage, ...]
+    stem: str = ""  # module whose output is the embedding, where the first block is not what reads it
+    final: Place | None = None  # a head of convolutions or norms between the last stage and the pooling
+
+    @property
+    def blocks(self) -> list[str]:
+        """All blocks in order."""
+        return [block for stage in self.stages for block in stage.blocks]
+
+    def fixed(self) -> dict[tuple[int, str], Place]:
+        """Where each stage is read, at the number of its last block."""
+        found: dict[tuple[int, str], Place] = {(0, "embed"): Place(self.stem, "out")} if self.stem else {}
+        layer = 0
+        for stage in self.stages:
+            layer += len(stage.blocks)
+            found |= {(layer, kind): Place(stage.path, "out") for kind in ("stage", "stage_mean")}
+        return found
+
+
+def find_trunk(model: nn.Module, prefix: str = "") -> Trunk | None:
+    """The stages of a model, by paths after `prefix`; None where more of its weights lie in blocks without stages."""
+    if not _convolves(model):
+        return None
+    found = list(_candidates(model, prefix))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _candidates(
+    module: nn.Module, path: str, after: Sequence[Item] = ()
+) -> Iterator[tuple[tuple[bool, int], Trunk | None]]:
+    """Trunks of the outermost modules that have one, and None for lists of other blocks: blocks first, then by size."""
+    children = _children(module, path)
+    found = _numbered(children) or (_listed(children) if isinstance(module, _LISTS) else None)
+    if found is not None:
+        stages, stem = found
+        last = next(i for i, (at, _) in enumerate(children) if f"{stages[-1].path}.".startswith(f"{at}."))
+        following = [*children[last + 1 :], *(after if isinstance(module, _LISTS) else ())]
+        blocks = any(_is_block(child) for _, child in children)
+        yield (blocks, _size(module)), Trunk(tuple(stages), stem, _head(following))
+        return
+    if isinstance(module, _LISTS) and sum(_is_block(child) for _, child in children) > 1:
+        yield (True, _size(module)), None
+    for i, (at, child) in enumerate(children, start=1):
+        yield from _candidates(child, at, children[i:])
+
+
+def _numbered(children: Sequence[Item]) -> tuple[list[Stage], str] | None:
+    """Children called `layer1`, `layer2` …: each is a stage."""
+    groups: dict[str, list[Item]] = {}
+    for path, child in children:
+        if (match := _NUMBERED.match(path.rpartition(".")[2])) and _convolves(child):
+            groups.setdefault(match[1], []).append((path, child))
+    items = max(groups.values(), key=len, default=[])
+    return ([_stage(child, at, _blocks(child, at) or [at]) for at, child in items], "") if len(items) > 1 else None
+
+
+def _listed(items: Sequence[Item]) -> tuple[list[Stage], str] | None:
+    """A list of stages, of blocks, or of single convolutions."""
+    nested = _nested(items)
+    if len(nested) > 1 and _differ([child for at, child in items if at in nested]):
+        return [_stage(child, at, nested[at]) for at, child in items if at in nested], ""
+    blocks = [(at, child) for at, child in items if _is_block(child)]
+    if len(blocks) > 1:
+        return (_cut(items, blocks), "") if any(_convolves(child) for _, child in blocks) else None
+    return _chain(items)
+
+
+def _nested(items: Sequence[Item]) -> dict[str, list[str]]:
+    """Blocks of the elements that hold a list of them; others of the same class have theirs at the same place."""
+    found = {at: blocks for at, child in items if (blocks := _blocks(child, at))}
+    places = {type(child): found[at][0][len(at) + 1 :].rpartition(".")[0] for at, child in items if at in found}
+    for at, child in items:
+        place = places.get(type(child))
+        if at not in found and place is not None and not isinstance(child, _LISTS):
+            inner = _children(child.get_submodule(place), _joined(at, place))
+            found[at] = [path for path, part in inner if _is_block(part)] or [at]
+    return found
+
+
+def _differ(modules: Sequence[nn.Module]) -> bool:
+    """Blocks of a plain transformer are lists of sublayers too: stages convolve, or differ in their widths."""
+    widths = {(_reads(module), _width(module), _normed(module)) for module in modules}
+    return any(map(_convolves, modules)) or len(widths) > 1
+
+
+def _stage(module: nn.Module, path: str, blocks: Sequence[str]) -> Stage:
+    return Stage(blocks[-1] if isinstance(module, nn.ModuleList) else path, tuple(blocks))  # a list is never called
+
+
+def _blocks(module: nn.Module, path: str, depth: int = _INNER) -> list[str]:
+    """The blocks of a stage: the elements of its outermost list of blocks; [] where it has no such list.
+
+    They are of one class; in a list that is never called itself, most of them.
+    """
+    if isinstance(module, _LISTS):
+        weighted = [(at, child) for at, child in _children(module, path) if _weights(child)]
+        found = [(at, child) for at, child in weighted if _is_block(child)]
+        most = max(Counter(type(child) for _, child in found).values(), default=0)
+        if 2 * most > len(weighted) and (most == len(found) or isinstance(module, nn.ModuleList)):
+            return [at for at, _ in found]
+    inner = [_blocks(child, at, depth - 1) for at, child in _children(module, path)] if depth else []
+    return max(inner, key=len, default=[])
+
+
+def _cut(items: Sequence[Item], blocks: Sequence[Item], *, chained: bool = False) -> list[Stage]:
+    """A flat list cut where the resolution or the number of channels changes: each run is a stage.
+
+    Convolutions in a chain may change the channels at will, and pool at their end.
+    """
+    inside = dict(blocks)
+    runs: list[list[str]] = [[]]
+    width, apart = 0, False
+    for path, module in items:
+        if path not in inside:
+            apart = apart or bool(_weights(module)) or _pools(module)
+            continue
+        wider = not chained and width not in (0, _width(module))
+        if runs[-1] and (apart or wider or _strides(module)):
+            runs.append([])
+        runs[-1].append(path)
+        width, apart = _width(module), chained and _pools(module)
+    return [Stage(run[-1], tuple(run)) for run in runs]
+
+
+def _chain(items: Sequence[Item]) -> tuple[list[Stage], str] | None:
+    """Convolutions one after another with activations and pooling between: the last module of each is its block."""
+    order: list[Item] = []  # path of what ends a unit and its convolution; pooling
+    units: list[int] = []
+    for path, module in items:
+        if _convolves(module) or _pools(module) or isinstance(module, nn.Linear):
+            units += [len(order)] if _convolves(module) else []
+            order.append((path, module))
+        elif units and units[-1] == len(order) - 1:
+            order[-1] = (path, order[-1][1])
+    found = [order[i] for i in units]
+    stem = found[0][0] if found and _reads_pixels(found[0][1]) else ""
+    if len(found) < 2:
+        return None
+    blocks = found[1:] if stem else found
+    return _cut([item for item in order if item[0] != stem], blocks, chained=True), stem
+
+
+def _head(following: Sequence[Item]) -> Place | None:
+    """What follows the last stage before the pooling: norms and convolutions; None where there is nothing."""
+    after: list[str] = []
+    for path, module in following:
+        if _pools(module) or isinstance(module, nn.Linear):
+            return Place(path, "in") if after and _pools(module) else _out(after)
+        after += [path] if _convolves(module) or "norm" in type(module).__name__.lower() else []
+    return _out(after)
+
+
+def _out(paths: Sequence[str]) -> Place | None:
+    return Place(paths[-1], "out") if paths else None
+
+
+def _children(module: nn.Module, path: str) -> list[Item]:
+    return [(_joined(path, name), child) for name, child in module.named_children()]
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _weights(module: nn.Module) -> list[nn.Module]:
+    return [part for part in module.modules() if isinstance(part, (nn.Conv2d, nn.Linear))]
+
+
+def _is_block(module: nn.Module) -> bool:
+    return len(_weights(module)) > 1
+
+
+def _convolves(module: nn.Module) -> bool:
+    return any(isinstance(part, nn.Conv2d) for part in module.modules())
+
+
+def _pools(module: nn.Module) -> bool:
+    return any(_POOLED.search(type(part).__name__) for part in module.modules())
+
+
+def _reads_pixels(module: nn.Module) -> bool:
+    return _reads(module) <= _PIXELS
+
+
+def _strides(module: nn.Module) -> bool:
+    """Whether a block lowers the resolution."""
+    return any(max(part.stride) > 1 for part in module.modules() if isinstance(part, nn.Conv2d))
+
+
+def _reads(module: nn.Module) -> int:
+    """The number of channels that a block takes, by its first weight."""
+    first = _weights(module)[0]
+    return int(first.in_channels if isinstance(first, nn.Conv2d) else first.in_features)  # type: ignore[arg-type]
+
+
+def _width(module: nn.Module) -> int:
+    """The number of channels that a block gives, by its last weight."""
+    last = _weights(module)[-1]
+    return int(last.out_channels if isinstance(last, nn.Conv2d) else last.out_features)  # type: ignore[arg-type]
+
+
+def _normed(module: nn.Module) -> frozenset[int]:
+    """The widths of a stream, by its layer norms."""
+    return frozenset(part.normalized_shape[-1] for part in module.modules() if isinstance(part, nn.LayerNorm))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())

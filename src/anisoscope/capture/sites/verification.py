@@ -1,0 +1,320 @@
+"""Numerical proof that the sites of a layout are what they are called, on one forward pass.
+
+Checked: embed, resid, stage and final against the model's own `hidden_states`; attn_out and mlp_out by the identity
+`out = h + attn_out + mlp_out`, or `out = N₂(u + mlp_out)`, `u = N₁(h + attn_out)` where norms come after the sum;
+scores by softmax against the model's own attention probabilities.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.capture import Capture
+from anisoscope.capture.rows.argument import evaluating, forward
+from anisoscope.capture.rows.row import Batch, Index, Rows, Scores
+from anisoscope.capture.sites.layout import Layout, Stack, unwrapped
+from anisoscope.capture.sites.part import CALLED_KINDS
+from anisoscope.capture.sites.site import Site
+from anisoscope.errors import AnisoscopeError
+
+_STREAM = ("embed", "resid", "stage", "final")
+_ADDED = ("attn_in", "attn_out", "mlp_in", "mlp_out")
+_CALLED = CALLED_KINDS
+_OWN = {"scores": "attentions", "cross_scores": "cross_attentions"}  # what the model calls its probabilities
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_CONTEXTS = 2  # a pass over two contexts shows everything
+
+
+class _Record:
+    """A sink that keeps everything: for one small pass only."""
+
+    def __init__(self) -> None:
+        self.x: dict[Site, Tensor] = {}
+        self.index: dict[Site, Index] = {}
+        self.calls: dict[Site, Scores] = {}
+
+    def rows(self, rows: Rows) -> None:
+        self.x[rows.site], self.index[rows.site] = rows.x, rows.index
+
+    def scores(self, scores: Scores) -> None:
+        self.calls[scores.site] = scores
+
+
+def verify(
+    model: nn.Module, layout: Layout, batch: Batch | Mapping[str, Any], *, kinds: Sequence[str] | None = None
+) -> list[str]:
+    """Checks the layout on the first contexts of a batch; returns notes, raises with the name of a site that is not so.
+
+    `kinds` limits the check to what will be captured; all that the layout offers unless told.
+    """
+    inputs = _few(batch.inputs if isinstance(batch, Batch) else batch)
+    wanted = [kind for kind in (layout.kinds if kinds is None else kinds) if kind in (*_STREAM, *_ADDED, *_CALLED)]
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    check = _Check(model, layout, _TOLERANCE.get(dtype, 5e-2))
+    with _untouched(model), evaluating(model), torch.inference_mode():
+        check.stream(inputs, added=bool(set(wanted) & set(_ADDED)))
+        if set(wanted) & set(_CALLED) and "scores" in layout.kinds:
+            check.attention(inputs)
+    return check.notes
+
+
+class _Check:
+    def __init__(self, model: nn.Module, layout: Layout, tolerance: float) -> None:
+        self.model, self.layout, self.tolerance = model, layout, tolerance
+        self.notes: list[str] = []
+
+    def stream(self, inputs: Mapping[str, Any], *, added: bool) -> None:
+        """The residual stream against the model's own hidden states, and what is added to it."""
+        kinds = [*_STREAM, *([*_ADDED, "block_in", "cross_out"] if added else [])]
+        sites = [site for stack in self.layout.stacks for site in stack.sites(kinds)]
+        record = _Record()
+        with Capture(self.model, sites, record, layout=self.layout):
+            output = forward(self.model, inputs, **self._asked("output_hidden_states"))
+        if not record.x:
+            raise AnisoscopeError("the sites cannot be verified: the batch has only padding; give one with tokens.")
+        for stack in self.layout.stacks:
+            self._hidden(stack, record, _named(output, stack, "hidden_states"))
+            self._last(stack, record, _last_hidden(output, stack, len(self.layout.stacks)))
+            if added:
+                for layer in range(1, stack.depth + 1):
+                    self._block(stack, layer, record.x)
+
+    def _asked(self, flag: str) -> dict[str, Any]:
+        known = hasattr(getattr(unwrapped(self.model), "config", None), flag)
+        return {flag: True, "return_dict": True} if known else {}
+
+    def _hidden(self, stack: Stack, record: _Record, hidden: Sequence[Tensor] | None) -> None:
+        if not hidden:
+            self.notes.append(f"{_of(stack)}the model gives no hidden_states; its sites rest on their names")
+            return
+        if stack.staged:
+            self._maps(stack, record, hidden)
+            return
+        own = stack.family.hidden(stack.depth, len(hidden)) if stack.family and stack.family.hidden else None
+        layers: list[int | None] = own or list(range(stack.depth + 1))
+        if len(layers) != len(hidden):
+            raise AnisoscopeError(
+                f"{self.layout.model}: {stack.depth} blocks were found in {stack.name}, but the model gives "
+                f"{len(hidden)} hidden states; add a row to families.py, or name modules with modules=[…]."
+            )
+        last = Site(stack.depth, "final", stack.name)
+        for layer, theirs in zip(layers, hidden, strict=True):
+            if layer is None:
+                continue
+            site = Site(layer, "resid" if layer else "embed", stack.name)
+            if layer == stack.depth and self._same(record, last, theirs):
+                continue  # the last entry has usually passed the final norm
+            self._equal(record, site, theirs)
+
+    def _maps(self, stack: Stack, record: _Record, hidden: Sequence[Tensor]) -> None:
+        """Each stage is a hidden state of the model's own, later than that of the stage before it."""
+        sites = [site for site in stack.sites(_STREAM) if site in record.x]  # padded images may leave a map empty
+        same = {site: [n for n, theirs in enumerate(hidden) if self._same(record, site, theirs)] for site in sites}
+        last = -1
+        for site in (site for site in sites if site.kind == "stage"):
+            block = same.get(replace(site, kind="resid"), [])
+            last = next((n for n in same[site] if n > last and n >= min(block, default=0)), -1)
+            if last < 0:
+                raise self._other(site)
+        if extra := set(range(len(hidden))).difference(*same.values()):
+            self.notes.append(f"{len(extra)} of the model's own {len(hidden)} hidden states are at none of its sites")
+
+    def _last(self, stack: Stack, record: _Record, last: Tensor | None) -> None:
+        site = Site(stack.depth, "final", stack.name)
+        block = Site(stack.depth, "stage" if stack.staged else "resid", stack.name)
+        if not {site, block} <= set(record.x):
+            return
+        if last is not None:
+            self._equal(record, site, last)
+        same = record.x[site].shape == record.x[block].shape and self._close(record.x[site], record.x[block])
+        if same:
+            self.notes.append(
+                f"{_of(stack)}no final norm: final equals the last {'stage' if stack.staged else 'block'}"
+            )
+        elif not stack.has_norm:
+            self.notes.append(f"{_of(stack)}something follows the last block; ask for final alone to see it")
+
+    def _same(self, record: _Record, site: Site, theirs: Tensor) -> bool:
+        ours, index = record.x[site], record.index[site]
+        readings = [theirs]
+        if theirs.dim() == 4:  # channels first or last
+            readings = [theirs.flatten(2).transpose(1, 2), theirs.flatten(1, 2)]
+        rows = [_rows_of(reading, index) for reading in readings]
+        return any(found.shape == ours.shape and self._close(ours, found) for found in rows)
+
+    def _equal(self, record: _Record, site: Site, theirs: Tensor) -> None:
+        if not self._same(record, site, theirs):
+            raise self._other(site)
+
+    def _other(self, site: Site) -> AnisoscopeError:
+        return AnisoscopeError(
+            f"site {site} of {self.layout.model} is not what the model itself calls this hidden state; add a row "
+            "to families.py, or name modules with modules=[…]."
+        )
+
+    def _close(self, ours: Tensor, theirs: Tensor) -> bool:
+        return _distance(ours, theirs) <= self.tolerance
+
+    def _block(self, stack: Stack, layer: int, x: Mapping[Site, Tensor]) -> None:
+        at = {kind: x.get(Site(layer, kind, stack.name)) for kind in (*_ADDED, "block_in", "cross_out", "resid")}
+        needed = [at[kind] for kind in ("attn_out", "mlp_out", "mlp_in", "attn_in", "block_in", "resid")]
+        if any(value is None for value in needed):
+            return
+        attn, mlp, mlp_in, attn_in, before, after = (value for value in needed if value is not None)
+        cross = at["cross_out"]
+        if not before.shape == after.shape == attn.shape == mlp.shape:
+            raise self._refused(Site(layer, "attn_out", stack.name), float("inf"))
+        total = before + attn + mlp + (0 if cross is None else cross)
+        if self._close(total, after):
+            return
+        norms = _norms(self.model.get_submodule(stack.blocks[layer - 1]), after.shape[-1])
+        if not self._normed(mlp_in + mlp, after, norms):
+            raise self._refused(Site(layer, "mlp_out", stack.name), _distance(total, after))
+        sums = [base + attn for base in (before, attn_in)]
+        if cross is not None:
+            sums = [norm(s) + cross for s in sums for norm in norms]
+        if not any(self._normed(s, mlp_in, norms) for s in sums):
+            raise self._refused(Site(layer, "attn_out", stack.name), _distance(total, after))
+
+    def _normed(self, x: Tensor, theirs: Tensor, norms: Sequence[Any]) -> bool:
+        return any(self._close(norm(x), theirs) for norm in norms)
+
+    def _refused(self, site: Site, off: float) -> AnisoscopeError:
+        return AnisoscopeError(
+            f"site {site} of {self.layout.model} is not what its block adds to the residual stream (off by {off:.2g} "
+            "of the stream); leave attn_out and mlp_out out, or add a row to families.py."
+        )
+
+    def attention(self, inputs: Mapping[str, Any]) -> None:
+        """Softmax of the scores against the model's own attention probabilities."""
+        sites = [site for stack in self.layout.stacks for site in stack.sites(_OWN)]
+        record = _Record()
+        with _eager(self.model), Capture(self.model, sites, record, layout=self.layout):
+            output = forward(self.model, inputs, **self._asked("output_attentions"))
+            for stack in self.layout.stacks:
+                for kind, name in _OWN.items():
+                    mine = sorted(site for site in record.calls if (site.stack, site.kind) == (stack.name, kind))
+                    theirs = _named(output, stack, name) if kind == "scores" else getattr(output, name, None)
+                    self._attentions(stack, [record.calls[site] for site in mine], theirs)
+
+    def _attentions(self, stack: Stack, calls: Sequence[Scores], theirs: Sequence[Tensor] | None) -> None:
+        stages = sorted(layer for layer, kind in stack.fixed if kind == "stage")
+        if theirs and len(theirs) == stack.depth:
+            theirs = [theirs[call.site.layer - 1] for call in calls]
+        elif theirs and len(theirs) == len(stages):  # those of the last block of every stage
+            calls = [call for call in calls if call.site.layer in stages]
+        if not calls:
+            return
+        if not theirs or len(theirs) != len(calls) or any(one is None for one in theirs):
+            self.notes.append(f"{_of(stack)}the model gives no attention probabilities; scores are not verified")
+            return
+        for call, probability in zip(calls, theirs, strict=True):
+            if not self._attends(call, probability):
+                raise AnisoscopeError(
+                    f"softmax of {call.site} of {self.layout.model} is not the attention of the model; leave query, "
+                    "key and scores out."
+                )
+
+    def _attends(self, call: Scores, theirs: Tensor) -> bool:
+        keep, ours = call.index.keep, probabilities(call)
+        if 0 < call.chunk < ours.shape[2]:  # a model that attends within chunks shows the first of them
+            ours = ours[:, :, : theirs.shape[2], : theirs.shape[3]]
+            keep = torch.arange(ours.shape[0] * ours.shape[2])
+        if theirs.dim() == 4 and bool((theirs == theirs[:, :1]).all()):  # WavLM shows the mean over heads as each head
+            ours, theirs = ours.mean(1, keepdim=True), theirs[:, :1]
+        pair = (x.transpose(1, 2).flatten(0, 1)[keep].float() for x in (ours, theirs))
+        return _distance(*pair) <= max(self.tolerance, 1e-5)  # models take the softmax in float32 at most
+
+
+def _of(stack: Stack) -> str:
+    """Which stack a note speaks of, where a model has several."""
+    return "" if stack.name == "single" else f"{stack.name}: "
+
+
+def probabilities(call: Scores) -> Tensor:
+    """Attention probabilities [B, H, T, S] of one call: the slow twin of what the model computed."""
+    groups = call.query.shape[1] // call.key.shape[1]
+    key = call.key.repeat_interleave(groups, dim=1)
+    scores = call.scaling * (call.query.float() @ key.float().transpose(-1, -2))
+    scores = scores if call.bias is None else scores + call.bias
+    return scores.masked_fill(~call.allowed, float("-inf")).softmax(-1)
+
+
+def _distance(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference, relative to the largest value."""
+    if ours.shape != theirs.shape:
+        return float("inf")
+    scale = float(theirs.abs().max()) if theirs.numel() else 1.0
+    return float((ours - theirs.to(ours.device, ours.dtype)).abs().max()) / max(scale, 1e-12) if ours.numel() else 0.0
+
+
+def _rows_of(hidden: Tensor, index: Index) -> Tensor:
+    """The rows an index keeps of a hidden state, which may lack positions that the model added to its own input."""
+    keep = index.keep.to(hidden.device)
+    row, position = keep // index.length, keep % index.length
+    if hidden.dim() != 3 or hidden.shape[0] != index.batch or int(position.max()) >= hidden.shape[1]:
+        return hidden.new_empty(0)
+    return hidden[row, position].to(torch.float64 if hidden.dtype == torch.float64 else torch.float32)
+
+
+def _norms(block: nn.Module, width: int) -> list[Any]:
+    """The norms of a block that fit its stream, as functions of promoted rows, and the identity."""
+    found = [module for module in block.modules() if "norm" in type(module).__name__.lower()]
+    found = [module for module in found if all(p.shape[-1] == width for p in module.parameters())]
+
+    def applied(module: nn.Module) -> Any:
+        dtype = next((p.dtype for p in module.parameters()), None)
+        return lambda x: module(x if dtype is None else x.to(dtype)).to(x.dtype)
+
+    return [lambda x: x, *map(applied, found)]
+
+
+def _named(output: Any, stack: Stack, what: str) -> Sequence[Tensor] | None:
+    names = [what] if stack.name == "single" else [f"{stack.name}_{what}"]
+    found = next((getattr(output, name, None) for name in names if getattr(output, name, None) is not None), None)
+    return found if found is not None or stack.name != "single" else getattr(output, f"decoder_{what}", None)
+
+
+def _last_hidden(output: Any, stack: Stack, stacks: int) -> Tensor | None:
+    name = "encoder_last_hidden_state" if stack.name == "encoder" and stacks > 1 else "last_hidden_state"
+    return getattr(output, name, None)
+
+
+def _few(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x[:_CONTEXTS] if isinstance(x, Tensor) and x.dim() else x for name, x in inputs.items()}
+
+
+@contextlib.contextmanager
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """Takes off the hooks that transformers installs for good when it is asked for hidden states."""
+    mark = "_output_capturing_hooks_installed"
+    before = [(part, part._forward_hooks.copy(), mark in vars(part)) for part in model.modules()]
+    try:
+        yield
+    finally:
+        for module, hooks, marked in before:
+            module._forward_hooks = hooks
+            if not marked and mark in vars(module):
+                delattr(module, mark)
+
+
+@contextlib.contextmanager
+def _eager(model: nn.Module) -> Iterator[None]:
+    """The written-out attention, whose probabilities a model can show; the one in use comes back afterwards."""
+    inner = unwrapped(model)
+    used = getattr(getattr(inner, "config", None), "_attn_implementation", None)
+    switch = getattr(inner, "set_attn_implementation", None)
+    if switch is None or used in (None, "eager"):
+        yield
+        return
+    try:
+        switch("eager")
+        yield
+    finally:
+        switch(used)

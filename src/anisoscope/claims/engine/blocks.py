@@ -1,0 +1,159 @@
+"""What the claims about depth read: the blocks 1 … L of a stack (kind resid), at one step or over all of them.
+
+The embedding and what comes after the final norm are no blocks. A model with an encoder and a decoder has two stacks,
+and each is judged by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from anisoscope.claims.engine.claim import Claim, attempt, claim
+from anisoscope.claims.engine.curve import Curve
+from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings, Run, Study
+from anisoscope.claims.engine.part import Finding
+from anisoscope.results.quantity import Quantity, mean
+
+FEWEST_BLOCKS = 5  # fewer have no middle
+SOURCE = "Razzhigaev et al. 2023, The Shape of Learning, arXiv:2311.05928"
+
+
+@dataclass(frozen=True)
+class StackEvidence:
+    """One stack of blocks of one model."""
+
+    run: Run
+    name: str | None = None  # None = the only one
+    kind: str = "resid"
+    until: int | None = None  # nothing after this step is read
+
+    @property
+    def role(self) -> str:
+        return self.name if self.run.role == "encoder-decoder" and self.name else self.run.role
+
+    def readings(self, metric: str, variant: str = "", *, group: str = "") -> Readings:
+        """A metric at the blocks."""
+        found = self.mine(self.run.plain(metric, variant, group=group))
+        return {cell: reading for cell, reading in found.items() if cell.kind == self.kind and cell.layer > 0}
+
+    def mine(self, readings: Readings) -> Readings:
+        """Those of this stack, whatever their kind, with nothing after the step that ends it."""
+        found = {cell: reading for cell, reading in readings.items() if self.name in (None, cell.stack)}
+        return {c: r for c, r in found.items() if self.until is None or c.step is None or c.step <= self.until}
+
+    def needed(self, metric: str, variant: str = "", *, group: str = "", how: str = "") -> Readings:
+        found = self.readings(metric, variant, group=group)
+        if not found:
+            words = f"{metric}{f' with {variant}' if variant else ''}{f' for group {group}' if group else ''}"
+            raise self.gap(metric, words, how=how)
+        return found
+
+    def gap(self, metric: str, words: str = "", *, how: str = "") -> Missing:
+        """Why a metric is not there at the blocks: it may have been measured at the ends of stages alone."""
+        if any(cell.kind == "stage" for cell in self.mine(self.run.plain(metric, ""))):
+            stages = "it was measured at the ends of stages; ask for --sites resid too"
+            return NotHere(f"{words or metric} after every block", stages)
+        return Missing(f"{words or metric} at blocks", how or f"measure it with --metrics {metric}")
+
+
+def stacks(study: Study) -> dict[str, StackEvidence]:
+    """The stacks of every model, by what a verdict calls them."""
+    found: dict[str, StackEvidence] = {}
+    for model, run in study.items():
+        names = run.stacks()
+        if len(names) < 2:
+            found[model] = StackEvidence(run)
+        else:
+            found |= {f"{model}, {name} stack": StackEvidence(run, name) for name in names}
+    return found
+
+
+def stack_claim(name: str, **declaration: Any) -> Callable[[Callable[[StackEvidence], Finding]], Claim]:
+    """Declare a claim about each stack of each model by itself."""
+
+    def declare(function: Callable[[StackEvidence], Finding]) -> Claim:
+        def every_stack(study: Study) -> dict[str, Finding]:
+            return {n: judged(function, stack, margin=declaration["margin"]) for n, stack in stacks(study).items()}
+
+        every_stack.__doc__, every_stack.__module__ = function.__doc__, function.__module__
+        return claim(name, **declaration)(every_stack)
+
+    return declare
+
+
+def judged(function: Callable[[StackEvidence], Finding], stack: StackEvidence, *, margin: float) -> Finding:
+    """A finding that can be asked for again with nothing after some step."""
+    finding = attempt(function, stack, margin=margin)
+    return replace(finding, until=lambda step: judged(function, replace(stack, until=step), margin=margin))
+
+
+def last_step(readings: Iterable[Cell]) -> int | None:
+    """The last measured step; None outside a series."""
+    return max((cell.step for cell in readings if cell.step is not None), default=None)
+
+
+def steps_of(readings: Iterable[Cell]) -> list[int]:
+    return sorted({cell.step for cell in readings if cell.step is not None})
+
+
+def series_of(readings: Readings, *, fewest: int = 2) -> list[int]:
+    """The measured steps, of which there must be some."""
+    found = steps_of(readings)
+    if len(found) < fewest:
+        how = "sweep the checkpoints of a model or watch its training"
+        if len(found) > 1:  # a series, if a short one
+            raise Missing(f"series of {fewest} steps or more", f"it has {len(found)}; {how}")
+        raise NotHere(f"series of {fewest} steps or more", how)
+    return found
+
+
+def curve(readings: Readings, step: int | None) -> Curve:
+    """The profile over the blocks at one step; refused where there are too few or an end is missing."""
+    cells = sorted((cell for cell in readings if cell.step == step), key=lambda cell: cell.layer)
+    told = [round(cell.layer / readings[cell].depth) for cell in cells if readings[cell].depth > 0]
+    blocks = max([*told, *(cell.layer for cell in cells)])
+    if len(cells) < FEWEST_BLOCKS:
+        raise Missing(f"profile of {FEWEST_BLOCKS} blocks", f"{len(cells)} of {blocks} have a number")
+    missing = [end for end in (1, blocks) if end not in {cell.layer for cell in cells}]
+    if missing:
+        raise Missing(f"number at block {missing[0]}", "a shape over depth needs both ends; measure all layers")
+    layers = [cell.layer for cell in cells]
+    return Curve.of(layers, [layer / blocks for layer in layers], [readings[cell].quantity for cell in cells])
+
+
+def block_mean(readings: Readings, step: int | None, layers: Iterable[int] | None = None) -> Quantity:
+    """The mean over blocks (or some of them) at one step."""
+    chosen = None if layers is None else set(layers)
+    return mean([r.quantity for c, r in readings.items() if c.step == step and (chosen is None or c.layer in chosen)])
+
+
+def shared_steps(courses: Iterable[Readings]) -> tuple[list[int], list[int]]:
+    """The blocks measured at the last step in all of them, and the steps at which all of those blocks were.
+
+    A block that has no number at the end is left out at every step, and a step at which one of the others has none is
+    left out for all: a mean over other blocks would be another number.
+    """
+    courses = list(courses)
+    common = set.intersection(*({(c.step, c.layer) for c in readings if c.step is not None} for readings in courses))
+    last = max((step for step, _ in common), default=None)
+    layers = sorted(layer for step, layer in common if step == last)
+    steps = sorted({step for step, _ in common})
+    return layers, [step for step in steps if all((step, layer) in common for layer in layers)]
+
+
+def curve_records(profile: Curve) -> list[dict[str, Any]]:
+    """A profile for the report."""
+    records = []
+    for i, layer in enumerate(profile.layers):
+        value, half = float(profile.values[i]), float(profile.halves[i])
+        bounds = {"low": value - half, "high": value + half} if math.isfinite(half) else {}
+        records.append({"layer": layer, "depth": float(profile.depths[i]), "value": value, **bounds})
+    return records
+
+
+def at_step(step: int | None) -> str:
+    """Words for when; none outside a series."""
+    return "" if step is None else f" at step {step}"

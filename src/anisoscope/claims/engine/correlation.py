@@ -1,0 +1,256 @@
+"""Correlations over the layers of a model and over models: Pearson, Spearman, and ranks pooled within models.
+
+Notation
+    x, y   drift and average cosine of the n sites of one stack (a unit)
+    z      rank within the unit, centred and divided by n, (rank − (n + 1)/2)/n: every site weighs about the same,
+           however deep its model is; for the linear correlation, the value in standard deviations of the unit
+    ρ      pooled over units: Σ z_x z_y / √(Σ z_x² Σ z_y²); for one unit it is Spearman's (linear: Pearson's)
+    Z      Fisher's atanh(r), whose error is about 1/√(n − 3) (Spearman: √((1 + r²/2)/(n − 3)), Bonett & Wright 2000)
+An interval over the layers of one model knows that they are few; it takes them for draws, which neighbours are not, so
+that it and p describe more than they test.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from anisoscope.results.quantity import Quantity, combine, t_quantile
+
+FEWEST_SITES = 3  # two points always lie on a line
+FEWEST_CLUSTERS = 3  # two models say nothing about others
+FEWEST_FISHER = 4  # sites from which Fisher's Z has an error
+MOST_ORDERED = 9  # sites up to which every order of them is tried: 9! = 362,880
+NORMAL_95 = 1.959964
+RANGE = (-1.0, 1.0)
+DRAWS = 9999
+DESCRIPTIVE = "descriptive: layers of one model are not independent"
+
+
+def pearson(one: Sequence[float], two: Sequence[float]) -> float:
+    """Pearson's correlation; NaN where a side is constant or holds what is no number.
+
+    >>> round(pearson([1, 2, 3, 4], [1, 3, 2, 4]), 3)
+    0.8
+    """
+    sides = [np.asarray(values, dtype=float) for values in (one, two)]
+    if any(len(side) < 2 or not np.isfinite(side).all() or np.ptp(side) == 0 for side in sides):
+        return math.nan
+    x, y = (side - side.mean() for side in sides)
+    below = math.sqrt(float(x @ x) * float(y @ y))
+    return max(-1.0, min(1.0, float(x @ y) / below)) if below else math.nan
+
+
+def rank_correlation(one: Sequence[float], two: Sequence[float]) -> float:
+    """Spearman's correlation; ties share their mean rank, and a constant profile has none.
+
+    >>> round(rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]), 3)
+    0.8
+    """
+    return pearson(ranks(np.asarray(one, dtype=float)), ranks(np.asarray(two, dtype=float)))  # type: ignore[arg-type]
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 0, ties sharing their mean; all NaN where one value is.
+
+    >>> ranks(np.array([3.0, 1.0, 3.0])).tolist()
+    [1.5, 0.0, 1.5]
+    """
+    if not np.isfinite(values).all():
+        return np.full(len(values), math.nan)
+    below = (values[None, :] < values[:, None]).sum(1)
+    equal = (values[None, :] == values[:, None]).sum(1)
+    return below + (equal - 1) / 2
+
+
+def two_sided_p(correlation: float, n: int) -> float:
+    """p of no correlation between n independent pairs, by t = r √((n−2)/(1−r²)) with n − 2 degrees of freedom.
+
+    >>> round(two_sided_p(0.8, 5), 4)
+    0.1041
+    """
+    from scipy.special import stdtr
+
+    if n < FEWEST_SITES or not math.isfinite(correlation):
+        return math.nan
+    if abs(correlation) >= 1:
+        return 0.0
+    t = abs(correlation) * math.sqrt((n - 2) / (1 - correlation**2))
+    return 2 * float(stdtr(n - 2, -t))
+
+
+def order_p(one: Sequence[float], two: Sequence[float]) -> float:
+    """Two-sided p of Pearson's r: the share of the orders of `two` that give as much, exact; by t beyond nine sites.
+
+    Of ranks it is that of Spearman's.
+
+    >>> order_p([1, 2, 3, 4], [1, 2, 3, 4])  # 2 of 24 orders
+    0.08333333333333333
+    """
+    r, n = pearson(one, two), len(one)
+    if n < FEWEST_SITES or not math.isfinite(r):
+        return math.nan
+    if n > MOST_ORDERED:
+        return max(two_sided_p(r, n), 2 / math.factorial(n))  # no order is rarer than one and its reverse
+    x, y = (np.asarray(side, dtype=float) - np.mean(side) for side in (one, two))
+    products = np.abs(y[_orders(n)] @ x)
+    return float(np.mean(products >= abs(float(x @ y)) * (1 - 1e-9)))
+
+
+@functools.cache
+def _orders(n: int) -> np.ndarray:
+    return np.array(list(itertools.permutations(range(n))), dtype=np.int8)
+
+
+def fisher_interval(correlation: float, n: int, *, ranked: bool) -> tuple[float, float]:
+    """The 95 % interval of a correlation over n independent pairs, by Fisher's Z; all of [−1, 1] below four.
+
+    Ranks are coarse: a Spearman's correlation of 1 stands for all beyond half a step to the next, 1 − 6/(n(n² − 1)).
+
+    >>> [round(end, 2) for end in fisher_interval(0.6, 5, ranked=True)]
+    [-0.67, 0.98]
+    """
+    if not math.isfinite(correlation):
+        return math.nan, math.nan
+    if n < FEWEST_FISHER:
+        return RANGE
+    r = _inside(correlation, n if ranked else None)
+    half = NORMAL_95 * math.sqrt((1 + (r**2 / 2 if ranked else 0)) / (n - 3))
+    low, high = math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
+    return min(low, correlation), max(high, correlation)
+
+
+def _inside(correlation: float, n: int | None) -> float:
+    """A correlation that has a Z."""
+    most = 1 - (6 / (n * (n**2 - 1)) if n else 1e-12)
+    return max(-most, min(most, correlation))
+
+
+def sites_interval(quantity: Quantity, n: int, *, ranked: bool) -> tuple[float, float]:
+    """The interval of a correlation over n sites, as wide as contexts (jackknife) or sites (Fisher's Z) make it.
+
+    Without folds there is none: what other contexts would have given is not known.
+    """
+    low, high = quantity.interval()
+    if not math.isfinite(low):
+        return math.nan, math.nan
+    few = fisher_interval(quantity.value, n, ranked=ranked)
+    return max(-1.0, min(low, few[0])), min(1.0, max(high, few[1]))
+
+
+def correlated(
+    one: Sequence[Quantity], two: Sequence[Quantity], function: Callable[[Sequence[float], Sequence[float]], float]
+) -> Quantity:
+    """A correlation over sites with its leave-one-fold-out values; without common folds it has no interval.
+
+    Half-widths cannot be carried through ranks, so numbers without replicates give a number without an interval.
+
+    >>> correlated([Quantity(1.0), Quantity(2.0)], [Quantity(3.0), Quantity(5.0)], pearson).value
+    1.0
+    """
+    half = len(one)
+    value = function([q.value for q in one], [q.value for q in two])
+    counts = {len(quantity.folds) for quantity in (*one, *two)}
+    if len(counts) != 1 or 0 in counts or not math.isfinite(value):
+        return Quantity(value)
+    return combine([*one, *two], lambda values: function(values[:half], values[half:]))
+
+
+@dataclass(frozen=True)
+class CorrelationUnit:
+    """z of the sites of one stack, and the model they belong to."""
+
+    cluster: str
+    one: np.ndarray
+    two: np.ndarray
+    ranked: bool = True
+
+    @classmethod
+    def of(cls, cluster: str, one: Sequence[float], two: Sequence[float], *, ranked: bool = True) -> CorrelationUnit:
+        sides = [np.asarray(values, dtype=float) for values in (one, two)]
+        if ranked:
+            x, y = ((ranks(side) - (len(side) - 1) / 2) / len(side) for side in sides)
+        else:
+            x, y = ((side - side.mean()) / (side.std() or 1.0) for side in sides)
+        return cls(cluster, x, y, ranked)
+
+
+def pooled_correlation(units: Sequence[CorrelationUnit]) -> float:
+    """ρ over all units, each in its own z; NaN where a side is constant in all of them."""
+    sums = [_sums(unit) for unit in units]
+    return _ratio(*np.sum(sums, axis=0)) if sums else math.nan
+
+
+def _sums(unit: CorrelationUnit) -> tuple[float, float, float]:
+    return float(unit.one @ unit.two), float(unit.one @ unit.one), float(unit.two @ unit.two)
+
+
+def _ratio(product: float, one: float, two: float) -> float:
+    return float(product / math.sqrt(one * two)) if one > 0 and two > 0 else math.nan
+
+
+def permutation_p(units: Sequence[CorrelationUnit], *, draws: int = DRAWS, seed: int = 0) -> float:
+    """Two-sided p of ρ when the sites of one side are shuffled within every unit; exact where that is cheaper.
+
+    >>> permutation_p([CorrelationUnit.of("m", [1, 2, 3, 4], [1, 2, 3, 4])])  # 2 of 24 orders are as extreme
+    0.08333333333333333
+    """
+    units = [unit for unit in units if len(unit.one)]
+    if not math.isfinite(pooled_correlation(units)):
+        return math.nan
+    seen = abs(sum(_sums(unit)[0] for unit in units)) - 1e-12
+    orders = math.prod(math.factorial(len(unit.one)) for unit in units)
+    if orders <= draws:
+        every = itertools.product(*([float(unit.one @ p) for p in itertools.permutations(unit.two)] for unit in units))
+        return sum(abs(sum(products)) >= seen for products in every) / orders
+    random = np.random.default_rng(seed)
+    drawn = np.zeros(draws)
+    for unit in units:
+        drawn += unit.two[random.random((draws, len(unit.two))).argsort(1)] @ unit.one
+    return (1 + int((np.abs(drawn) >= seen).sum())) / (draws + 1)
+
+
+def models_interval(units: Sequence[CorrelationUnit]) -> tuple[float, float]:
+    """The 95 % interval of ρ over models (all stacks and seeds of a model together); NaN below three.
+
+    Leaving out one model after another gives the error of Z(ρ), with t of one degree less than there are models; where
+    models agree better than so few sites can (Fisher's Z of all of them), that counts.
+    """
+    clusters: dict[str, np.ndarray] = {}
+    for unit in units:
+        clusters[unit.cluster] = clusters.get(unit.cluster, np.zeros(3)) + _sums(unit)
+    count = len(clusters)
+    value = pooled_correlation(units)
+    if count < FEWEST_CLUSTERS or not math.isfinite(value):
+        return math.nan, math.nan
+    sums = np.array([clusters[name] for name in sorted(clusters)])
+    n = sum(len(unit.one) - 1 for unit in units) + 1
+    steps = n if units[0].ranked else None
+    left = np.array([math.atanh(_inside(_ratio(*(sums.sum(0) - own)), steps)) for own in sums])
+    half = t_quantile(count - 1) * math.sqrt((count - 1) / count * float(((left - left.mean()) ** 2).sum()))
+    centre = math.atanh(_inside(value, steps))
+    few = fisher_interval(value, n, ranked=units[0].ranked)
+    return min(math.tanh(centre - half), few[0]), max(math.tanh(centre + half), few[1])
+
+
+def welch(one: Sequence[float], two: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of one minus mean of two over models, its jackknife error, and Welch's degrees of freedom.
+
+    Leaving out one model after another of each side gives the error √(s₁²/n₁ + s₂²/n₂); with fewer than two models on a
+    side there is none.
+
+    >>> welch([1.0, 3.0], [0.0, 2.0])
+    (1.0, 1.4142135623730951, 2.0)
+    """
+    gap = sum(one) / len(one) - sum(two) / len(two)
+    if min(len(one), len(two)) < 2:
+        return gap, math.nan, math.nan
+    shares = [float(np.var(side, ddof=1)) / len(side) for side in (one, two)]
+    total = sum(shares)
+    below = sum(share**2 / (len(side) - 1) for share, side in zip(shares, (one, two), strict=True))
+    return gap, math.sqrt(total), total**2 / below if below else float(len(one) + len(two) - 2)

@@ -1,0 +1,281 @@
+"""What a claim rests on: parts, each an effect with its interval and the margin it must pass.
+
+A part holds when its 95 % interval lies wholly beyond the margin (and, where random draws test it, p ≤ .05), fails when
+the interval lies wholly short of it, and is undecided otherwise. A claim holds when every needed part does, and fails
+when one does: an intersection–union test (Berger 1982), which needs no correction for the number of parts. A claim that
+holds where any one of several parts does needs one: `looks` of such a part says how many there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from anisoscope.results.quantity import FEWEST_FOLDS, Quantity, among, no_effect_p, t_quantile, t_tail
+
+Status = Literal["holds", "fails", "undecided"]
+ALPHA = 0.05
+FEWEST_SEEDS = 3  # for a claim about more than one run
+ONE_MODEL = "for this model"
+Bounds = tuple[float | None, float | None]
+CORRELATION = (-1.0, 1.0)  # bounds of a correlation or a cosine
+SHARE = (None, 1.0)  # of what a share explains
+ONE_REPLICATE = f"one seed decides nothing: seeds are the replicates here, and {FEWEST_SEEDS} are needed"
+TOO_FEW = f"too few contexts were tested: an interval needs them in {FEWEST_FOLDS} of the 8 folds at least"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One effect and the margin it is held against; without a margin it only describes.
+
+    >>> Part("normal", 3.0, 2.5, 3.5, margin=0.5).status
+    'holds'
+    """
+
+    name: str
+    effect: float
+    low: float = math.nan
+    high: float = math.nan
+    margin: float = math.nan
+    p: float = math.nan
+    needed: bool = True
+    tested: bool = False  # holds only with p ≤ .05
+    guard: bool = False  # a condition of the claim; where all hold, another part tells the effect
+    reason: str = ""  # why it stays undecided whatever the interval says
+    looks: int = 1  # parts of which the best is chosen; the intervals of all hold at once
+    below: bool = False  # it must lie below its margin, not beyond it
+    bounds: Bounds = (None, None)  # what is possible; the interval is cut to it, never past the effect itself
+
+    def __post_init__(self) -> None:
+        least, most = self.bounds
+        if least is not None and self.low < least:
+            object.__setattr__(self, "low", min(least, self.effect))
+        if most is not None and self.high > most:
+            object.__setattr__(self, "high", max(most, self.effect))
+
+    @classmethod
+    def of(cls, name: str, quantity: Quantity, *, margin: float = math.nan, **more: Any) -> Part:
+        """A part from a quantity; p is that of no effect at all unless another is given."""
+        low, high = quantity.interval_among(more.get("looks", 1))
+        more.setdefault("p", no_effect_p(quantity) if math.isfinite(margin) else math.nan)
+        if math.isfinite(margin) and not math.isfinite(quantity.value):
+            more.setdefault("reason", f"{name} has no number here")
+        if quantity.thin and math.isfinite(margin):
+            more.setdefault("reason", TOO_FEW)
+        return cls(name, quantity.value, low, high, margin=margin, **more)
+
+    @classmethod
+    def described(cls, name: str, quantity: Quantity) -> Part:
+        """A number that is told, not judged."""
+        return cls(name, quantity.value, needed=False) if quantity.fixed else cls.of(name, quantity, needed=False)
+
+    @classmethod
+    def absent(cls, name: str, reason: str, *, margin: float) -> Part:
+        """A part that could not be measured."""
+        return cls(name, math.nan, margin=margin, reason=reason)
+
+    @property
+    def measured(self) -> bool:
+        return math.isfinite(self.effect)
+
+    @property
+    def lead(self) -> float:
+        """How far beyond its margin it lies for sure: at the near end of its interval, or itself without one."""
+        near = self.high if self.below else self.low
+        return self._beyond(near if math.isfinite(near) else self.effect)
+
+    @property
+    def reach(self) -> float:
+        """How far beyond its margin it may lie at most."""
+        return self._beyond(self.low if self.below else self.high)
+
+    def _beyond(self, value: float) -> float:
+        return self.margin - value if self.below else value - self.margin
+
+    @property
+    def status(self) -> Status:
+        if self.reach < 0:
+            return "fails" if not self.reason else "undecided"
+        sure = math.isfinite(self.low) and self.lead > 0
+        if sure and not self.reason and (not self.tested or self.p <= ALPHA):
+            return "holds"
+        return "undecided"
+
+    def record(self) -> dict[str, Any]:
+        kept = {name: value for name, value in asdict(self).items() if name != "bounds"}
+        return {**kept, "status": self.status if math.isfinite(self.margin) else None}
+
+
+Parts = Mapping[str, Part]
+
+
+def by_name(parts: Sequence[Part]) -> dict[str, Part]:
+    return {part.name: part for part in parts}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a claim found in one study: its parts, and how to say them in a sentence."""
+
+    parts: tuple[Part, ...]
+    sentence: Callable[[Parts, Status, Part], str]  # parts, the outcome, the part it hangs on
+    details: dict[str, Any] = field(default_factory=dict)
+    settle: Callable[[dict[str, Part]], dict[str, Part]] = dict  # joins parts before they are judged
+    doubt: Callable[[Parts], str] = lambda parts: ""  # a reason not to call it holding
+    aspects: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # groups of parts judged by themselves too
+    scope: str = ONE_MODEL  # what a single seed speaks for
+    until: Callable[[int], Finding] | None = None  # the same with nothing after a step
+    note: str = ""  # said at the end of the sentence
+    several: Callable[[Sequence[Finding]], Callable[[Parts, Status, Part], str]] | None = None  # sentence over seeds
+    replicate: bool = False  # one seed is a sample, not a subject: beside a verdict over all it has none of its own
+
+
+def judge(parts: Sequence[Part]) -> tuple[Status, Part]:
+    """The outcome of parts that must all hold, and the part it hangs on.
+
+    >>> judge([Part("a", 3, 2, 4, margin=0.5), Part("b", 1, 0, 2, margin=0.5)])[0]
+    'undecided'
+    """
+    failing = [part for part in parts if part.status == "fails"]
+    if failing:
+        return "fails", min(failing, key=lambda part: part.reach)
+    open_ones = [part for part in parts if part.status == "undecided"]
+    if open_ones:
+        return "undecided", min(open_ones, key=_unsure)
+    telling = [part for part in parts if not part.guard] or parts
+    return "holds", min(telling, key=lambda part: part.lead)
+
+
+def _unsure(part: Part) -> tuple[bool, float]:
+    """Measured parts first, the one furthest from its margin before the others."""
+    return bool(part.reason), part.lead if math.isfinite(part.lead) else math.inf
+
+
+def pool(findings: Sequence[Finding], refusal: str = "") -> Finding:
+    """One finding over several seeds: each part's mean over seeds with its t interval (from three seeds on).
+
+    `refusal` says why the seeds cannot be judged together, and leaves the claim open.
+    """
+    first = findings[0]
+    names = [name for name in by_name(first.parts) if all(name in by_name(f.parts) for f in findings)]
+    parts = [_pooled([by_name(f.parts)[name] for f in findings]) for name in names]
+    if refusal:
+        parts = [replace(part, reason=refusal) if math.isfinite(part.margin) else part for part in parts]
+    details = {"step": first.details["step"]} if "step" in first.details and not refusal else {}
+    sentence = first.several(findings) if first.several else first.sentence
+    return replace(first, parts=tuple(parts), sentence=sentence, details=details, scope=ONE_MODEL, until=None)
+
+
+def _pooled(parts: Sequence[Part]) -> Part:
+    """The mean over seeds; a test against random subspaces must be passed by every seed, so its largest p counts."""
+    first = parts[0]
+    effects = [part.effect for part in parts if math.isfinite(part.effect)]
+    if not effects:
+        return first
+    centre = sum(effects) / len(effects)
+    few = len(effects) < FEWEST_SEEDS
+    reason = f"it was measured in {len(effects)} seeds and a general claim needs {FEWEST_SEEDS}" if few else ""
+    half, p = (math.nan, math.nan) if few else t_interval(effects, looks=first.looks)
+    tested = any(part.tested for part in parts)
+    if tested:
+        tests = [part.p for part in parts if part.tested]
+        p = max(tests) if all(math.isfinite(test) for test in tests) else math.nan
+    elif first.guard:
+        p = math.nan
+    low, high = centre - half, centre + half
+    if half == 0 and all(math.isfinite(part.low) for part in parts):
+        # ranks are coarse: seeds that agree to the last digit say nothing about how far others might lie
+        low, high = min(part.low for part in parts), max(part.high for part in parts)
+        p = max(part.p for part in parts)
+    return Part(
+        first.name,
+        centre,
+        low,
+        high,
+        margin=first.margin,
+        p=p,
+        needed=first.needed,
+        tested=tested,
+        guard=first.guard,
+        reason=reason if first.needed else "",
+        looks=first.looks,
+        below=first.below,
+        bounds=first.bounds,
+    )
+
+
+def t_interval(values: Sequence[float], *, looks: int = 1) -> tuple[float, float]:
+    """Half-width of the 95 % t interval of the mean (of `looks` such means at once), and the one-sided p of a mean ≤ 0.
+
+    >>> half, p = t_interval([1.0, 2.0, 3.0])
+    >>> round(half, 3), round(p, 4)
+    (2.484, 0.0371)
+    """
+    n = len(values)
+    centre = sum(values) / n
+    error = math.sqrt(sum((v - centre) ** 2 for v in values) / (n - 1) / n)
+    return t_quantile(n - 1, among(looks)) * error, t_tail(centre, error, degrees=n - 1)
+
+
+def left_open(parts: dict[str, Part], *, reason: str) -> dict[str, Part]:
+    """Parts that decide nothing, over several seeds neither; as they are where there is no reason."""
+    return {name: replace(p, reason=reason or p.reason) if p.needed else p for name, p in parts.items()}
+
+
+def agreement(parts: Sequence[Part], name: str, *, what: str) -> Part:
+    """One part for several that should agree: the weakest where all hold or all fail, else undecided with the count.
+
+    `what` names them in the plural.
+    """
+    statuses = [part.status for part in parts]
+    status, binding = judge(parts)
+    holding = statuses.count("holds")
+    mixed = holding and "fails" in statuses
+    reason = binding.reason
+    if mixed:
+        reason = f"it holds in {holding} and fails in {statuses.count('fails')} of {len(parts)} {what}"
+    if status == "fails" and not mixed and "undecided" in statuses:
+        reason = f"it is undecided in {statuses.count('undecided')} of {len(parts)} {what}"
+    return replace(binding, name=name, reason=reason, needed=True)
+
+
+def span(part: Part, digits: int = 3) -> str:
+    """A number with its interval, as it is read in a sentence.
+
+    >>> span(Part("", 3.14159, 3.0, 3.3))
+    '3.14 [3, 3.3]'
+    """
+    number = figure(part.effect, digits)
+    if not (math.isfinite(part.low) and math.isfinite(part.high)):
+        return number
+    return f"{number} [{figure(part.low, digits)}, {figure(part.high, digits)}]"
+
+
+def outcome(status: Status, part: Part) -> str:
+    """How an effect lies to its margin, as the end of a sentence.
+
+    >>> outcome("fails", Part("a", 0.1, 0.0, 0.2, margin=0.5))
+    'short of the margin of 0.5'
+    """
+    margin = f"the margin of {figure(part.margin)}"
+    if not math.isfinite(part.low):
+        return f"without an interval to hold against {margin}"
+    if part.low > part.margin:
+        lucky = status == "undecided" and part.tested and not part.p <= ALPHA
+        doubt = f", but random subspaces do as well too often (p = {figure(part.p)})" if lucky else ""
+        return f"beyond {margin}{doubt}"
+    return f"short of {margin}" if part.high < part.margin else f"with {margin} inside the interval"
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """A number for a sentence: three digits that count, four decimals at most.
+
+    >>> figure(-0.00123456), figure(float("nan")), figure(12345.6)
+    ('−0.0012', 'unknown', '12346')
+    """
+    if not math.isfinite(value):
+        return "unknown"
+    text = f"{value:.0f}" if abs(value) >= 1000 else f"{round(value, 4) + 0.0:.{digits}g}"
+    return text.replace("-", "−")

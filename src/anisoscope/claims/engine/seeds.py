@@ -1,0 +1,159 @@
+"""Which seeds of a model are runs of their own: a run that was measured again under another seed is one run, not two.
+
+A general claim rests on independent trainings. The seed of a table may be that of the measurement alone (which draws,
+which starts of a fit), on weights that are the same; such seeds share the course of their loss, digit by digit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow.compute as pc
+
+from anisoscope.claims.engine.part import Finding
+from anisoscope.results.table import Table
+
+# Seeds that end at different steps: a mean over them is taken at one step, the last that all of them have.
+
+
+def at_one_step(findings: Sequence[Finding]) -> tuple[list[Finding], str]:
+    """The findings of the seeds, all at the last step that they share; where there is none, why they cannot be pooled.
+
+    A finding says its step in `details["step"]` and can be asked for again with `until`; those that say none are left
+    alone. Step 0 does not count as shared where a seed went on: it is no result of training.
+    """
+    own = [_step(finding) for finding in findings]
+    found = list(findings)
+    while len(steps := {_step(finding) for finding in found}) > 1:
+        known = [step for step in steps if step is not None]
+        if len(known) < len(steps):
+            return list(findings), _apart(own)
+        nearest = min(known)
+        found = [f if _step(f) == nearest or f.until is None else f.until(nearest) for f in found]
+        if nearest == 0 or {_step(finding) for finding in found} == steps:
+            return list(findings), _apart(own)
+    return _noted(found, own), ""
+
+
+def _step(finding: Finding) -> int | None:
+    return finding.details.get("step")
+
+
+def _noted(found: list[Finding], own: Sequence[int | None]) -> list[Finding]:
+    """A finding at another step than the last says so, and so does one whose models ended apart."""
+    moved = any(_step(finding) != step for finding, step in zip(found, own, strict=True))
+    note = f"step {_step(found[0])} is the last that all {len(found)} seeds have" if moved else _mixed(found)
+    return [replace(finding, note=note) for finding in found] if note else found
+
+
+def _mixed(found: Sequence[Finding]) -> str:
+    """Which models of a claim about several were judged at different steps (`details["ends"]`, by model)."""
+    ends: list[dict[str, Any]] = [finding.details.get("ends", {}) for finding in found]
+    shared = [name for name in ends[0] if all(name in one for one in ends)]
+    apart = [name for name in shared if len({one[name] for one in ends}) > 1]
+    told = [f"those of {name} at steps {_listed([one[name] for one in ends])}" for name in apart]
+    return f"the seeds were judged at different steps, {' and '.join(told)}" if told else ""
+
+
+def _apart(own: Sequence[int | None]) -> str:
+    return f"the seeds end at different steps ({_listed(own)}) and share none after step 0 to be compared at"
+
+
+def _listed(steps: Sequence[int | None]) -> str:
+    """Steps one after another, as they are read in a sentence.
+
+    >>> _listed([200, 100, 100])
+    '200, 100 and 100'
+    """
+    *before, last = ["no step" if step is None else str(step) for step in steps]
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+LOSSES = ("probe_loss", "loss")
+ENERGY = "gradient_energy"
+CLOSE = 1e-12  # two trainings do not agree to so many digits
+Series = dict[tuple[Any, ...], float]  # by step, and by whatever else a value belongs to
+
+
+def repeats(table: Table, seeds: Mapping[str, Sequence[int]]) -> dict[str, dict[int, list[int]]]:
+    """For every model the seeds to keep, each with the later ones that are the same run, measured again."""
+    several = {model: found for model, found in seeds.items() if len(found) > 1}
+    found: dict[str, dict[int, list[int]]] = {model: {seed: [] for seed in s} for model, s in seeds.items()}
+    rows = _rows(table, several)
+    for model, numbers in several.items():
+        kept: dict[int, list[int]] = {}
+        for seed in numbers:
+            original = next((k for k in kept if same_run(rows[model, k], rows[model, seed])), None)
+            if original is None:
+                kept[seed] = []
+            else:
+                kept[original].append(seed)
+        found[model] = kept
+    return found
+
+
+def _rows(table: Table, seeds: Mapping[str, Sequence[int]]) -> dict[tuple[str, int], dict[str, Series]]:
+    """The values that can tell two runs apart, by model and seed, then by metric."""
+    found: dict[tuple[str, int], dict[str, Series]] = {(m, s): {} for m, numbers in seeds.items() for s in numbers}
+    if not seeds:
+        return found
+    arrow = table.where(model=list(seeds), metric=[*LOSSES, ENERGY]).arrow
+    arrow = arrow.filter(pc.is_null(arrow["head"]))
+    drawn = pc.match_substring_regex(pc.fill_null(arrow["variant"], ""), "control=|proxy=random")
+    arrow = arrow.filter(pc.and_(pc.is_finite(pc.fill_null(arrow["value"], math.nan)), pc.invert(drawn)))
+    for row in arrow.select(_COLUMNS).to_pylist():
+        place = (row["model"], row["seed"])
+        if place in found:
+            key = tuple(row[name] for name in _COLUMNS[3:-1])
+            found[place].setdefault(row["metric"], {})[key] = row["value"]
+    return found
+
+
+_COLUMNS = ["model", "seed", "metric", "step", "stack", "layer", "kind", "group", "variant", "value"]
+
+
+def same_run(one: Mapping[str, Series], two: Mapping[str, Series]) -> bool:
+    """Whether two seeds share a loss at all common steps or, without losses, the gradient energies of one step.
+
+    A loss at step 0 alone proves nothing: an output head that starts at zero gives every seed the same one.
+
+    >>> same_run({"loss": {(0,): 5.6, (9,): 2.1}}, {"loss": {(0,): 5.6, (9,): 2.1}})
+    True
+    >>> same_run({"loss": {(0,): 5.6, (9,): 2.1}}, {"loss": {(0,): 5.6, (9,): 2.2}})
+    False
+    """
+    shared = {name: _pairs(one.get(name, {}), two.get(name, {})) for name in LOSSES}
+    courses = [pairs for pairs in shared.values() if any(step != 0 for step in pairs)]
+    if courses:
+        return any(all(_equal(values) for values in pairs.values()) for pairs in courses)
+    energies = _pairs(one.get(ENERGY, {}), two.get(ENERGY, {}))
+    later = {step: values for step, values in energies.items() if step != 0} or energies
+    return any(_equal(values) for values in later.values())
+
+
+def _pairs(one: Series, two: Series) -> dict[int | None, list[tuple[float, float]]]:
+    """Values of both at the same place, by step."""
+    found: dict[int | None, list[tuple[float, float]]] = {}
+    for key in one.keys() & two.keys():
+        found.setdefault(key[0], []).append((one[key], two[key]))
+    return found
+
+
+def _equal(values: list[tuple[float, float]]) -> bool:
+    return all(math.isclose(a, b, rel_tol=CLOSE, abs_tol=CLOSE) for a, b in values)
+
+
+def remark(seed: int | None, again: Sequence[int]) -> str:
+    """What a verdict says about seeds that were left out; empty where there are none.
+
+    >>> remark(0, [1, 2])
+    'seeds 1 and 2 are the same run as seed 0, measured again'
+    """
+    if not again:
+        return ""
+    *before, last = map(str, again)
+    named = f"seeds {', '.join(before)} and {last} are" if before else f"seed {last} is"
+    return f"{named} the same run as seed {seed}, measured again"

@@ -1,0 +1,298 @@
+"""Claims about queries and keys over training: they drift in parallel, and attention becomes sharper.
+
+Notation
+    ρ      Spearman's correlation of a number with the training step, in each layer; the mean over layers is told
+    |c|    |cos(mean q, mean k)| of a head, mean over the heads of a layer
+    d      width of a head; two random directions have |cos| = √(2/(πd)) on average. Rotation leaves of a mean over
+           positions only the slow channels, so that means after rotation have fewer: d holds before it
+The number of a layer is the mean over its heads. Intervals are the jackknife over context folds: they know the
+contexts, not the course of another training. Steps of one run follow from each other, so that no p is given: ρ
+describes this run. Where the loss fell by less than a tenth since step 0 the claims stay open.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from anisoscope.claims.engine.blocks import StackEvidence, series_of, shared_steps, stack_claim
+from anisoscope.claims.engine.correlation import rank_correlation
+from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Reading, Readings
+from anisoscope.claims.engine.learned import hardly_learned
+from anisoscope.claims.engine.part import CORRELATION, Finding, Part, Parts, Status, figure, left_open, outcome, span
+from anisoscope.claims.inherent.streams import SOURCE
+from anisoscope.claims.revisiting.controls import step_records
+from anisoscope.results.quantity import Quantity, combine, mean
+
+TREND_MARGIN = 0.5
+RISE_MARGIN = 0.05  # a twentieth of the way from even attention to a single key
+FEWEST_STEPS = 5  # fewer are in order by chance too often
+_QUERY, _KEY, _ALIGNED, _RANDOM = "mean query", "mean key", "alignment", "beyond random directions"
+_BEFORE = "before rotation: "
+_HOW = "sweep or watch a training with --preset attention"
+_ROTATED = "it rotates its queries and keys, whose random directions are known before rotation only (measure "
+_ROTATED += "query_unrotated and key_unrotated too, as --preset attention does)"
+_ROTARY = (  # how the names of classes begin whose attention rotates
+    *("Llama", "GPTNeoX", "GPTJ", "CodeGen", "Mistral", "Mixtral", "Ministral", "Qwen", "Gemma", "Phi", "Starcoder2"),
+    *("StableLm", "Falcon", "Olmo", "ModernBert", "EuroBert", "NomicBert", "RoFormer", "Esm", "Cohere", "Granite"),
+    *("SmolLM3", "Deepseek", "Glm", "Helium", "JetMoe", "Persimmon", "Exaone", "GptOss", "Moonshine"),
+)
+Course = dict[Cell, Quantity]
+
+
+@stack_claim(
+    "queries_and_keys_drift_together",
+    statement="Over training the mean query and the mean key grow and turn parallel or opposite to each other.",
+    source=SOURCE,
+    metrics=("qk_cosine", "drift"),
+    margin=TREND_MARGIN,
+)
+def queries_and_keys_drift_together(stack: StackEvidence) -> Finding:
+    """Spearman's correlation with the step of ‖mean q‖, of ‖mean k‖ and of |cos(mean q, mean k)|, each beyond .5.
+
+    In each layer, of the mean over its heads; the mean over layers is judged, over five steps at least. At the last
+    step |cos| must also lie beyond √(2/(πd)), the mean for random directions in the width d of a head, by more than as
+    many random directions as there are keys reach by luck (1.96 of their standard errors). Queries and keys as they
+    meet, after rotation; before rotation is told beside where it was measured. The lead over random directions is taken
+    before rotation: after it the mean over positions keeps only slow channels, in which random directions are more
+    parallel than d says (|cos| .15 instead of .10 for 64 channels and 512 positions). A model known to rotate that was
+    measured after rotation alone stays undecided. Margins are ours. Steps are not independent: it describes.
+    """
+    courses = _courses(stack, "")
+    parts = _drift_parts(courses, "")
+    aspects: dict[str, tuple[str, ...]] = {"growth": (_QUERY, _KEY), "parallel": (_ALIGNED, _RANDOM)}
+    try:
+        unrotated = _courses(stack, "_unrotated")
+    except Missing:
+        unrotated = {}
+    others = _drift_parts(unrotated, _BEFORE)
+    parts.append(_random_part(stack, unrotated or courses, "_unrotated" if unrotated else ""))
+    aspects |= {"before rotation": tuple(part.name for part in others)} if others else {}
+    steps, layers = _steps(courses[_ALIGNED]), sorted({cell.layer for cell in courses[_ALIGNED]})
+    parts.append(Part.described("at the end", _level(courses[_ALIGNED], steps[-1])))
+    details: dict[str, Any] = {"step": steps[-1], "courses": {name: step_records(c) for name, c in courses.items()}}
+    details["layers"] = [{"layer": n, **{w: _trend(c, [n]).value for w, c in courses.items()}} for n in layers]
+    sentence = functools.partial(_drift_sentence, steps=len(steps), last=steps[-1], before=bool(unrotated))
+    return Finding((*parts, *others), sentence, details, aspects=aspects, settle=_settle(stack, steps[-1]))
+
+
+def _settle(stack: StackEvidence, step: int) -> Any:
+    """Leaves a claim open for a model that hardly learned: what training does to attention is not seen there."""
+    words = hardly_learned(stack.run, step)
+    return functools.partial(left_open, reason=f"the model {words}" if words else "")
+
+
+def _courses(stack: StackEvidence, suffix: str) -> dict[str, Course]:
+    """The three numbers at the steps and layers that all of them have."""
+    query, key = (_quantities(replace(stack, kind=f"{kind}{suffix}").readings("drift")) for kind in ("query", "key"))
+    aligned = _alignment(stack, f"query{suffix}")
+    for readings, words in ((query, "drift at queries"), (key, "drift at keys"), (aligned, "qk_cosine by head")):
+        if not readings:
+            raise NotHere(words, _HOW)
+    return _shared({_QUERY: query, _KEY: key, _ALIGNED: aligned})
+
+
+def _quantities(readings: Readings) -> Course:
+    return {cell: reading.quantity for cell, reading in readings.items()}
+
+
+def _alignment(stack: StackEvidence, kind: str) -> Course:
+    """|c| of every layer and step: heads may be parallel or opposed, so the sign goes before the mean over heads.
+
+    Only heads with a number at every step count, so that the mean is always over the same ones.
+    """
+    found = {c: r for c, r in stack.mine(stack.run.heads("qk_cosine")).items() if c.kind == kind and c.layer > 0}
+    steps = {cell.step for cell in found}
+    groups: dict[tuple[int, int | None], list[Cell]] = {}
+    for cell in found:
+        groups.setdefault((cell.layer, cell.head), []).append(cell)
+    whole = [cell for cells in groups.values() if len(cells) == len(steps) for cell in cells]
+    heads: dict[Cell, list[Quantity]] = {}
+    for cell in whole:
+        heads.setdefault(cell._replace(head=None), []).append(found[cell].quantity)
+    return {cell: combine(parts, lambda values: sum(map(abs, values)) / len(values)) for cell, parts in heads.items()}
+
+
+def _shared(courses: Mapping[str, Course]) -> dict[str, Course]:
+    """The courses at the steps and layers that all have; refused with fewer than five steps."""
+    given = [{cell: _reading(q) for cell, q in course.items()} for course in courses.values()]
+    series_of(given[0], fewest=FEWEST_STEPS)
+    layers, steps = shared_steps(given)
+    if len(steps) < FEWEST_STEPS:
+        raise Missing(f"{FEWEST_STEPS} steps with a number at the same layers", f"there are {len(steps)}")
+    kept = {(layer, step) for layer in layers for step in steps}
+    return {name: {c: q for c, q in course.items() if (c.layer, c.step) in kept} for name, course in courses.items()}
+
+
+def _reading(quantity: Quantity) -> Reading:
+    return Reading(quantity, math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, "")
+
+
+def _steps(course: Course) -> list[int]:
+    return sorted({cell.step for cell in course if cell.step is not None})
+
+
+def _level(course: Course, step: int) -> Quantity:
+    return mean([quantity for cell, quantity in course.items() if cell.step == step])
+
+
+def _trend(course: Course, layers: Sequence[int] | None = None) -> Quantity:
+    """ρ, mean over layers, with its leave-one-fold-out values; without folds it has no interval."""
+    chosen = sorted({cell.layer for cell in course} if layers is None else layers)
+    rows = [sorted((cell for cell in course if cell.layer == layer), key=Cell.order) for layer in chosen]
+    cells = [cell for row in rows for cell in row]
+    times = [[float(cell.step or 0) for cell in row] for row in rows]
+
+    def statistic(values: Sequence[float]) -> float:
+        rest = iter(values)
+        found = [rank_correlation(time, [next(rest) for _ in time]) for time in times]
+        return sum(found) / len(found)
+
+    parts = [course[cell] for cell in cells]
+    counts = {len(part.folds) for part in parts}
+    if len(counts) > 1 or 0 in counts:  # a half-width cannot be carried through ranks
+        return Quantity(statistic([part.value for part in parts]))
+    return combine(parts, statistic)
+
+
+def _trend_part(name: str, course: Course, *, falls: bool = False, needed: bool = True) -> Part:
+    trend = -_trend(course) if falls else _trend(course)
+    more = {} if math.isfinite(trend.value) else {"reason": f"the {name} is the same at every step of a layer"}
+    return Part.of(name, trend, margin=TREND_MARGIN, p=math.nan, needed=needed, bounds=CORRELATION, **more)
+
+
+def _drift_parts(courses: Mapping[str, Course], prefix: str) -> list[Part]:
+    return [_trend_part(f"{prefix}{name}", course, needed=not prefix) for name, course in courses.items()]
+
+
+def _random_part(stack: StackEvidence, courses: Mapping[str, Course], suffix: str) -> Part:
+    """|c| at the last step minus what random directions have; the margin is what they reach by luck."""
+    course = courses[_ALIGNED]
+    last = _steps(course)[-1]
+    queries, keys = (_heads(stack, kind, last) for kind in (f"query{suffix}", f"key{suffix}"))
+    width = _head_width(stack, len({head for _, head in queries}))
+    reason = "the width of a head is not known, so that it cannot be told from random directions"
+    if width is None or (not suffix and _rotates(stack)):
+        return Part.absent(_RANDOM, reason if width is None else _ROTATED, margin=TREND_MARGIN)
+    luck = 1.96 * math.sqrt((1 - 2 / math.pi) / width / min(len(queries), len(keys) or len(queries)))
+    level = _level(course, last) - Quantity.constant(random_cosine(width))
+    return Part.of(_RANDOM, level, margin=luck, p=math.nan, guard=True, bounds=CORRELATION)
+
+
+def _heads(stack: StackEvidence, kind: str, step: int) -> set[tuple[int, int | None]]:
+    """The heads of all layers, as far as the table has them one by one; queries that share a key have fewer keys."""
+    found = {**stack.mine(stack.run.heads("qk_cosine")), **stack.mine(stack.run.heads("drift"))}
+    return {(cell.layer, cell.head) for cell in found if (cell.step, cell.kind) == (step, kind) and cell.layer > 0}
+
+
+def _rotates(stack: StackEvidence) -> bool:
+    """Whether the model is of a family that rotates, by the name of its class in run.json."""
+    return str(stack.run.entry.get("architecture") or "").startswith(_ROTARY)
+
+
+def random_cosine(width: int) -> float:
+    """The mean |cos| of two random directions, √(2/(πd)).
+
+    >>> round(random_cosine(64), 4)
+    0.0997
+    """
+    return math.sqrt(2 / (math.pi * width))
+
+
+def _head_width(stack: StackEvidence, heads: int) -> int | None:
+    """As run.json has it, or the model's width over its heads."""
+    entry = stack.run.entry
+    told, whole = entry.get("head_width"), entry.get("width")
+    if isinstance(told, int) and told > 0:
+        return told
+    return whole // heads if isinstance(whole, int) and heads and whole >= heads else None
+
+
+def _drift_sentence(parts: Parts, status: Status, part: Part, *, steps: int, last: int, before: bool) -> str:
+    told = [f"{words} at {span(parts[name])}" for name, words in _TOLD.items() if parts[name].measured]
+    text = f"over {steps} steps the rank correlation with the step is {', '.join(told)}"
+    text += f", and at step {last} |cos| is {span(parts['at the end'])}"
+    random = parts[_RANDOM]
+    text += f", {span(random)} beyond that of random directions" if random.measured else ""
+    text += " (before rotation)" if random.measured and before else ""
+    return f"{text}; what decides is {_DECIDING[part.name]}, {outcome(status, part)}"
+
+
+_TOLD = {_QUERY: "‖mean q‖", _KEY: "‖mean k‖", _ALIGNED: "|cos(mean q, mean k)|"}
+_DECIDING = {
+    _QUERY: "the mean query",
+    _KEY: "the mean key",
+    _ALIGNED: "the cosine between them",
+    _RANDOM: "the lead over random directions",
+}
+
+
+@stack_claim(
+    "attention_sharpens",
+    statement="Attention becomes sharper in training: its largest weight grows and its entropy falls.",
+    source=SOURCE,
+    metrics=("attention_sharpness", "attention_max", "attention_entropy"),
+    margin=TREND_MARGIN,
+)
+def attention_sharpens(stack: StackEvidence) -> Finding:
+    """Spearman's correlation with the step of attention_sharpness and, turned round, of attention_entropy; beyond .5.
+
+    In each layer, of the mean over its heads; the mean over layers is judged, over five steps at least. Where sharpness
+    was not measured the mean row maximum (attention_max) takes its place. It must also rise by more than .05 from the
+    first step to the last, a twentieth of the way from even attention to a single key: an order of steps can be perfect
+    where nothing happens (.0012 to .0014 was such a course, and all that was looked at when the .05 was set). Without
+    the first key, which may be a mere sink, it is told beside where that was measured. Margins are ours. Steps are not
+    independent: it describes.
+    """
+    scores = replace(stack, kind="scores")
+    measured = {name: _quantities(scores.readings(name)) for name in _SHARP}
+    first = next((name for name, course in measured.items() if course), None)
+    if first is None:
+        raise NotHere("attention_sharpness or attention_max", _HOW)
+    entropy = _quantities(scores.readings("attention_entropy"))
+    courses = _shared({first: measured[first]} | ({"attention_entropy": entropy} if entropy else {}))
+    parts = [_trend_part(_SHARPER, courses[first])]
+    if entropy:
+        parts.append(_trend_part(_ENTROPY, courses["attention_entropy"], falls=True))
+    else:
+        parts.append(Part.absent(_ENTROPY, str(Missing("attention_entropy", _HOW)), margin=TREND_MARGIN))
+    others = _without_first(scores, first)
+    steps = _steps(courses[first])
+    ends = {"at the start": _level(courses[first], steps[0]), "at the end": _level(courses[first], steps[-1])}
+    rise = ends["at the end"] - ends["at the start"]
+    parts.append(Part.of(_RISE, rise, margin=RISE_MARGIN, p=math.nan, guard=True, bounds=CORRELATION))
+    parts += [Part.described(name, level) for name, level in ends.items()]
+    details: dict[str, Any] = {"step": steps[-1], "courses": {name: step_records(c) for name, c in courses.items()}}
+    aspects = {_NO_FIRST: tuple(part.name for part in others)} if others else {}
+    sentence = functools.partial(_sharp_sentence, steps=steps, what=_SHARP[first])
+    return Finding((*parts, *others), sentence, details, aspects=aspects, settle=_settle(stack, steps[-1]))
+
+
+_SHARP = {"attention_sharpness": "sharpness", "attention_max": "mean row maximum"}
+_SHARPER, _ENTROPY, _NO_FIRST, _RISE = "sharpness", "entropy", "without the first key", "size of the rise"
+
+
+def _without_first(scores: StackEvidence, first: str) -> list[Part]:
+    """The same without the first key, where both measures have it."""
+    names = {_SHARPER: first, _ENTROPY: "attention_entropy"}
+    given = {word: _quantities(scores.readings(metric, "first=0")) for word, metric in names.items()}
+    try:
+        courses = _shared(given) if all(given.values()) else {}
+    except Missing:
+        return []
+    parts = [_trend_part(word, c, falls=word == _ENTROPY, needed=False) for word, c in courses.items()]
+    return [replace(part, name=f"{_NO_FIRST}: {part.name}") for part in parts]
+
+
+def _sharp_sentence(parts: Parts, status: Status, part: Part, *, steps: Sequence[int], what: str) -> str:
+    text = f"from step {steps[0]} to {steps[-1]}, in {len(steps)} steps, the {what} of attention goes from "
+    text += f"{figure(parts['at the start'].effect)} to {span(parts['at the end'])}, by {span(parts[_RISE])}"
+    told = [f"{span(parts[_SHARPER])} for it"] if parts[_SHARPER].measured else []
+    told += [f"{span(parts[_ENTROPY])} for minus the entropy"] if parts[_ENTROPY].measured else []
+    text += f"; the rank correlation with the step is {' and '.join(told)}" if told else ""
+    text += f", and what decides is the {part.name}, {outcome(status, part)}"
+    rest = parts.get(f"{_NO_FIRST}: {_SHARPER}")
+    return text + (f" (without the first key {span(rest)})" if rest is not None and rest.measured else "")

@@ -1,0 +1,400 @@
+"""Claims about models of every modality, with attention and without, and the table that compares them.
+
+Notation
+    A      average cosine, mean over the blocks of a stack at its last measured step
+Models with attention are those that are not convolutional. Hybrids (CvT) are counted with the convolutions, as in the
+literature, but not among models without attention.
+A margin of .1 for "anisotropic" is ours: rows without a common direction have A near 0 in any modality.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from anisoscope.claims.engine.claim import attempt, claim
+from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, welch
+from anisoscope.claims.engine.evidence import NotHere, Study, studies
+from anisoscope.claims.engine.learned import fall, learned
+from anisoscope.claims.engine.part import CORRELATION, Finding, Part, Parts, Status, figure, outcome, span, t_interval
+from anisoscope.claims.inherent.drift import correlations, explained_word
+from anisoscope.claims.inherent.streams import (
+    CONVOLUTION,
+    METRICS,
+    MODALITIES,
+    SOURCE,
+    Stream,
+    listed,
+    model_means,
+    streams,
+    trained_streams,
+    uncounted_note,
+)
+from anisoscope.results.quantity import Quantity, among, combine, mean, t_quantile, t_tail
+from anisoscope.results.table import Table
+
+ANISOTROPIC = 0.1
+BEYOND = 0.2  # average cosine from which a block counts in `share_beyond`
+DIFFERENCE_MARGIN = 0.1
+_GAP, _IMAGES = "attention minus convolution", "vision minus convolution"
+_DIFFERENCES = (-2.0, 2.0)  # of two cosines
+RELU = "stages that end in a ReLU have a high cosine by that alone, from which this does not tell convolution apart"
+MORE = "profile models of other modalities too and give all runs to `anisoscope claims`"
+
+
+_KEPT = (  # of what `correlations` tells
+    *("model", "stack", "subject", "modality", "role", "seed", "step", "kind", "untrained", "doubt", "attends"),
+    *("pearson", "pearson_low", "pearson_high", "pearson_p"),
+    *("spearman", "spearman_low", "spearman_high", "spearman_p", "explained", "note"),
+)
+
+
+# what the views read
+
+
+def modality_table(table: Table) -> list[dict[str, Any]]:
+    """One record for each stack of each model (and seed): how anisotropic it is, where, and whether drift explains it.
+
+    `share_beyond` is the share of blocks with an average cosine beyond .2.
+    """
+    told = {(found["subject"], found["seed"]): found for found in correlations(table)}
+    records = []
+    for study in studies(table, METRICS, proxy="semi_nmf", rank=None, fit="refit"):
+        for name, stream in streams(study).items():
+            records.append(_record(stream, told[name, stream.run.seed]))
+    order = {modality: i for i, modality in enumerate(MODALITIES)}
+    return sorted(records, key=lambda r: (order.get(r["modality"], len(order)), r["subject"], str(r["seed"])))
+
+
+def _record(stream: Stream, told: Mapping[str, Any]) -> dict[str, Any]:
+    cells = sorted(stream.blocks().items(), key=lambda item: item[0].layer)
+    numbers = {cell.layer: reading.value for cell, reading in cells}
+    depths = {cell.layer: reading.depth for cell, reading in cells}
+    layers = list(numbers)
+    middle = layers[(len(layers) - 1) // 2]
+    top, bottom = max(layers, key=numbers.__getitem__), min(layers, key=numbers.__getitem__)
+    whole = Part.of("", stream.mean(), bounds=CORRELATION)
+    drift = {cell.layer: reading.value for cell, reading in stream.blocks("drift").items()}
+    return {
+        **{name: told[name] for name in _KEPT},
+        "layers": len(layers),
+        "middle": numbers[middle],
+        "middle_layer": middle,
+        "max": numbers[top],
+        "max_layer": top,
+        "max_depth": depths[top],
+        "min": numbers[bottom],
+        "min_layer": bottom,
+        "mean": sum(numbers.values()) / len(numbers),
+        "mean_low": whole.low,
+        "mean_high": whole.high,
+        "share_beyond": sum(value > BEYOND for value in numbers.values()) / len(numbers),
+        "drift": drift.get(middle, math.nan),
+        "explained_by_drift": explained_word(dict(told)),
+    }
+
+
+# the claims
+
+
+@claim(
+    "anisotropic_in_every_modality",
+    statement="Representations are anisotropic in every modality: tokens, characters, speech, images.",
+    source=SOURCE,
+    metrics=("average_cosine",),
+    margin=ANISOTROPIC,
+)
+def anisotropic_in_every_modality(study: Study) -> dict[str, Finding]:
+    """The average cosine over the blocks, mean over the models of each modality; every modality must lie beyond .1.
+
+    The margin is ours. At the last measured step. The interval of a modality is over contexts where it has one model,
+    spans both where it has two, and is over models (t) from three on; it speaks for the models that it names.
+    Two of the five modalities are needed at least, of which convolution is one, and how many were seen is told; how it
+    stands without convolution, and in every single model, is told beside, and models that are not anisotropic are
+    named. Models with untrained weights do not count, nor do those that hardly learned (a loss that fell by less than a
+    tenth since step 0) or were shown a text of unknown tokens.
+    """
+    return {"modalities": attempt(_every_modality, study, margin=ANISOTROPIC)}
+
+
+def _every_modality(study: Study) -> Finding:
+    found = trained_streams(study)
+    seen = {stream.modality for stream in found.values()}
+    present = [*(m for m in MODALITIES if m in seen), *sorted(seen - set(MODALITIES))]
+    if len(present) < 2:
+        raise NotHere("second modality", MORE)
+    parts = [_modality_part(m, [s for s in found.values() if s.modality == m]) for m in present]
+    more = {"margin": ANISOTROPIC, "p": math.nan, "needed": False, "bounds": CORRELATION}
+    single = [Part.of(f"{s.modality}: {name}", s.mean(), **more) for name, s in found.items()]  # type: ignore[arg-type]
+    aspects = {"every model": tuple(part.name for part in single)}
+    aspects["modalities with attention"] = tuple(m for m in present if m != CONVOLUTION)
+    members = {m: [name for name, s in found.items() if s.modality == m] for m in present}
+    details = {"modalities": members, "ends": ends_of(found)}
+    sentence = functools.partial(_modality_sentence, members=members)
+    note = uncounted_note(study)
+    return Finding((*parts, *single), sentence, details, aspects=aspects, scope="for these models", note=note)
+
+
+def _modality_part(modality: str, found: Sequence[Stream]) -> Part:
+    """The mean over models; models that lie apart widen its interval."""
+    means = list(model_means(found).values())
+    part = Part.of(modality, mean(means), margin=ANISOTROPIC, p=math.nan, bounds=CORRELATION)
+    if len(means) < 2 or not math.isfinite(part.low):
+        return part
+    if len(means) < FEWEST_CLUSTERS:
+        ends = list(zip(*(quantity.interval() for quantity in means), strict=True))
+        return replace(part, low=min(part.low, *ends[0]), high=max(part.high, *ends[1]))
+    half = t_interval([quantity.value for quantity in means])[0]
+    return replace(part, low=min(part.low, part.effect - half), high=max(part.high, part.effect + half))
+
+
+def ends_of(found: Mapping[str, Stream]) -> dict[str, int | None]:
+    return {name: stream.step for name, stream in found.items()}
+
+
+def _modality_sentence(parts: Parts, status: Status, part: Part, *, members: Mapping[str, Sequence[str]]) -> str:
+    models = {name.split(", ")[0] for names in members.values() for name in names}
+    known = sum(m in MODALITIES for m in members)
+    text = f"in {_models(len(models))} of {known} of {len(MODALITIES)} modalities the average cosine over blocks is "
+    text += listed([f"{span(parts[m])} in {m} ({_averaged(names)})" for m, names in members.items()])
+    text += f"; what decides is {part.name}, {outcome(status, part)}"
+    single = {name.split(": ", 1)[1]: p for name, p in parts.items() if ": " in name}
+    for state, words in (("fails", "not anisotropic"), ("undecided", "open")):
+        names = [f"{name} with {span(p)}" for name, p in single.items() if p.status == state]
+        text += f"; {words} {'are' if len(names) > 1 else 'is'} {listed(names)}" if names else ""
+    return text
+
+
+def _averaged(names: Sequence[str]) -> str:
+    """What a mean is over, where it is over several.
+
+    >>> _averaged(["m"]), _averaged(["m", "w, decoder stack"])
+    ('m', 'mean of m and w (decoder stack)')
+    """
+    told = [f"{model} ({stack})" if stack else model for model, _, stack in (name.partition(", ") for name in names)]
+    return told[0] if len(told) == 1 else f"mean of {listed(told)}"
+
+
+@claim(
+    "convolution_differs",
+    statement="Convolutional models differ in anisotropy from models with attention.",
+    source=SOURCE,
+    metrics=("average_cosine",),
+    margin=DIFFERENCE_MARGIN,
+)
+def convolution_differs(study: Study) -> dict[str, Finding]:
+    """The average cosine over blocks of models with attention minus that of convolutional ones, in either direction.
+
+    The difference of the means over models must lie beyond .1 (ours); fails where it surely lies within. Interval:
+    jackknife over the models of each side (Welch's degrees of freedom); with one model on a side over contexts, and
+    then it speaks for these models alone. Vision minus convolution, which read the same kind of data, is told beside.
+    Hybrids count as convolutions; models with untrained weights do not count. The stages of ResNet, RegNet and others
+    are read after a ReLU, and rows without negative coordinates have a high average cosine whatever a model has
+    learned, which streams of transformers and of ConvNeXt have no part in: this does not tell convolution from ReLU.
+    """
+    return {"attention and convolution": attempt(_differs, study, margin=DIFFERENCE_MARGIN)}
+
+
+def _differs(study: Study) -> Finding:
+    found = trained_streams(study)
+    convolution = [s for s in found.values() if s.modality == CONVOLUTION]
+    attention = [s for s in found.values() if s.modality != CONVOLUTION]
+    for side, words in ((convolution, "convolutional model"), (attention, "model with attention")):
+        if not side:
+            raise NotHere(f"{words} with average_cosine at blocks", MORE)
+    parts = [difference(_GAP, attention, convolution, margin=DIFFERENCE_MARGIN)]
+    vision = [s for s in attention if s.modality == "vision"]
+    if vision:
+        parts.append(replace(difference(_IMAGES, vision, convolution, margin=DIFFERENCE_MARGIN), needed=False))
+    sides = {"attention": model_means(attention), "convolution": model_means(convolution)}
+    parts += [Part(name, _level(means), needed=False) for name, means in sides.items()]
+    details: dict[str, Any] = {"models": {n: {m: q.value for m, q in means.items()} for n, means in sides.items()}}
+    counts = {name: len(means) for name, means in sides.items()}
+    sentence = functools.partial(_difference_sentence, counts=counts)
+    details |= {"counts": counts, "ends": ends_of(found)}
+    scope = _scope(counts["attention"], counts["convolution"])
+    note = "; ".join(filter(None, (RELU, uncounted_note(study))))
+    return Finding(tuple(parts), sentence, details, settle=_oriented, scope=scope, note=note)
+
+
+def _scope(one: int, two: int) -> str:
+    return "for these models" if min(one, two) < 2 else f"over {one} models and {two}"
+
+
+def _level(means: Mapping[str, Quantity]) -> float:
+    return sum(quantity.value for quantity in means.values()) / len(means)
+
+
+def difference(name: str, one: Iterable[Stream], two: Iterable[Stream], *, margin: float, looks: int = 1) -> Part:
+    """Mean over models of one side minus the other: interval over models, or over contexts where a side has one."""
+    more: dict[str, Any] = {"margin": margin, "looks": looks, "bounds": _DIFFERENCES}
+    sides = [list(model_means(side).values()) for side in (one, two)]
+    gap, error, degrees = welch(*([q.value for q in side] for side in sides))
+    if not error > 0:  # one model on a side, or models that agree to the last digit
+        # other models read other contexts: their folds do not belong together
+        apart = [_unpaired(mean(side)) for side in sides]
+        return Part.of(name, apart[0] - apart[1], **more)
+    half = t_quantile(degrees, among(looks)) * error
+    return Part(name, gap, gap - half, gap + half, p=t_tail(gap, error, degrees=degrees), **more)
+
+
+def _unpaired(quantity: Quantity) -> Quantity:
+    low, high = quantity.interval()
+    return quantity if quantity.thin else Quantity(quantity.value, half=(high - low) / 2)
+
+
+def _oriented(parts: dict[str, Part]) -> dict[str, Part]:
+    """A difference in the direction in which it was found; p counts both directions."""
+    part = turned(parts[_GAP]) if parts[_GAP].effect < 0 else parts[_GAP]
+    p = min(1.0, 2 * min(part.p, 1 - part.p)) if math.isfinite(part.p) else part.p
+    return {**parts, _GAP: replace(part, p=p)}
+
+
+def turned(part: Part) -> Part:
+    return replace(part, effect=-part.effect, low=-part.high, high=-part.low)
+
+
+def _difference_sentence(parts: Parts, status: Status, part: Part, *, counts: Mapping[str, int]) -> str:
+    one, two = parts["attention"], parts["convolution"]
+    more, less = ("attention", "convolution") if one.effect >= two.effect else ("convolution", "attention")
+    text = f"the average cosine over blocks is {figure(one.effect)} in {_models(counts['attention'])} with attention "
+    text += f"and {figure(two.effect)} in {_models(counts['convolution'])} of convolutions, {span(parts[_GAP])} higher "
+    text += f"with {more} than with {less}, {outcome(status, part)}"
+    images = parts.get(_IMAGES)
+    return text + (f" (vision minus convolution is {span(images)})" if images and images.measured else "")
+
+
+def _models(count: int) -> str:
+    return f"{count} model{'s' if count > 1 else ''}"
+
+
+# The counter-claim: that anisotropy is not inherent to attention, by either of two routes on the same table.
+#
+# Notation
+#     A      average cosine of a block; the largest over the blocks of a stack counts
+#     K      stacks with attention that are looked at; the best of them is chosen, and of the two routes the better: all
+#            intervals hold at once (Bonferroni: 1 − .05/2K for each stack, 1 − .05/2 for the second route)
+
+
+FEWEST_WITH, FEWEST_WITHOUT = 3, 1  # trained models with attention and without any
+_WITHOUT = "without attention"
+_LARGEST = "largest cosine: "  # of the blocks of a stack
+
+
+@claim(
+    "not_inherent",
+    statement="Anisotropy is not inherent to attention: a model with attention does without it, or models without "
+    "attention are as anisotropic.",
+    source="the counter-claim to Godey et al. 2024, arXiv:2401.12143; after Machina & Mercer 2024, who found large "
+    "Pythia models nearly isotropic",
+    metrics=("average_cosine",),
+    margin=ANISOTROPIC,
+)
+def not_inherent(study: Study) -> dict[str, Finding]:
+    """Two routes on the same table; it holds by either, and fails only where both fail.
+
+    First, a stack with attention whose average cosine stays below .1 at every block (the largest of them counts).
+    Second, models without any attention whose average cosine over blocks is not more than .1 below that of the models
+    with it (interval over models, or over contexts where a side has one); a ReLU at the end of their stages can do that
+    by itself. The best of many is chosen, so the intervals hold for all stacks and the second route at once
+    (Bonferroni). So that it can fail as well as hold it needs three trained models with attention and one without any.
+    Models with untrained weights do not count, nor do those whose loss (on the held-out probe where there is one) fell
+    by less than a tenth since step 0: before training almost any is isotropic. Where the table has no loss, that is
+    said.
+    """
+    return {"with and without attention": attempt(_not_inherent, study, margin=ANISOTROPIC)}
+
+
+def _not_inherent(study: Study) -> Finding:
+    found = trained_streams(study)
+    attention = {name: s for name, s in found.items() if s.attends}
+    without = {name: s for name, s in found.items() if not s.attends}
+    if not attention:
+        raise NotHere(f"{FEWEST_WITH} trained models with attention that have average_cosine at blocks", MORE)
+    routes = 2 if without else 1
+    parts = [_largest_part(name, stream, looks=routes * len(attention)) for name, stream in attention.items()]
+    if without:
+        sides = (without.values(), attention.values())
+        parts.append(difference(_WITHOUT, *sides, margin=-DIFFERENCE_MARGIN, looks=routes))
+    models = [len({stream.model for stream in side.values()}) for side in (attention, without)]
+    names = {"attention": list(attention), "without attention": list(without)}
+    details: dict[str, Any] = {"models": names, "ends": ends_of(found)}
+    details |= {"missing": True} if sum(models) < 2 else {}
+    note = "; ".join(filter(None, (_unknown(found), RELU if without else "", uncounted_note(study))))
+    settle = functools.partial(_either, few=_too_few(*models))
+    return Finding(tuple(parts), _either_sentence, details, settle=settle, scope="for these models", note=note)
+
+
+def _too_few(attention: int, without: int) -> str:
+    """Why the table cannot decide; empty where it can."""
+    if attention >= FEWEST_WITH and without >= FEWEST_WITHOUT:
+        return ""
+    needed = f"it takes {FEWEST_WITH} trained models with attention and {FEWEST_WITHOUT} without any"
+    return f"{needed}, and the table has {attention} and {without}"
+
+
+# whether a model has learned
+
+
+def _unknown(counted: Mapping[str, Stream]) -> str:
+    """Names the models of which the table does not tell whether they learned anything."""
+    names = [name for name, stream in counted.items() if not learned(fall(stream.run, stream.step))]
+    why = "learned anything is not known, since the table has no loss of the first and the last step"
+    return f"whether {listed(names)} {why}" if names else ""
+
+
+# the two routes
+
+
+def _largest_part(name: str, stream: Stream, *, looks: int) -> Part:
+    """The largest average cosine of the blocks, which must lie below the margin."""
+    largest = combine([reading.quantity for reading in stream.blocks().values()], _max)
+    more: dict[str, Any] = {"margin": ANISOTROPIC, "p": math.nan, "looks": looks, "below": True, "bounds": CORRELATION}
+    return Part.of(f"{_LARGEST}{name}", largest, **more)
+
+
+def _max(values: Sequence[float]) -> float:
+    return max(values) if all(map(math.isfinite, values)) else math.nan
+
+
+def _either(parts: dict[str, Part], *, few: str) -> dict[str, Part]:
+    """Only the better route decides; none does where the table has too few models."""
+    decides = _best(list(parts.values()))
+    told = {name: replace(part, needed=False) for name, part in parts.items()}
+    return {**told, decides.name: replace(decides, needed=True, reason=few or decides.reason)}
+
+
+def _best(parts: Sequence[Part]) -> Part:
+    """The one that holds most surely, or fails least."""
+    order = {"holds": 2, "undecided": 1, "fails": 0}
+    return max(parts, key=lambda p: (order[p.status], p.lead if math.isfinite(p.lead) else -math.inf))
+
+
+def _either_sentence(parts: Parts, status: Status, part: Part) -> str:
+    stacks = [p for name, p in parts.items() if name.startswith(_LARGEST)]
+    lowest = _best([replace(p, reason="") for p in stacks])
+    text = f"of {len(stacks)} stack{'s' if len(stacks) > 1 else ''} with attention "
+    text += f"{lowest.name.removeprefix(_LARGEST)} comes closest to isotropy, with an average cosine of "
+    text += f"{span(lowest)} at its most anisotropic block, "
+    text += _FIRST_ROUTE[lowest.status]
+    second = parts.get(_WITHOUT)
+    if second is None or not second.measured:
+        return text
+    words = f"{span(second)} higher" if second.effect >= 0 else f"{span(turned(second))} lower"
+    text += f"; in models without attention the average cosine over blocks is {words} than in those with it, "
+    return text + _SECOND_ROUTE[replace(second, reason="").status]
+
+
+_FIRST_ROUTE: dict[Status, str] = {
+    "holds": f"short of the {ANISOTROPIC} from which it counts as anisotropic",
+    "fails": f"beyond the {ANISOTROPIC} from which it counts as anisotropic",
+    "undecided": f"which may lie on either side of the {ANISOTROPIC} from which it counts as anisotropic",
+}
+_SECOND_ROUTE: dict[Status, str] = {
+    "holds": f"so they are at least as anisotropic, to within {DIFFERENCE_MARGIN}",
+    "fails": f"so they are less anisotropic by more than {DIFFERENCE_MARGIN}",
+    "undecided": f"which may or may not be within {DIFFERENCE_MARGIN}",
+}

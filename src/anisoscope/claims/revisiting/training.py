@@ -1,0 +1,224 @@
+"""Claims about how the tangent geometry forms: when it emerges, whether it stays, what training amplifies.
+
+The early step is the last measured one within the first tenth of training and the end is the last measured one: neither
+is chosen by looking at the outcome.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from anisoscope.claims.engine.claim import model_claim
+from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run
+from anisoscope.claims.engine.part import Finding, Part, Parts, Status, figure, outcome, span
+from anisoscope.claims.revisiting.controls import (
+    MARGIN,
+    at_step,
+    average,
+    control_parts,
+    exact_p,
+    layer_records,
+    profile,
+    random_p,
+    step_records,
+    trained,
+)
+from anisoscope.claims.revisiting.tangent import ENERGY_METRICS, SOURCE, described_energy, energy_sentence
+from anisoscope.results.quantity import Quantity, mean
+
+EARLY = 0.1  # part of training that counts as early
+START_MARGIN = MARGIN  # an enrichment that may be there at step 0 and still count as chance
+GROWTH_MARGIN = 0.05
+_SCHEDULE = "a schedule such as log_spaced() measures it"
+
+
+@model_claim(
+    "emerges_early_and_persists",
+    statement="Tangent enrichment is absent at initialisation, emerges in the first tenth of training and is still "
+    "there at the end.",
+    source=SOURCE,
+    metrics=ENERGY_METRICS,
+    margin=MARGIN,
+)
+def emerges_early_and_persists(run: Run) -> Finding:
+    """Enrichment early minus 1, early minus the start, at the end minus 1, and at chance at the start.
+
+    All are means over the sites measured at all three steps. At chance = the interval at step 0 ends below 1 + margin.
+    """
+    enrichment = run.needed("gradient_enrichment")
+    early, last = _moments(enrichment)
+    sites = [c.site for c in at_step(enrichment, 0) if _everywhere(c, (early, last), enrichment)]
+    if not sites:
+        raise Missing("site measured at the start, early and at the end alike", "measure the same sites at every step")
+    if any("in-sample" in enrichment[Cell(step, *site)].note for step in (0, early) for site in sites):
+        how = "choose fit=refit: a frozen proxy is fitted on steps after these"
+        raise Missing("directions that are no later than step 0 and the early step", how)
+    start_, early_, last_ = (_at(enrichment, step, sites) for step in (0, early, last))
+    one = Quantity.constant(1.0)
+    tests = {step: {"p": random_p(run, step=step), "tested": True} for step in (early, last)}
+    parts = [
+        Part.of("early over chance", early_ - one, margin=MARGIN, **tests[early]),
+        Part.of("early over the start", early_ - start_, margin=MARGIN),
+        Part.of("end over chance", last_ - one, margin=MARGIN, **tests[last]),
+        # turned round: chance minus the start must not lie further down than the margin
+        Part.of("at chance at the start", one - start_, margin=-START_MARGIN, p=math.nan, guard=True),
+        Part.described("at the start", start_),
+        Part.described("early", early_),
+        Part.described("at the end", last_),
+        Part.described("early step", Quantity.constant(early)),
+        Part.described("last step", Quantity.constant(last)),
+    ]
+    aspects = {"emerges early": ("early over chance", "early over the start"), "persists": (parts[2].name,)}
+    aspects["absent at the start"] = (parts[3].name,)
+    details = {"starts_at_chance": {"holds": True, "fails": False}.get(parts[3].status), "courses": _courses(run)}
+    return Finding(tuple(parts), _emergence_sentence, details, aspects=aspects)
+
+
+def _moments(readings: Readings) -> tuple[int, int]:
+    """The early step and the last one."""
+    steps = sorted({cell.step for cell in readings if cell.step is not None})
+    if not steps or steps[0] != 0:
+        raise Missing("gradient_enrichment at step 0, before any training", _SCHEDULE)
+    early = [step for step in steps if 0 < step <= EARLY * steps[-1]]
+    if not early:
+        raise Missing(f"measured step in the first tenth of the {steps[-1]} steps", _SCHEDULE)
+    return early[-1], steps[-1]
+
+
+def _everywhere(cell: Cell, steps: tuple[int, ...], readings: Readings) -> bool:
+    return all(cell._replace(step=step) in readings for step in steps)
+
+
+def _at(readings: Readings, step: int, sites: list[tuple[str, int, str]]) -> Quantity:
+    return average(readings, [Cell(step, *site) for site in sites])
+
+
+def _courses(run: Run) -> dict[str, Any]:
+    """The course over training of all rows, and of masked and unmasked rows, with the step of onset."""
+    courses: dict[str, Any] = {}
+    for group in ("", "masked", "unmasked"):
+        found = run.readings("gradient_enrichment", group)
+        if found:
+            courses[group or "all"] = {
+                "steps": step_records(found),
+                "onset": onset(profile(found, lambda cell: cell.step)),
+                "layers": _layer_onsets(found),
+            }
+    return courses
+
+
+def onset(course: dict[Any, Quantity]) -> int | None:
+    """The first step from which an interval lies beyond chance by the margin."""
+    return next((step for step, q in course.items() if q.interval()[0] > 1 + MARGIN), None)
+
+
+def _layer_onsets(readings: Readings) -> list[dict[str, Any]]:
+    found = []
+    for site in sorted({cell.site for cell in readings}):
+        course = {cell.step: reading.quantity for cell, reading in readings.items() if cell.site == site}
+        peak = max(course, key=lambda step: course[step].value)
+        numbers = {"onset": onset(course), "peak_step": peak, "peak": course[peak].value}
+        found.append({**dict(zip(("stack", "layer", "kind"), site, strict=True)), **numbers})
+    return found
+
+
+def _emergence_sentence(parts: Parts, status: Status, part: Part) -> str:
+    early, last = (figure(parts[name].effect) for name in ("early step", "last step"))
+    text = (
+        f"of the gradients' energy the tangent directions hold {span(parts['at the start'])} times what chance would "
+    )
+    text += f"give at step 0, {span(parts['early'])} times at step {early} and {span(parts['at the end'])} times at "
+    return text + f"step {last}; {_start_words(parts)}{_deciding_words(status, part)}"
+
+
+def _start_words(parts: Parts) -> str:
+    limit, start = f"{figure(1 + START_MARGIN)} times chance", parts["at chance at the start"]
+    words = {
+        "holds": f"enrichment is absent at the start (below {limit})",
+        "fails": "it is there before any training (beyond ",
+    }
+    words["fails"] += f"{limit})"
+    open_ = f"whether it is absent at the start cannot be told (at step 0 it may lie on either side of {limit})"
+    return words.get(start.status, open_)
+
+
+_DECIDING = {
+    "early over chance": "the early step minus chance",
+    "early over the start": "the early step minus step 0",
+    "end over chance": "the last step minus chance",
+}
+
+
+def _deciding_words(status: Status, part: Part) -> str:
+    if part.guard:
+        return ", which decides"
+    return f", and the comparison that decides, {_DECIDING[part.name]}, is {span(part)}, {outcome(status, part)}"
+
+
+@model_claim(
+    "amplified",
+    statement="Training amplifies tangent directions: activations grow more along them than along controls.",
+    source=SOURCE,
+    metrics=("amplification", "amplification_p"),
+    margin=GROWTH_MARGIN,
+)
+def amplified(run: Run) -> Finding:
+    """Mean share of the growth of the activations' covariance inside the earlier directions, minus that of controls."""
+    growth = run.needed("amplification")
+    cells = trained(growth)
+    parts = []
+    for control in ("normal", "random"):
+        drawn = run.readings("amplification", control=control)
+        gaps = [growth[c].quantity - Quantity.constant(drawn[c].value) for c in cells if c in drawn]
+        if not gaps:
+            gap = Missing(f"amplification with control={control}")
+            parts.append(Part.absent(control, str(gap), margin=GROWTH_MARGIN))
+            continue
+        test: dict[str, Any] = {}
+        if control == "random":
+            test = {"p": exact_p(run, "amplification", p="amplification_p"), "tested": True}
+        parts.append(Part.of(control, mean(gaps), margin=GROWTH_MARGIN, **test))
+    parts.append(Part.described("share of growth", average(growth, cells)))
+    details = {"steps": step_records(growth), "layers": layer_records(growth)}
+    return Finding(tuple(parts), _growth_sentence, details)
+
+
+def _growth_sentence(parts: Parts, status: Status, part: Part) -> str:
+    text = "of the growth of the activations' variance between measured steps a share of "
+    text += f"{span(parts['share of growth'])} lies in the tangent directions fitted at the earlier step, {span(part)} "
+    return text + f"more than in {part.name} directions, {outcome(status, part)}"
+
+
+@model_claim(
+    "embedding_updates_aligned",
+    statement="Updates of the embedding table lie in the tangent directions more than in any control.",
+    source=SOURCE,
+    metrics=ENERGY_METRICS,
+    margin=MARGIN,
+)
+def embedding_updates_aligned(run: Run) -> Finding:
+    """Mean over measured steps of (energy of ΔW_E − control)/(r/d), decoupled weight decay taken out of ΔW_E."""
+    parts = [*control_parts(run, of="update"), *described_energy(run, of="update")]
+    if run.readings("gradient_energy", of="update_raw"):
+        raw = described_energy(run, of="update_raw")[0]
+        parts.append(replace(raw, name="enrichment with weight decay left in"))
+    details = {"steps": step_records(run.readings("gradient_enrichment", of="update")), "frequency": _bins(run)}
+    return Finding(tuple(parts), _update_sentence, details)
+
+
+def _bins(run: Run) -> dict[str, Any]:
+    """Enrichment of the updates in each frequency bin, where it was measured."""
+    found = {}
+    for group in run.groups("gradient_enrichment"):
+        readings = run.readings("gradient_enrichment", group, of="update")
+        if group.startswith("frequency:") and readings:
+            quantity = average(readings, trained(readings))
+            low, high = quantity.interval()
+            found[group] = {"value": quantity.value, "low": low, "high": high}
+    return found
+
+
+def _update_sentence(parts: Parts, status: Status, part: Part) -> str:
+    return energy_sentence(parts, status, part, what="energy of the embedding table's updates")

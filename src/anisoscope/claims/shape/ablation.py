@@ -1,0 +1,287 @@
+"""What the causal mask does to a model, and what the objective does: three arms that differ in one thing at a time.
+
+Notation
+    arm 1  causal mask, next token (`causal-next-…`)
+    arm 2  causal mask, masked tokens (`causal-masked-…`)
+    arm 3  no mask, masked tokens (`bidirectional-masked-…`)
+    mask effect       arm 3 − arm 2
+    objective effect  arm 2 − arm 1
+    a, b              svd_ratio of the arm before the change and of the one after it; the effect is b − a
+    relative fall     (a − b) / a, what the claims are judged by: positive where the effect is negative
+Each is of means over the blocks 1 … L, at the last step that has all blocks of both arms. With three seeds the pairs of
+a seed give the interval (a t interval over seeds); one seed has that of its contexts and speaks for its runs only.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from anisoscope.claims.engine.blocks import SOURCE, StackEvidence, at_step, block_mean
+from anisoscope.claims.engine.claim import attempt, claim, missing
+from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Run, Study, arm_of
+from anisoscope.claims.engine.part import Finding, Part, Parts, Status, figure, span
+from anisoscope.results.quantity import Quantity, combine
+
+EFFECT_MARGIN = 0.2  # of the value before: σ₁/Σσ has no scale of its own, it shrinks with the width
+NEXT_TO_NOTHING = 0.1  # of the value before
+METRICS = ("svd_ratio", "svd_ratio_squared", "two_nn", "attention_sharpness", "attention_entropy")
+MIDDLE = (0.2, 0.8)
+_FALL, _FALL_SQUARED, _START = (
+    "relative fall of svd_ratio",
+    "relative fall of svd_ratio_squared",
+    "svd_ratio at step 0",
+)
+_KINDS = {"attention_sharpness": "scores", "attention_entropy": "scores"}
+_NAMES = {
+    "svd_ratio_squared": "σ₁²/Σσ²",
+    "two_nn": "the intrinsic dimension (TwoNN)",
+    "attention_sharpness": "attention sharpness",
+    "attention_entropy": "attention entropy",
+}
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two arms; the effect is the second minus the first."""
+
+    name: str
+    before: str
+    after: str
+    words: str  # what changes from the first to the second
+
+    def pairs(self, study: Study) -> dict[str, tuple[Run, Run]]:
+        """The two arms of every size."""
+        arms = {arm: run for model, run in study.items() if (arm := arm_of(model)) is not None}
+        sizes = dict.fromkeys(arm.size for arm in arms)
+        found = {size: [arms.get(arm._replace(size=size)) for arm in self._names(size)] for size in sizes}
+        return {size: (one, two) for size, (one, two) in found.items() if one is not None and two is not None}
+
+    def _names(self, size: str) -> list[Any]:
+        return [arm_of(f"{name}-{size}") for name in (self.before, self.after)]
+
+
+MASK = Contrast("mask effect", "causal-masked", "bidirectional-masked", "taking the causal mask away")
+OBJECTIVE = Contrast(
+    "objective effect", "causal-next", "causal-masked", "predicting masked tokens instead of the next one"
+)
+
+
+@claim(
+    "mask_effect",
+    statement="Taking the causal mask away lowers anisotropy by more than a fifth.",
+    source=f"{SOURCE}, which names the causal mask as a cause of the decoders' profile",
+    metrics=METRICS,
+    margin=EFFECT_MARGIN,
+)
+def mask_effect(study: Study) -> dict[str, Finding]:
+    """The relative fall of svd_ratio from causal-masked to bidirectional-masked: (with − without)/with the mask.
+
+    A positive number is a fall. It is of the mean over blocks at the last step that has all blocks of both arms, and
+    with several seeds at the last such step that all of them have; the margin is a fifth of the value with the mask. It
+    has the opposite sign of the mask effect itself (bidirectional-masked − causal-masked, in the units of each metric),
+    which is told for anisotropy, intrinsic dimension and attention, and at step 0, where no arm has learned anything.
+    """
+    return _effects(study, MASK)
+
+
+@claim(
+    "objective_effect",
+    statement="Predicting masked tokens instead of the next one lowers the anisotropy of a causal model by more than a "
+    "fifth.",
+    source=f"{SOURCE}, which names the autoregressive objective as a cause of the decoders' profile",
+    metrics=METRICS,
+    margin=EFFECT_MARGIN,
+)
+def objective_effect(study: Study) -> dict[str, Finding]:
+    """The relative fall of svd_ratio from causal-next to causal-masked: (next token − masked)/next token.
+
+    A positive number is a fall. It is of the mean over blocks at the last step that has all blocks of both arms, and
+    with several seeds at the last such step that all of them have; the margin is a fifth of the value after next-token
+    training. It has the opposite sign of the objective effect itself (causal-masked − causal-next, in the units of each
+    metric), which is told for anisotropy, intrinsic dimension and attention, and at step 0.
+    """
+    return _effects(study, OBJECTIVE)
+
+
+def _effects(study: Study, contrast: Contrast) -> dict[str, Finding]:
+    pairs = contrast.pairs(study)
+    if not pairs:
+        names = f"{contrast.before}-LxW and {contrast.after}-LxW of one size"
+        gap = NotHere(f"models {names}", "`anisoscope study shape` trains them")
+        return {f"{contrast.before} and {contrast.after}": missing(gap, margin=EFFECT_MARGIN)}
+    return {size: _judged(contrast, pair) for size, pair in pairs.items()}
+
+
+def _judged(contrast: Contrast, arms: tuple[Run, Run], until: int | None = None) -> Finding:
+    finding = attempt(functools.partial(_effect, contrast, until=until), arms, margin=EFFECT_MARGIN)
+    return replace(finding, until=lambda step: _judged(contrast, arms, step))
+
+
+def _effect(contrast: Contrast, arms: tuple[Run, Run], *, until: int | None) -> Finding:
+    main = _Pair.at_the_end("svd_ratio", arms, until=until)
+    if main is None:
+        raise Missing("svd_ratio at blocks of both arms at the same step", "measure both with the same schedule")
+    rest = {metric: _Pair.at(main.step, metric, arms) for metric in METRICS[1:]}
+    measured = {"svd_ratio": main, **{metric: pair for metric, pair in rest.items() if pair is not None}}
+    details: dict[str, Any] = {"before": arms[0].model, "after": arms[1].model, "step": main.step}
+    details |= {"blocks": len(main.layers), "paired": main.paired}
+    details["layers"] = {metric: pair.records() for metric, pair in measured.items()}
+    where = f"mean over {len(main.layers)} block{'s' if len(main.layers) > 1 else ''}{at_step(main.step)}"
+    sentence = functools.partial(_sentence, contrast=contrast, where=where)
+    return Finding(tuple(_parts(contrast, measured)), sentence, details, scope="for these two runs only")
+
+
+def _parts(contrast: Contrast, measured: dict[str, _Pair]) -> list[Part]:
+    """The fall that decides, and what is told: the effects, and both arms."""
+    main, squared = measured["svd_ratio"], measured.get("svd_ratio_squared")
+    parts = [Part.of(_FALL, main.fall(), margin=EFFECT_MARGIN)]
+    parts += [Part.described(metric, pair.effect()) for metric, pair in measured.items()]
+    if squared is not None:
+        parts.append(Part.described(_FALL_SQUARED, squared.fall()))
+    start = main.at_start()
+    if start is not None:
+        parts.append(Part.described(_START, start.effect()))
+    if main.middle:
+        parts.append(Part.described("svd_ratio of the middle blocks", main.effect(main.middle)))
+    names = (contrast.before, contrast.after)
+    return parts + [Part.described(arm, mean) for arm, mean in zip(names, main.means(), strict=True)]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A metric at all blocks of both arms, at one step."""
+
+    one: Readings
+    two: Readings
+    step: int | None
+    layers: tuple[int, ...]
+
+    @classmethod
+    def at_the_end(cls, metric: str, arms: tuple[Run, Run], *, until: int | None) -> _Pair | None:
+        """At the last step that has all blocks which the arms have in common; None without numbers."""
+        one, two = _both(metric, arms, until)
+        layers, whole = _whole(one, two)
+        if not layers:
+            return None
+        last = max((step for step in whole if step is not None), default=None)
+        started = any(cell.step for cell in one if cell in two)
+        if (last is None and None not in whole) or (last == 0 and started):  # step 0 is no result of training
+            raise Missing(f"step with {metric} at all {len(layers)} blocks of both arms", "measure every block")
+        return cls(one, two, last, layers)
+
+    @classmethod
+    def at(cls, step: int | None, metric: str, arms: tuple[Run, Run]) -> _Pair | None:
+        """At this step; None where not all blocks of both arms have a number there."""
+        one, two = _both(metric, arms, step)
+        layers, whole = _whole(one, two)
+        return cls(one, two, step, layers) if step in whole else None
+
+    @property
+    def paired(self) -> bool:
+        """Whether folds belong together: the same contexts in as many folds, however many rows of them are left."""
+        return all(
+            one.contexts == two.contexts and len(one.quantity.folds) == len(two.quantity.folds)
+            for one, two in zip(self._rows(self.one), self._rows(self.two), strict=True)
+        )
+
+    def _rows(self, arm: Readings) -> list[Any]:
+        found = {cell.layer: reading for cell, reading in arm.items() if cell.step == self.step}
+        return [found[layer] for layer in self.layers]
+
+    @property
+    def middle(self) -> list[int]:
+        rows = zip(self.layers, self._rows(self.one), strict=True)
+        return [layer for layer, reading in rows if MIDDLE[0] <= reading.depth <= MIDDLE[1]]
+
+    def at_start(self) -> _Pair | None:
+        """The same blocks at step 0, where it was measured and is not the step itself."""
+        there = [{cell.layer for cell in arm if cell.step == 0} for arm in (self.one, self.two)]
+        whole = all(set(self.layers) <= layers for layers in there)
+        return replace(self, step=0) if whole and self.step else None
+
+    def means(self, layers: Iterable[int] | None = None) -> list[Quantity]:
+        found = [block_mean(arm, self.step, layers or self.layers) for arm in (self.one, self.two)]
+        return found if self.paired else [_without_folds(quantity) for quantity in found]
+
+    def effect(self, layers: Iterable[int] | None = None) -> Quantity:
+        one, two = self.means(layers)
+        return two - one
+
+    def fall(self) -> Quantity:
+        """(before − after) / before."""
+        return combine(self.means(), lambda v: (v[0] - v[1]) / v[0] if v[0] else math.nan)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The effect at every block."""
+        found = []
+        for layer in self.layers:
+            effect = self.effect([layer])
+            low, high = effect.interval()
+            found.append({"layer": layer, "value": effect.value, "low": low, "high": high})
+        return found
+
+
+def _both(metric: str, arms: tuple[Run, Run], until: int | None) -> list[Readings]:
+    return [StackEvidence(run, kind=_KINDS.get(metric, "resid"), until=until).readings(metric) for run in arms]
+
+
+def _whole(one: Readings, two: Readings) -> tuple[tuple[int, ...], list[int | None]]:
+    """The blocks that both arms have at some step, and the steps at which both have all of them."""
+    common = {(cell.step, cell.layer) for cell in one if cell in two}
+    layers = tuple(sorted({layer for _, layer in common}))
+    return layers, [s for s in {s for s, _ in common} if all((s, layer) in common for layer in layers)]
+
+
+def _without_folds(quantity: Quantity) -> Quantity:
+    low, high = quantity.interval()
+    return quantity if quantity.thin else Quantity(quantity.value, half=(high - low) / 2)
+
+
+def _sentence(parts: Parts, status: Status, part: Part, *, contrast: Contrast, where: str) -> str:
+    before, after = contrast.before, contrast.after
+    text = f"{contrast.words} takes σ₁/Σσ, {where}, from {span(parts[before])} ({before}) to {span(parts[after])} "
+    text += f"({after}): relative to {before} {_reading(part, parts.get(_FALL_SQUARED))}"
+    text += f"; the {contrast.name} ({after} − {before}) is {span(parts['svd_ratio'])} for σ₁/Σσ"
+    text += f" (at step 0, before any training, {span(parts[_START])})" if _START in parts else ""
+    told = [f"{span(parts[metric])} for {words}" for metric, words in _NAMES.items() if metric in parts]
+    return ", ".join([text, *told])
+
+
+def _reading(fall: Part, squared: Part | None) -> str:
+    """What the relative fall says, in words; a rise is called a rise.
+
+    >>> _reading(Part("", -0.75, -0.8, -0.7, margin=0.2), None)
+    'it rises by 75 % [70, 80], against the claim and by more than the margin of 20 %'
+    """
+    margin = f"the margin of {figure(100 * fall.margin)} %"
+    if not math.isfinite(fall.low):
+        return f"it {_change(fall)}, without an interval to hold against {margin}"
+    if fall.low > 0:
+        reach = f"beyond {margin}" if fall.low > fall.margin else f"with {margin} inside the interval"
+        return f"it {_change(fall)}, " + (f"by less than {margin}" if fall.high < fall.margin else reach)
+    if fall.high < 0:
+        sizes = {fall.low > -fall.margin: " and by less than ", fall.high < -fall.margin: " and by more than "}
+        return f"it {_change(fall)}, against the claim" + (sizes[True] + margin if True in sizes else "")
+    if _within(fall, NEXT_TO_NOTHING) and squared is not None and _within(squared, fall.margin):
+        return f"it {_change(fall)}, next to no effect"
+    small = " and is no more than a tenth either way" if _within(fall, NEXT_TO_NOTHING) else ""
+    out = f"though a fall by {margin} is ruled out" if fall.high < fall.margin else f"with {margin} inside the interval"
+    return f"it {_change(fall)}, which cannot be told from nothing with these runs{small}, {out}"
+
+
+def _within(part: Part, reach: float) -> bool:
+    return -reach <= part.low and part.high <= reach
+
+
+def _change(fall: Part) -> str:
+    """Falls or rises by so many percent, with the interval in the direction that is named."""
+    rises = fall.effect < 0
+    sign = -100.0 if rises else 100.0
+    low, high = sorted((sign * fall.low, sign * fall.high))
+    number = f"{figure(sign * fall.effect)} %"
+    ends = f" [{figure(low)}, {figure(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
+    return f"{'rises' if rises else 'falls'} by {number}{ends}"

@@ -1,0 +1,346 @@
+"""enwik8 as a folder: cleaned text, ids over the 205 symbols, and what was removed; complete or not there at all.
+
+    enwik8.txt         the articles in plain text, UTF-8, two blank lines between them (no article holds two)
+    enwik8.bin         the same, byte for byte, as ids 0…204, uint8
+    enwik8.ends.npy    where each article ends in both, int64
+    enwik8.titles      the title of each article, one a line
+    vocabulary.json    the byte of each id
+    stats.json         what was read, kept and removed, and the fingerprints
+
+The fingerprint is the SHA-256 of `enwik8.txt`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from anisoscope.data.enwik8.article import MD5, SIZE, SYMBOLS, CleaningStats, clean, encode, read_raw, vocabulary
+from anisoscope.data.files import ARTICLES, suffix_of
+from anisoscope.data.text import Document, read_documents
+from anisoscope.errors import AnisoscopeError
+
+RULES = 2  # number of the cleaning rules; another number, another fingerprint
+FINGERPRINT = "1a84883e4709453682a3d2eab3f9959e6d4ed5c116d7c3f80f9319c8fb0cfae9"  # of the true enwik8, cleaned
+EMBEDDED = "embedded"
+_MEGABYTE = 10**6
+_CLOCKS = 10.0  # seconds by which the clocks of processes and of files may differ
+_DROPPED = ("other_namespaces", "redirects", "empty", "truncated")
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared folder and what `stats.json` says about it; `made` is false when it was there already."""
+
+    path: Path
+    stats: dict[str, Any]
+    made: bool = True
+
+    @property
+    def text(self) -> str:
+        """The cleaned text, whole."""
+        return (self.path / "enwik8.txt").read_text(encoding="utf-8")
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The ids of the cleaned text, memory-mapped."""
+        return np.memmap(self.path / "enwik8.bin", dtype=np.uint8, mode="r")
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Where each article ends."""
+        return np.asarray(np.load(self.path / "enwik8.ends.npy"))
+
+
+@dataclass
+class _Source:
+    """Bytes on their way: how many, and their MD5, while they pass."""
+
+    path: Path
+    limit: int | None
+    tell: Progress
+    size: int = 0
+    md5: Any = field(default_factory=hashlib.md5)
+
+    def blocks(self) -> Iterator[bytes]:
+        total = _expected_size(self.path) if self.limit is None else min(self.limit, _expected_size(self.path))
+        for block in read_raw(self.path):
+            kept = block if self.limit is None else block[: self.limit - self.size]
+            self.md5.update(kept)
+            self.size += len(kept)
+            self.tell("megabytes read", self.size // _MEGABYTE, max(total, self.size) // _MEGABYTE)
+            yield kept
+            if self.cut:
+                return
+
+    @property
+    def cut(self) -> bool:
+        """Whether the limit was reached."""
+        return self.limit is not None and self.size >= self.limit
+
+
+def prepare_enwik8(
+    source: str | Path | None,
+    folder: str | Path,
+    *,
+    limit: float | None = None,
+    progress: Progress | None = None,
+) -> Prepared:
+    """Clean enwik8 (plain, `.gz`, `.zip`; `None` or `"embedded"` is the slice that ships) into a folder.
+
+    `limit` is in megabytes of the raw file. A folder that was made of the same with the same rules is reused; any other
+    that is not empty is refused.
+    """
+    folder = Path(folder).expanduser()
+    if limit is not None and not limit > 0:
+        raise AnisoscopeError(f"a limit of {limit:g} MB leaves nothing; give a positive number, or none.")
+    sweep_leftovers(folder.absolute())  # also where there is nothing to make
+    made_of = _made_of(source, limit)
+    if (found := _found(folder, made_of)) is not None:
+        return found
+    with whole_folder(folder) as beside:
+        stats = _write(beside, source, limit, progress or _silent)
+        _save_json(beside / "vocabulary.json", vocabulary())
+        _save_json(beside / "stats.json", {"made_of": made_of, **stats})
+    return open_prepared(folder)
+
+
+def open_prepared(folder: str | Path, *, made: bool = True) -> Prepared:
+    """A folder that `prepare_enwik8` wrote."""
+    path = Path(folder).expanduser() / "stats.json"
+    try:
+        return Prepared(path.parent, json.loads(path.read_text(encoding="utf-8")), made)
+    except (OSError, ValueError) as error:
+        raise AnisoscopeError(
+            f"{str(folder)!r} is no folder that `anisoscope data enwik8` made ({error}); make it first."
+        ) from error
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """No progress is shown."""
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+def _made_of(source: str | Path | None, limit: float | None) -> dict[str, Any]:
+    """What decides about the result, as far as it is known before reading."""
+    if source is None or str(source) == EMBEDDED:
+        return {"source": EMBEDDED, "bytes_on_disk": None, "limit": limit, "rules": RULES}
+    path = Path(source).expanduser()
+    _check_head(path)  # a path that is missing or something else is told before anything is made
+    return {"source": path.name, "bytes_on_disk": path.stat().st_size, "limit": limit, "rules": RULES}
+
+
+def _check_head(path: Path) -> None:
+    head = next(read_raw(path), b"")
+    if not head:
+        raise AnisoscopeError(f"{str(path)!r} is empty; expected enwik8, a MediaWiki XML export.")
+    if b"<mediawiki" not in head and b"<page>" not in head:
+        raise AnisoscopeError(
+            f"{str(path)!r} is no MediaWiki XML export (neither <mediawiki> nor <page> stands near its beginning); "
+            f"expected enwik8; other text needs no preparing and goes into --data as it is."
+        )
+
+
+def _found(folder: Path, made_of: dict[str, Any]) -> Prepared | None:
+    if folder.exists() and not folder.is_dir():
+        raise AnisoscopeError(f"{str(folder)!r} is a file; give another place with --out.")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return None
+    if not (folder / "stats.json").is_file():
+        raise AnisoscopeError(f"the folder {str(folder)!r} holds other files; give a new or an empty one with --out.")
+    found = open_prepared(folder, made=False)
+    before = found.stats.get("made_of", {})
+    for key, value in made_of.items():
+        if before.get(key) != value:
+            raise AnisoscopeError(
+                f"the folder {str(folder)!r} was made with {key} = {before.get(key)!r}, not {value!r}; give another "
+                f"one with --out, or delete it."
+            )
+    return found
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` that takes its place when all went well, and disappears when not."""
+    folder = folder.absolute()
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        beside.mkdir(parents=True)
+    except OSError as error:
+        raise AnisoscopeError(f"{str(folder)!r} cannot be made: {error.strerror or error}.") from error
+    try:
+        yield beside
+        if folder.is_dir():
+            folder.rmdir()  # it is empty, or this fails
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def sweep_leftovers(folder: Path) -> None:
+    """What a killed process left half made; another that is still at work keeps its own."""
+    if not folder.parent.is_dir():
+        return
+    for path in list(folder.parent.iterdir()):  # no pattern: a name may hold the marks of one
+        name, _, number = path.name.rpartition(".")
+        if name == f".{folder.name}" and number.isdecimal() and not _at_work(int(number), path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _at_work(number: int, path: Path) -> bool:
+    """Whether the process that makes `path` lives: one that is dead but not yet buried, and one that got its number
+    after the last change of the folder, do not make it."""
+    if number == os.getpid():
+        return False
+    try:
+        process = psutil.Process(number)
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= path.stat().st_mtime + _CLOCKS
+    except (psutil.NoSuchProcess, FileNotFoundError):
+        return False
+    except psutil.AccessDenied:
+        return True
+
+
+def _save_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def _write(folder: Path, source: str | Path | None, limit: float | None, tell: Progress) -> dict[str, Any]:
+    begun = time.perf_counter()
+    room = None if limit is None else int(limit * _MEGABYTE)
+    if source is None or str(source) == EMBEDDED:
+        out = _write_articles(folder, _first(read_documents(None), room))
+        about: dict[str, Any] = {"raw": None, "cleaning": None, "note": "the slice that ships is clean already"}
+    else:
+        raw, cleaning = _Source(Path(source).expanduser(), room, tell), CleaningStats()
+        with _named(raw.path), _limited(raw, cleaning):
+            out = _write_articles(folder, clean(raw.blocks(), stats=cleaning))
+        about = _about(raw, cleaning)
+        about["raw"]["as_expected"] = out["sha256"] == FINGERPRINT if about["raw"]["is_enwik8"] else None
+    if not out["articles"]:
+        raise AnisoscopeError(f"{str(source)!r} holds no article that is text; expected a MediaWiki XML export.")
+    return {**about, "kept": out, "seconds": round(time.perf_counter() - begun, 1)}
+
+
+@contextmanager
+def _limited(raw: _Source, cleaning: CleaningStats) -> Iterator[None]:
+    """Where a limit ends before the first page does, that is what is wrong, and not the file."""
+    try:
+        yield
+    except AnisoscopeError as error:
+        raise _too_little(raw) if raw.cut and not cleaning.pages else error from error
+    if raw.cut and not cleaning.articles:
+        raise _too_little(raw)
+
+
+def _too_little(raw: _Source) -> AnisoscopeError:
+    return AnisoscopeError(
+        f"no whole article was found within the first {(raw.limit or 0) / _MEGABYTE:g} MB; raise --limit."
+    )
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors of the cleaning know offsets; here the name of the file is added."""
+    try:
+        yield
+    except AnisoscopeError as error:
+        raise error if path.name in str(error) else AnisoscopeError(f"{str(path)!r}: {error}") from error
+
+
+def _first(documents: Iterator[Document], room: int | None) -> Iterator[Document]:
+    size = 0
+    for document in documents:
+        yield document
+        size += len(document.text.encode("utf-8"))
+        if room is not None and size >= room:
+            return
+
+
+def _write_articles(folder: Path, documents: Iterator[Document]) -> dict[str, Any]:
+    """Text, ids, ends and titles; what was kept."""
+    ends: list[int] = []
+    position, characters, counts, digest = 0, 0, np.zeros(len(SYMBOLS), np.int64), hashlib.sha256()
+    with (
+        (folder / "enwik8.txt").open("wb") as text,
+        (folder / "enwik8.bin").open("wb") as ids,
+        (folder / "enwik8.titles").open("w", encoding="utf-8", newline="\n") as titles,
+    ):
+        for document in documents:
+            piece = (ARTICLES if ends else "") + document.text
+            raw = piece.encode("utf-8")
+            encoded = encode(raw)
+            digest.update(raw)
+            counts += np.bincount(encoded, minlength=len(SYMBOLS))
+            text.write(raw)
+            ids.write(encoded.tobytes())
+            titles.write(document.source.replace("\n", " ") + "\n")
+            position, characters = position + len(raw), characters + len(piece)
+            ends.append(position)
+    np.save(folder / "enwik8.ends.npy", np.array(ends, dtype=np.int64))
+    used = int(np.count_nonzero(counts))
+    kept = {"articles": len(ends), "characters": characters, "bytes": position, "symbols_used": used}
+    return kept | {"sha256": digest.hexdigest()}
+
+
+def _about(raw: _Source, cleaning: CleaningStats) -> dict[str, Any]:
+    """What was read and removed; shares are of the characters of articles, and of all bytes read."""
+    figures = asdict(cleaning)
+    removed = figures.pop("removed")
+    sizes = {key: figures.pop(key) for key in ("characters_in", "characters_out")}
+    pages = {key: figures.pop(key) for key in ("pages", "articles", *_DROPPED)}
+    table = {kind: {"count": figures.get(kind), "characters": size} for kind, size in sorted(removed.items())}
+    md5 = raw.md5.hexdigest()
+    return {
+        "raw": {"bytes": raw.size, "md5": md5, "is_enwik8": md5 == MD5},
+        "note": _verdict(raw, md5, cleaning),
+        "cleaning": {"pages": pages, **sizes, "kept_share": sizes["characters_out"] / max(1, sizes["characters_in"])}
+        | {"removed": table, "empty_headings": figures["empty_headings"]},
+    }
+
+
+def _verdict(raw: _Source, md5: str, cleaning: CleaningStats) -> str:
+    """One sentence about whether this is the true enwik8."""
+    if md5 == MD5:
+        return "this is the true enwik8 (verified by MD5)"
+    if raw.cut:
+        return f"only the first {raw.size:,} bytes were read, so it could not be verified that this is enwik8"
+    cut = ", and its last page is cut" if cleaning.truncated else ""
+    if raw.size < SIZE:
+        return (
+            f"this is not the true enwik8: {raw.size:,} bytes instead of {SIZE:,}{cut} (truncated, or another export)"
+        )
+    return f"this is not the true enwik8: {raw.size:,} bytes with MD5 {md5}{cut} (another export, or changed)"
+
+
+def _expected_size(path: Path) -> int:
+    """Bytes after unpacking, as far as the file says so: for the progress bar only."""
+    packed = path.suffix.lower()
+    if packed == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            return sum(info.file_size for info in archive.infolist())
+    if packed == ".gz":
+        with path.open("rb") as file:
+            file.seek(-4, os.SEEK_END)
+            return int(struct.unpack("<I", file.read(4))[0])
+    return SIZE if suffix_of(path.name) != packed else path.stat().st_size

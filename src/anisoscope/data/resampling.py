@@ -1,0 +1,271 @@
+"""Frequency as a causal intervention: windows drawn with weights that move the unigram distribution to a target.
+
+Notation: N windows of T tokens, aᵢ(v) = share of type v in window i, w = window weights (Σ w = 1), u = equal weights,
+p_w(v) = Σᵢ wᵢ aᵢ(v) = unigram distribution that training sees, q = target over the observed types.
+
+The weights minimise  KL(p_w ‖ q) + μ KL(w ‖ u),  a convex problem (for the flat target: the entropy of p_w is made as
+large as can be). Its solution is an exponential (maximum-entropy) tilt, wᵢ ∝ exp(Σᵥ θᵥ aᵢ(v)), with
+p_w ∝ q e^{−μθ}, found in the dual, which is smooth, concave and without constraints:
+
+    maximise  −log Σᵥ qᵥ e^{−μθᵥ} − μ log( (1/N) Σᵢ exp(Σᵥ θᵥ aᵢ(v)) ).
+
+μ is made as small as the effective sample size 1/Σw² allows. A context is kept whole, so that its words stay in their
+sentences: the target is approached, not reached.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.training.vocabulary import SPECIALS
+
+LEAST_SAMPLE = 0.1  # effective number of windows over their number, at least
+STEEPEST = 10.0  # exponent of Zipf's law that may be asked for
+ROWS = 1 << 13  # windows counted together
+_FIRST = 64.0  # a μ at which the weights are nearly equal
+_FACTOR = 4.0  # from one μ to the next on the way down
+_LAST = 1e-7
+_HALVINGS = 6  # of log μ once the bound is crossed
+_SETTLED = 1e-3  # relative change of the divergence below which a smaller μ is not worth it
+NOTE = "contexts are drawn whole, so the target distribution is approached, not reached"
+
+
+def parse_frequency(frequency: str) -> float | None:
+    """The exponent of the target: None for natural, 0 for flat, S for `zipf:S`.
+
+    >>> parse_frequency("natural"), parse_frequency("flat"), parse_frequency("zipf:1.5")
+    (None, 0.0, 1.5)
+    """
+    if frequency in ("natural", "flat"):
+        return None if frequency == "natural" else 0.0
+    kind, _, number = frequency.partition(":")
+    try:
+        exponent = float(number)
+    except ValueError:
+        exponent = math.nan
+    if kind != "zipf" or not 0 <= exponent <= STEEPEST:
+        raise AnisoscopeError(
+            f"frequency {frequency!r} is not understood; expected natural, flat, or zipf:S with an exponent S from "
+            f"0 to {STEEPEST:g}, such as zipf:1.5."
+        )
+    return exponent
+
+
+@dataclass(frozen=True, eq=False)
+class Resampling:
+    """Weights of the windows and what they achieve."""
+
+    weights: np.ndarray  # [N], summing to 1
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FrequencyShape:
+    """How uneven a unigram distribution is, and how far from the target."""
+
+    zipf_exponent: float
+    entropy_bits: float
+    kl_bits: float  # KL(distribution ‖ target)
+    types: int
+
+
+def resample(
+    tokens: np.ndarray,
+    starts: np.ndarray,
+    *,
+    context: int,
+    vocab_size: int,
+    frequency: str,
+    least: float = LEAST_SAMPLE,
+) -> Resampling:
+    """Weights of the windows that bring the unigram distribution as near to the target as the sample size allows."""
+    exponent = parse_frequency(frequency)
+    counts = count_matrix(tokens, starts, context=context, vocab_size=vocab_size)
+    natural = np.asarray(counts.sum(axis=0)).ravel()
+    shares = _shares(counts[:, np.flatnonzero(natural)])
+    weights = np.full(len(starts), 1 / len(starts))
+    before = shares.T @ weights
+    target = before if exponent is None else zipf_target(before, exponent)
+    if exponent is not None:
+        weights = tilted(shares, target, least=least)
+    return Resampling(weights, _report(frequency, weights, before, shares.T @ weights, target=target, least=least))
+
+
+def _shares(counts: Any) -> Any:
+    """Counts over the number of ordinary tokens of the window."""
+    totals = np.asarray(counts.sum(axis=1)).ravel()
+    counts.data /= np.repeat(np.maximum(totals, 1), np.diff(counts.indptr))
+    return counts
+
+
+def count_matrix(tokens: np.ndarray, starts: np.ndarray, *, context: int, vocab_size: int) -> Any:
+    """Occurrences of each ordinary type in each window, a sparse float64 matrix [N, vocab]; specials are left out."""
+    from scipy import sparse
+
+    blocks = []
+    for at in range(0, len(starts), ROWS):
+        ids = tokens[starts[at : at + ROWS, None] + np.arange(context)].astype(np.int32)
+        pointers = np.arange(0, ids.size + 1, context)
+        block = sparse.csr_array(((ids >= len(SPECIALS)).ravel().astype(np.float64), ids.ravel(), pointers))
+        block.resize(len(ids), vocab_size)
+        block.sum_duplicates()
+        block.eliminate_zeros()
+        blocks.append(block)
+    return sparse.vstack(blocks, format="csr")
+
+
+def zipf_target(frequencies: np.ndarray, exponent: float) -> np.ndarray:
+    """Zipf's law over the same types in the order of their frequency; exponent 0 is flat.
+
+    >>> zipf_target(np.array([0.2, 0.5, 0.3]), 1.0).round(3).tolist()
+    [0.182, 0.545, 0.273]
+    """
+    ranks = np.empty(len(frequencies))
+    ranks[np.argsort(-frequencies, kind="stable")] = np.arange(1, len(frequencies) + 1)
+    return _normalised(ranks**-exponent)
+
+
+def zipf_exponent(frequencies: np.ndarray) -> float:
+    """The exponent whose Zipf law over the ranks is nearest in KL divergence: E_s[log rank] = E[log rank].
+
+    >>> round(zipf_exponent(np.arange(1.0, 500) ** -1.3), 6)
+    1.3
+    """
+    from scipy.optimize import brentq
+
+    present = np.sort(_normalised(frequencies[frequencies > 0]))[::-1]
+    logs = np.log(np.arange(1, len(present) + 1))
+    if len(present) < 2:
+        return 0.0
+    wanted = float(present @ logs)
+    if wanted >= logs.mean():  # flat: the ranks say nothing
+        return 0.0
+    return float(brentq(lambda s: _normalised(np.exp(-s * logs)) @ logs - wanted, 0.0, 64.0, xtol=1e-12))
+
+
+def _normalised(values: np.ndarray) -> np.ndarray:
+    return values / values.sum()
+
+
+def tilted(shares: Any, target: np.ndarray, *, least: float = LEAST_SAMPLE) -> np.ndarray:
+    """The weights at the smallest μ that keeps 1/Σw² at `least`·N or above."""
+    solve = _Dual(shares, target)
+    mu, before = _FIRST, math.inf
+    theta = np.log(target / solve.natural) / mu  # the solution while the tilt is slight
+    weights = np.full(shares.shape[0], 1 / shares.shape[0])
+    while mu > _LAST:
+        trial, drawn = solve(mu, theta)
+        if sample_share(drawn) < least:
+            return _on_the_bound(solve, (mu, mu * _FACTOR), theta=theta / _FACTOR, within=weights, least=least)
+        weights, now = drawn, divergence(solve.across @ drawn, target)
+        if sample_share(weights) < 0.99 and before - now <= _SETTLED * now:
+            break  # as near as contexts of this text come
+        # μθ = log(q/p_w) changes slowly along the way: the next solution is near θ times the factor
+        theta, mu, before = trial * _FACTOR, mu / _FACTOR, now
+    return weights
+
+
+def _on_the_bound(
+    solve: _Dual, mus: tuple[float, float], *, theta: np.ndarray, within: np.ndarray, least: float
+) -> np.ndarray:
+    """Bisection of log μ between one that breaks the bound and one, with solution θ, that keeps it."""
+    low, high = mus
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        trial, weights = solve(middle, theta * (high / middle))
+        if sample_share(weights) < least:
+            low = middle
+        else:
+            high, theta, within = middle, trial, weights
+    return within
+
+
+class _Dual:
+    """The dual problem at any μ, from a start: θ and the weights it gives."""
+
+    def __init__(self, shares: Any, target: np.ndarray) -> None:
+        self.shares, self.across = shares, shares.T.tocsr()
+        self.logs = np.log(target)
+        equal = np.full(shares.shape[0], 1 / shares.shape[0])
+        self.natural = self.across @ equal
+        self.variance = self.across.power(2) @ equal - self.natural**2
+
+    def __call__(self, mu: float, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        from scipy.optimize import minimize
+
+        # the root of the Hessian's diagonal under equal weights: with it a few dozen steps are enough
+        scale = np.sqrt(mu * (mu * self.natural + self.variance))
+        done = minimize(
+            lambda x: self._value(x / scale, mu, scale),
+            start * scale,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": 300, "maxcor": 30, "gtol": 1e-6, "ftol": 1e-8},
+        )
+        theta = done.x / scale
+        return theta, _weights(self.shares @ theta)[0]
+
+    def _value(self, theta: np.ndarray, mu: float, scale: np.ndarray) -> tuple[float, np.ndarray]:
+        """Minus the dual and its gradient."""
+        weights, log_mean = _weights(self.shares @ theta)
+        wanted, log_sum = _weights(self.logs - mu * theta)
+        value = log_sum + math.log(len(theta)) + mu * log_mean
+        return value, mu * (self.across @ weights - wanted) / scale
+
+
+def _weights(scores: np.ndarray) -> tuple[np.ndarray, float]:
+    """Softmax of the scores, and the logarithm of the mean of their exponentials."""
+    top = float(scores.max())
+    raised = np.exp(scores - top)
+    total = float(raised.sum())
+    return raised / total, top + math.log(total / len(scores))
+
+
+def sample_share(weights: np.ndarray) -> float:
+    """Effective sample size 1/Σw² over the number of windows."""
+    return float(1 / (weights @ weights) / len(weights))
+
+
+def divergence(found: np.ndarray, target: np.ndarray) -> float:
+    """KL(found ‖ target) in bits."""
+    present = found > 0
+    return float(found[present] @ np.log2(found[present] / target[present]))
+
+
+def shape(frequencies: np.ndarray, target: np.ndarray) -> FrequencyShape:
+    """Exponent, entropy and divergence from the target of a unigram distribution."""
+    present = frequencies[frequencies > 0]
+    entropy = float(-(present @ np.log2(present)))
+    return FrequencyShape(zipf_exponent(frequencies), entropy, max(0.0, divergence(frequencies, target)), len(present))
+
+
+def _report(
+    frequency: str, weights: np.ndarray, before: np.ndarray, after: np.ndarray, *, target: np.ndarray, least: float
+) -> dict[str, Any]:
+    shapes = {"before": shape(before, target), "after": shape(after, target), "target": shape(target, target)}
+    return {
+        "frequency": frequency,
+        "windows": len(weights),
+        **{name: asdict(found) for name, found in shapes.items()},
+        "effective_windows": round(sample_share(weights) * len(weights), 1),
+        "effective_share": round(sample_share(weights), 4),
+        "least_share": least,
+        "note": "" if frequency == "natural" else _note(**shapes),
+    }
+
+
+def _note(before: FrequencyShape, after: FrequencyShape, target: FrequencyShape) -> str:
+    """What was reached, in words. Where frequencies follow no power law, they can come nearer and the exponent not."""
+    wanted, moved = target.zipf_exponent - before.zipf_exponent, after.zipf_exponent - before.zipf_exponent
+    if wanted * moved >= 0:
+        return NOTE
+    return (
+        f"{NOTE}; the divergence from it fell ({before.kl_bits:.3f} to {after.kl_bits:.3f} bits), yet the fitted "
+        f"exponent moved the other way ({before.zipf_exponent:.3f} to {after.zipf_exponent:.3f}): these frequencies "
+        f"follow no power law"
+    )

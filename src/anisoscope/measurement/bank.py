@@ -1,0 +1,472 @@
+"""The bank: all statistics of one pass, itself mergeable; the unit that is saved and resumed.
+
+A cell is (group, part, fold): rows of one stratum, at the first position or not, in one fold of contexts. Cells merge,
+so that every selection (all rows, without the first position, one stratum, all folds but one) comes from one pass.
+What is a property of whole contexts does not merge from its parts and has a part of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.capture.rows.row import Index, Rows, Scores
+from anisoscope.capture.sites.site import Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.engine.estimation import context_cosines
+from anisoscope.numerics.attention_rows import row_sharpness
+from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
+from anisoscope.stats.directions import Coordinates, Directions
+from anisoscope.stats.means import Attention, Coherence
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.sample import Sample
+
+# The query rows of a batch whose attention is looked at, and how sharp they are.
+
+
+def chosen_rows(index: Index, most: int, *, seed: int) -> Iterable[tuple[int, Tensor, int]]:
+    """For each context of a batch: its number, the positions of its chosen query rows, and one of its rows."""
+    keep = index.keep.cpu()
+    sequence, position = keep // index.length, keep % index.length
+    order = row_hash(index.context.cpu(), index.position.cpu(), seed=seed).argsort(stable=True)
+    order = order[sequence[order].argsort(stable=True)]  # by context, and by hash within it
+    numbers, sizes = torch.unique_consecutive(sequence[order], return_counts=True)
+    for number, mine in zip(numbers.tolist(), order.split(sizes.tolist()), strict=True):
+        mine = mine[:most] if most else mine
+        yield number, position[mine].sort().values, int(mine[0])
+
+
+@dataclass
+class QueryRows:
+    """The same rows of every layer that has the index; what they need on a device is made for the first layer."""
+
+    contexts: list[int]
+    positions: list[Tensor]
+    leads: list[int]  # a row of the index for each context
+    _places: tuple[tuple[torch.device, int, int], Tensor | None, Tensor] | None = None
+    _seen: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @classmethod
+    def of(cls, index: Index, most: int, *, seed: int) -> QueryRows:
+        chosen = list(chosen_rows(index, most, seed=seed))
+        return cls([c for c, _, _ in chosen], [p for _, p, _ in chosen], [row for _, _, row in chosen])
+
+    def sharpness(self, scores: Scores) -> Tensor:
+        """The quantities of `numerics.attention` [B, H, R, …], R the most rows of any context; others repeat one."""
+        number, rows = self._at(scores)
+        allowed, first = self._allowed(scores.allowed, number, rows)
+        found = row_sharpness(
+            _of_rows(_chosen(scores.query, number), rows),
+            _chosen(scores.key, number),
+            allowed,
+            bias=None if scores.bias is None else _of_rows(_chosen(scores.bias, number), rows),
+            scaling=scores.scaling,
+            first=first,
+        )
+        if scores.windows == 1:
+            return found
+        return found.squeeze(2).unflatten(0, (len(self.contexts), -1)).transpose(1, 2)
+
+    def _at(self, scores: Scores) -> tuple[Tensor | None, Tensor]:
+        """The sequences [n], None for all in order, and their query rows [n, R]; with windows each row is one."""
+        places, windows = scores.query.shape[2], scores.windows
+        key = (scores.query.device, windows, places)
+        if self._places is None or self._places[0] != key:
+            most = max(map(len, self.positions))
+            rows = torch.stack([torch.cat([p, p[:1].expand(most - len(p))]) for p in self.positions])
+            number = None if windows == 1 and len(self.contexts) == len(scores.query) else torch.tensor(self.contexts)
+            if windows > 1 and number is not None:  # each row in the window it lies in
+                number, rows = (number[:, None] * windows + rows // places).flatten(), rows.flatten()[:, None] % places
+            there = None if number is None else number.to(scores.query.device, non_blocking=True)
+            self._places = (key, there, rows.to(scores.query.device, non_blocking=True))
+        return self._places[1:]
+
+    def _allowed(self, allowed: Tensor, number: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """What the chosen rows may attend to, and the first key of each sequence; layers with one mask share them."""
+        if self._seen is None or self._seen[0] is not allowed:
+            mine = _chosen(allowed, number)
+            first = mine.flatten(1, 2).any(1).to(torch.int8).argmax(1).expand(len(rows))
+            self._seen = (allowed, _of_rows(mine, rows), first)
+        return self._seen[1:]
+
+
+def _chosen(x: Tensor, number: Tensor | None) -> Tensor:
+    """Some of the sequences of [B or 1, …], all of them where no number is given."""
+    if number is None:
+        return x
+    return x.index_select(0, number) if len(x) > 1 else x.expand(len(number), *x.shape[1:])
+
+
+def _of_rows(matrix: Tensor, rows: Tensor) -> Tensor:
+    """The chosen query rows of [B or 1, 1 or H, T or 1, S]."""
+    matrix = matrix.expand(len(rows), -1, -1, -1)
+    if matrix.shape[2] == 1:
+        return matrix.expand(-1, -1, rows.shape[1], -1)
+    return matrix.gather(2, rows[:, None, :, None].expand(-1, matrix.shape[1], -1, matrix.shape[3]))
+
+
+# How the rows of one batch fall into the cells of a bank: made once, read at every site with the same index.
+
+
+FIRST, REST, WHOLE = "first", "rest", "whole"
+Cell = tuple[str, str, int]  # group, part, fold
+
+
+@dataclass
+class Split:
+    """The cells of an index; all of it lies on the host, and what a device needs is moved there once."""
+
+    index: Index
+    cells: list[tuple[Cell, Tensor]]  # each with its rows, ascending
+    cell: Tensor  # which of the cells each row belongs to
+    sequence: Tensor  # which context of the batch each row belongs to
+    contexts: dict[tuple[str, int], int]
+    group: Tensor
+    fold: Tensor
+    spans: list[tuple[int, int] | None]  # first and one past last row of a cell, where its rows are neighbours
+    _moved: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)
+    _chosen: dict[tuple[int, int], QueryRows] = field(default_factory=dict)
+
+    def pick(self, x: Tensor, number: int) -> Tensor:
+        """The rows of one cell: a view where they are neighbours, as the rows of one context are."""
+        span = self.spans[number]
+        return x[span[0] : span[1]] if span else x.index_select(0, self._there(number, x.device))
+
+    def _there(self, number: int, device: torch.device) -> Tensor:
+        at = (number, device)
+        if at not in self._moved:
+            self._moved[at] = self.cells[number][1].to(device, non_blocking=True)
+        return self._moved[at]
+
+    def query_rows(self, most: int, *, seed: int) -> QueryRows:
+        """The query rows whose attention is looked at."""
+        if (most, seed) not in self._chosen:
+            self._chosen[most, seed] = QueryRows.of(self.index, most, seed=seed)
+        return self._chosen[most, seed]
+
+
+def split_rows(index: Index, group: Tensor, groups: Sequence[str]) -> Split:
+    """The cells that the rows of an index fall into; `group` is the number of each row's stratum."""
+    fold = fold_of(index.context.cpu())
+    first = torch.zeros_like(fold) if index.first is None else index.first.cpu().to(torch.int64)
+    values, cell = torch.unique((group * 2 + first) * FOLDS + fold, return_inverse=True)
+    order, sizes = cell.argsort(stable=True), torch.bincount(cell, minlength=len(values)).tolist()
+    rows = list(order.split(sizes)) if sizes else []
+    cells = [(_cell(value, groups), mine) for value, mine in zip(values.tolist(), rows, strict=True)]
+    sequence = index.keep.cpu() // max(1, index.length)
+    contexts = _contexts(sequence, group * FOLDS + fold, groups)
+    return Split(index, cells, cell, sequence, contexts, group, fold, [_span(mine) for mine in rows])
+
+
+def _cell(code: int, groups: Sequence[str]) -> Cell:
+    name = groups[code // (2 * FOLDS)] if groups else ""
+    return name, FIRST if (code // FOLDS) % 2 else REST, code % FOLDS
+
+
+def _contexts(sequence: Tensor, code: Tensor, groups: Sequence[str]) -> dict[tuple[str, int], int]:
+    """How many contexts there are of each (group, fold); rows are in the order of their contexts."""
+    if not len(sequence):
+        return {}
+    leads = torch.ones_like(sequence, dtype=torch.bool)
+    leads[1:] = sequence[1:] != sequence[:-1]
+    found: dict[tuple[str, int], int] = {}
+    for value in code[leads].tolist():
+        label = (groups[value // FOLDS] if groups else "", value % FOLDS)
+        found[label] = found.get(label, 0) + 1
+    return found
+
+
+def _span(rows: Tensor) -> tuple[int, int] | None:
+    first, last = int(rows[0]), int(rows[-1])
+    return (first, last + 1) if last - first + 1 == len(rows) else None
+
+
+MOST_GROUPS = 32
+_HELD = 256 << 20  # bytes of rows on a device that may wait for the host to look at them, all at once
+_SPLITS = 4  # kept at a time: sites of a batch take turns between a few indices (patches and class tokens)
+_SPLIT: frozenset[Any] = frozenset({Directions, Coordinates})  # taken for all cells of a batch at once
+_STATS: dict[str, Any] = {cls.__name__: cls for cls in (Moments, Directions, Coordinates, Attention, Coherence)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which statistics each kind of site keeps, and how large the samples are."""
+
+    stats: Mapping[str, frozenset[type]]  # by site kind
+    sample_size: int = 2 * 4096  # rows kept; with halves three times what a selection looks at: they are not alike
+    attention_rows: int = 16  # query rows per context whose scores are looked at; 0 = all
+    seed: int = 0
+    halves: bool = False  # whether two disjoint halves of the contexts are looked at beside the whole
+
+    @property
+    def looked_at(self) -> int:
+        """Sampled rows that one selection looks at: the same number with halves and without."""
+        return self.sample_size // 3 if self.halves else self.sample_size
+
+
+@dataclass
+class SiteStats:
+    """The statistics of one site."""
+
+    cells: dict[Cell, dict[type, Any]] = field(default_factory=dict)
+    sample: Sample | None = None
+    contexts: dict[tuple[str, int], int] = field(default_factory=dict)  # (group, fold) -> contexts seen
+    bad: dict[Cell, int] = field(default_factory=dict)  # rows that are not finite
+    heads: int = 0
+    width: int = 0
+
+    @property
+    def non_finite(self) -> int:
+        return sum(self.bad.values())
+
+    def cell(self, key: Cell) -> dict[type, Any]:
+        return self.cells.setdefault(key, {})
+
+    def stat(self, key: Cell, kind: type) -> Any:
+        """The statistic of a cell, new where there is none yet."""
+        return self.cell(key).setdefault(kind, kind())
+
+    def count(self, contexts: Mapping[tuple[str, int], int]) -> None:
+        for label, number in contexts.items():
+            self.contexts[label] = self.contexts.get(label, 0) + number
+
+    def merge(self, other: SiteStats) -> SiteStats:
+        out = SiteStats(heads=self.heads or other.heads, width=self.width or other.width)
+        out.bad = {key: self.bad.get(key, 0) + other.bad.get(key, 0) for key in {**self.bad, **other.bad}}
+        samples = [s.sample for s in (self, other) if s.sample is not None]
+        out.sample = reduce(Sample.merge, samples, Sample(samples[0].size, samples[0].seed)) if samples else None
+        for part in (self, other):
+            for key, stats in part.cells.items():
+                mine = out.cell(key)
+                for kind, stat in stats.items():
+                    mine[kind] = mine.get(kind, kind()).merge(stat)  # a copy, so that the parts stay as they are
+            out.count(part.contexts)
+        return out
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """What came from a device and is folded in as soon as the host has read the little it must know of it."""
+
+    read: Tensor  # one dimension
+    take: Callable[[Tensor], None]  # is given the same on the host
+
+
+class Bank:
+    """A sink for captured rows that keeps their statistics."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.groups: list[str] = []
+        self.calls = 0  # of `rows` and `scores`
+        self._sites: dict[Site, SiteStats] = {}
+        self._splits: list[Split] = []
+        self._waiting: list[_Waiting] = []
+        self._held = 0  # bytes
+
+    @property
+    def sites(self) -> dict[Site, SiteStats]:
+        """The statistics of each site, with all that was seen."""
+        self._settle()
+        return self._sites
+
+    @torch.inference_mode(False)  # statistics outlive the forward pass, so they must be ordinary tensors
+    @torch.no_grad()
+    def rows(self, rows: Rows) -> None:
+        """Take the rows of one site; on a device they wait, so that the host does not for every site."""
+        self.calls += 1
+        split = self._split_of(rows.index)
+        # NaN or infinity in any row shows in the sum of all
+        self._wait(rows.x.sum().view(1), partial(self._take_rows, rows, split), rows.x)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def scores(self, scores: Scores) -> None:
+        """Take the attention of one layer: the sharpness of some query rows of each context."""
+        self.calls += 1
+        split = self._split_of(scores.index)
+        chosen = split.query_rows(self.plan.attention_rows, seed=self.plan.seed)
+        if chosen.contexts:
+            values = chosen.sharpness(scores)
+            take = partial(self._take_sharpness, scores.site, scores.query.shape[-1], split, values.shape)
+            self._wait(values.flatten(), take, values)
+
+    def _wait(self, read: Tensor, take: Callable[[Tensor], None], held: Tensor) -> None:
+        self._waiting.append(_Waiting(read, take))
+        self._held += held.nbytes
+        if self._held > _room(held.device):
+            self._settle()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _settle(self) -> None:
+        """Fold in what waits: the host waits for the device once for all of it."""
+        if not self._waiting:
+            return
+        waiting, self._waiting, self._held = self._waiting, [], 0
+        there = waiting[0].read.device
+        read = torch.cat([item.read.to(there) for item in waiting]).cpu() if len(waiting) > 1 else waiting[0].read.cpu()
+        for item, mine in zip(waiting, read.split([len(item.read) for item in waiting]), strict=True):
+            item.take(mine)
+
+    def _take_rows(self, rows: Rows, split: Split, total: Tensor) -> None:
+        site = self._sites.setdefault(rows.site, SiteStats())
+        site.width, site.heads = rows.x.shape[-1], rows.x.shape[1] if rows.x.ndim == 3 else 0
+        site.count(split.contexts)
+        bad = None if bool(total.isfinite()) else _bad_rows(rows.x)
+        if bad is not None:
+            for key, mine in split.cells:
+                site.bad[key] = site.bad.get(key, 0) + int(bad[mine].sum())
+            rows = _without(rows, bad)
+            split = split_rows(rows.index, self._group_of(rows.index), self.groups)
+        self._take_finite(site, rows, split)
+
+    def _take_finite(self, site: SiteStats, rows: Rows, split: Split) -> None:
+        wanted = self.plan.stats.get(rows.site.kind, frozenset())
+        if Moments in wanted:
+            for number, (key, _) in enumerate(split.cells):
+                site.stat(key, Moments).update(split.pick(rows.x, number))
+        for kind in _SPLIT & wanted:
+            parts = kind.split(rows.x, split.cell, len(split.cells))
+            for (key, _), part in zip(split.cells, parts, strict=True):
+                cell = site.cell(key)
+                cell[kind] = cell[kind].merge(part) if kind in cell else part
+        if Coherence in wanted:
+            _cohere(site, rows.x, split)
+        if Sample in wanted:
+            self._sample(site, rows, split)
+
+    def _take_sharpness(self, place: Site, width: int, split: Split, shape: torch.Size, values: Tensor) -> None:
+        site = self._sites.setdefault(place, SiteStats())
+        site.heads, site.width = shape[1], width
+        site.count(split.contexts)
+        chosen = split.query_rows(self.plan.attention_rows, seed=self.plan.seed)
+        for positions, lead, mine in zip(chosen.positions, chosen.leads, values.view(shape), strict=True):
+            group = self.groups[int(split.group[lead])] if self.groups else ""
+            key = (group, REST, int(split.fold[lead]))
+            site.stat(key, Attention).update(mine[:, : len(positions)].transpose(0, 1))
+
+    def merge(self, other: Bank) -> Bank:
+        """The bank of both passes; neither is changed."""
+        out = Bank(self.plan)
+        out.groups = list(dict.fromkeys([*self.groups, *other.groups]))
+        for part in (self, other):
+            renumber = torch.tensor([out.groups.index(name) for name in part.groups] or [0])
+            for site, stats in part.sites.items():
+                if stats.sample is not None and part.groups:
+                    stats = replace(stats, sample=stats.sample.relabel("group", renumber))
+                out.sites[site] = out.sites.get(site, SiteStats()).merge(stats)
+        return out
+
+    def _sample(self, site: SiteStats, rows: Rows, split: Split) -> None:
+        index = rows.index
+        if site.sample is None:
+            site.sample = Sample(self.plan.sample_size, self.plan.seed)
+        first = {} if index.first is None else {"first": index.first}
+        labels = {"context": index.context, "position": index.position, "token": index.token, "group": split.group}
+        site.sample.update(rows.x, **labels, **first)
+
+    def _split_of(self, index: Index) -> Split:
+        for known in self._splits:
+            if known.index is index:
+                return known
+        split = split_rows(index, self._group_of(index), self.groups)
+        self._splits = [split, *self._splits[: _SPLITS - 1]]
+        return split
+
+    def _group_of(self, index: Index) -> Tensor:
+        """The number of each row's stratum; new names are added in order of appearance."""
+        names = ("",) if index.group is None else index.group
+        for name in names:
+            if name not in self.groups:
+                self.groups.append(name)
+        if len(self.groups) > MOST_GROUPS + ("" in self.groups):
+            raise AnisoscopeError(
+                f"--group-by gives more than {MOST_GROUPS} groups (such as {self.groups[0]!r}, {self.groups[-1]!r}); "
+                "choose a field with fewer values"
+            )
+        numbers = torch.tensor([self.groups.index(name) for name in names])
+        return numbers[(index.keep.cpu() // max(1, index.length)).clamp_max(len(numbers) - 1)]
+
+    def state(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+        """All tensors by name, and the labels that go with them."""
+        tensors: dict[str, Tensor] = {}
+        labels: list[dict[str, Any]] = []
+        for number, (site, stats) in enumerate(self.sites.items()):
+            cells: list[dict[str, Any]] = []
+            for key, kinds in stats.cells.items():
+                for kind, stat in kinds.items():
+                    name = f"{number}/{len(cells)}"
+                    cells.append({"cell": list(key), "stat": kind.__name__})
+                    tensors |= {f"{name}/{k}": v.detach().cpu().contiguous() for k, v in stat.state().items()}
+            if stats.sample is not None:
+                tensors |= {f"{number}/sample/{k}": v.cpu().contiguous() for k, v in stats.sample.state().items()}
+            labels.append(
+                {
+                    "site": [site.layer, site.kind, site.stack, site.name],
+                    "cells": cells,
+                    "contexts": [[*label, count] for label, count in stats.contexts.items()],
+                    "bad": [[*cell, count] for cell, count in stats.bad.items()],
+                    "heads": stats.heads,
+                    "width": stats.width,
+                }
+            )
+        return tensors, labels
+
+    @classmethod
+    def load(
+        cls, plan: Plan, tensors: Mapping[str, Tensor], labels: Iterable[Mapping[str, Any]], groups: list[str]
+    ) -> Bank:
+        out = cls(plan)
+        out.groups = list(groups)
+        by_prefix: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            prefix, _, leaf = name.rpartition("/")
+            by_prefix.setdefault(prefix, {})[leaf] = value
+        for number, label in enumerate(labels):
+            stats = SiteStats(heads=label["heads"], width=label["width"])
+            stats.bad = {(group, part, fold): count for group, part, fold, count in label["bad"]}
+            stats.contexts = {(group, fold): count for group, fold, count in label["contexts"]}
+            for position, entry in enumerate(label["cells"]):
+                kind = _STATS[entry["stat"]]
+                stats.cell(tuple(entry["cell"]))[kind] = kind.load(by_prefix[f"{number}/{position}"])
+            if f"{number}/sample" in by_prefix:
+                stats.sample = Sample.load(by_prefix[f"{number}/sample"])
+            out.sites[Site(*label["site"])] = stats
+        return out
+
+
+def _room(device: torch.device) -> int:
+    """Bytes that may wait: none on the host, which has nothing to wait for."""
+    return 0 if device.type == "cpu" else _HELD
+
+
+def _bad_rows(x: Tensor) -> Tensor | None:
+    """Rows with NaN or infinity, on the host; None when there are none (a sum of large numbers may be infinite)."""
+    bad = ~x.flatten(1).isfinite().all(1).cpu()
+    return bad if bool(bad.any()) else None
+
+
+def _without(rows: Rows, bad: Tensor) -> Rows:
+    """The rows without the bad ones."""
+    good, index = (~bad).nonzero().squeeze(1), rows.index
+    names = ("keep", "context", "position", "token", "first")
+    left = {name: None if (x := getattr(index, name)) is None else x[good.to(x.device)] for name in names}
+    return Rows(rows.site, rows.x[good.to(rows.x.device)], replace(index, **left))  # type: ignore[arg-type]
+
+
+def _cohere(site: SiteStats, x: Tensor, split: Split) -> None:
+    """The coherence of whole contexts, and of contexts without their first position."""
+    whole: dict[Cell, list[Tensor]] = {}
+    for (group, part, fold), mine in split.cells:
+        for name in (WHOLE, REST) if part == REST else (WHOLE,):
+            whole.setdefault((group, name, fold), []).append(mine)
+    for key, parts in whole.items():
+        mine = torch.cat(parts)
+        cosines = context_cosines(x[mine.to(x.device)].flatten(1), split.sequence[mine])
+        site.stat(key, Coherence).update(cosines)

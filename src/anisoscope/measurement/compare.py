@@ -1,0 +1,278 @@
+"""`anisoscope compare`: two models on the same tokens, differences with intervals, CKA between their layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from anisoscope.errors import AnisoscopeError, TooFewRows
+from anisoscope.measurement.feed.feed import READS
+from anisoscope.metrics.engine.estimate import jackknife
+from anisoscope.metrics.similarity import hollow_kernel, kernel_cka
+from anisoscope.models.modality import ROWS
+from anisoscope.results.folder import RunFolder
+from anisoscope.results.table import is_missing
+
+# Similarity between layers, from the sampled rows that a run keeps.
+
+
+_STREAM = ("embed", "resid", "final")
+FEWEST = 64  # rows in common, below which a similarity is not worth a number
+
+
+Keyed = tuple[np.ndarray, np.ndarray]  # keys, rows
+
+
+def sampled(arrays: Mapping[str, np.ndarray], *, kinds: tuple[str, ...] = _STREAM) -> dict[str, Keyed]:
+    """Site → (keys, rows) for the sites of the residual stream, in the order of the layers."""
+    names = [name.removesuffix("/rows") for name in arrays if name.endswith("/rows")]
+    chosen = [name for name in names if name.rpartition(".")[2] in kinds]
+    return {name: (arrays[f"{name}/keys"], arrays[f"{name}/rows"]) for name in sorted(chosen, key=_order)}
+
+
+def _order(site: str) -> tuple[str, int, int]:
+    stack, _, rest = site.rpartition(".")[0].rpartition(".")
+    return stack, int(rest) if rest.isdigit() else 0, _STREAM.index(site.rpartition(".")[2])
+
+
+def cka_matrix(first: Mapping[str, Keyed], second: Mapping[str, Keyed]) -> tuple[list[str], list[str], np.ndarray]:
+    """CKA between every layer of one model and every layer of another, over the rows that all of them have.
+
+    NaN where there are too few rows in common, or where a layer has no structure beyond noise.
+    """
+    keys = [keys for keys, _ in (*first.values(), *second.values())]
+    common = reduce(np.intersect1d, keys) if keys else np.empty(0)
+    empty = np.full((len(first), len(second)), np.nan)
+    if len(common) < FEWEST:
+        return list(first), list(second), empty
+    ours = [_kernel(site, common) for site in first.values()]
+    theirs = ours if first is second else [_kernel(site, common) for site in second.values()]
+    values = [[_cka(one, two) for two in theirs] for one in ours]
+    return list(first), list(second), np.array(values).reshape(empty.shape)
+
+
+def _kernel(site: Keyed, common: np.ndarray) -> Tensor:
+    _, mine, _ = np.intersect1d(site[0], common, return_indices=True)
+    return hollow_kernel(site[1][mine])
+
+
+def _cka(one: Tensor, two: Tensor) -> float:
+    try:
+        return kernel_cka(one, two)
+    except TooFewRows:
+        return float("nan")
+
+
+def run_cka(folder: RunFolder, key: str) -> tuple[list[str], np.ndarray] | None:
+    """CKA between the layers of one model of a run."""
+    layers = sampled(folder.arrays(key))
+    if len(layers) < 2:
+        return None
+    names, _, matrix = cka_matrix(layers, layers)
+    return names, matrix
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model of one run."""
+
+    folder: RunFolder
+    entry: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        return str(self.entry["name"])
+
+    @property
+    def stacks(self) -> set[str]:
+        return {row["stack"] for row in self.rows}
+
+    def renamed(self, stack: str) -> Side:
+        """The same with all its rows in a stack of that name."""
+        entry, modality = dict(self.entry), self.entry.get("modality")
+        if modality:
+            entry["modality"] = {stack: next(iter(modality.values()))}
+        return replace(self, entry=entry, rows=[{**row, "stack": stack} for row in self.rows])
+
+    def without(self, stacks: Collection[str]) -> Side:
+        """The same without the rows of some stacks."""
+        return replace(self, rows=[row for row in self.rows if row["stack"] not in stacks]) if stacks else self
+
+    @classmethod
+    def open(cls, word: str) -> Side:
+        """`RUN`, or `RUN#MODEL` where a run holds several models."""
+        path, _, model = word.partition("#")
+        folder = RunFolder.open(path)
+        return cls._of(folder, cls._chosen(folder, model))
+
+    @classmethod
+    def both(cls, word: str) -> tuple[Side, Side]:
+        """The two models of one run."""
+        folder = RunFolder.open(word)
+        entries = folder.about().get("models", [])
+        if len(entries) != 2:
+            held = "1 model" if len(entries) == 1 else f"{len(entries)} models"
+            raise AnisoscopeError(f"run {word!r} holds {held}; expected 2, or name a second run.")
+        return cls._of(folder, entries[0]), cls._of(folder, entries[1])
+
+    @classmethod
+    def _of(cls, folder: RunFolder, entry: dict[str, Any]) -> Side:
+        rows = folder.table().where(model=entry["name"], revision=entry.get("revision", "")).records()
+        return cls(folder, entry, rows)
+
+    @staticmethod
+    def _chosen(folder: RunFolder, model: str) -> dict[str, Any]:
+        entries = folder.about().get("models", [])
+        names = [entry["name"] for entry in entries]
+        found = [e for e in entries if model in (e["name"], Path(e["name"]).name)] if model else entries
+        if len(found) != 1:
+            raise AnisoscopeError(
+                f"run {str(folder.path)!r} holds {len(entries)} models ({', '.join(names)}); "
+                f"name one as {folder.path.name}#{names[0] if names else 'MODEL'}."
+            )
+        return found[0]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Differences (second − first) and the CKA between all layers."""
+
+    first: str
+    second: str
+    paired: bool
+    rows: list[dict[str, Any]]
+    cka: tuple[list[str], list[str], np.ndarray]
+    notes: list[str]
+
+
+def compare(first: str, second: str | None = None) -> Comparison:
+    """Compare two runs (or the two models of one run).
+
+    Where both saw the same contexts the difference is paired: its interval leaves out the same fold on both sides.
+    Models of different depth are matched at the nearest relative depth.
+    """
+    one, two = (Side.open(first), Side.open(second)) if second else Side.both(first)
+    one, two, notes = _side_by_side(one, two)
+    one, two, more = _alike(one, two)
+    notes += more
+    paired = _same_contexts(one, two)
+    if not paired:
+        notes.append("the two saw different data, so differences are not paired and intervals add up")
+    if one.entry.get("layers") != two.entry.get("layers"):
+        notes.append("depths differ: layers are matched at the nearest relative depth")
+    rows = [_difference(a, b, paired=paired) for a, b in _matched(*_nameless(one, two))]
+    if not rows:
+        raise _nothing_shared(one, two)
+    cka = cka_matrix(sampled(one.folder.arrays(one.entry["key"])), sampled(two.folder.arrays(two.entry["key"])))
+    if cka[2].size == 0 or np.isnan(cka[2]).all():
+        notes.append("no CKA: the sampled rows of the two have too few tokens in common")
+    return Comparison(one.name, two.name, paired, rows, cka, notes)
+
+
+def _side_by_side(one: Side, two: Side) -> tuple[Side, Side, list[str]]:
+    """The only stack of one side under the name of that of the other which does the same: an encoder's, a decoder's."""
+    sides, notes = [one, two], []
+    for number, (side, other) in enumerate(((one, two), (two, one))):
+        kind = side.entry.get("type")
+        if side.stacks == {"single"} and "single" not in other.stacks and kind in other.stacks:
+            sides[number] = side.renamed(str(kind))
+            notes.append(f"{side.name} is compared with the {kind} of {other.name}")
+    return sides[0], sides[1], notes
+
+
+def _modalities(one: Side, two: Side) -> dict[str, tuple[str, str]]:
+    """What the stacks that both have read, where both say it."""
+    mine, theirs = (side.entry.get("modality") or {} for side in (one, two))
+    return {stack: (mine[stack], theirs[stack]) for stack in mine if stack in theirs}
+
+
+def _alike(one: Side, two: Side) -> tuple[Side, Side, list[str]]:
+    """The stacks that read the same kind of data; rows of sounds, pictures and text have nothing in common."""
+    modalities = _modalities(one, two)
+    read = {stack: tuple(READS.get(modality, "text") for modality in pair) for stack, pair in modalities.items()}
+    apart = {stack: pair for stack, pair in read.items() if pair[0] != pair[1]}
+    if apart and len(apart) == len(read):
+        mine, theirs = next(iter(apart.values()))
+        raise AnisoscopeError(
+            f"{one.name} reads {mine} and {two.name} reads {theirs}, so their rows cannot be compared; give two models "
+            "that read the same kind of data."
+        )
+    notes = [f"no {stack}: that of {one.name} reads {a}, that of {two.name} {b}" for stack, (a, b) in apart.items()]
+    for mine, theirs in (pair for stack, pair in modalities.items() if stack not in apart):
+        if mine != theirs:
+            notes.append(f"rows are of different kinds: {ROWS[mine]} of {one.name}, {ROWS[theirs]} of {two.name}")
+    return one.without(apart), two.without(apart), notes
+
+
+def _nothing_shared(one: Side, two: Side) -> AnisoscopeError:
+    if one.stacks and two.stacks and not one.stacks & two.stacks:
+        mine, theirs = (" and ".join(sorted(side.stacks)) for side in (one, two))
+        return AnisoscopeError(
+            f"{one.name} has the stack {mine} and {two.name} {theirs}, and which belong together is not known; compare "
+            "models with the same stacks."
+        )
+    return AnisoscopeError(f"{one.name} and {two.name} share no metric at any site; profile both alike.")
+
+
+def _same_contexts(one: Side, two: Side) -> bool:
+    mine, theirs = (side.entry.get("data", {}).get("fingerprint") for side in (one, two))
+    return bool(mine) and mine == theirs
+
+
+def _nameless(one: Side, two: Side) -> tuple[Side, Side]:
+    """Files of rows whose tensors have no name in common are matched by their order instead."""
+    names = [{row["kind"] for row in side.rows} for side in (one, two)]
+    if {one.entry.get("type"), two.entry.get("type")} != {"rows"} or names[0] & names[1]:
+        return one, two
+    plain = [replace(side, rows=[{**row, "kind": "rows"} for row in side.rows]) for side in (one, two)]
+    return plain[0], plain[1]
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("stack", "kind", "head", "group", "metric", "variant"))
+
+
+def _matched(one: Side, two: Side) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Rows of the first side, each with the row of the second at the same (or nearest relative) depth."""
+    there: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in two.rows:
+        there.setdefault(_key(row), []).append(row)
+    pairs = []
+    for row in one.rows:
+        near = min(there.get(_key(row), []), key=lambda other: abs(_depth(other) - _depth(row)), default=None)
+        if near is not None and not (is_missing(row["value"]) or is_missing(near["value"])):
+            pairs.append((row, near))
+    return pairs
+
+
+def _depth(row: dict[str, Any]) -> float:
+    return float(row["layer"]) if is_missing(row["depth"]) else float(row["depth"])
+
+
+def _difference(a: dict[str, Any], b: dict[str, Any], *, paired: bool) -> dict[str, Any]:
+    value = b["value"] - a["value"]
+    mine, theirs = a["replicates"] or [], b["replicates"] or []
+    if paired and len(mine) == len(theirs):
+        low, high = jackknife(value, [y - x for x, y in zip(mine, theirs, strict=True)], bounds=(None, None))
+    else:
+        half = math.hypot((a["high"] - a["low"]) / 2, (b["high"] - b["low"]) / 2)
+        low, high = value - half, value + half
+    words = {name: a[name] for name in ("stack", "layer", "kind", "head", "group", "metric", "variant")}
+    return {
+        **words,
+        "other_layer": b["layer"],
+        "first": a["value"],
+        "second": b["value"],
+        "difference": value,
+        "low": low,
+        "high": high,
+        "differs": bool(low > 0 or high < 0),
+    }

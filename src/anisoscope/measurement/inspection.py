@@ -1,0 +1,173 @@
+"""What is known of a model before it is measured: its description, proof of its sites, the memory they will take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from anisoscope.capture.rows.row import Batch
+from anisoscope.capture.sites.layout import Layout
+from anisoscope.capture.sites.site import EVERY, Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement import memory
+from anisoscope.measurement.bank import Bank, Plan
+from anisoscope.measurement.feed.feed import Feed, forward_failed, no_text
+from anisoscope.measurement.measure import ATTENTION_KINDS, Setup
+from anisoscope.models.modality import modalities_of, row_words
+from anisoscope.models.processor import processor_fingerprint
+from anisoscope.models.tokenizer import tokenizer_fingerprint
+
+if TYPE_CHECKING:
+    from anisoscope.models.load import Loaded
+
+
+Shapes = dict[Site, memory.SiteShape]
+
+
+def describe(loaded: Loaded, setup: Setup, key: str) -> dict[str, Any]:
+    """The model's entry in run.json."""
+    kind = "encoder-decoder" if loaded.is_encoder_decoder else "decoder" if loaded.is_decoder else "encoder"
+    stacks = list(setup.depths) or ["single"]
+    return {
+        "key": key,
+        "name": loaded.name,
+        "revision": loaded.revision,
+        "fingerprint": loaded.fingerprint,
+        "parameters": loaded.parameters,
+        "architecture": type(loaded.model).__name__,
+        "type": kind,
+        **what_is_read(loaded.model, stacks, loaded.tokenizer, layout=setup.layout),
+        "row_count": 0,  # until a pass was finished
+        "layers": setup.depth("single"),
+        "width": _size(loaded, "hidden_size", 0),
+        "stacks": stacks,
+        "sites": setup.kinds,
+        "device": str(loaded.device),
+        "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
+        "notes": [*loaded.notes, *setup.notes],
+    }
+
+
+def what_is_read(
+    model: nn.Module, stacks: list[str], tokenizer: Any = None, *, layout: Layout | None = None
+) -> dict[str, Any]:
+    """The modality of each stack of a model and what a row of it is, as run.json says them."""
+    modalities = modalities_of(model, stacks, tokenizer)
+    return {"modality": modalities, "rows": row_words(modalities, layout)}
+
+
+def reading_fingerprint(loaded: Loaded) -> str:
+    """What tells how a model reads its data: its tokenizer, or its processor of sounds or pictures."""
+    return tokenizer_fingerprint(loaded.tokenizer) if loaded.reads_text else processor_fingerprint(loaded.processor)
+
+
+def other_reading(loaded: Loaded, first: str) -> str:
+    """The flag of a checkpoint that reads the data in another way than the first of its series."""
+    if loaded.reads_text:
+        return (
+            f"another tokenizer than {first}, so its tokens are not the same and it was not measured; name one for the "
+            "whole series with --tokenizer"
+        )
+    return (
+        f"another processor than {first}, so its inputs are not the same and it was not measured; give all checkpoints "
+        "the same preprocessor_config.json"
+    )
+
+
+def _size(loaded: Loaded, name: str, default: int) -> int:
+    value = getattr(getattr(loaded.model, "config", None), name, None)
+    return value if isinstance(value, int) else default
+
+
+def plan_passes(
+    loaded: Loaded, setup: Setup, plan: Plan, *, feed: Feed, shapes: Shapes, reached: int = 0
+) -> tuple[list[list[Site]], int]:
+    """The sites of each pass, and the memory that a run will take at most; `reached` is what it took so far."""
+    config, sites = feed.config, setup.captured
+    length = feed.length if loaded.reads_text else None
+    amount = memory.amount_of(sites, shapes, tokens=config.tokens, length=length)
+    bank = memory.bank_bytes(sites, shapes, plan, amount=amount)
+    batch = min(config.batch_size, amount.contexts)
+    forward = memory.activation_bytes(shapes, batch, longer=amount.longer, heads=_written_out(loaded))
+    work = max(forward, memory.evaluation_bytes(sites, shapes, plan, amount=amount))
+    budget = config.memory_mb * memory.MIB if config.memory_mb else memory.available() // 2
+    groups = memory.passes(sites, bank, budget) or [[]]
+    return groups, memory.run_bytes(bank // len(groups), work, reached=reached)
+
+
+def _written_out(loaded: Loaded) -> int:
+    """The heads whose scores a model holds as whole matrices; none where attention is fused."""
+    config = getattr(loaded.model, "config", None)
+    fused = getattr(config, "_attn_implementation", None) not in (None, "eager")
+    return 0 if fused else _size(loaded, "num_attention_heads", 0)
+
+
+def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: dict[str, Any]) -> Shapes:
+    """Verify the sites numerically on a few rows before anything is measured; the shapes of what they will give."""
+    from anisoscope.capture.sites.verification import verify
+
+    if not setup.captured:
+        return {}
+    try:
+        batch = next(feed.batches(), None)
+        if batch is None:
+            raise no_text(loaded, feed.config.data)
+        few = feed.few(batch)
+        try:
+            entry["notes"] += _not_said(verify(loaded.model, setup.layout, few, kinds=setup.kinds), setup)
+        except AnisoscopeError as error:
+            named = bool(feed.config.sites) and EVERY not in feed.config.sites
+            entry["notes"] += _after_refusal(error, loaded, setup, few, named=named)
+    except (RuntimeError, ValueError, TypeError, LookupError) as error:
+        raise forward_failed(error, loaded) from error
+    return _shapes(loaded, setup, few, entry)
+
+
+def _not_said(notes: list[str], setup: Setup) -> list[str]:
+    """Notes of the proof without the one that only repeats why the setup has no `final`."""
+    told = any(note.startswith("no final") for note in setup.notes)
+    return [note for note in notes if not (told and "no final norm" in note)]
+
+
+def _shapes(loaded: Loaded, setup: Setup, few: Batch, entry: dict[str, Any]) -> Shapes:
+    """The shapes of what the sites give, from one more pass over the few rows that they were verified on."""
+    from anisoscope.capture.capture import Capture
+    from anisoscope.capture.rows.argument import evaluating, forward
+
+    found = memory.ShapeReader()
+    watched = Capture(loaded.model, setup.captured, found, layout=setup.layout)
+    with evaluating(loaded.model), torch.inference_mode(), watched:
+        forward(loaded.model, few.inputs)
+    entry["rows"] |= row_words({stack: entry["modality"][stack] for stack in watched.counted})  # nothing was apart
+    return found.shapes
+
+
+def _after_refusal(error: AnisoscopeError, loaded: Loaded, setup: Setup, few: Batch, *, named: bool) -> list[str]:
+    """Notes on what could not be verified where the rest can still be measured; else the refusal itself."""
+    from anisoscope.capture.sites.verification import verify
+
+    bad = _not_finite(loaded, setup, few)
+    if bad:  # NaN equals nothing, so nothing can be verified; the rows are counted and left out
+        return [f"activations are not finite at {', '.join(bad[:3])}{' …' if len(bad) > 3 else ''}: not verified"]
+    kinds = [kind for kind in setup.kinds if kind not in ATTENTION_KINDS]
+    if named or len(kinds) == len(setup.kinds) or not kinds:
+        raise error
+    # the residual stream must still be right
+    notes = _not_said(verify(loaded.model, setup.layout, few, kinds=kinds), setup)
+    setup.kinds[:] = kinds
+    setup.captured[:] = [site for site in setup.captured if site.kind in kinds]
+    return [*notes, f"query, key and scores are left out: {error}"]
+
+
+def _not_finite(loaded: Loaded, setup: Setup, few: Batch) -> list[str]:
+    """Sites whose rows hold NaN or infinity already on the first tokens."""
+    from anisoscope.capture.capture import Capture
+
+    bank = Bank(Plan({}))
+    sites = [site for site in setup.captured if site.kind not in ATTENTION_KINDS]
+    if sites:
+        with Capture(loaded.model, sites, bank, layout=setup.layout) as capture:
+            capture.run(few)
+    return [str(site) for site, stats in bank.sites.items() if stats.non_finite]

@@ -1,0 +1,256 @@
+"""`anisoscope selftest`: planted and null controls on the user's own device.
+
+Every metric is checked against an answer that is known without this program; the traps (padding, duplicates, a common
+mean of norm 3000, rows that are not finite) are checked through the same path that a profile takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.metrics.engine.metric import registry
+
+_RAW = (("baseline", False),)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one control gave."""
+
+    metric: str
+    control: str
+    seen: str
+    passed: bool
+
+
+@dataclass(frozen=True)
+class PlantedControl:
+    """A metric of planted rows must come out within `tolerance` of `expected`."""
+
+    metric: str
+    name: str
+    rows: Callable[[Planted], Tensor]
+    expected: float
+    tolerance: float
+    options: tuple[tuple[str, object], ...] = ()
+    tokens: Callable[[Planted], Tensor] | None = None
+    contexts: Callable[[Planted], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Rows with known geometry, made on the host from a seed and moved to the device."""
+
+    device: torch.device
+    seed: int
+
+    def normal(self, *shape: int, salt: int = 0) -> Tensor:
+        generator = torch.Generator().manual_seed(1000 * self.seed + salt)
+        return torch.randn(*shape, generator=generator)
+
+    def round(self) -> Tensor:
+        return self.normal(20_000, 16).to(self.device)
+
+    def spectrum(self) -> Tensor:
+        """Rows whose centred singular values are exactly in the ratio 10 : 2 : 1."""
+        left = self.normal(400, 3, salt=1).double()
+        left, _ = torch.linalg.qr(left - left.mean(0))
+        right, _ = torch.linalg.qr(self.normal(6, 3, salt=2).double())
+        return (left * torch.tensor([10.0, 2.0, 1.0], dtype=torch.float64) @ right.T).float().to(self.device)
+
+    def plane(self, dimension: int = 5, width: int = 64) -> Tensor:
+        """A flat Gaussian cloud of known dimension in a wide space."""
+        return (self.normal(4096, dimension, salt=3) @ self.normal(dimension, width, salt=4)).to(self.device)
+
+    def wide_plane(self) -> Tensor:
+        """So wide a space that the cloud is equally long in all its 20 directions."""
+        return self.plane(20, 1024)
+
+    def cone(self) -> Tensor:
+        """Unit rows at a known angle to a common axis: cosine of any pair is 0.64 on average."""
+        side = torch.nn.functional.normalize(self.normal(20_000, 63, salt=5), dim=1)
+        return torch.cat([torch.full((20_000, 1), 0.8), 0.6 * side], dim=1).to(self.device)
+
+    def types(self) -> Tensor:
+        """100 token types of 50 equal rows each."""
+        return self.normal(100, 16, salt=6).repeat_interleave(50, 0).to(self.device)
+
+    def labels(self) -> Tensor:
+        return torch.arange(100).repeat_interleave(50)
+
+    def far(self) -> Tensor:
+        """The plane under a common mean of norm 3000."""
+        rows = self.plane().double()
+        return (rows + 3000.0 / math.sqrt(rows.shape[1])).float()
+
+    def doubled(self) -> Tensor:
+        """The plane with one row in twenty repeated."""
+        rows = self.plane()
+        return torch.cat([rows, rows[:205]])
+
+    def broken(self) -> Tensor:
+        """The plane with rows that are not finite."""
+        rows = self.plane().clone()
+        rows[::100, 0] = torch.nan
+        rows[50::100, 1] = torch.inf
+        return rows
+
+    def lines(self) -> Tensor:
+        """Three far clusters, each a line of its own."""
+        steps = self.normal(200, 1, salt=8)
+        return torch.cat([100.0 * torch.eye(4)[i] + steps * torch.eye(4)[3] for i in range(3)]).to(self.device)
+
+    def ring(self) -> Tensor:
+        """Rows at equal distances on a circle: each is a neighbour of as many others."""
+        angle = torch.arange(1000) * (2 * math.pi / 1000)
+        return torch.stack([angle.cos(), angle.sin()], dim=1).to(self.device)
+
+
+def controls(seed: int = 0) -> list[PlantedControl]:
+    """One or more for each metric of plain rows; what is expected holds for the rows planted with this seed."""
+    return [
+        PlantedControl("svd_ratio", "spectrum 10 : 2 : 1", Planted.spectrum, 10 / 13, 1e-6),
+        PlantedControl("svd_ratio_squared", "spectrum 10 : 2 : 1", Planted.spectrum, 100 / 105, 1e-6),
+        PlantedControl("participation_ratio", "spectrum 10 : 2 : 1", Planted.spectrum, 105**2 / 10017, 1e-5),
+        PlantedControl("participation_ratio", "round cloud", Planted.round, 16, 0.05),
+        PlantedControl("iso_score", "round cloud", Planted.round, 1, 0.005),
+        PlantedControl("iso_score_star", "round cloud", Planted.round, 1, 0.005),
+        PlantedControl("effective_rank", "round cloud", Planted.round, 16, 0.01),
+        PlantedControl("rank_me", "round cloud", Planted.round, 16, 0.01),
+        PlantedControl("stable_rank", "spectrum 10 : 2 : 1", Planted.spectrum, 1.05, 1e-5),
+        PlantedControl("singular_entropy", "round cloud", Planted.round, 0, 0.001),
+        PlantedControl("average_cosine", "round cloud (null)", Planted.round, 0, 0.001),
+        PlantedControl("average_cosine", "cone of cosine 0.64", Planted.cone, 0.64, 0.001),
+        PlantedControl("average_cosine_centred", "cone, mean removed", Planted.cone, 0, 0.001),
+        PlantedControl("drift", "cone of mean norm 0.8", Planted.cone, 0.8, 0.001),
+        PlantedControl("relative_drift", "cone of mean norm 0.8", Planted.cone, 0.8, 0.001),
+        PlantedControl("drift_alignment", "cone: no variance along the mean", Planted.cone, 0, 0.01),
+        PlantedControl("explained_by_drift", "cone: all of it", Planted.cone, 1, 0.001),
+        PlantedControl("mean_norm", "cone of unit rows", Planted.cone, 1, 1e-6),
+        PlantedControl("largest_norm", "cone of unit rows", Planted.cone, 1, 1e-6),
+        PlantedControl("rogue_share", "one common coordinate", Planted.cone, 1, 0.01, (("top", 1),)),
+        PlantedControl("massive_activation", "round cloud", Planted.round, 6.7, 1.5),
+        PlantedControl("partition_isotropy", "round cloud", Planted.round, 1, 0.12),
+        PlantedControl("two_nn", "plane of dimension 5", Planted.plane, 5, 0.4),
+        PlantedControl(
+            "two_nn", "plane of dimension 20, calibrated", Planted.wide_plane, 20, 2.5, (("calibrated", True),)
+        ),
+        PlantedControl("two_nn", "5 % exact duplicates", Planted.doubled, 5, 0.4),
+        PlantedControl("two_nn", "common mean of norm 3000", Planted.far, 5, 0.4),
+        PlantedControl("two_nn", "2 % rows not finite", Planted.broken, 5, 0.4),
+        PlantedControl("svd_ratio", "common mean of norm 3000", Planted.far, _plane_ratio(seed), 0.001),
+        PlantedControl("levina_bickel", "plane of dimension 5", Planted.plane, 5, 0.4),
+        PlantedControl("gride", "plane of dimension 5", Planted.plane, 5, 0.4),
+        PlantedControl("local_anisotropy", "round cloud", Planted.round, 1 / 16, 0.06),
+        PlantedControl("local_anisotropy", "three lines, one cluster each", Planted.lines, 1, 1e-6, (("clusters", 3),)),
+        PlantedControl("hubness", "ring: all rows alike", Planted.ring, 0, 1e-6),
+        PlantedControl("self_similarity", "equal occurrences", Planted.types, 1, 0.06, (), Planted.labels),
+        PlantedControl("max_explainable_variance", "equal occurrences", Planted.types, 1, 0.05, _RAW, Planted.labels),
+        PlantedControl(
+            "context_similarity", "equal rows in a context", Planted.types, 1, 0.02, (), None, Planted.labels
+        ),
+    ]
+
+
+def _plane_ratio(seed: int) -> float:
+    """The SVD ratio of the plane, from an SVD on the host."""
+    rows = Planted(torch.device("cpu"), seed).plane().double()
+    sigma = torch.linalg.svdvals(rows - rows.mean(0))
+    return float(sigma[0] / sigma.sum())
+
+
+def run_selftest(device: str = "auto", *, seed: int = 0) -> Iterator[Result]:
+    """All controls, one after the other."""
+    from anisoscope.models.placement import choose_device
+
+    planted = Planted(choose_device(device), seed)
+    known = registry()
+    for control in controls(seed):
+        metric = known[control.metric]
+        tokens = control.tokens(planted) if control.tokens else None
+        contexts = control.contexts(planted) if control.contexts else None
+        options: dict[str, Any] = dict(control.options)
+        estimate = metric(control.rows(planted), tokens=tokens, contexts=contexts, **options)
+        passed = abs(estimate.value - control.expected) <= control.tolerance
+        dropped = f", {estimate.dropped} rows dropped" if estimate.dropped else ""
+        seen = f"{estimate.value:.4f}, expected {control.expected:.4f} ± {control.tolerance:g}{dropped}"
+        yield Result(control.metric, control.name, seen, passed)
+    yield from _gradient_controls(planted)
+    yield from _model_controls(planted)
+
+
+def _gradient_controls(planted: Planted) -> Iterator[Result]:
+    """Gradients inside a known subspace, and gradients that know nothing of it; a span that is recovered."""
+    from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
+    from anisoscope.numerics.linalg import subspace_overlap
+    from anisoscope.tangent.array_test import tangent_test
+
+    directions = planted.normal(8, 64, salt=5).to(planted.device)
+    inside = tangent_test(planted.normal(512, 8, salt=6).to(planted.device) @ directions, directions)
+    seen = f"energy {inside.energy.value:.6f}, expected 1; p {inside.p:.3f}, expected 0.001"
+    yield Result("gradient_energy", "all inside", seen, abs(inside.energy.value - 1) < 1e-4 and inside.p == 1 / 1000)
+    null = tangent_test(planted.normal(4096, 64, salt=7).to(planted.device), directions)
+    seen = f"enrichment {null.enrichment.value:.4f}, expected 1.0000 ± 0.06"
+    yield Result("gradient_enrichment", "knows nothing of it", seen, abs(null.enrichment.value - 1) < 0.06)
+    codes = planted.normal(512, 8, salt=8).abs().to(planted.device)
+    overlap = subspace_overlap(semi_nmf(codes @ directions, 8).directions.cpu(), directions.cpu())
+    yield Result("semi_nmf", "planted span", f"overlap {overlap:.6f}, expected 1", overlap > 0.999)
+
+
+def _model_controls(planted: Planted) -> Iterator[Result]:
+    """Padding, its counter-control, attention and hooks, on a tiny random model."""
+    model, ids = _tiny_model(planted)
+    lengths = [40, 12, 25, 31]
+    alone = [{"input_ids": ids[i : i + 1, :n]} for i, n in enumerate(lengths)]
+    mask = torch.stack([torch.arange(40) < n for n in lengths]).long().to(planted.device)
+    padded = {"input_ids": ids.where(mask.bool(), 0), "attention_mask": mask}
+    unmasked = {"input_ids": padded["input_ids"], "attention_mask": torch.ones_like(mask)}
+    apart, together, wrong = (_cosine(model, batches) for batches in (alone, [padded], [unmasked]))
+    near, off = abs(apart - together), abs(apart - wrong)
+    yield Result("average_cosine", "padding does not count", f"difference {near:.1e}", near < 1e-4)
+    yield Result("average_cosine", "padding would count if unmasked", f"difference {off:.1e}", off > 1e-3)
+    yield from _attention_controls(model, padded)
+
+
+def _attention_controls(model: torch.nn.Module, batch: dict[str, Tensor]) -> Iterator[Result]:
+    """With all query weights zero, attention is uniform: entropy 1, sharpness 0, the first key gets 1/m."""
+    from anisoscope.measurement.measure import measure
+
+    for name, value in model.named_parameters():
+        if ".query." in name or ".key." in name:
+            torch.nn.init.constant_(value, float(name.endswith("bias")))
+    table = measure(model, [batch], sites=["query", "key", "scores"], attention_rows=0).where(layer=1, head=0)
+    first = sum(n * (1 / n) for n in (40, 12, 25, 31)) / sum((40, 12, 25, 31))
+    known = {"attention_entropy": 1.0, "attention_sharpness": 0.0, "first_key_mass": first, "score_spread": 0.0}
+    for name, expected in {**known, "qk_cosine": 1.0}.items():
+        seen = table.value(metric=name, variant="")
+        yield Result(name, "uniform attention", f"{seen:.4f}, expected {expected:.4f}", abs(seen - expected) < 1e-4)
+
+
+def _tiny_model(planted: Planted) -> tuple[torch.nn.Module, Tensor]:
+    from transformers import BertConfig, BertModel
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(planted.seed)
+        model = BertModel(BertConfig(vocab_size=64, max_position_embeddings=64, **sizes)).eval().to(planted.device)
+        ids = torch.randint(1, 64, (4, 40)).to(planted.device)
+    return model, ids
+
+
+def _cosine(model: torch.nn.Module, batches: list[dict[str, Tensor]]) -> float:
+    from anisoscope.measurement.measure import measure
+
+    table = measure(model, batches, sites=["resid"], metrics=["average_cosine"])
+    return table.value(layer=2, metric="average_cosine", variant="")

@@ -1,0 +1,192 @@
+"""Attention whose queries and keys are changed before they meet: small decoders of the study of sharpness.
+
+A variant is a projection. The fused linear of a GPT-NeoX block that gives queries, keys and values gives changed
+queries and keys instead; rotation, mask, softmax and whichever implementation of attention stay transformers' own. So
+a capture, the model's own probabilities and a change of the implementation all see queries and keys as they meet.
+
+Notation: q, k of one head, width d; q̂ = q/‖q‖; E the mean over positions so far; scores are q·k/√d.
+
+    softmax       q, k                                    as they are
+    qk-norm       (τ√d)^½ q̂, (τ√d)^½ k̂                    scores τ cos(q, k); τ = exp(t) learned by head, √d at first
+    mean-removed  q − E q, k − E k                        no drift; see `MeanRemoved`
+    fixed-sharp   as qk-norm, τ = 4√d and not learned     scores from −4√d to 4√d, whatever the weights do
+    uniform       0, 0                                    every key that the mask allows has the same weight
+
+The configuration says which (`attention_variant`) under a model type of its own: whoever does not know the type
+refuses the checkpoint, and nobody measures it as ordinary attention by mistake.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.rows.index import MASKED
+from anisoscope.errors import AnisoscopeError, unknown_name
+
+MODEL_TYPE = "anisoscope_neox"
+SHARP = 4.0  # a fixed temperature in units of √d, which is where the learned one starts
+
+
+class Projection(nn.Linear, abc.ABC):
+    """The fused linear of an attention module, whose queries and keys are changed on their way out."""
+
+    def __init__(self, plain: nn.Linear, heads: int) -> None:
+        nn.Module.__init__(self)  # the weights are those of the plain one: none are drawn
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.weight, self.bias = plain.weight, plain.bias
+        self.heads, self.head_width = heads, plain.out_features // (3 * heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, width] to […, heads·3·d]: each head has its query, its key and its value after each other."""
+        query, key, value = super().forward(x).unflatten(-1, (self.heads, -1)).chunk(3, dim=-1)
+        query, key = self.changed(query, key)
+        return torch.cat((query, key, value), dim=-1).flatten(-2)
+
+    @abc.abstractmethod
+    def changed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys […, heads, d] as they shall meet."""
+
+
+class FixedSharp(Projection):
+    """Directions alone count, at a temperature that no training softens."""
+
+    @property
+    def temperature(self) -> Tensor:
+        """Of every head: the largest score there can be."""
+        return torch.full((self.heads,), SHARP * math.sqrt(self.head_width), device=self.weight.device)
+
+    def changed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        scale = (self.temperature * math.sqrt(self.head_width)).sqrt()[:, None]
+        return _unit(query, scale), _unit(key, scale)
+
+
+class Normed(FixedSharp):
+    """Directions alone count, at a temperature that every head learns (Henry et al. 2020, arXiv:2010.04245)."""
+
+    def __init__(self, plain: nn.Linear, heads: int) -> None:
+        super().__init__(plain, heads)
+        start = 0.5 * math.log(self.head_width)
+        self.log_temperature = nn.Parameter(torch.full((heads,), start, dtype=plain.weight.dtype))
+
+    @property
+    def temperature(self) -> Tensor:
+        return self.log_temperature.exp()
+
+
+def _unit(x: Tensor, scale: Tensor) -> Tensor:
+    """Rows of length `scale`; the norm is taken in float32 at least."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (nn.functional.normalize(wide, dim=-1) * scale).to(x.dtype)
+
+
+class MeanRemoved(Projection):
+    """Queries and keys without their mean over the positions of the context so far.
+
+    A vector that is added to all queries, or to all keys, changes nothing: whatever the weights are, there is no drift
+    for attention to use, at any step, in training as outside of it. A mean over the whole context or batch would tell a
+    position what comes after it; a memory of the means of earlier batches lags behind just when drift is fastest (in
+    the first updates it left half of it). The price: what is common to one context so far goes, too, and the first
+    position, a query and a key minus themselves, has no score to give.
+    """
+
+    def changed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return _without_mean(query), _without_mean(key)
+
+
+def _without_mean(x: Tensor) -> Tensor:
+    """[B, T, heads, d] minus the mean over positions 1 … t at every position t, summed in float32 at least."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=wide.dtype)
+    return (wide - wide.cumsum(1) / count[:, None, None]).to(x.dtype)
+
+
+def _refuse_parts(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """Refuse contexts that do not begin at the first position: their means would be of other positions."""
+    mask = kwargs.get("attention_mask")
+    if kwargs.get("layer_past") is not None:
+        raise AnisoscopeError("mean-removed attention reads whole contexts; run the model with use_cache=False.")
+    if isinstance(mask, Tensor) and mask.dim() == 4:
+        first = mask[..., -1, 0]  # the last position sees the first one unless that is padding
+        if bool((~first if mask.dtype == torch.bool else first < MASKED).any()):
+            raise AnisoscopeError("mean-removed attention was given padding before a context; pad on the right.")
+
+
+class Uniform(Projection):
+    """No scores: every allowed key has the same weight; the weights of queries and keys get no gradient."""
+
+    def changed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(query), torch.zeros_like(key)
+
+
+VARIANTS: dict[str, type[Projection] | None] = {
+    "softmax": None,
+    "qk-norm": Normed,
+    "mean-removed": MeanRemoved,
+    "fixed-sharp": FixedSharp,
+    "uniform": Uniform,
+}
+
+
+def vary(model: nn.Module, variant: str) -> None:
+    """Put the variant's projection into every attention module of a GPT-NeoX model, around the weights it has."""
+    if variant not in VARIANTS:
+        raise unknown_name("attention variant", variant, VARIANTS)
+    kind = VARIANTS[variant]
+    found = [(module, getattr(module, "query_key_value", None)) for module in model.modules()]
+    for module, plain in found:
+        if kind is None or not isinstance(plain, nn.Linear):
+            continue
+        module.query_key_value = kind(plain, plain.out_features // (3 * module.head_size))  # type: ignore[arg-type, operator]
+        if kind is MeanRemoved:
+            module.register_forward_pre_hook(_refuse_parts, with_kwargs=True)
+
+
+@functools.cache
+def register_variants() -> None:
+    """Make the model type known to transformers' own look-ups, so that such checkpoints load like any other."""
+    from transformers import (
+        AutoConfig,
+        AutoModel,
+        AutoModelForCausalLM,
+        GPTNeoXConfig,
+        GPTNeoXForCausalLM,
+        GPTNeoXModel,
+    )
+
+    class VariedNeoXConfig(GPTNeoXConfig):
+        model_type = MODEL_TYPE
+        attention_variant = "softmax"
+
+    class VariedNeoXModel(GPTNeoXModel):
+        config_class = VariedNeoXConfig
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            vary(self, config.attention_variant)
+
+    class VariedNeoXForCausalLM(GPTNeoXForCausalLM):
+        config_class = VariedNeoXConfig
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            vary(self, config.attention_variant)
+
+    AutoConfig.register(MODEL_TYPE, VariedNeoXConfig)
+    AutoModel.register(VariedNeoXConfig, VariedNeoXModel)
+    AutoModelForCausalLM.register(VariedNeoXConfig, VariedNeoXForCausalLM)
+
+
+def refuse_unhonoured(config: Any) -> None:
+    """Refuse a configuration that asks for a variant under a type that would not build it."""
+    variant = getattr(config, "attention_variant", None)
+    if variant not in (None, "softmax") and config.model_type != MODEL_TYPE:
+        raise AnisoscopeError(
+            f"config.json has attention_variant {variant!r}, which {config.model_type} does not know, and would be "
+            f'measured with ordinary attention; give it "model_type": "{MODEL_TYPE}", or take the field out.'
+        )

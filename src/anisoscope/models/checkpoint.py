@@ -1,0 +1,393 @@
+"""From a source to a module: the configuration, the class, and weights of which none is silently random."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.models.attention_variant import refuse_unhonoured, register_variants
+from anisoscope.models.failures import one_sentence, quiet
+from anisoscope.models.placement import check_fits
+from anisoscope.models.source import ModelSource, architecture, hub_reachable, parse_model, unknown_of_many
+
+_NEXT_TOKEN = re.compile(r"LMHead|CausalLM")
+_HEADS = ("AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
+# Parts that no site looks at: missing ones are told, not refused.
+UNUSED = ("pooler", "position_ids", "seq_relationship")
+HEADLESS = "the output head is not in the checkpoint; the model was loaded without one"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How a model shall be loaded."""
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+    seed: int = 0
+    trust_remote_code: bool = False
+    device_map: str | None = None
+    with_head: bool = True
+
+
+def hub_options(source: ModelSource, wish: Wish) -> dict[str, Any]:
+    """What every `from_pretrained` of one source is given."""
+    options: dict[str, Any] = {"trust_remote_code": wish.trust_remote_code}
+    if source.kind == "hub":
+        options["revision"] = source.revision or "main"
+        options["local_files_only"] = not hub_reachable()
+    else:
+        options["local_files_only"] = True
+    return options
+
+
+# -- configuration ----------------------------------------------------------------------------------------------------
+
+
+def read_config(source: ModelSource, *, options: dict[str, Any], notes: list[str]) -> Any:
+    """The configuration of a source, with the overrides applied."""
+    from transformers import AutoConfig
+
+    register_variants()
+    if source.kind == "config":
+        return fresh_config(architecture(source.name), source.overrides)
+    if source.kind == "gguf":
+        return AutoConfig.from_pretrained(source.place, gguf_file=_file(source).name, **options)
+    if source.kind == "folder" and (inferred := _without_model_type(Path(source.place), notes)):
+        return inferred
+    config = AutoConfig.from_pretrained(source.place, **options)
+    refuse_unhonoured(config)
+    return _overridden(config, source.overrides)
+
+
+def _file(source: ModelSource) -> Path:
+    assert source.path is not None
+    return source.path
+
+
+def fresh_config(model_type: str, overrides: dict[str, Any]) -> Any:
+    """The default configuration of an architecture with some fields changed.
+
+    >>> fresh_config("gpt2", {"hidden_size": 32, "n_head": 2}).n_embd
+    32
+    """
+    from transformers import CONFIG_MAPPING
+
+    register_variants()
+    kind = CONFIG_MAPPING[model_type]
+    default = kind()
+    _check_fields(default, overrides)
+    synonyms = getattr(kind, "attribute_map", {})
+    return kind(**{synonyms.get(key, key): value for key, value in overrides.items()})
+
+
+def check_architecture(spec: str, *, trust_remote_code: bool = False) -> None:
+    """Refuse what is neither a folder with config.json, nor a hub id, nor a known architecture with its fields.
+
+    What is here is read, so that a slip is told once and not at every checkpoint.
+    """
+    source = parse_model(spec, random_init=True)
+    if source.kind == "hub" and "/" not in source.name:
+        architecture(source.name)
+    if source.kind not in ("hub", "config", "folder"):
+        raise AnisoscopeError(
+            f"--architecture {spec!r} is no folder with config.json; expected one, or such as bert:hidden_size=256."
+        )
+    if source.kind != "hub":
+        with quiet(source), one_sentence(source):
+            words = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+            read_config(source, options=words, notes=[])
+
+
+def _overridden(config: Any, overrides: dict[str, Any]) -> Any:
+    if not overrides:
+        return config
+    _check_fields(config, overrides)
+    synonyms = getattr(type(config), "attribute_map", {})
+    fields = config.to_dict() | {synonyms.get(key, key): value for key, value in overrides.items()}
+    if "num_hidden_layers" in overrides:
+        fields.pop("layer_types", None)  # one entry per layer, made again for the new number
+    return type(config).from_dict(fields)
+
+
+def _check_fields(config: Any, overrides: dict[str, Any]) -> None:
+    known = {*config.to_dict(), *getattr(type(config), "attribute_map", {})}
+    for key in overrides:
+        if key not in known:
+            raise unknown_of_many(f"field of {config.model_type}", key, known, all_of="config.json lists them")
+
+
+def _without_model_type(folder: Path, notes: list[str]) -> Any | None:
+    """A configuration that does not say its model type: told by its architecture, or by the names of its weights."""
+    from transformers import CONFIG_MAPPING
+
+    file = folder / "config.json"
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise AnisoscopeError(f"{str(file)!r} is not JSON ({error}); copy the model again.") from error
+    if not isinstance(fields, dict) or fields.get("model_type"):
+        return None
+    kind = _type_of_class(fields.get("architectures")) or _type_of_weights(folder) or _type_of_name(folder.name)
+    if kind is None:
+        raise AnisoscopeError(
+            f'{str(file)!r} does not say its model type; add a line such as "model_type": "bert" to it.'
+        )
+    notes.append(f"config.json names no model_type; taken for {kind} by the names of its class, weights or folder")
+    return CONFIG_MAPPING[kind].from_dict(fields)
+
+
+def _type_of_class(architectures: list[str] | None) -> str | None:
+    import transformers
+
+    kind = getattr(transformers, (architectures or [""])[0] or "", None)
+    return getattr(getattr(kind, "config_class", None), "model_type", None)
+
+
+def _type_of_weights(folder: Path) -> str | None:
+    """The architecture whose name is the first part of most weight names, as in `bert.encoder.layer.0…`."""
+    from transformers import CONFIG_MAPPING
+
+    first = [name.partition(".")[0] for name in _weight_names(folder)]
+    common = max(set(first), key=first.count) if first else ""
+    return common if common in CONFIG_MAPPING else None
+
+
+def _type_of_name(name: str) -> str | None:
+    """The longest architecture name within the folder's, as `bert` of `bert_ft`; weights are checked later."""
+    from transformers import CONFIG_MAPPING
+
+    found = [kind for kind in CONFIG_MAPPING if len(kind) > 3 and kind in name.lower().replace("-", "_")]
+    return max(found, key=len) if found else None
+
+
+def _weight_names(folder: Path) -> list[str]:
+    for file in sorted(folder.glob("*.safetensors")):
+        from safetensors import safe_open
+
+        with safe_open(file, framework="pt") as handle:
+            return list(handle.keys())
+    for file in sorted(folder.glob("pytorch_model*.bin")):
+        return list(torch.load(file, map_location="meta", weights_only=True))
+    return []
+
+
+# -- class ------------------------------------------------------------------------------------------------------------
+
+
+def classes(config: Any, *, with_head: bool, remote: bool = False) -> list[Any]:
+    """Auto classes to try in order: those with a head that the checkpoint may hold, last the bare model."""
+    import transformers
+
+    heads = [getattr(transformers, name) for name in _HEADS]
+    if remote and getattr(config, "auto_map", None):
+        usable = [auto for auto in heads if auto.__name__ in config.auto_map]
+        return [*usable, transformers.AutoModel] if with_head else [transformers.AutoModel]
+    named = {auto: _class_name(auto, config) for auto in heads}
+    named = {auto: name for auto, name in named.items() if name}
+    stated = (getattr(config, "architectures", None) or [""])[0]
+    alone = type(config) not in transformers.AutoModel._model_mapping  # vision-encoder-decoder: no bare model
+    if (stated.endswith("EncoderModel") or alone) and hasattr(transformers, stated):
+        return [getattr(transformers, stated)]
+    return [*_with_head(named, stated, config), transformers.AutoModel] if with_head else [transformers.AutoModel]
+
+
+def _with_head(named: dict[Any, str], stated: str, config: Any) -> list[Any]:
+    import transformers
+
+    exact = [auto for auto, name in named.items() if name == stated]
+    if exact:
+        return exact[:1]
+    if stated and hasattr(transformers, stated) and not stated.endswith("ForPreTraining"):
+        return []  # the bare model, or a head that gives no words
+    order = list(named)
+    return order[::-1] if getattr(config, "is_decoder", False) else order
+
+
+def _class_name(auto: Any, config: Any) -> str:
+    return str(class_of(auto, config).__name__) if type(config) in auto._model_mapping else ""
+
+
+def class_of(auto: Any, config: Any) -> Any:
+    """The class that an auto class stands for with this configuration; a class that is none stays as it is."""
+    mapping = getattr(auto, "_model_mapping", None)
+    if mapping is None:
+        return auto
+    if type(config) not in mapping:
+        raise AnisoscopeError(f"{auto.__name__} knows no {config.model_type}; give another architecture.")
+    kind = mapping[type(config)]
+    return kind[0] if isinstance(kind, tuple) else kind
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The global generator at a seed, and back: parts that a checkpoint lacks (a pooler) are the same at every load."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def fresh_model(config: Any, wish: Wish) -> nn.Module:
+    """A new model of that configuration, its weights given by the seed; the global generator stays as it was."""
+    auto = classes(config, with_head=wish.with_head)[0]
+    check_fits(_size(auto, config), dtype=wish.dtype or torch.float32, device=wish.device)
+    with seeded(wish.seed):
+        build = auto.from_config if hasattr(auto, "from_config") else auto._from_config
+        model: nn.Module = build(config, dtype=torch.float32)
+    return with_own_loss(model)
+
+
+def with_own_loss(model: Any) -> Any:
+    """The model with the loss it was trained with: a class for the next token may have filled in masked ones.
+
+    Names such as GPT2LMHeadModel do not tell transformers which loss is theirs, so they are told.
+
+    `objective` in a configuration is a word of this project's own trainings.
+    """
+    if getattr(getattr(model, "config", None), "objective", None) == "masked":
+        model.loss_type = "ForMaskedLM"
+    elif getattr(model, "loss_type", "") is None and _NEXT_TOKEN.search(type(model).__name__):
+        model.loss_type = "ForCausalLM"  # what transformers falls back to, with a warning at every load
+    return model
+
+
+def _size(auto: Any, config: Any, *, remote: bool = False) -> int:
+    """Number of parameters, counted without allocating them; 0 where the class cannot be built that way."""
+    build = auto.from_config if hasattr(auto, "from_config") else auto._from_config
+    options = {"trust_remote_code": True} if remote else {}
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            return sum(p.numel() for p in build(config, **options).parameters())
+    except (RuntimeError, NotImplementedError, ValueError, ImportError):
+        return 0
+
+
+def stored_model(
+    source: ModelSource, config: Any, wish: Wish, *, options: dict[str, Any], notes: list[str]
+) -> nn.Module:
+    """The model with the checkpoint's weights, with its head where that is stored, and never with random blocks."""
+    if source.kind == "gguf":
+        notes.append("the quantised weights of the GGUF file were expanded to full precision")
+    candidates = classes(config, with_head=wish.with_head, remote=wish.trust_remote_code)
+    _check_size(candidates[-1], config, wish)
+    for auto in candidates:
+        model, info = _from_pretrained(auto, source, config, wish, options)
+        missing = [key for key in sorted(info["missing_keys"]) if not any(part in key for part in UNUSED)]
+        if not missing:
+            if auto is not candidates[0]:
+                notes.append(HEADLESS)
+            _note_leftovers(model, info, notes)
+            return with_own_loss(model)
+    total = len(model.state_dict())
+    raise AnisoscopeError(
+        f"{len(missing)} of {total} weight tensors of {source.spec!r} are not in the checkpoint (first: {missing[0]}) "
+        f"and would be random; check that config.json belongs to these weights."
+    )
+
+
+def _check_size(auto: Any, config: Any, wish: Wish) -> None:
+    if wish.device_map is not None or getattr(config, "quantization_config", None):
+        return
+    stored = getattr(config, "dtype", None)
+    stored = stored if isinstance(stored, torch.dtype) else torch.float32
+    dtype = wish.dtype or (torch.float32 if wish.device.type == "cpu" else stored)
+    check_fits(_size(auto, config, remote=wish.trust_remote_code), dtype=dtype, device=wish.device)
+
+
+def _from_pretrained(
+    auto: Any, source: ModelSource, config: Any, wish: Wish, options: dict[str, Any]
+) -> tuple[nn.Module, dict[str, Any]]:
+    extra: dict[str, Any] = {"config": config}
+    if source.kind == "gguf":
+        extra["gguf_file"] = _file(source).name
+    if wish.device_map is not None:
+        extra["device_map"] = wish.device_map
+    with seeded(wish.seed):
+        loaded = auto.from_pretrained(
+            source.place, dtype=wish.dtype or "auto", output_loading_info=True, **extra, **options
+        )
+    return loaded[0], loaded[1]
+
+
+def _note_leftovers(model: nn.Module, info: dict[str, Any], notes: list[str]) -> None:
+    absent = sorted(info["missing_keys"])
+    if absent:
+        notes.append(f"{len(absent)} tensors that no site looks at are not in the checkpoint ({absent[0]}, …)")
+    surplus = sorted(key for key in info["unexpected_keys"] if not any(part in key for part in UNUSED))
+    if surplus:
+        shown = ", ".join(surplus[:3]) + (", …" if len(surplus) > 3 else "")
+        notes.append(f"{len(surplus)} tensors of the checkpoint have no place in {type(model).__name__}: {shown}")
+
+
+# PEFT adapters: the base model they name, with the adapter merged into its weights.
+
+
+def adapted_model(source: ModelSource, wish: Wish, notes: list[str]) -> tuple[nn.Module, Any]:
+    """The base model that an adapter names, with the adapter merged into its weights."""
+    if importlib.util.find_spec("peft") is None:
+        raise AnisoscopeError(f"{source.spec!r} is a PEFT adapter, which needs `peft`; install it: pip install peft.")
+    base = base_source(source)
+    for with_head in (wish.with_head, not wish.with_head):  # the adapter's names are those of one of the two
+        trial = replace(wish, with_head=with_head)
+        said: list[str] = []
+        options = hub_options(base, trial)
+        config = read_config(base, options=options, notes=said)
+        model = stored_model(base, config, trial, options=options, notes=said)
+        adapted = _adapted(model, source)
+        if adapted is not None:
+            notes.extend([*said, f"adapter {source.name} on {base.name}"])
+            return _merged(adapted, notes), config
+    raise AnisoscopeError(
+        f"the adapter {source.spec!r} does not fit its base {base.spec!r}: the weights it changes are not there."
+    )
+
+
+def base_source(source: ModelSource) -> ModelSource:
+    """The base model of an adapter: relative to the working directory, to the adapter's own folder, or a hub id."""
+    about = json.loads((Path(source.place) / "adapter_config.json").read_text(encoding="utf-8"))
+    name = about.get("base_model_name_or_path")
+    if not name:
+        raise AnisoscopeError(f"the adapter {source.spec!r} does not name its base model in adapter_config.json.")
+    beside = Path(source.place) / name
+    spec = str(beside) if not Path(name).expanduser().exists() and beside.exists() else name
+    try:
+        base = parse_model(spec)
+    except AnisoscopeError as error:
+        raise AnisoscopeError(f"the base model of the adapter {source.spec!r} cannot be found: {error}") from error
+    return replace(base, revision=base.revision or about.get("revision")) if base.kind == "hub" else base
+
+
+def _adapted(model: nn.Module, source: ModelSource) -> Any | None:
+    """The model with the adapter on top, or None when the adapter's names are not those of this class."""
+    from peft import PeftModel
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            adapted = PeftModel.from_pretrained(model, source.place)
+        except (ValueError, KeyError, RuntimeError, AttributeError):
+            return None
+    return None if any("missing adapter keys" in str(w.message) for w in caught) else adapted
+
+
+def _merged(adapted: Any, notes: list[str]) -> nn.Module:
+    if hasattr(adapted.base_model, "merge_and_unload"):
+        notes.append("the adapter was merged into the weights")
+        merged: nn.Module = adapted.merge_and_unload()
+        return merged
+    notes.append("the adapter cannot be merged and stays around the model")
+    wrapped: nn.Module = adapted
+    return wrapped

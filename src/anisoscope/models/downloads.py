@@ -1,0 +1,175 @@
+"""Revisions of a hub model: which there are, fetched one ahead of their use, and removed after it if asked."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.models import source as sources
+
+LOG_REVISIONS = 16
+_NEVER = ("*.h5", "*.msgpack", "*.onnx", "*.ot", "*.tflite", "*.pdf", "*.png", "optimizer*", "onnx/*", "coreml/*")
+
+
+def cache_folder(model: str) -> Path:
+    """Where the hub's cache keeps a model."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}"
+
+
+def revisions_of(model: str, *, online: bool) -> list[str]:
+    """The branches and tags of a hub model; of its local cache where the hub cannot be reached."""
+    if not online:
+        refs = cache_folder(model) / "refs"
+        return sorted(str(path.relative_to(refs)) for path in refs.rglob("*") if path.is_file())
+    from huggingface_hub import HfApi
+
+    try:
+        found = HfApi().list_repo_refs(model)
+    except Exception as error:  # whatever the hub's client raises: the model is private, gone, or misspelt
+        raise AnisoscopeError(
+            f"the revisions of {model!r} cannot be listed ({_reason(error)}); check the name, or name them with "
+            "--revisions step0,step1000,…."
+        ) from error
+    return sorted({ref.name for ref in [*found.branches, *found.tags]})
+
+
+def log_spaced_steps(steps: Sequence[int], most: int = LOG_REVISIONS) -> list[int]:
+    """About `most` of the steps that there are: those nearest to log-spaced ones, with the first and the last.
+
+    >>> log_spaced_steps([0, *range(1000, 17000, 1000)], 5)
+    [0, 1000, 3000, 6000, 16000]
+    """
+    ordered = sorted(set(steps))
+    if len(ordered) <= most:
+        return ordered
+    early, rest = [s for s in ordered if s <= 0], [s for s in ordered if s > 0]
+    count = most - len(early)
+    low, high = math.log(rest[0]), math.log(rest[-1])
+    wished = [low + (high - low) * k / (count - 1) for k in range(count)]
+    return sorted({*early, *(min(rest, key=lambda s: abs(math.log(s) - wish)) for wish in wished)})
+
+
+def _reason(error: BaseException) -> str:
+    words = str(error).strip().splitlines()
+    return (words[0] if words else type(error).__name__).rstrip(".")[:200]
+
+
+@dataclass
+class _Fetch:
+    """One download in a thread of its own, which dies with the program."""
+
+    act: Callable[[], Path]
+    path: Path | None = None
+    error: Exception | None = None
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.path = self.act()
+        except Exception as error:  # handed to whoever waits for it
+            self.error = error
+
+
+@dataclass
+class Downloads:
+    """The revisions of one model in the order they are wanted; while one is used, the next is on its way.
+
+    `journal` is a file that keeps, over interruptions, which of them this run downloaded: only those are ever removed.
+    """
+
+    model: str
+    revisions: list[str]
+    journal: Path
+    remove: bool = False
+    trust_remote_code: bool = False
+    fetches: dict[str, _Fetch] = field(default_factory=dict)
+
+    def ready(self, revision: str) -> Path | None:
+        """Wait until a revision is here and begin with the next; its folder, or None where the hub is out of reach."""
+        if not self._online:
+            return None
+        fetch = self._begin(revision)
+        fetch.thread.join()
+        after = self.revisions[self.revisions.index(revision) + 1 :]
+        if after:
+            self._begin(after[0])
+        if fetch.error is not None:
+            self.fetches.pop(revision)
+            raise AnisoscopeError(
+                f"{self.model}@{revision} could not be downloaded ({_reason(fetch.error)}); try again with --resume."
+            ) from fetch.error
+        return fetch.path
+
+    def finished(self, revision: str) -> None:
+        """A revision was used: it is removed from the cache if that was asked for and this run had fetched it."""
+        fetch = self.fetches.pop(revision, None)
+        ours = self._ours()
+        if not self.remove or revision not in ours or fetch is None or fetch.path is None:
+            return
+        from huggingface_hub import scan_cache_dir
+
+        scan_cache_dir().delete_revisions(fetch.path.name).execute()
+        self._note([name for name in ours if name != revision])
+
+    @property
+    def _online(self) -> bool:
+        known = self.__dict__.setdefault("_reachable", None)
+        if known is None:  # asked once: a machine without network should not wait at every checkpoint
+            known = self.__dict__["_reachable"] = sources.hub_reachable()
+        return bool(known)
+
+    def _begin(self, revision: str) -> _Fetch:
+        if revision not in self.fetches:
+            self.fetches[revision] = _Fetch(lambda: self._fetch(revision))
+        return self.fetches[revision]
+
+    def _fetch(self, revision: str) -> Path:
+        from huggingface_hub import snapshot_download
+
+        folder = cache_folder(self.model)
+        there = {p.name for p in (folder / "snapshots").glob("*")}
+        new = not (folder / "refs" / revision).is_file() and revision not in there
+        if new:
+            self._note([*self._ours(), revision])  # before a byte is here, so that a kill does not make it the user's
+        options: dict[str, Any] = {"revision": revision, "ignore_patterns": self._unwanted(revision)}
+        path = Path(snapshot_download(self.model, **options))
+        if new and path.name in there:  # another name of what the user had
+            self._note([name for name in self._ours() if name != revision])
+        return path
+
+    def _unwanted(self, revision: str) -> list[str]:
+        """Files that are not needed: other frameworks', and pickled weights beside safetensors."""
+        from huggingface_hub import HfApi
+
+        names = HfApi().list_repo_files(self.model, revision=revision)
+        pickled = any(name.endswith(".safetensors") for name in names)
+        code = [] if self.trust_remote_code else ["*.py"]
+        return [*_NEVER, *code, *(["*.bin", "*.pt", "*.pth", "*.ckpt"] if pickled else [])]
+
+    def _ours(self) -> list[str]:
+        try:
+            found = json.loads(self.journal.read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError):
+            return []
+        return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+    def _note(self, ours: list[str]) -> None:
+        if not self.remove:
+            return
+        self.journal.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.journal.with_name(f".{self.journal.name}.{os.getpid()}")
+        beside.write_text(json.dumps(list(dict.fromkeys(ours))), encoding="utf-8")
+        beside.replace(self.journal)

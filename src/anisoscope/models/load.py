@@ -1,0 +1,348 @@
+"""Models from anywhere, ready to be measured: complete weights, a tokenizer, and what was noticed on the way."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.models import checkpoint as checkpoints
+from anisoscope.models import tokenizer as tokenizers
+from anisoscope.models.checkpoint import Wish, adapted_model, base_source
+from anisoscope.models.failures import one_sentence, quiet
+from anisoscope.models.modality import modality_of
+from anisoscope.models.placement import choose_device, choose_dtype, parameter_count, place, weight_fingerprint
+from anisoscope.models.processor import MEDIA, default_processor, load_processor
+from anisoscope.models.source import ROW_SUFFIXES as ROW_SUFFIXES
+from anisoscope.models.source import ModelSource, is_checkpoint, parse_model
+from anisoscope.models.source import load_rows as load_rows
+
+UNLIMITED = 1 << 20  # positions, for a model that states no limit
+_TWO_SIDED = ("xlnet",)  # registered as causal, yet every position sees all others
+_LIMITS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
+
+
+@dataclass
+class Loaded:
+    """A model in evaluation mode and everything that measuring it needs to know."""
+
+    model: nn.Module
+    tokenizer: Any
+    name: str
+    revision: str
+    fingerprint: str
+    max_context: int
+    is_decoder: bool  # causal: a position sees only those before it
+    is_encoder_decoder: bool
+    pad_id: int
+    decoder_start: int | None
+    parameters: int
+    device: torch.device
+    main_input: str = "input_ids"  # what the model's forward reads first; `input_features` for speech
+    notes: list[str] = field(default_factory=list)
+    processor: Any = None  # feature extractor or image processor of a model that reads sounds or pictures
+    modality: str = "text"  # of what the model reads first; a decoder under it reads tokens
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether tokens are what the model reads, and not sounds or pictures."""
+        return self.modality not in MEDIA
+
+    @property
+    def predicts_next(self) -> bool:
+        """Whether its loss is that of the next token; a causal model may have been trained on masked ones."""
+        masked = getattr(getattr(self.model, "config", None), "objective", None) == "masked"
+        return (self.is_decoder or self.is_encoder_decoder) and not masked
+
+
+def load_model(
+    spec: str,
+    *,
+    random_init: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    tokenizer: str | None = None,
+    device_map: str | None = None,
+    with_head: bool = True,
+    need_tokenizer: bool = True,
+    architecture: str | None = None,
+) -> Loaded:
+    """Load MODEL: a folder, a hub id (`org/name@revision`), a `.gguf` file, a PEFT adapter, or a fresh architecture.
+
+    Refuses a checkpoint that would leave weights random. `with_head=False` leaves the output head out. A file of
+    weights (`.ckpt`, `.pt`, …) is one of the `architecture`: a folder with config.json, or `bert:hidden_size=64,…`.
+    """
+    source = parse_model(spec, random_init=random_init, state=architecture is not None)
+    plan = parse_model(architecture, random_init=True) if architecture and source.kind == "state" else source
+    place_ = choose_device(device)
+    wish = Wish(place_, choose_dtype(dtype, place_), seed, trust_remote_code, device_map, with_head)
+    _check_wish(source, wish, random_init=random_init)
+    notes: list[str] = []
+    with quiet(source), one_sentence(source):
+        if source.kind == "state":
+            model, config = _state(source, plan, wish, notes=notes)
+        else:
+            model, config = _model(source, wish, random_init=random_init, notes=notes)
+        _refuse_two(model, config, source)
+        if device_map is None:
+            model = place(model, device=wish.device, dtype=wish.dtype, notes=notes)
+        places = token_places(source, plan)
+        words = _tokenizer(places, config, model, wish=wish, given=tokenizer, needed=need_tokenizer, notes=notes)
+        loaded = _described(model.eval(), words, source, config, wish=wish, notes=notes)
+        if loaded.modality in MEDIA:
+            loaded.processor = _processor(places, config, wish=wish, modality=loaded.modality, notes=notes)
+        return loaded
+
+
+def _check_wish(source: ModelSource, wish: Wish, *, random_init: bool) -> None:
+    if source.kind == "rows":
+        raise AnisoscopeError(f"{source.spec!r} is a file of rows, not a model; read it with load_rows.")
+    if source.kind == "gguf" and importlib.util.find_spec("gguf") is None:
+        raise AnisoscopeError(f"{source.spec!r} is a GGUF file, which needs `gguf`; install it: pip install gguf.")
+    if wish.device_map is not None and importlib.util.find_spec("accelerate") is None:
+        raise AnisoscopeError("--device-map needs `accelerate`; install it: pip install accelerate.")
+    if random_init and source.kind in ("peft", "gguf"):
+        raise AnisoscopeError(f"{source.spec!r} cannot be initialised afresh; give its base model with --random-init.")
+    if random_init and wish.device_map is not None:
+        raise AnisoscopeError("--random-init and --device-map do not go together; choose a --device.")
+
+
+def _model(source: ModelSource, wish: Wish, *, random_init: bool, notes: list[str]) -> tuple[nn.Module, Any]:
+    if source.kind == "peft":
+        return adapted_model(source, wish, notes)
+    options = checkpoints.hub_options(source, wish)
+    config = checkpoints.read_config(source, options=options, notes=notes)
+    if random_init:
+        notes.append(f"random weights (seed {wish.seed})")
+        return checkpoints.fresh_model(config, wish), config
+    return checkpoints.stored_model(source, config, wish, options=options, notes=notes), config
+
+
+def _state(source: ModelSource, plan: ModelSource, wish: Wish, *, notes: list[str]) -> tuple[nn.Module, Any]:
+    """The model of a file of weights, as its architecture says."""
+    from anisoscope.models.state_file import model_of_state
+
+    config = checkpoints.read_config(plan, options=checkpoints.hub_options(plan, wish), notes=notes)
+    assert source.path is not None
+    return model_of_state(source.path, config, wish, notes=notes), config
+
+
+def token_places(source: ModelSource, plan: ModelSource) -> list[ModelSource]:
+    """Where the tokenizer of a model may lie: with it, with its base or architecture, or above a checkpoint of many."""
+    if source.kind == "peft":
+        return [source, base_source(source)]
+    places = [plan] if plan is source else [plan, replace(source, kind="folder")]
+    if source.path is not None and (source.kind == "state" or is_checkpoint(source.path.name)):
+        folder = Path(source.place).resolve()
+        above = [folder.parent, *([folder.parent.parent] if folder.parent.name == "checkpoints" else [])]
+        places += [replace(source, kind="folder", path=path) for path in above]
+    return places
+
+
+def _tokenizer(
+    places: list[ModelSource],
+    config: Any,
+    model: nn.Module,
+    *,
+    wish: Wish,
+    given: str | None,
+    needed: bool,
+    notes: list[str],
+) -> Any:
+    """The tokenizer the user names, the model's own, or bytes."""
+    found = _found_tokenizer(places, config, wish=wish, given=given, notes=notes)
+    rows = _vocabulary(model, config)
+    if found is not None:
+        _check_vocabulary(found, rows, notes)
+        return found
+    if given is not None:
+        raise AnisoscopeError(
+            f"no tokenizer could be loaded from {given!r}; give a folder, a hub id or a tokenizer.json."
+        )
+    if not needed or _main_input(model) != "input_ids":  # a decoder under sounds or pictures writes its own text
+        return None
+    if (above := _tokenizer_above(places[0], rows, notes=notes)) is not None:
+        return above
+    if rows is None:
+        raise AnisoscopeError(f"{places[0].spec!r} has no tokenizer and no embedding table; give one with --tokenizer.")
+    notes.append("no tokenizer found: UTF-8 bytes are used as token ids")
+    return tokenizers.ByteTokenizer(rows)
+
+
+def _found_tokenizer(
+    places: list[ModelSource], config: Any, *, wish: Wish, given: str | None, notes: list[str]
+) -> Any | None:
+    if given is not None:
+        return tokenizers.named_tokenizer(given, notes=notes, trust_remote_code=wish.trust_remote_code)
+    for where in places:
+        if where.kind == "config":
+            found = tokenizers.architecture_tokenizer(where.name)
+        else:
+            gguf = where.path.name if where.kind == "gguf" and where.path is not None else None
+            options = checkpoints.hub_options(where, wish)
+            found = tokenizers.load_tokenizer(where.place, config=config, notes=notes, gguf_file=gguf, **options)
+        if found is not None:
+            return found
+    return None
+
+
+def _tokenizer_above(source: ModelSource, rows: int | None, *, notes: list[str]) -> Any | None:
+    """The tokenizer one folder up, as packages of several models keep it, where it has one word for each id."""
+    if source.kind != "folder" or source.path is None:
+        return None
+    above = Path(source.place).resolve().parent
+    told: list[str] = []
+    found = tokenizers.load_tokenizer(str(above), config=None, notes=told, local_files_only=True)
+    if found is None or len(found) != rows:
+        return None
+    notes += [*told, f"the tokenizer is that of the folder above, {above.name!r}"]
+    return found
+
+
+def _processor(places: list[ModelSource], config: Any, *, wish: Wish, modality: str, notes: list[str]) -> Any:
+    """What turns sounds or pictures into the model's input: its own, or one by the sizes of its configuration."""
+    for where in places:
+        if where.kind not in ("folder", "hub"):
+            continue
+        options = checkpoints.hub_options(where, wish)
+        found = load_processor(where.place, modality=modality, notes=notes, **options)
+        if found is not None:
+            return found
+    made = default_processor(config, modality=modality)
+    notes.append(f"no processor found: {type(made).__name__} by the sizes of its configuration is used")
+    return made
+
+
+def _refuse_two(model: nn.Module, config: Any, source: ModelSource) -> None:
+    """Two encoders side by side, as CLIP's, have no layers of one model."""
+    sides = ("vision", "text")
+    if all(hasattr(model, f"{side}_model") and hasattr(config, f"{side}_config") for side in sides):
+        names = [getattr(config, f"{side}_config").model_type for side in sides]
+        raise AnisoscopeError(
+            f"{source.spec!r} holds two models; give one of them: --random-init takes {' or '.join(names)}, and "
+            "anisoscope.measure takes model.vision_model or model.text_model."
+        )
+
+
+def _main_input(model: nn.Module) -> str:
+    return str(getattr(model, "main_input_name", "input_ids"))
+
+
+def _vocabulary(model: nn.Module, config: Any) -> int | None:
+    """Rows of the input embedding table, or None where ids are not looked up in one (CANINE hashes them)."""
+    try:
+        table = model.get_input_embeddings()  # type: ignore[operator]
+    except (NotImplementedError, AttributeError):
+        return None
+    if getattr(config, "model_type", "") == "canine":
+        return None
+    weight = getattr(table, "weight", None)  # of a vision model it may be a convolution's
+    return int(weight.shape[0]) if isinstance(weight, torch.Tensor) and weight.dim() == 2 else None
+
+
+def _check_vocabulary(tokenizer: Any, rows: int | None, notes: list[str]) -> None:
+    if rows is None or len(tokenizer) <= rows:
+        return
+    used = (*tokenizers.special_frame(tokenizer).before, *tokenizers.special_frame(tokenizer).after)
+    if tokenizer.vocab_size > rows or any(i >= rows for i in used):
+        raise AnisoscopeError(
+            f"the tokenizer has {len(tokenizer)} tokens but the model's embedding table {rows} rows; "
+            f"they do not belong together: name the right one with --tokenizer."
+        )
+    notes.append(f"{len(tokenizer) - rows} added tokens of the tokenizer have no row in the embedding table")
+
+
+def _described(
+    model: nn.Module, tokenizer: Any, source: ModelSource, config: Any, *, wish: Wish, notes: list[str]
+) -> Loaded:
+    both = bool(getattr(config, "is_encoder_decoder", False)) and _has_decoder(model)
+    return Loaded(
+        model=model,
+        tokenizer=tokenizer,
+        name=source.name,
+        revision=_revision(source),
+        fingerprint=weight_fingerprint(model),
+        max_context=max_context(model, config, tokenizer),
+        is_decoder=not both and is_causal(config),
+        is_encoder_decoder=both,
+        pad_id=_pad_id(tokenizer, config, notes, rows=_vocabulary(model, config)),
+        decoder_start=_decoder_start(model, config) if both else None,
+        parameters=parameter_count(model),
+        device=next((p.device for p in model.parameters()), wish.device),
+        main_input=_main_input(model),
+        notes=notes,
+        modality=modality_of(model, tokenizer),
+    )
+
+
+def _revision(source: ModelSource) -> str:
+    """The commit of a hub model, as its cache knows it; a branch or tag may move."""
+    if source.kind != "hub":
+        return ""
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(source.name, "config.json", revision=source.revision or "main")
+    return Path(file).parent.name if isinstance(file, str) else source.revision or ""
+
+
+def _has_decoder(model: nn.Module) -> bool:
+    return any(name.rpartition(".")[2] == "decoder" for name, _ in model.named_modules())
+
+
+def is_causal(config: Any) -> bool:
+    """Whether a position sees only those before it: a causal architecture that has no masked-language-model twin."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    if getattr(config, "is_decoder", False):
+        return True
+    if config.model_type in _TWO_SIDED or getattr(config, "is_causal", True) is False:
+        return False
+    kind = type(config)
+    causal = kind in AutoModelForCausalLM._model_mapping or "AutoModelForCausalLM" in (
+        getattr(config, "auto_map", None) or {}
+    )
+    return causal and kind not in AutoModelForMaskedLM._model_mapping
+
+
+def max_context(model: nn.Module, config: Any, tokenizer: Any = None) -> int:
+    """The most positions a model takes, special tokens included."""
+    for name, module in model.named_modules():
+        # RoBERTa and its kin count positions from the padding index on, so the table holds fewer than it has rows.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            rows, offset = module.num_embeddings, module.padding_idx
+            return int(rows) - int(offset) - 1
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for limit in _LIMITS:
+        value = getattr(text, limit, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    stated = getattr(tokenizer, "model_max_length", UNLIMITED)
+    return int(stated) if 0 < stated < UNLIMITED else UNLIMITED
+
+
+def _pad_id(tokenizer: Any, config: Any, notes: list[str], *, rows: int | None) -> int:
+    own = getattr(tokenizer, "pad_token_id", None)
+    own = own if own is not None else getattr(config, "pad_token_id", None)
+    if isinstance(own, int) and own >= 0 and (rows is None or own < rows):
+        return own
+    if tokenizer is not None:
+        notes.append("the tokenizer has no pad token: id 0 fills the batches and is masked")
+    return 0
+
+
+def _decoder_start(model: nn.Module, config: Any) -> int:
+    """The id that the decoder begins with: as configured, else the pad token (T5), else the first of the text."""
+    places = (config, getattr(model, "generation_config", None))
+    for name in ("decoder_start_token_id", "pad_token_id", "bos_token_id", "eos_token_id"):
+        for place_ in places:
+            value = getattr(place_, name, None)
+            if isinstance(value, int) and value >= 0:
+                return value
+    return 0

@@ -1,0 +1,212 @@
+"""From sounds and pictures to what a model reads: its own feature extractor or image processor, or one by its sizes.
+
+Nothing here needs torchvision: image processors are taken in the form that works on arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.sites.layout import unwrapped
+from anisoscope.errors import AnisoscopeError
+
+FILES = ("preprocessor_config.json", "processor_config.json", "image_processor_config.json")
+MEDIA = ("speech", "vision", "convolution")
+RATE = 16_000
+SIDE = 224  # pixels, where a configuration names no size
+_MELS = ("num_mel_bins", "input_feat_per_channel", "feature_size")
+_UNNORMALISED = ("moonshine", "moonshine_streaming")  # trained on samples as they are
+
+
+@dataclass(frozen=True)
+class PlainImages:
+    """Resizes to one size, scales to 0 … 1, subtracts `mean` and divides by `std`: for models without their own."""
+
+    height: int
+    width: int
+    channels: int = 3
+    mean: float = 0.5
+    std: float = 0.5
+
+    def __call__(self, array: np.ndarray) -> dict[str, Tensor]:
+        """Pixels [1, channels, height, width] of an array [H, W, 3]."""
+        x = torch.tensor(array).permute(2, 0, 1)[None].float() / 255.0
+        x = nn.functional.interpolate(x, (self.height, self.width), mode="bilinear", antialias=True)
+        x = x if self.channels == 3 else x.mean(1, keepdim=True).expand(-1, self.channels, -1, -1)
+        return {"pixel_values": (x - self.mean) / self.std}
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+# -- loading ----------------------------------------------------------------------------------------------------------
+
+
+def load_processor(place: str, *, modality: str, notes: list[str], **options: Any) -> Any | None:
+    """The processor that lies at `place` (a folder or hub id), or None where there is none or it cannot be used."""
+    folder = Path(place).expanduser()
+    if folder.exists() and not any((folder / name).is_file() for name in FILES):
+        return None
+    from transformers import AutoFeatureExtractor, AutoImageProcessor
+
+    try:
+        if modality == "speech":
+            return AutoFeatureExtractor.from_pretrained(place, **options)
+        return AutoImageProcessor.from_pretrained(place, **_on_arrays(), **options)
+    except Exception as error:  # each class has failures of its own: an optional library, a field it does not know
+        if folder.exists():
+            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            notes.append(
+                f"its own processor could not be loaded ({reason}): one by the sizes of its configuration is used"
+            )
+        return None
+
+
+def _on_arrays() -> dict[str, Any]:
+    """The word of this transformers for image processors that need no torchvision."""
+    if importlib.util.find_spec("transformers.image_processing_backends") is not None:
+        return {"backend": "pil"}
+    return {"use_fast": False}
+
+
+def default_processor(config: Any, *, modality: str) -> Any:
+    """A processor made from the sizes that a configuration names, for weights that come without one."""
+    return _extractor(config) if modality == "speech" else plain_images(config)
+
+
+def plain_images(config: Any) -> PlainImages:
+    """An image processor by image size, channels and patch size.
+
+    >>> from types import SimpleNamespace as Config
+    >>> plain_images(Config(image_size=30, patch_size=8, num_channels=1))
+    PlainImages(height=24, width=24, channels=1, mean=0.5, std=0.5)
+    """
+    for inner in ("vision_config", "encoder"):
+        config = getattr(config, inner, None) if hasattr(getattr(config, inner, None), "image_size") else config
+    height, width = _pair(getattr(config, "image_size", None) or SIDE)
+    rows, columns = _pair(getattr(config, "patch_size", None) or 1)
+    channels = getattr(config, "num_channels", 3)
+    return PlainImages(max(height - height % rows, rows), max(width - width % columns, columns), int(channels))
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    """Height and width of what may be one number, two, or named ones."""
+    if isinstance(size, Mapping):
+        return int(size["height"]), int(size["width"])
+    if isinstance(size, (list, tuple)):
+        return (int(size[0]), int(size[1])) if len(size) > 1 and isinstance(size[0], int) else (1, 1)
+    return int(size), int(size)
+
+
+def _extractor(config: Any) -> Any:
+    import transformers
+    from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
+
+    model_type = str(getattr(config, "model_type", ""))
+    name = FEATURE_EXTRACTOR_MAPPING_NAMES.get(model_type, "Wav2Vec2FeatureExtractor")
+    name = "SeamlessM4TFeatureExtractor" if model_type == "wav2vec2-bert" else name
+    kind = getattr(transformers, str(name))
+    known = inspect.signature(kind).parameters
+    mels = next((int(getattr(config, field)) for field in _MELS if isinstance(getattr(config, field, None), int)), None)
+    sizes: dict[str, Any] = {"sampling_rate": getattr(config, "sampling_rate", RATE)}
+    if mels is not None and name != "Wav2Vec2FeatureExtractor":
+        sizes |= {"feature_size": mels, "num_mel_bins": mels}
+    if isinstance(getattr(config, "max_length", None), int) and name == "ASTFeatureExtractor":
+        sizes["max_length"] = config.max_length
+    if model_type in _UNNORMALISED:
+        sizes["do_normalize"] = False
+    made = kind(**{field: value for field, value in sizes.items() if field in known})
+    positions = getattr(config, "max_source_positions", None)
+    if hasattr(made, "nb_max_frames") and isinstance(positions, int):  # Whisper halves the frames
+        made.nb_max_frames = 2 * positions
+        made.n_samples = made.nb_max_frames * made.hop_length
+    return made
+
+
+# -- using ------------------------------------------------------------------------------------------------------------
+
+
+def processor_fingerprint(processor: Any) -> str:
+    """What tells a processor from another: its settings.
+
+    >>> processor_fingerprint(PlainImages(8, 8)) == processor_fingerprint(PlainImages(8, 9))
+    False
+    """
+    settings = processor.to_dict() if hasattr(processor, "to_dict") else vars(processor)
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def sampling_rate(processor: Any) -> int:
+    """Samples per second that a model's sounds must have."""
+    return int(getattr(processor, "sampling_rate", None) or RATE)
+
+
+def longest(processor: Any) -> float | None:
+    """Seconds after which a feature extractor cuts its input off, or None."""
+    if hasattr(processor, "nb_max_frames"):
+        return float(processor.n_samples / processor.sampling_rate)
+    if type(processor).__name__ == "ASTFeatureExtractor":  # 25 ms every 10 ms
+        return float(0.025 + (processor.max_length - 1) * 0.010)
+    return None
+
+
+def sound_inputs(processor: Any, samples: np.ndarray, model: nn.Module) -> dict[str, Tensor]:
+    """What the model is given for one context of samples [T]; a mask says what of it is padding.
+
+    A context by itself is never padded, except where the model reads a fixed length by design (Whisper): there the
+    mask is over frames, and a frame counts where its whole analysis window lies within the samples.
+    """
+    found = processor(samples, sampling_rate=sampling_rate(processor), return_tensors="pt")
+    inputs = _accepted(found, model)
+    content = inputs.get(str(getattr(unwrapped(model), "main_input_name", "")))
+    masked = "attention_mask" in inspect.signature(unwrapped(model).forward).parameters
+    if content is None or "attention_mask" in inputs or not masked:
+        return inputs
+    if hasattr(processor, "nb_max_frames"):
+        inputs["attention_mask"] = _whole_frames(processor, len(samples), content.shape[-1])[None]
+    elif content.dim() == 2:  # else silence at the end of a recording could be taken for padding
+        inputs["attention_mask"] = torch.ones(content.shape, dtype=torch.int64)
+    return inputs
+
+
+def _whole_frames(processor: Any, samples: int, frames: int) -> Tensor:
+    """1 for the frames whose window (n_fft samples about every hop_length-th) ends within the samples."""
+    if samples >= processor.n_samples:
+        return torch.ones(frames, dtype=torch.int64)
+    ends = torch.arange(frames) * processor.hop_length + processor.n_fft // 2
+    return (ends <= samples).long()
+
+
+def picture_inputs(processor: Any, array: np.ndarray, model: nn.Module) -> dict[str, Tensor]:
+    """What the model is given for one picture [H, W, 3], by itself and so never padded to the size of another."""
+    if isinstance(processor, PlainImages):
+        return processor(array)
+    options: dict[str, Any] = {"return_tensors": "pt", "input_data_format": "channels_last"}
+    if getattr(processor, "do_pad", False):
+        options["do_pad"] = False
+    if getattr(getattr(unwrapped(model), "config", None), "num_channels", 3) == 1:
+        array = np.rint(array.mean(2, keepdims=True)).astype(np.uint8)
+    return _accepted(processor(images=[array], **options), model)
+
+
+def _accepted(found: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
+    """The tensors that the model's forward has a name for."""
+    known = inspect.signature(unwrapped(model).forward).parameters
+    inputs = {name: value for name, value in found.items() if isinstance(value, Tensor) and name in known}
+    if not inputs:
+        raise AnisoscopeError(
+            f"the processor of {type(unwrapped(model)).__name__} gives {', '.join(found) or 'nothing'}, which it does "
+            "not take; anisoscope.measure takes any batches."
+        )
+    return inputs

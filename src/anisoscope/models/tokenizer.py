@@ -1,0 +1,211 @@
+"""The tokenizer of a model: its own, one the user names, or UTF-8 bytes where there is none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.models.source import hub_reachable, looks_like_path, missing_path
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "*.tiktoken",
+)
+_PROBES = ("the", "a", "1", "C", ".")
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as token ids, for a model that comes without a tokenizer.
+
+    >>> ByteTokenizer(512)("hé")["input_ids"]
+    [104, 195, 169]
+    """
+
+    all_special_ids: Sequence[int] = ()
+    pad_token_id: int | None = None
+    unk_token_id: int | None = None
+    model_max_length = 10**30
+
+    def __init__(self, vocab_size: int = 256, *, offset: int = 0) -> None:
+        if vocab_size < 256 + offset:
+            raise AnisoscopeError(
+                f"the model knows {vocab_size} token ids, too few for UTF-8 bytes ({256 + offset} are needed); "
+                f"give its own tokenizer with --tokenizer."
+            )
+        self.vocab_size = 256 + offset
+        self.offset = offset
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True, verbose: bool = True) -> dict[str, list[int]]:
+        """Ids of a text; bytes have no special tokens to add."""
+        return {"input_ids": [byte + self.offset for byte in text.encode("utf-8")]}
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids; bytes that a cut left incomplete are shown as replacement characters."""
+        return bytes(i - self.offset for i in ids).decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The special tokens that a tokenizer puts before and after a text."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.before) + len(self.after)
+
+
+def plain_ids(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a text without special tokens, and without the warning that it is longer than the model takes."""
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def special_frame(tokenizer: Any) -> Frame:
+    """What the tokenizer adds around a text, found by encoding a word with and without: true for any tokenizer."""
+    for probe in _PROBES:
+        plain = plain_ids(tokenizer, probe)
+        full = list(tokenizer(probe)["input_ids"])
+        for start in range(len(full) - len(plain) + 1):
+            if plain and full[start : start + len(plain)] == plain:
+                return Frame(tuple(full[:start]), tuple(full[start + len(plain) :]))
+    raise AnisoscopeError(
+        f"the tokenizer {type(tokenizer).__name__} gives no token ids for plain words; give another with --tokenizer."
+    )
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Ids that stand for no text. The unknown token does stand for text, unless it also has another role."""
+    ids = set(tokenizer.all_special_ids)
+    roles = ("bos", "eos", "cls", "sep", "pad", "mask")
+    others = {getattr(tokenizer, f"{role}_token_id", None) for role in roles}
+    unknown = tokenizer.unk_token_id
+    return frozenset(ids - {unknown} if unknown not in others else ids)
+
+
+def is_hollow(tokenizer: Any) -> bool:
+    """Whether a tokenizer has nothing but special tokens: what transformers builds when the vocabulary is not found."""
+    return len(tokenizer) <= len(set(tokenizer.all_special_ids))
+
+
+def load_tokenizer(
+    place: str, *, config: Any, notes: list[str], gguf_file: str | None = None, **options: Any
+) -> Any | None:
+    """The tokenizer that lies at `place` (a folder, a file or a hub id), or None where there is none."""
+    path = Path(place).expanduser()
+    if path.is_file():
+        return tokenizer_from_file(path)
+    if gguf_file is None and path.is_dir() and not any(any(path.glob(name)) for name in FILES):
+        return _fileless(config)
+    tokenizer = _auto_tokenizer(place, config=config, gguf_file=gguf_file, **options)
+    if tokenizer is not None and not is_hollow(tokenizer):
+        return tokenizer
+    if (path / "vocab.txt").exists():
+        notes.append("the tokenizer was read from vocab.txt as a WordPiece vocabulary")
+        return tokenizer_from_file(path / "vocab.txt")
+    return None
+
+
+def named_tokenizer(name: str, *, notes: list[str], trust_remote_code: bool = False) -> Any | None:
+    """The tokenizer that the user names: a folder, a file, or a hub id with or without `@revision`."""
+    path = Path(name).expanduser()
+    if path.exists():
+        options: dict[str, Any] = {"local_files_only": True}
+        return load_tokenizer(str(path), config=None, notes=notes, trust_remote_code=trust_remote_code, **options)
+    if looks_like_path(name):
+        raise missing_path(path)
+    hub, _, revision = name.partition("@")
+    options = {"revision": revision or "main", "local_files_only": not hub_reachable()}
+    return load_tokenizer(hub, config=None, notes=notes, trust_remote_code=trust_remote_code, **options)
+
+
+def _auto_tokenizer(place: str, *, config: Any, gguf_file: str | None, **options: Any) -> Any | None:
+    from transformers import AutoTokenizer
+
+    if gguf_file is not None:
+        options["gguf_file"] = gguf_file
+    try:
+        return AutoTokenizer.from_pretrained(place, config=config, **options)
+    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError):
+        # Everything these mean is "no usable tokenizer here"; the caller says so, or takes bytes with a note.
+        return None
+
+
+def _fileless(config: Any) -> Any | None:
+    """Tokenizers that need no vocabulary: CANINE's code points."""
+    if getattr(config, "model_type", None) != "canine":
+        return None
+    from transformers import CanineTokenizer
+
+    return CanineTokenizer()
+
+
+def architecture_tokenizer(name: str) -> Any | None:
+    """The tokenizer that an architecture implies without any file, for fresh models."""
+    if name.lower() == "byt5":
+        from transformers import ByT5Tokenizer
+
+        return ByT5Tokenizer()
+    if name.lower() == "canine":
+        from transformers import CanineTokenizer
+
+        return CanineTokenizer()
+    return None
+
+
+def tokenizer_from_file(path: Path) -> Any:
+    """A tokenizer from one file: `tokenizer.json`, or a WordPiece `vocab.txt`."""
+    if path.suffix == ".json":
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast(tokenizer_file=str(path))
+    if path.suffix == ".txt":
+        return _wordpiece(path)
+    raise AnisoscopeError(
+        f"{str(path)!r} is no tokenizer; expected a folder, a hub id, a tokenizer.json or a WordPiece vocab.txt."
+    )
+
+
+def _wordpiece(path: Path) -> Any:
+    from transformers import BertTokenizer
+
+    words = path.read_text(encoding="utf-8").splitlines()
+    cased = any(word != word.lower() for word in words if not word.startswith("["))
+    vocab = {word: i for i, word in enumerate(words)}
+    tokenizer = BertTokenizer(vocab=vocab, do_lower_case=not cased)
+    if len(tokenizer) != len(vocab):
+        raise AnisoscopeError(
+            f"{str(path)!r} is no WordPiece vocabulary: it lacks one of [UNK], [CLS], [SEP], [PAD], [MASK]."
+        )
+    if all(len(word) == 1 for word in words if not word.startswith("[")):  # residues of proteins are written unspaced
+        _split_letters(tokenizer)
+    return tokenizer
+
+
+def _split_letters(tokenizer: Any) -> None:
+    """Make every letter a word of its own."""
+    from tokenizers import Regex, pre_tokenizers
+
+    inner = tokenizer.backend_tokenizer
+    letters = pre_tokenizers.Split(Regex("."), "isolated")
+    inner.pre_tokenizer = pre_tokenizers.Sequence([inner.pre_tokenizer, letters])
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """What tells a tokenizer from another: its tokens, and the ids it gives a text."""
+    vocabulary = sorted(tokenizer.get_vocab().items()) if hasattr(tokenizer, "get_vocab") else len(tokenizer)
+    ids = [int(i) for i in tokenizer('The 2 élèves said: "go on".')["input_ids"]]
+    return hashlib.sha256(json.dumps([vocabulary, ids]).encode()).hexdigest()

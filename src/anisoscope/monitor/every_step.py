@@ -1,0 +1,290 @@
+"""First and second moments of activations and gradients at every step of a training, without waiting for the device.
+
+Hooks take a few rows of every site; once a step, one batched product for all sites gives their moments, and a few
+numbers of them go into a buffer on the device. The host reads it when a step is measured anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.gradients.sampled import SampledPass, SampledRows
+from anisoscope.capture.sites.layout import Layout
+from anisoscope.capture.sites.site import Site, flow_order
+from anisoscope.errors import AnisoscopeError
+from anisoscope.results.folder import replace_file
+from anisoscope.results.table import SCHEMA, SCHEMA_VERSION, Table
+from anisoscope.stats.trace import QUANTITIES, Trace, alignment, wide
+
+ROWS = 2048  # of one forward pass
+FILE = "every_step.parquet"
+_STEPS = 1024  # of one buffer on the device
+_FIRST = len(QUANTITIES)  # of the gradients' quantities
+_ALIGNMENT = 2 * _FIRST
+# column of the buffer, metric, variant, column of its number of rows
+_METRICS: list[tuple[int, str, str, int]] = [
+    *((i, QUANTITIES[i], "rows=batch", 0) for i in range(2, _FIRST)),
+    *((_FIRST + i, QUANTITIES[i], "of=gradient;rows=batch", _FIRST) for i in range(2, _FIRST - 1)),
+    (_ALIGNMENT - 1, QUANTITIES[-1], "centred=0;of=gradient;rows=batch", _FIRST),
+    (_ALIGNMENT, "gradient_alignment", "rows=batch", _FIRST),
+]
+_WHY = {0: "no row was seen here", _FIRST: "no gradient came here"}  # where their number is 0
+
+
+@dataclass(frozen=True)
+class StepBlock:
+    """Some steps of some sites on the host."""
+
+    sites: tuple[Site, ...]
+    steps: np.ndarray  # [m] int64
+    values: np.ndarray  # [m, sites, quantities] float64
+
+    def before(self, step: int) -> StepBlock:
+        kept = self.steps < step
+        return StepBlock(self.sites, self.steps[kept], self.values[kept])
+
+    def at(self, step: int) -> StepBlock:
+        kept = self.steps == step
+        return StepBlock(self.sites, self.steps[kept], self.values[kept])
+
+
+@dataclass
+class _Group:
+    """Sites of one width on one device, whose rows go through one product."""
+
+    sites: tuple[Site, ...]
+    width: int
+    device: torch.device
+    sums: Trace | None = None
+    steps: list[int] = field(default_factory=list)
+    full: list[Tensor] = field(default_factory=list)  # buffers that are on their way to the host
+    buffer: Tensor | None = None  # [steps, sites, quantities]
+
+    def add(self, seen: SampledPass) -> None:
+        """The rows of one pass and their gradients; a site that is missing has no valid row."""
+        found = [seen.rows.get(site) for site in self.sites] + [seen.gradients.get(site) for site in self.sites]
+        longest = max((len(x) for x in found if x is not None), default=0)
+        if not longest:
+            return
+        rows = torch.stack([self._padded(x, longest) for x in found])
+        valid = self._valid(seen, found, longest)
+        sums = Trace.of(rows, valid, centred=len(self.sites))  # gradients are looked at about 0
+        self.sums = sums if self.sums is None else self.sums.merge(sums)
+
+    def _padded(self, x: Tensor | None, length: int) -> Tensor:
+        if x is None:
+            return torch.zeros(length, self.width, device=self.device)
+        return x if len(x) == length else nn.functional.pad(x, (0, 0, 0, length - len(x)))
+
+    def _valid(self, seen: SampledPass, found: list[Tensor | None], length: int) -> Tensor:
+        """Which rows count [sites or 1, length]: mostly the same at every site."""
+        flags = [seen.valid.get(site) for site in self.sites * 2]
+        if all(x is not None and len(x) == length and flag is flags[0] for x, flag in zip(found, flags, strict=True)):
+            return torch.ones(1, length, dtype=torch.bool, device=self.device) if flags[0] is None else flags[0][None]
+        place, parts = torch.arange(length, device=self.device), []
+        for x, flag in zip(found, flags, strict=True):
+            there = place < (0 if x is None else len(x))
+            parts.append(there if flag is None else there & nn.functional.pad(flag, (0, length - len(flag))))
+        return torch.stack(parts)
+
+    def close(self, step: int, scale: float) -> None:
+        """What the sums of a step come to, into the buffer."""
+        if self.sums is None:
+            return
+        sums, self.sums, half = self.sums, None, len(self.sites)
+        row = len(self.steps) % _STEPS
+        if self.buffer is None or not row:
+            if self.buffer is not None:
+                self.full.append(self.buffer.to("cpu", non_blocking=True))  # pinned: nobody waits
+            shape = (_STEPS, half, _ALIGNMENT + 1)
+            self.buffer = torch.full(shape, torch.nan, dtype=wide(self.device), device=self.device)
+        found = sums.quantities()
+        if scale != 1.0:
+            found[half:, 3:5] /= scale  # drift and mean norm
+        shape_of_both = alignment(sums.scatter[:half], sums.scatter[half:]).unsqueeze(-1)
+        torch.cat((found[:half], found[half:], shape_of_both), dim=-1, out=self.buffer[row])
+        self.steps.append(step)
+
+    def read(self) -> StepBlock | None:
+        """Everything since the last time, in one transfer: here the host waits."""
+        if self.buffer is None or not self.steps:
+            return None
+        last = self.buffer[: (len(self.steps) - 1) % _STEPS + 1].cpu()  # the others are there, too, when this one is
+        values = torch.cat([*self.full, last]).double().numpy()
+        steps = np.asarray(self.steps, dtype=np.int64)
+        self.steps, self.full, self.buffer = [], [], None
+        return StepBlock(self.sites, steps, values)
+
+
+class EveryStep:
+    """Follows a training step by step; `folder` is where it rests between interruptions."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: Sequence[Site],
+        *,
+        layout: Layout,
+        rows: int = ROWS,
+        folder: Path | None = None,
+        resume: bool = False,
+    ) -> None:
+        if rows < 2:
+            raise AnisoscopeError(f"every_step takes {rows} rows of a pass; expected 2 or more.")
+        self.folder = folder
+        self.blocks: list[StepBlock] = []
+        self._groups: list[_Group] = []
+        self._replaced: list[_Group] = []  # a site that had never been seen came to a group
+        self._homes: dict[Site, tuple[int, torch.device]] = {}
+        self._newest = -1
+        self._rows = SampledRows(model, sites, layout=layout, take=self._take, most=rows)
+        self._load(resume=resume)
+
+    # life
+
+    def __enter__(self) -> EveryStep:
+        self._rows.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._rows.__exit__()
+        self.flush()
+
+    def begin(self, step: int) -> None:
+        """Before the passes of a step."""
+        self._rows.begin(step)
+        self._settle()
+
+    def drop(self) -> None:
+        """The step broke off: it is not counted."""
+        self._rows.drop()
+        for group in self._groups:
+            group.sums = None
+
+    def end(self, step: int, *, scale: float = 1.0) -> None:
+        """After its passes; gradients came `scale` times as large as they are."""
+        self._rows.end()
+        if all(group.sums is None for group in self._groups):
+            return
+        if step <= self._newest:  # the training went back: what came after that moment is measured again
+            self.rewind(step)
+        with torch.no_grad():
+            for group in self._groups:
+                group.close(step, scale)
+        self._newest = step
+
+    def _take(self, seen: SampledPass) -> None:
+        self._homes |= {site: (x.shape[-1], x.device) for site, x in seen.rows.items() if site not in self._homes}
+        if not self._groups:
+            self._settle()
+        with torch.no_grad(), torch.autocast(next(iter(seen.rows.values())).device.type, enabled=False):
+            for group in self._groups:
+                group.add(seen)
+
+    def _settle(self) -> None:
+        """One group for each width and device; a site first seen in the middle of a step counts from the next on."""
+        homes: dict[tuple[int, torch.device], list[Site]] = {}
+        for site, home in self._homes.items():
+            homes.setdefault(home, []).append(site)
+        wanted = {(tuple(sorted(found, key=flow_order)), *home) for home, found in homes.items()}
+        there = {(group.sites, group.width, group.device): group for group in self._groups}
+        if wanted != there.keys():
+            self._replaced += [group for key, group in there.items() if key not in wanted]
+            self._groups = [there.get(key) or _Group(*key) for key in sorted(wanted, key=str)]
+
+    # keeping
+
+    def flush(self) -> None:
+        """Bring what lies on the device to the host, and to disk; the only call here that waits."""
+        fresh = [block for group in (*self._replaced, *self._groups) if (block := group.read()) is not None]
+        self._replaced = []
+        self.blocks += fresh
+        if self.folder is not None and fresh:
+            first = min(int(block.steps[0]) for block in fresh)
+            replace_file(self.folder / f"every-{first:09d}.pt", lambda path: torch.save(_plain(fresh), path))
+
+    def rewind(self, step: int) -> None:
+        """Forget this step and all after it."""
+        self.flush()
+        self.blocks = [kept for block in self.blocks if len((kept := block.before(step)).steps)]
+        self._newest = max((int(block.steps[-1]) for block in self.blocks), default=-1)
+        if self.folder is None:
+            return
+        for path in self.folder.glob("every-*.pt"):
+            path.unlink()
+        if self.blocks:
+            replace_file(self.folder / "every-000000000.pt", lambda path: torch.save(_plain(self.blocks), path))
+
+    def _load(self, *, resume: bool) -> None:
+        for path in sorted(self.folder.glob("every-*.pt")) if self.folder is not None else ():
+            if not resume:
+                path.unlink()
+                continue
+            for sites, steps, values in torch.load(path, map_location="cpu", weights_only=True):
+                places = tuple(Site(*site) for site in sites)
+                self.blocks.append(StepBlock(places, steps.numpy(), values.numpy()))
+        self._newest = max((int(block.steps[-1]) for block in self.blocks), default=-1)
+
+    def table(self, columns: Mapping[str, Any], depth: Mapping[str, int], *, step: int | None = None) -> Table:
+        """All steps that were read, or one, in the long form; `depth` is the number of blocks of each stack."""
+        blocks = self.blocks if step is None else [block.at(step) for block in self.blocks]
+        parts = [_long(block, columns, depth) for block in blocks if len(block.steps)]
+        return Table(pa.concat_tables(parts)) if parts else Table.from_records([])
+
+    def write(self, folder: Path, columns: Mapping[str, Any], depth: Mapping[str, int]) -> None:
+        """The table of all steps, beside that of the measured ones."""
+        table = self.table(columns, depth)
+        if len(table):
+            replace_file(folder / FILE, lambda path: pq.write_table(table.arrow, path))
+
+
+def _plain(blocks: Sequence[StepBlock]) -> list[Any]:
+    def named(site: Site) -> tuple[int, str, str, str]:
+        return site.layer, site.kind, site.stack, site.name
+
+    return [
+        ([named(site) for site in block.sites], torch.from_numpy(block.steps), torch.from_numpy(block.values))
+        for block in blocks
+    ]
+
+
+def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]) -> pa.Table:
+    """One row for each step, site and metric."""
+    steps, sites, metrics = len(block.steps), len(block.sites), len(_METRICS)
+    size = steps * sites * metrics
+
+    def per_site(values: Sequence[Any]) -> Any:
+        return np.tile(np.repeat(np.asarray(values), metrics), steps)
+
+    def per_metric(values: Sequence[Any]) -> Any:
+        return np.tile(np.asarray(values), steps * sites)
+
+    counts = block.values[:, :, [rows for *_, rows in _METRICS]].astype(np.int64)
+    dropped = block.values[:, :, [rows + 1 for *_, rows in _METRICS]].astype(np.int64)
+    found: dict[str, Any] = {
+        "schema": np.full(size, SCHEMA_VERSION),
+        "step": np.repeat(block.steps, sites * metrics),
+        "stack": per_site([site.stack for site in block.sites]),
+        "layer": per_site([site.layer for site in block.sites]),
+        "depth": per_site([site.layer / max(1, depth.get(site.stack, 1)) for site in block.sites]),
+        "kind": per_site([site.kind for site in block.sites]),
+        "group": np.full(size, ""),
+        "metric": per_metric([metric for _, metric, *_ in _METRICS]),
+        "variant": per_metric([variant for *_, variant, _ in _METRICS]),
+        "value": block.values[:, :, [column for column, *_ in _METRICS]].reshape(-1),
+        "n": counts.reshape(-1),
+        "dropped": dropped.reshape(-1),
+        "note": np.where(counts.reshape(-1) > 0, "", per_metric([_WHY[rows] for *_, rows in _METRICS])),
+        **{name: np.full(size, value) for name, value in columns.items()},
+    }
+    arrays = [pa.array(found[f.name], type=f.type) if f.name in found else pa.nulls(size, f.type) for f in SCHEMA]
+    return pa.table(arrays, schema=SCHEMA)

@@ -1,0 +1,421 @@
+"""Monitor: the geometry and the gradients of a model while it learns, in any training loop.
+
+    with Monitor(model, when=log_spaced(1000), out="runs/mine") as monitor:
+        for step, batch in enumerate(loader):
+            with monitor.step(step):
+                model(**batch).loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+
+A step is measured before its update: step 0 is the initialisation. With `probe=` a fixed held-out batch is looked at in
+passes of our own; without it, or with `live=True`, the training batch itself, by hooks that change nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.gradients.gradient_pass import original
+from anisoscope.capture.gradients.live import LiveGradients, MicroBatch, live_pass
+from anisoscope.capture.gradients.loss import LossRule
+from anisoscope.capture.sites.layout import Layout, find_layout, refuse_compiled
+from anisoscope.capture.sites.site import Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement.inspection import what_is_read
+from anisoscope.measurement.measure import ATTENTION_KINDS, prepare
+from anisoscope.metrics.frequency import TemporalSpread
+from anisoscope.metrics.tangent import check_rank
+from anisoscope.monitor.every_step import ROWS, EveryStep
+from anisoscope.monitor.instruments import Instruments, make_probe
+from anisoscope.monitor.probe import check_learning, listed, loss_factor, unseen, width_of
+from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
+from anisoscope.monitor.store import MonitorStore, restore, state_of, window_of
+from anisoscope.results.folder import replace_file
+from anisoscope.results.table import Table
+from anisoscope.tangent.energy import Record
+from anisoscope.tangent.parameters import EmbeddingWatch
+from anisoscope.tangent.plan import PLANS, TangentPlan, choose_plan, more_sites
+from anisoscope.tangent.row_map import RowMap, beside, write_map
+from anisoscope.tangent.step_rows import StepRows
+from anisoscope.tangent.study import TangentStudy, spread_records
+
+# The rows of a training step that a monitor's hooks saw, with the scale of their gradients undone.
+
+
+def learned_rows(
+    step: int, seen: list[MicroBatch], sites: Sequence[Site], *, bank: Any, said: tuple[str, int | None, float]
+) -> StepRows:
+    """Rows of all micro-batches that were learned from; `said` is what the loop said of its loss."""
+    rows = StepRows(step)
+    if seen and not any(batch.has_targets() for batch in seen):
+        raise AnisoscopeError(
+            f"every label of step {step} is ignored (-100), so there is no loss; expected labels somewhere: "
+            "check the collator or the masking."
+        )
+    for batch in seen:
+        if not batch.gradients:
+            continue
+        factor = loss_factor(batch, *said, step=step)
+        if bank is not None:
+            batch.feed(bank)
+        rows.add_fit(live_pass(batch, sites, half=0))
+        rows.add_test(live_pass(batch, sites, half=1), factor=factor)
+    if not rows.test:
+        raise unseen(step, forward=bool(seen))
+    return rows
+
+
+SNAPSHOTS = 16  # evenly spaced moments of the embedding table, for its spread over time
+Progress = Callable[[str, int, int], None]
+
+
+def stream_kinds(layout: Layout) -> list[str]:
+    """Embedding, blocks and final norm; in a model without attention its stages in place of the blocks."""
+    staged = "stage" in layout.kinds and not set(layout.kinds) & set(ATTENTION_KINDS)
+    return [kind for kind in ("embed", "stage" if staged else "resid", "final") if kind in layout.kinds]
+
+
+class Monitor:
+    """Watches a model in training; see the module's own words for how it is used.
+
+    `metrics` is a preset by cost (light, standard, full), `shape` for the geometry of stream and attention or
+    `attention` for queries, keys and scores by head, both without any gradient, or names of metrics, where `tangent` is
+    the tangent study. `halves` adds the dimensions of two disjoint halves of the contexts (groups half:1 and half:2),
+    for claims that choose on one half and test on the other.
+    `counts` are token frequencies of the training corpus [V], for bins; `optimizer` lets weight decay be taken out of
+    embedding updates; `loss` is a function of (model, inputs) returning the *summed* loss, for models that have none.
+    `row_map` keeps a few rows of the probe at every measured step for `map.parquet`; where there is a folder, it is on.
+    `every_step` follows moments of activations and gradients at all steps, from 2,048 rows of each training batch (or
+    as many as it says), without waiting for the device: `trace`, and `every_step.parquet` in the folder.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        when: Schedule | Callable[[int], bool] | Sequence[int] | None = None,
+        metrics: str | Sequence[str] = "standard",
+        out: str | Path | None = None,
+        probe: Any = None,
+        live: bool | None = None,
+        plan: TangentPlan | None = None,
+        rank: int | None = None,
+        layers: Sequence[int] | None = None,
+        counts: Tensor | None = None,
+        tokenizer: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss: LossRule | None = None,
+        total_steps: int | None = None,
+        rows: Any = None,
+        name: str = "",
+        seed: int = 0,
+        batch_size: int = 16,
+        halves: bool = False,
+        row_map: bool = True,
+        every_step: bool | int = False,
+        resume: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self.live_wanted = live if live is not None else probe is None
+        if self.live_wanted or every_step:
+            refuse_compiled(model)
+        self.model = original(model)
+        self.when = as_schedule(when) if when is not None else log_spaced(total_steps)
+        total = total_steps if total_steps is not None else getattr(self.when, "total", None)
+        self.total_steps, self.seed, self.loss = total, seed, loss
+        self.name = name or type(self.model).__name__
+        self.progress, self.tokenizer = progress, tokenizer
+        chosen, requests = choose_plan(metrics, plan, rank=rank, seed=seed)
+        layout = find_layout(self.model)
+        self.layout = layout
+        sites = layout.sites(stream_kinds(layout), layers)
+        if chosen is not None or self.live_wanted or every_step:
+            check_learning(self.model)
+        if chosen is not None and chosen.rank is not None:
+            check_rank(chosen.rank, width=width_of(self.model))
+        # named metrics are looked for wherever they can be had (two_nn, attention); a preset's at the stream alone
+        stream = stream_kinds(layout) if isinstance(metrics, str) and metrics in PLANS else None
+        setup = prepare(self.model, requests, sites=stream, layers=layers, more=more_sites(metrics))
+        self.watch = EmbeddingWatch(self.model, optimizer, model)
+        study = None if chosen is None else TangentStudy(chosen, counts, total, "" if probe is not None else "live")
+        self.instruments = Instruments(self.model, layout, sites, setup, requests, study, self.watch, seed)
+        self.instruments.halves = halves
+        self.probe = None
+        if probe is not None:
+            self.probe = make_probe(self.instruments, listed(probe), loss=loss, batch_size=batch_size)
+        extra = [s for s in setup.captured if s not in sites] if requests and probe is None else []
+        self.live = None
+        if self.live_wanted:
+            self.live = LiveGradients(self.model, sites, layout=layout, extra=extra, scaled=study is not None)
+        self.live_study = study
+        if self.live_wanted and probe is not None and chosen is not None:
+            self.live_study = TangentStudy(chosen, counts, total, "live")
+        self.temporal = TemporalSpread()
+        rows_taken = ROWS if every_step is True else int(every_step)
+        about = self._about(chosen) | ({"every_step": rows_taken} if every_step else {})
+        self.store = MonitorStore(out, resume=resume, about=about, model=self._described())
+        self.every: EveryStep | None = None
+        if every_step:
+            kept = self.store.folder.path / "state" if self.store.folder is not None else None
+            self.every = EveryStep(self.model, sites, layout=layout, rows=rows_taken, folder=kept, resume=resume)
+        self.map: RowMap | None = None
+        if row_map and (folder := self.store.folder) is not None and self.probe is not None:
+            self.map = RowMap(sites=sites, folder=folder.path / "state")
+        self.counts = counts
+        self.tables: list[Table] = []
+        self.concepts: list[dict[str, Any]] = []
+        self.done: set[int] = set()
+        self.logged: set[tuple[int, str]] = set()  # numbers of the training that are kept
+        self.resumed = -1
+        self.seconds = 0.0
+        self._entered, self._fresh = False, True
+
+    def _about(self, plan: TangentPlan | None) -> dict[str, Any]:
+        parts = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
+        parts["architecture"] = type(self.model).__name__
+        parts["probe"] = None if self.probe is None else self.probe.fingerprint
+        halved = {"halves": True} if self.instruments.halves else {}
+        return {**parts, "plan": None if plan is None else asdict(plan), "live": self.live_wanted, **halved}
+
+    def _described(self) -> dict[str, Any]:
+        """What run.json says of the model, as that of a profile does."""
+        depths = {stack.name: stack.depth for stack in self.layout.stacks}
+        words = {"name": self.name, "architecture": type(self.model).__name__, "stacks": list(depths)}
+        words |= what_is_read(self.model, list(depths), self.tokenizer, layout=self.layout)
+        return {**words, "layers": max(depths.values())}
+
+    # life
+
+    def __enter__(self) -> Monitor:
+        state = self.store.newest()
+        if state is not None:
+            restore(self, state)
+            self.resumed = state["step"]
+        self.store.describe("running")
+        self.watch.attach()
+        if self.live is not None:
+            self.live.__enter__()
+        if self.every is not None:
+            self.every.__enter__()
+        self._entered = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        self._entered = False
+        self.watch.detach()
+        if self.live is not None:
+            self.live.__exit__()
+        if self.every is not None:
+            self.every.__exit__()
+            if self.store.folder is not None:
+                self.every.write(self.store.folder.path, *self._told())
+        if kind is None:
+            self._finish()
+        self.store.write_table(self.table, done=self.done)
+        words: dict[str, Any] = {"warnings": self.notes, "monitor_seconds": round(self.seconds, 3)}
+        self.store.model["row_count"] = self.instruments.row_count
+        if kind is None and self.map is not None and self.store.folder is not None:
+            words["map"] = write_map(
+                self.store.folder.path, self.map, model=self.name, seed=self.seed, counts=self.counts
+            )
+        self.store.describe("complete" if kind is None else "interrupted", **words)
+
+    def _finish(self) -> None:
+        last = max(self.done, default=0)
+        records: list[Record] = []
+        still_open = any(s.frozen is not None and s.frozen.window for s in self.studies().values())
+        for study in self.studies().values():
+            records += study.finish()
+        if not still_open:  # the last state still names what lies in them
+            self.store.drop_window()
+        if self.watch.table is not None and self.temporal.n > 1 and self.instruments.study is not None:
+            counts = self.instruments.study.counts
+            if counts is not None:
+                found = spread_records(self.temporal.spread(counts), over="time", seed=self.seed)
+                place = {"stack": "single", "layer": 0, "kind": "embed_weight", "step": last}
+                records += [{**place, **row} for row in found]
+        if records:
+            self._keep("finish", records)
+
+    # one step
+
+    @contextlib.contextmanager
+    def step(
+        self, step: int, *, loss: str = "auto", tokens: int | None = None, scale: float = 1.0
+    ) -> Iterator[Monitor]:
+        """Around the forward and backward passes of one step (all micro-batches); measures when it is scheduled.
+
+        Where the loss is computed outside the model, `loss="mean"` with the `tokens` that one micro-batch averages
+        over, or `loss="sum"`, says what the gradients are of; `scale` is what that loss is multiplied with.
+        """
+        if not self._entered:
+            raise AnisoscopeError("monitor.step was called outside `with Monitor(…)`; enter the monitor first.")
+        if self._fresh and 0 <= self.resumed < step:  # what happened to the table in between was not seen
+            self.watch.before = None
+        self._fresh = False
+        self.watch.paused = step < self.resumed  # measured before an interruption; training only catches up
+        if step <= self.resumed:
+            yield self
+            return
+        self._look_at_table(step)
+        due = bool(self.when(step)) and step not in self.done
+        if due:
+            self.watch.close()
+        records = self._timed(self._measure_probe, step) if due and self.probe is not None else []
+        bank = self.instruments.bank() if due and self.live is not None and self.probe is None else None
+        if due and self.live is not None:
+            self.live.begin(geometry=bank is not None)
+        if self.every is not None:
+            self.every.begin(step)
+        try:
+            yield self
+        except BaseException:
+            for hooks in (self.live, self.every):
+                if hooks is not None:
+                    hooks.drop()
+            raise
+        if self.every is not None:
+            self.every.end(step, scale=scale)
+        if not due:
+            return
+        if self.live is not None:
+            seen = self.live.end()
+            if seen or self.probe is None:
+                records += self._timed(self._measure_live, step, seen, bank, (loss, tokens, scale))
+        if self.every is not None:
+            records += self._timed(self._read_every, step)
+        self._timed(self._keep, step, records)
+
+    def _timed(self, act: Callable[..., Any], *args: Any) -> Any:
+        start = time.perf_counter()
+        found = act(*args)
+        self.seconds += time.perf_counter() - start
+        return found
+
+    def _measure_probe(self, step: int) -> list[Record]:
+        assert self.probe is not None
+        bank = self.instruments.bank()
+        self.watch.paused = True
+        try:
+            rows = self.probe.run(step, others=beside(bank, self.map))
+        finally:
+            self.watch.paused = False
+        if self.map is not None:
+            self.map.close(step, tokenizer=self.tokenizer)
+        found = self.instruments.measure(rows, bank)
+        cards = [{"model": self.name, **card} for card in self.instruments.concepts(rows, self.tokenizer)]
+        self.concepts += cards
+        self.store.write_concepts(step, cards)
+        return found
+
+    def _measure_live(
+        self, step: int, seen: list[MicroBatch], bank: Any, said: tuple[str, int | None, float]
+    ) -> list[Record]:
+        if self.instruments.study is None:
+            return self.instruments.measure_shown(StepRows(step), seen, bank)
+        rows = learned_rows(step, seen, self.instruments.sites, bank=bank, said=said)
+        if self.probe is None:
+            return self.instruments.measure(rows, bank)
+        if self.live_study is None or self.instruments.left_out(rows):
+            return []
+        return self.live_study.measure(rows)
+
+    def _read_every(self, step: int) -> list[Record]:
+        assert self.every is not None
+        self.every.flush()
+        rows = self.every.table(*self._told(), step=step).records()
+        return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+    def _look_at_table(self, step: int) -> None:
+        table = self.watch.table
+        if table is None or self.total_steps is None:
+            return
+        gap = max(1, self.total_steps // SNAPSHOTS)
+        if step % gap == 0:
+            self.temporal.update(table)
+
+    def log(self, step: int, **numbers: float) -> None:
+        """Numbers of the training itself (loss, gradient_norm, learning_rate), kept for measured steps."""
+        fresh = {k: float(v) for k, v in numbers.items() if (step, k) not in self.logged}
+        if step not in self.done or not fresh:
+            return
+        self.logged |= {(step, name) for name in fresh}
+        rows = [{"metric": k, "value": v, "kind": "training", "step": step} for k, v in fresh.items()]
+        self._keep(f"{'+'.join(sorted(fresh))}-{step:09d}", [{"variant": "", "group": "", **row} for row in rows])
+
+    # keeping
+
+    def _told(self) -> tuple[dict[str, Any], dict[str, int]]:
+        """Columns that all rows of the training batches have, and the depths of the stacks."""
+        columns = {"run": self.store.name, "model": self.name, "data": "live", "seed": self.seed}
+        return columns, {stack.name: stack.depth for stack in self.layout.stacks}
+
+    def _keep(self, label: int | str, records: list[Record]) -> None:
+        columns, depth = self._told()
+        columns |= {"data": "probe"} if self.probe else {}
+        full = []
+        for row in records:
+            layer, deep = row.get("layer"), depth.get(row.get("stack", "single"), 0)
+            more = {"depth": layer / deep} if layer is not None and deep else {}
+            full.append({**columns, "stack": "single", **more, **row})
+        table = Table.from_records(full)
+        self.tables.append(table)
+        if isinstance(label, int):
+            self.done.add(label)
+            self.watch.remember(label)
+            self.store.write_step(label, table, state_of(self, label), window_of(self, label))
+        else:
+            self.store.write_extra(label, table)
+
+    def studies(self) -> dict[str, TangentStudy]:
+        """The study of the probe (or of the training batch where there is none), and that of the batch beside it."""
+        study, live = self.instruments.study, self.live_study
+        found = {"study": study, "live": live if live is not study else None}
+        return {name: study for name, study in found.items() if study is not None}
+
+    def save(self, folder: Path) -> None:
+        """Write the whole state into a folder: for a training loop that keeps it with its own checkpoints."""
+        if self.every is not None:
+            self.every.flush()
+        state = state_of(self, max(self.done, default=-1))
+        replace_file(Path(folder) / "monitor.pt", lambda path: torch.save(state, path))
+
+    def load(self, folder: Path) -> None:
+        """Go back to what `save` wrote; steps measured after it are measured again and replaced."""
+        state = torch.load(Path(folder) / "monitor.pt", map_location="cpu", weights_only=True)
+        self.store.rewind(set(state["done"]))
+        restore(self, state)
+        self.resumed = -1
+
+    def basis(self, site: Site, *, proxy: str = "semi_nmf", fit: str = "refit") -> Tensor:
+        """The orthonormal basis d×r of a proxy at a site, as last fitted (or frozen)."""
+        if self.instruments.study is None:
+            raise AnisoscopeError("this monitor has no tangent study, so no proxies; add tangent to its metrics.")
+        return self.instruments.study.basis(site, proxy=proxy, fit=fit)
+
+    @property
+    def table(self) -> Table:
+        """Everything measured so far."""
+        about = {"monitor_seconds": round(self.seconds, 3), "notes": self.notes}
+        return Table(Table.concat(self.tables).arrow, about) if self.tables else Table.from_records([], about)
+
+    @property
+    def trace(self) -> Table:
+        """What `every_step` followed so far, all steps of it; reading it waits for the device."""
+        if self.every is None:
+            raise AnisoscopeError("this monitor follows measured steps alone; say every_step=True for all of them.")
+        self.every.flush()
+        return self.every.table(*self._told())
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out, and why."""
+        study = self.instruments.study
+        return [*self.instruments.notes, *(study.notes if study is not None else ()), *self.instruments.setup.notes]

@@ -1,0 +1,274 @@
+"""A fixed held-out batch that is looked at again and again: forward to fit on, forward and backward to test on.
+
+Where only the geometry is wanted there are no halves and no backward passes: every context is looked at, forward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.capture import Capture
+from anisoscope.capture.gradients.gradient_pass import forward_rows, gradient_rows, untouched
+from anisoscope.capture.gradients.live import MicroBatch
+from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, LossRule, find_reading, output_part, unlabelled
+from anisoscope.capture.rows.argument import evaluating, forward
+from anisoscope.capture.rows.index import original_contexts
+from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink
+from anisoscope.capture.sites.layout import Layout
+from anisoscope.capture.sites.site import Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.numerics.hashing import fold_of, half_of
+from anisoscope.tangent.step_rows import StepRows, take
+
+# What a monitor asks of a model, a probe and a loss before it believes them.
+
+
+def width_of(model: nn.Module) -> int:
+    """The configured width of a model; a very large one where it says none."""
+    config = getattr(model, "config", None)
+    value = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
+    return int(value) if value else 1 << 30
+
+
+def check_learning(model: nn.Module) -> None:
+    """Refuse a model in which nothing learns."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise AnisoscopeError(
+            f"every parameter of {type(model).__name__} is frozen, so nothing learns and there are no gradients; "
+            "unfreeze some (parameter.requires_grad_(True)), or use `profile` for its geometry."
+        )
+
+
+def listed(probe: Any) -> list[Any]:
+    """The batches of a probe, also where there is only one."""
+    if isinstance(probe, Tensor) or hasattr(probe, "keys"):
+        return [probe]
+    return list(probe)
+
+
+def loss_factor(batch: MicroBatch, loss: str, tokens: int | None, scale: float, *, step: int) -> float:
+    """What turns the gradients that arrived into gradients of the summed loss."""
+    if loss not in ("auto", "mean", "sum"):
+        raise AnisoscopeError(f"loss={loss!r} is not known; expected auto, mean or sum.")
+    if loss == "auto":
+        if batch.seed is None or not batch.tokens():
+            raise AnisoscopeError(
+                f"the loss that the model returned took no part in the backward pass of step {step}, so the scale of "
+                'its gradients is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum", or '
+                "give a held-out probe= instead."
+            )
+        return batch.tokens() / batch.seed if batch.seed else math.nan  # a loss times 0 has lost its gradients
+    if loss == "mean" and not tokens:
+        raise AnisoscopeError('loss="mean" needs tokens=, the number of target tokens that the mean was taken over.')
+    return (tokens or 1) / scale if loss == "mean" else 1.0 / scale
+
+
+def unseen(step: int, *, forward: bool) -> AnisoscopeError:
+    """A step that was to be measured and in which nothing was learned."""
+    what = "no backward pass" if forward else "no forward pass"
+    return AnisoscopeError(
+        f"{what} was seen in step {step}, which was to be measured; run the model's forward and loss.backward() inside "
+        "`with monitor.step(…)`, and attach the monitor before torch.compile."
+    )
+
+
+@dataclass(frozen=True)
+class ProbePiece:
+    """Some contexts of one half."""
+
+    inputs: dict[str, Any]
+    test: bool
+    context: Tensor  # [B] hashes
+
+    @property
+    def fold(self) -> Tensor:
+        return fold_of(self.context)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A sink that takes the rows of some sites only: those that are fitted on and nothing else see half of the rows."""
+
+    sink: Sink
+    sites: frozenset[Site]
+
+    def rows(self, rows: Rows) -> None:
+        if rows.site in self.sites:
+            self.sink.rows(rows)
+
+    def scores(self, scores: Scores) -> None:
+        self.sink.scores(scores)
+
+
+class Probe:
+    """The contexts of a probe, split in two by their content, and the passes over them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Iterable[Any],
+        *,
+        layout: Layout,
+        sites: Sequence[Site],
+        fit_only: Sequence[Site] = (),
+        extra: Sequence[Site] = (),
+        loss: LossRule | None = None,
+        weights: Sequence[str] = (),
+        embedding: bool = False,
+        by_fold: bool = False,
+        batch_size: int = 16,
+        gradients: bool = True,
+    ) -> None:
+        self.gradients = gradients
+        self.model, self.layout, self.loss = model, layout, loss
+        self.sites, self.fit_only, self.extra = list(sites), list(fit_only), list(extra)
+        self.weights, self.embedding = list(weights), embedding
+        given = [labelled(model, batch) for batch in batches]
+        if not given:
+            raise AnisoscopeError("the probe has no batches; give at least one batch of held-out contexts.")
+        self.pieces = list(_pieces(given, model, batch_size=batch_size, by_fold=by_fold, split=gradients))
+        self.contexts = sum(len(piece.context) for piece in self.pieces)
+        if gradients and len({piece.test for piece in self.pieces}) < 2:
+            raise AnisoscopeError(
+                f"the probe has {self.contexts} different contexts, all in one half; contexts are split in two by a "
+                "hash of their content to fit and to test: give at least eight."
+            )
+        self.reading = self._reading()
+
+    @property
+    def fingerprint(self) -> str:
+        """A number for the contexts, whatever their order."""
+        total = sum(int(h) for piece in self.pieces for h in piece.context)
+        return f"{total % (1 << 64):016x}"
+
+    def _reading(self) -> LabelConvention | None:
+        """How the model reads its labels, tried on a few contexts; unknown where the user gives the loss."""
+        found = None
+        for piece in self.pieces:
+            labels = piece.inputs.get("labels")
+            if not isinstance(labels, Tensor) or not bool((labels != IGNORED).any()):
+                continue
+            few = take(piece.inputs, torch.arange(min(4, len(piece.context))))
+            if not bool((few["labels"] != IGNORED).any()):
+                few = piece.inputs
+            with untouched(self.model), evaluating(self.model), torch.no_grad():
+                output = forward(self.model, few)
+            try:
+                return find_reading(self.model, output, few["labels"])
+            except AnisoscopeError:
+                if self.loss is None and self.gradients:
+                    raise
+                return None
+        if self.loss is None and self.gradients:
+            raise AnisoscopeError(
+                f"every label of the probe is {IGNORED} (ignored) or missing, so there is no loss; give batches with "
+                "labels at some positions."
+            )
+        return found
+
+    def run(self, step: int, *, others: Sink | None = None) -> StepRows:
+        """All rows of one step; `others` takes the rows of every context, for the geometry metrics."""
+        if not self.gradients:
+            return self._forward(step, others)
+        out = StepRows(step)
+        others = None if others is None else _Chosen(others, frozenset([*self.sites, *self.extra]))
+        words: dict[str, Any] = {"layout": self.layout, "reading": self.reading, "others": others, "extra": self.extra}
+        for piece in self.pieces:
+            if not piece.test:
+                out.add_fit(forward_rows(self.model, piece.inputs, [*self.sites, *self.fit_only], **words))
+                continue
+            found = gradient_rows(
+                self.model,
+                piece.inputs,
+                self.sites,
+                loss=self.loss,
+                weights=self.weights,
+                embedding=self.embedding,
+                **words,
+            )
+            out.add_test(found)
+            folds = piece.fold
+            if found.embedded is not None:
+                ids, grads = found.embedded
+                out.embedded.append((ids, grads, folds.repeat_interleave(len(ids) // len(folds))))
+            out.losses.append((int(folds[0]) if len(folds.unique()) == 1 else -1, found.loss, found.tokens))
+            if found.weights:
+                out.weights.append((int(folds[0]) if len(folds.unique()) == 1 else -1, found.weights))
+        return out
+
+    def _forward(self, step: int, others: Sink | None) -> StepRows:
+        """The loss of every context, where there is one, and their rows for `others` alone: nothing is kept here."""
+        out = StepRows(step)
+        for piece in self.pieces:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(untouched(self.model))
+                stack.enter_context(torch.inference_mode())
+                if others is not None:
+                    sites = [*self.sites, *self.extra]
+                    stack.enter_context(Capture(self.model, sites, others, layout=self.layout))
+                loss, tokens = self._loss(piece.inputs)
+            out.loss, out.tokens = out.loss + loss, out.tokens + tokens
+            if tokens:
+                out.losses.append((-1, loss, tokens))
+        return out
+
+    def _loss(self, inputs: Mapping[str, Any]) -> tuple[float, int]:
+        """The summed loss of a forward pass and the tokens it is over; (0, 0) where the model has none."""
+        labels = inputs.get("labels")
+        tokens = self.reading.count(labels) if self.reading is not None and isinstance(labels, Tensor) else 0
+        if self.loss is not None:
+            return float(self.loss(self.model, inputs)), tokens
+        if not tokens:
+            forward(self.model, unlabelled(self.model, inputs))
+            return 0.0, 0
+        return float(output_part(forward(self.model, inputs), "loss")) * tokens, tokens
+
+
+def labelled(model: nn.Module, batch: Any) -> dict[str, Any]:
+    """A batch as a dict with labels: a causal model's are its own ids, without padding."""
+    inputs = dict(batch.inputs) if isinstance(batch, Batch) else batch
+    if isinstance(inputs, Tensor):
+        inputs = {"input_ids": inputs}
+    if not isinstance(inputs, Mapping):
+        raise AnisoscopeError(f"a batch is a {type(batch).__name__}; expected a dict with input_ids and labels.")
+    inputs = dict(inputs)
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    if "labels" not in inputs and isinstance(ids, Tensor) and _predicts_next(model):
+        inputs["labels"] = ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
+    return inputs
+
+
+def _predicts_next(model: nn.Module) -> bool:
+    from anisoscope.capture.sites.layout import unwrapped
+
+    name = type(unwrapped(model)).__name__
+    return name.endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def _pieces(
+    batches: list[dict[str, Any]], model: nn.Module, *, batch_size: int, by_fold: bool, split: bool
+) -> Iterator[ProbePiece]:
+    """The contexts of each batch, in chunks, `split` by half (and fold); a context that occurs twice counts once."""
+    seen: set[int] = set()
+    config = getattr(model, "config", None)
+    for inputs in batches:
+        hashes = original_contexts(inputs, config=config)
+        fresh = [b for b, h in enumerate(hashes.tolist()) if not (h in seen or seen.add(h))]  # type: ignore[func-returns-value]
+        chosen = torch.tensor(fresh, dtype=torch.int64)
+        half, fold = half_of(hashes[chosen]) if split else torch.zeros_like(chosen), fold_of(hashes[chosen])
+        keys = (
+            [(0, 0), *((1, f) for f in range(int(fold.max()) + 1 if len(fold) else 0))] if by_fold else [(0, 0), (1, 0)]
+        )
+        for test, f in keys:
+            mine = chosen[
+                (half == test) & ((fold == f) if by_fold and test else torch.ones_like(fold, dtype=torch.bool))
+            ]
+            for part in mine.split(batch_size) if len(mine) else ():
+                yield ProbePiece(take(inputs, part), bool(test), hashes[part])

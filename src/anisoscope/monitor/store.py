@@ -1,0 +1,253 @@
+"""What a monitor has on disk: a table for each measured step, and the state that the next one needs.
+
+A step counts as measured when both are there; the table is written first, so a step without a state is measured again
+and its table replaced.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.frequency import TemporalSpread
+from anisoscope.results.folder import RunFolder, replace_file
+from anisoscope.results.manifest import opening
+from anisoscope.results.table import Table
+
+if TYPE_CHECKING:
+    from anisoscope.monitor.monitor import Monitor
+
+
+# What a monitor must remember to go on after an interruption as if there had been none.
+
+
+def window_of(monitor: Monitor, step: int) -> dict[str, Any]:
+    """What an open window keeps of a step, for each of the studies."""
+    frozen = {name: study.frozen for name, study in monitor.studies().items()}
+    return {name: f.window_state(step) if f is not None else None for name, f in frozen.items()}
+
+
+def state_of(monitor: Monitor, step: int) -> dict[str, Any]:
+    """Everything that later steps build on."""
+    studies = {name: study.state() for name, study in monitor.studies().items()}
+    return {
+        "step": step,
+        "done": sorted(monitor.done),
+        "study": studies.get("study"),
+        "live": studies.get("live"),
+        "watch": {name: value.cpu() for name, value in monitor.watch.state().items()},
+        "watched": monitor.watch.step,
+        "temporal": asdict(monitor.temporal),
+        "map": monitor.map.state() if monitor.map is not None else None,
+        "seconds": monitor.seconds,
+    }
+
+
+def restore(monitor: Monitor, state: dict[str, Any]) -> None:
+    """Go back to a state; tables of steps that came after it are forgotten."""
+    monitor.done = set(state["done"])
+    monitor.tables = monitor.store.tables(monitor.done)
+    logs = [row for table in monitor.tables for row in table.where(kind="training").records()]
+    monitor.logged = {(row["step"], row["metric"]) for row in logs}
+    for name, study in monitor.studies().items():
+        if state[name] is not None:
+            frozen = state[name]["frozen"]
+            window = monitor.store.window(frozen["window"] if frozen else [])
+            study.load(state[name], {step: found[name] for step, found in window.items()})
+    monitor.watch.load(state["watch"], state["watched"])
+    monitor.temporal = TemporalSpread(**state["temporal"])
+    if monitor.map is not None and state.get("map") is not None:
+        monitor.map.load(state["map"])
+    monitor.seconds = state["seconds"]
+
+
+class MonitorStore:
+    """A folder, or nothing at all where the results are only wanted in memory."""
+
+    def __init__(
+        self, out: str | Path | None, *, resume: bool, about: dict[str, Any], model: dict[str, Any] | None = None
+    ) -> None:
+        self.folder = None if out is None else RunFolder(Path(out))
+        self.resume, self.about = resume, about
+        self.model = model if model is not None else {}  # its entry in run.json
+        self._options = _flat(json.loads(json.dumps(about, default=str)))
+        if self.folder is None:
+            return
+        try:
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AnisoscopeError(
+                f"monitor folder {str(out)!r} cannot be made ({error.strerror}); give another."
+            ) from error
+        for path in (p for name in ("parts", "state") for p in (self.folder.path / name).glob(".*")):
+            path.unlink(missing_ok=True)  # what a kill left half written
+        if not resume and (self._states() or list((self.folder.path / "parts").glob("step-*.parquet"))):
+            raise AnisoscopeError(
+                f"{str(out)!r} holds a monitored run; say resume=True to go on with it, or give another."
+            )
+
+    def describe(self, status: str, **more: Any) -> None:
+        """run.json of a loop that keeps none itself; a training run of ours writes its own."""
+        if self.folder is None:
+            return
+        old = self.folder.about()
+        if old and old.get("kind") != "monitor":
+            return
+        words = {"kind": "monitor", "models": [{**self.model, "notes": []}], **more, "status": status}
+        self.folder.write_about(opening(self.about, command=[], seed=self.about.get("seed", 0), old=old, **words))
+
+    @property
+    def name(self) -> str:
+        return self.folder.path.name if self.folder is not None else ""
+
+    def _states(self) -> dict[int, Path]:
+        if self.folder is None:
+            return {}
+        return {int(p.stem.partition("-")[2]): p for p in sorted((self.folder.path / "state").glob("step-*.pt"))}
+
+    def write_step(
+        self,
+        step: int,
+        table: Table,
+        state: dict[str, Any],
+        window: dict[str, Any] | None = None,
+        *,
+        number: int | None = None,
+    ) -> None:
+        """The table of a step, what an open window keeps of it, and the state after it.
+
+        States are numbered by their steps, or by `number` where steps may come in another order.
+        """
+        if self.folder is None:
+            return
+        self.folder.write_part(f"step-{step:09d}", table)
+        if window is not None and any(found is not None for found in window.values()):
+            replace_file(self._window(step), lambda p: torch.save(window, p))
+        self.write_state(step if number is None else number, state)
+
+    def _window(self, step: int) -> Path:
+        assert self.folder is not None
+        return self.folder.path / "state" / f"window-{step:09d}.pt"
+
+    def window(self, steps: list[int]) -> dict[int, dict[str, Any]]:
+        """What an open window kept of these steps."""
+        if self.folder is None:
+            return {}
+        for step in steps:
+            if not self._window(step).is_file():
+                raise AnisoscopeError(
+                    f"the moments of step {step} are gone from {str(self.folder.path)!r}, because the run went on "
+                    "to its end; go on from a later checkpoint, or begin again in another folder."
+                )
+        return {step: torch.load(self._window(step), map_location="cpu", weights_only=True) for step in steps}
+
+    def rewind(self, done: set[int]) -> None:
+        """Forget states of steps that are to be measured again: a state without its table must not be found."""
+        for step, path in self._states().items():
+            if step not in done:
+                path.unlink()
+
+    def drop_window(self) -> None:
+        """The window is closed: its moments have been used.
+
+        A training run of ours that is killed goes back to its last checkpoint, which may be from before the window
+        closed: there the moments stay until the run is complete.
+        """
+        if self.folder is None:
+            return
+        about = self.folder.about()
+        if about.get("kind") != "training" or about.get("status") == "complete":
+            for path in (self.folder.path / "state").glob("window-*.pt"):
+                path.unlink()
+
+    def write_extra(self, name: str, table: Table) -> None:
+        if self.folder is not None:
+            self.folder.write_part(name, table)
+
+    def write_state(self, step: int, state: dict[str, Any]) -> None:
+        """The newest state, beside those that an older checkpoint of the training may still need."""
+        if self.folder is None:
+            return
+        path = self.folder.path / "state" / f"step-{step:09d}.pt"
+        replace_file(path, lambda p: torch.save({**state, "about": self._options}, p))
+        for _, old in sorted(self._states().items())[:-3]:
+            old.unlink()
+
+    def newest(self) -> dict[str, Any] | None:
+        """The newest state, where there is one to go on from."""
+        states = self._states() if self.resume else {}
+        if not states:
+            return None
+        found: dict[str, Any] = torch.load(states[max(states)], map_location="cpu", weights_only=True)
+        self._check_same(found.get("about") or {})
+        return found
+
+    def _check_same(self, theirs: dict[str, Any]) -> None:
+        """What was measured under other options does not belong into one table with what is to come."""
+        mine = self._options
+        keys = [key for key in {**mine, **theirs} if key != "total_steps"]  # a training may be made longer
+        for key in (key for key in keys if theirs and mine and theirs.get(key) != mine.get(key)):
+            assert self.folder is not None
+            raise AnisoscopeError(
+                f"{str(self.folder.path)!r} holds a run monitored with {key} = {theirs.get(key)!r}, not "
+                f"{mine.get(key)!r}; repeat its options, or give another folder."
+            )
+
+    def tables(self, done: set[int]) -> list[Table]:
+        """The tables of these steps; those of other steps came after the state and are forgotten."""
+        if self.folder is None:
+            return []
+        found: list[tuple[int, bool, Path]] = []
+        for path in sorted((self.folder.path / "parts").glob("*.parquet")):
+            name, _, number = path.stem.partition("-")
+            if number.isdigit() and int(number) in done:
+                found.append((int(number), name != "step", path))  # what was measured, then what was logged
+            else:
+                path.unlink()
+        return [Table.read(path) for _, _, path in sorted(found)]
+
+    def write_concepts(self, step: int, cards: list[dict[str, Any]]) -> None:
+        """The cards of one step; joined into concepts.json with the table."""
+        if self.folder is not None and cards:
+            self.folder.write_json(f"parts/concepts-{step:09d}.json", cards)
+
+    def _join_concepts(self, done: set[int]) -> None:
+        assert self.folder is not None
+        found: list[dict[str, Any]] = []
+        for path in sorted((self.folder.path / "parts").glob("concepts-*.json")):
+            if int(path.stem.partition("-")[2]) in done:
+                found += json.loads(path.read_text(encoding="utf-8"))
+        if found:
+            self.folder.write_json("concepts.json", found)
+
+    def write_table(self, table: Table, *, done: set[int]) -> None:
+        """Everything so far in one table, in an order that does not depend on interruptions."""
+        if self.folder is not None and len(table):
+            self.folder.write_table(in_order(table))
+            self._join_concepts(done)
+
+
+def in_order(table: Table) -> Table:
+    """Rows by step, those of the training itself last; within these as they were written."""
+    steps = table.arrow["step"].fill_null(-1).to_numpy()
+    logged = np.asarray(table.arrow["kind"].to_pylist(), dtype=object) == "training"
+    return Table(table.arrow.take(np.lexsort((logged, steps))), table.about)
+
+
+def _flat(about: dict[str, Any]) -> dict[str, Any]:
+    """Options by name, those of the plan among them; a schedule that is a mere function has no name to compare.
+
+    >>> _flat({"seed": 0, "plan": {"rank": 4}})
+    {'seed': 0, 'plan.rank': 4}
+    """
+    found: dict[str, Any] = {}
+    for key, value in about.items():
+        inner = _flat(value) if isinstance(value, dict) else None
+        found |= {key: value} if inner is None else {f"{key}.{name}": part for name, part in inner.items()}
+    return {key: value for key, value in found.items() if " at 0x" not in str(value)}

@@ -1,0 +1,146 @@
+"""The screening of neighbours as one kernel: of all products only the two best keys of every group are written.
+
+A key carries the place of its column within the group in its last bits, so that one comparison finds both. A group
+whose second best key may be a neighbour as well is looked at as a whole; all others are their best key alone.
+Notation as in `screening`.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from anisoscope.numerics.neighbours.screening import Candidates, Rounded, rounded, squared_range
+
+PLACES = 32  # columns of a group
+_TALL, _BROAD, _DEEP, _BESIDE = 128, 256, 64, 8
+_PLACE_BITS = PLACES - 1
+_LOWEST = -3.0e38  # finite: setting the last bits of an infinity would make it no number
+_STRIP_BYTES = 2 << 30  # of the keys of some rows
+_MOST_GROUPS = 8  # of a row that are looked at as a whole; with more it is searched again
+_PACKED = 2.0**-17  # what the bits of the place add to γ
+
+
+@triton.jit
+def _best_of_groups(
+    mine, numbers, rows, half, first, second, blocks, columns, groups,
+    WIDE: tl.constexpr, TALL: tl.constexpr, BROAD: tl.constexpr, DEEP: tl.constexpr, PLACES: tl.constexpr,
+    BESIDE: tl.constexpr, LOWEST: tl.constexpr,
+):  # fmt: skip
+    """A TALL × BROAD block of keys, of which the two best of each group of PLACES columns are stored."""
+    program = tl.program_id(0)
+    band = program // (BESIDE * columns)  # a few blocks of rows beside each other read the same columns from the cache
+    size = min(blocks - band * BESIDE, BESIDE)
+    within = program % (BESIDE * columns)
+    block, column = band * BESIDE + within % size, within // size
+    line = (block * TALL + tl.arange(0, TALL)).to(tl.int64)
+    other = column * BROAD + tl.arange(0, BROAD)
+    depth = tl.arange(0, DEEP)
+    left = mine + line[:, None] * WIDE + depth[None, :]
+    right = rows + other.to(tl.int64)[None, :] * WIDE + depth[:, None]
+    total = tl.zeros((TALL, BROAD), dtype=tl.float32)
+    for _ in range(0, WIDE, DEEP):
+        total = tl.dot(tl.load(left), tl.load(right), total)
+        left += DEEP
+        right += DEEP
+    keys = tl.maximum(total - tl.load(half + other)[None, :], LOWEST)
+    keys = tl.where(tl.load(numbers + line)[:, None] == other[None, :], LOWEST, keys)
+    bits = (keys.to(tl.int32, bitcast=True) & -PLACES) | (other % PLACES)[None, :]
+    keys = tl.reshape(bits.to(tl.float32, bitcast=True), (TALL, BROAD // PLACES, PLACES))
+    best = tl.max(keys, 2)
+    next_best = tl.max(tl.where(keys == best[:, :, None], LOWEST, keys), 2)
+    place = line[:, None] * groups + (column * (BROAD // PLACES) + tl.arange(0, BROAD // PLACES))[None, :]
+    tl.store(first + place, best)
+    tl.store(second + place, next_best)
+
+
+@triton.jit
+def _squared_differences(rows, one, two, out, width, stride, BLOCK: tl.constexpr):
+    """‖x_i − x_j‖² of one pair of rows in float64."""
+    pair = tl.program_id(0).to(tl.int64)
+    left, right = rows + tl.load(one + pair) * stride, rows + tl.load(two + pair) * stride
+    total = tl.zeros((BLOCK,), dtype=tl.float64)
+    for begin in range(0, width, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        inside = place < width
+        gap = tl.load(left + place, inside, 0.0).to(tl.float64) - tl.load(right + place, inside, 0.0).to(tl.float64)
+        total += gap * gap
+    tl.store(out + pair, tl.sum(total))
+
+
+def distances(x: Tensor, one: Tensor, two: Tensor) -> Tensor:
+    """‖x_i − x_j‖ of pairs of rows in float64; the rows must lie one after the other."""
+    out = torch.empty(len(one), dtype=torch.float64, device=x.device)
+    if len(one):
+        one, two = one.contiguous(), two.contiguous()  # the kernel counts on it
+        _squared_differences[(len(one),)](x, one, two, out, x.shape[1], x.stride(0), BLOCK=256, num_warps=2)
+    return out.sqrt_()
+
+
+def screen_fused(x: Tensor, precision: str, *, rows: Tensor, k: int, wanted: int) -> Iterator[Candidates]:
+    """Candidates for the k nearest of some rows, a strip of them at a time."""
+    low = rounded(x, precision, pad=_BROAD, width=_DEEP, fused=True)
+    low = replace(low, gamma=low.gamma + _PACKED)
+    step = max(_TALL, _STRIP_BYTES // (8 * len(low.rows) // PLACES) // _TALL * _TALL)
+    for mine in rows.split(step):
+        best, next_best = _groups(low, mine)
+        yield _chosen(low, best, next_best, rows=mine, k=k, wanted=wanted)
+
+
+def _groups(low: Rounded, mine: Tensor) -> tuple[Tensor, Tensor]:
+    """The best and the next best key of every group of columns [rows, groups] for some rows."""
+    tall, wide = low.rows.shape
+    blocks, columns = -(-len(mine) // _TALL), tall // _BROAD
+    numbers = torch.nn.functional.pad(mine, (0, blocks * _TALL - len(mine)))  # the first row stands in for no row
+    own = low.rows[numbers]
+    best = torch.empty(len(own), tall // PLACES, dtype=torch.float32, device=own.device)
+    next_best = torch.empty_like(best)
+    deep, stages = (_DEEP, 3) if own.dtype == torch.bfloat16 else (_DEEP // 2, 3)
+    _best_of_groups[(blocks * columns,)](
+        own, numbers, low.rows, low.half, best, next_best, blocks, columns, tall // PLACES,
+        WIDE=wide, TALL=_TALL, BROAD=_BROAD, DEEP=deep, PLACES=PLACES, BESIDE=_BESIDE, LOWEST=_LOWEST,
+        num_warps=8, num_stages=stages,
+    )  # fmt: skip
+    return best[: len(mine)], next_best[: len(mine)]
+
+
+def _columns(keys: Tensor, group: Tensor) -> Tensor:
+    """The columns of keys, from their groups and their last bits."""
+    return group * PLACES + (keys.view(torch.int32) & _PLACE_BITS)
+
+
+def _chosen(low: Rounded, best: Tensor, next_best: Tensor, *, rows: Tensor, k: int, wanted: int) -> Candidates:
+    """The columns that may be among the k nearest: best keys of groups, and whole groups where one is not enough."""
+    listed = min(wanted, best.shape[1] - 1)
+    value, group = best.topk(listed + 1, dim=1)
+    norm = low.norm[rows]
+    reach = norm.square() - 2.0 * value[:, -1].double()
+    value, group = value[:, :-1].contiguous(), group[:, :-1]
+    index = _columns(value, group).clamp_max(len(low.norm) - 1)  # padding has the lowest key, so it is never needed
+    squared, error = squared_range(low, value, index, rows=rows)
+    top = (squared + error).kthvalue(k, dim=1, keepdim=True).values
+    needed = (squared - error <= top) & (value > _LOWEST / 2)
+    second = norm.square().unsqueeze(1) - 2.0 * next_best.gather(1, group).double()
+    crowded = second - low.error(norm.unsqueeze(1), second, within=top.clamp_min(0.0).sqrt()) <= top
+    many = crowded.sum(1, keepdim=True) > _MOST_GROUPS
+    crowded &= ~many
+    line, slot = (needed & ~crowded).nonzero(as_tuple=True)
+    more, column = _whole_groups(crowded, group, rows, n=len(low.norm))
+    line, column = torch.cat([line, more]), torch.cat([index[line, slot], column])
+    order = line.argsort(stable=True)
+    return Candidates(rows, line[order], column[order], torch.where(many.squeeze(1), -torch.inf, reach), low)
+
+
+def _whole_groups(crowded: Tensor, group: Tensor, rows: Tensor, *, n: int) -> tuple[Tensor, Tensor]:
+    """All columns of the groups that are marked, with the lines they belong to."""
+    line, slot = crowded.nonzero(as_tuple=True)
+    column = (group[line, slot].unsqueeze(1) * PLACES + torch.arange(PLACES, device=line.device)).flatten()
+    line = line.repeat_interleave(PLACES)
+    real = (column < n) & (column != rows[line])
+    return line[real], column[real]

@@ -1,0 +1,265 @@
+"""Exact nearest neighbours.
+
+Products of low precision on centred rows *find* candidates (`screening`); the distances of those are computed from
+differences in float64. Each row's list is proved to hold its neighbours, or that row is searched again in float64.
+Notation: n rows, k neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from anisoscope.numerics.factorisation.factors import exact_products
+from anisoscope.numerics.host import together
+from anisoscope.numerics.linalg import has_float64
+from anisoscope.numerics.neighbours.screening import GROUP, Candidates, blocks, centre, quick_precision, rounded, screen
+
+_BLOCK = (512, 4096)  # rows and columns of a block of distances in float64
+_DEVICE_BLOCK = (4096, 32768)  # the same on a GPU, where few large blocks are quicker
+_PAIR_BYTES = 1 << 20  # of the differences of some pairs, which should stay in the cache
+_DEVICE_BYTES = 1 << 30
+_LISTED, _DEVICE_LISTED = 2, 4  # candidates listed for each neighbour that is wanted, and a few more
+_TRIED = 64  # rows on which it is tried whether low precision will do
+_MOST_REDONE = 0.1  # of those; else float32 is taken, which costs twice as much and tells far more rows apart
+_EQUAL = 1e-9  # what squared distances may differ by, relatively: rows of a lattice have many at the same
+_GAMMA = 0.002  # γ of bfloat16, about, and half of its rounding unit
+
+
+@dataclass(frozen=True)
+class Search:
+    """Distances (n×k, float64, ascending) and indices of the k nearest other rows."""
+
+    distance: Tensor
+    index: Tensor
+    redone: float  # share of the rows for which the candidates did not suffice
+    precision: str  # of the products that found the candidates
+
+
+def first_equal(x: Tensor) -> Tensor:
+    """For every row the index of the first one that equals it, which is its own where it is the first.
+
+    >>> first_equal(torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0]])).tolist()
+    [0, 0, 2]
+    """
+    candidates = _equal_candidates(x)
+    found = torch.arange(len(x), device=x.device)
+    if len(candidates):
+        _, inverse = torch.unique(x[candidates], dim=0, return_inverse=True)
+        first = torch.full((int(inverse.max()) + 1,), len(x), dtype=torch.int64, device=x.device)
+        first.scatter_reduce_(0, inverse, candidates, reduce="amin")
+        found[candidates] = first[inverse]
+    return found
+
+
+def _equal_candidates(x: Tensor) -> Tensor:
+    """Rows that share a projection with another row: equal rows are among them, and seldom others."""
+    weights = torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device=x.device).sqrt()
+    # a row sum in a fixed order per row: equal rows get equal projections, whatever the batch
+    projection = torch.cat([(x[mine] * weights).sum(1) for mine in blocks(x)])
+    _, inverse, counts = torch.unique(projection, return_inverse=True, return_counts=True)
+    return (counts[inverse] > 1).nonzero().squeeze(1)
+
+
+def nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Distances (n×k, float64, ascending) and indices of the k nearest other rows, exact.
+
+    >>> d, i = nearest(torch.tensor([[0.0], [1.0], [3.0]]), 2)
+    >>> d.tolist(), i.tolist()
+    ([[1.0, 3.0], [1.0, 2.0], [2.0, 3.0]], [[1, 2], [0, 2], [1, 0]])
+    """
+    found = search(x, k)
+    return found.distance, found.index
+
+
+@torch.inference_mode(False)  # threads of the pool know nothing of the caller's mode
+def search(x: Tensor, k: int, *, precision: str | None = None) -> Search:
+    """The k nearest other rows of every row; `precision` is that of the screening, else the quickest that will do.
+
+    >>> search(torch.tensor([[0.0], [1.0], [3.0]]), 1).redone
+    0.0
+    """
+    x = (x if has_float64(x.device) else x.cpu()).contiguous()
+    k = min(k, len(x) - 1)
+    with exact_products(x.device):  # the bounds are for float32 sums
+        fused = precision != "float32" and _kernels_serve(x, k)
+        found = _fused(x, k, precision) if fused else _on_host(x, k, precision)
+        again = (~found.sure).nonzero().squeeze(1)
+        if len(again):
+            found.replace(again, *_redone(x, again, k=k))
+    return Search(found.distance, found.index, len(again) / len(x), found.precision)
+
+
+@dataclass
+class _Found:
+    """The nearest of what was looked at, and for which rows they are proved to be the nearest of all."""
+
+    distance: Tensor
+    index: Tensor
+    sure: Tensor
+    precision: str
+
+    @classmethod
+    def of(cls, x: Tensor, candidates: Iterator[Candidates], precision: str, *, k: int) -> _Found:
+        parts = [_settled(x, found, k=k) for found in candidates]
+        distance, index, sure = (torch.cat(part) for part in zip(*parts, strict=True))
+        return cls(distance, index, sure, precision)
+
+    def replace(self, rows: Tensor, distance: Tensor, index: Tensor) -> None:
+        self.distance[rows], self.index[rows] = distance, index
+
+
+def _on_host(x: Tensor, k: int, precision: str | None) -> _Found:
+    """By plain products of blocks of rows, each of which serves its rows and its columns; also without a host."""
+    chosen, wanted = _plan(x, k)
+    if precision not in (None, chosen):
+        chosen, wanted = precision or "", _LISTED * k + 14
+    candidates = screen(rounded(x, chosen, pad=GROUP), k=k, wanted=min(wanted, len(x) - 1))
+    return _Found.of(x, candidates, chosen, k=k)
+
+
+def _fused(x: Tensor, k: int, precision: str | None) -> _Found:
+    """By a kernel of our own: all rows in bfloat16, and what that leaves open in TF32."""
+    from anisoscope.numerics.neighbours.screening_triton import screen_fused
+
+    first, *others = (precision,) if precision else ("bfloat16", "tfloat32")
+    wanted = _DEVICE_LISTED * k + 28
+    everyone = torch.arange(len(x), device=x.device)
+    found = _Found.of(x, screen_fused(x, first, rows=everyone, k=k, wanted=wanted), first, k=k)
+    for other in others:
+        rows = (~found.sure).nonzero().squeeze(1)
+        if len(rows):
+            better = _Found.of(x, screen_fused(x, other, rows=rows, k=k, wanted=wanted), other, k=k)
+            found.replace(rows, better.distance, better.index)
+            found.sure[rows] = better.sure
+            found.precision = f"{first}, {other} for {len(rows) / len(x):.1%} of the rows"
+    return found
+
+
+def _kernels_serve(x: Tensor, k: int) -> bool:
+    """Whether a kernel can be had and there are enough rows for its groups."""
+    return len(x) >= 64 * (_DEVICE_LISTED * k + 28) and _has_kernels(x.device.type)
+
+
+@cache
+def _has_kernels(device: str) -> bool:
+    """Whether there is a Triton that works, tried once on a few rows; all goes without it, only slower."""
+    if device != "cuda" or torch.version.hip:
+        return False
+    try:
+        from anisoscope.numerics.neighbours.screening_triton import distances, screen_fused
+
+        x = torch.arange(4096.0, device=device).view(1024, 4).cos()
+        for precision in ("bfloat16", "tfloat32"):
+            for found in screen_fused(x, precision, rows=torch.arange(1024, device=device), k=1, wanted=4):
+                distances(x, found.line, found.column).sum().item()
+    except Exception:  # whatever is wrong with a compiler, the plain way needs none
+        return False
+    return True
+
+
+def _plan(x: Tensor, k: int) -> tuple[str, int]:
+    """The precision of the products and how many candidates each row lists, from a look at a few rows.
+
+    bfloat16 where it is quick, with a list as long as nearly all of these rows need; unless too many of them have more
+    rows within its error than are worth listing.
+    """
+    plain = "float32", k + 8
+    if x.device.type != "cpu" or len(x) <= 8 * _TRIED or quick_precision() == "float32":
+        return plain
+    rows, most = torch.arange(0, len(x), len(x) // _TRIED), min(_LISTED * k + 14, len(x) - 1)
+    shift = centre(x)
+    squared, _ = _nearest_products(x, rows, most + 1, shift=shift.float())
+    norm = torch.linalg.vector_norm(x[rows].double() - shift, dim=1)
+    kth = squared[:, k].clamp_min(0.0)  # the first is the row itself
+    farthest = torch.minimum(norm + kth.sqrt(), norm.max())
+    window = _GAMMA * ((2.0 * norm).square() + (norm + farthest).square() + 2.0 * (2.0 * norm.square() - kth).abs())
+    needed = (squared <= (kth + window).unsqueeze(1)).sum(1).double()
+    if float((needed > most).double().mean()) > _MOST_REDONE:
+        return plain
+    return "bfloat16", min(most, int(needed.quantile(0.95)) + 4)
+
+
+def _settled(x: Tensor, found: Candidates, *, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The k nearest of some rows' candidates, and for which rows they are proved to be the nearest of all."""
+    line, device = found.line, x.device
+    count = torch.bincount(line, minlength=len(found.rows))
+    slot = torch.arange(len(line), device=device) - (count.cumsum(0) - count)[line]
+    shape = (len(found.rows), max(k, int(count.max())))
+    far = torch.full(shape, torch.inf, dtype=torch.float64, device=device)
+    where = torch.full(shape, len(x), dtype=torch.int64, device=device)
+    far[line, slot], where[line, slot] = _distances(x, found.rows[line], found.column), found.column
+    far, where = _smallest(far, where, k)
+    return far, where, found.suffice(far[:, -1])
+
+
+def _smallest(far: Tensor, where: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k smallest of each line, equal ones by their index."""
+    where, order = where.sort(dim=1)
+    far, again = far.gather(1, order).sort(dim=1, stable=True)
+    return far[:, :k], where.gather(1, again)[:, :k]
+
+
+def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """‖x_i − x_j‖ of pairs of rows in float64, from differences."""
+    if _has_kernels(x.device.type):
+        from anisoscope.numerics.neighbours.screening_triton import distances
+
+        return distances(x, first, second)
+    step = max(1, (_PAIR_BYTES if x.device.type == "cpu" else _DEVICE_BYTES) // (8 * x.shape[1]))
+
+    # of two near rows each is mostly among the candidates of the other: once is enough
+    pairs, place = torch.unique(
+        torch.minimum(first, second) * len(x) + torch.maximum(first, second), return_inverse=True
+    )
+    first, second = pairs // len(x), pairs % len(x)
+
+    def some(start: int) -> Tensor:
+        mine = slice(start, start + step)
+        return torch.linalg.vector_norm(x[second[mine]].double().sub_(x[first[mine]]), dim=1)
+
+    return torch.cat(together(some, range(0, max(1, len(first)), step)))[place]
+
+
+def _redone(x: Tensor, rows: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
+    """The k nearest of some rows by products in float64; where even these are too coarse, by differences alone."""
+    wanted = min(k + 7, len(x))  # one of them is the row itself
+    shift = centre(x)
+    squared, index = _nearest_products(x, rows, wanted, shift=shift)
+    far = _distances(x, rows.repeat_interleave(wanted), index.flatten()).view(index.shape)
+    far, index = _smallest(far.masked_fill_(index == rows.unsqueeze(1), torch.inf), index, k)
+    norm = torch.linalg.vector_norm(x[rows].double() - shift, dim=1)
+    error = (x.shape[1] + 8) * 2.0**-53 * (2.0 * norm + far[:, -1]).square()
+    coarse = squared[:, -1] - error < far[:, -1].square() * (1.0 - _EQUAL)
+    for i in coarse.nonzero().flatten().tolist() if wanted < len(x) else ():
+        every = _distances(x, rows[i].expand(len(x)), torch.arange(len(x), device=x.device))
+        every[rows[i]] = torch.inf
+        far[i], index[i] = (part[:k] for part in every.sort(stable=True))
+    return far, index
+
+
+def _nearest_products(x: Tensor, rows: Tensor, wanted: int, *, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared distances, ascending, and indices of the nearest of all rows, itself included, by plain products.
+
+    Rows are taken about `shift`, in its precision.
+    """
+    dtype = shift.dtype
+    tall, broad = _BLOCK if x.device.type == "cpu" else _DEVICE_BLOCK
+    found = []
+    for mine in rows.split(tall):
+        own = (x[mine] - shift).to(dtype)
+        value = torch.full((len(mine), 0), torch.inf, dtype=dtype, device=x.device)
+        index = torch.zeros(len(mine), 0, dtype=torch.int64, device=x.device)
+        for start in range(0, len(x), broad):
+            other = (x[start : start + broad] - shift).to(dtype)
+            squared = torch.addmm(other.square().sum(1).unsqueeze(0), own, other.T, alpha=-2.0)
+            near, where = squared.topk(min(wanted, squared.shape[1]), dim=1, largest=False)
+            value, order = torch.cat([value, near], 1).sort(dim=1)
+            value, index = value[:, :wanted], torch.cat([index, where + start], 1).gather(1, order[:, :wanted])
+        found.append((value + own.square().sum(1, keepdim=True), index))
+    value, index = (torch.cat(part) for part in zip(*found, strict=True))
+    return value, index

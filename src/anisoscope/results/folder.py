@@ -1,0 +1,241 @@
+"""The run folder: everything one run wrote, readable at every moment.
+
+    run.json          what was run, with what, on what, and how it ended
+    table.parquet     the long table
+    arrays/*.safetensors   spectra, a few sampled rows (for CKA and comparisons), their keys
+    rows/MODEL/*.safetensors   every row of every site, with --save-rows
+    report.html, figures/
+    partial/          what an interrupted pass had gathered; gone when the run is complete
+
+Files are written beside their place and renamed into it, so a reader never sees half a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement.bank import Bank, Plan
+from anisoscope.results.table import Table
+
+_OURS = {"run.json", "table.parquet", "arrays", "rows", "report.html", "figures", "partial", "parts"}
+_OURS |= {"state", "verdicts.json", "concepts.json", "map.parquet", "every_step.parquet"}
+_PREPARED = {"corpus", "sampling.npz"}  # the text as a training reads it: made before anything is measured
+_FULL = ("enforce fail", "unexpected pos", "No space left", "os error 28")
+
+
+@contextlib.contextmanager
+def room_on_disk(path: Path) -> Iterator[None]:
+    """Say that the disk is full in the words of the system: torch and safetensors have their own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if any(words in str(error) for words in _FULL):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        raise
+
+
+def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file beside its place, flush it to disk, then rename it: complete or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with room_on_disk(path):
+            write(beside)
+        with beside.open("rb") as handle:
+            os.fsync(handle.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def slug(name: str) -> str:
+    """A name as a file name.
+
+    >>> slug("EleutherAI/pythia-160m@step1")
+    'EleutherAI-pythia-160m-step1'
+    """
+    return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.") or "model"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run on disk."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """An existing run, or an error that says what is there."""
+        folder = Path(path)
+        if not folder.exists():
+            raise AnisoscopeError(f"run folder {str(path)!r} does not exist; give the folder of a run.")
+        if not (folder / "run.json").is_file():
+            found = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) if folder.is_dir() else "a file"
+            raise AnisoscopeError(f"{str(path)!r} holds no run.json (found: {found or 'nothing'}); give a run folder.")
+        return cls(folder)
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, Any], *, resume: bool) -> RunFolder:
+        """A new run folder; or the same run again, to go on with; never one that holds something else."""
+        folder = cls(Path(path))
+        if folder.path.exists() and not folder.path.is_dir():
+            raise AnisoscopeError(f"output {str(path)!r} is a file; give a folder with --out.")
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            there = {p.name for p in folder.path.iterdir()}
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise AnisoscopeError(
+                f"output folder {str(path)!r} cannot be made ({reason}); give another --out."
+            ) from error
+        if "run.json" in there:
+            folder._check_same(config, resume=resume)
+        elif there - _OURS - _PREPARED:
+            raise AnisoscopeError(
+                f"output folder {str(path)!r} holds other files ({', '.join(sorted(there)[:3])}); give an empty one."
+            )
+        return folder
+
+    def _check_same(self, config: Mapping[str, Any], *, resume: bool) -> None:
+        old = self.about()
+        if old.get("status") in ("failed", "interrupted") and not self._holds_results():
+            (self.path / "run.json").unlink()  # it came to nothing (a misspelt option, say): nothing to protect
+            (self.path / "sampling.npz").unlink(missing_ok=True)  # made with its options; the corpus says its own
+            return
+        if not resume:
+            how = "add --resume to go on with it, or " if old.get("status") != "complete" else ""
+            raise AnisoscopeError(
+                f"output folder {str(self.path)!r} holds a run ({old.get('status', 'unknown')}); "
+                f"{how}give another --out."
+            )
+        theirs, mine = old.get("config", {}), json.loads(json.dumps(dict(config)))
+        different = sorted(k for k in {*theirs, *mine} if theirs.get(k) != mine.get(k))
+        if different:
+            key = different[0]
+            raise AnisoscopeError(
+                f"--resume found a run with {key} = {theirs.get(key)!r}, not {mine.get(key)!r}, in {str(self.path)!r}; "
+                "repeat its command, or give another --out."
+            )
+
+    def _holds_results(self) -> bool:
+        found = [path for path in self.path.rglob("*") if path.is_file() and path.name != "run.json"]
+        return any(_PREPARED.isdisjoint(path.relative_to(self.path).parts) for path in found)
+
+    def about(self) -> dict[str, Any]:
+        path = self.path / "run.json"
+        try:
+            about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise AnisoscopeError(f"{str(path)!r} is not readable JSON ({error}); restore it or run again.") from error
+        if not isinstance(about, dict):
+            raise AnisoscopeError(f"{str(path)!r} is no record of a run; restore it or run again.")
+        return about
+
+    def write_about(self, about: Mapping[str, Any]) -> None:
+        text = json.dumps(about, indent=2, ensure_ascii=False, default=str)
+        replace_file(self.path / "run.json", lambda p: p.write_text(text + "\n", encoding="utf-8"))
+
+    def write_json(self, name: str, value: Any) -> None:
+        """A list or dict beside the table: verdicts, concepts."""
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
+        replace_file(self.path / name, lambda p: p.write_text(text + "\n", encoding="utf-8"))
+
+    def table(self) -> Table:
+        path = self.path / "table.parquet"
+        if not path.is_file():
+            raise AnisoscopeError(self._why_no_table())
+        try:
+            return Table(Table.read(path).arrow, self.about())
+        except (OSError, ValueError) as error:
+            raise AnisoscopeError(f"{str(path)!r} is not a readable table ({error}); run again.") from error
+
+    def _why_no_table(self) -> str:
+        about = self.about()
+        unwatched = about.get("kind") == "training" and about.get("config", {}).get("monitor", "none") == "none"
+        if about.get("status") == "complete" and unwatched:
+            return f"run {str(self.path)!r} is complete but measured nothing (--monitor none), so it has no table."
+        return f"run {str(self.path)!r} has no table yet; let it finish (its command again, with --resume)."
+
+    def write_table(self, table: Table) -> None:
+        replace_file(self.path / "table.parquet", lambda p: pq.write_table(table.arrow, p))
+
+    def write_part(self, name: str, table: Table) -> None:
+        """The finished table of one model of the run, or of one of its passes, with what is known about it."""
+        arrow = table.arrow.replace_schema_metadata({"about": json.dumps(table.about)})
+        replace_file(self.path / "parts" / f"{name}.parquet", lambda p: pq.write_table(arrow, p))
+
+    def part(self, name: str) -> Table | None:
+        path = self.path / "parts" / f"{name}.parquet"
+        if not path.is_file():
+            return None
+        about = (pq.read_schema(path).metadata or {}).get(b"about", b"{}")
+        return Table(Table.read(path).arrow, json.loads(about))
+
+    def write_arrays(self, name: str, arrays: Mapping[str, Tensor]) -> None:
+        from safetensors.torch import save_file
+
+        plain = {key: value.detach().cpu().contiguous() for key, value in arrays.items()}
+        replace_file(self.path / "arrays" / f"{name}.safetensors", lambda p: save_file(plain, p))
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        from safetensors.numpy import load_file
+
+        # a model measured in several passes has a file for each
+        paths = sorted((self.path / "arrays").glob(f"{glob.escape(name)}*.safetensors"))
+        mine = [p for p in paths if re.fullmatch(re.escape(name) + r"(\.\d+)?", p.stem)]
+        return {key: value for path in mine for key, value in load_file(path).items()}
+
+    def write_partial(self, name: str, bank: Bank, progress: Mapping[str, Any]) -> None:
+        """What a pass has gathered so far: one file, so that statistics and progress cannot disagree."""
+        from safetensors.torch import save_file
+
+        tensors, labels = bank.state()
+        # weights tied to one storage are refused by safetensors; a clone is cheap against losing the run
+        tensors = {key: value.clone() for key, value in tensors.items()}
+        parts = {"labels": labels, "groups": bank.groups, "progress": dict(progress)}
+        words = {name: json.dumps(value) for name, value in parts.items()}
+        replace_file(self.path / "partial" / f"{name}.safetensors", lambda p: save_file(tensors, p, metadata=words))
+
+    def partial(self, name: str, plan: Plan) -> tuple[Bank, dict[str, Any]] | None:
+        from safetensors import SafetensorError, safe_open
+
+        path = self.path / "partial" / f"{name}.safetensors"
+        if not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                words = file.metadata()
+        except SafetensorError as error:
+            raise AnisoscopeError(
+                f"{str(path)!r} cannot be read ({error}); delete it, and the pass begins again."
+            ) from error
+        bank = Bank.load(plan, tensors, json.loads(words["labels"]), json.loads(words["groups"]))
+        return bank, json.loads(words["progress"])
+
+    def drop_partial(self, name: str) -> None:
+        (self.path / "partial" / f"{name}.safetensors").unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Remove what only an unfinished run needs."""
+        for folder in ("partial", "parts"):
+            for path in sorted((self.path / folder).glob("*")):
+                path.unlink()
+            if (self.path / folder).exists():
+                (self.path / folder).rmdir()

@@ -1,0 +1,193 @@
+"""A number that remembers its folds, so that means and differences of such numbers keep honest intervals.
+
+Notation
+    θ      a number measured on all contexts
+    θ₍ⱼ₎   the same without context fold j, j = 1 … 8; NaN where fold j holds no context of θ
+    G      number of live folds: those whose θ₍ⱼ₎ is a number, in all terms of a combined number
+The folds are the same contexts at every layer, step and proxy of a run. So the mean over layers of θ has the
+leave-one-fold-out values mean(θ₍ⱼ₎), and a difference θ − φ has θ₍ⱼ₎ − φ₍ⱼ₎: whatever the dependence between layers is,
+the jackknife of the combined number contains it. A fold is live for a combined number where it is for all its terms;
+the interval has G − 1 degrees of freedom, and there is none with fewer than three live folds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from anisoscope.metrics.engine.estimate import jackknife
+
+FEWEST_FOLDS = 3  # fewer say next to nothing about the scatter between contexts
+THIN = (math.nan,)  # the folds of a number without live ones
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A value with its leave-one-fold-out values, or, where there are none, the half-width of its 95 % interval.
+
+    >>> (Quantity(3.0, (3.0, 3.1, 2.9)) - Quantity.constant(1.0)).folds
+    (2.0, 2.1, 1.9)
+    """
+
+    value: float
+    folds: tuple[float, ...] = ()
+    half: float = math.nan
+
+    @classmethod
+    def constant(cls, value: float) -> Quantity:
+        """A number without sampling error."""
+        return cls(value, half=0.0)
+
+    @property
+    def fixed(self) -> bool:
+        return not self.folds and self.half == 0.0
+
+    @property
+    def live(self) -> tuple[float, ...]:
+        """The leave-one-fold-out values of folds that hold contexts."""
+        return tuple([fold for fold in self.folds if math.isfinite(fold)])
+
+    @property
+    def thin(self) -> bool:
+        """Whether too few folds hold contexts for an interval.
+
+        >>> Quantity(1.0, (1.1, 0.9, math.nan)).thin
+        True
+        """
+        return bool(self.folds) and len(self.live) < FEWEST_FOLDS
+
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval; NaN where too few folds are live, or neither folds nor a half-width are known."""
+        if self.thin:
+            return math.nan, math.nan
+        if self.folds:
+            return jackknife(self.value, self.live, bounds=(None, None))
+        return self.value - self.half, self.value + self.half
+
+    def interval_among(self, count: int) -> tuple[float, float]:
+        """The 95 % interval when it must hold for `count` such numbers at once.
+
+        >>> Quantity(0.0, half=1.0).interval_among(1)
+        (-1.0, 1.0)
+        """
+        low, high = self.interval()
+        degrees = len(self.live) - 1 if self.folds else math.inf  # a half-width alone is that of a normal interval
+        if not math.isfinite(low) or count < 2:
+            return low, high
+        wider = t_quantile(degrees, among(count)) / t_quantile(degrees)
+        return self.value - wider * (self.value - low), self.value + wider * (high - self.value)
+
+    def __sub__(self, other: Quantity) -> Quantity:
+        value, folds = self.value - other.value, self.folds
+        if folds and other.fixed:
+            return Quantity(value, tuple([f - other.value for f in folds]))
+        if folds and len(folds) == len(other.folds):
+            return Quantity(value, tuple([f - o for f, o in zip(folds, other.folds, strict=True)]))
+        return combine([self, other], lambda values: values[0] - values[1])
+
+    def __truediv__(self, number: float) -> Quantity:
+        return Quantity(self.value / number, tuple([f / number for f in self.folds]), self.half / abs(number))
+
+    def __neg__(self) -> Quantity:
+        return self / -1.0
+
+    def over(self, other: Quantity) -> Quantity:
+        """The ratio of two numbers.
+
+        >>> Quantity(6.0, (6.0, 8.0)).over(Quantity(2.0, (2.0, 4.0))).folds
+        (3.0, 2.0)
+        """
+        return combine([self, other], lambda values: values[0] / values[1] if values[1] else math.nan)
+
+
+def combine(parts: Sequence[Quantity], function: Callable[[Sequence[float]], float]) -> Quantity:
+    """A function of several numbers, fold by fold where they all have the same folds.
+
+    Without common folds the half-widths are carried through the slopes of the function and added as squares, which is
+    safe for a difference of numbers that rise and fall together.
+    """
+    value = function([p.value for p in parts])
+    moving = [p for p in parts if not p.fixed]
+    if not moving:
+        return Quantity.constant(value)
+    count = len(moving[0].folds)
+    if count and all(len(p.folds) == count for p in moving):
+        rows = zip(*((p.value,) * count if p.fixed else p.folds for p in parts), strict=True)
+        return Quantity(value, tuple([function(row) for row in rows]))
+    if any(p.thin for p in moving):
+        return Quantity(value, THIN)
+    return Quantity(value, half=_carried(parts, function, value))
+
+
+def _carried(parts: Sequence[Quantity], function: Callable[[Sequence[float]], float], value: float) -> float:
+    values = [p.value for p in parts]
+    changes = []
+    for i, part in enumerate(parts):
+        low, high = part.interval()
+        moved = [*values[:i], values[i] + (high - low) / 2, *values[i + 1 :]]
+        changes.append(function(moved) - value)
+    return math.sqrt(sum(change**2 for change in changes))
+
+
+def mean(parts: Sequence[Quantity]) -> Quantity:
+    """The mean of numbers of one run; without common folds its half-width is the mean of theirs.
+
+    Layers and steps of one run are not independent: averaging half-widths is right if they move together and too wide
+    otherwise.
+
+    >>> mean([Quantity(1.0, (1.0, 1.2)), Quantity(3.0, (3.0, 3.4))]).value
+    2.0
+    """
+    if not parts:
+        return Quantity(math.nan)
+    moving = [p for p in parts if not p.fixed]
+    if all(p.folds and len(p.folds) == len(moving[0].folds) for p in moving):
+        return combine(parts, lambda values: sum(values) / len(values))
+    if any(p.thin for p in moving):
+        return Quantity(sum(p.value for p in parts) / len(parts), THIN)
+    halves = [(p.interval()[1] - p.interval()[0]) / 2 for p in parts]
+    return Quantity(sum(p.value for p in parts) / len(parts), half=sum(halves) / len(halves))
+
+
+def no_effect_p(effect: Quantity) -> float:
+    """One-sided p of `effect ≤ 0` by Student's t on the jackknife error; NaN without three live folds."""
+    live = effect.live
+    if len(live) < FEWEST_FOLDS or not math.isfinite(effect.value):
+        return math.nan
+    centre = sum(live) / len(live)
+    error = math.sqrt((len(live) - 1) / len(live) * sum((f - centre) ** 2 for f in live))
+    return t_tail(effect.value, error, degrees=len(live) - 1)
+
+
+def among(count: int) -> float:
+    """The level of one end of an interval when `count` of them must hold at once (Bonferroni).
+
+    >>> among(1), among(5)
+    (0.975, 0.995)
+    """
+    return 1 - 0.025 / count
+
+
+def t_quantile(degrees: float, level: float = 0.975) -> float:
+    """The quantile of Student's t.
+
+    >>> round(t_quantile(7), 3)
+    2.365
+    """
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, level))
+
+
+def t_tail(value: float, error: float, *, degrees: float) -> float:
+    """P(T ≥ value / error) for Student's t.
+
+    >>> t_tail(0.0, 1.0, degrees=7)
+    0.5
+    """
+    from scipy.special import stdtr
+
+    if error == 0:
+        return 0.0 if value > 0 else 1.0
+    return float(stdtr(degrees, -value / error))

@@ -1,0 +1,337 @@
+"""A series of checkpoints in the order of training: folders, files, hub revisions, or several models as given."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.models import source as sources
+from anisoscope.models.source import STATE_SUFFIXES, is_checkpoint, parse_model
+
+_STEP = re.compile(
+    r"(?:checkpoint|ckpt|global[-_]?step|step|iter(?:ation)?|update)[-_=]?(\d+)([kKM](?![A-Za-z0-9]))?", re.IGNORECASE
+)
+_NUMBER = re.compile(r"(\d+)(?!.*\d)")
+_THOUSANDS = {"k": 1_000, "m": 1_000_000}
+_TRAINERS = re.compile(r"(optimi[sz]er|scheduler|scaler|training_args|rng_state|random_states).*")  # not the model's
+_MODELS = re.compile(r"(pytorch_|adapter_)?model|.*-of-\d+")  # a model's own, without a step
+_RECORDS = (("trainer_state.json", "global_step"), (os.path.join("training", "state.json"), "step"))
+_WORDS = ("all", "log")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One model of a series."""
+
+    spec: str  # what load_model takes
+    step: int | None
+    label: str
+    revision: str = ""  # of a hub model
+    late: bool = False  # it was named after a later one
+
+
+@dataclass(frozen=True)
+class Series:
+    """Checkpoints by their steps; `timed` says whether the steps are training's own, not just the order given."""
+
+    name: str
+    checkpoints: list[Checkpoint]
+    notes: list[str] = field(default_factory=list)
+    timed: bool = True
+
+    def __len__(self) -> int:
+        return len(self.checkpoints)
+
+    @property
+    def last(self) -> int | None:
+        return max((c.step for c in self.checkpoints if c.step is not None), default=None)
+
+
+def named_step(name: str) -> int | None:
+    """The step that a name says in words such as checkpoint, step or iter."""
+    match = _STEP.search(name)
+    return None if match is None else int(match[1]) * _THOUSANDS.get((match[2] or "").lower(), 1)
+
+
+def step_of(name: str) -> int | None:
+    """The training step that a folder or revision is called after.
+
+    >>> step_of("checkpoint-500"), step_of("step3000-tokens6B"), step_of("step-50K-105b"), step_of("main")
+    (500, 3000, 50000, None)
+    """
+    step = named_step(name)
+    match = _NUMBER.search(name) if step is None else None
+    return int(match[1]) if match else step
+
+
+def find_series(
+    models: Sequence[str],
+    revisions: Sequence[str] = (),
+    *,
+    architecture: str | None = None,
+    name: str | None = None,
+    known: Sequence[str] = (),
+) -> Series:
+    """The checkpoints of a folder, the revisions of a hub model, or several models, in the order of training.
+
+    `known` are the revisions that `all` or `log` meant when the sweep began.
+    """
+    if len(models) > 1:
+        if revisions:
+            raise AnisoscopeError("--revisions are those of one hub model; name several models without it.")
+        found = _several(models, architecture)
+    elif revisions:
+        found = _revisions(models[0], revisions, known)
+    else:
+        found = _folder(models[0], architecture)
+    return found if name is None else Series(name, found.checkpoints, found.notes, found.timed)
+
+
+# hub
+
+
+def _revisions(model: str, asked: Sequence[str], known: Sequence[str]) -> Series:
+    if Path(model).expanduser().exists():
+        raise AnisoscopeError(f"{model!r} is a folder, which has no revisions; leave --revisions out.")
+    notes: list[str] = []
+    word = asked[0] if len(asked) == 1 and asked[0] in _WORDS else None
+    names = list(known or (_listed(model, word, notes) if word is not None else asked))
+    steps = [step_of(each) for each in names]
+    late = [any(s is not None and step is not None and s > step for s in steps[:k]) for k, step in enumerate(steps)]
+    found = [
+        Checkpoint(f"{model}@{each}", step, each, revision=each, late=after)
+        for each, step, after in zip(names, steps, late, strict=True)
+    ]
+    return Series(model.split("/")[-1], _ordered(found, model), notes)
+
+
+def _listed(model: str, word: str, notes: list[str]) -> list[str]:
+    """All revisions that name a step, one for each step, or the log-spaced ones among them."""
+    from anisoscope.models.downloads import log_spaced_steps, revisions_of
+
+    online = sources.hub_reachable()
+    there = revisions_of(model, online=online)
+    by_step = {step: each for each in sorted(there, reverse=True) if (step := named_step(each)) is not None}
+    if not by_step:
+        found = f"(found: {', '.join(there[:4]) or 'none'})"
+        if not online:
+            raise AnisoscopeError(
+                f"the hub cannot be reached, and no revision of {model!r} in the local cache names a step {found}; go "
+                "online, or name cached ones with --revisions."
+            )
+        raise AnisoscopeError(f"no revision of {model!r} names a step {found}; name them with --revisions.")
+    if not online:
+        notes.append(f"the hub cannot be reached: --revisions {word} are those of the local cache")
+    chosen = sorted(by_step) if word == "all" else log_spaced_steps(list(by_step))
+    return [by_step[step] for step in chosen]
+
+
+# folders and files
+
+
+def _folder(model: str, architecture: str | None) -> Series:
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        raise AnisoscopeError(
+            f"{model!r} is no folder here; give a folder of checkpoint-N folders, several models, or a hub id with "
+            "--revisions step0,step1000,…."
+        )
+    places = [sorted(place.iterdir()) if place.is_dir() else [] for place in (path, path / "checkpoints")]
+    for inside in places:
+        folders = [p for p in inside if p.is_dir() and is_checkpoint(p.name)]
+        files = [p for p in inside if p.is_file() and _is_weights(p)] if not folders else []
+        if files and architecture is None:
+            raise AnisoscopeError(
+                f"{model!r} holds checkpoint files ({files[0].name}), which do not say what model they are of; give "
+                "--architecture, a folder with config.json or such as bert:num_hidden_layers=12,hidden_size=256."
+            )
+        if folders or files:
+            return _local([*folders, *files], path, architecture)
+    if nameless := [p.name for inside in places for p in inside if p.is_file() and _may_be_weights(p)]:
+        raise _stepless(nameless)
+    shown = ", ".join(p.name for p in places[0][:4]) or "nothing"
+    raise AnisoscopeError(f"{model!r} holds no checkpoint-N folders (found: {shown}); give the folder that does.")
+
+
+def _local(places: list[Path], path: Path, architecture: str | None) -> Series:
+    named = [(place, _step_of_path(place)) for place in places]
+    sure = {step for place, step in named if named_step(place.name) is not None}
+    twins = [p for p, step in named if named_step(p.name) is None and step in sure]  # Lightning's last.ckpt
+    notes = [f"{p.name} was left out: it is of a step that another checkpoint has" for p in twins]
+    nameless = [p for p, step in named if step is None]
+    if len(nameless) == len(named):
+        raise _stepless([p.name for p in nameless])
+    notes += [f"{p.name} was left out: it names no step and holds none that can be read" for p in nameless]
+    if (path / "config.json").is_file() and any(map(is_checkpoint, (p.name for p in places))):
+        notes.append("the model in the folder itself was left out: it does not say its step")
+    found = [
+        Checkpoint(str(_weights_in(p, architecture)), step, p.stem if p.is_file() else p.name)
+        for p, step in named
+        if p not in twins and p not in nameless
+    ]
+    name = path.resolve().name if path.name != "checkpoints" else path.resolve().parent.name
+    return Series(name, _ordered(found, str(path)), notes)
+
+
+def _is_weights(path: Path) -> bool:
+    """Whether a file is the checkpoint of a step, and not the optimiser's or a model's own."""
+    return _may_be_weights(path) and (path.suffix == ".ckpt" or _step_of_path(path) is not None)
+
+
+def _may_be_weights(path: Path) -> bool:
+    """Whether a file could be a checkpoint if only it said its step."""
+    if path.suffix not in STATE_SUFFIXES or path.name.startswith(".") or _TRAINERS.fullmatch(path.stem):
+        return False
+    return path.suffix == ".ckpt" or _MODELS.fullmatch(path.stem) is None
+
+
+def _stepless(names: Sequence[str]) -> AnisoscopeError:
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    one = len(names) == 1
+    return AnisoscopeError(
+        f"{shown} {'names no step and holds' if one else 'name no step and hold'} none inside; rename "
+        f"{'it' if one else 'them'} (model_100.pt) or give them one by one in order."
+    )
+
+
+def _step_of_path(path: Path) -> int | None:
+    """The step in the name, else the one recorded inside, else any number in the name (an epoch)."""
+    name = path.stem if path.is_file() else path.name
+    step = named_step(name)
+    if step is None:
+        step = recorded_step(str(path))
+    return step if step is not None else step_of(name)
+
+
+def _weights_in(path: Path, architecture: str | None) -> Path:
+    """A folder as it is; or the file of weights inside, where it has no configuration and the architecture is given."""
+    if architecture is None or path.is_file() or (path / "config.json").is_file():
+        return path
+    files = [p for p in sorted(path.iterdir()) if p.suffix in STATE_SUFFIXES]
+    weights = [p for p in files if p.stem in ("model", "pytorch_model")] or [p for p in files if _is_weights(p)]
+    return weights[0] if weights else path
+
+
+def recorded_step(spec: str) -> int | None:
+    """The step that a local checkpoint says it was written at, in its trainer's own record; None where it says none."""
+    path = Path(spec)
+    if path.is_file():
+        from anisoscope.models import state_file as statefiles
+
+        return statefiles.recorded_step(path) if path.suffix in STATE_SUFFIXES else None
+    for name, key in _RECORDS:
+        try:
+            value = json.loads((path / name).read_text(encoding="utf-8")).get(key)
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def is_there(spec: str) -> bool:
+    """Whether a local checkpoint has any file of weights, readable or not."""
+    path = Path(spec)
+    if not path.is_dir():
+        return path.is_file()
+    return any(p.suffix in STATE_SUFFIXES and not _TRAINERS.fullmatch(p.stem) for p in path.iterdir())
+
+
+def stamp(spec: str) -> str:
+    """What tells the files of a local checkpoint from those that lay there before: their names, sizes and times."""
+    path = Path(spec)
+    files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path] if path.is_file() else []
+    return ", ".join(f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files)
+
+
+# several
+
+
+def _several(models: Sequence[str], architecture: str | None) -> Series:
+    names = [parse_model(model, state=architecture is not None).name for model in models]
+    labels = names if len(set(names)) == len(names) else list(models)
+    if len(set(labels)) < len(labels):
+        raise AnisoscopeError(f"{next(m for m in labels if labels.count(m) > 1)!r} is named twice; name it once.")
+    steps = [named_step(model.rstrip("/").split("/")[-1]) for model in models]
+    timed = None not in steps and len(set(steps)) == len(steps)
+    notes = [] if timed else ["the models do not all name a step of their own: 0, 1, 2, … is the order they were given"]
+    places: list[int | None] = steps if timed else list(range(len(models)))
+    found = [
+        Checkpoint(model, step, label, late=any((s or 0) > (step or 0) for s in places[:k]))
+        for k, (model, step, label) in enumerate(zip(models, places, labels, strict=True))
+    ]
+    return Series(_common(labels), _ordered(found, ", ".join(models)), notes, timed)
+
+
+def _common(labels: Sequence[str]) -> str:
+    """A name for several models: what their names begin with, else the first and the last.
+
+    >>> _common(["bert_pretrained", "bert_ft"]), _common(["a", "b", "c"])
+    ('bert', 'a…c')
+    """
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*labels, strict=False))
+    shared = re.sub(r"[^A-Za-z0-9]+$", "", "".join(letters[0] for letters in alike))
+    return shared if len(shared) > 2 else f"{labels[0]}…{labels[-1]}"
+
+
+def _ordered(found: list[Checkpoint], model: str) -> list[Checkpoint]:
+    nameless = [c.label for c in found if c.step is None]
+    if nameless:
+        raise AnisoscopeError(
+            f"{nameless[0]!r} of {model!r} names no training step; expected names such as step1000 or checkpoint-1000."
+        )
+    steps = [c.step for c in found]
+    if len(set(steps)) < len(steps):
+        twice = next(s for s in steps if steps.count(s) > 1)
+        raise AnisoscopeError(f"step {twice} is named twice in the series of {model!r}; name each checkpoint once.")
+    return sorted(found, key=lambda c: c.step or 0)
+
+
+# refusals
+
+
+def refuse_training_run(model: str) -> None:
+    """The folder of a training run is no model, though it holds some."""
+    path = Path(model).expanduser()
+    if (path / "checkpoints").is_dir() and not (path / "config.json").is_file():
+        raise AnisoscopeError(
+            f"{model!r} is the folder of a training run, not a model; use `anisoscope sweep {model}` for all its "
+            f"checkpoints, or give one: {path / 'checkpoints' / 'checkpoint-N'}."
+        )
+
+
+def refuse_textless(loaded: Any, spec: str) -> None:
+    """A model that reads no text."""
+    if loaded.main_input != "input_ids":
+        raise AnisoscopeError(
+            f"{spec!r} reads {loaded.main_input}, not token ids; `tangent` takes text models (`profile`, `sweep` and a "
+            "Monitor in your own loop take any model)."
+        )
+
+
+def has_loss(model: Any) -> bool:
+    """Whether a model has a language-model head, and so a loss to take gradients of."""
+    return "labels" in inspect.signature(model.forward).parameters or _head(model) is not None
+
+
+def lossless(loaded: Any, spec: str) -> AnisoscopeError:
+    """The sentence for a model without a head."""
+    return AnisoscopeError(
+        f"{spec!r} was loaded as {type(loaded.model).__name__}, without a language-model head, so it has no loss and "
+        "no gradients; give a checkpoint that holds its head (…ForCausalLM or …ForMaskedLM)."
+    )
+
+
+def _head(model: Any) -> Any:
+    try:
+        return model.get_output_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None

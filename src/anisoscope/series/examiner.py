@@ -1,0 +1,328 @@
+"""One checkpoint of a series: its geometry, its loss, and its gradients where they are wanted and it has any."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.capture.capture import Capture
+from anisoscope.capture.rows.row import Batch
+from anisoscope.capture.sites.layout import Layout, find_layout
+from anisoscope.data.tokens import mask_batch
+from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement.bank import Bank
+from anisoscope.measurement.evaluation import evaluate_bank
+from anisoscope.measurement.feed.feed import Feed, fitting, make_feed
+from anisoscope.measurement.inspection import check_sites, plan_passes, what_is_read
+from anisoscope.measurement.measure import Setup, feed_tables, make_plan, prepare
+from anisoscope.measurement.passes import rows_given
+from anisoscope.measurement.remarks import remarks
+from anisoscope.metrics.engine.metric import Request
+from anisoscope.metrics.tangent import check_rank
+from anisoscope.monitor.instruments import Instruments, make_probe
+from anisoscope.monitor.monitor import stream_kinds
+from anisoscope.monitor.probe import Probe
+from anisoscope.series.config import SweepConfig
+from anisoscope.series.discovery import has_loss
+from anisoscope.tangent.parameters import EmbeddingWatch
+from anisoscope.tangent.plan import TangentPlan, more_sites
+from anisoscope.tangent.row_map import Both, RowMap, beside, write_map
+from anisoscope.tangent.study import TangentStudy
+
+HEADLESS = "it has no language-model head, so no loss: its gradients were left out"
+TEXTLESS = "it reads no text, so the loss of a text is not its own: its gradients were left out"
+COUNTED = 2_000_000  # tokens of the data that frequencies are counted on
+Records = list[dict[str, Any]]
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass
+class Found:
+    """What one checkpoint gave."""
+
+    records: Records = field(default_factory=list)
+    cards: Records = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    read: dict[str, Any] = field(default_factory=dict)  # modality and rows of each stack, where a pass has told them
+
+
+@dataclass
+class Examiner:
+    """Looks at checkpoints one after the other, and keeps what one leaves for the next."""
+
+    config: SweepConfig
+    last: int | None  # the last step of the series
+    study: TangentStudy | None = None
+    counts: Tensor | None = None
+    table_before: tuple[int, Tensor] | None = None
+    sizes: list[int] | None = None  # of the first model
+    notes: list[str] = field(default_factory=list)
+    row_map: RowMap | None = None  # the same few rows of every checkpoint
+
+    def measure(self, loaded: Any, step: int | None, *, late: bool, tell: Tell) -> Found:
+        """Everything asked for of one model; `late` ones come after later ones and are compared with none before."""
+        config, idle = fitting(loaded, feed_config(self.config))
+        found, feed = Found(notes=idle), make_feed(loaded, config, tell=tell)
+        plan, requests = self.config.measured
+        if plan is not None and loaded.reads_text and has_loss(loaded.model):
+            with self._apart(loaded, late=late):
+                self._gradients(loaded, step, feed, plan, requests, found, tell=tell)
+        else:
+            if plan is not None:
+                found.notes.append(HEADLESS if loaded.reads_text else TEXTLESS)
+            if self.row_map is not None and loaded.reads_text:  # its rows are coloured by frequency
+                self._count(loaded, feed, found)
+            self._geometry(loaded, feed, requests, found, masked=plan is not None, tell=tell)
+            found.records = [{**row, "step": step} for row in found.records]
+            found.records += self._loss(loaded, step, feed, found)
+        found.data = feed.about()
+        found.notes += [note for note in feed.notes() if note not in found.notes]
+        if self.row_map is not None:
+            self.row_map.close(step or 0, tokenizer=loaded.tokenizer)
+        return found
+
+    # with gradients
+
+    def _gradients(
+        self,
+        loaded: Any,
+        step: int | None,
+        feed: Feed,
+        plan: TangentPlan,
+        requests: list[Request],
+        found: Found,
+        *,
+        tell: Tell,
+    ) -> None:
+        c, model = self.config, loaded.model
+        self._count(loaded, feed, found)
+        study = self.tangent(plan)
+        layout = find_layout(model)
+        sites = layout.sites(_stream(layout), c.layers or None)
+        watch = EmbeddingWatch(model)
+        self._attach_before(watch)
+        setup = self._setup(loaded, layout, requests)
+        instruments = Instruments(model, layout, sites, setup, requests, study, watch, c.seed, halves=c.halves)
+        if c.rank is not None:
+            check_rank(c.rank, width=int(getattr(model.config, "hidden_size", 1 << 30)))
+        tell("gradients", 0, 1)
+        batches = [labelled_batch(loaded, batch, seed=c.seed) for batch in feed.batches()]
+        probe = make_probe(instruments, batches, batch_size=c.batch_size)
+        bank = instruments.bank()
+        if bank is not None:
+            feed_tables(bank, model, setup.tables, depth=setup.depth("single"))
+        rows = probe.run(step if step is not None else 0, others=beside(bank, self.row_map))
+        depths = {stack.name: stack.depth for stack in layout.stacks}
+        for row in instruments.measure(rows, bank):
+            found.records.append(_deep({**row, "step": row["step"] if step is not None else None}, depths))
+        found.cards = [{**card, "step": step} for card in instruments.concepts(rows, loaded.tokenizer)]
+        if watch.table is not None and step is not None:
+            self.table_before = step, watch.table.detach().double().cpu()
+        found.notes += [*instruments.notes, *study.notes, *setup.notes]
+        tell("gradients", 1, 1)
+
+    def tangent(self, plan: TangentPlan) -> TangentStudy:
+        """The tangent study of the series; its frozen proxy needs to know when training ends."""
+        if self.study is None:
+            last = self.last if self.config.series else None
+            self.study = TangentStudy(plan, self.counts, last, single=not self.config.series)
+        return self.study
+
+    def _apart(self, loaded: Any, *, late: bool) -> Any:
+        """Nothing of the checkpoints before enters one that came late, or one of another size."""
+        sizes = [int(getattr(loaded.model.config, name, 0) or 0) for name in ("hidden_size", "num_hidden_layers")]
+        self.sizes = self.sizes or sizes
+        other = sizes != self.sizes
+
+        @contextlib.contextmanager
+        def without() -> Iterator[None]:
+            study, before = self.study, self.table_before
+            kept = (study.previous, study.frozen) if study is not None else None
+            self.table_before = None
+            if study is not None:
+                study.previous = {}
+                study.frozen = None if other else study.frozen
+            yield
+            self.table_before = before
+            if study is not None and kept is not None:
+                study.previous = kept[0]
+                study.frozen = kept[1] if other else study.frozen
+
+        return without() if late or other else contextlib.nullcontext()
+
+    def _attach_before(self, watch: EmbeddingWatch) -> None:
+        """The table of the checkpoint before, so that its change can be tested; every type of the data was seen."""
+        table = watch.table
+        if self.table_before is None or table is None or self.counts is None:
+            return
+        watch.step, before = self.table_before
+        if before.shape == table.shape:
+            watch.before = before.to(table.device)
+            watch.closed = torch.zeros(len(table), dtype=torch.bool, device=table.device)
+            watch.closed[: len(self.counts)] = (self.counts[: len(table)] > 0).to(table.device)
+
+    def _count(self, loaded: Any, feed: Feed, found: Found) -> None:
+        """Token frequencies on the data, once for the whole series."""
+        if self.counts is not None:
+            return
+        from anisoscope.data.text import read_documents
+        from anisoscope.data.tokens import contexts
+
+        size = len(loaded.tokenizer)
+        total = torch.zeros(size, dtype=torch.int64)
+        documents = read_documents(self.config.data, text_field=self.config.text_field)
+        for piece in contexts(documents, loaded.tokenizer, length=feed.length, tokens=COUNTED):
+            ids = torch.as_tensor(piece.ids[~piece.special])
+            total += torch.bincount(ids, minlength=size)[:size]
+        self.counts = total
+        found.notes.append("token frequencies are those of --data, not of the text the model was trained on")
+
+    # without
+
+    def _setup(self, loaded: Any, layout: Layout, requests: list[Request]) -> Setup:
+        c = self.config
+        sites = list(c.sites) or (_stream(layout) if c.at_stream else None)
+        more = () if c.metrics or not requests else more_sites(c.preset)
+        return prepare(loaded.model, requests, sites=sites if requests else None, layers=c.layers or None, more=more)
+
+    def _geometry(
+        self, loaded: Any, feed: Feed, requests: list[Request], found: Found, *, masked: bool, tell: Tell
+    ) -> None:
+        """The metrics of every site in as few passes as memory allows, as `profile` measures them."""
+        if not requests:
+            return
+        c, model = self.config, loaded.model
+        setup = self._setup(loaded, find_layout(model), requests)
+        depths = setup.depths or {"single": 0}
+        entry: dict[str, Any] = {"notes": []}
+        entry |= what_is_read(model, list(depths), loaded.tokenizer, layout=setup.layout)
+        shapes = check_sites(loaded, setup, feed, entry)
+        sizes: dict[str, Any] = {"sample_size": feed.config.sample_size, "attention_rows": feed.config.attention_rows}
+        plan = make_plan(requests, setup.kinds, seed=c.seed, halves=c.halves, **sizes)
+        groups, _ = plan_passes(loaded, setup, plan, feed=feed, shapes=shapes)
+        given: list[int] = []
+        for number, sites in enumerate(groups):
+            bank = Bank(plan)
+            if sites:
+                with Capture(model, sites, Both(bank, self.row_map), layout=setup.layout) as capture:
+                    for batch in self._seen(loaded, feed, masked=masked, tell=tell):
+                        capture.run(batch)
+                setup.notes += [note for note in capture.notes if note not in setup.notes]
+            if number == 0:
+                feed_tables(bank, model, setup.tables, depth=setup.depth("single"))
+            found.records += evaluate_bank(bank, requests, setup, progress=tell)
+            found.notes += remarks(bank)
+            given += [n for n in [rows_given(bank)] if n is not None]
+        if given:
+            feed.recount(min(given))
+        found.notes += [*entry["notes"], *setup.notes]
+        found.read = {name: entry[name] for name in ("modality", "rows")}
+
+    def _seen(self, loaded: Any, feed: Feed, *, masked: bool, tell: Tell) -> Iterator[Any]:
+        """The data as it is; text masked beside masked language models whose gradients are taken, to be like theirs."""
+        seen, mask = 0, masked and loaded.reads_text and not loaded.predicts_next
+        mask = mask and getattr(loaded.tokenizer, "mask_token_id", None) is not None
+        for batch in feed.batches():
+            shown: Any = batch
+            if mask:
+                inputs = labelled_batch(loaded, batch, seed=self.config.seed)
+                shown = Batch({k: v for k, v in inputs.items() if k != "labels"}, batch.special, batch.groups)
+            yield shown
+            seen += feed.seen(batch)
+            tell("forward", min(seen, self.config.tokens), self.config.tokens)
+
+    def _loss(self, loaded: Any, step: int | None, feed: Feed, found: Found) -> Records:
+        """The loss over the same text, where the model has a head for it."""
+        if not loaded.reads_text or not has_loss(loaded.model):
+            return []
+        try:
+            batches = [labelled_batch(loaded, batch, seed=self.config.seed) for batch in feed.batches()]
+            words: dict[str, Any] = {"layout": find_layout(loaded.model), "sites": (), "gradients": False}
+            rows = Probe(loaded.model, batches, batch_size=self.config.batch_size, **words).run(step or 0)
+        except AnisoscopeError as error:
+            found.notes.append(f"its loss was left out: {error}")
+            return []
+        if not rows.tokens:
+            return []
+        place = {"kind": "training", "variant": "", "group": "", "stack": "single", "step": step}
+        return [{**place, "metric": "probe_loss", "value": rows.loss / rows.tokens, "n": rows.tokens}]
+
+    # keeping
+
+    def state(self) -> dict[str, Any]:
+        """What the next checkpoint needs, as plain values and tensors."""
+        study = None if self.study is None else self.study.state()
+        rows = None if self.row_map is None else self.row_map.state()
+        kept = {"counts": self.counts, "table_before": self.table_before, "sizes": self.sizes, "study": study}
+        return {**kept, "map": rows}
+
+    def window(self, key: int) -> dict[str, Any] | None:
+        """What the open window of the frozen proxy keeps of one step."""
+        frozen = None if self.study is None else self.study.frozen
+        return {"study": frozen.window_state(key)} if frozen is not None else None
+
+    def load(self, state: dict[str, Any], window: Callable[[list[int]], dict[int, dict[str, Any]]]) -> None:
+        """Go back to what `state` gave; `window` reads what it does not hold."""
+        self.counts, self.table_before, self.sizes = state["counts"], state["table_before"], state["sizes"]
+        if self.row_map is not None and state.get("map") is not None:
+            self.row_map.load(state["map"])
+        plan, _ = self.config.measured
+        if state["study"] is None or plan is None:
+            return
+        frozen = state["study"]["frozen"]
+        kept = window(frozen["window"] if frozen else [])
+        study = self.tangent(plan)
+        study.load(state["study"], {step: part["study"] for step, part in kept.items()})
+        if frozen is None:  # it had been given up
+            study.frozen = None
+
+    @property
+    def still_open(self) -> bool:
+        """Whether the frozen proxy has yet to be fitted on what its window holds."""
+        return self.study is not None and self.study.frozen is not None and bool(self.study.frozen.window)
+
+    def write_map(self, folder: Path, *, model: str) -> dict[str, Any]:
+        """Write map.parquet of a finished series; what run.json says of it under `map`."""
+        if self.row_map is None:
+            return {}
+        return write_map(folder, self.row_map, model=model, seed=self.config.seed, counts=self.counts)
+
+    def finish(self) -> Records:
+        """What only the end of the series gives: the frozen proxy of one that ended inside its window."""
+        return self.study.finish() if self.study is not None else []
+
+
+def _stream(layout: Layout) -> list[str]:
+    return stream_kinds(layout)
+
+
+def _deep(row: dict[str, Any], depths: dict[str, int]) -> dict[str, Any]:
+    layer, depth = row.get("layer"), depths.get(row.get("stack", "single"), 0)
+    return {"stack": "single", **row, "depth": layer / depth if layer is not None and depth else math.nan}
+
+
+def labelled_batch(loaded: Any, batch: Batch, *, seed: int) -> dict[str, Tensor]:
+    """A batch with labels, as the model's own training would have it."""
+    inputs = dict(batch.inputs)
+    mask = inputs["attention_mask"]
+    if loaded.predicts_next:
+        return {**inputs, "labels": inputs["input_ids"].masked_fill(mask == 0, -100)}
+    special = batch.special if batch.special is not None else torch.zeros_like(mask, dtype=torch.bool)
+    found: dict[str, Tensor] = mask_batch(inputs, special, loaded.tokenizer, seed=seed)
+    return found
+
+
+def feed_config(config: SweepConfig) -> Any:
+    """What the feed and the passes of a profile read, from here."""
+    from anisoscope.measurement.profile import ProfileConfig
+
+    names = ("data", "tokens", "context", "seconds", "batch_size", "text_field", "seed", "sites", "halves")
+    return ProfileConfig(models=config.models, **{name: getattr(config, name) for name in names})

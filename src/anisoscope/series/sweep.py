@@ -1,0 +1,400 @@
+"""`anisoscope tangent` and `anisoscope sweep`: the same instruments on models that are given, not trained here.
+
+Whatever a checkpoint gave is on disk before the next begins: its rows (`parts/`), its sketch and the state after it
+(`state/`). Table, flags and warnings are made from these alone, so that a sweep that was killed and went on ends with
+the same as one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anisoscope.capture.sites.layout import find_layout
+from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement.inspection import other_reading, reading_fingerprint, what_is_read
+from anisoscope.models.checkpoint import HEADLESS
+from anisoscope.models.downloads import Downloads
+from anisoscope.models.source import parse_model
+from anisoscope.monitor.store import MonitorStore, in_order
+from anisoscope.results.folder import RunFolder, replace_file
+from anisoscope.results.manifest import opening
+from anisoscope.results.table import Table
+from anisoscope.series.config import SweepConfig as SweepConfig
+from anisoscope.series.discovery import (
+    Checkpoint,
+    Series,
+    find_series,
+    has_loss,
+    is_there,
+    lossless,
+    named_step,
+    recorded_step,
+    refuse_textless,
+    stamp,
+)
+from anisoscope.series.examiner import Examiner
+from anisoscope.series.integrity import (
+    MISSING,
+    NON_FINITE,
+    REPEATED,
+    RESUME,
+    UNREADABLE,
+    Entry,
+    distances,
+    exchanges,
+    is_finite,
+    loaded_ones,
+    place_of,
+    reason,
+    resumable,
+    sketch,
+    warnings_of,
+)
+from anisoscope.tangent.row_map import RowMap
+
+Progress = Callable[[str, int, int], None]
+LOADING = ("random_init", "device", "device_map", "dtype", "seed", "trust_remote_code", "tokenizer", "architecture")
+LARGE = 50_000_000  # parameters
+
+
+@dataclass
+class Sweeper:
+    """One run over a series of checkpoints."""
+
+    config: SweepConfig
+    folder: RunFolder
+    command: Sequence[str] = ()
+    progress: Progress | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    entries: dict[int, Entry] = field(default_factory=dict)
+    tables: dict[int, Table] = field(default_factory=dict)
+    cards: list[dict[str, Any]] = field(default_factory=list)  # of the checkpoint under way
+    words: tuple[str, str] | None = None  # fingerprint of the series' tokenizer, and the checkpoint it came with
+    kept: int = 0  # how often a state was written
+    plan: Series | None = None  # the series, where it was looked for before the folder was made
+    found: Any = None  # what the checkpoint under way gave, beside its rows
+
+    @classmethod
+    def at(cls, config: SweepConfig, place: str | Path, *, resume: bool, **words: Any) -> Sweeper:
+        """A sweep into a folder, which is made only once there is something to measure."""
+        plan = None if (Path(place) / "run.json").is_file() else _series_of(config)
+        return cls(config, RunFolder.create(place, asdict(config), resume=resume), plan=plan, **words)
+
+    def run(self) -> Table:
+        """Measure every checkpoint in order; what cannot be loaded is said and left out."""
+        old = self.folder.about()
+        self.series = self._series(old)
+        self.store = MonitorStore(self.folder.path, resume=True, about={})
+        rows = RowMap(folder=self.folder.path / "state") if self.config.series else None
+        self.examiner = Examiner(self.config, self.series.last, row_map=rows)
+        state = self._restore()
+        if old.get("status") == "complete" and not self._to_do():
+            return self.folder.table()
+        if state is not None:
+            self.examiner.load(state["examiner"], self.store.window)
+        self._begin(old)
+        started = time.monotonic()
+        try:
+            self._all()
+            still_open = self.examiner.still_open
+            last = self.examiner.finish()
+        except BaseException as error:
+            self._finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", started, error)
+            raise
+        table = self._finish("complete", started, last=last)
+        if not still_open:  # the newest state still names what lies in them
+            self.store.drop_window()
+        return table
+
+    def _all(self) -> None:
+        series = self.series.checkpoints
+        downloads = self._downloads()
+        for number, checkpoint in enumerate(series):
+            self._tell("checkpoints", number, len(series))
+            if _key(checkpoint) not in self.tables:
+                self._checkpoint(checkpoint, downloads)
+                _make_room(self.entries[_key(checkpoint)])
+        self._tell("checkpoints", len(series), len(series))
+        if not self.tables:
+            reasons = [flag for entry in self.entries.values() for flag in entry["flags"]]
+            first = reason(reasons[0]).rstrip(".").removesuffix(RESUME)
+            raise AnisoscopeError(
+                f"none of the {len(series)} checkpoints of {self.config.model!r} could be loaded (the first: {first}); "
+                "mend that, and the same command with --resume goes on."
+            )
+
+    def _series(self, old: dict[str, Any]) -> Series:
+        known = old.get("revisions", ()) if old.get("config") else ()
+        return self.plan or _series_of(self.config, known)
+
+    def _to_do(self) -> list[Checkpoint]:
+        return [c for c in self.series.checkpoints if _key(c) not in self.tables]
+
+    def _downloads(self) -> Downloads | None:
+        wanted = [c.revision for c in self._to_do() if c.revision]
+        journal = self.folder.path / "state" / "downloads.json"
+        c = self.config
+        return Downloads(c.model, wanted, journal, c.remove_downloads, c.trust_remote_code) if wanted else None
+
+    # the record of the run
+
+    def _begin(self, old: dict[str, Any]) -> None:
+        self.about = opening(
+            asdict(self.config),
+            command=self.command,
+            seed=self.config.seed,
+            old=old,
+            kind="sweep" if self.config.series else "tangent",
+        )
+        if self.config.revisions:
+            self.about["revisions"] = [c.revision for c in self.series.checkpoints]
+        self._write_about()
+
+    def _write_about(self, late: dict[int, list[str]] | None = None) -> None:
+        """run.json, made from what is known of each checkpoint, whenever that was."""
+        entries = [self.entries[key] for key in sorted(self.entries)]
+        done = [entry for entry in entries if "described" in entry]
+        hidden = ("key", "notes", "described", "device", "data", "unmeasured")
+        self.about["checkpoints"] = [
+            {k: v for k, v in entry.items() if k not in hidden}
+            | {"flags": [*entry["flags"], *(late or {}).get(entry["key"], [])]}
+            for entry in entries
+        ]
+        self.about["warnings"] = list(dict.fromkeys([*self.series.notes, *warnings_of(entries, late or {})]))
+        if done:
+            self.about |= {"models": [done[0]["described"]], "device": done[-1]["device"]}
+            self.about |= next(({"data": entry["data"]} for entry in reversed(done) if entry["data"]), {})
+        self.folder.write_about(self.about)
+
+    def _restore(self) -> dict[str, Any] | None:
+        """What is done already, and the state after it."""
+        state = self.store.newest()
+        if state is not None:
+            self.entries, self.words = dict(state["entries"]), state["words"]
+            done = sorted(state["done"])
+            self.tables = dict(zip(done, self.store.tables(set(done)), strict=True))
+            self.kept = state.get("kept", len(done))
+            for checkpoint in self.series.checkpoints:
+                if self._changed(checkpoint):
+                    del self.tables[_key(checkpoint)]
+        return state
+
+    def _changed(self, checkpoint: Checkpoint) -> bool:
+        """Whether a checkpoint that was loaded but could not be measured has other files now: it is tried again."""
+        entry = self.entries.get(_key(checkpoint), {})
+        before = entry.get("unmeasured") if _key(checkpoint) in self.tables else None
+        return before is not None and before != stamp(checkpoint.spec)
+
+    def _finish(
+        self, status: str, started: float, error: BaseException | None = None, last: Sequence[Any] = ()
+    ) -> Table:
+        self.about["status"] = status
+        if error is not None and str(error):
+            self.about["error"] = str(error).splitlines()[0]
+        self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 2)
+        late = self._out_of_order() if status == "complete" else {}
+        columns = {"model": self._name(), "revision": ""}
+        parts = [*self.tables.values(), self._table(last, columns), self._flag_rows(late)]
+        table = in_order(Table.concat(parts))
+        if self.tables:
+            self.store.write_table(table, done=set(self.tables))
+        if status == "complete" and self.config.series:
+            self.about["map"] = self.examiner.write_map(self.folder.path, model=self._name())
+        self._write_about(late)
+        return Table(table.arrow, self.about)
+
+    def _flag_rows(self, late: dict[int, list[str]]) -> Table:
+        rows = []
+        for entry in (self.entries[key] for key in sorted(self.entries)):
+            wrong = [*entry["flags"], *late.get(entry["key"], [])]
+            place = {"metric": "checkpoint", "variant": "", "group": "", "kind": "training", "stack": "single"}
+            said = [*wrong, *(note for note in entry.get("notes", []) if note == HEADLESS)]
+            words = {"revision": entry["label"], "step": entry["step"], "note": "; ".join(said)}
+            rows.append({**place, **words, "value": float(not wrong)})
+        return self._table(rows, {"model": self._name()})
+
+    def _table(self, records: Sequence[dict[str, Any]], columns: dict[str, Any]) -> Table:
+        fixed = {"run": self.folder.path.name, "data": self.config.data, "seed": self.config.seed, **columns}
+        return Table.from_records({**fixed, **row} for row in records)
+
+    def _name(self) -> str:
+        """What the model is called in the table."""
+        described = next((e["described"] for e in self.entries.values() if "described" in e), {"name": ""})
+        return self.series.name or str(described["name"])
+
+    def _tell(self, what: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(what, done, total)
+
+    # one checkpoint
+
+    def _checkpoint(self, checkpoint: Checkpoint, downloads: Downloads | None) -> None:
+        key = _key(checkpoint)
+        entry: Entry = {"key": key, "label": checkpoint.label, "step": checkpoint.step, "flags": []}
+        loaded = self._load(checkpoint, downloads, entry)
+        self.entries[key] = entry
+        if loaded is None:
+            return
+        if not self.config.series:
+            refuse_textless(loaded, checkpoint.spec)
+            if not has_loss(loaded.model):
+                raise lossless(loaded, checkpoint.spec)
+        finite = is_finite(loaded.model)
+        entry["flags"] = self._wrong(checkpoint, loaded.fingerprint, entry, finite=finite)
+        readable = self._same_words(loaded, checkpoint, entry)
+        self.cards, self.found = [], None  # a checkpoint that is not measured has none
+        if not (finite and readable):
+            entry["unmeasured"] = stamp(checkpoint.spec)
+        records = self._measure(loaded, checkpoint.step) if finite and readable else []
+        self._keep(checkpoint, loaded, entry, records, sketched=finite)
+        if downloads is not None:
+            downloads.finished(checkpoint.revision)
+
+    def _load(self, checkpoint: Checkpoint, downloads: Downloads | None, entry: Entry) -> Any:
+        """The model of a checkpoint; None, with a flag in its entry, where it cannot be had."""
+        from anisoscope.capture import loading
+
+        spec = checkpoint.spec
+        try:
+            if downloads is not None:
+                self._tell(f"download {checkpoint.label}", 0, 1)
+                spec = str(downloads.ready(checkpoint.revision) or spec)
+                self._tell(f"download {checkpoint.label}", 1, 1)
+            return loading.load_model(spec, **{name: getattr(self.config, name) for name in LOADING})
+        except AnisoscopeError as error:
+            if len(self.series) == 1:
+                raise AnisoscopeError(resumable(error) if self.config.series else str(error)) from error
+            entry["flags"] = [f"{UNREADABLE if is_there(spec) else MISSING}{resumable(error)}"]
+            return None
+
+    def _wrong(self, checkpoint: Checkpoint, fingerprint: str, entry: Entry, *, finite: bool) -> list[str]:
+        """What the checkpoint shows by itself, and beside those that are done."""
+        out = []
+        done = [e for k, e in sorted(self.entries.items()) if k in self.tables]
+        twin = next((e["label"] for e in done if e.get("fingerprint") == fingerprint), None)
+        if twin is not None:
+            out.append(f"{REPEATED}the same weights as {twin}")
+        if not finite:
+            out.append(NON_FINITE)
+        if checkpoint.late:
+            out.append("out of order: it was named after a later one")
+        recorded = recorded_step(checkpoint.spec) if self.series.timed and not out else None
+        if recorded is not None and named_step(checkpoint.label) == checkpoint.step != recorded:
+            out.append(f"out of order: it says inside that it is of step {recorded}")
+            entry["recorded"] = recorded
+        return out
+
+    def _same_words(self, loaded: Any, checkpoint: Checkpoint, entry: Entry) -> bool:
+        mine = reading_fingerprint(loaded)
+        self.words = self.words or (mine, checkpoint.label)
+        if mine == self.words[0]:
+            return True
+        entry["flags"].append(other_reading(loaded, self.words[1]))
+        return False
+
+    def _measure(self, loaded: Any, step: int | None) -> list[dict[str, Any]]:
+        late = step is not None and any(key > step for key in self.tables)
+        self.found = self.examiner.measure(loaded, step, late=late, tell=self._tell)
+        self.cards = self.found.cards
+        return list(self.found.records)
+
+    def _keep(
+        self, checkpoint: Checkpoint, loaded: Any, entry: Entry, records: list[dict[str, Any]], *, sketched: bool
+    ) -> None:
+        key, name = _key(checkpoint), self.series.name or loaded.name
+        kind = "encoder-decoder" if loaded.is_encoder_decoder else "decoder" if loaded.is_decoder else "encoder"
+        described = {"name": name, "type": kind, "parameters": loaded.parameters, "notes": loaded.notes}
+        described |= {"architecture": type(loaded.model).__name__, "revision": loaded.revision}
+        layout = find_layout(loaded.model)
+        stacks = [stack.name for stack in layout.stacks]
+        described |= what_is_read(loaded.model, stacks, loaded.tokenizer, layout=layout)
+        described |= self.found.read if self.found is not None else {}
+        entry |= {"fingerprint": loaded.fingerprint, "device": str(loaded.device)}
+        entry["described"] = described | {"fingerprint": loaded.fingerprint}
+        notes = [*loaded.notes, *(self.found.notes if self.found is not None else [])]
+        entry["notes"] = list(dict.fromkeys(notes))
+        entry["data"] = self.found.data if self.found is not None else {}
+        table = self._table(records, {"model": name, "revision": checkpoint.label})
+        self.tables[key] = table
+        if sketched and self.series.timed:
+            replace_file(self._sketch(key), lambda path: torch.save(sketch(loaded.model), path))
+        self.kept += 1
+        state = {"step": key, "done": sorted(self.tables), "entries": loaded_ones(self.entries), "words": self.words}
+        state["kept"] = self.kept
+        self.store.write_concepts(key, [{"model": name, **card} for card in self.cards])
+        state["examiner"] = self.examiner.state()
+        self.store.write_step(key, table, state, self.examiner.window(key), number=self.kept)
+        self._write_about()
+
+    # the series as a whole
+
+    def _sketch(self, key: int) -> Path:
+        return self.folder.path / "state" / f"sketch-{key:09d}.pt"
+
+    def _out_of_order(self) -> dict[int, list[str]]:
+        """Flags of checkpoints whose weights lie where another's should, by key."""
+        entries = sorted((self.entries[key] for key in self.tables), key=place_of)
+        usable = [e for e in entries if not any(f.startswith((REPEATED, NON_FINITE)) for f in e["flags"])]
+        usable = [e for e in usable if self._sketch(e["key"]).is_file()]
+        path = distances([torch.load(self._sketch(e["key"]), weights_only=True) for e in usable])
+        late: dict[int, list[str]] = {}
+        for pair in exchanges(path.d, path.margin) if path is not None else ():
+            first, second = usable[pair.first], usable[pair.second]
+            for mine, other in ((first, second), (second, first)):
+                words = f"looks out of order: by its weights it is in the place of {other['label']} (exchanging the "
+                if not any(flag.startswith("out of order") for flag in mine["flags"]):
+                    words += f"two saves {pair.saved:.0%} of the detour that they could make)"
+                    late.setdefault(mine["key"], []).append(words)
+        return late
+
+
+def _series_of(config: SweepConfig, known: Sequence[str] = ()) -> Series:
+    c = config
+    if c.series:
+        return find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
+    parse_model(c.model, random_init=c.random_init, state=c.architecture is not None)  # or refused
+    return Series(c.name or "", [Checkpoint(c.model, None, c.model)], timed=False)
+
+
+def _make_room(entry: Entry) -> None:
+    """Give the memory of a large model back before the next one, which may be as large."""
+    if entry.get("described", {}).get("parameters", 0) > LARGE:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _key(checkpoint: Checkpoint) -> int:
+    """The number under which a checkpoint's results are kept."""
+    return checkpoint.step if checkpoint.step is not None else 0
+
+
+def sweep(
+    model: str | Sequence[str],
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Table:
+    """Measure a series of checkpoints and return the table; `out` keeps the run folder, `options` as in SweepConfig.
+
+    `model` is a folder of checkpoints, a hub id with `revisions`, or several models in the order of training.
+
+    >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
+    """
+    models = [model] if isinstance(model, str) else list(model)
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    config = SweepConfig(models[0], others=tuple(models[1:]), **plain)
+    with contextlib.ExitStack() as stack:
+        place = out if out is not None else stack.enter_context(tempfile.TemporaryDirectory())
+        return Sweeper.at(config, place, resume=resume, progress=progress).run()

@@ -1,0 +1,124 @@
+"""What decides the numbers of the curvature study, checked before anything is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.numerics.manifolds import KINDS, MANIFOLDS, make_manifold
+from anisoscope.studies.curvature.samples import FrequencyLook
+
+REFERENCE_ZIPF = 1.0
+REFERENCE_BETA = 0.25  # assumed where none was measured
+
+
+def _ladder(first: float, last: float, count: int) -> tuple[float, ...]:
+    return tuple(float(f"{t:.3g}") for t in np.geomspace(first, last, count))
+
+
+@dataclass(frozen=True)
+class CurvatureConfig:
+    """Everything that decides the numbers of the study; lengths are in units of the radius of curvature 1/κ."""
+
+    manifolds: tuple[str, ...] = tuple(MANIFOLDS)
+    dim: int = 2
+    ambient: int = 8
+    kind: str = "gaussian"
+    scales: tuple[float, ...] = _ladder(3e-4, 0.3, 16)
+    samples: int = 4096  # rows of one sample of the ladder
+    replicates: int = 16  # independent samples of the ladder
+    floor: float = 1e-6  # ambient noise of the ladder
+    fit_limit: float = 0.03  # above it the next order of the expansion begins to count
+    zipf: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0)
+    betas: tuple[float, ...] = (-0.1, 0.0, 0.1, 0.25, 0.5)
+    beta: float | None = None  # measured in a real model: added to `betas`, and the one the verdicts are about
+    types: int = 128
+    tokens: int = 6144
+    base_scale: float = 0.02  # t₀
+    noise: float = 0.0015  # ambient noise of what local PCA is given
+    neighbourhoods: int = 48
+    neighbours: int = 96  # rows of one neighbourhood
+    pca_scales: tuple[float, ...] = _ladder(0.01, 0.5, 9)
+    draws: int = 6  # independent populations of types
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_names(self)
+        _check_numbers(self)
+        for name in self.manifolds:
+            make_manifold(name, dim=self.dim, ambient=self.ambient)
+
+    @classmethod
+    def quick(cls, **changes: Any) -> CurvatureConfig:
+        """Sizes for a look or a test: a few seconds."""
+        small: dict[str, Any] = {
+            "samples": 1024,
+            "replicates": 6,
+            "scales": _ladder(1e-3, 0.1, 8),
+            "zipf": (0.0, 1.0, 2.0),
+            "betas": (0.0, 0.25),
+            "types": 64,
+            "tokens": 2048,
+            "neighbourhoods": 32,
+            "neighbours": 64,
+            "pca_scales": (0.02, 0.05, 0.2),
+            "draws": 4,
+        }
+        return cls(**(small | changes))
+
+    @property
+    def reference(self) -> tuple[float, float]:
+        """(Zipf exponent, β) that the verdicts are about."""
+        return REFERENCE_ZIPF, REFERENCE_BETA if self.beta is None else self.beta
+
+    @property
+    def all_betas(self) -> tuple[float, ...]:
+        """The β of the curves, with that of the verdicts and the null among them."""
+        return tuple(sorted({0.0, *self.betas, self.reference[1]}))
+
+    @property
+    def all_zipf(self) -> tuple[float, ...]:
+        return tuple(sorted({*self.zipf, REFERENCE_ZIPF}))
+
+    @property
+    def look(self) -> FrequencyLook:
+        return FrequencyLook(self.tokens, self.neighbourhoods, self.neighbours, self.noise, self.kind)
+
+
+_LEAST = {"samples": 16, "replicates": 3, "types": 2, "tokens": 32, "neighbourhoods": 2, "neighbours": 12, "draws": 3}
+
+
+def _check_names(config: CurvatureConfig) -> None:
+    if not config.manifolds:
+        raise AnisoscopeError(f"no manifold was given; name some of {', '.join(MANIFOLDS)}.")
+    for name in config.manifolds:
+        if name not in MANIFOLDS:
+            raise unknown_name("manifold", name, MANIFOLDS)
+    if config.kind not in KINDS:
+        raise unknown_name("kind of sampling", config.kind, KINDS)
+
+
+def _check_numbers(config: CurvatureConfig) -> None:
+    for name, least in (_LEAST | {"seed": 0}).items():
+        if getattr(config, name) < least:
+            raise AnisoscopeError(f"{name} is {getattr(config, name)}; expected at least {least}.")
+    for name in ("scales", "pca_scales", "base_scale", "fit_limit"):
+        value = getattr(config, name)
+        _require(name, value if isinstance(value, tuple) else (value,), lambda x: x > 0, "a number above 0")
+    for name in ("floor", "noise"):
+        _require(name, (getattr(config, name),), lambda x: x >= 0, "a number of at least 0")
+    _require("zipf", config.zipf, lambda x: 0 <= x <= 10, "exponents from 0 to 10")
+    _require("beta", (*config.betas, *config.reference[1:]), lambda x: abs(x) <= 5, "exponents from -5 to 5")
+
+
+def _require(name: str, values: Sequence[float], good: Callable[[float], bool], expected: str) -> None:
+    if not values:
+        raise AnisoscopeError(f"{name} is empty; expected {expected}.")
+    for value in values:
+        if not (math.isfinite(value) and good(value)):
+            raise AnisoscopeError(f"{name} has {value}; expected {expected}.")

@@ -1,0 +1,309 @@
+"""What of the curvature is seen when tokens are drawn by a Zipf law and rare types are spread more widely.
+
+Notation: types i = 1 … V, frequency f_i ∝ i^(−s), each a point of the manifold with tokens scattered around it on the
+scale t_i = t₀ (f_i / f_max)^(−β), at most 0.5/κ_i. β = 0: every type has the same scale, so frequency cannot matter;
+β > 0: rare types are wider; β < 0: frequent types are. Lengths are in units of 1/κ at the manifold's centre.
+
+Two samplings of the *same* types are compared: by frequency (`zipf`) and every type equally often (`uniform`). With s
+both the draw and, through f_i, the scales change, so visibility alone need not be monotone in s; the ratio of the two
+samplings isolates what frequency hides.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anisoscope.numerics.manifolds import (
+    Frames,
+    Manifold,
+    centre_groups,
+    displace,
+    expected_variances,
+    fit_groups,
+    form_error,
+    largest_curvature,
+    tangent_angle,
+    unit_sample,
+)
+
+# How the variance around a point of a curved manifold grows with the scale of the sample, and the parabola.
+#
+# Notation: t scale, in units of the radius of curvature 1/κ; C_T and C_N covariance of a centred sample in the tangent
+# and the normal space; visibility = tr C_N / tr C_T. To leading order tr C_T ~ t², tr C_N ~ t⁴, visibility ~ t²
+# (numerics.manifolds.expected_variances has the constants).
+
+
+EXPECTED_SLOPES = {"tangent": 2.0, "normal": 4.0, "visibility": 2.0}
+FEWEST_SCALES = 3
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Variances of repeated samples at a ladder of scales, [repetitions, scales], the floor not yet taken off."""
+
+    scales: np.ndarray  # [scales] in units of 1/κ
+    variance: dict[str, np.ndarray]  # tangent, normal
+    floor: dict[str, np.ndarray]  # [repetitions]: the same of a sample of scale 0
+    expected: dict[str, np.ndarray]  # [scales] to leading order
+    rounding: float  # variance that float64 alone produces
+
+    def excess(self, of: str) -> np.ndarray:
+        """Variance above the floor, [repetitions, scales]; for `visibility` the ratio of the two."""
+        if of == "visibility":
+            with np.errstate(divide="ignore", invalid="ignore"):
+                return self.excess("normal") / self.excess("tangent")
+        return self.variance[of] - self.floor[of][:, None]
+
+    def leading(self, of: str) -> np.ndarray:
+        return self.expected["normal"] / self.expected["tangent"] if of == "visibility" else self.expected[of]
+
+    def above_floor(self, of: str, *, limit: float) -> np.ndarray:
+        """Which scales may be fitted: as much signal as floor in the mean and in no repetition nothing; t ≤ limit."""
+        kept = self.scales <= limit * (1 + 1e-9)
+        for part in ("tangent", "normal") if of == "visibility" else (of,):
+            signal = self.excess(part)
+            kept &= (signal.mean(0) >= self.floor[part].mean() + self.rounding) & (signal > 0).all(0)
+        return kept
+
+    def slopes(self, of: str, *, limit: float) -> tuple[np.ndarray, np.ndarray]:
+        """Log–log slope of every repetition over the scales above the floor, and which they are; NaN under 3 scales."""
+        kept = self.above_floor(of, limit=limit)
+        if kept.sum() < FEWEST_SCALES:
+            return np.full(len(self.floor["tangent"]), np.nan), kept
+        x = np.log(self.scales[kept])
+        y = np.log(self.excess(of)[:, kept])
+        x = x - x.mean()
+        return (y @ x) / (x @ x), kept
+
+
+def sample_ladder(
+    manifold: Manifold,
+    point: Tensor,
+    *,
+    scales: tuple[float, ...],
+    samples: int,
+    replicates: int,
+    noise: float,
+    kind: str,
+    seed: int,
+) -> Ladder:
+    """Independent samples for every scale and repetition around one point; scales and noise in units of 1/κ."""
+    frames = manifold.frames(point)
+    unit = length_unit(manifold.curvature(point))
+    generator = torch.Generator().manual_seed(seed)
+    found = np.zeros((2, replicates, len(scales) + 1))
+    for r in range(replicates):
+        for i, t in enumerate((0.0, *scales)):
+            u = t * unit * unit_sample(samples, dim=manifold.dim, kind=kind, generator=generator)
+            x = displace(manifold, frames, u)
+            x = x + noise * unit * torch.randn(x.shape, dtype=x.dtype, generator=generator)
+            found[:, r, i] = split_variance(x, frames)
+    reach = float(frames.position.norm()) + max(scales) * unit
+    expected = expected_variances(frames.form, scale=unit * torch.tensor(scales, dtype=torch.float64), kind=kind)
+    return Ladder(
+        np.array(scales),
+        dict(zip(("tangent", "normal"), found[:, :, 1:], strict=True)),
+        dict(zip(("tangent", "normal"), found[:, :, 0], strict=True)),
+        dict(zip(("tangent", "normal"), (e.numpy() for e in expected), strict=True)),
+        manifold.ambient * (4 * np.finfo(float).eps * reach) ** 2,
+    )
+
+
+def length_unit(curvature: float) -> float:
+    """The radius of curvature 1/κ, or 1 where nothing is curved."""
+    return 1 / curvature if curvature > 0 else 1.0
+
+
+def split_variance(x: Tensor, frames: Frames) -> tuple[float, float]:
+    """tr C_T and tr C_N of the centred rows [n, D], in the true tangent and normal space."""
+    centred = x - x.mean(0)
+    parts = (centred @ basis for basis in (frames.tangent, frames.normal))
+    tangent, normal = (float(p.square().sum() / (len(x) - 1)) for p in parts)
+    return tangent, normal
+
+
+@dataclass(frozen=True)
+class Parabola:
+    """Where the gradient of a linear map on the parabola (u, u²) lies, seen from its apex."""
+
+    row_tangent: float  # share of Σ‖g x‖² along the tangent (1, 0)
+    mean_tangent: float  # |tangent part| of the mean gradient
+    mean_normal: float  # |normal part| of the mean gradient
+
+    @property
+    def mean_share(self) -> float:
+        """Tangent share of the squared mean gradient."""
+        total = self.mean_tangent**2 + self.mean_normal**2
+        return self.mean_tangent**2 / total if total else float("nan")
+
+
+def parabola_gradient(scale: float, *, n: int = 4096, seed: int = 0) -> Parabola:
+    """The counter-example to the O(t) argument: x = (u, u²), u symmetric, g = 1 for every row, dL/dW = Σ g xᵀ.
+
+    Every u comes with −u. Row by row almost all energy is tangent, 1 − O(t²); the tangent parts cancel in the sum, so
+    the gradient that training sees is exactly normal at every scale.
+
+    >>> found = parabola_gradient(0.1)
+    >>> found.mean_share, found.row_tangent > 0.95
+    (0.0, True)
+    """
+    half = scale * torch.randn(n // 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).abs()
+    u = torch.stack([half, -half], 1)  # pairs are added first: the cancellation is exact, not to rounding
+    tangent, normal = u.sum(1).sum() / n, u.square().sum() / n
+    energy = u.square().sum(), u.pow(4).sum()
+    return Parabola(float(energy[0] / (energy[0] + energy[1])), abs(float(tangent)), abs(float(normal)))
+
+
+CLIP = 0.5  # the largest scale of a type, in units of 1/κ at its own point
+RECOVERED = 0.5  # a curvature with a smaller relative error counts as recovered
+
+
+@dataclass(frozen=True)
+class Population:
+    """Types as points of a manifold."""
+
+    manifold: Manifold
+    frames: Frames  # of the V types
+    unit: float  # 1/κ at the manifold's centre
+    widest: Tensor  # [V] 0.5/κ_i
+    bend: Tensor  # [V] ‖II_i‖² over its mean; 1 where nothing is curved
+
+    @classmethod
+    def draw(cls, manifold: Manifold, types: int, *, seed: int) -> Population:
+        frames = manifold.frames(manifold.points(types, seed=seed))
+        unit = length_unit(manifold.curvature(manifold.centre))
+        curvature = largest_curvature(frames.form)
+        widest = torch.where(curvature > 0, CLIP / curvature.clamp_min(1e-12), CLIP * unit)
+        squares = frames.form.square().sum((1, 2, 3))
+        bend = squares / squares.mean() if bool((squares > 0).all()) else torch.ones_like(squares)
+        return cls(manifold, frames, unit, widest, bend)
+
+    def scales(self, frequency: Tensor, beta: float, *, base: float) -> Tensor:
+        """t_i = t₀ (f_i / f_max)^(−β), clipped at 0.5/κ_i."""
+        return torch.minimum(base * self.unit * (frequency / frequency.max()) ** -beta, self.widest)
+
+
+@dataclass(frozen=True)
+class FrequencyLook:
+    """How a researcher looks: tokens drawn, neighbourhoods fitted, ambient noise in units of 1/κ."""
+
+    tokens: int
+    neighbourhoods: int
+    neighbours: int
+    noise: float
+    kind: str = "gaussian"
+
+
+def zipf_frequencies(types: int, exponent: float) -> Tensor:
+    """f_i ∝ i^(−s), adding up to 1.
+
+    >>> zipf_frequencies(2, 1.0)
+    tensor([0.6667, 0.3333], dtype=torch.float64)
+    """
+    weights = torch.arange(1, types + 1, dtype=torch.float64) ** -exponent
+    return weights / weights.sum()
+
+
+def draw_rows(
+    population: Population, scales: Tensor, group: Tensor, *, kind: str, generator: torch.Generator
+) -> Tensor:
+    """One point of the manifold around the type of each token, [n, D]."""
+    u = unit_sample(len(group), 1, dim=population.manifold.dim, kind=kind, generator=generator)
+    return displace(population.manifold, population.frames.take(group, bases=False), scales[group, None, None] * u)[
+        :, 0
+    ]
+
+
+def true_visibility(rows: Tensor, group: Tensor, population: Population) -> float:
+    """Σ normal / Σ tangent squares about each type's centroid, in the true spaces of its point.
+
+    A type's normal squares are divided by its ‖II‖² over the mean of the population, so that it does not matter how
+    curved the places are on which the few frequent types happen to lie.
+    """
+    frames = population.frames
+    centred, _ = centre_groups(rows, group, len(frames.chart))
+    tangent, normal = (
+        torch.einsum("nD,nDk->nk", centred, basis[group]).square().sum(1) for basis in (frames.tangent, frames.normal)
+    )
+    return float((normal / population.bend[group]).sum() / tangent.sum())
+
+
+def expected_visibility(population: Population, scales: Tensor, weights: Tensor, *, tokens: int, kind: str) -> float:
+    """The same to leading order; centring takes a degree of freedom from every type that occurs."""
+    tangent, normal = expected_variances(population.frames.form, scale=scales, kind=kind)
+    freedom = tokens * weights - 1 + (1 - weights) ** tokens
+    return float((freedom * normal / population.bend).sum() / (freedom * tangent).sum())
+
+
+def see_tokens(
+    population: Population, scales: Tensor, weights: Tensor, *, look: FrequencyLook, generator: torch.Generator
+) -> dict[str, float]:
+    """Draw tokens by these weights and measure the curvature they show; keys are `metric|variant`."""
+    types = len(weights)
+    group = torch.multinomial(weights, look.tokens, replacement=True, generator=generator)
+    rows = draw_rows(population, scales, group, kind=look.kind, generator=generator)
+    seen = {"curvature_visibility|estimate=true": true_visibility(rows, group, population)}
+    seen["curvature_visibility_expected|"] = expected_visibility(
+        population, scales, weights, tokens=look.tokens, kind=look.kind
+    )
+    noisy = rows + look.noise * population.unit * torch.randn(rows.shape, dtype=rows.dtype, generator=generator)
+    fits = fit_groups(noisy, group, groups=types, dim=population.manifold.dim)
+    share = torch.where(fits.usable, fits.count, 0).double()
+    pooled = [torch.nan_to_num(v * share).sum() for v in (fits.normal_variance, fits.tangent_variance)]
+    seen["curvature_visibility|estimate=pca"] = float(pooled[0] / pooled[1])
+    summary = _summary(tangent_angle(fits, population.frames), form_error(fits, population.frames), fits.count)
+    return seen | {f"{metric}|count=natural": value for metric, value in summary.items()}
+
+
+def see_neighbourhoods(
+    population: Population, scales: Tensor, weights: Tensor, *, look: FrequencyLook, generator: torch.Generator
+) -> dict[str, float]:
+    """Neighbourhoods of equally many rows around types drawn by these weights: only the scale can differ."""
+    chosen = torch.multinomial(weights, look.neighbourhoods, replacement=True, generator=generator)
+    angle, error = fit_neighbourhoods(population, scales[chosen], chosen, look=look, generator=generator)
+    summary = _summary(angle, error, torch.ones(len(chosen)))
+    return {f"{metric}|count=equal": value for metric, value in summary.items()}
+
+
+def fit_neighbourhoods(
+    population: Population, scales: Tensor, chosen: Tensor, *, look: FrequencyLook, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Angle and relative error of curvature of local PCA around the chosen types, one scale for each."""
+    frames = population.frames.take(chosen)
+    u = unit_sample(len(chosen), look.neighbours, dim=population.manifold.dim, kind=look.kind, generator=generator)
+    rows = displace(population.manifold, frames, scales[:, None, None] * u).flatten(0, 1)
+    noisy = rows + look.noise * population.unit * torch.randn(rows.shape, dtype=rows.dtype, generator=generator)
+    group = torch.arange(len(chosen)).repeat_interleave(look.neighbours)
+    fits = fit_groups(noisy, group, groups=len(chosen), dim=population.manifold.dim)
+    return tangent_angle(fits, frames), form_error(fits, frames)
+
+
+def _summary(angle: Tensor, error: Tensor, weight: Tensor) -> dict[str, float]:
+    """Over tokens: medians of what was measured, and the share whose curvature was recovered (unmeasured is lost)."""
+    recovered = (error < RECOVERED).double()  # false for NaN
+    curved = not bool(error.isnan().all())
+    return {
+        "local_pca_angle": weighted_median(angle, weight),
+        "curvature_error": weighted_median(error, weight),
+        "curvature_recovered": float((recovered * weight).sum() / weight.sum()) if curved else math.nan,
+        "curvature_unmeasured": float((angle.isnan() * weight).sum() / weight.sum()),
+    }
+
+
+def weighted_median(values: Tensor, weight: Tensor) -> float:
+    """The median of the finite values, each counted by its weight.
+
+    >>> weighted_median(torch.tensor([3.0, 1.0, torch.nan]), torch.tensor([5, 1, 9]))
+    3.0
+    """
+    known = values.isfinite() & (weight > 0)
+    if not bool(known.any()):
+        return math.nan
+    ordered, order = values[known].sort()
+    total = weight[known][order].double().cumsum(0)
+    return float(ordered[int(torch.searchsorted(total, total[-1] / 2))])

@@ -1,0 +1,353 @@
+"""The contexts of the study and the rows that a model makes of them.
+
+Shapes: B contexts of a batch, T positions, n rows, d width. A context is in the fit half or in the test half by its
+key; the fold of its key says which part of the test half a jackknife leaves out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.capture import Capture
+from anisoscope.capture.gradients.gradient_pass import Collector, untouched
+from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, find_reading, output_part, unlabelled
+from anisoscope.capture.rows.argument import evaluating, forward
+from anisoscope.capture.sites.layout import Layout, Stack, unwrapped
+from anisoscope.capture.sites.site import Site
+from anisoscope.data.tasks import NONE, Task, Unit
+from anisoscope.data.tokens import batches, mask_batch
+from anisoscope.errors import AnisoscopeError
+from anisoscope.numerics.hashing import FOLDS, fold_of, half_of, row_hash
+from anisoscope.training.models import hushed
+
+VALIDATION = 2  # folds of the fit half that the penalty is chosen on
+FEWEST_CONTEXTS = 24
+_LABELS = ("key", "unit", "position", "target", "special")
+
+
+@dataclass(frozen=True, eq=False)
+class TextPiece:
+    """Some contexts as a model takes them."""
+
+    inputs: dict[str, Any]
+    units: Tensor  # [B] numbers of the contexts
+    key: Tensor  # [B]
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """Everything that is shown to a model: contexts for its loss, and contexts with labels for the probes."""
+
+    units: list[Unit]
+    tasks: dict[str, Task]
+    pieces: list[TextPiece]  # of the units, as they are
+    asked: list[TextPiece]  # the natural contexts with labels for the loss; masked in a masked language model
+    masked: bool
+    length: int
+
+    @property
+    def key(self) -> Tensor:
+        return torch.tensor([unit.key for unit in self.units], dtype=torch.int64)
+
+    def labels(self, task: str) -> Tensor:
+        """A label for every context [units], NONE where it has none."""
+        return torch.tensor([int(unit.labels.get(task, NONE)) for unit in self.units])
+
+    def token_labels(self, task: str, rows: RowSet) -> Tensor:
+        """A label for every row [n], NONE where it has none."""
+        table = torch.full((len(self.units), self.length), NONE, dtype=torch.int64)
+        for number, unit in enumerate(self.units):
+            label = unit.labels.get(task)
+            if label is not None:
+                table[number, : len(unit.context)] = torch.as_tensor(label)
+        return table[rows.unit, rows.position]
+
+
+@dataclass(frozen=True, eq=False)
+class RowSet:
+    """Rows of one site and what they are; all on the host except `x`."""
+
+    x: Tensor  # [n, d]
+    key: Tensor
+    unit: Tensor
+    position: Tensor
+    target: Tensor  # NONE where nothing is predicted there
+    special: Tensor  # bool
+    dropped: int = 0
+
+    @property
+    def test(self) -> Tensor:
+        return half_of(self.key).bool()
+
+    @property
+    def fold(self) -> Tensor:
+        return fold_of(self.key)
+
+    @property
+    def held(self) -> Tensor:
+        """Rows that a penalty is chosen on, of the fit half."""
+        return fold_of(self.key) >= FOLDS - VALIDATION
+
+    def keep(self, chosen: Tensor) -> RowSet:
+        """Some rows, by mask or by number."""
+        at = chosen.nonzero().squeeze(1) if chosen.dtype == torch.bool else chosen
+        labels = {name: getattr(self, name)[at] for name in _LABELS}
+        return RowSet(self.x[at.to(self.x.device)], **labels, dropped=self.dropped)
+
+    def at_most(self, count: int, *, seed: int = 0) -> RowSet:
+        """So many rows, shuffled by their hashes whatever the batching was."""
+        if len(self.key) <= count:
+            return self
+        return self.keep(row_hash(self.key, self.position, seed=seed).argsort()[:count])
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+
+def make_material(loaded: Any, units: list[Unit], tasks: dict[str, Task], *, asked: list[Unit], **how: Any) -> Material:
+    """Batches of the contexts for one model; `asked` are those of the loss."""
+    length = max(len(unit.context) for unit in (*units, *asked))
+    words = {"batch_size": how["batch_size"], "seed": how["seed"]}
+    pieces = list(_pieces(loaded, units, labelled=False, **words))
+    losses = list(_pieces(loaded, asked, labelled=True, **words))
+    masked = predicts_masked(loaded)
+    for what, found in (("labelled contexts", units), ("contexts", asked)):
+        refuse_few(torch.tensor([unit.key for unit in found]), what)
+    return Material(units, tasks, pieces, losses, masked, length)
+
+
+def refuse_few(key: Tensor, what: str) -> None:
+    """Both halves must hold enough contexts for an interval over folds."""
+    distinct = key.unique()
+    test = half_of(distinct).bool()
+    if len(distinct) < FEWEST_CONTEXTS or not bool(test.any()) or bool(test.all()):
+        raise AnisoscopeError(
+            f"there are {len(distinct)} different {what}; half of them is fitted on and the other half is left out by "
+            f"folds, so at least {FEWEST_CONTEXTS} are needed: give more --tokens, a shorter --context or more text."
+        )
+
+
+def _pieces(loaded: Any, units: Sequence[Unit], *, labelled: bool, batch_size: int, seed: int) -> Iterator[TextPiece]:
+    settings = {"pad_id": loaded.pad_id, "decoder_start": loaded.decoder_start}
+    found = batches((unit.context for unit in units), batch_size=batch_size, **settings)
+    start = 0
+    for batch in found:
+        inputs = dict(batch.inputs)
+        count = len(inputs["input_ids"])
+        mine = units[start : start + count]
+        if labelled:
+            inputs = _labelled(loaded, inputs, batch.special, seed=seed)
+        key = torch.tensor([unit.key for unit in mine], dtype=torch.int64)
+        yield TextPiece(inputs, torch.arange(start, start + count), key)
+        start += count
+
+
+def predicts_masked(loaded: Any) -> bool:
+    """Whether a model fills masks: also one with causal attention whose head was trained to."""
+    fills = type(unwrapped(loaded.model)).__name__.endswith("ForMaskedLM")
+    return fills or not loaded.predicts_next
+
+
+def _labelled(loaded: Any, inputs: dict[str, Any], special: Tensor | None, *, seed: int) -> dict[str, Any]:
+    """Labels as the model's own training would have them; padding is never one."""
+    mask = inputs["attention_mask"]
+    if not predicts_masked(loaded):
+        return {**inputs, "labels": inputs["input_ids"].masked_fill(mask == 0, IGNORED)}
+    special = torch.zeros_like(mask, dtype=torch.bool) if special is None else special
+    found: dict[str, Any] = mask_batch(inputs, special, loaded.tokenizer, seed=seed)
+    return found
+
+
+def read_reading(model: nn.Module, pieces: Sequence[TextPiece]) -> LabelConvention:
+    """How the model reads its labels, tried on its first contexts."""
+    inputs = pieces[0].inputs
+    with hushed(), untouched(model), evaluating(model), torch.no_grad():  # it says which loss it fell back on
+        return find_reading(model, forward(model, inputs), inputs["labels"])
+
+
+def collect_rows(
+    model: nn.Module,
+    pieces: Iterable[TextPiece],
+    sites: Sequence[Site],
+    *,
+    layout: Layout,
+    reading: LabelConvention | None = None,
+    special: Callable[[Tensor], Tensor] | None = None,
+    tell: Callable[[int], None] | None = None,
+) -> dict[Site, RowSet]:
+    """The rows of some sites over all contexts; targets where the labels are read."""
+    found: dict[Site, list[RowSet]] = {site: [] for site in sites}
+    for number, piece in enumerate(pieces, start=1):
+        collector = Collector()
+        with untouched(model), Capture(model, list(sites), collector, layout=layout) as capture:
+            capture.run(unlabelled(model, piece.inputs))
+        for site, rows in collector.kept.items():
+            found[site].append(_row_set(rows, piece, reading, special))
+        if tell is not None:
+            tell(number)
+    return {site: _joined(parts, site) for site, parts in found.items()}
+
+
+def _row_set(rows: Any, piece: TextPiece, reading: LabelConvention | None, special: Any) -> RowSet:
+    index = rows.index
+    keep = index.keep.cpu()
+    row = keep // index.length
+    labels = piece.inputs.get("labels")
+    target = torch.full_like(keep, NONE)
+    if labels is not None and reading is not None and labels.shape == (index.batch, index.length):
+        target = reading.targets(labels).flatten()[keep]
+        target = torch.where(target == IGNORED, NONE, target)
+    token = index.token.cpu()
+    flags = torch.zeros_like(keep, dtype=torch.bool) if special is None else special(token)
+    return RowSet(rows.x, piece.key[row], piece.units[row], index.position.cpu(), target, flags)
+
+
+def _joined(parts: list[RowSet], site: Site) -> RowSet:
+    """All rows of a site; those that are not finite are left out and counted."""
+    labels: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in _LABELS}
+    whole = RowSet(torch.cat([part.x for part in parts]), **labels)
+    finite = whole.x.isfinite().all(1).cpu()
+    dropped = int((~finite).sum())
+    if dropped == len(whole):
+        raise AnisoscopeError(f"no row at {site} is finite; look at the weights of the model.")
+    return replace(whole.keep(finite), dropped=dropped) if dropped else whole
+
+
+def pooled(rows: RowSet, how: str, *, units: int) -> tuple[Tensor, Tensor]:
+    """One row for each context [m, d] and the number of the context [m]: mean (special tokens out), cls or last."""
+    if how == "mean":
+        plain = rows.keep(~rows.special) if bool((~rows.special).any()) else rows
+        unit = plain.unit.to(plain.x.device)
+        sums = torch.zeros(units, plain.x.shape[1], dtype=torch.float64, device=plain.x.device)
+        sums.index_add_(0, unit, plain.x.double())
+        count = torch.bincount(unit, minlength=units)
+        there = count.nonzero().squeeze(1)
+        return sums[there] / count[there, None], there.cpu()
+    sign = 1 if how == "cls" else -1
+    order = (rows.unit * (1 << 32) + sign * rows.position).argsort(stable=True)
+    unit = rows.unit[order]
+    first = torch.ones_like(unit, dtype=torch.bool)
+    first[1:] = unit[1:] != unit[:-1]
+    return rows.x[order[first].to(rows.x.device)].double(), unit[first]
+
+
+# The loss of a model that goes on from changed rows: what its later layers make of a repair.
+#
+# Shapes: B contexts, T positions, d width, V tokens of the vocabulary.
+
+
+Change = Callable[[Tensor], Tensor]
+"""Rows [n, d] to the rows that take their place [n, d]."""
+
+
+@contextlib.contextmanager
+def patching(model: nn.Module, layout: Layout, site: Site, change: Change, *, real: Tensor) -> Iterator[None]:
+    """While open, the rows of `site` at the positions in `real` [B, T] are replaced; padding is left as it is."""
+    stack = layout.stack(site.stack)
+    handles: list[Any] = []
+    seen = {"calls": 0}
+
+    def replace(x: Tensor) -> Tensor:
+        if x.shape[:2] != real.shape or x.dim() != 3:
+            raise AnisoscopeError(
+                f"site {site} gave a tensor of shape {tuple(x.shape)} for contexts of shape {tuple(real.shape)}; "
+                "expected [contexts, positions, width], so its rows cannot be replaced."
+            )
+        out, keep = x.clone(), real.to(x.device)
+        out[keep] = change(x[keep]).to(x.dtype)
+        return out
+
+    path, side, number = _place(stack, site)
+    module = model.get_submodule(path)
+
+    def turn() -> bool:
+        seen["calls"] += 1
+        return seen["calls"] == number
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _changed_inputs(args, kwargs, replace) if turn() else None
+
+    def after(_: nn.Module, __: Any, output: Any) -> Any:
+        return _changed(output, replace) if turn() else None
+
+    if side == "in":
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+    else:
+        handles.append(module.register_forward_hook(after))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if seen["calls"] < number:
+        raise AnisoscopeError(f"nothing was seen at {site}, so its rows could not be replaced.")
+
+
+def _place(stack: Stack, site: Site) -> tuple[str, str, int]:
+    """Module, side and which call of it in a pass: a shared block is called once for each of its layers."""
+    if site.kind == "embed":
+        return stack.blocks[0], "in", 1
+    if site.kind == "resid":
+        path = stack.blocks[site.layer - 1]
+        return path, "out", stack.blocks[: site.layer].count(path)
+    return stack.final.path, "out", 1
+
+
+def _changed_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], replace: Change) -> tuple[Any, Any]:
+    for i, value in enumerate(args):
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return (*args[:i], replace(value), *args[i + 1 :]), kwargs
+    for name in ("hidden_states", "x", "input", *kwargs):
+        value = kwargs.get(name)
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return args, {**kwargs, name: replace(value)}
+    raise AnisoscopeError("a block was given no floating tensor whose rows could be replaced.")
+
+
+def _changed(output: Any, replace: Change) -> Any:
+    """What a module returned, with its hidden states replaced."""
+    if isinstance(output, Tensor):
+        return replace(output)
+    if isinstance(output, tuple):
+        place = next(i for i, v in enumerate(output) if isinstance(v, Tensor) and v.is_floating_point())
+        return (*output[:place], replace(output[place]), *output[place + 1 :])
+    if isinstance(output, MutableMapping):
+        name = "last_hidden_state" if output.get("last_hidden_state") is not None else next(iter(output))
+        output[name] = replace(output[name])
+        return output
+    raise AnisoscopeError(f"a module returned a {type(output).__name__}; its rows cannot be replaced.")
+
+
+def token_losses(
+    model: nn.Module,
+    pieces: Sequence[TextPiece],
+    *,
+    reading: LabelConvention,
+    patch: Callable[[Tensor], contextlib.AbstractContextManager[None]] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The cross-entropy of every target token in nats [n], and the key of its context [n]."""
+    losses, keys = [], []
+    for piece in pieces:
+        real = _real(piece.inputs)
+        around = contextlib.nullcontext() if patch is None else patch(real)
+        with untouched(model), torch.no_grad(), around:
+            logits = output_part(forward(model, piece.inputs), "logits")
+        targets = reading.targets(piece.inputs["labels"]).to(logits.device)
+        counted = targets != IGNORED
+        losses.append(
+            torch.nn.functional.cross_entropy(logits[counted].float(), targets[counted], reduction="none").double()
+        )
+        keys.append(piece.key[counted.nonzero()[:, 0].cpu()])
+    return torch.cat(losses).cpu(), torch.cat(keys)
+
+
+def _real(inputs: Mapping[str, Any]) -> Tensor:
+    """Which positions of the stack that is patched are data."""
+    mask = inputs.get("decoder_attention_mask", inputs["attention_mask"])
+    return mask != 0

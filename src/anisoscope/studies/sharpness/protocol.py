@@ -1,0 +1,33 @@
+"""Does anisotropy need queries and keys that drift, and does sharp attention? One decoder, five kinds of attention.
+
+Godey et al. (arXiv 2401.12143) see queries and keys drift in parallel while attention sharpens, and leave open which of
+the two needs the other. Here each is taken away from the same small decoder: drift (the means of queries and keys are
+removed), freedom of scale (normed, with a temperature that is learned or fixed and sharp), and scores altogether.
+Arms of a seed have the same initial weights, text and batches; only qk-norm has parameters beyond the others', a
+temperature for every head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from anisoscope.studies.shape.protocol import ShapeStudy
+from anisoscope.studies.sharpness.config import PRESETS
+from anisoscope.studies.sharpness.config import SharpnessConfig as SharpnessConfig
+
+INHERENT = "2401.12143"  # on arXiv
+
+
+@dataclass
+class Sharpness(ShapeStudy):
+    """One run of the study; `jobs` arms are trained at the same time (None: as the preset has it)."""
+
+    config: SharpnessConfig  # type: ignore[assignment]
+    study: ClassVar[str] = "sharpness"
+    paper: ClassVar[str] = INHERENT
+
+    def arms(self) -> None:
+        """Every kind of attention with every seed."""
+        self.jobs = PRESETS[self.config.preset].jobs if self.jobs is None else self.jobs
+        self._train()

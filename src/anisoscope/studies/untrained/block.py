@@ -1,0 +1,315 @@
+"""One transformer block at initialisation, taken out of a fresh model of its family and called alone.
+
+The family's own model prepares the call (mask, rotary positions, biases); the call is stopped before the block runs,
+and then repeated with rows of our own in place of the hidden states. So there is no code for any single family.
+
+Notation: S sequences, T positions, d width, H heads, N the size of the bias.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.attention.call import Call
+from anisoscope.capture.attention.interface import watching
+from anisoscope.capture.rows.argument import first_tensor
+from anisoscope.capture.sites.layout import Stack, find_layout
+from anisoscope.errors import AnisoscopeError
+
+PRENORM = "prenorm"  # our own: the blocks of GPT-NeoX, sublayers in sequence, attention to both sides
+STANDARD_DEVIATION = 0.02
+_LAYERS = re.compile(r"^(n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers)$")
+_WIDTH = re.compile(r"^(hidden_size|d_model|n_embd|dim|embedding_size|word_embed_proj_dim|pooler_hidden_size)$")
+_HEADS = re.compile(r"^(n_heads?|num_heads|(num|encoder|decoder)_attention_heads)$")
+_KEY_HEADS = re.compile(r"^num_(key_value|kv)_heads$")
+_HEAD_WIDTH = re.compile(r"^(head_dim|d_kv)$")
+_INNER = re.compile(r"^(intermediate_size|(encoder_|decoder_)?ffn_dim|ffn_hidden_size|d_ff|hidden_dim)$")
+_ROTARY = re.compile(r"^rotary_dim$")  # of a head, at most
+_POSITIONS = re.compile(r"^(max_position_embeddings|n_positions|max_seq_len)$")
+_IMAGE = 224  # pixels along a side, where a family names none
+_SPARE = 8  # positions that some families keep for padding
+# what code of other people's models raises where it is given other rows or sizes than it was written for
+_FOREIGN = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+)
+_SALTS = {"ids": 1, "direction": 2, "weights": 3, "rows": 4}
+
+
+def generator(seed: int, what: str) -> torch.Generator:
+    """Chance of its own for each purpose, so that one choice does not move another."""
+    return torch.Generator().manual_seed(1_000 * seed + _SALTS[what])
+
+
+class _BlockReached(Exception):
+    """The model has prepared the call of its first block."""
+
+
+@dataclass(frozen=True)
+class UntrainedBlock:
+    """A block, its attention, and the arguments beside the hidden states that its own model calls it with."""
+
+    family: str
+    width: int
+    heads: int
+    module: nn.Module
+    attention: nn.Module
+    table: nn.Embedding | None  # of tokens, where the family reads tokens
+    call: Callable[[Tensor], Any]
+    length: int | None = None  # positions that its own model gave it
+
+    def rows(self, sequences: int, length: int, *, seed: int) -> Tensor:
+        """Embeddings [S, T, d] of random tokens, without positions or types; N(0, 0.02²) where there are no tokens."""
+        if self.table is None:
+            drawn = torch.randn(sequences, length, self.width, generator=generator(seed, "rows"))
+            return STANDARD_DEVIATION * drawn
+        ids = torch.randint(self.table.num_embeddings, (sequences, length), generator=generator(seed, "ids"))
+        with torch.no_grad():
+            return self.table(ids.to(self.table.weight.device)).float()
+
+    def run(self, x: Tensor) -> tuple[Tensor, Call]:
+        """What the block makes of rows [S, T, d], and what its attention was given."""
+        try:
+            out, calls = self._called(x)
+        except _FOREIGN as error:
+            raise _refused(self.family, self._why_not(x)) from error
+        if out.shape != x.shape:
+            raise _refused(self.family, f"it makes shape {tuple(out.shape)} of {tuple(x.shape)}")
+        return out, _whole(self.family, [call.batched(len(x)) for call in calls], length=x.shape[1])
+
+    def _called(self, x: Tensor) -> tuple[Tensor, list[Call]]:
+        calls: list[Call] = []
+        with torch.inference_mode(), watching([self.attention], calls.append):
+            return first_tensor(self.family, self.call(x)), calls
+
+    def _why_not(self, x: Tensor) -> str:
+        """Why a block that was given rows of ours fails: its call was made for other ones."""
+        if self.length not in (None, x.shape[1]):
+            return f"it takes the {self.length} positions of its own model only"
+        return f"it fails on rows of width {x.shape[-1]} with {self.heads} heads"
+
+    def check(self, own: Tensor) -> None:
+        """Refuse a block that does not even attend from everywhere to everywhere in what its own model gives it."""
+        if own.dim() != 3:
+            raise _refused(self.family, "its rows are a map of positions, not a sequence")
+        try:
+            _, calls = self._called(own)
+        except _FOREIGN as error:
+            raise _refused(self.family, f"it does not run with {self.heads} heads and width {self.width}") from error
+        _whole(self.family, calls, length=own.shape[1])
+        if own.shape[-1] != self.width:
+            raise _refused(self.family, f"its first block is {own.shape[-1]} wide, whatever width is asked for")
+
+
+def _whole(family: str, calls: list[Call], *, length: int) -> Call:
+    """The one call that attends from every position to every position."""
+    if not calls:
+        raise _refused(family, "its attention shows no queries and keys")
+    queries, keys = calls[0].query.shape[-2], calls[0].key.shape[-2]
+    if queries == keys < length:
+        raise _refused(family, f"it attends within windows of {keys} of its {length} positions")
+    if keys < length:
+        raise _refused(family, f"it attends to {keys} keys that stand for all {length} positions")
+    if len(calls) > 1 or not calls[0].whole or {queries, keys} != {length}:
+        raise _refused(family, "its attention is not one softmax over all positions")
+    return calls[0]
+
+
+def _refused(family: str, why: str) -> AnisoscopeError:
+    return AnisoscopeError(
+        f"the block of {family} cannot be called alone on biased rows ({why.rstrip('.')}); take another family, such "
+        "as bert, gpt2, llama or vit."
+    )
+
+
+def direction(width: int, *, seed: int) -> Tensor:
+    """A random unit vector b/‖b‖, the same for all families of a width."""
+    drawn = torch.randn(width, generator=generator(seed, "direction"), dtype=torch.float64)
+    return (drawn / drawn.norm()).float()
+
+
+def biased(x: Tensor, b: Tensor, *, bias: float, input_norm: bool) -> Tensor:
+    """x + N·b with x through a LayerNorm or as it is; the bias comes after the norm.
+
+    >>> float(biased(torch.zeros(1, 4), torch.tensor([1.0, 0, 0, 0]), bias=3, input_norm=True).norm())
+    3.0
+    """
+    rows = nn.functional.layer_norm(x, x.shape[-1:], eps=1e-12) if input_norm else x
+    return rows + bias * b.to(rows)
+
+
+# -- taking a block out of its model -----------------------------------------------------------------------------------
+
+
+def build_block(
+    family: str, *, width: int, heads: int, length: int, sequences: int, seed: int, device: str = "cpu"
+) -> UntrainedBlock:
+    """The first block of a fresh one-block model of a family, ready to be called on [sequences, length, width]."""
+    from anisoscope.models.checkpoint import Wish, fresh_model
+    from anisoscope.training.models import hushed
+
+    with hushed():
+        config = block_config(family, width=width, heads=heads, length=length)
+        try:
+            model = fresh_model(config, Wish(torch.device("cpu"), seed=seed, with_head=False))
+        except _FOREIGN as error:
+            raise _refused(family, f"no model of it can be made with width {width} and {heads} heads") from error
+    model = model.eval().to(device)
+    stack = _first_stack(model, family)
+    module = model.get_submodule(stack.blocks[0])
+    call, own = _prepared_call(model, module, family, sequences=sequences, length=length, seed=seed)
+    attention = model.get_submodule(stack.places[(1, "query")].path)
+    block = UntrainedBlock(family, width, heads, module, attention, _token_table(model, width), call, own.shape[1])
+    block.check(own)
+    return block
+
+
+def block_config(family: str, *, width: int, heads: int, length: int) -> Any:
+    """The family's own configuration with one block of these sizes; what else it has keeps its proportions."""
+    from anisoscope.models.checkpoint import fresh_config
+
+    kind, options = known_family(family)
+    default = fresh_config(kind, {}).to_dict()
+    own = {name: value for name, value in default.items() if isinstance(value, int) and not isinstance(value, bool)}
+    before = next((value for name, value in own.items() if _WIDTH.match(name) and name != "embedding_size"), width)
+    many = next((value for name, value in own.items() if _HEADS.match(name)), heads)
+    sizes: dict[str, int] = {}
+    for name, value in own.items():
+        if _LAYERS.match(name):
+            sizes[name] = 1
+        elif _WIDTH.match(name):
+            sizes[name] = width
+        elif _HEADS.match(name):
+            sizes[name] = heads
+        elif _KEY_HEADS.match(name):
+            sizes[name] = _divisor(heads, heads * value / many)
+        elif _HEAD_WIDTH.match(name):
+            sizes[name] = width // heads
+        elif _ROTARY.match(name):
+            sizes[name] = min(value, width // heads)
+        elif _INNER.match(name):
+            sizes[name] = max(1, round(width * value / before))
+        elif _POSITIONS.match(name):
+            sizes[name] = max(value, length + _SPARE)
+    if "attention_types" in default:  # GPT-Neo lists its windows layer by layer
+        options = {**options, "attention_types": [[["global"], 1]]}
+    config = fresh_config(kind, {**sizes, **options})
+    if family == PRENORM:
+        config.is_causal = False
+    return config
+
+
+def known_family(family: str) -> tuple[str, dict[str, Any]]:
+    """The transformers model type behind a name, and the options that the name implies."""
+    from anisoscope.models.source import ALIASES, architecture
+    from anisoscope.training.models import FAMILIES
+
+    if family == PRENORM:
+        return FAMILIES[PRENORM].model_type, dict(FAMILIES[PRENORM].options)
+    return architecture(family), dict(ALIASES.get(family.lower(), ("", {}))[1])
+
+
+def _divisor(heads: int, wanted: float) -> int:
+    """The divisor of a number of heads that is nearest to what is wanted.
+
+    >>> _divisor(12, 3.4), _divisor(2, 0.5)
+    (3, 1)
+    """
+    return min((n for n in range(1, heads + 1) if heads % n == 0), key=lambda n: abs(n - wanted))
+
+
+def _first_stack(model: nn.Module, family: str) -> Stack:
+    try:
+        stack = find_layout(model).stacks[0]
+    except AnisoscopeError as error:
+        raise _refused(family, str(error).rstrip(".")) from error
+    for kind in ("query", "scores"):
+        if (1, kind) not in stack.places:
+            raise _refused(family, stack.missing.get(kind, f"its block has no {kind}"))
+    return stack
+
+
+def _token_table(model: nn.Module, width: int) -> nn.Embedding | None:
+    """The module that turns token ids into rows of the stream, or None."""
+    if str(getattr(model, "main_input_name", "input_ids")) != "input_ids":
+        return None
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        table = model.get_input_embeddings()  # type: ignore[operator]
+        if isinstance(table, nn.Embedding) and table.embedding_dim == width:
+            return table
+    return None
+
+
+def _prepared_call(
+    model: nn.Module, module: nn.Module, family: str, *, sequences: int, length: int, seed: int
+) -> tuple[Callable[[Tensor], Any], Tensor]:
+    """The block as its own model calls it, with other hidden states; and those that its model gives it."""
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append((args, kwargs))
+        raise _BlockReached
+
+    with _hooked(module, stop), torch.inference_mode():
+        _feed(model, family, sequences=sequences, length=length, seed=seed)
+    if not seen:
+        raise _refused(family, "its own model never calls it")
+    args, kwargs = seen[0]
+    if args:
+        return (lambda x: module(x, *args[1:], **kwargs)), args[0]
+    if "hidden_states" not in kwargs:
+        raise _refused(family, f"it is called with {', '.join(kwargs) or 'nothing'}, not with hidden states")
+    return (lambda x: module(**{**kwargs, "hidden_states": x})), kwargs["hidden_states"]
+
+
+@contextlib.contextmanager
+def _hooked(module: nn.Module, hook: Callable[..., None]) -> Iterator[None]:
+    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _feed(model: nn.Module, family: str, *, sequences: int, length: int, seed: int) -> None:
+    """Run a model on something that it reads, until its first block is called."""
+    from anisoscope.capture.rows.argument import forward
+
+    try:
+        forward(model, _something(model, sequences=sequences, length=length, seed=seed))
+    except _BlockReached:
+        return
+    except _FOREIGN as error:
+        raise _refused(family, "its own model does not run on random inputs of the shape that it asks for") from error
+
+
+def _something(model: nn.Module, *, sequences: int, length: int, seed: int) -> dict[str, Tensor]:
+    """Random ids, samples, features or pixels of a shape that a model takes."""
+    config: Any = model.config
+    name = str(getattr(model, "main_input_name", "input_ids"))
+    random = generator(seed, "ids")
+    if name == "pixel_values":
+        size = getattr(config, "image_size", _IMAGE)
+        size = size if isinstance(size, int) else size[0]
+        return {name: torch.randn(1, config.num_channels, size, size, generator=random)}
+    if name == "input_values" and hasattr(config, "num_mel_bins"):  # spectrograms, by another name
+        return {name: torch.randn(1, config.max_length, config.num_mel_bins, generator=random)}
+    if name == "input_values":
+        return {name: torch.randn(1, 16_000, generator=random)}
+    if name == "input_features":
+        return {name: torch.randn(1, config.num_mel_bins, 2 * config.max_source_positions, generator=random)}
+    most = int(getattr(config, "vocab_size", 0) or 1000)
+    return {name: torch.randint(most, (sequences, length), generator=random)}

@@ -1,0 +1,355 @@
+"""What is measured at one bias: the bank's metrics of input, output, queries and keys, and the rows of scores.
+
+Notation: s the scores of one query as fed to softmax, p = softmax(s), m the keys that the mask allows; rows with fewer
+than 8 keys are left out. All numbers of queries, keys and scores are means over heads: at initialisation heads are
+exchangeable.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anisoscope.capture.attention.call import Call
+from anisoscope.capture.rows.row import Index, Rows, Scores
+from anisoscope.capture.sites.family import list_families
+from anisoscope.capture.sites.site import Site
+from anisoscope.claims.engine.claim import evaluate_claims, verdicts_to_dicts
+from anisoscope.measurement.bank import Bank, chosen_rows
+from anisoscope.measurement.evaluation import evaluate_bank
+from anisoscope.measurement.measure import Setup, make_plan
+from anisoscope.metrics.engine.estimate import jackknife
+from anisoscope.metrics.engine.metric import Request, parse_requests
+from anisoscope.numerics.attention_rows import SMALLEST_ROW
+from anisoscope.numerics.hashing import FOLDS, fold_of
+from anisoscope.results.folder import RunFolder, slug
+from anisoscope.results.manifest import opening
+from anisoscope.results.table import Table, variant_name
+from anisoscope.studies.untrained.block import UntrainedBlock, biased, build_block, direction, known_family
+from anisoscope.studies.untrained.config import BlockArm, UntrainedConfig, initialise
+
+KINDS = ("embed", "resid", "query", "key", "scores")
+METRICS = (
+    "average_cosine",
+    "drift",
+    "mean_norm",
+    "qk_cosine",
+    "attention_entropy",
+    "attention_sharpness",
+    "attention_max",
+    "score_spread",
+)
+JUDGED = ("average_cosine", "attention_sharpness")  # claims read their folds; those of the others would only take room
+ROW_METRICS = {  # of the rows of scores, beside the metrics of the registry
+    "score_magnitude": "mean |s| over the allowed keys",
+    "attention_median": "median p of a row",
+    "attention_min": "smallest p of a row",
+}
+_REACH, _FINE, _BINS = 1e4, 0.05, 160
+EDGES = _FINE * np.sinh(np.linspace(-1, 1, _BINS + 1) * math.asinh(_REACH / _FINE))  # fine at 0, wide far from it
+
+
+@dataclass(frozen=True)
+class BiasPoint:
+    """Where on the grid a measurement is: everything that its variant says."""
+
+    bias: float
+    init: str
+    width: int
+    input_norm: bool
+
+    def variant(self, own: str = "") -> str:
+        """The variant of a row of the table, with a metric's own options.
+
+        >>> BiasPoint(50.0, "normal", 768, True).variant()
+        'bias=50;init=normal;input_norm=1;width=768'
+        """
+        options = dict(word.split("=", 1) for word in own.split(";") if word)
+        where = {"bias": f"{self.bias:g}", "init": self.init, "width": self.width, "input_norm": self.input_norm}
+        return variant_name({**options, **where})
+
+    @property
+    def key(self) -> str:
+        """A name for arrays: what differs inside one (family, initialisation, width, seed)."""
+        return f"input_norm={int(self.input_norm)}/bias={self.bias:g}"
+
+
+@cache
+def requests() -> tuple[Request, ...]:
+    """The metrics of the registry, each where it is declared."""
+    return tuple(replace(request, named=False) for request in parse_requests(METRICS))
+
+
+@cache
+def sequence_numbers(count: int) -> tuple[int, ...]:
+    """Numbers of contexts that fall evenly into the folds of the jackknife.
+
+    >>> fold_of(torch.tensor(sequence_numbers(10))).tolist()
+    [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
+    """
+    folds = fold_of(torch.arange(64 * (count + FOLDS))).tolist()
+    members = [[number for number, fold in enumerate(folds) if fold == f] for f in range(FOLDS)]
+    return tuple(members[i % FOLDS][i // FOLDS] for i in range(count))
+
+
+def row_index(sequences: int, length: int) -> Index:
+    """All positions of all sequences."""
+    context = torch.tensor(sequence_numbers(sequences)).repeat_interleave(length)
+    position = torch.arange(length).repeat(sequences)
+    nothing = torch.full_like(context, -1)
+    return Index(sequences, length, torch.arange(len(context)), context, position, nothing, first=position == 0)
+
+
+def measure_point(
+    block: UntrainedBlock, x: Tensor, point: BiasPoint, *, rows: int
+) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Records of the table for biased inputs [S, T, d], and the histogram of the scores on `EDGES`."""
+    out, call = block.run(x)
+    index = row_index(*x.shape[:2])
+    bank = Bank(make_plan(requests(), KINDS, seed=0, sample_size=1, attention_rows=rows))
+    for site, values in ((Site(0, "embed"), x), (Site(1, "resid"), out)):
+        bank.rows(Rows(site, values.flatten(0, 1), index))
+    for kind, heads in (("query", call.query), ("key", call.key)):
+        bank.rows(Rows(Site(1, kind), heads.transpose(1, 2).flatten(0, 1).float(), index))
+    allowed, bias = call.parted()
+    scores = Scores(Site(1, "scores"), call.query, call.key, allowed, bias, call.scaling, index)
+    bank.scores(scores)
+    setup = Setup(None, [], [], list(KINDS), {"single": 1})
+    records = [row for row in evaluate_bank(bank, requests(), setup) if row.get("head") is None]
+    looked = score_rows(call, index, rows)
+    records += [{**row, "stack": "single", "layer": 1, "depth": 1.0, "kind": "scores"} for row in looked.records()]
+    return [_finished(row, point) for row in records], looked.histogram()
+
+
+def _finished(row: dict[str, Any], point: BiasPoint) -> dict[str, Any]:
+    kept = row["replicates"] if row["metric"] in JUDGED and row["kind"] in ("embed", "resid", "scores") else []
+    return {**row, "variant": point.variant(row["variant"]), "replicates": kept}
+
+
+# -- rows of scores ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScoreRows:
+    """Scores of some query rows: s [S, H, R, T] and which keys each may see."""
+
+    scores: Tensor
+    allowed: Tensor
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The row metrics, each the mean over rows and heads, with a jackknife over the sequences."""
+        counted = self.allowed.sum(-1).expand(self.scores.shape[:-1])
+        enough = counted >= SMALLEST_ROW
+        few = int((~enough).sum()) // max(1, self.scores.shape[1])
+        for metric, values in _row_values(self.scores, self.allowed).items():
+            sums = torch.where(enough, values, 0.0).double().sum((1, 2))
+            yield {"metric": metric, "group": "", "variant": "", **_mean(sums, enough.sum((1, 2)).double(), few)}
+
+    def histogram(self) -> np.ndarray:
+        """Counts of all scores between `EDGES`; what lies beyond them is in the outermost bins."""
+        seen = self.scores[self.allowed.expand_as(self.scores)].double().cpu().numpy()
+        return np.histogram(np.clip(seen, EDGES[0], EDGES[-1]), bins=EDGES)[0]
+
+
+def _row_values(scores: Tensor, allowed: Tensor) -> dict[str, Tensor]:
+    """Every row metric of every row: [S, H, R]."""
+    p = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+    return {
+        "score_magnitude": scores.abs().masked_fill(~allowed, 0.0).sum(-1) / allowed.sum(-1),
+        "attention_median": _median(p, allowed),
+        "attention_min": p.masked_fill(~allowed, torch.inf).amin(-1),
+    }
+
+
+def _median(p: Tensor, allowed: Tensor) -> Tensor:
+    """Of an even number of keys the mean of the two in the middle.
+
+    >>> _median(torch.tensor([4.0, 1.0, 9.0, 2.0]), torch.tensor([True, True, True, True]))
+    tensor(3.)
+    """
+    ascending = p.masked_fill(~allowed, torch.inf).sort(-1).values
+    m = allowed.sum(-1, keepdim=True).expand(*p.shape[:-1], 1)
+    both = [ascending.gather(-1, at) for at in (((m - 1).clamp(min=0)) // 2, (m // 2).clamp(max=p.shape[-1] - 1))]
+    return (0.5 * (both[0] + both[1])).squeeze(-1)
+
+
+def _mean(sums: Tensor, counts: Tensor, dropped: int) -> dict[str, Any]:
+    """The columns of a mean whose interval leaves out one sequence at a time."""
+    total, count = float(sums.sum()), float(counts.sum())
+    value = total / count if count else math.nan
+    without = [(total - a) / (count - b) for a, b in zip(sums.tolist(), counts.tolist(), strict=True) if 0 < b < count]
+    low, high = jackknife(value, without, bounds=(0.0, None))
+    columns = {"value": value, "low": low, "high": high, "sd": math.nan, "dropped": dropped, "replicates": []}
+    return {**columns, "n": int(count), "contexts": len(without), "note": "mean over heads and sampled rows"}
+
+
+def score_rows(call: Call, index: Index, rows: int) -> ScoreRows:
+    """The same query rows that the bank looks at, with all their scores."""
+    allowed, bias = call.parted()
+    chosen = [positions for _, positions, _ in chosen_rows(index, rows, seed=0)]
+    picked = torch.stack(chosen).to(call.query.device)  # [S, R]; every sequence has all its positions
+    query = torch.stack([q[:, at] for q, at in zip(call.query, picked, strict=True)])
+    key = call.key.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1)
+    scores = call.scaling * query.float() @ key.float().mT
+    if bias is not None:
+        scores = scores + _of_rows(bias.float(), picked)
+    return ScoreRows(scores, _of_rows(allowed, picked))
+
+
+def _of_rows(matrix: Tensor, picked: Tensor) -> Tensor:
+    """The chosen query rows of [S or 1, H or 1, T or 1, T]."""
+    whole = matrix.expand(len(picked), *matrix.shape[1:])
+    if matrix.shape[2] == 1:
+        return whole
+    return torch.stack([one[:, at] for one, at in zip(whole, picked, strict=True)])
+
+
+# `anisoscope study untrained`: is a transformer block anisotropic before it has learned anything?
+#
+# One block at initialisation is given rows x + N·b/‖b‖: embeddings of random tokens that share a bias of size N in a
+# random direction. Against N: average cosine, norms and drift of input and output, queries and keys, scores and
+# softmax (arXiv 2401.12143, section on untrained transformers). Seeds are the independent samples: each draws its own
+# tokens, direction and weights. docs/untrained.md has the definitions.
+
+
+__all__ = ["CLAIMS", "HISTOGRAMS", "Untrained", "UntrainedConfig"]
+
+Progress = Callable[[str, int, int], None]
+CLAIMS = ("anisotropic_at_initialisation", "anisotropy_grows_with_bias", "sharpness_grows_with_bias")
+HISTOGRAMS = "histograms"  # the file of arrays
+DATA = "random tokens"
+
+
+@dataclass
+class Untrained:
+    """One run of the study."""
+
+    config: UntrainedConfig
+    folder: RunFolder
+    command: Sequence[str] = ()
+    progress: Progress | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    done: int = 0
+    _block: tuple[tuple[Any, ...], UntrainedBlock] | None = None
+
+    def run(self) -> Path:
+        """Every block, then the verdicts; a finished block is never measured again."""
+        old = self.folder.about()
+        if old.get("status") == "complete":
+            return self.folder.path
+        words = {"kind": "study", "study": "untrained"}
+        seed = self.config.size.seeds[0]
+        self.about = opening(asdict(self.config), command=self.command, seed=seed, old=old, **words)
+        self.about |= {"device": str(self._device()), "size": asdict(self.config.size)}
+        self.folder.write_about(self.about)
+        started = time.monotonic()
+        try:
+            for family in self.config.families:  # a slip in the last name is told before the first is measured
+                known_family(family)
+            self._conclude([self._arm(arm) for arm in self.config.arms()])
+        except BaseException as error:
+            self._end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", started, error)
+            raise
+        self._end("complete", started)
+        self.folder.tidy()
+        return self.folder.path
+
+    def _end(self, status: str, started: float, error: BaseException | None = None) -> None:
+        self.about["status"] = status
+        if error is not None and str(error):
+            self.about["error"] = str(error).splitlines()[0]
+        self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 1)
+        self.folder.write_about(self.about)
+
+    def _device(self) -> torch.device:
+        from anisoscope.models.placement import choose_device
+
+        return choose_device(self.config.device)
+
+    # one block
+
+    def _arm(self, arm: BlockArm) -> Table:
+        part = slug(arm.name)
+        table = self.folder.part(part)
+        if table is None:
+            table = self._measured(arm)
+            self.folder.write_part(part, table)
+        else:
+            self.done += self.config.points
+        if not any(entry["name"] == arm.family for entry in self.about["models"]):
+            self.about["models"].append(table.about["model"])
+        return table
+
+    def _measured(self, arm: BlockArm) -> Table:
+        c, size = self.config, self.config.size
+        block = self._block_of(arm)
+        initialise(block, arm.init, seed=arm.seed)
+        x = block.rows(size.sequences, size.length, seed=arm.seed).to(self._device())
+        b = direction(arm.width, seed=arm.seed)
+        records: list[dict[str, Any]] = []
+        counts: dict[str, list[int]] = {}
+        for norm in c.norms:
+            for bias in c.biases:
+                point = BiasPoint(bias, arm.init, arm.width, norm)
+                rows, histogram = measure_point(block, biased(x, b, bias=bias, input_norm=norm), point, rows=size.rows)
+                records += [self._columns(arm, row) for row in rows]
+                counts[point.key] = histogram.tolist()
+                self._tell(arm)
+        told = {"model": _described(block), "histograms": {arm.name: counts}}
+        return Table.from_records(records, told)
+
+    def _block_of(self, arm: BlockArm) -> UntrainedBlock:
+        """The block of a family, width and seed; built once for all initialisations that replace its weights."""
+        key = (arm.family, arm.width, arm.seed)
+        if self._block is None or self._block[0] != key or arm.init == "own":
+            size, heads = self.config.size, self.config.heads_of(arm.width)
+            shape = {"width": arm.width, "heads": heads, "length": size.length, "sequences": size.sequences}
+            self._block = None  # the old one goes before the new one comes
+            self._block = key, build_block(arm.family, **shape, seed=arm.seed, device=str(self._device()))
+        return self._block[1]
+
+    def _columns(self, arm: BlockArm, row: dict[str, Any]) -> dict[str, Any]:
+        own = {"run": self.folder.path.name, "model": arm.family, "revision": "", "data": DATA, "seed": arm.seed}
+        return {**own, "step": None, **row}
+
+    def _tell(self, arm: BlockArm) -> None:
+        self.done += 1
+        if self.progress is not None:
+            total = self.config.points * sum(1 for _ in self.config.arms())
+            self.progress("blocks at every bias", self.done, total)
+
+    # what it comes to
+
+    def _conclude(self, parts: Sequence[Table]) -> None:
+        table = Table.concat(parts)
+        self.folder.write_table(table)
+        self.folder.write_arrays(HISTOGRAMS, dict(_arrays(parts)))
+        verdicts = evaluate_claims(Table(table.arrow, {"models": self.about["models"]}), CLAIMS)
+        self.folder.write_json("verdicts.json", verdicts_to_dicts(verdicts))
+
+
+def _arrays(parts: Iterable[Table]) -> Iterable[tuple[str, torch.Tensor]]:
+    """Counts of scores by block and point, [points of the same name], and the edges of their bins."""
+    yield "edges", torch.from_numpy(EDGES)
+    for part in parts:
+        for arm, counts in part.about["histograms"].items():
+            for point, values in counts.items():
+                yield f"{arm}/{point}", torch.from_numpy(np.asarray(values, dtype=np.int32))
+
+
+def _described(block: UntrainedBlock) -> dict[str, Any]:
+    """What run.json says about a family."""
+    words = {row["name"]: row["about"] for row in list_families()}
+    own = "GPT-NeoX blocks, norm before each sublayer, rotary, sees both sides" if block.family == "prenorm" else ""
+    rows = "token embeddings of the family" if block.table is not None else "N(0, 0.02²), as it reads no tokens"
+    return {"name": block.family, "about": own or words.get(block.family, ""), "block": type(block.module).__name__,
+            "rows": rows}  # fmt: skip

@@ -1,0 +1,282 @@
+"""What concepts stand for, and how they move.
+
+Notation: Z n×k codes of rows, D k×d directions; a row is a token in a context. On centred rows the codes of semi-NMF
+share a common part (see numerics/factorisation/cones.py): the rows with the largest codes are then the same for every
+concept, and tell nothing. The *distinctive* code is what a row has of a concept beyond what it has of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anisoscope.capture.sites.site import Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.numerics.factorisation.factors import encode_rows
+from anisoscope.numerics.linalg import principal_angles
+from anisoscope.tangent.proxy import Proxy
+from anisoscope.tangent.step_rows import Half
+
+TOKENS, EXAMPLES = 8, 5
+
+
+def distinctive_codes(codes: Any) -> Tensor:
+    """max(0, ẑ_ij − mean over l of ẑ_il), ẑ in units of each concept's own root mean square; n×k in float64.
+
+    Codes that are negative somewhere (scores, sources) have no common part of this kind: of them the positive side.
+
+    >>> distinctive_codes(torch.tensor([[3.0, 1.0], [1.0, 3.0]])).round(decimals=4).tolist()
+    [[0.4472, 0.0], [0.0, 0.4472]]
+    """
+    z = _codes(codes)
+    size = z.square().mean(0).sqrt()
+    z = z / torch.where(size > 0, size, 1.0)
+    common = z.mean(1, keepdim=True) if z.shape[1] > 1 and bool((z >= 0).all()) else 0.0
+    return (z - common).clamp_min(0.0)
+
+
+def _codes(codes: Any) -> Tensor:
+    z = torch.as_tensor(codes).detach().double()
+    if z.ndim != 2 or 0 in z.shape:
+        raise AnisoscopeError(f"the codes have shape {tuple(z.shape)}; expected rows × concepts, both at least 1.")
+    return z
+
+
+def top_tokens(codes: Any, tokens: Sequence[Any], k: int = TOKENS) -> list[list[tuple[Any, float]]]:
+    """For each concept the k tokens with the largest shares of its code mass, Σ of the codes of their rows.
+
+    >>> top_tokens(torch.tensor([[3.0], [1.0], [0.0]]), ["the", "a", "of"], 2)
+    [[('the', 0.75), ('a', 0.25)]]
+    """
+    z = _codes(codes).cpu().numpy()
+    words, kind = _kinds(tokens, len(z))
+    found = []
+    for column in z.clip(min=0.0).T:
+        mass = np.bincount(kind, weights=column, minlength=len(words))
+        order = np.lexsort((np.arange(len(words)), -mass))[:k]
+        total = mass.sum()
+        found.append([(words[i], float(mass[i] / total)) for i in order if mass[i] > 0])
+    return found
+
+
+def _kinds(tokens: Sequence[Any], n: int) -> tuple[list[Any], np.ndarray]:
+    """The distinct tokens in the order in which they come, and which of them each row has."""
+    listed = tokens.tolist() if isinstance(tokens, Tensor | np.ndarray) else list(tokens)
+    if len(listed) != n:
+        raise AnisoscopeError(f"there are {len(listed)} tokens for {n} rows of codes; expected one token for each row.")
+    place = {word: i for i, word in enumerate(dict.fromkeys(listed))}
+    return list(place), np.array([place[word] for word in listed], dtype=np.int64)
+
+
+def example_rows(codes: Any, contexts: Any, *, k: int = EXAMPLES) -> list[list[int]]:
+    """For each concept the k rows with the largest codes, at most one of each context, codes of 0 left out.
+
+    >>> example_rows(torch.tensor([[3.0], [2.0], [1.0], [0.0]]), torch.tensor([7, 7, 8, 9]))
+    [[0, 2]]
+    """
+    z = _codes(codes).cpu()
+    owner = torch.as_tensor(contexts).cpu()
+    if tuple(owner.shape) != (len(z),):
+        raise AnisoscopeError(
+            f"contexts have shape {tuple(owner.shape)} for {len(z)} rows of codes; expected one context for each row."
+        )
+    return [_first_of_each(column, owner, k) for column in z.T]
+
+
+def _first_of_each(column: Tensor, owner: Tensor, k: int) -> list[int]:
+    order = column.argsort(descending=True, stable=True)
+    order = order[: int((column > 0).sum())]
+    _, inverse = torch.unique(owner[order], return_inverse=True)
+    place = torch.arange(len(order))
+    first = torch.full((int(inverse.max()) + 1 if len(order) else 0,), len(order)).scatter_reduce(
+        0, inverse, place, reduce="amin"
+    )
+    return [int(i) for i in order[first.sort().values[:k]]]
+
+
+def match_concepts(first: Any, second: Any, *, signed: bool = True) -> tuple[Tensor, Tensor]:
+    """Pairs [m, 2] of concepts of two fits, one to one, with the largest sum of cosines, and these cosines.
+
+    Codes are non-negative, so a direction and its opposite are different concepts; `signed=False` for components
+    whose sign means nothing.
+
+    >>> pairs, cosines = match_concepts(torch.eye(3)[:2], torch.eye(3)[[1, 0]])
+    >>> pairs.tolist(), cosines.tolist()
+    ([[0, 1], [1, 0]], [1.0, 1.0])
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    one, two = _units(first), _units(second)
+    if one.shape[1] != two.shape[1]:
+        raise AnisoscopeError(f"the directions have widths {one.shape[1]} and {two.shape[1]}; expected the same space.")
+    cosines = one @ two.T
+    if not signed:
+        cosines = cosines.abs()
+    mine, theirs = linear_sum_assignment(-cosines.numpy())
+    pairs = torch.stack([torch.as_tensor(mine), torch.as_tensor(theirs)], 1)
+    return pairs, cosines[pairs[:, 0], pairs[:, 1]]
+
+
+def _units(directions: Any) -> Tensor:
+    rows = torch.as_tensor(directions).detach().cpu().double()
+    if rows.ndim != 2 or 0 in rows.shape or not bool(rows.isfinite().all()):
+        raise AnisoscopeError(
+            f"the directions have shape {tuple(rows.shape)} or are not finite; expected concepts × width, finite."
+        )
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return rows / torch.where(norms > 0, norms, 1.0)
+
+
+def turn(first: Any, second: Any) -> float:
+    """The mean principal angle, in degrees, between the spans of two bases d×r.
+
+    >>> round(turn(torch.eye(4)[:, :2], torch.eye(4)[:, 1:3]), 6)
+    45.0
+    """
+    one, two = torch.as_tensor(first), torch.as_tensor(second)
+    return float(torch.rad2deg(principal_angles(one.mT, two.mT).mean()))
+
+
+def concept_cards(
+    codes: Any,
+    directions: Any,
+    *,
+    tokens: Sequence[str],
+    contexts: Any,
+    around: Callable[[int], tuple[str, str]] | None = None,
+    earlier: tuple[int, Any] | None = None,
+    top: int = TOKENS,
+    examples: int = EXAMPLES,
+) -> list[dict[str, Any]]:
+    """One card per concept: its share, its tokens, example rows in context, and which concept it was before.
+
+    `tokens` and `contexts` belong to the rows of the codes, `around(row)` is the text before and after a row's token,
+    `earlier` is (step, directions) of the fit to compare with. Shares, tokens and examples are those of the
+    distinctive codes; `share` is the concept's part in their energy, `code` is in units of the concept's root mean
+    square.
+
+    >>> cards = concept_cards(torch.eye(2) * 2, torch.eye(2), tokens=["a", "b"], contexts=torch.tensor([0, 1]))
+    >>> cards[1]["tokens"], cards[1]["examples"][0]["token"], cards[1]["from"]
+    ([['b', 1.0]], 'b', None)
+    """
+    z, rows = _codes(codes).cpu(), torch.as_tensor(directions).detach().cpu().double()
+    if len(rows) != z.shape[1]:
+        raise AnisoscopeError(f"there are {z.shape[1]} codes and {len(rows)} directions; expected as many of both.")
+    own = distinctive_codes(z)
+    energy = own.square().sum(0) * z.square().mean(0) * rows.square().sum(1)
+    share = energy / energy.sum().clamp_min(torch.finfo(torch.float64).tiny)
+    words, picked = top_tokens(own.square(), tokens, top), example_rows(own, contexts, k=examples)
+    before = _origins(rows, earlier)
+    return [
+        {
+            "concept": j,
+            "share": float(share[j]),
+            "tokens": [[str(word), part] for word, part in words[j]],
+            "examples": [_example(i, float(own[i, j]), tokens, around) for i in picked[j]],
+            "from": before.get(j),
+        }
+        for j in range(len(rows))
+    ]
+
+
+def _example(
+    row: int, code: float, tokens: Sequence[str], around: Callable[[int], tuple[str, str]] | None
+) -> dict[str, Any]:
+    before, after = around(row) if around else ("", "")
+    return {"before": before, "token": str(tokens[row]), "after": after, "code": code}
+
+
+def _origins(directions: Tensor, earlier: tuple[int, Any] | None) -> dict[int, dict[str, Any]]:
+    """For each concept the one of the earlier step that it is matched with."""
+    if earlier is None:
+        return {}
+    step, old = earlier
+    pairs, cosines = match_concepts(old, directions)
+    return {
+        int(new): {"step": int(step), "concept": int(was), "cosine": float(c)}
+        for (was, new), c in zip(pairs.tolist(), cosines.tolist(), strict=True)
+    }
+
+
+# Concept cards: what the concepts of a few sites stand for, in tokens and in context.
+
+
+ROWS = 2048  # rows of the fit half that are encoded
+AROUND = 12  # tokens shown on either side
+
+
+def card_sites(sites: list[Site]) -> list[Site]:
+    """The embedding, the middle block and the last block of each stack."""
+    chosen = []
+    for stack in dict.fromkeys(site.stack for site in sites):
+        blocks = [s for s in sites if s.stack == stack and s.kind == "resid"]
+        chosen += [s for s in sites if s.stack == stack and s.kind == "embed"]
+        chosen += [blocks[len(blocks) // 2 - 1], blocks[-1]] if len(blocks) > 1 else blocks
+    return chosen
+
+
+class Text:
+    """The text of the rows of one half: a context's tokens in their order."""
+
+    def __init__(self, half: Half, decode: Callable[[list[int]], str]) -> None:
+        self.decode = decode
+        self.contexts, self.tokens = half.context.tolist(), half.token.tolist()
+        order = half.position.argsort(stable=True)
+        self.order = order[half.context[order].argsort(stable=True)].tolist()
+        self.place = {row: i for i, row in enumerate(self.order)}
+
+    def around(self, row: int) -> tuple[str, str]:
+        """The text before and after a row's token, within its context."""
+        at, mine = self.place[row], self.contexts[row]
+        before = [i for i in self.order[max(0, at - AROUND) : at] if self.contexts[i] == mine]
+        after = [i for i in self.order[at + 1 : at + 1 + AROUND] if self.contexts[i] == mine]
+        return self._text(before), self._text(after)
+
+    def _text(self, rows: list[int]) -> str:
+        return self.decode([self.tokens[i] for i in rows]) if rows else ""
+
+
+def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
+    """Ids as text; as numbers where there is no tokenizer, and where there is no token."""
+
+    def decode(ids: list[int]) -> str:
+        known = [i for i in ids if i >= 0]
+        if tokenizer is None:
+            return " ".join(map(str, known))
+        try:
+            return str(tokenizer.decode(known, clean_up_tokenization_spaces=False))
+        except TypeError:
+            return str(tokenizer.decode(known))
+
+    return decode
+
+
+def cards(
+    fits: Mapping[Site, Half], proxies: Mapping[Site, Proxy], tokenizer: Any, *, earlier: dict[Site, tuple[int, Tensor]]
+) -> list[dict[str, Any]]:
+    """The cards of some sites; `earlier` holds (step, directions) of the step before."""
+    found: list[dict[str, Any]] = []
+    for site, half in fits.items():
+        proxy = proxies[site]
+        few = half.order().argsort()[:ROWS].sort().values
+        rows = half.x[few.to(half.x.device)]
+        codes = encode_rows(rows - proxy.centre.to(rows), proxy.directions.to(rows), method="semi_nmf")
+        text = Text(half, decoder_of(tokenizer))
+        shown = half.token[few].tolist()
+        spelled = {token: text.decode([token]) for token in sorted(set(shown))}
+        words = [spelled[token] for token in shown]
+        made = concept_cards(
+            codes.cpu(),
+            proxy.directions.cpu(),
+            tokens=words,
+            contexts=half.context[few],
+            around=lambda row, text=text, few=few: text.around(int(few[row])),  # type: ignore[misc]
+            earlier=earlier.get(site),
+        )
+        place = {"stack": site.stack, "layer": site.layer, "kind": site.kind}
+        found += [{**place, **card} for card in made]
+    return found

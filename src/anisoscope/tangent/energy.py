@@ -1,0 +1,283 @@
+"""Energies of subspaces with intervals: rows of the table for one site and one step.
+
+Sums by (group, fold) of ‖gᵢQ‖² and ‖gᵢ‖² give every pooled energy, its mean over rows and their leave-one-fold-out
+values; the proxy stays as fitted, so an interval is about the test contexts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anisoscope.capture.sites.site import Site
+from anisoscope.metrics.engine.estimate import jackknife
+from anisoscope.metrics.tangent import Anisotropy, Measured, energy, holm, p_value, row_energies
+from anisoscope.numerics.hashing import FOLDS
+from anisoscope.results.table import variant_name
+from anisoscope.stats.gradient_moments import GradientMoments
+from anisoscope.tangent.proxy import Label
+from anisoscope.tangent.step_rows import Half
+
+Record = dict[str, Any]
+FEW = 10  # rows per dimension below which a second moment is flagged
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """A way to sort rows into groups: a name for each label; rows labelled −1 belong to none."""
+
+    names: Sequence[str]
+    label: Tensor  # [n] on the host
+
+    def masks(self) -> dict[str, Tensor]:
+        return {name: self.label == i for i, name in enumerate(self.names) if bool((self.label == i).any())}
+
+
+class EnergyRows:
+    """The test rows of one site, ready to be asked for the energy of any subspace."""
+
+    def __init__(self, half: Half, groupings: Sequence[Grouping]) -> None:
+        assert half.g is not None
+        self.half = half
+        self.names = [name for grouping in groupings for name in grouping.names]
+        self.norms = half.g.double().square().sum(1)
+        self.contexts = half.contexts
+        fold, codes, offset = half.fold, [], 0
+        nowhere = len(self.names) * FOLDS
+        for grouping in groupings:
+            codes.append(torch.where(grouping.label >= 0, (offset + grouping.label) * FOLDS + fold, nowhere))
+            offset += len(grouping.names)
+        self.codes = torch.stack(codes).to(half.g.device)  # [groupings, n]
+
+    def sums(self, Q: Tensor) -> np.ndarray:
+        """[5, groups, FOLDS]: sums of ‖gQ‖², ‖g‖², ‖gQ‖²/‖g‖², rows with a gradient, rows."""
+        assert self.half.g is not None
+        inside = row_energies(self.half.g, Q.to(self.half.g.device))
+        moving = self.norms > 0
+        ratio = torch.where(moving, inside / self.norms.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+        columns = torch.stack([inside, self.norms, ratio, moving.double(), torch.ones_like(inside)])
+        total = columns.new_zeros(5, len(self.names) * FOLDS + 1)
+        for code in self.codes:
+            total.index_add_(1, code, columns)
+        found: np.ndarray = total[:, :-1].unflatten(1, (-1, FOLDS)).cpu().numpy()
+        return found
+
+    def of(self, Q: Tensor) -> Iterator[tuple[str, str, Record]]:
+        """(group, average, columns of the energy) for every group that has rows."""
+        inside, whole, ratio, moving, n = self.sums(Q)
+        pooled, by_row = _ratios(inside, whole), _ratios(ratio, moving)
+        for i, name in enumerate(self.names):
+            if not n[i].any():
+                continue
+            more = {"n": int(n[i].sum()), "contexts": self.contexts, "dropped": self.half.dropped}
+            yield name, "", pooled[i] | more
+            yield name, "row", by_row[i] | more
+
+
+def _ratios(top: np.ndarray, bottom: np.ndarray) -> list[Record]:
+    """Σtop / Σbottom of every line [groups, FOLDS] with its jackknife over folds."""
+    used = bottom > 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = top.sum(1) / bottom.sum(1)
+        rest = (top.sum(1, keepdims=True) - top) / (bottom.sum(1, keepdims=True) - bottom)
+    rest = np.where(used, rest, np.nan)  # a fold without rows has no value: it must not narrow an interval
+    found = []
+    for mine, replicates in zip(value.tolist(), rest.tolist(), strict=True):
+        low, high = jackknife(mine, replicates, bounds=(0.0, 1.0))
+        found.append({"value": mine, "low": low, "high": high, "replicates": replicates})
+    return found
+
+
+def scaled(columns: Record, factor: float) -> Record:
+    """The same estimate times a number: an enrichment from an energy."""
+    out = dict(columns)
+    for name in ("value", "low", "high"):
+        out[name] = columns[name] * factor
+    out["replicates"] = [value * factor for value in columns["replicates"]]
+    return out
+
+
+def band(draws: Tensor) -> Record:
+    """Mean, 95 % band and standard deviation of control draws."""
+    return bands([draws])[0]
+
+
+def bands(draws: Sequence[Tensor]) -> list[Record]:
+    """The same of several sets of draws, which come to the host together."""
+    values = torch.stack([mine.double() for mine in draws]).cpu()
+    fine = values.isfinite().all(1, keepdim=True)
+    values = torch.where(fine, values, torch.nan)
+    low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=1)
+    columns = (values.mean(1), low, high, values.std(1))
+    return [dict(zip(("value", "low", "high", "sd"), row, strict=True)) for row in torch.stack(columns, 1).tolist()]
+
+
+def record(metric: str, columns: Record, label: Label, *, group: str = "", **more: Any) -> Record:
+    """One row of the table."""
+    return {"metric": metric, "group": group, "variant": _variant(label, tuple(more.items())), **columns}
+
+
+@lru_cache(maxsize=4096)
+def _variant(label: Label, more: tuple[tuple[str, Any], ...]) -> str:
+    return variant_name(label.options(**dict(more)))
+
+
+def proxy_records(
+    rows: EnergyRows, Q: Tensor, label: Label, *, few: str = "", plain: bool = True, source: str = ""
+) -> Iterator[Record]:
+    """Energy and enrichment of one proxy in every group; means over rows where there are no bins."""
+    d, r = Q.shape
+    for group, average, columns in rows.of(Q):
+        if average and ":" in group:
+            continue
+        columns = columns | {"note": few if columns["value"] == columns["value"] else "no gradient reaches these rows"}
+        yield record("gradient_energy", columns, label, group=group, average=average, batch=source)
+        if plain and not label.control:
+            yield record(
+                "gradient_enrichment", scaled(columns, d / r), label, group=group, average=average, batch=source
+            )
+
+
+def control_records(
+    measured: Measured,
+    Q: Tensor,
+    label: Label,
+    columns: Record,
+    *,
+    group: str = "",
+    average: str = "",
+    source: str = "",
+) -> Iterator[Record]:
+    """Random and normal controls of one proxy against one second moment; ratio and p."""
+    more = {"n": columns["n"], "contexts": columns["contexts"], "dropped": columns.get("dropped", 0)}
+    words: dict[str, Any] = {"group": group, "average": average, "batch": source}
+    controls = {"random": measured.random(shares=not average), "normal": measured.normal(Q, shares=not average)}
+    drawn = {(name, metric): part for name, c in controls.items() for metric, part in c.by_metric().items()}
+    found = dict(zip(drawn, bands(list(drawn.values())), strict=True))
+    for (name, metric), columns_of in found.items():
+        yield record(metric, columns_of | more, label, control=name, **words)
+    value, edges = columns["value"], found["normal", "gradient_energy"]
+    ratio = {"value": edges["value"], "low": edges["high"], "high": edges["low"]}
+    yield record("gradient_ratio", {end: _over(value, level) for end, level in ratio.items()} | more, label, **words)
+    p = p_value(value, controls["random"].energy.cpu())
+    yield record("gradient_p", {"value": p} | more, label, **words)
+
+
+def _over(value: float, level: float) -> float:
+    """value / level, infinite over nothing."""
+    return value / level if level > 0 else math.inf if level == 0 and value > 0 else math.nan
+
+
+class Shares:
+    """The normalised second moments of a site, all rows, without each fold, of groups: for every subspace at once."""
+
+    def __init__(self, moments: GradientMoments, groups: Sequence[str] = ()) -> None:
+        assert moments.folds is not None
+        self.moments, whole = moments, moments.total
+        every = torch.stack([whole, *moments.folds, *(moments.groups[g] for g in groups)])
+        alive = (every.diagonal(dim1=-2, dim2=-1).sum(-1) > 0).tolist()
+        self.used = [f for f in range(FOLDS) if alive[1 + f]]
+        self.groups = [g for g, lives in zip(groups, alive[1 + FOLDS :], strict=True) if lives]
+        rest = [whole - moments.folds[f] for f in self.used] if len(self.used) > 1 else []
+        self.lines = 1 + len(rest)
+        stacked = torch.stack([whole, *rest, *(moments.groups[g] for g in self.groups)])
+        self.spread = Anisotropy(stacked / stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None])
+
+
+def share_records(
+    shares: Shares, Q: Tensor, label: Label, *, source: str = "", groups: bool = False
+) -> Iterator[Record]:
+    """Both anisotropy shares of one proxy (or fitted control), with their jackknife; of groups without one."""
+    moments, (d, r) = shares.moments, Q.shape
+    share, level, gain = torch.stack(shares.spread.held(Q.to(shares.spread.C.device))).tolist()
+    note = f"{'above' if level[0] >= 1 else 'below'} tr(C)/d; chance is about {r * (r + 1) / d**2:.3g}"
+    few = few_rows(moments.n - moments.still, d)
+    notes = "; ".join(filter(None, (note, few)))
+    more = {"n": moments.n, "contexts": moments.contexts}
+    both = {"gradient_share": (share, notes), "gradient_isoscore_gain": (gain, few)}
+    for metric, (values, text) in both.items():
+        yield record(metric, _folded(values[: shares.lines], shares.used) | more | {"note": text}, label, batch=source)
+    for place, group in enumerate(shares.groups if groups else (), shares.lines):
+        mine = {"n": moments.counts[group], "contexts": moments.contexts}
+        for metric, (values, _) in both.items():
+            yield record(metric, {"value": values[place]} | mine, label, group=group, batch=source)
+
+
+def _folded(found: list[float], used: Sequence[int]) -> Record:
+    low, high = jackknife(found[0], found[1:], bounds=(None, None))
+    by_fold = dict(zip(used, found[1:], strict=False))
+    return {"value": found[0], "low": low, "high": high, "replicates": [by_fold.get(f, math.nan) for f in range(FOLDS)]}
+
+
+def few_rows(n: int, d: int) -> str:
+    return "" if n >= FEW * d else f"fewer than {FEW} d rows ({n} of {FEW * d})"
+
+
+def moment_records(
+    shares: Shares, Q: Tensor, label: Label, measured: Measured, *, note: str = "", source: str = ""
+) -> Iterator[Record]:
+    """Everything about one proxy from second moments alone: for a proxy that was fitted at another step."""
+    moments = shares.moments
+    assert moments.folds is not None and moments.unit is not None
+    d, r = Q.shape
+    Q = Q.to(moments.folds.device)
+    inside = ((moments.folds @ Q) * Q).sum((-2, -1)).cpu()
+    whole = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1).cpu()
+    more = {"n": moments.n, "contexts": moments.contexts, "note": note}
+    columns = _ratios(inside[None].numpy(), whole[None].numpy())[0] | more
+    yield record("gradient_energy", columns, label, batch=source)
+    yield record("gradient_enrichment", scaled(columns, d / r), label, batch=source)
+    mean, *parts = energy(torch.stack([moments.unit, *moments.groups.values()]), Q).tolist()
+    yield record("gradient_energy", {"value": mean} | more, label, average="row", batch=source)
+    for group, part in zip(moments.groups, parts, strict=True):
+        if part != part:  # nothing moves there
+            continue
+        value: Record = {"value": part} | more | {"n": moments.counts[group]}
+        yield record("gradient_energy", value, label, group=group, batch=source)
+        yield record(
+            "gradient_enrichment", {**value, "value": value["value"] * d / r}, label, group=group, batch=source
+        )
+    for row in (
+        *control_records(measured, Q, label, columns, source=source),
+        *share_records(shares, Q, label, source=source),
+    ):
+        yield {**row, "note": "; ".join(filter(None, (row.get("note", ""), note)))}
+
+
+def fitted_control_records(
+    shares: Shares, Q: Tensor, label: Label, *, note: str = "", source: str = ""
+) -> Iterator[Record]:
+    """Energy and shares of a fitted control (next, permuted) from second moments alone."""
+    moments = shares.moments
+    assert moments.folds is not None
+    more = {"n": moments.n, "contexts": moments.contexts, "note": note}
+    value = {"value": float(energy(moments.total, Q.to(moments.folds.device)))}
+    yield record("gradient_energy", value | more, label, batch=source)
+    for row in share_records(shares, Q, label, source=source):
+        yield {**row, "note": "; ".join(filter(None, (row.get("note", ""), note)))}
+
+
+def placed(site: Site, step: int, records: Iterable[Record]) -> list[Record]:
+    """Records with the place and the step they belong to."""
+    place = {"stack": site.stack, "layer": site.layer, "kind": site.name or site.kind, "step": step}
+    return [{**place, **row} for row in records]
+
+
+def holm_records(records: Iterable[Record]) -> list[Record]:
+    """Holm over the layers of one step, for each variant and group."""
+    families: dict[tuple[str, str], list[Record]] = {}
+    for row in records:
+        if row["metric"] == "gradient_p":
+            families.setdefault((row["variant"], row["group"]), []).append(row)
+    out = []
+    for rows in families.values():
+        for row, value in zip(rows, holm([r["value"] for r in rows]), strict=True):
+            out.append({**row, "metric": "gradient_p_holm", "value": value, "note": f"Holm over {len(rows)} layers"})
+    return out

@@ -1,0 +1,299 @@
+"""The embedding table under training: its gradients in both roles, and its updates.
+
+Notation: W the table [V, d], T = Σ g over the occurrences of each type (its gradient in the input role), ΔW the change
+between measured steps. Rows are types; a fit never sees the types it is tested on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.sites.layout import unwrapped
+from anisoscope.capture.sites.site import Site
+from anisoscope.capture.sites.weight import joined
+from anisoscope.metrics.engine.estimate import jackknife
+from anisoscope.metrics.frequency import bin_of
+from anisoscope.metrics.tangent import Draws, Measured, next_components
+from anisoscope.numerics.hashing import FOLDS, half_of
+from anisoscope.stats.gradient_moments import GradientMoments
+from anisoscope.tangent.energy import (
+    EnergyRows,
+    Grouping,
+    Record,
+    Shares,
+    control_records,
+    placed,
+    proxy_records,
+    record,
+    scaled,
+    share_records,
+)
+from anisoscope.tangent.proxy import Label, Proxy, fit_proxies, rows_to_fit
+from anisoscope.tangent.step_rows import Half, StepRows
+
+
+def type_half(table: Tensor, types: Tensor) -> Half:
+    """Rows of a table as a test half: each type a context of its own, so that intervals resample types."""
+    nothing = torch.full_like(types, -1)
+    return Half(table, table, types, torch.zeros_like(types), types, nothing, nothing)
+
+
+def input_role(embedded: list[tuple[Tensor, Tensor, Tensor]], size: int) -> Tensor:
+    """T [V, d]: the gradient of the input table, by scatter-add of the gradients of what it gave out."""
+    width = embedded[0][1].shape[-1]
+    out = torch.zeros(size, width, dtype=torch.float64, device=embedded[0][1].device)
+    for ids, grads, _ in embedded:
+        out.index_add_(0, ids, grads.double())
+    return out
+
+
+@dataclass
+class EmbeddingWatch:
+    """What happens to the input embedding between measured steps.
+
+    Decoupled weight decay (AdamW) shrinks every row by lr·λ at every update, whatever the gradients say; its sum is
+    kept by a hook of the optimizer and taken out of the update.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None = None
+    outer: nn.Module | None = None  # what the training loop calls, where that is a wrapper of the model
+    step: int | None = None
+    before: Tensor | None = None
+    decay: Tensor | None = None
+    seen: Tensor | None = None  # [V] bool, since the interval began
+    closed: Tensor | None = None  # the same of the interval that just ended
+    paused: bool = False  # while a probe reads the table, too
+    _shrunk: Tensor | None = None  # by the update that is under way
+    _handles: list[Any] = field(default_factory=list)
+
+    @property
+    def table(self) -> Tensor | None:
+        """The weight of the input embedding, where the model has one."""
+        try:
+            module = unwrapped(self.model).get_input_embeddings()  # type: ignore[operator]
+        except (AttributeError, NotImplementedError):
+            return None
+        weight = getattr(module, "weight", None)
+        return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
+
+    @property
+    def group(self) -> dict[str, Any] | None:
+        """The optimizer's settings for the table, where its weight decay is decoupled (loading a state replaces it)."""
+        table = self.table
+        if self.optimizer is None or table is None:
+            return None
+        for group in self.optimizer.param_groups:
+            mine = any(p is table for p in group["params"])
+            if mine and (type(self.optimizer).__name__ == "AdamW" or group.get("decoupled_weight_decay")):
+                return group
+        return None
+
+    def attach(self) -> None:
+        """Hooks: which types were read, and how much weight decay took."""
+        table = self.table
+        if table is None:
+            return
+        self.seen = torch.zeros(len(table), dtype=torch.bool, device=table.device) if self.seen is None else self.seen
+        outer = self.outer if self.outer is not None else self.model
+
+        def read(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            ids = kwargs.get("input_ids", args[0] if args else None)
+            training = not self.paused and torch.is_grad_enabled()
+            if training and self.seen is not None and isinstance(ids, Tensor) and not ids.is_floating_point():
+                self.seen[ids] = True
+
+        self._handles.append(outer.register_forward_pre_hook(torch.compiler.disable(read), with_kwargs=True))
+        if self.group is not None and self.optimizer is not None:
+            # two hooks: with optimizer.step(closure) the whole step, and its measuring, lies between them
+            self._handles.append(self.optimizer.register_step_pre_hook(self._shrink))
+            self._handles.append(self.optimizer.register_step_post_hook(self._decay))
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @torch.no_grad()
+    def _shrink(self, *_: Any) -> None:
+        table, group = self.table, self.group
+        if table is not None and group is not None and not self.paused:
+            # rounded as the optimizer rounds it, so that a row without a gradient has an update of exactly 0
+            smaller = table * (1 - float(group["lr"]) * float(group["weight_decay"]))
+            self._shrunk = smaller.double() - table.double()
+
+    def _decay(self, *_: Any) -> None:
+        taken, self._shrunk = self._shrunk, None
+        without = self.table is None or self.table.grad is None  # the optimizer leaves it alone
+        if taken is not None and self.before is not None and not without:
+            self.decay = taken if self.decay is None else self.decay.add_(taken)
+
+    def updates(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """(name, types, rows of ΔW) since the last measured step: without weight decay where that is known, and raw."""
+        table = self.table
+        if table is None or self.before is None or self.closed is None or not bool(self.closed.any()):
+            return
+        types = self.closed.nonzero().squeeze(1)
+        change = table.detach().double() - self.before
+        if self.group is not None:
+            free = change if self.decay is None else change - self.decay.double()
+            yield "update", types.cpu(), free[types]
+        yield "update_raw", types.cpu(), change[types]
+
+    def close(self) -> None:
+        """An interval ends before the batch of this step is read: what is read from now on belongs to the next."""
+        if self.seen is not None:
+            self.closed = self.seen.clone()
+            self.seen.zero_()
+
+    def remember(self, step: int) -> None:
+        """A new interval begins with the table as it is."""
+        if self.table is not None:
+            self.step, self.before, self.decay = step, self.table.detach().double().clone(), None
+
+    def state(self) -> dict[str, Tensor]:
+        found = {"before": self.before, "decay": self.decay, "seen": self.seen}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def load(self, state: Mapping[str, Tensor], step: int | None) -> None:
+        table, self.step = self.table, step
+        for name in ("before", "decay", "seen"):
+            if table is not None:
+                setattr(self, name, state[name].to(table.device) if name in state else getattr(self, name))
+
+
+@dataclass(frozen=True)
+class TableStudy:
+    """Energies of rows of a table in a proxy, against the controls."""
+
+    draws: int
+    seed: int
+    bins: Tensor | None
+
+    def records(self, rows: Tensor, types: Tensor, proxies: Mapping[Label, Proxy], *, of: str) -> Iterator[Record]:
+        """Energies by frequency bin and the controls, of rows [m, d] that belong to these types."""
+        half = type_half(rows.float() if rows.dtype != torch.float64 else rows, types)
+        if not len(half) or not bool(rows.any()):
+            return
+        moment = GradientMoments().update(rows, context=types)
+        groupings = [Grouping([""], torch.zeros(len(half), dtype=torch.int64))]
+        if self.bins is not None:
+            names = [f"frequency:{b + 1}" for b in range(int(self.bins.max()) + 1)]
+            groupings.append(Grouping(names, bin_of(types, self.bins)))
+        energies, shares = EnergyRows(half, groupings), Shares(moment)
+        drawn: dict[int, Measured] = {}  # by rank: proxies share their controls
+        for label, proxy in proxies.items():
+            mine = replace(label, of=of)
+            Q = proxy.basis.to(rows.device)
+            found = list(proxy_records(energies, Q, mine))
+            yield from found
+            if label.control:
+                continue
+            if Q.shape[1] not in drawn:
+                draws = Draws(*Q.shape, draws=self.draws, seed=self.seed, device=str(rows.device))
+                drawn[Q.shape[1]] = draws.of(moment.total)
+            columns = next(row for row in found if row["metric"] == "gradient_energy" and not row["group"])
+            yield from control_records(drawn[Q.shape[1]], Q, mine, columns)
+            yield from share_records(shares, Q, mine)
+
+
+def unseen_types(size: int) -> Tensor:
+    """A mask of types [V] that the proxies of `fit_on_types` have not seen."""
+    return half_of(torch.arange(size)) == 1
+
+
+def fit_on_types(fit: Half, label: Label, *, site: Site, seed: int) -> dict[Label, Proxy]:
+    """A proxy of the embedding site fitted on rows of half of the types, and its fitted controls; none if too few."""
+    # a masked row shows [MASK] or noise, not the type it stands for
+    mine = (fit.token >= 0) & (half_of(fit.token) == 0) & (fit.masked != 1)
+    rows = fit.x[mine.nonzero().squeeze(1).to(fit.x.device)]
+    if len(rows) <= 2 * label.rank or len(fit.token[mine].unique()) < 2:
+        return {}
+    proxy = fit_proxies({site: rows}, label, seed=seed)[site]
+    shuffled = replace(label, control="permuted")
+    beyond = next_components(torch.cov(rows.double().T), proxy.basis.to(rows.device))
+    return {
+        label: proxy,
+        shuffled: fit_proxies({site: rows}, shuffled, seed=seed)[site],
+        replace(label, control="next"): Proxy(beyond, beyond.T, proxy.centre),
+    }
+
+
+# Weight gradients: rows of dL/dW of the linears that read the stream, against a proxy of what they read.
+#
+# Notation: W out×d reads x, so dL/dW = Σ δ xᵀ has its rows in the span of the inputs; folds add up, so that leaving
+# one out is a subtraction.
+
+
+def fold_gradients(model: nn.Module, names: Sequence[str], rows: StepRows) -> Tensor | None:
+    """[FOLDS, out, d]: the gradient of the test contexts of each fold, of all weights that read one site."""
+    found: dict[int, Tensor] = {}
+    for fold, gradients in rows.weights:
+        part = joined(model, names, gradients)
+        if part is not None:
+            found[fold] = found[fold] + part if fold in found else part
+    if not found:
+        return None
+    like = next(iter(found.values()))
+    return torch.stack([found.get(f, torch.zeros_like(like)) for f in range(FOLDS)])
+
+
+def weight_records(
+    model: nn.Module,
+    readers: Mapping[Site, Sequence[str]],
+    rows: StepRows,
+    *,
+    fits: Mapping[Site, Half],
+    proxies: Sequence[str],
+    rank: int,
+    draws: int,
+    most: int,
+    seed: int,
+) -> Iterator[Record]:
+    """Energy of the weight gradients of each reader site, with controls."""
+    inputs = {site: rows_to_fit(fits[site], most=most) for site in readers if site in fits}
+    seen = torch.cat([part.index.context.cpu() for parts in rows.test.values() for part, _ in parts]).unique()
+    gradients = {site: fold_gradients(model, readers[site], rows) for site in inputs}
+    for proxy in proxies:
+        label = Label(proxy, rank, of="weight")
+        shuffled = fit_proxies(inputs, replace(label, control="permuted"), seed=seed) if proxy == proxies[0] else {}
+        for site, found in fit_proxies(inputs, label, seed=seed).items():
+            folds = gradients[site]
+            if folds is None or not bool(folds.any()):
+                continue
+            Q = found.basis.to(folds.device)
+            words = f"{len(readers[site])} weights: {', '.join(n.removesuffix('.weight') for n in readers[site])}"
+            columns = {"n": folds.shape[1], "contexts": len(seen), "note": words}
+            mine = list(_records(folds.double(), Q, label, columns, draws=draws, seed=seed))
+            if site in shuffled:
+                beyond = next_components(torch.cov(inputs[site].double().T), Q.to(inputs[site].device))
+                others = {"permuted": shuffled[site].basis, "next": beyond}
+                for control, basis in others.items():
+                    value = {"value": _energy(folds.double().sum(0), basis.to(folds.device))}
+                    mine.append(record("gradient_energy", value | columns, replace(label, control=control)))
+            yield from placed(site, rows.step, mine)
+
+
+def _records(folds: Tensor, Q: Tensor, label: Label, sizes: Record, *, draws: int, seed: int) -> Iterator[Record]:
+    total = folds.sum(0)
+    used = [f for f in range(FOLDS) if bool(folds[f].any())]
+    d, r = Q.shape
+    value = _energy(total, Q)
+    rest = {f: _energy(total - folds[f], Q) for f in used} if len(used) > 1 else {}
+    low, high = jackknife(value, list(rest.values()), bounds=(0.0, 1.0))
+    columns: Record = {"value": value, "low": low, "high": high, **sizes}
+    columns["replicates"] = [rest.get(f, math.nan) for f in range(FOLDS)] if rest else []
+    yield record("gradient_energy", columns, label)
+    yield record("gradient_enrichment", scaled(columns, d / r), label)
+    measured = Draws(d, r, draws=draws, seed=seed, device=str(Q.device)).of(total.T @ total)
+    yield from control_records(measured, Q, label, columns)
+
+
+def _energy(G: Tensor, Q: Tensor) -> float:
+    return float((G @ Q).square().sum() / G.square().sum())

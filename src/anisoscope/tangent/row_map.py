@@ -1,0 +1,361 @@
+"""A map of the same few rows through training, on axes that stay where they are.
+
+At every measured step the rows with the smallest hashes of (context, position) are kept at a few sites; that choice
+knows nothing of their values, so it is the same rows each time. The axes of a site are the first three principal axes
+of all its measured steps pooled, each step weighted alike:
+
+    m = mean over steps of the step's own mean,   C = mean over steps of Σ (x − m)(x − m)ᵀ / n,   C v = λ v
+
+and the share of an axis is λ / tr C. Notation: n rows of a step, d width, S steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from anisoscope.capture.rows.row import Rows, Scores, Sink
+from anisoscope.capture.sites.site import Site, flow_order
+from anisoscope.metrics.frequency import bin_of, equal_mass_bins
+from anisoscope.results.folder import replace_file
+from anisoscope.stats.sample import Sample
+from anisoscope.tangent.concepts import decoder_of
+
+KINDS = ("embed", "resid", "stage", "final")
+AXES = ("x", "y", "z")
+DENSE = 1024  # widths up to this have all their eigenvectors computed
+FILE, SHARES = "map.parquet", "shares"
+SCHEMA = pa.schema(
+    [
+        ("model", pa.string()), ("seed", pa.int64()), ("step", pa.int64()), ("stack", pa.string()),
+        ("layer", pa.int64()), ("kind", pa.string()), ("row", pa.int64()), ("x", pa.float32()), ("y", pa.float32()),
+        ("z", pa.float32()), ("token", pa.string()), ("frequency", pa.int64()), ("position", pa.int64()),
+        ("group", pa.string()),
+    ]
+)  # fmt: skip
+
+Kept = dict[str, Tensor]  # of one site at one step: rows, scale, hash, position, token, group
+
+
+class Axes(NamedTuple):
+    """Where a site is looked at from."""
+
+    centre: Tensor  # [d]
+    directions: Tensor  # [d, 3]
+    shares: tuple[float, ...]
+
+
+def map_sites(sites: Iterable[Site]) -> list[Site]:
+    """The embedding, the first, middle and last block, and the final norm of each stack.
+
+    >>> [str(s) for s in map_sites([Site(0, "embed"), *(Site(n, "resid") for n in range(1, 13)), Site(12, "final")])]
+    ['0.embed', '1.resid', '6.resid', '12.resid', '12.final']
+    """
+    stream = sorted((s for s in set(sites) if s.kind in KINDS), key=flow_order)
+    chosen: dict[Site, None] = {}
+    for stack in dict.fromkeys(site.stack for site in stream):
+        mine = [s for s in stream if s.stack == stack]
+        blocks = [s for s in mine if s.kind in ("resid", "stage")]
+        few = [blocks[0], blocks[max(0, len(blocks) // 2 - 1)], blocks[-1]] if blocks else []
+        chosen |= dict.fromkeys(s for s in mine if s.kind not in ("resid", "stage") or s in few)
+    return list(chosen)
+
+
+class RowMap:
+    """A sink that keeps the rows of a few sites, step by step: in a folder where it has one, else in memory.
+
+    `rows` is their number at each site and step, `sites` those to look at (None = a few of those that come by).
+    """
+
+    def __init__(self, rows: int = 400, sites: Iterable[Site] | None = None, *, folder: Path | None = None) -> None:
+        self.size, self.folder = rows, folder
+        self.wanted = None if sites is None else frozenset(map_sites(sites))
+        self.groups: list[str] = []
+        self.words: dict[int, str] = {}  # tokens as text
+        self._open: dict[Site, Sample] = {}
+        self._steps: dict[int, dict[Site, Kept] | None] = {}  # None = in the folder
+        self._axes: dict[Site, Axes] = {}
+
+    # a sink
+
+    @property
+    def sink(self) -> Sink:
+        return self
+
+    @torch.inference_mode(False)  # rows outlive the forward pass, so they must be ordinary tensors
+    @torch.no_grad()
+    def rows(self, rows: Rows) -> None:
+        """Take the rows of one site; those that are not finite too, so that the choice does not depend on values."""
+        site, index = rows.site, rows.index
+        if site.kind not in KINDS or (self.wanted is not None and site not in self.wanted) or rows.x.ndim != 2:
+            return
+        names = index.group or ("",)
+        self.groups += [name for name in dict.fromkeys(names) if name not in self.groups]
+        numbers = torch.tensor([self.groups.index(name) for name in names])
+        group = numbers[(index.keep.cpu() // max(1, index.length)).clamp_max(len(numbers) - 1)]
+        labels = {"context": index.context, "position": index.position, "token": index.token, "group": group}
+        labels = {name: value.cpu() for name, value in labels.items()}
+        self._open.setdefault(site, Sample(self.size)).update(rows.x.detach(), **labels)
+
+    def scores(self, scores: Scores) -> None:
+        """Attention has no rows to map."""
+
+    def close(self, step: int, *, tokenizer: Any = None) -> None:
+        """End a step: what came since the last one is kept as this step's, in place of an earlier one of its name."""
+        sites = map_sites(self._open)
+        kept = {site: _kept(self._open[site]) for site in sites if len(self._open[site])}
+        self._open, self._axes = {}, {}
+        if not kept:
+            return
+        if tokenizer is not None:
+            self._spell(kept, decoder_of(tokenizer))
+        self._steps[step] = kept
+        if self.folder is not None:
+            parts = {"groups": self.groups, "sites": [(_key(site), found) for site, found in kept.items()]}
+            replace_file(self._path(step), lambda path: torch.save(parts, path))
+            self._steps[step] = None
+
+    def _spell(self, kept: Mapping[Site, Kept], decode: Callable[[list[int]], str]) -> None:
+        fresh = {int(t) for found in kept.values() for t in found["token"]} - set(self.words)
+        self.words |= {token: decode([token]) if token >= 0 else "" for token in sorted(fresh)}
+
+    def discard(self) -> None:
+        """Forget the rows of a step that came to nothing."""
+        self._open = {}
+
+    # keeping
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted(self._steps)
+
+    def state(self) -> dict[str, Any]:
+        """What a killed run needs to go on; rows that are in the folder stay there."""
+        inside = {step: [(_key(s), k) for s, k in kept.items()] for step, kept in self._steps.items() if kept}
+        return {"steps": self.steps, "groups": list(self.groups), "words": dict(self.words), "inside": inside}
+
+    def load(self, state: Mapping[str, Any]) -> RowMap:
+        """Go back to a state; steps whose rows are gone are left out."""
+        inside = state.get("inside", {})
+        self.groups, self.words = list(state.get("groups", ())), dict(state.get("words", {}))
+        self._open, self._axes, self._steps = {}, {}, {}
+        for step in state["steps"]:
+            if step in inside:
+                self._steps[step] = {Site(*key): kept for key, kept in inside[step]}
+            elif self.folder is not None and self._path(step).is_file():
+                self._steps[step] = None
+        return self
+
+    def drop(self) -> None:
+        """Remove the files of a finished run."""
+        for path in self.folder.glob("map-*.pt") if self.folder is not None else ():
+            path.unlink()
+
+    def _path(self, step: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"map-{step:09d}.pt"
+
+    def _at(self, step: int) -> dict[Site, Kept]:
+        kept = self._steps[step]
+        if kept is None:
+            parts = torch.load(self._path(step), map_location="cpu", weights_only=True)
+            kept = {Site(*key): found for key, found in parts["sites"]}
+        return kept
+
+    def _each(self) -> Iterator[tuple[int, dict[Site, Kept]]]:
+        """One step after the other, so that only one is in memory."""
+        for step in self.steps:
+            yield step, self._at(step)
+
+    # the map
+
+    def axes(self) -> dict[Site, Axes]:
+        """The fixed axes of every site, over all steps so far."""
+        if not self._axes:
+            sites = sorted({site for _, kept in self._each() for site in kept}, key=flow_order)
+            found = {site: self._axes_of(site) for site in sites}
+            self._axes = {site: axes for site, axes in found.items() if axes is not None}
+        return self._axes
+
+    def _axes_of(self, site: Site) -> Axes | None:
+        centre, steps = _pooled(self._rows_of(site), lambda x: x.mean(0))
+        if not steps:
+            return None
+        cov, _ = _pooled(self._rows_of(site), lambda x: (x - centre).T @ (x - centre) / len(x))
+        total = float(cov.trace())
+        values, directions = _leading(cov, min(len(AXES), len(cov)))
+        shares = tuple(max(0.0, float(v)) / total if total > 0 else 0.0 for v in values)
+        return Axes(centre, directions, shares)
+
+    def _rows_of(self, site: Site) -> Iterator[Tensor]:
+        """The finite rows of a site, step by step; of a series of several widths, those as wide as the first."""
+        width = None
+        for _, kept in self._each():
+            if site in kept:
+                x = _rows(kept[site])
+                width = width or x.shape[1]
+                yield x[x.isfinite().all(1)] if x.shape[1] == width else x[:0]
+
+    def about(self) -> dict[str, list[float]]:
+        """The share of variance of each axis, by site."""
+        return {str(site): [round(share, 6) for share in axes.shares] for site, axes in self.axes().items()}
+
+    def records(
+        self, model: str, seed: int | None, *, tokenizer: Any = None, counts: Tensor | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The rows of map.parquet."""
+        axes, decode = self.axes(), decoder_of(tokenizer)
+        spelled = {} if tokenizer is not None else dict(self.words)
+        bins = None if counts is None or not float(counts.sum()) > 0 else equal_mass_bins(counts)
+        hashes = sorted({int(h) for _, kept in self._each() for found in kept.values() for h in found["hash"]})
+        number = {value: i for i, value in enumerate(hashes)}
+        for step, kept in self._each():
+            for site in (s for s in kept if s in axes):
+                found, place = kept[site], axes[site]
+                if found["rows"].shape[1] != len(place.centre):
+                    continue
+                at = (_rows(found) - place.centre) @ place.directions
+                common = {"model": model, "seed": seed, "step": step, "stack": site.stack}
+                common |= {"layer": site.layer, "kind": site.kind}
+                binned = (bin_of(found["token"], bins) + 1).tolist() if bins is not None else None
+                labels = zip(*(found[n].tolist() for n in ("hash", "token", "position", "group")), strict=True)
+                for i, (key, token, position, group) in enumerate(labels):
+                    if not bool(at[i].isfinite().all()):
+                        continue
+                    if token not in spelled:
+                        spelled[token] = decode([token]) if token >= 0 else ""
+                    more = {"row": number[key], "token": spelled[token], "position": position}
+                    more |= dict(zip(AXES, at[i].tolist(), strict=False))
+                    more["frequency"] = (binned[i] or None) if binned is not None else None
+                    yield {**common, **more, "group": self.groups[group] if group < len(self.groups) else ""}
+
+
+def _key(site: Site) -> tuple[int, str, str, str]:
+    return site.layer, site.kind, site.stack, site.name
+
+
+def _kept(sample: Sample) -> Kept:
+    """Half precision about the mean: a drawing needs no more, and wide models have wide rows."""
+    x = sample.rows.double().cpu()
+    good = x.isfinite().all(1)
+    mean = x[good].mean(0) if bool(good.any()) else torch.zeros(x.shape[1:], dtype=torch.float64)
+    x = x - mean
+    finite = x[x.isfinite()]
+    scale = finite.abs().max() if len(finite) and bool(finite.any()) else torch.tensor(1.0, dtype=torch.float64)
+    labels = {name: sample.label(name).clone() for name in ("hash", "position", "token", "group")}
+    return {"rows": (x / scale).half(), "mean": mean, "scale": scale.clone(), **labels}
+
+
+def _rows(kept: Kept) -> Tensor:
+    return kept["rows"].double() * kept["scale"] + kept["mean"]
+
+
+def _pooled(rows: Iterable[Tensor], summary: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
+    """The mean of a summary over steps, each weighted alike, and the number of steps that had rows."""
+    total, steps = torch.zeros(()), 0
+    for x in rows:
+        if len(x):
+            total, steps = total + summary(x), steps + 1
+    return total / max(1, steps), steps
+
+
+def _leading(cov: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues and their vectors; each vector's largest entry is positive, so that no map is mirrored.
+
+    Wide matrices by subspace iteration in a block several times as wide as asked for.
+    """
+    if len(cov) <= DENSE:
+        values, vectors = torch.linalg.eigh(cov)
+    else:
+        block = torch.randn(len(cov), 8 * count, dtype=cov.dtype, generator=torch.Generator().manual_seed(0))
+        for _ in range(60):
+            block = torch.linalg.qr(cov @ block).Q
+        values, inner = torch.linalg.eigh(block.T @ cov @ block)
+        vectors = block @ inner
+    values, vectors = values.flip(0)[:count], vectors.flip(1)[:, :count]
+    sign = vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()
+    return values, vectors * torch.where(sign == 0, 1.0, sign)
+
+
+# attaching
+
+
+class Both:
+    """Two sinks that are given the same rows; either may be missing."""
+
+    def __init__(self, *sinks: Sink | None) -> None:
+        self.sinks = [sink for sink in sinks if sink is not None]
+
+    def rows(self, rows: Rows) -> None:
+        for sink in self.sinks:
+            sink.rows(rows)
+
+    def scores(self, scores: Scores) -> None:
+        for sink in self.sinks:
+            sink.scores(scores)
+
+
+def beside(bank: Sink | None, row_map: RowMap | None) -> Sink | None:
+    """The sink of a pass: the bank, the map, both or neither."""
+    sinks = [sink for sink in (bank, row_map) if sink is not None]
+    return None if not sinks else sinks[0] if len(sinks) == 1 else Both(*sinks)
+
+
+def write_map(
+    folder: Path, row_map: RowMap, *, model: str, seed: int | None, tokenizer: Any = None, counts: Tensor | None = None
+) -> dict[str, dict[str, list[float]]]:
+    """Write map.parquet into a run folder; what its run.json says of it under `map`."""
+    if not row_map.steps:
+        return {}
+    found = list(row_map.records(model, seed, tokenizer=tokenizer, counts=counts))
+    shares = {map_name(model, seed): row_map.about()}
+    _write(Path(folder), pa.Table.from_pylist(found, schema=SCHEMA), shares)
+    return shares
+
+
+def _write(folder: Path, table: pa.Table, shares: Mapping[str, Any]) -> None:
+    """The shares go into the file too: a training run writes its run.json itself."""
+    told = table.replace_schema_metadata({SHARES: json.dumps(shares)})
+    replace_file(folder / FILE, lambda path: pq.write_table(told, path, compression="zstd"))
+
+
+def shares_in(table: pa.Table) -> dict[str, Any]:
+    """The share of variance of each axis, by model and site, as the file of a map has it."""
+    text = (table.schema.metadata or {}).get(SHARES.encode())
+    return dict(json.loads(text)) if text else {}
+
+
+def map_name(model: str, seed: int | None) -> str:
+    """Under which name the shares of a model's axes are kept.
+
+    >>> map_name("causal-next-6x256", 1), map_name("gpt2", None)
+    ('causal-next-6x256-seed1', 'gpt2')
+    """
+    return model if seed is None else f"{model}-seed{seed}"
+
+
+def join_maps(folders: Sequence[Path]) -> tuple[pa.Table, dict[str, Any]]:
+    """The maps of several runs in one table, and the shares of their axes; runs without a map have no rows in it."""
+    tables: list[pa.Table] = [SCHEMA.empty_table()]
+    shares: dict[str, Any] = {}
+    for folder in map(Path, folders):
+        if (folder / FILE).is_file():
+            found = pq.read_table(folder / FILE)
+            tables.append(found.replace_schema_metadata(None).cast(SCHEMA))
+            shares |= shares_in(found)
+    return pa.concat_tables(tables), shares
+
+
+def write_joined(out: Path, folders: Sequence[Path]) -> dict[str, Any]:
+    """Write the map of a study from those of its arms; what its run.json says of it under `map`."""
+    table, shares = join_maps(folders)
+    if len(table):
+        _write(Path(out), table, shares)
+    return shares

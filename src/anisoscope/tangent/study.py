@@ -1,0 +1,386 @@
+"""The tangent study of one model: do directions fitted on activations alone hold the true gradients?
+
+At each measured step: proxies are fitted on the fit half (`refit`), tested on the gradients of the test half against
+matched-rank controls; second moments are kept so that a proxy fitted once (`frozen`) can be tested at every step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.capture.sites.site import Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.engine.estimate import jackknife
+from anisoscope.metrics.frequency import bin_of, contextual_spread, correlate, equal_mass_bins, exponent
+from anisoscope.metrics.tangent import Draws, Measured, each_decomposed, full_float32, growth, next_components, p_value
+from anisoscope.numerics.hashing import FOLDS
+from anisoscope.numerics.host import each_on_host
+from anisoscope.results.table import variant_name
+from anisoscope.stats.gradient_moments import GradientMoments
+from anisoscope.stats.moments import FoldCovariance
+from anisoscope.tangent.concepts import match_concepts, turn
+from anisoscope.tangent.energy import (
+    EnergyRows,
+    Grouping,
+    Record,
+    Shares,
+    bands,
+    control_records,
+    few_rows,
+    holm_records,
+    placed,
+    proxy_records,
+    record,
+    share_records,
+)
+from anisoscope.tangent.frozen_proxy import FrozenProxies
+from anisoscope.tangent.plan import DEFAULT_RANK, TangentPlan
+from anisoscope.tangent.proxy import Label, Proxy, balanced_rows, fit_proxies, key, rows_to_fit
+from anisoscope.tangent.step_rows import Half, StepRows
+
+STILL = 1e-6  # of the variance: less growth than this is rounding
+DRAW_SEED = 104_729  # control draws have a stream of their own
+
+
+@dataclass
+class Kept:
+    """What one step leaves for the next at one site."""
+
+    step: int
+    bases: dict[str, Tensor]  # by proxy
+    directions: Tensor  # of semi-NMF
+    folds: FoldCovariance  # of the test half
+
+
+@dataclass
+class TangentStudy:
+    """The study of one model over its steps; `counts` are token frequencies of the training corpus [V]."""
+
+    plan: TangentPlan
+    counts: Tensor | None = None
+    total_steps: int | None = None
+    source: str = ""  # "live" for rows of training batches
+    single: bool = False  # one model, no series of steps
+    previous: dict[Site, Kept] = field(default_factory=dict)
+    fitted: dict[str, dict[Site, Proxy]] = field(default_factory=dict)  # the proxies of the last step
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.bins = None if self.counts is None else equal_mass_bins(self.counts, bins=self.plan.bins)
+        wanted = self.plan.frozen and self.total_steps is not None
+        if self.plan.frozen and self.total_steps is None and not self.single:
+            self._note("the frozen proxy is left out: its window is a share of the training, so it needs total_steps")
+        self.frozen = FrozenProxies(self.plan, self.total_steps or 0, self.source) if wanted else None
+        self.main_rank = 0
+
+    # one step
+
+    def measure(self, rows: StepRows) -> list[Record]:
+        """The rows of the table that one step gives; when the window closes, also the frozen ones of earlier steps."""
+        halves = {site: (fit, test) for site, fit, test in rows.halves()}
+        records: list[Record] = []
+        proxies = self._fit(halves)
+        self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
+        beyond = self._beyond(halves)
+        folds = {site: FoldCovariance.of(test.x, test.context) for site, (_, test) in halves.items()}
+        grown = self._grown(folds, rows.step)
+
+        def look(site: Site) -> tuple[GradientMoments, list[Record]]:
+            (fit, test), mine = halves[site], {label: found[site] for label, found in proxies.items() if site in found}
+            moment, masks = self._moment(test)
+            found = [*self._site(test, mine, moment, masks, beyond[site])]
+            found += self._concepts(site, mine, test, rows.step, folds[site], grown.get(site))
+            return moment, placed(site, rows.step, [*found, *self._spread(fit, test)])
+
+        with full_float32():  # once for all: sites that set and reset it side by side would leave it wrong
+            seen = dict(zip(halves, each_on_host(look, list(halves), self._device(halves)), strict=True))
+        moments = {site: moment for site, (moment, _) in seen.items()}
+        for _, found in seen.values():
+            records += found
+        records += holm_records(records)
+        if self.frozen is not None and self.frozen.missed(rows.step):
+            self._note(
+                f"no step inside the window (up to step {self.frozen.closes:.0f}) was measured, so no frozen proxy"
+            )
+            self.frozen = None
+        if self.frozen is not None:
+            fits = {site: fit for site, (fit, _) in halves.items()}
+            records += self.frozen.offer(rows.step, fits, moments, rank=self.main_rank)
+        return records
+
+    @staticmethod
+    def _device(halves: Mapping[Site, tuple[Half, Half]]) -> str:
+        return next((test.x.device.type for _, test in halves.values()), "cpu")
+
+    def _moment(self, test: Half) -> tuple[GradientMoments, list[str]]:
+        """Second moments of a site's gradients, and the groups (masked or not) that controls are drawn for."""
+        assert test.g is not None
+        groupings = self.groupings(test)[1:]
+        masks = {name: m for g in groupings if ":" not in g.names[0] for name, m in g.masks().items()}
+        binned = {name: m for g in groupings if ":" in g.names[0] for name, m in g.masks().items()}
+        kept = {name: m for name, m in binned.items() if not name.startswith("target")}
+        return GradientMoments().update(test.g, context=test.context, groups=masks | kept), list(masks)
+
+    def finish(self) -> list[Record]:
+        """The frozen proxy of a run that ended inside its window."""
+        return self.frozen.finish() if self.frozen is not None else []
+
+    def groupings(self, test: Half) -> list[Grouping]:
+        """All rows; masked or not; bins of the original and of the target token."""
+        found = [Grouping([""], torch.zeros(len(test), dtype=torch.int64))]
+        if bool((test.masked >= 0).any()):
+            found.append(Grouping(["unmasked", "masked"], test.masked))
+        if self.bins is not None:
+            for name, token in (("frequency", test.token), ("target", test.target)):
+                names = [f"{name}:{b + 1}" for b in range(self.plan.bins)]
+                found.append(Grouping(names, bin_of(token, self.bins)))
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What the next step needs of the last one, as plain values and tensors."""
+        kept = {
+            key(site): {
+                "step": k.step,
+                "bases": {name: basis.cpu() for name, basis in k.bases.items()},
+                "directions": k.directions.cpu(),
+                "folds": k.folds.state(),
+            }
+            for site, k in self.previous.items()
+        }
+        frozen = self.frozen.state() if self.frozen is not None else None
+        return {"previous": kept, "frozen": frozen, "rank": self.main_rank, "notes": list(self.notes)}
+
+    def load(self, state: Mapping[str, Any], window: Mapping[int, Any]) -> None:
+        self.previous = {
+            Site(*k): Kept(**{**parts, "folds": FoldCovariance.load(parts["folds"])})
+            for k, parts in state["previous"].items()
+        }
+        self.main_rank, self.notes = state["rank"], list(state["notes"])
+        if self.frozen is not None and state["frozen"] is not None:
+            self.frozen.load(state["frozen"], window)
+
+    # proxies
+
+    def rank(self, width: int) -> int:
+        """The rank asked for, or 16, or a quarter of a narrow width."""
+        return self.plan.rank if self.plan.rank is not None else max(1, min(DEFAULT_RANK, width // 4))
+
+    def _is_main(self, label: Label) -> bool:
+        return not label.control and not label.balanced and label.rank == self.main_rank
+
+    def _fit(self, halves: Mapping[Site, tuple[Half, Half]]) -> dict[Label, dict[Site, Proxy]]:
+        plan = self.plan
+        rows = {site: rows_to_fit(fit, most=plan.fit_rows) for site, (fit, _) in halves.items()}
+        self.main_rank = rank = self.rank(min(x.shape[1] for x in rows.values()))
+        labels = [Label(proxy, rank) for proxy in plan.proxies]
+        ranks = [r for r in plan.ranks if r != rank and 4 * r <= min(x.shape[1] for x in rows.values())]
+        labels += [Label(proxy, r) for proxy in plan.proxies[:2] for r in ranks]
+        found: dict[Label, dict[Site, Proxy]] = {}
+        for label in labels:
+            try:
+                found[label] = fit_proxies(rows, label, seed=plan.seed)
+            except AnisoscopeError as error:
+                if label.proxy in plan.proxies[:2] and label.rank == rank:
+                    raise
+                self._note(f"{label.proxy} of rank {label.rank} is left out: {error}")
+        first = plan.proxies[0]  # controls that must be fitted belong to the study's own proxy
+        if plan.permuted:
+            label = Label(first, rank, control="permuted")
+            found[label] = fit_proxies(rows, label, seed=plan.seed)
+        if plan.balanced and self.bins is not None:
+            even = {site: balanced_rows(fit, self.bins, most=plan.fit_rows) for site, (fit, _) in halves.items()}
+            enough = {site: x for site, x in even.items() if x is not None and len(x) > 2 * rank}
+            if len(enough) < len(even):
+                self._note("a frequency bin has too few rows for a balanced fit; give more contexts")
+            if enough:
+                label = Label(first, rank, balanced=True)
+                found[label] = fit_proxies(enough, label, seed=plan.seed)
+        return found
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def basis(self, site: Site, *, proxy: str = "semi_nmf", fit: str = "refit") -> Tensor:
+        """The orthonormal basis d×r of a proxy at a site, as last fitted."""
+        late = self.frozen.proxies if self.frozen is not None else {}
+        found = (late if fit == "frozen" else self.fitted).get(proxy, {})
+        if site not in found:
+            when = "its window is still open" if fit == "frozen" and self.fitted else "no step has been measured yet"
+            raise AnisoscopeError(
+                f"there is no {fit} proxy {proxy!r} at {site} yet ({when}); measure a step first, or ask later."
+            )
+        return found[site].basis
+
+    # one site
+
+    def _beyond(self, halves: Mapping[Site, tuple[Half, Half]]) -> dict[Site, Tensor]:
+        """The principal components of the fit rows that come after the study's own proxy."""
+        main = self.fitted[self.plan.proxies[0]]
+        fits = {site: rows_to_fit(fit, most=self.plan.fit_rows).double() for site, (fit, _) in halves.items()}
+        problems = [(torch.cov(x.T), main[site].basis.to(x.device)) for site, x in fits.items()]
+        found = each_decomposed(lambda C, Q: (next_components(C, Q),), problems)
+        return {site: basis for site, (basis,) in zip(fits, found, strict=True)}
+
+    def _grown(self, folds: Mapping[Site, FoldCovariance], step: int) -> dict[Site, tuple[Tensor, ...]]:
+        """Where the covariance of the test half grew since the last measured step, and the directions that span it."""
+        known = {site: k.folds for site in folds if (k := self.previous.get(site)) is not None and k.step < step}
+        problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
+        return dict(zip(known, each_decomposed(growth, problems), strict=True))
+
+    def _site(
+        self,
+        test: Half,
+        proxies: Mapping[Label, Proxy],
+        moment: GradientMoments,
+        groups: list[str],
+        beyond: Tensor,
+    ) -> Iterator[Record]:
+        assert test.g is not None
+        rows, shares = EnergyRows(test, self.groupings(test)), Shares(moment, groups)
+        width = test.x.shape[1]
+        few = few_rows(moment.n - moment.still, width)
+        targets: dict[int, list[tuple[str, str, Measured]]] = {}  # by the rank that a proxy really has
+        for label, proxy in proxies.items():
+            Q = proxy.basis
+            found = list(proxy_records(rows, Q, label, few=few, source=self.source))
+            yield from found
+            if label.rank != self.main_rank or label.control == "permuted":
+                if label.control:
+                    yield from share_records(shares, Q, label, source=self.source)
+                continue
+            if label.balanced:
+                continue
+            yield from share_records(shares, Q, label, source=self.source, groups=True)
+            if label.proxy not in self.plan.proxies[:2]:
+                continue
+            main = label.proxy == self.plan.proxies[0]  # the others stand beside it, with the plain controls
+            if main:
+                after = replace(label, control="next")
+                yield from proxy_records(rows, beyond, after, few=few, source=self.source)
+                yield from share_records(shares, beyond, after, source=self.source)
+            if Q.shape[1] not in targets:
+                targets[Q.shape[1]] = list(self._targets(moment, groups, Q.shape[1]))
+            for group, average, measured in targets[Q.shape[1]][: None if main else 1]:
+                columns = self._found(found, group, average)
+                words = {"group": group, "average": average, "source": self.source}
+                yield from control_records(measured, Q, label, columns, **words)
+
+    def _targets(self, moment: GradientMoments, groups: list[str], rank: int) -> Iterator[tuple[str, str, Measured]]:
+        """The second moments that controls are drawn for: all rows, every row alike, masked and unmasked."""
+        assert moment.unit is not None
+        total = moment.total
+        draws = self.draws(total, rank)
+        if float(total.trace()) > 0:
+            yield "", "", draws.of(total)
+            yield "", "row", draws.of(moment.unit)
+        for name in groups:
+            if float(moment.groups[name].trace()) > 0:
+                yield name, "", draws.of(moment.groups[name])
+
+    def draws(self, M: Tensor, rank: int) -> Draws:
+        """Random subspaces of a proxy's rank where M lives."""
+        plan = self.plan
+        return Draws(len(M), rank, draws=plan.draws, seed=plan.seed + DRAW_SEED, device=str(M.device))
+
+    @staticmethod
+    def _found(records: list[Record], group: str, average: str) -> Record:
+        for row in records:
+            same = ("average=row" in row["variant"]) == bool(average)
+            if row["metric"] == "gradient_energy" and row["group"] == group and same:
+                return row
+        raise LookupError(group)
+
+    def _concepts(
+        self,
+        site: Site,
+        proxies: Mapping[Label, Proxy],
+        test: Half,
+        step: int,
+        folds: FoldCovariance,
+        grown: tuple[Tensor, ...] | None,
+    ) -> Iterator[Record]:
+        """How the span and its concepts moved since the last measured step, and where variance was added."""
+        main = {label.proxy: proxy for label, proxy in proxies.items() if self._is_main(label)}
+        first = self.plan.proxies[0]
+        rank = {"rank": self.main_rank}
+        if {"semi_nmf", "pca"} <= main.keys():
+            inside = main["semi_nmf"].basis.T @ main["pca"].basis
+            value = float(inside.square().sum() / min(inside.shape))
+            yield {"metric": "proxy_overlap", "variant": variant_name(rank), "value": value}
+        before = self.previous.get(site)
+        if before is not None and grown is not None:
+            words = {"variant": variant_name(rank), "note": f"since step {before.step}"}
+            moved = turn(before.bases[first].cpu(), main[first].basis.cpu())
+            yield {"metric": "concept_turn", "value": float(moved), **words}
+            pairs = match_concepts(before.directions.cpu(), main[first].directions.cpu())
+            yield {"metric": "concept_match", "value": float(torch.as_tensor(pairs[1]).abs().mean()), **words}
+            yield from self._amplified(before, folds, test, *grown)
+        bases = {name: proxy.basis for name, proxy in main.items()}
+        self.previous[site] = Kept(step, bases, main[first].directions, folds)
+
+    def _amplified(
+        self, before: Kept, after: FoldCovariance, test: Half, grown: Tensor, grew: Tensor
+    ) -> Iterator[Record]:
+        """The share of new variance in the earlier proxy; leaving out a fold keeps the directions that grew."""
+        older = before.folds.to(after.n.device)
+        if not float(grown.trace()) > STILL * float(after.covariance().trace()):
+            note = f"since step {before.step}; the activations have not changed beyond rounding"
+            for proxy in self.plan.proxies[:2]:
+                still = {"value": math.nan, "n": len(test), "contexts": test.contexts, "note": note}
+                yield record("amplification", still, Label(proxy, self.main_rank), batch=self.source)
+            return
+        more = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
+        bases = {proxy: before.bases[proxy].to(grown.device) for proxy in self.plan.proxies[:2]}
+        drawn = {rank: self.draws(grown, rank).of(grown) for rank in {Q.shape[1] for Q in bases.values()}}
+        inside = [grew @ (grew.mT @ Q) for Q in bases.values()]
+        weights = torch.stack([grew @ grew.mT, *(B @ B.mT for B in inside)])
+        change = after.weighted(weights) - older.weighted(weights)
+        values = [((grown @ Q) * Q).sum() / grown.trace() for Q in bases.values()]
+        table = torch.cat([torch.stack(values).unsqueeze(1), change[1:] / change[0]], 1).tolist()
+        alive = (after.n > 0).tolist()
+        for (proxy, Q), (value, *left) in zip(bases.items(), table, strict=True):
+            measured = drawn[Q.shape[1]]
+            label = Label(proxy, self.main_rank)
+            rest = [part for part, lives in zip(left, alive, strict=True) if lives]
+            low, high = jackknife(value, rest, bounds=(0.0, 1.0))
+            columns = {"value": value, "low": low, "high": high, "replicates": rest if len(rest) == FOLDS else []}
+            yield record("amplification", columns | more, label, batch=self.source)
+            random, normal = measured.random(shares=False).energy, measured.normal(Q, shares=False).energy
+            p = {"value": p_value(value, random.cpu())}
+            yield record("amplification_p", p | more, label, batch=self.source)
+            for name, row in zip(("random", "normal"), bands([random, normal]), strict=True):
+                yield record("amplification", row | more, label, control=name, batch=self.source)
+
+    def _spread(self, fit: Half, test: Half) -> Iterator[Record]:
+        """Contextual spread of types against their frequency, over the rows of both halves that show their token."""
+        if self.counts is None or test.token.max() < 0:
+            return
+        x = torch.cat([fit.x, test.x])
+        order = torch.cat([fit.order(), test.order()])
+        masked = torch.cat([fit.masked, test.masked]) == 1  # these rows are about [MASK], not about their own type
+        tokens = torch.cat([fit.token, test.token]).masked_fill(masked, -1)
+        found = contextual_spread(x, tokens, self.counts, order=order)
+        yield from spread_records(found, over="context", seed=self.plan.seed)
+
+
+def spread_records(found: Any, *, over: str, seed: int) -> Iterator[Record]:
+    """Correlations of log frequency with the spread of types, plain and divided by the mean norm."""
+    for normalised in (False, True):
+        distance = found.distance / found.norm.clamp_min(1e-300) if normalised else found.distance
+        for method in ("pearson", "spearman"):
+            c = correlate(found.frequency, distance, method=method, seed=seed)
+            words: dict[str, Any] = {"correlation": method, "over": over} | ({"normalised": 1} if normalised else {})
+            note = f"{c.types} types" + ("" if c.value == c.value else "; too few for a correlation")
+            base = {"variant": variant_name(words), "n": c.types, "note": note}
+            yield {"metric": "frequency_spread", "value": c.value, "low": c.low, "high": c.high, **base}
+            yield {"metric": "frequency_spread_p", "value": c.p, **base}
+    beta = exponent(found, seed=seed)
+    about = {"variant": variant_name({"over": over}), "n": beta.types, "note": f"{beta.types} types"}
+    yield {"metric": "frequency_beta", "value": beta.value, "low": beta.low, "high": beta.high, **about}

@@ -1,0 +1,178 @@
+"""The claims on drift and sharpness: planted courses are told, and what cannot be told stays open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anisoscope.claims.engine.claim import Verdict, evaluate_claims
+from anisoscope.claims.inherent.sharpness import FALL_MARGIN, NO_DRIFT, RISE_MARGIN
+from support.fake_profiles import Sheet, joined
+
+STEPS = (0, 10, 100)
+ARMS = ("softmax", "qk-norm", "mean-removed", "fixed-sharp", "uniform")
+COURSE = (0.2, 0.8, 0.3)  # average cosine at the three steps
+DRIFT = {"softmax": 0.4, "qk-norm": 0.3, "mean-removed": 0.02, "fixed-sharp": 0.3, "uniform": 0.0}
+SHARP = {"softmax": 0.3, "qk-norm": 0.3, "mean-removed": 0.3, "fixed-sharp": 0.7, "uniform": 0.0}
+
+
+def sheets(
+    *,
+    courses: Mapping[str, tuple[float, ...]] | None = None,
+    drift: Mapping[str, float] | None = None,
+    sharp: Mapping[str, float] | None = None,
+    seeds: int = 3,
+    scatter: float = 0.005,
+    steps: tuple[int, ...] = STEPS,
+    arms: tuple[str, ...] = ARMS,
+) -> list[Sheet]:
+    """Five arms whose average cosine, relative drift and sharpness are planted; seeds scatter around them."""
+    random = np.random.default_rng(0)
+    found = []
+    for seed in range(seeds):
+        for i, arm in enumerate(arms):
+            course, luck = {**dict.fromkeys(ARMS, COURSE), **(courses or {})}[arm], scatter * random.normal()
+            level, sharpness = {**DRIFT, **(drift or {})}[arm], {**SHARP, **(sharp or {})}[arm]
+            options: dict[str, Any] = {"number": seed, "layers": 3, "steps": steps, "entropy": (seed, i), "noise": 1e-3}
+            sheet = Sheet(f"{arm}-3x64", **options)
+            sheet.add("average_cosine", lambda s, d, c=course, luck=luck: c[STEPS.index(s)] + luck * (s > 0))
+            norm = 0.0 if arm == "uniform" else 2.0
+            exact = Sheet(f"{arm}-3x64", **options | {"noise": 0.0 if arm == "uniform" else 1e-3})
+            for kind in ("query", "key"):
+                exact.add("drift", level * norm, kind=kind).add("mean_norm", norm, kind=kind)
+            sheet.add("attention_sharpness", sharpness * (1 + luck), kind="scores")
+            sheet.add("attention_entropy", 1 - sharpness, kind="scores").add("score_spread", 1.0, kind="scores")
+            found += [sheet, exact]
+    return found
+
+
+def verdicts(claim: str, **effects: Any) -> dict[str, Verdict]:
+    """The first verdict on every subject: over all seeds where there are several."""
+    found: dict[str, Verdict] = {}
+    for verdict in evaluate_claims(joined(*sheets(**effects)), [claim]):
+        found.setdefault(verdict.subject, verdict)
+    return found
+
+
+def rising(**effects: Any) -> Verdict:
+    return verdicts("anisotropy_without_drift", **effects)["mean-removed-3x64"]
+
+
+def falling(**effects: Any) -> Verdict:
+    return verdicts("sharpness_needs_drift", **effects)["3x64"]
+
+
+# -- anisotropy --------------------------------------------------------------------------------------------------------
+
+
+def test_a_rise_without_drift_is_told_at_the_step_that_ordinary_attention_chooses() -> None:
+    found = verdicts("anisotropy_without_drift")
+    assert set(found) == {"mean-removed-3x64", "uniform-3x64"}
+    for verdict in found.values():
+        assert verdict.status == "holds" and verdict.scope == "over 3 seeds" and verdict.margin == RISE_MARGIN
+        assert verdict.effect == pytest.approx(0.6, abs=0.02) and verdict.low > 0.55
+        assert "at step 10, where ordinary attention is most anisotropic" in verdict.why
+        assert "at the last step, 100, it is" in verdict.why and "still beyond the start" in verdict.why
+        assert verdict.details["aspects"]["at the end"]["status"] == "holds"
+    assert found["uniform-3x64"].why.startswith("Over 3 seeds: without any scores")
+
+
+def test_the_step_is_not_chosen_on_the_arm_that_is_judged() -> None:
+    later = {"softmax": (0.2, 0.5, 0.9), "mean-removed": (0.2, 0.9, 0.21)}
+    verdict = rising(courses=later)
+    assert verdict.status == "fails" and verdict.effect == pytest.approx(0.01, abs=0.02), "its own height is not taken"
+    assert "step 100" in verdict.why
+
+
+def test_no_rise_without_drift_beside_one_with_it_fails() -> None:
+    verdict = rising(courses={"mean-removed": (0.2, 0.21, 0.2)})
+    assert verdict.status == "fails" and "short of the margin" in verdict.why
+
+
+def test_where_nothing_rises_nothing_can_be_told() -> None:
+    flat = dict.fromkeys(ARMS, (0.2, 0.21, 0.2))
+    verdict = rising(courses=flat)
+    assert verdict.status == "undecided" and "with ordinary attention it does not rise beyond the margin" in verdict.why
+
+
+def test_a_rise_that_does_not_last_is_told_as_such() -> None:
+    verdict = rising(courses=dict.fromkeys(ARMS, (0.2, 0.8, 0.2)))
+    assert verdict.status == "holds" and ": a transient rise of " in verdict.why
+    assert "no longer beyond the start by the margin" in verdict.why
+    assert "transient" not in rising().why, "the counter-test: one that lasts"
+    assert verdict.details["aspects"]["at the end"]["status"] == "fails"
+
+
+@pytest.mark.parametrize(("left", "status"), [(0.5 * NO_DRIFT, "holds"), (2 * NO_DRIFT, "undecided")])
+def test_drift_that_was_not_removed_leaves_it_open(left: float, status: str) -> None:
+    verdict = rising(drift={"mean-removed": left})
+    assert verdict.status == status
+    assert ("is still 0.2" in verdict.why) == (status == "undecided")
+
+
+def test_one_or_two_seeds_do_not_speak_for_all() -> None:
+    for told in (rising, falling):
+        one, two = (told(seeds=seeds, sharp={"mean-removed": 0.1}) for seeds in (1, 2))
+        assert one.status == "undecided" and one.scope == "for these runs only", "however narrow over its contexts"
+        assert one.low > one.margin and "one seed decides nothing" in one.why
+        assert two.status == "undecided" and "a general claim needs 3" in two.why
+        assert told(seeds=3, sharp={"mean-removed": 0.1}).status == "holds", "the counter-test"
+
+
+def test_seeds_are_told_as_what_a_verdict_rests_on_not_as_verdicts() -> None:
+    found = evaluate_claims(joined(*sheets()), ["sharpness_needs_drift"])
+    assert len(found) == 1 and [each["seed"] for each in found[0].details["per_seed"]] == [0, 1, 2]
+
+
+def test_without_drift_in_ordinary_attention_a_rise_needs_none() -> None:
+    verdict = rising(drift={"softmax": 0.05})
+    assert verdict.status == "undecided" and "ordinary attention has no relative drift beyond 0.1" in verdict.why
+    assert rising(drift={"softmax": 0.2}).status == "holds", "the counter-test"
+
+
+def test_a_course_without_its_start_says_what_is_missing() -> None:
+    verdict = rising(steps=(10, 100))
+    assert verdict.status == "undecided" and "at step 0 and later" in verdict.why
+
+
+# -- sharpness ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("level", "status"), [(0.15, "holds"), (0.3 * (1 - FALL_MARGIN), "undecided"), (0.29, "fails"), (0.4, "fails")]
+)
+def test_the_relative_fall_of_sharpness_decides(level: float, status: str) -> None:
+    verdict = falling(sharp={"mean-removed": level})
+    assert verdict.status == status and verdict.scope == "over 3 seeds"
+    assert verdict.effect == pytest.approx(1 - level / 0.3, abs=0.02)
+    assert "entropy" in verdict.why and "spread of scores 1" in verdict.why
+    assert "fixed-sharp has 0.699" in verdict.why and "qk-norm has 0.3" in verdict.why
+
+
+def test_without_drift_in_ordinary_attention_there_is_nothing_to_need() -> None:
+    verdict = falling(sharp={"mean-removed": 0.1}, drift={"softmax": 0.05})
+    assert verdict.status == "undecided" and "ordinary attention has no relative drift beyond 0.1" in verdict.why
+    assert falling(sharp={"mean-removed": 0.1}).status == "holds", "the counter-test"
+
+
+def test_drift_that_is_still_there_leaves_sharpness_open() -> None:
+    verdict = falling(sharp={"mean-removed": 0.1}, drift={"mean-removed": 0.3})
+    assert verdict.status == "undecided" and "not below 0.1" in verdict.why
+
+
+def test_two_arms_are_enough_and_one_is_not() -> None:
+    assert falling(arms=("softmax", "mean-removed")).status == "fails"
+    for claim in ("sharpness_needs_drift", "anisotropy_without_drift"):
+        (verdict,) = verdicts(claim, arms=("mean-removed",), seeds=1).values()
+        assert verdict.details["missing"] and math.isnan(verdict.effect)
+        assert "`anisoscope study sharpness` trains them" in verdict.why
+
+
+def test_seeds_that_end_apart_are_judged_at_the_step_they_share() -> None:
+    sheets_ = [*sheets(seeds=3), *sheets(seeds=4, steps=(0, 10))[-2 * len(ARMS) :]]
+    found = evaluate_claims(joined(*sheets_), ["sharpness_needs_drift"])[0]
+    assert found.details["step"] == 10 and "step 10 is the last that all 4 seeds have" in found.why

@@ -1,0 +1,110 @@
+"""The documentation says what is so: reference pages, commands, links."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def blocks(page: Path, language: str) -> Iterator[str]:
+    return (text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language)
+
+
+def commands() -> list[str]:
+    """Lines that begin with `anisoscope`, in blocks and in running text."""
+    found: list[str] = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        found += [line.partition("  #")[0].strip() for block in blocks(page, "") for line in block.splitlines()
+                  if line.startswith("anisoscope ")]  # fmt: skip
+        found += re.findall(r"`(anisoscope [a-z][^`]*)`", BLOCK.sub("", text))
+    return list(dict.fromkeys(found))
+
+
+def parse(words: list[str]) -> Any:
+    """Parse a command as the command line would, without running it."""
+    from anisoscope.cli import app
+
+    group: Any = typer.main.get_command(app)
+    name, *rest = words
+    return group.commands[name].make_context(name, rest, resilient_parsing=False)
+
+
+@pytest.mark.parametrize("line", commands())
+def test_every_command_of_the_documentation_parses(line: str) -> None:
+    _, *words = shlex.split(line.replace("…", "x").replace("RUN [RUN x]", "RUN"))
+    context = parse(words)
+    if words[0] == "profile":
+        from anisoscope.cli import _layers, _words
+        from anisoscope.metrics.engine.metric import parse_requests
+
+        parse_requests(_words(context.params["metrics"]))
+        _layers(context.params["layers"])
+
+
+def test_there_are_commands_and_a_wrong_one_would_not_parse() -> None:
+    assert len(commands()) > 8
+    with pytest.raises(Exception, match="No such option"):
+        parse(["profile", "x", "--no-such-option"])
+    with pytest.raises(KeyError):
+        parse(["no-such-command"])
+
+
+def test_reference_pages_are_what_the_declarations_say() -> None:
+    from anisoscope.view.reference import pages
+
+    for name, text in pages():
+        written = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert written == text, f"docs/{name} is not what the declarations say; write it again with `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_of_the_documentation_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if not re.match(r"[a-z]+:", target):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_python_of_the_documentation_uses_names_that_exist() -> None:
+    import anisoscope
+
+    names: set[str] = set()
+    for page in PAGES:
+        for block in blocks(page, "python"):
+            tree = ast.parse(block)
+            names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+                      and isinstance(node.value, ast.Name) and node.value.id == "anisoscope"}  # fmt: skip
+    assert names
+    for name in names:
+        assert hasattr(anisoscope, name), name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from anisoscope.metrics.engine import metric as declarations
+
+    declarations.registry()
+    monkeypatch.setattr(declarations, "_REGISTRY", dict(declarations._REGISTRY))  # one example declares a metric
+    runpy.run_path(str(path), run_name="__main__")
+    assert len(capsys.readouterr().out.splitlines()) > 2
+
+
+def test_sites_named_in_the_documentation_exist() -> None:
+    from anisoscope.capture.sites.site import KINDS
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for found in re.findall(r"--sites (\S+)", text):
+        assert set(found.split(",")) <= set(KINDS), found

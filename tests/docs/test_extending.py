@@ -1,0 +1,113 @@
+"""A metric is one decorated function: the command line, the table and the report follow without more."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anisoscope.metrics.engine import metric as declarations
+from anisoscope.metrics.engine.metric import Metric, metric
+from anisoscope.stats.moments import Moments
+
+MODEL = "gpt2:n_layer=2,n_embd=32,n_head=2,vocab_size=300"
+SMALL = ("--tokens", "400", "--context", "32")
+
+
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metric]:
+    """A metric that exists for one test only."""
+    declarations.registry()  # the metrics of the package are declared first, and stay
+    monkeypatch.setattr(declarations, "_REGISTRY", dict(declarations._REGISTRY))
+
+    @metric(
+        Moments,
+        title="Longest axis",
+        formula="√(λ₁ / n)",
+        reference="declared in a test",
+        convention="rows centred on their mean",
+        invariant=("rotation", "shift"),
+        bounds=(0.0, None),
+    )
+    def longest_axis(moments: Moments, *, scale: float = 1.0) -> float:
+        """How far rows spread along the direction in which they spread most."""
+        return scale * float((moments.eigenvalues()[0] / moments.n).sqrt())
+
+    yield longest_axis
+    monkeypatch.undo()
+    assert "longest_axis" not in declarations.registry()
+
+
+def command(*words: object) -> tuple[int, str, str]:
+    from anisoscope import cli
+
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["anisoscope", *map(str, words)])
+        patch.setattr("anisoscope.view.report.write_figures", lambda *_, **__: [])
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+            cli.main()
+    return int(end.value.code or 0), out.getvalue(), err.getvalue()
+
+
+def profile(folder: Path, metrics: str) -> tuple[int, str, str]:
+    return command("profile", "--random-init", MODEL, *SMALL, "--metrics", metrics, "--out", folder)
+
+
+def test_without_the_declaration_the_name_is_unknown(tmp_path: Path) -> None:
+    code, _, err = profile(tmp_path / "run", "longest_axis")
+    assert code == 2
+    assert "unknown metric 'longest_axis'" in err
+
+
+def test_a_declared_metric_is_listed_with_its_words(declared: Metric) -> None:
+    code, out, _ = command("list", "metrics")
+    assert code == 0
+    for words in ("longest_axis", declared.title, declared.formula, declared.reference, declared.description):
+        assert words in out
+
+
+def test_a_declared_metric_is_in_the_table_with_interval_and_variant(declared: Metric, tmp_path: Path) -> None:
+    code, _, err = profile(tmp_path / "run", "longest_axis,longest_axis:scale=2,drift")
+    assert code == 0, err
+    rows = json.loads(command("show", tmp_path / "run", "--metric", "longest_axis", "--format", "json")[1])
+    whole = [row for row in rows if row["head"] is None]
+    once, twice = ({(r["layer"], r["kind"]): r for r in whole if r["variant"] == v} for v in ("", "scale=2.0"))
+    assert once.keys() == twice.keys() >= {(0, "embed"), (1, "resid"), (2, "resid"), (2, "final")}
+    for place, row in once.items():
+        assert row["low"] < row["value"] < row["high"]
+        assert twice[place]["value"] == pytest.approx(2 * row["value"])
+
+
+def test_a_declared_metric_is_in_the_report(declared: Metric, tmp_path: Path) -> None:
+    assert profile(tmp_path / "run", "longest_axis")[0] == 0
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert declared.title in page
+    assert "longest_axis" in page
+    assert profile(tmp_path / "other", "drift")[0] == 0
+    assert declared.title not in (tmp_path / "other" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_declared_metric_can_be_called_on_an_array(declared: Metric) -> None:
+    rows = np.random.default_rng(0).normal(size=(2000, 3)) * [5.0, 1.0, 1.0]
+    estimate = declared(rows)
+    assert estimate.low < 5 < estimate.high
+    assert declared(rows, scale=2.0).value == pytest.approx(2 * estimate.value)
+
+
+def test_a_declared_metric_is_in_the_reference_page(declared: Metric) -> None:
+    from anisoscope.view.reference import metrics_page
+
+    assert "## `longest_axis`" in metrics_page()
+
+
+def test_a_misspelt_option_of_a_declared_metric_is_known(declared: Metric, tmp_path: Path) -> None:
+    code, _, err = profile(tmp_path / "run", "longest_axis:scal=2")
+    assert code == 2
+    assert "did you mean 'scale'" in err

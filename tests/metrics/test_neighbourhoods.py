@@ -1,0 +1,149 @@
+"""Leaving contexts out of a neighbour graph equals making it again without them, repeated rows and all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import anisoscope
+from anisoscope.errors import TooFewRows
+from anisoscope.metrics.engine import neighbourhoods as graphs
+from anisoscope.metrics.engine.metric import registry
+from anisoscope.metrics.engine.neighbourhoods import Graph, Neighbours
+from anisoscope.numerics.hashing import fold_of
+from anisoscope.stats.sample import Sample
+
+
+def repeated(noise: float = 0.0, *, kinds: int = 120, times: int = 4) -> Sample:
+    """Rows of a few kinds, each seen in several contexts: an embedding of characters looks like this."""
+    generator = torch.Generator().manual_seed(3)
+    kind = torch.randint(0, kinds, (kinds * times,), generator=generator)
+    rows = torch.randn(kinds, 6, generator=generator)[kind] + 5
+    rows = rows * (1 + noise * torch.rand(len(rows), 1, generator=generator))
+    context = torch.arange(len(rows)) // 8
+    position = torch.arange(len(rows)) % 8
+    return Sample(4096).update(rows, context=context, position=position, first=position == 0)
+
+
+@pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 0.0), (3e-7, 2e-6)])
+@pytest.mark.parametrize("without_first", [False, True])
+def test_what_is_left_equals_a_new_search(noise: float, tolerance: float, without_first: bool) -> None:
+    sample = repeated(noise)
+    graph = Graph.of(sample, wanted=2, tolerance=tolerance)
+    assert graph.neighbours.duplicates > 300
+    for fold in sorted(set(graph.fold.tolist())):
+        mask = sample.fold != fold
+        if without_first:
+            mask &= ~sample.label("first").bool()
+        again, _ = Neighbours.of(sample.rows[mask], 2, tolerance=tolerance)
+        left = graph.left(without_first=without_first, fold=fold)
+        assert len(left) == len(again)
+        assert torch.allclose(
+            left.first(2).sort(0).values, again.first(2).sort(0).values, rtol=1e-5
+        )  # another copy may stand for the row, equal but for the noise
+
+
+def test_a_row_goes_only_with_its_last_copy() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(64, 4, generator=generator)
+    context = torch.arange(64)
+    other = next(i for i in range(64, 200) if int(fold_of(torch.tensor([i]))[0]) != int(fold_of(torch.tensor([0]))[0]))
+    alone = Graph.of(Sample(999).update(rows, context=context), wanted=2)
+    twice = Graph.of(
+        Sample(999).update(torch.cat([rows, rows[:1]]), context=torch.cat([context, torch.tensor([other])])), wanted=2
+    )
+    fold = int(fold_of(torch.tensor([0]))[0])
+    assert len(twice.left(fold=fold)) == len(alone.left(fold=fold)) + 1
+
+
+def test_many_copies_do_not_widen_the_interval() -> None:
+    generator = torch.Generator().manual_seed(1)
+    kinds = torch.randn(600, 6, generator=generator)
+    seen = kinds[torch.randint(0, 600, (20_000,), generator=generator)]
+    contexts = torch.arange(len(seen)) // 50
+    found: Any = anisoscope.two_nn(seen, contexts=contexts)
+    once: Any = anisoscope.two_nn(kinds, contexts=torch.arange(600))
+    assert found.value == pytest.approx(once.value, rel=1e-6), "every kind was seen"
+    assert found.high - found.low < 0.2 * (once.high - once.low), "no fold holds a kind alone"
+
+
+# all folds at once
+
+
+def plain_value(name: str, near: np.ndarray, index: np.ndarray, option: int) -> float:
+    """The published formulas on the distances of one graph, row by row in NumPy."""
+    if name == "two_nn":
+        log_mu = np.sort(np.log(near[:, 1] / near[:, 0]))
+        kept = min(math.floor(0.9 * len(log_mu)), len(log_mu) - 1)
+        y = -np.log1p(-np.arange(1, kept + 1) / len(log_mu))
+        return float(log_mu[:kept] @ y / (log_mu[:kept] @ log_mu[:kept]))
+    if name == "levina_bickel":
+        near = near[np.isfinite(near[:, 19])]
+        inverse = [np.mean(np.log(near[:, k - 1 : k] / near[:, : k - 1]).sum(1) / (k - 1)) for k in range(10, 21)]
+        return float(np.mean(1 / np.array(inverse)))
+    if name == "hubness":
+        usable = np.isfinite(near[:, 9])
+        counts = np.bincount(index[usable][:, :10].ravel(), minlength=len(near))
+        return float(np.mean(((counts - counts.mean()) / counts.std()) ** 3))
+    k = option
+    near = near[np.isfinite(near[:, 2 * k - 1])]
+    log_mu = np.log(near[:, 2 * k - 1] / near[:, k - 1])
+    low, high = 1e-3, 1e3
+    for _ in range(200):
+        d = math.sqrt(low * high)
+        score = len(log_mu) / d + (k - 1) * (log_mu / -np.expm1(-d * log_mu)).sum() - (2 * k - 1) * log_mu.sum()
+        low, high = (d, high) if score > 0 else (low, d)
+    return math.sqrt(low * high)
+
+
+@pytest.mark.parametrize("without_first", [False, True])
+@pytest.mark.parametrize("block", [2**22, 1])
+def test_lines_are_the_folds_left_out_one_by_one(
+    without_first: bool, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "_BLOCK", block)
+    graph = Graph.of(repeated(kinds=300), wanted=20)
+    folds = [-1, *range(8)]
+    for name, option in [("two_nn", {}), ("levina_bickel", {}), ("hubness", {}),
+                         *(("gride", {"scale": k}) for k in (1, 2, 4, 8))]:  # fmt: skip
+        metric = registry()[name]
+        assert metric.batch is not None
+        lines = graph.lines(without_first=without_first, folds=folds)
+        assert len(lines) == (1 if block > 1 else 9)
+        values = torch.cat([metric.batch(part, **option) for part in lines]).tolist()
+        for value, fold in zip(values, folds, strict=True):
+            left = graph.left(without_first=without_first, fold=fold)
+            assert value == pytest.approx(metric.function(left, **option), rel=1e-11)
+            twin = plain_value(name, left.distance.numpy(), left.index.numpy(), option.get("scale", 0))
+            assert value == pytest.approx(twin, rel=1e-10)
+
+
+def test_a_line_with_too_few_rows_is_missing_and_alone_says_why() -> None:
+    generator = torch.Generator().manual_seed(5)
+    fold = fold_of(torch.arange(64))
+    largest = int(fold.bincount().argmax())
+    rows = torch.randn(34, 4, generator=generator)
+    context = torch.cat([torch.arange(64)[fold == largest][:4], torch.arange(64)[fold != largest][:30]])
+    graph = Graph.of(Sample(99).update(rows, context=context), wanted=4)
+    for name in ("two_nn", "gride"):
+        metric = registry()[name]
+        assert metric.batch is not None
+        whole, left = metric.batch(graph.lines(without_first=False, folds=[-1, largest])[0]).tolist()
+        assert math.isfinite(whole) and math.isnan(left)
+        with pytest.raises(TooFewRows, match=r"at least 32 distinct rows with [24] neighbours each, seen 30"):
+            metric.function(graph.left(fold=largest))
+
+
+def test_lines_where_neighbours_are_all_equally_far_have_no_dimension() -> None:
+    eye = torch.eye(40, dtype=torch.float64)
+    graph = Graph.of(Sample(99).update(eye, context=torch.arange(40)), wanted=20)
+    for name in ("two_nn", "gride", "levina_bickel"):
+        metric = registry()[name]
+        assert metric.batch is not None
+        assert metric.batch(graph.lines(without_first=False, folds=[-1, 0])[0]).isnan().all()
+        with pytest.raises(TooFewRows, match="equally far"):
+            metric.function(graph.left())

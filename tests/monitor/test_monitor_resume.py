@@ -1,0 +1,82 @@
+"""A monitored run that was killed goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.monitor.monitor import Monitor
+from anisoscope.monitor.schedule import at
+from anisoscope.results.table import Table
+from anisoscope.tangent.plan import TangentPlan
+from support.monitored import PLAN, compare, probe_of, resumable, trained
+from support.tiny_models import tiny
+
+
+@pytest.mark.parametrize(("stop", "live"), [(2, False), pytest.param(3, True, marks=pytest.mark.slow)])
+def test_a_run_that_was_killed_and_resumed_has_the_same_table(tmp_path: Path, stop: int, live: bool) -> None:
+    whole = resumable(tmp_path / "whole", live=live)
+    with pytest.raises(KeyboardInterrupt):
+        resumable(tmp_path / "killed", stop=stop, live=live)
+    again = resumable(tmp_path / "killed", resume=True, live=live)
+    compare(again, whole, 1e-3)
+    compare(Table.read(tmp_path / "killed" / "table.parquet"), whole, 1e-3)
+    assert sorted({r["step"] for r in again.records()}) == [0, 1, 2, 4, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stop", "live"), [(0, False), (1, True), (3, False), (5, False)])
+def test_a_run_can_be_killed_at_any_moment(tmp_path: Path, stop: int, live: bool) -> None:
+    test_a_run_that_was_killed_and_resumed_has_the_same_table(tmp_path, stop, live)
+
+
+@pytest.mark.slow
+def test_a_step_whose_state_was_lost_is_measured_again_and_not_twice(tmp_path: Path) -> None:
+    whole = resumable(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        resumable(tmp_path / "killed", stop=3)
+    newest = max((tmp_path / "killed" / "state").glob("step-*.pt"))
+    newest.unlink()  # killed between the table of a step and its state
+    compare(resumable(tmp_path / "killed", resume=True), whole, 1e-3)
+
+
+@pytest.mark.slow
+def test_a_complete_run_can_be_opened_again(tmp_path: Path) -> None:
+    whole = resumable(tmp_path / "run")
+    compare(resumable(tmp_path / "run", resume=True), whole, 1e-3)
+
+
+def test_a_run_that_ended_inside_its_window_can_be_opened_again(tmp_path: Path) -> None:
+    def run(resume: bool) -> Table:
+        model = tiny("gpt2")
+        plan = TangentPlan(rank=4, draws=19, proxies=("pca", "svd"))
+        monitor = Monitor(
+            model, when=at([0, 1]), total_steps=100, out=tmp_path / "run", plan=plan, metrics="tangent",
+            probe=probe_of("gpt2"), resume=resume,
+        )  # fmt: skip
+        with monitor:
+            for step in range(2):
+                with monitor.step(step):
+                    pass
+        return monitor.table
+
+    first = run(False)
+    assert any("fit=frozen" in r["variant"] for r in first.records())
+    compare(run(True), first, 1e-3)
+
+
+def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
+    resumable(tmp_path / "run", steps=1)
+    with pytest.raises(AnisoscopeError, match="resume=True"):
+        resumable(tmp_path / "run", steps=1)
+
+
+def test_numbers_of_the_training_are_kept_beside_the_measurements() -> None:
+    _, _, monitor = trained(
+        "gpt2", {"probe": [probe_of("gpt2")], "when": at([0, 2]), "plan": PLAN, "metrics": "tangent"}
+    )
+    rows = monitor.table.where(metric=["loss", "learning_rate"]).records()
+    assert sorted((r["step"], r["metric"]) for r in rows) == [(s, m) for s in (0, 2) for m in ("learning_rate", "loss")]
+    assert {r["kind"] for r in rows} == {"training"}

@@ -1,0 +1,196 @@
+"""The k nearest rows are exact, whatever the precision that found the candidates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from anisoscope.numerics.neighbours import screening
+from anisoscope.numerics.neighbours import search as neighbors
+from anisoscope.numerics.neighbours.screening import Rounded, rounded, squared_range
+from anisoscope.numerics.neighbours.search import search
+
+K = 9
+PRECISIONS = ("bfloat16", "float32", None)
+
+
+def brute(x: Tensor, k: int = K) -> Tensor:
+    """Distances by differences in float64, row by row."""
+    wide = x.double()
+    found = []
+    for i, row in enumerate(wide):
+        far = torch.linalg.vector_norm(wide - row, dim=1)
+        far[i] = torch.inf
+        found.append(far.sort().values[:k])
+    return torch.stack(found)
+
+
+def clouds() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    centres = 10 * torch.randn(10, 30)
+    gauss = torch.randn(1500, 40)
+    return {
+        "gauss": gauss,
+        "common mean of norm 3000": gauss + 3000 / 40**0.5,
+        "few dimensions": torch.randn(1500, 6) @ torch.randn(6, 60) + 0.01 * torch.randn(1500, 60),
+        "tight clusters": centres[torch.randint(0, 10, (1400,))] + 0.01 * torch.randn(1400, 30),
+        "massive rows": torch.cat([gauss, 3000 + torch.randn(60, 40)]),
+        "sorted by distance": gauss * torch.linspace(0.01, 3, 1500).unsqueeze(1),
+        "two far apart": torch.cat([gauss[:600].double() + 1e8, gauss[600:1200].double() - 1e8]),
+        "one column": torch.randn(1300, 1),
+        "tiny numbers": gauss.double() * 1e-30,
+        "huge numbers": gauss * 1e25,
+        "half precision": gauss.bfloat16(),
+        "one direction dominates": gauss * torch.tensor([1e4, *[1.0] * 39]),
+        "an odd number of rows": gauss[:1033],
+    }
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", list(clouds()))
+def test_distances_equal_brute_force_in_float64(name: str, precision: str | None) -> None:
+    x = clouds()[name]
+    found = search(x, K, precision=precision)
+    torch.testing.assert_close(found.distance, brute(x), rtol=1e-12, atol=0.0)
+    true = torch.linalg.vector_norm(x.double().unsqueeze(1) - x.double()[found.index], dim=2)
+    torch.testing.assert_close(true, found.distance, rtol=1e-12, atol=0.0)
+    assert not bool((found.index == torch.arange(len(x)).unsqueeze(1)).any())
+
+
+def test_many_equal_distances_are_all_right() -> None:
+    x = torch.cartesian_prod(*[torch.arange(5.0)] * 4)
+    found = search(x, K)
+    torch.testing.assert_close(found.distance, brute(x), rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 15, 16, 17, 33])
+def test_clouds_smaller_than_the_list_need_no_proof(n: int) -> None:
+    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(n))
+    found = search(x, K)
+    assert found.redone == 0.0
+    torch.testing.assert_close(found.distance, brute(x, min(K, n - 1)), rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "tfloat32", "float32"])
+@pytest.mark.parametrize("name", ["gauss", "few dimensions", "massive rows", "one direction dominates", "huge numbers"])
+def test_every_key_lies_within_its_bound(name: str, precision: str) -> None:
+    x = clouds()[name]
+    low = rounded(x, precision, pad=16)
+    product = (low.rows @ low.rows.T).float()[: len(x), : len(x)]
+    everyone = torch.arange(len(x))
+    squared, error = squared_range(low, product - low.half[: len(x)], everyone.expand(len(x), -1), rows=everyone)
+    wide = x.double() * low.scale
+    true = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
+    assert bool(((squared - true).abs() <= error).all())
+
+
+def test_the_bound_is_not_idle() -> None:
+    """A tenth of γ would be too little for some pair of rounded rows: the bound means something."""
+    x = torch.full((64, 512), 1.0 + 2.0**-9)
+    x[32:] = -x[32:]
+    low = rounded(x, "bfloat16", pad=16)
+    product = (low.rows @ low.rows.T).float()
+    everyone = torch.arange(64)
+    squared, error = squared_range(low, product - low.half, everyone.expand(64, -1), rows=everyone)
+    true = torch.cdist(x.double(), x.double()).square() * low.scale**2
+    assert bool(((squared - true).abs() > 0.1 * error).any())
+
+
+def test_rows_that_low_precision_cannot_tell_apart_are_searched_again() -> None:
+    found = clouds()
+    assert search(found["tight clusters"], K, precision="bfloat16").redone == 1.0
+    assert search(found["gauss"], K, precision="bfloat16").redone == 0.0
+    assert 0.0 < search(found["massive rows"], K, precision="bfloat16").redone < 0.1
+
+
+def test_float32_is_taken_where_most_rows_would_have_to_be_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbors, "quick_precision", lambda: "bfloat16")
+    assert search(clouds()["tight clusters"], K).precision == "float32"
+    assert search(clouds()["gauss"], K).precision == "bfloat16"
+
+
+def test_a_proof_that_always_failed_would_change_nothing_but_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = clouds()["gauss"]
+    before = search(x, K)
+    monkeypatch.setattr(screening.Candidates, "suffice", lambda self, kth: torch.zeros_like(kth, dtype=torch.bool))
+    after = search(x, K)
+    assert (before.redone, after.redone) == (0.0, 1.0)
+    assert torch.equal(before.index, after.index)
+
+
+def test_a_wrong_bound_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the bound, candidates of coarse keys miss neighbours: the test above can fail."""
+    x = clouds()["tight clusters"]
+    monkeypatch.setattr(screening, "_gamma", lambda *args, **more: 0.0)
+    found = search(x, K, precision="bfloat16")
+    assert not torch.allclose(found.distance, brute(x), rtol=1e-6)
+
+
+def test_rounds_meet_every_pair_once_and_no_block_twice_at_a_time() -> None:
+    for count in range(1, 12):
+        rounds = list(screening._rounds(list(range(count))))
+        pairs = [pair for one in rounds for pair in one]
+        assert sorted(pairs) == [(a, b) for a in range(count) for b in range(a + 1, count)]
+        assert all(len({i for pair in one for i in pair}) == 2 * len(one) for one in rounds)
+
+
+def test_the_array_is_left_as_it_was() -> None:
+    x = clouds()["tiny numbers"]
+    before = x.clone()
+    search(x, K)
+    assert torch.equal(x, before)
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+@needs_cuda
+@pytest.mark.parametrize("precision", [None, "bfloat16", "tfloat32"])
+@pytest.mark.parametrize("name", list(clouds()))
+def test_the_kernel_finds_what_brute_force_finds(name: str, precision: str | None) -> None:
+    x = clouds()[name].cuda().repeat(4, 1)  # enough rows for its groups, three equal ones of each
+    found = search(x, K, precision=precision)
+    torch.testing.assert_close(found.distance.cpu(), brute(x.cpu()), rtol=1e-12, atol=0.0)
+
+
+@needs_cuda
+def test_a_gpu_without_kernels_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = clouds()["gauss"].cuda()
+    monkeypatch.setattr(neighbors, "_has_kernels", lambda device: False)
+    torch.testing.assert_close(search(x, K).distance.cpu(), brute(x.cpu()), rtol=1e-12, atol=0.0)
+
+
+def test_padding_has_no_key() -> None:
+    low: Rounded = rounded(torch.randn(5, 3), "float32", pad=16)
+    assert low.rows.shape == (16, 3)
+    assert bool(low.half[5:].isinf().all())
+
+
+@pytest.mark.parametrize("size", [1e12, 1e18, 1e20, 1e25])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_one_enormous_row_hides_no_neighbour_of_the_others(size: float, precision: str | None) -> None:
+    x = torch.randn(1100, 16, generator=torch.Generator().manual_seed(1))
+    x[7] = size
+    torch.testing.assert_close(search(x, 2, precision=precision).distance, brute(x, 2), rtol=1e-12, atol=0.0)
+
+
+def test_more_neighbours_than_a_short_last_block_has_rows() -> None:
+    x = torch.randn(1025, 4, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(search(x, 300).distance, brute(x, 300), rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_inference_mode_and_another_default_type_change_nothing(threads: int) -> None:
+    x, before = clouds()["gauss"], torch.get_num_threads()
+    plain = search(x, K)
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode():
+            inside = search(x, K)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(before)
+    assert torch.equal(inside.index, plain.index)
+    assert torch.equal(search(x, K).index, plain.index)

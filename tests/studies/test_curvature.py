@@ -1,0 +1,281 @@
+"""The curvature study: slopes and constants, the floor, the null, what frequency hides, the parabola, the folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from anisoscope.claims.engine.claim import verdicts_from_dicts
+from anisoscope.errors import AnisoscopeError
+from anisoscope.numerics.manifolds import make_manifold
+from anisoscope.results.table import SCHEMA, Table
+from anisoscope.studies.curvature.protocol import CurvatureConfig, run_curvature
+from anisoscope.studies.curvature.samples import (
+    EXPECTED_SLOPES,
+    FrequencyLook,
+    Ladder,
+    Population,
+    parabola_gradient,
+    sample_ladder,
+    see_neighbourhoods,
+    see_tokens,
+    zipf_frequencies,
+)
+from anisoscope.studies.curvature.verdicts import Case, Zone, over_replicates, p_beyond
+from anisoscope.view.curvature import write_curvature_report
+
+SCALES = tuple(np.geomspace(1e-3, 0.03, 8).tolist())
+
+
+def ladder_of(name: str, *, noise: float = 0.0, kind: str = "gaussian", seed: int = 0, **sizes: int) -> Ladder:
+    manifold = make_manifold(name, dim=2, ambient=8)
+    sizes = {"samples": 400, "replicates": 8} | sizes
+    return sample_ladder(manifold, manifold.centre, scales=SCALES, noise=noise, kind=kind, seed=seed, **sizes)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "ball"])
+@pytest.mark.parametrize("name", ["sphere", "ellipsoid", "paraboloid", "swiss_roll", "torus", "quadratic"])
+def test_variances_grow_as_the_second_and_fourth_power_with_the_known_constants(name: str, kind: str) -> None:
+    ladder = ladder_of(name, kind=kind, seed=1)
+    for of, expected in EXPECTED_SLOPES.items():
+        slopes, kept = ladder.slopes(of, limit=0.03)
+        assert kept.all()
+        assert slopes.mean() == pytest.approx(expected, abs=4 * slopes.std(ddof=1) / math.sqrt(8) + 0.005)
+        ratio = (ladder.excess(of) / ladder.leading(of)).mean(1)
+        assert ratio.mean() == pytest.approx(1, abs=4 * ratio.std(ddof=1) / math.sqrt(8) + 0.005)
+
+
+def test_intervals_of_slopes_cover_the_truth_and_nothing_else() -> None:
+    covered = dict.fromkeys(EXPECTED_SLOPES, 0)
+    for seed in range(40):
+        ladder = ladder_of("quadratic", seed=seed, samples=96, replicates=6)
+        for of, expected in EXPECTED_SLOPES.items():
+            found = over_replicates(ladder.slopes(of, limit=0.03)[0].tolist())
+            covered[of] += found.low <= expected <= found.high
+            assert found.high - found.low < 0.5
+    # of 40 intervals at 95 %, fewer than 33 cover with probability 0.0007
+    assert all(33 <= count <= 40 for count in covered.values())
+
+
+def test_only_what_lies_above_the_noise_floor_is_fitted() -> None:
+    ladder = ladder_of("sphere", noise=1e-5)
+    slopes, kept = ladder.slopes("normal", limit=0.03)
+    assert 3 <= kept.sum() < len(SCALES) and kept[-1] and not kept[0]
+    assert slopes.mean() == pytest.approx(4, abs=0.1)
+    x, y = np.log(SCALES), np.log(ladder.variance["normal"].mean(0))
+    assert np.polyfit(x, y, 1)[0] < 3, "the counter-test: with the floor left in, the slope is wrong"
+
+
+def test_the_flat_control_has_no_normal_slope() -> None:
+    for noise in (0.0, 1e-6):  # rounding alone must not pass for curvature either
+        slopes, kept = ladder_of("flat", noise=noise).slopes("normal", limit=0.03)
+        assert not kept.any() and np.isnan(slopes).all()
+        assert ladder_of("flat", noise=noise).slopes("tangent", limit=0.03)[0].mean() == pytest.approx(2, abs=0.05)
+
+
+def attenuations(name: str, *, zipf: float, beta: float, draws: int = 6) -> np.ndarray:
+    """Visibility by frequency over that of a uniform draw, with what is expected of each, [2, draws]."""
+    manifold, look = make_manifold(name, dim=2, ambient=6), FrequencyLook(4096, 8, 24, noise=0.001)
+    found = []
+    for draw in range(draws):
+        population = Population.draw(manifold, 64, seed=draw)
+        frequency = zipf_frequencies(64, zipf)
+        scales = population.scales(frequency, beta, base=0.02)
+        generator = torch.Generator().manual_seed(draw)
+        sides = [
+            see_tokens(population, scales, weights, look=look, generator=generator)
+            for weights in (frequency, torch.full_like(frequency, 1 / 64))
+        ]
+        keys = ("curvature_visibility|estimate=true", "curvature_visibility_expected|")
+        found.append([sides[0][key] / sides[1][key] for key in keys])
+    return np.array(found).T
+
+
+@pytest.mark.parametrize("name", ["sphere", "ellipsoid", "quadratic"])
+@pytest.mark.parametrize("zipf", [0.5, 1.0, 2.0])
+def test_with_beta_zero_frequency_changes_nothing(name: str, zipf: float) -> None:
+    seen, expected = attenuations(name, zipf=zipf, beta=0.0)
+    np.testing.assert_allclose(expected, 1, rtol=1e-9)
+    assert seen.mean() == pytest.approx(1, abs=4 * seen.std(ddof=1) / math.sqrt(len(seen)) + 0.01)
+    assert seen.std(ddof=1) < 0.3
+
+
+@pytest.mark.parametrize(("beta", "sign"), [(0.25, -1), (-0.1, 1)])
+def test_frequency_hides_curvature_where_frequent_types_are_narrow_and_shows_it_where_they_are_wide(
+    beta: float, sign: int
+) -> None:
+    seen, expected = attenuations("sphere", zipf=1.0, beta=beta)
+    assert (sign * (seen - 1) > 0.1).all()
+    assert seen.mean() == pytest.approx(expected.mean(), rel=0.1)
+
+
+def test_scales_follow_the_frequency_up_to_half_a_radius_of_curvature() -> None:
+    population = Population.draw(make_manifold("sphere", dim=2, ambient=4), 100, seed=0)
+    frequency = zipf_frequencies(100, 1.0)
+    scales = population.scales(frequency, 0.5, base=0.1)
+    torch.testing.assert_close(scales[:25], 0.1 * torch.arange(1, 26).double() ** 0.5)
+    torch.testing.assert_close(scales[25:], torch.full((75,), 0.5).double())
+    assert float(frequency.sum()) == pytest.approx(1)
+
+
+def test_local_pca_recovers_the_curvature_in_a_uniform_draw_and_loses_it_by_frequency() -> None:
+    population = Population.draw(make_manifold("sphere", dim=2, ambient=8), 128, seed=0)
+    look = FrequencyLook(1024, 200, 96, noise=0.002)
+    frequency, generator = zipf_frequencies(128, 1.0), torch.Generator().manual_seed(0)
+    uniform = torch.full_like(frequency, 1 / 128)
+
+    def share(weights: torch.Tensor, beta: float) -> tuple[float, float]:
+        scales = population.scales(frequency, beta, base=0.02)
+        seen = see_neighbourhoods(population, scales, weights, look=look, generator=generator)
+        return seen["curvature_recovered|count=equal"], seen["local_pca_angle|count=equal"]
+
+    assert share(uniform, 0.25)[0] > 0.7 > 0.45 > share(frequency, 0.25)[0]
+    assert share(frequency, 0.25)[1] < 3, "the tangent is kept all the same"
+    assert abs(share(uniform, 0.0)[0] - share(frequency, 0.0)[0]) < 0.05, "the null"
+
+
+def test_the_parabola_is_tangent_row_by_row_and_normal_in_the_sum() -> None:
+    for scale in (1e-4, 1e-2, 0.3):
+        found = parabola_gradient(scale, n=1000, seed=3)
+        assert found.mean_tangent == 0.0 and found.mean_share == 0.0
+        assert found.mean_normal == pytest.approx(scale**2, rel=0.3)
+        assert 1 - 10 * scale**2 < found.row_tangent < 1
+
+
+def test_the_parabola_is_what_autograd_gives() -> None:
+    half = 0.1 * torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).abs()
+    u = torch.stack([half, -half], 1).flatten()
+    x = torch.stack([u, u**2], 1)
+    W = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
+    (x @ W.T).sum().backward()  # dL/d(Wx) = 1 for every row
+    found = parabola_gradient(0.1, n=1000, seed=3)
+    assert W.grad is not None
+    assert float(W.grad[0, 0]) == pytest.approx(0, abs=1e-12)
+    assert float(W.grad[0, 1]) / 1000 == pytest.approx(found.mean_normal)
+    assert float((x[:, 0] ** 2).sum() / (x**2).sum()) == pytest.approx(found.row_tangent)
+    lopsided = torch.stack([half, half**2], 1).mean(0)  # the counter-test: without −u the gradient is tangent
+    assert float(lopsided[0] ** 2 / lopsided.square().sum()) > 0.9
+
+
+def test_zones_judge_intervals() -> None:
+    wide, tight = np.array([1.0, 2.0, 3.0, 2.0]), np.array([2.0, 2.01, 1.99, 2.0])
+    assert Case.of("a", tight, Zone(1.9, 2.1)).status == "holds"
+    assert Case.of("a", wide, Zone(1.9, 2.1)).status == "undecided"
+    assert Case.of("a", tight + 1, Zone(1.9, 2.1)).status == "fails"
+    assert Case.of("a", np.array([np.nan, 2.0]), Zone(1.9, 2.1)).status == "undecided"
+    assert Case.of("a", tight, Zone(high=2.1), log=True).p == pytest.approx(
+        p_beyond((-np.log(tight)).tolist(), -math.log(2.1))
+    )
+
+
+SMALL = {"manifolds": ("sphere", "quadratic", "flat"), "samples": 512, "tokens": 1024, "draws": 3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    told: list[tuple[str, int, int]] = []
+    out = tmp_path_factory.mktemp("studies") / "curvature"
+    made = run_curvature(
+        CurvatureConfig.quick(**SMALL), out, progress=lambda *a: told.append(a), command=["anisoscope"]
+    )
+    assert told == [("manifolds", i, 3) for i in (1, 2, 3)]
+    write_curvature_report(made)
+    return made
+
+
+def test_the_folder_holds_the_record_the_table_and_the_verdicts(folder: Path) -> None:
+    about = json.loads((folder / "run.json").read_text())
+    assert about["status"] == "complete" and about["study"] == "curvature" and about["command"] == ["anisoscope"]
+    assert about["config"]["samples"] == 512 and {"torch", "numpy"} <= set(about["versions"])
+    table = Table.read(folder / "table.parquet")
+    assert table.arrow.schema.names == SCHEMA.names
+    assert {"curvature_slope", "curvature_attenuation", "local_pca_angle", "parabola_tangent"} <= set(table.metrics())
+    keys = [(r["model"], r["metric"], r["variant"]) for r in table.records()]
+    assert len(keys) == len(set(keys))
+    slope = table.where(model="sphere", metric="curvature_slope", variant="of=normal;sampling=gaussian").records()[0]
+    assert slope["low"] < 4.1 and slope["high"] > 3.9 and slope["contexts"] == 6
+    assert not list(folder.glob(".*")), "nothing half written is left"
+
+
+def test_the_verdicts_are_those_of_the_contract(folder: Path) -> None:
+    verdicts = verdicts_from_dicts(json.loads((folder / "verdicts.json").read_text()))
+    status = {(v.claim, v.subject): v.status for v in verdicts}
+    assert status["tangent_variance_t2", "all curved manifolds"] == "holds"
+    assert status["normal_variance_t4", "flat control"] == "undecided"
+    assert status["local_pca_recovers_curvature", "all curved manifolds"] == "holds"
+    assert status["parabola", "parabola"] == "holds"
+    assert {v.claim for v in verdicts} >= {"frequency_hides_curvature", "frequency_null", "local_pca_loses_curvature"}
+    assert all(v.why.endswith(".") and v.scope for v in verdicts)
+
+
+def test_the_page_is_complete_in_itself(folder: Path) -> None:
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    figures = {p.name for p in (folder / "figures").iterdir()}
+    names = ("scales", "slopes", "frequency", "every-manifold", "local-pca", "parabola")
+    assert figures == {f"curvature-{name}.{form}" for name in names for form in ("pdf", "svg")}
+    assert page.count("<svg") == len(names)
+    assert not re.findall(r'(?:src|href)="https?:', page.replace('xmlns:xlink="http', ""))
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    targets = set(re.findall(r'href="#([^"]+)"', page)) | set(re.findall(r"url\(#([^)]+)\)", page))
+    assert targets <= set(ids)
+    assert "nan" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL).lower()
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_does_not(folder: Path, tmp_path: Path) -> None:
+    config = {**SMALL, "manifolds": ("sphere",)}
+    again = run_curvature(CurvatureConfig.quick(**config), tmp_path / "again")
+    other = run_curvature(CurvatureConfig.quick(**config, seed=1), tmp_path / "other")
+    tables = [Table.read(path / "table.parquet").where(model="sphere") for path in (folder, again, other)]
+    values = [np.array(t.arrow["value"].to_pylist()) for t in tables]
+    np.testing.assert_array_equal(values[0], values[1])
+    assert not np.array_equal(values[0], values[2])
+
+
+def test_a_measured_beta_is_the_one_the_verdicts_are_about(tmp_path: Path) -> None:
+    config = CurvatureConfig.quick(**{**SMALL, "manifolds": ("sphere",)}, beta=-0.3)
+    verdicts = json.loads((run_curvature(config, tmp_path / "run") / "verdicts.json").read_text())
+    found = next(v for v in verdicts if v["claim"] == "frequency_hides_curvature")
+    assert found["scope"] == "for s = 1 and β = -0.3 (as given)" and found["effect"] > 1
+    assert found["status"] in ("fails", "undecided"), "wide frequent types show more curvature, not less"
+
+
+@pytest.mark.slow
+def test_a_study_of_the_flat_control_alone_has_a_page(tmp_path: Path) -> None:
+    out = run_curvature(CurvatureConfig.quick(**{**SMALL, "manifolds": ("flat",)}), tmp_path / "flat")
+    assert "How much curvature" in write_curvature_report(out).read_text(encoding="utf-8")
+    assert {v["claim"] for v in json.loads((out / "verdicts.json").read_text())} == {"normal_variance_t4", "parabola"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"manifolds": ("spher",)}, "did you mean 'sphere'"),
+        ({"manifolds": ()}, "no manifold was given"),
+        ({"scales": (0.1, -0.2)}, "scales has -0.2; expected a number above 0"),
+        ({"scales": ()}, "scales is empty"),
+        ({"noise": -1.0}, "noise has -1.0"),
+        ({"beta": math.nan}, "beta has nan"),
+        ({"zipf": (-1.0,)}, "zipf has -1.0"),
+        ({"replicates": 2}, "replicates is 2; expected at least 3"),
+        ({"dim": 9}, "does not fit into 8 ambient dimensions"),
+        ({"dim": 0}, "at least 1"),
+        ({"kind": "bal"}, "did you mean 'ball'"),
+    ],
+)
+def test_bad_options_are_refused_in_a_sentence(options: dict[str, object], words: str) -> None:
+    with pytest.raises(AnisoscopeError, match=words):
+        CurvatureConfig(**options)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(AnisoscopeError, match="holds a run"):
+        run_curvature(CurvatureConfig.quick(**SMALL), folder)
+    (tmp_path / "run.json").write_text('{"status": "complete"}')
+    with pytest.raises(AnisoscopeError, match="no finished curvature study"):
+        write_curvature_report(tmp_path)

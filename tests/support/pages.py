@@ -1,0 +1,51 @@
+"""A page read back: its text, its numbers, and what it would fetch."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+
+class Page(HTMLParser):
+    """What a browser would see: elements with their attributes, and text outside scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.scripts: dict[str, str] = {}
+        self._inside: str | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.elements.append((tag, found))
+        self._inside = found.get("id") or tag if tag in ("script", "style") else self._inside
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = None if tag in ("script", "style") else self._inside
+
+    def handle_data(self, data: str) -> None:
+        if self._inside is None:
+            self.text += data
+        else:
+            self.scripts[self._inside] = self.scripts.get(self._inside, "") + data
+
+    def fetched(self) -> list[str]:
+        """Addresses the page would load or lead away to."""
+        names = ("src", "href", "srcset", "action", "poster")
+        found = [v for _, attrs in self.elements for n, v in attrs.items() if n in names and v]
+        return [v for v in found if not v.startswith(("#", "data:", "figures/"))]
+
+    def specs(self) -> dict[str, Any]:
+        return json.loads(self.scripts["specs"], parse_constant=_refuse)
+
+
+def _refuse(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def page_of(path: Path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))

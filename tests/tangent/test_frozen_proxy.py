@@ -1,0 +1,132 @@
+"""Proxies frozen from a window of training: fitted once, kept on disk, tested on what came later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from anisoscope.capture.gradients.gradient_pass import SiteRows
+from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.tangent import energy
+from anisoscope.stats.gradient_moments import GradientMoments
+from anisoscope.tangent.frozen_proxy import IN_SAMPLE, FrozenProxies, load_moments
+from anisoscope.tangent.study import TangentStudy
+from support import references
+from support.gradients import skewed, subspace
+from support.planted_gradients import OTHER, PLAN, SITE, D, R, found, half, hashes, planted, variant
+
+
+def test_a_frozen_proxy_is_the_one_fitted_by_hand_on_its_window() -> None:
+    steps = {0: 0.2, 2: 0.6, 3: 0.4, 8: 0.7}  # the window of 10 steps ends with step 3
+    rows = {step: planted(step, share=share, seed=step) for step, share in steps.items()}
+    study = TangentStudy(replace(PLAN, frozen=True), total_steps=10)
+    records = [r for step in steps for r in study.measure(rows[step])]
+    name = variant(fit="frozen")
+    pool = torch.cat([rows[s].fit_half(SITE).x for s in (0, 2, 3)])
+    top = torch.from_numpy(np.linalg.svd((pool - pool.mean(0)).numpy(), full_matrices=False)[2][:R].T.copy())
+    for step in steps:
+        g = next(test.g for site, _, test in rows[step].halves() if site == SITE)
+        assert g is not None
+        row = found(records, "gradient_energy", variant=name, step=step)
+        assert row["value"] == pytest.approx(references.gradient_energy(g.numpy(), top.numpy()), rel=1e-6)
+        assert (IN_SAMPLE in row["note"]) == (step <= 3)
+        every = [
+            r
+            for r in records
+            if "fit=frozen" in r["variant"] and r["step"] == step and r["metric"] != "gradient_p_holm"
+        ]
+        assert all((IN_SAMPLE in r["note"]) == (step <= 3) for r in every)
+        row_average = found(records, "gradient_energy", variant=variant(fit="frozen", average="row"), step=step)
+        assert row_average["value"] == pytest.approx(
+            references.gradient_energy_by_row(g.numpy(), top.numpy()), rel=1e-6
+        )
+        assert found(records, "gradient_p", variant=name, step=step)["value"] == 1 / 100
+    assert study.basis(SITE, proxy="pca", fit="frozen").shape == (D, R)
+
+
+def test_a_run_that_ends_inside_its_window_still_gets_its_frozen_proxy() -> None:
+    study = TangentStudy(replace(PLAN, frozen=True), total_steps=100)
+    records = study.measure(planted(0)) + study.measure(planted(5))
+    assert not any("frozen" in r["variant"] for r in records)
+    assert {r["step"] for r in study.finish()} == {0, 5}
+    assert study.finish() == []
+
+
+def test_a_window_without_a_measured_step_stops_no_training() -> None:
+    study = TangentStudy(replace(PLAN, frozen=True), total_steps=10)
+    records = study.measure(planted(8)) + study.measure(planted(9)) + study.finish()
+    assert found(records, "gradient_energy", step=8)["value"] > 0.9
+    assert not any("frozen" in r["variant"] for r in records)
+    assert any("window" in note for note in study.notes)
+
+
+def test_a_study_that_was_saved_and_loaded_goes_on_as_if_nothing_had_happened(tmp_path: Any) -> None:
+    plan = replace(PLAN, frozen=True)
+    one = TangentStudy(plan, total_steps=10)
+    whole = [r for step in (0, 2, 8) for r in one.measure(planted(step, share=0.5, seed=step))]
+    two = TangentStudy(plan, total_steps=10)
+    parts = [r for step in (0, 2) for r in two.measure(planted(step, share=0.5, seed=step))]
+    torch.save(two.state(), tmp_path / "s.pt")
+    three = TangentStudy(plan, total_steps=10)
+    assert two.frozen is not None
+    window = {step: two.frozen.window_state(step) for step in (0, 2)}
+    three.load(torch.load(tmp_path / "s.pt", weights_only=True), window)
+    parts += three.measure(planted(8, share=0.5, seed=8))
+    assert [(r["metric"], r["variant"], r["step"]) for r in parts] == [
+        (r["metric"], r["variant"], r["step"]) for r in whole
+    ]
+    values = [[r["value"] for r in rows] for rows in (parts, whole)]
+    assert values[0] == pytest.approx(values[1], rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+def test_variance_that_training_adds_inside_the_earlier_proxy_is_amplification() -> None:
+    q = subspace(D, R)
+    study = TangentStudy(PLAN)
+    first = planted(0, q=q)
+    second = planted(1, q=q)
+    for site in (SITE, OTHER):
+        for place in (second.fit, second.test):
+            place[site] = [
+                replace(r, x=r.x * 1.5) if isinstance(r, SiteRows) else (replace(r[0], x=r[0].x * 1.5), r[1])
+                for r in place[site]
+            ]  # type: ignore[assignment,misc]
+    assert not any(r["metric"] == "amplification" for r in study.measure(first))
+    records = study.measure(second)
+    row = found(records, "amplification", step=1)
+    assert row["value"] > 0.99 and row["low"] > 0.95 and "since step 0" in row["note"]
+    assert found(records, "amplification", variant=variant(control="random"), step=1)["value"] == pytest.approx(
+        R / D, rel=0.3
+    )
+    assert found(records, "amplification", variant=variant(control="normal"), step=1)["value"] < 0.01
+
+
+def test_a_model_that_did_not_move_has_amplified_nothing() -> None:
+    study = TangentStudy(PLAN)
+    study.measure(planted(0))
+    assert not any(r["metric"] == "amplification" and r["value"] == r["value"] for r in study.measure(planted(1)))
+
+
+def test_a_proxy_asked_for_before_any_fit_is_refused() -> None:
+    study = TangentStudy(replace(PLAN, frozen=True), total_steps=10)
+    with pytest.raises(AnisoscopeError, match="no step has been measured yet"):
+        study.basis(SITE, proxy="pca")
+    study.measure(planted(0))
+    assert study.basis(SITE, proxy="pca").shape == (D, R)
+    with pytest.raises(AnisoscopeError, match="window is still open"):
+        study.basis(SITE, proxy="pca", fit="frozen")
+
+
+def test_frozen_moments_survive_the_disk_to_float32() -> None:
+    frozen = FrozenProxies(replace(PLAN, frozen=True), 100)
+    G, context = skewed(200), hashes(20).repeat_interleave(10)
+    moments = GradientMoments().update(G, context=context)
+    frozen.offer(0, {SITE: half(G, context)}, {SITE: moments}, rank=R)
+    again = FrozenProxies(replace(PLAN, frozen=True), 100)
+    again.load(frozen.state(), {0: frozen.window_state(0)})
+    Q = subspace(D, R)
+    kept = load_moments(again.window[0], torch.device("cpu"))[SITE]
+    assert float(energy(kept.total, Q)) == pytest.approx(float(energy(moments.total, Q)), rel=1e-6)

@@ -1,0 +1,280 @@
+"""What the page says of queries, keys and attention: two norms and an angle for each head, and the spread of heads."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anisoscope.results.table import Table
+from anisoscope.view import attention_dynamics
+from anisoscope.view.attention_dynamics import attention_section
+from anisoscope.view.attention_figures import write_attention_figures
+from anisoscope.view.attention_heads import Heads, head_numbers
+from anisoscope.view.catalogue import Catalogue
+from anisoscope.view.report import TEMPLATES, RunView, write_report
+from anisoscope.view.series import Source
+from support.fake_runs import CATALOGUE, HOSTILE
+from support.pages import Page, page_of
+
+STEPS = (0, 1, 4, 16, 64)
+MEASURES = ("attention_entropy", "attention_sharpness", "attention_max")
+
+
+def planted(step: int | None, layer: int, head: int) -> tuple[float, float, float]:
+    """‖mean q‖, ‖mean k‖ and their cosine."""
+    late = math.log1p(64 if step is None else step)
+    return 0.1 + head + late, 0.2 + layer + late, (-1) ** head * (0.1 + 0.2 * late)
+
+
+class Scribe:
+    """Rows of queries, keys and scores of a model that never was."""
+
+    def __init__(self, model: str = "m", *, steps: Any = STEPS, layers: int = 2, heads: int = 4, keys: int = 4) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.model, self.steps, self.layers, self.heads, self.keys = model, steps, layers, heads, keys
+
+    def put(self, step: Any, layer: int, kind: str, metric: str, value: float, head: int | None, **more: Any) -> None:
+        base = {"run": "r", "model": self.model, "revision": "", "data": "d", "stack": "single", "seed": 0}
+        base |= {"step": step, "layer": layer, "depth": layer / self.layers, "kind": kind, "group": "", "variant": ""}
+        self.rows.append(base | {"metric": metric, "value": value, "head": head, "note": ""} | more)
+
+    def pair(self, query: str = "query", key: str = "key") -> Scribe:
+        for step in self.steps:
+            for layer in range(1, self.layers + 1):
+                for head in range(self.heads):
+                    length, _, cosine = planted(step, layer, head)
+                    self.put(step, layer, query, "drift", length, head)
+                    self.put(step, layer, query, "qk_cosine", cosine, head)
+                for head in range(self.keys):
+                    self.put(step, layer, key, "drift", planted(step, layer, 0)[1] + 10 * head, head)
+        return self
+
+    def scores(self, kind: str = "scores") -> Scribe:
+        for step in self.steps:
+            for layer in range(1, self.layers + 1):
+                for metric in MEASURES:
+                    for head in range(self.heads):
+                        self.put(step, layer, kind, metric, 1 / (1 + head + layer), head)
+                    self.put(step, layer, kind, metric, 0.5, None)
+        return self
+
+    def table(self) -> Table:
+        return Table.from_records(self.rows, {"models": [{"name": self.model, "layers": self.layers}]})
+
+
+def heads_of(*scribes: Scribe) -> list[Heads]:
+    tables = [scribe.table() for scribe in scribes]
+    return head_numbers([Source(table, table.about, f"runs/{i}") for i, table in enumerate(tables)])
+
+
+def view_of(scribe: Scribe) -> RunView:
+    table = scribe.table()
+    return RunView(table, dict(table.about), path="runs/demo")
+
+
+def ids(page: Page) -> set[str | None]:
+    return {attributes.get("id") for tag, attributes in page.elements if tag == "section"}
+
+
+def carried(page: Page) -> dict[str, Any]:
+    return json.loads(page.scripts["attention-data"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    scribe = Scribe().pair().scores()
+    return write_report(tmp_path_factory.mktemp("attention"), [view_of(scribe)], catalogue=CATALOGUE).parent
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Page:
+    return page_of(folder / "report.html")
+
+
+def test_a_plane_holds_the_norms_and_the_cosine_of_the_table() -> None:
+    plane = heads_of(Scribe().pair())[0].planes[0]
+    for t, step in enumerate(STEPS):
+        for layer in (1, 2):
+            for head in range(4):
+                q, _, c = planted(step, layer, head)
+                place = (t, layer - 1, head)
+                assert (plane.query[place], plane.cosine[place]) == pytest.approx((q, c))
+                assert plane.key[place] == pytest.approx(planted(step, layer, 0)[1] + 10 * head)
+
+
+def test_the_mean_query_lies_at_its_angle_and_length_in_the_plane() -> None:
+    plane = heads_of(Scribe().pair())[0].planes[0]
+    x, y = plane.tips()
+    assert np.hypot(x, y) == pytest.approx(plane.query)
+    assert x / np.hypot(x, y) == pytest.approx(plane.cosine)
+    assert (y >= 0).all()
+
+
+def test_grouped_heads_meet_the_key_of_their_group() -> None:
+    shared = heads_of(Scribe(heads=4, keys=2).pair())[0].planes[0].key[0, 0]
+    own = heads_of(Scribe(heads=4, keys=4).pair())[0].planes[0].key[0, 0]
+    first = planted(0, 1, 0)[1]
+    assert shared == pytest.approx([first, first, first + 10, first + 10])
+    assert own == pytest.approx([first, first + 10, first + 20, first + 30])
+
+
+def test_layers_with_fewer_heads_keep_their_places_empty() -> None:
+    scribe = Scribe(steps=(None,), layers=1, heads=2, keys=1).pair()
+    wide = Scribe(steps=(None,), layers=2, heads=4, keys=4).pair()
+    scribe.rows += [row for row in wide.rows if row["layer"] == 2]
+    plane = heads_of(scribe)[0].planes[0]
+    assert np.isfinite(plane.cosine[0]).sum(1).tolist() == [2, 4]
+    assert plane.key[0, 0, :2] == pytest.approx([planted(None, 1, 0)[1]] * 2)
+
+
+def test_a_pair_that_was_measured_in_part_has_no_plane() -> None:
+    whole = Scribe().pair("cross_query", "cross_key")
+    assert [plane.kind for plane in heads_of(whole)[0].planes] == ["cross_query"]
+    whole.rows = [row for row in whole.rows if row["kind"] != "cross_key"]
+    assert heads_of(whole)[0].planes == []
+
+
+def test_the_spread_is_that_of_the_heads_and_not_of_their_mean_row() -> None:
+    spread = heads_of(Scribe().scores())[0].spreads[0]
+    values = [1 / (1 + head + 1) for head in range(4)]
+    truth = [np.mean(values), min(values), *np.quantile(values, [0.25, 0.75]), max(values)]
+    assert spread.values[0, 0] == pytest.approx(truth)
+
+
+def test_every_model_comes_before_the_second_seed_of_any() -> None:
+    first, second, other = Scribe("a").pair(), Scribe("a").pair(), Scribe("b").pair()
+    second.rows = [row | {"seed": 1} for row in second.rows]
+    table = Table.from_records([*first.rows, *second.rows, *other.rows])
+    labels = [heads.label for heads in head_numbers([Source(table, {})])]
+    assert labels == ["a · seed 0", "b", "a · seed 1"]
+
+
+def test_a_run_over_steps_has_paths_and_sharpness_and_a_profile_has_heads_alone(page: Page, tmp_path: Path) -> None:
+    assert {"mean-qk", "sharpness"} <= ids(page)
+    assert page.specs().keys() >= {"qk-heads", "paths-1", "paths-2", "sharp-all", "spread-1", "spread-2"}
+    once = page_of(write_report(tmp_path, [view_of(Scribe(steps=(None,)).pair().scores())], catalogue=CATALOGUE))
+    assert "mean-qk" in ids(once)
+    assert "sharpness" not in ids(once)
+    assert "paths-1" not in once.specs()
+
+
+def test_a_run_without_heads_says_nothing_of_them(tmp_path: Path) -> None:
+    scribe = Scribe(steps=(None,))
+    scribe.put(None, 1, "resid", "average_cosine", 0.2, None)
+    page = page_of(write_report(tmp_path, [view_of(scribe)], catalogue=CATALOGUE))
+    assert ids(page).isdisjoint({"mean-qk", "sharpness"})
+    assert "attention-data" not in page.scripts
+
+
+def test_the_page_carries_the_numbers_and_says_what_the_plane_is(page: Page) -> None:
+    data = carried(page)
+    plane = data["models"][0]["planes"]["query"]
+    q, _, c = planted(16, 2, 3)
+    assert data["steps"] == list(STEPS)
+    assert plane["q"][3][1][3] == pytest.approx(q, rel=5e-3)
+    assert plane["c"][3][1][3] == pytest.approx(c, rel=5e-3)
+    assert "The plane is spanned anew at every step by the two means themselves" in page.text
+
+
+def test_several_pairs_are_named_for_what_they_are(tmp_path: Path) -> None:
+    scribe = Scribe(steps=(None,)).pair().pair("query_unrotated", "key_unrotated").pair("cross_query", "cross_key")
+    page = page_of(write_report(tmp_path, [view_of(scribe)], catalogue=CATALOGUE))
+    assert "self-attention, before rotation" in page.text
+    assert "cross-attention" in page.text
+    assert carried(page)["pairs"] == ["query", "query_unrotated", "cross_query"]
+
+
+def test_many_layers_are_turned_over_in_pages_of_panels() -> None:
+    section, specs = attention_section(heads_of(Scribe(layers=30, heads=2, keys=2).pair()), Catalogue(CATALOGUE))
+    options = section["paths"]["pages"].choices[0].options
+    assert [option.label for option in options] == ["1 to 12", "13 to 24", "25 to 30"]
+    assert sum(name.startswith("paths-") for name in specs) == 12
+    few, _ = attention_section(heads_of(Scribe(layers=3).pair()), Catalogue(CATALOGUE))
+    assert few["paths"]["pages"] is None
+
+
+def test_what_does_not_fit_is_left_out_by_steps_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = heads_of(Scribe(steps=tuple(range(30)), layers=8, heads=8, keys=8).pair())
+    whole, _ = attention_section(heads, Catalogue(CATALOGUE))
+    monkeypatch.setattr(attention_dynamics, "SIZE", 12_000)
+    cut, _ = attention_section(heads, Catalogue(CATALOGUE))
+    assert (len(whole["data"]["steps"]), whole["left_out"]) == (30, [])
+    assert len(json.dumps(cut["data"])) <= 12_000
+    assert cut["data"]["steps"][-1] == 29
+    assert cut["left_out"][0].endswith(" of 30 steps")
+
+
+def test_a_large_model_stays_within_the_weight_of_a_page() -> None:
+    heads = heads_of(Scribe(steps=tuple(range(20)), layers=30, heads=32, keys=8).pair().scores())
+    section, specs = attention_section(heads, Catalogue(CATALOGUE))
+    assert len(json.dumps(section["data"])) + len(json.dumps(specs)) < 300_000
+    plane = section["data"]["models"][0]["planes"]["query"]
+    assert (len(plane["layers"]), len(plane["q"][0][0])) == (30, 32)
+
+
+def test_what_was_not_computed_is_null_and_names_never_become_markup(tmp_path: Path) -> None:
+    scribe = Scribe(HOSTILE).pair()
+    scribe.rows = [row | {"value": math.nan} if row["head"] == 1 else row for row in scribe.rows]
+    page = page_of(write_report(tmp_path, [view_of(scribe)], catalogue=CATALOGUE))
+    assert carried(page)["models"][0]["planes"]["query"]["q"][0][0][1] is None
+    assert "<script>alert" not in page.scripts["attention-data"]
+    assert page.fetched() == []
+
+
+def test_vector_twins_are_written_and_the_same_every_time(folder: Path, tmp_path: Path) -> None:
+    names = ("qk-heads", "qk-paths", "attention-over-training")
+    files = [folder / "figures" / f"{name}{suffix}" for name in names for suffix in (".pdf", ".svg")]
+    assert all(file.stat().st_size > 2000 for file in files)
+    write_attention_figures(tmp_path, heads_of(Scribe().pair().scores()), Catalogue(CATALOGUE))
+    assert all(file.read_bytes() == (tmp_path / file.name).read_bytes() for file in files)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node runs the page's script")
+def test_the_script_draws_the_table_s_planes(page: Page, tmp_path: Path) -> None:
+    """The script in a page that is not there: what it would hand to the drawing library."""
+    harness = tmp_path / "harness.js"
+    harness.write_text(_HARNESS % (page.scripts["attention-data"], (TEMPLATES / "attention.js").read_text("utf-8")))
+    done = subprocess.run(["node", str(harness)], capture_output=True, text=True, check=True, timeout=60)
+    drawn = json.loads(done.stdout)
+    q, k, c = planted(64, 2, 1)
+    path = drawn["paths"]["data"][2 * 1 + 1]  # of each head first the key, then the query
+    assert path["x"][-1] == pytest.approx(q * c, rel=1e-2)
+    assert path["y"][-1] == pytest.approx(q * math.sqrt(1 - c * c), rel=1e-2)
+    key = drawn["paths"]["data"][2 * 1]
+    assert key["x"][-1] == pytest.approx(k + 10, rel=1e-2)
+    assert set(key["y"]) == {0}
+    keys, queries = drawn["glyphs"]["data"][1], drawn["glyphs"]["data"][2]
+    assert len(keys["x"]) == len(queries["x"]) == 3 * 2 * 4
+    angle = (queries["x"][1] - queries["x"][0]) / math.hypot(*(queries[a][1] - queries[a][0] for a in "xy"))
+    assert angle == pytest.approx(planted(64, 1, 0)[2], abs=1e-2)
+    assert drawn["spread"]["data"][2]["y"][0] == pytest.approx(np.mean([1 / (2 + head) for head in range(4)]), rel=1e-3)
+
+
+_HARNESS = """
+const node = { style: {}, clientWidth: 800, closest: function () { return { style: {} }; } };
+const data = %s;
+global.window = { anisoscope: { makers: {}, chosen: {} } };
+const source = { textContent: JSON.stringify(data) };
+global.document = { getElementById: function (id) { return id === "attention-data" ? source : node; } };
+%s
+const make = window.anisoscope.makers, spec = function (panel) { return { node: "n", panel: panel, layout: {} }; };
+const drawn = { glyphs: make.glyphs(spec(0)), paths: make.paths(spec(1)), sharp: make.sharp(spec(0)) };
+console.log(JSON.stringify(Object.assign(drawn, { spread: make.spread(spec(0)) })));
+"""
+
+
+def test_every_figure_of_the_sections_has_a_drawing_and_words(page: Page) -> None:
+    plots = {a["id"]: a for tag, a in page.elements if tag == "div" and "plot" in (a.get("class") or "").split()}
+    specs = page.specs()
+    assert set(plots) <= set(specs)
+    mine = [name for name in plots if re.match(r"(qk-heads|paths|sharp|spread)", str(name))]
+    assert len(mine) == 6
+    assert all(len(plots[name].get("aria-label") or "") > 20 for name in mine)

@@ -1,0 +1,202 @@
+"""Many models and seeds on one page: seeds stand together, random weights stand behind, lists stay short."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anisoscope.results.table import Table
+from anisoscope.view import attention_dynamics, training_records
+from anisoscope.view.attention_dynamics import attention_section
+from anisoscope.view.attention_heads import head_numbers
+from anisoscope.view.catalogue import Catalogue
+from anisoscope.view.drift_scatter import drift_section
+from anisoscope.view.modalities import Comparison, compare, modality_findings, modality_section
+from anisoscope.view.records import dropped
+from anisoscope.view.report import RunView, write_report
+from anisoscope.view.series import Source
+from anisoscope.view.training_records import page_table
+from anisoscope.view.verdicts import unmeasured, verdict_claims, verdict_counts
+from anisoscope.view.warned import warnings
+from support.fake_modalities import Course, Media, media_table
+from support.fake_runs import CATALOGUE
+from support.pages import page_of
+
+RANDOM = {"notes": ["random weights (seed 0)"]}
+
+
+def study(*, random: bool = True, seeds: int = 3, steps: Any = (None,)) -> Table:
+    """Two trained models of two modalities, and two that drew their weights, all of several seeds."""
+    sheets = []
+    for seed in range(seeds):
+        up, shift = (lambda d: 1 + 5 * d), 0.02 * seed
+        sheets.append(
+            Media("words", "text", layers=6, number=seed, steps=steps).stream(lambda d, s=shift: 0.2 + s + d / 2, up)
+        )
+        fall = (lambda d, s=shift: 0.5 + s - d / 3) if seed else (lambda d: 0.3 + d / 3)
+        sheets.append(Media("sounds", "speech", layers=6, number=seed, steps=steps).stream(fall, up))
+        if random:
+            raw = (("drawn", "text"), ("cast", "vision"))
+            sheets += [
+                Media(n, m, layers=6, number=seed, entry=RANDOM).stream(lambda d: 0.1 + d / 9, up) for n, m in raw
+            ]
+    return media_table(*sheets)
+
+
+def compared(table: Table) -> Comparison:
+    return compare([Source(table, table.about)])
+
+
+# seeds
+
+
+def test_seeds_of_a_model_are_one_row_and_one_figure_and_models_are_not() -> None:
+    found = compared(study())
+    modal, _ = modality_section(found)
+    drift, specs = drift_section(found)
+    assert [row["label"] for _, rows in modal["groups"] for row in rows] == ["words", "sounds"]
+    assert [chart.title for chart in drift["charts"]] == ["words", "sounds"]
+    assert len(specs["drift-1"]["views"]["0"]["data"]) == 3
+    alone, _ = modality_section(compared(study(seeds=1)))
+    assert not alone["seeds"] and modal["seeds"]
+
+
+def test_the_line_of_a_model_is_the_mean_of_its_seeds_over_thin_ones() -> None:
+    found = compared(study(random=False))
+    traces = [t for t in modality_section(found)[1]["modality-1"]["data"] if t["name"].startswith("words")]
+    *thin, mean = traces
+    assert len(thin) == 3 and "marker" not in thin[0]
+    assert mean["y"] == pytest.approx(
+        [sum(column) / 3 for column in zip(*(t["y"] for t in thin), strict=True)], rel=1e-3
+    )
+    single = modality_section(compared(study(random=False, seeds=1)))[1]["modality-1"]["data"]
+    assert len(single) == 2
+
+
+def test_sentences_speak_of_models_and_numbers_of_seeds() -> None:
+    texts = " ".join(modality_findings(compared(study()))[0].texts)
+    assert "sounds in 2 of 3 seeds is not explained by drift" in texts
+    assert "in text (3 seeds, " in texts and "seed 1" not in texts
+    assert "2 models × 3 seeds with untrained weights are shown" in texts
+    one = " ".join(modality_findings(compared(study(seeds=1)))[0].texts)
+    assert "seeds" not in one
+
+
+def test_pools_say_models_times_seeds() -> None:
+    sizes = [row["size"] for row in drift_section(compared(study()))[0]["table"]["pooled"]]
+    assert sizes[-1] == "2 models × 3 seeds"
+    assert drift_section(compared(study(seeds=1)))[0]["table"]["pooled"][-1]["size"] == "2 models, 2 stacks"
+
+
+# random weights
+
+
+def test_random_weights_stand_behind_trained_ones_and_in_front_where_there_are_no_others() -> None:
+    found = compared(study())
+    modal, _ = modality_section(found)
+    drift, _ = drift_section(found)
+    assert {row["label"] for _, rows in modal["random"] for row in rows} == {"drawn", "cast"}
+    assert {chart.title for chart in drift["random"]} == {"drawn", "cast"}
+    assert drift["table"]["random_words"].startswith("2 models × 3 seeds with random weights: ")
+    drawn = [Media(m, m, layers=6, entry=RANDOM).stream() for m in ("text", "vision")]
+    raw = compared(media_table(*drawn))
+    assert modality_section(raw)[0]["random"] == [] and drift_section(raw)[0]["random"] == []
+    assert len(drift_section(raw)[0]["charts"]) == 2
+
+
+def verdict(subject: str, status: str = "holds", claim: str = "c", **more: Any) -> dict[str, Any]:
+    return {"claim": claim, "statement": "It is so.", "subject": subject, "status": status, "effect": 1.0} | more
+
+
+def test_verdicts_on_random_weights_are_folded_and_those_on_others_are_not() -> None:
+    found = [verdict("a"), verdict("t5, decoder stack", "fails"), verdict("t5, encoder stack"), verdict("t5-small")]
+    claim = verdict_claims(found, ["t5"])[0]
+    assert [row["subject"] for row in claim["rows"]] == ["a", "t5-small"]
+    assert claim["random_words"] == "1 model with random weights, 2 stacks: 1 holds and 1 fails"
+    assert verdict_claims(found[1:3], ["t5"])[0]["random"] == [], "a claim on random weights alone has nothing to fold"
+
+
+def test_the_page_folds_them_without_a_script(tmp_path: Path) -> None:
+    table = study(steps=(0, 10))
+    names = ("words", "sounds", "drawn", "cast")
+    view = RunView(table, dict(table.about), verdicts=[verdict(name) for name in names])
+    page = write_report(tmp_path, [view], catalogue=CATALOGUE)
+    text = page.read_text(encoding="utf-8")
+    folded = re.search(r'<tr class="folded">.*?</details></td></tr>', text, re.DOTALL)
+    assert folded is not None and "2 models with random weights: 2 hold" in folded[0]
+    assert "drawn" in folded[0] and '<td class="subject">words' not in folded[0]
+    assert 'rowspan="3"' in text
+    assert page_of(page).fetched() == []
+    plain = RunView(table, {}, verdicts=view.verdicts)
+    assert '<tr class="folded">' not in write_report(tmp_path / "plain", [plain], catalogue=CATALOGUE).read_text(
+        "utf-8"
+    )
+
+
+# lists
+
+
+def test_many_subjects_are_told_in_total_and_few_one_by_one() -> None:
+    many = [verdict(name, "fails" if name == "a" else "holds") for name in "abcdefgh"]
+    assert verdict_counts(many) == "Of 8 verdicts, 7 hold and 1 fails."
+    assert verdict_counts(many, ["a"]).endswith("; without 1 on models with random weights, 7 hold.")
+    assert verdict_counts(many[:2]) == "For a, of 1 claim, 1 fails; for b, of 1 claim, 1 holds."
+
+
+def test_what_was_not_measured_names_three_subjects_at_most() -> None:
+    lost = [verdict(name, details={"missing": True}) for name in "bcdefg"]
+    assert unmeasured([verdict("a"), *lost]) == ["c (b, c, d and 3 more)"]
+    assert unmeasured([verdict("a"), *lost[:2]]) == ["c (b and c)"]
+
+
+def test_equal_warnings_are_said_once_with_all_they_are_true_of() -> None:
+    seeds = [{"name": name, "notes": [f"random weights (seed {n})", "odd"]} for n in range(3) for name in ("a", "b")]
+    about = {"warnings": ["a: encoder: slow", "b-seed1: slow", "nothing in particular: here"], "models": seeds}
+    assert warnings([about]) == [
+        "a (encoder) and b: slow",
+        "nothing in particular: here",
+        "a and b: random weights (seeds 0–2)",
+        "a and b: odd",
+    ]
+    other = {"models": [{"name": "a", "notes": ["odd"]}, {"name": "b", "notes": ["even"]}]}
+    assert warnings([other]) == ["a: odd", "b: even"]
+
+
+def test_models_that_lost_the_same_rows_share_a_line_and_others_have_their_own() -> None:
+    entries = [{"name": name, "dropped": {"padding": n}} for name, n in (("a", 0), ("b", 0), ("b", 0), ("c", 7))]
+    assert dropped([{"models": entries}]) == [("a and b", [("padding", "0")]), ("c", [("padding", "7")])]
+
+
+# what a page can carry
+
+
+def test_heads_of_further_seeds_go_before_steps_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed = [Course("m", number=seed, heads=4).drifting() for seed in range(3)]
+    for sheet in followed:
+        for head in range(4):
+            for kind in ("query", "key"):
+                sheet.add("drift", 1.0, kind=kind, head=head)
+    table = media_table(*followed)
+    heads = head_numbers([Source(table, table.about)])
+    whole, _ = attention_section(heads, Catalogue(CATALOGUE))
+    assert (len(whole["data"]["models"]), whole["left_out"]) == (3, [])
+    monkeypatch.setattr(attention_dynamics, "SIZE", len(json.dumps(whole["data"])) // 2)
+    cut, _ = attention_section(heads, Catalogue(CATALOGUE))
+    assert len(cut["data"]["steps"]) == len(whole["data"]["steps"])
+    assert cut["left_out"] == ["the first seed of each model"]
+
+
+def test_a_long_table_keeps_the_last_step_of_every_model_and_a_short_one_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = study(steps=(0, 10, 100))
+    whole = page_table([Source(table, table.about)], Catalogue(CATALOGUE))
+    assert whole["rows"] == whole["total"] == len(table)
+    monkeypatch.setattr(training_records, "ROWS", len(table) // 2)
+    cut = page_table([Source(table, table.about)], Catalogue(CATALOGUE))
+    assert cut["gone"][-1] == "all steps but the last" and not cut["cut"]
+    assert all(name in cut["href"] for name in ("words", "sounds", "drawn", "cast"))

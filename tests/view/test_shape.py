@@ -1,0 +1,283 @@
+"""What the views over training promise: the table's own numbers, arms beside each other, nothing unmeasured."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.results.table import Table
+from anisoscope.view.catalogue import Catalogue
+from anisoscope.view.report import TEMPLATES, RunView, write_report
+from anisoscope.view.series import Source
+from anisoscope.view.shape_ablation import designs, effects_of
+from anisoscope.view.shape_arms import arm_line, arms_of, measures_of, sites_of
+from anisoscope.view.shape_cube import SIZE, make_cube
+from anisoscope.view.shape_rows import rows_data
+from anisoscope.view.training import History, Site
+from support.fake_runs import HOSTILE
+from support.fake_shape import ARMS, BELL, ESTIMATORS, shape_map, shape_table, write_study
+from support.fake_training import training_table
+from support.pages import Page, page_of
+
+STEPS = (0, 4, 64, 1000)
+MIDDLE = Site.of(2, "resid")
+
+
+def small(**more: Any) -> Table:
+    return shape_table(**({"steps": STEPS, "sizes": ((4, 64),)} | more))
+
+
+def history(table: Table) -> History:
+    return History([Source(table, table.about)])
+
+
+def page_for(folder: Path, table: Table, **more: Any) -> Page:
+    about = more.pop("about", table.about)
+    return page_of(write_report(folder, [RunView(table, about, **more)]))
+
+
+def ids(page: Page) -> set[str | None]:
+    return {attrs.get("id") for _, attrs in page.elements}
+
+
+def cube_of(page: Page) -> dict[str, Any]:
+    return dict(json.loads(page.scripts["shape-data"]))
+
+
+def values(table: Table, metric: str, variant: str = "", **where: Any) -> list[float]:
+    place = {"layer": 2, "kind": "resid", "group": "", "seed": 0, "model": "causal-next-4x64"} | where
+    rows = table.where(metric=metric, variant=variant, **place).records()
+    return [row["value"] for row in sorted(rows, key=lambda row: row["step"]) if row["head"] is None]
+
+
+@pytest.fixture(scope="module")
+def table() -> Table:
+    return small()
+
+
+@pytest.fixture(scope="module")
+def study(table: Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shape")
+    about = write_study(folder, table, steps=STEPS, layers=4)
+    return write_report(folder, [RunView(table, about, path=str(folder))])
+
+
+@pytest.fixture(scope="module")
+def page(study: Path) -> Page:
+    return page_of(study)
+
+
+def test_the_page_carries_the_numbers_of_the_table(page: Page, table: Table) -> None:
+    cube = cube_of(page)
+    assert cube["steps"] == list(STEPS)
+    for metric, variant in (("svd_ratio", ""), ("svd_ratio", "batches=1"), *ESTIMATORS):
+        names = [m["label"] for m in cube["measures"]]
+        measures = measures_of(history(table), Catalogue())
+        m = next(i for i, x in enumerate(measures) if (x.metric, x.variant) == (metric, variant))
+        assert names[m] == measures[m].label
+        place = [site[:2] for site in cube["measures"][m]["sites"]].index([2, "resid"])
+        assert cube["numbers"][m][0]["v"][0][place] == pytest.approx(values(table, metric, variant), rel=1e-3)
+        low = values(table, metric, variant)[0] - (0.4 if (metric, variant) in ESTIMATORS else 0.01)
+        assert cube["numbers"][m][0]["lo"][place][0] == pytest.approx(low, rel=0.15)
+
+
+def test_sections_are_there_for_what_was_measured_and_for_nothing_else(page: Page, tmp_path: Path) -> None:
+    assert {"shape", "grid", "moment", "rows-map", "dimension", "ablation", "course"} <= ids(page)
+    assert not {"energy", "maps", "frequency", "elsewhere", "concepts", "geometry"} & ids(page)
+    only = Table.from_records(
+        [r for r in small(arms=("causal-next",)).records() if r["metric"] == "average_cosine"], {}
+    )
+    alone = page_for(tmp_path, only)
+    assert "shape" in ids(alone)
+    assert not {"rows-map", "dimension", "ablation", "course"} & ids(alone)
+    assert cube_of(alone)["loop"] == [{}]
+
+
+def test_every_figure_has_a_drawing_and_words(page: Page) -> None:
+    charts = [a for _, a in page.elements if "plot" in (a.get("class") or "").split()]
+    assert {c["id"] for c in charts} == set(page.specs())
+    assert all(c.get("aria-label") for c in charts)
+    made = [spec["make"] for spec in page.specs().values() if "make" in spec]
+    assert {kind: made.count(kind) for kind in set(made)} == {
+        "course": 3, "grid": 3, "profile": 1, "rows": 3, "dimension": 3, "ablation": 1, "sharp": 1, "spread": 4,
+    }  # fmt: skip
+    script = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("shape.js", "attention.js"))
+    assert all(f"make.{kind} = " in script for kind in set(made))
+
+
+def test_loss_and_gradient_norm_stand_on_the_axis_of_the_metrics(page: Page, table: Table) -> None:
+    cube = cube_of(page)
+    loop = cube["loop"][0]
+    assert set(loop) == {"loss", "probe_loss", "gradient_norm"}
+    assert loop["probe_loss"][0][0] == cube["x"]
+    own = values(table, "probe_loss", layer=None, kind="training")
+    assert loop["probe_loss"][0][1] == pytest.approx(own, rel=1e-3)
+
+
+def test_seeds_are_one_arm_with_their_mean_and_their_reach() -> None:
+    table = small(seeds=(0, 1, 2))
+    found = history(table)
+    arms = arms_of(found)
+    assert [arm.label for arm in arms] == [f"{arm}-4x64" for arm in ARMS]
+    measure = next(m for m in measures_of(found, Catalogue()) if m.metric == "svd_ratio" and not m.variant)
+    line = arm_line(found, arms[0], measure, MIDDLE)
+    seeds = [values(table, "svd_ratio", seed=s) for s in (0, 1, 2)]
+    assert [m.value for m in line] == pytest.approx([fmean(v) for v in zip(*seeds, strict=True)])
+    assert line[-1].interval == (min(s[-1] for s in seeds), max(s[-1] for s in seeds))
+    alone = arm_line(history(small()), arms_of(history(small()))[0], measure, MIDDLE)
+    assert alone[-1].interval != line[-1].interval  # one seed has the interval of its contexts
+
+
+def test_arms_of_several_runs_of_one_seed_are_not_averaged() -> None:
+    table = small(arms=("causal-next",))
+    both = History([Source(table, {}, "a"), Source(table, {}, "b")])
+    assert [len(arm.learners) for arm in arms_of(both)] == [1, 1]
+
+
+def test_halves_and_heads_are_no_lines_of_their_own(table: Table) -> None:
+    found = history(table)
+    measures = measures_of(found, Catalogue())
+    assert len({(m.metric, m.variant, m.family) for m in measures}) == len(measures)
+    sharp = next(m for m in measures if m.metric == "attention_sharpness")
+    assert sharp.family == "scores"
+    sites = sites_of(found, sharp, arms_of(found))
+    assert [(s.layer, s.kind) for s in sites] == [(n, "scores") for n in range(1, 5)]
+    own = values(table, "attention_sharpness", kind="scores")
+    assert [m.value for m in arm_line(found, arms_of(found)[0], sharp, sites[1])] == pytest.approx(own)
+
+
+def test_the_ablation_tells_what_was_planted(page: Page) -> None:
+    table = small(seeds=(0, 1, 2))
+    found = history(table)
+    effects = {(e.name, e.metric): e for e in effects_of(found, arms_of(found), Catalogue())}
+    mean = fmean(math.sin(math.pi * n / 4) for n in range(1, 5))
+    mask, objective = effects["mask_effect", "svd_ratio"], effects["objective_effect", "svd_ratio"]
+    assert mask.value == pytest.approx((BELL["bidirectional-masked"] - BELL["causal-masked"]) * mean, abs=0.02)
+    assert objective.value == pytest.approx((BELL["causal-masked"] - BELL["causal-next"]) * mean, abs=0.02)
+    assert mask.low is not None
+    assert mask.high is not None
+    assert mask.low < mask.value < mask.high < 0
+    one = effects_of(history(small()), arms_of(history(small())), Catalogue())
+    assert all(e.low is None and e.told == "one seed" for e in one)
+    assert "Mask effect" in page.text
+
+
+def test_effects_are_those_of_the_verdicts_where_there_are_any(table: Table) -> None:
+    parts = [
+        {"name": "svd_ratio", "effect": -0.5, "low": -0.6, "high": -0.4},
+        {"name": "fall of anisotropy", "effect": 9},
+    ]
+    verdict = {"claim": "mask_effect", "subject": "4x64", "details": {"parts": parts}}
+    found = history(table)
+    effects = {(e.name, e.metric): e for e in effects_of(found, arms_of(found), Catalogue(), [verdict])}
+    assert (effects["mask_effect", "svd_ratio"].value, effects["mask_effect", "svd_ratio"].low) == (-0.5, -0.6)
+    assert effects["objective_effect", "svd_ratio"].told == "one seed"
+    other = effects_of(found, arms_of(found), Catalogue(), [verdict | {"subject": "8x128"}])
+    assert -0.5 not in [e.value for e in other]
+
+
+def test_models_that_are_no_arms_have_no_ablation() -> None:
+    assert designs(arms_of(history(training_table(steps=(0, 8), layers=1, only=("svd_ratio",))))) == {}
+    assert list(designs(arms_of(history(small(sizes=((12, 8), (4, 64))))))) == ["4x64", "12x8"]
+
+
+def test_flags_of_checkpoints_stand_in_a_box_and_only_where_there_are_any(tmp_path: Path, page: Page) -> None:
+    table = small(arms=("causal-next",), flags=True)
+    entries = [{"label": "checkpoint-9", "step": 9, "flags": ["missing: it is gone"]}]
+    flagged = page_for(tmp_path, table, about=table.about | {"checkpoints": entries})
+    for said in ("3 checkpoints are not what they should be", "Repeated: the same weights as checkpoint-16",
+                 "Out of order", "Missing: it is gone"):  # fmt: skip
+        assert said in flagged.text, said
+    assert "not what they should be" not in page.text
+
+
+def test_claims_without_measurements_are_one_line(tmp_path: Path) -> None:
+    base = {"statement": "S.", "subject": "m", "effect": 0.2, "low": 0.1, "high": 0.3, "margin": 0.05, "why": "W."}
+    verdicts = [base | {"claim": "bell", "status": "holds"}]
+    verdicts += [base | {"claim": f"far_{i}", "status": "undecided", "details": {"missing": True}} for i in range(9)]
+    page = page_for(tmp_path, small(arms=("causal-next",)), verdicts=verdicts)
+    badges = [a for t, a in page.elements if t == "span" and "badge" in (a.get("class") or "")]
+    assert len(badges) == 1
+    assert "far_3" in page.text
+
+
+def test_rows_keep_their_place_and_axes_their_shares(page: Page, table: Table, tmp_path: Path) -> None:
+    rows = cube_of(page)["rows"]
+    assert rows["places"] == ["embedding", "first block", "middle block", "last block", "final norm"]
+    assert rows["colours"] == ["frequency", "position", "group"]
+    entry = rows["arms"]["0"]["2"]
+    planted = shape_map(["causal-next-4x64"], steps=STEPS, layers=4).to_pylist()
+    own = [r["x"] for r in planted if (r["layer"], r["kind"], r["step"]) == (2, "resid", 64)]
+    assert entry["at"]["64"][0] == pytest.approx(own, rel=1e-3)
+    assert entry["token"][:2] == ["w0␣", "w1␣"]
+    given = RunView(table, {}, map=shape_map(["causal-next-4x64"], steps=STEPS, layers=4))
+    assert list(rows_data([given], arms_of(history(table)), STEPS)["arms"]) == ["0"]
+    assert rows_data([RunView(table, {})], arms_of(history(table)), STEPS) == {}
+    (tmp_path / "map.parquet").write_bytes(b"no")
+    with pytest.raises(AnisoscopeError, match=r"map\.parquet.*not a readable map"):
+        rows_data([RunView(table, {}, path=str(tmp_path))], arms_of(history(table)), STEPS)
+
+
+def test_a_large_study_is_cut_to_what_a_page_carries_and_says_so(monkeypatch: pytest.MonkeyPatch, table: Table) -> None:
+    whole = make_cube(history(table), Catalogue())
+    assert whole is not None
+    assert not whole.left_out
+    assert len(json.dumps(whole.data)) < SIZE
+    monkeypatch.setattr("anisoscope.view.shape_cube.SIZE", 20_000)
+    cut = make_cube(history(table), Catalogue())
+    assert cut is not None
+    assert len(json.dumps(cut.data)) < len(json.dumps(whole.data))
+    assert "measures" in cut.left_out["shape measures"]
+
+
+def test_names_never_become_markup(tmp_path: Path) -> None:
+    records = [r | {"model": HOSTILE} for r in small(arms=("causal-next",)).records()]
+    found = shape_map([HOSTILE], steps=STEPS, layers=4)
+    page = page_for(tmp_path, Table.from_records(records), map=found)
+    assert "<" not in page.scripts["shape-data"]
+    assert "alert" in page.scripts["shape-data"]  # the counter-test: it is there, as text
+
+
+def test_one_step_has_no_course(tmp_path: Path) -> None:
+    page = page_for(tmp_path, small(arms=("causal-next",), steps=(64,)))
+    assert "shape" not in ids(page)
+    assert "geometry" in ids(page)
+
+
+def test_what_could_not_be_computed_is_empty_not_zero(tmp_path: Path) -> None:
+    records = small(arms=("causal-next",)).records()
+    for r in records:
+        if r["metric"] == "svd_ratio" and r["step"] == 64:
+            r |= {"value": math.nan, "low": math.inf, "high": math.nan}
+    page = page_for(tmp_path, Table.from_records(records))
+    cube = cube_of(page)
+    m = next(i for i, x in enumerate(cube["measures"]) if x["label"].startswith("Anisotropy (SVD"))
+    assert {row[2] for row in cube["numbers"][m][0]["v"][0]} == {None}
+
+
+def test_vector_figures_are_written_for_what_was_measured(study: Path, page: Page) -> None:
+    stems = {p.stem for p in (study.parent / "figures").iterdir()}
+    assert stems == {
+        "profiles-svd_ratio", "profiles-two_nn", "profiles-attention_sharpness", "steps-by-layers-svd_ratio",
+        "steps-by-layers-two_nn", "steps-by-layers-attention_sharpness", "dimension-over-training",
+        "ablation-profiles", "ablation-effects", "drift-and-cosine", "drift-and-cosine-pooled",
+        *(f"attention-over-training-{arm}-4x64" for arm in ARMS),
+    }  # fmt: skip
+    assert all((study.parent / "figures" / f"{stem}.pdf").stat().st_size > 1000 for stem in stems)
+    links = [a["href"] for t, a in page.elements if t == "a" and "figures/" in (a.get("href") or "")]
+    assert {f"figures/{stem}.pdf" for stem in stems} == set(links)
+
+
+@pytest.mark.slow
+def test_a_study_of_full_size_opens_as_one_page_of_bounded_size(tmp_path: Path) -> None:
+    steps = (0, *(2**i for i in range(14)))
+    table = shape_table(sizes=((12, 512), (6, 256)), seeds=(0, 1, 2), steps=steps, heads=8)
+    assert len(table) > 200_000
+    path = write_report(tmp_path, [RunView(table, table.about)])
+    assert path.stat().st_size < 12_000_000
