@@ -1,0 +1,255 @@
+"""The one reader of the long table: filter by column or by variant key, group, walk along steps or layers.
+
+    rows of (proxy = pca, control left out) by site, in order of steps:
+
+    >>> from anisoscope.results.table import Table
+    >>> energy = {"metric": "gradient_energy", "layer": 1, "kind": "resid"}
+    >>> table = Table.from_records([
+    ...     {**energy, "step": 9, "value": 0.5, "variant": "proxy=pca;rank=4"},
+    ...     {**energy, "step": 0, "value": 0.2, "variant": "proxy=pca;rank=4"},
+    ...     {**energy, "step": 0, "value": 0.1, "variant": "control=next;proxy=pca;rank=4"},
+    ... ])
+    >>> lines = Query(table).where(proxy="pca", control=None).lines("layer", "kind", along="step")
+    >>> {site: [row.value for row in rows] for site, rows in lines.items()}
+    {(1, 'resid'): [0.2, 0.5]}
+
+Every column of the table and every key of a variant is a *field*. A field that a row does not have is None, and `None`
+as a wanted value means just that. Nobody else takes a variant apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from anisoscope.results.quantity import Quantity
+from anisoscope.results.table import SCHEMA, Table, variant_name
+
+_NUMBERS = frozenset(f.name for f in SCHEMA if pa.types.is_floating(f.type))
+_WHOLE = frozenset(f.name for f in SCHEMA if pa.types.is_integer(f.type))
+
+
+@lru_cache(maxsize=65536)
+def options_of(variant: str) -> Mapping[str, str]:
+    """The options of a variant.
+
+    >>> dict(options_of("fit=refit;rank=16"))
+    {'fit': 'refit', 'rank': '16'}
+    """
+    return {key: value for key, _, value in (part.partition("=") for part in variant.split(";") if part)}
+
+
+def with_options(variant: str, **changes: Any) -> str:
+    """A variant with some keys set, or taken out where the value is None.
+
+    >>> with_options("control=next;rank=4", control=None, fit="refit")
+    'fit=refit;rank=4'
+    """
+    merged = {**options_of(variant), **changes}
+    return variant_name({key: value for key, value in merged.items() if value is not None})
+
+
+class Row:
+    """One row of the table; its fields are attributes, `row["proxy"]` reads a variant key or a column."""
+
+    __slots__ = ("_at", "_columns")
+
+    def __init__(self, columns: _Columns, at: int) -> None:
+        self._columns, self._at = columns, at
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in SCHEMA.names:
+            raise AttributeError(name)
+        return self._columns.value(name, self._at)
+
+    def __getitem__(self, field: str) -> Any:
+        return self._columns.field(field, self._at)
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        return options_of(self.variant)
+
+    @property
+    def source(self) -> int:
+        """Which of the tables of the query the row is from."""
+        return int(self._columns.sources[self._at])
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a number at all."""
+        return math.isfinite(self.value)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        low, high = self.low, self.high
+        return (low, high) if math.isfinite(low) and math.isfinite(high) else None
+
+    @property
+    def folds(self) -> tuple[float, ...]:
+        return self._columns.folds(self._at)
+
+    @property
+    def quantity(self) -> Quantity:
+        """The value with its leave-one-fold-out values, for means and differences with honest intervals."""
+        return Quantity(self.value, self.folds, (self.high - self.low) / 2)
+
+    def record(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in SCHEMA.names if name != "replicates"}
+
+    def __repr__(self) -> str:
+        place = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("model", "step", "layer", "kind", "variant"))
+        return f"Row({self.metric} {self.value:.4g}, {place})"
+
+
+class _Columns:
+    """The columns of one or several tables, decoded when first asked for."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        arrow = [t.arrow for t in tables]
+        self.arrow = pa.concat_tables(arrow).combine_chunks() if arrow else SCHEMA.empty_table()
+        self.sources = np.repeat(np.arange(len(arrow)), [t.num_rows for t in arrow])
+        self._codes: dict[str, tuple[np.ndarray, list[Any]]] = {}
+        self._floats: dict[str, np.ndarray] = {}
+
+    def coded(self, field: str) -> tuple[np.ndarray, list[Any]]:
+        """A field as codes and what they stand for; a variant key is decoded from the distinct variants."""
+        if field not in self._codes:
+            self._codes[field] = self._column_codes(field) if field in SCHEMA.names else self._option_codes(field)
+        return self._codes[field]
+
+    def _column_codes(self, name: str) -> tuple[np.ndarray, list[Any]]:
+        column = self.arrow[name]
+        if pa.types.is_string(column.type):
+            column = pc.fill_null(column, "")
+        encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.combine_chunks()
+        return np.asarray(encoded.indices, dtype=np.int64), encoded.dictionary.to_pylist() or [None]
+
+    def _option_codes(self, key: str) -> tuple[np.ndarray, list[Any]]:
+        codes, variants = self.coded("variant")
+        found = [options_of(variant).get(key) for variant in variants]
+        words = list(dict.fromkeys(found))
+        return np.array([words.index(word) for word in found], dtype=np.int64)[codes], words
+
+    def floats(self, name: str) -> np.ndarray:
+        if name not in self._floats:
+            self._floats[name] = np.asarray(pc.fill_null(pc.cast(self.arrow[name], pa.float64(), safe=False), math.nan))
+        return self._floats[name]
+
+    def value(self, name: str, at: int) -> Any:
+        if name in _NUMBERS:
+            return float(self.floats(name)[at])
+        codes, words = self.coded(name)
+        return words[codes[at]]
+
+    def field(self, name: str, at: int) -> Any:
+        return self.value(name, at) if name in SCHEMA.names else options_of(self.value("variant", at)).get(name)
+
+    @cached_property
+    def _replicates(self) -> tuple[np.ndarray, np.ndarray]:
+        column = self.arrow["replicates"]
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), dtype=np.int64)
+        return np.asarray(pc.fill_null(pc.list_flatten(column), math.nan)), np.concatenate([[0], np.cumsum(lengths)])
+
+    def folds(self, at: int) -> tuple[float, ...]:
+        flat, offsets = self._replicates
+        return tuple(flat[offsets[at] : offsets[at + 1]].tolist())
+
+
+class Query:
+    """Rows of one or several tables; `where` narrows it down, nothing is copied."""
+
+    def __init__(self, *tables: Table, _columns: _Columns | None = None, _rows: np.ndarray | None = None) -> None:
+        self._columns = _columns or _Columns(tables)
+        self._rows = np.arange(len(self._columns.sources)) if _rows is None else _rows
+
+    def _only(self, rows: np.ndarray) -> Query:
+        return Query(_columns=self._columns, _rows=rows)
+
+    def where(self, keep: Callable[[Row], bool] | None = None, /, **fields: Any) -> Query:
+        """Rows whose fields equal the values given.
+
+        A list, tuple or set means any of them, a function is asked of each distinct value, `...` means that the field
+        is there, whatever it is. Values of variant keys are compared as text: `rank=16` and `rank="16"` are the same.
+        """
+        rows = self._rows
+        for name, wanted in fields.items():
+            codes, words = self._columns.coded(name)
+            hits = np.array([_matches(word, wanted, name) for word in words], dtype=bool)
+            rows = rows[hits[codes[rows]]]
+        found = self._only(rows)
+        return found if keep is None else self._only(np.array([r._at for r in found if keep(r)], dtype=np.int64))
+
+    def known(self) -> Query:
+        """Rows that have a number."""
+        return self._only(self._rows[np.isfinite(self._columns.floats("value")[self._rows])])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return (Row(self._columns, int(at)) for at in self._rows)
+
+    def values(self, field: str) -> list[Any]:
+        """The distinct values of a field, in order of appearance."""
+        codes, words = self._columns.coded(field)
+        return [words[code] for code in dict.fromkeys(codes[self._rows].tolist())]
+
+    def numbers(self, column: str = "value") -> np.ndarray:
+        """A column of numbers as an array, NaN where there is none."""
+        return self._columns.floats(column)[self._rows]
+
+    def groups(self, *by: str) -> dict[Any, Query]:
+        """The rows by the values of some fields, in order of appearance; the key is a tuple where there are several."""
+        columns = [self._columns.coded(name) for name in by]
+        found: dict[tuple[int, ...], list[int]] = {}
+        for at in self._rows.tolist():
+            found.setdefault(tuple(int(codes[at]) for codes, _ in columns), []).append(at)
+        keyed = {tuple(w[c] for (_, w), c in zip(columns, key, strict=True)): rows for key, rows in found.items()}
+        return {k[0] if len(by) == 1 else k: self._only(np.array(rows)) for k, rows in keyed.items()}
+
+    def lines(self, *by: str, along: str | Sequence[str] = "step") -> dict[Any, list[Row]]:
+        """The rows of each group in order of one or several fields; None comes first."""
+        order = (along,) if isinstance(along, str) else tuple(along)
+        return {
+            key: sorted(rows, key=lambda row: tuple((row[name] is not None, row[name]) for name in order))
+            for key, rows in self.groups(*by).items()
+        }
+
+    def one(self, **fields: Any) -> Row | None:
+        """The single row that matches, None where there is none; several are an error."""
+        found = self.where(**fields) if fields else self
+        if len(found) > 1:
+            raise LookupError(f"{len(found)} rows match {fields}, expected at most one")
+        return next(iter(found), None)
+
+    def table(self, about: dict[str, Any] | None = None) -> Table:
+        """The same rows as a table."""
+        return Table(self._columns.arrow.take(pa.array(self._rows)), about or {})
+
+
+def _matches(word: Any, wanted: Any, field: str) -> bool:
+    if wanted is ...:
+        return word is not None
+    if callable(wanted):
+        return bool(wanted(word))
+    if isinstance(wanted, list | tuple | set | frozenset):
+        return any(_matches(word, one, field) for one in wanted)
+    if word is None or wanted is None:
+        return word is wanted or (field in SCHEMA.names and word == "" and wanted is None)
+    if field in SCHEMA.names:
+        return bool(word == wanted)
+    return bool(word == str(int(wanted) if isinstance(wanted, bool) else wanted))
+
+
+def pairs(one: Iterable[Row], two: Iterable[Row], *by: str) -> dict[Any, tuple[Row, Row]]:
+    """Rows of two series that agree in some fields: for differences of runs, controls or variants."""
+    other = {tuple(row[name] for name in by): row for row in two}
+    return {key: (row, other[key]) for row in one if (key := tuple(row[name] for name in by)) in other}
