@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anisoscope.metrics.engine import metric as declarations
-from anisoscope.metrics.engine.metric import Metric, metric
+from anisoscope.metrics.catalogue import registry
+from anisoscope.metrics.engine.metric import REGISTRY, Metric, metric
 from anisoscope.stats.moments import Moments
 
 MODEL = "gpt2:n_layer=2,n_embd=32,n_head=2,vocab_size=300"
@@ -21,10 +21,9 @@ SMALL = ("--tokens", "400", "--context", "32")
 
 
 @pytest.fixture
-def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metric]:
+def declared() -> Iterator[Metric]:
     """A metric that exists for one test only."""
-    declarations.registry()  # the metrics of the package are declared first, and stay
-    monkeypatch.setattr(declarations, "_REGISTRY", dict(declarations._REGISTRY))
+    before = registry()
 
     @metric(
         Moments,
@@ -40,8 +39,8 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metric]:
         return scale * float((moments.eigenvalues()[0] / moments.n).sqrt())
 
     yield longest_axis
-    monkeypatch.undo()
-    assert "longest_axis" not in declarations.registry()
+    del REGISTRY["longest_axis"]
+    assert registry() == before
 
 
 def command(*words: object) -> tuple[int, str, str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.metrics.engine.centring import Centred, pair_cosines, too_few_directions
+from anisoscope.metrics.engine.centring import Centred, pair_cosines, too_few_directions, without_direction
 from anisoscope.metrics.engine.lines import unless
 from anisoscope.metrics.engine.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, metric
 from anisoscope.stats.directions import Coordinates, Directions
@@ -36,6 +36,7 @@ def _directed(directions: Directions) -> Tensor:
     bounds=(-1.0, 1.0),
     default=True,
     kinds=_EVERYWHERE,
+    left_out=without_direction,
     batched=True,
 )
 def average_cosine(directions: Directions) -> Tensor:

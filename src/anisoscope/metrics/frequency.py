@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.engine.metric import measured
 
+STEPS = ("tangent", "sweep", "train")
 BINS = 5
 OCCURRENCES = 10  # rows of each type: fewer give no spread, more would make frequent types look wider
 FEWEST_TYPES = 8
+_ARTICLE = "Revisiting Anisotropy, arXiv:2604.08764"
 _TOGETHER = 1 << 21  # numbers of resamplings held at once
 
 
@@ -44,10 +47,17 @@ def equal_mass_bins(counts: Tensor, *, bins: int = BINS) -> Tensor:
     return found
 
 
-def entropy(counts: Tensor) -> float:
-    """−Σ p log₂ p of the token types, in bits: lower where frequencies are more uneven.
+@measured(
+    *STEPS,
+    title="Entropy of the tokens",
+    formula="−Σ p log₂ p",
+    convention="in bits, over the types that occur",
+    bounds=(0.0, None),
+)
+def unigram_entropy(counts: Tensor) -> float:
+    """Entropy of the token types as they were sampled for training; lower is more uneven.
 
-    >>> entropy(torch.tensor([5, 5, 0]))
+    >>> unigram_entropy(torch.tensor([5, 5, 0]))
     1.0
     """
     share = counts.double()[counts > 0] / counts.double().sum()
@@ -162,11 +172,49 @@ def correlate(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int = 999
     return Correlation(value, low, high, p, n)
 
 
-def exponent(found: Spread, *, draws: int = 999, seed: int = 0) -> Correlation:
-    """β of distance ∝ f^−β: minus the slope of log distance on log frequency, with a bootstrap interval over types.
+@measured(
+    *STEPS,
+    title="Frequency and spread",
+    formula="corr(log f, RMS distance to the type's centroid)",
+    reference=_ARTICLE,
+    convention=f"over types, {OCCURRENCES} rows of each in context (over=context) or its row of the embedding through "
+    "training (over=time); a bootstrap interval over types; normalised=1: distance over the mean norm",
+    invariant=("rotation", "scale"),
+    bounds=(-1.0, 1.0),
+)
+def frequency_spread(found: Spread, *, method: str, normalised: bool, draws: int = 999, seed: int = 0) -> Correlation:
+    """Correlation, over token types, of log frequency with how far a type's rows lie from their own centroid."""
+    distance = found.distance / found.norm.clamp_min(1e-300) if normalised else found.distance
+    return correlate(found.frequency, distance, method=method, draws=draws, seed=seed)
+
+
+@measured(
+    *STEPS,
+    title="Frequency and spread, p",
+    formula="permutation p",
+    reference=_ARTICLE,
+    convention="two-sided, (1 + #{|r| as large}) / (draws + 1)",
+    invariant=("rotation", "scale"),
+    bounds=(0.0, 1.0),
+)
+def frequency_spread_p(correlation: Correlation) -> float:
+    """How often a permutation of the types correlates as strongly."""
+    return correlation.p
+
+
+@measured(
+    *STEPS,
+    title="Exponent of spread",
+    formula="β of distance ∝ f^−β",
+    reference=_ARTICLE,
+    convention="minus the slope of log distance on log frequency, with a bootstrap interval over types",
+    invariant=("rotation", "scale"),
+)
+def frequency_beta(found: Spread, *, draws: int = 999, seed: int = 0) -> Correlation:
+    """How fast the distance of a type's rows to their centroid falls with its frequency.
 
     >>> f = torch.arange(1.0, 30.0)
-    >>> round(exponent(Spread(f.log(), f**-0.25, f)).value, 6)
+    >>> round(frequency_beta(Spread(f.log(), f**-0.25, f)).value, 6)
     0.25
     """
     alive = found.distance > 0

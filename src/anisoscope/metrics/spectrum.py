@@ -1,6 +1,6 @@
-"""Metrics of the spectrum of the rows.
+"""Metrics of the spectrum of the rows, of all of them and inside clusters.
 
-Notation: σ singular values of the (centred) n×d rows, λ = σ², p = σ/Σσ.
+Notation: σ singular values of the (centred) n×d rows, λ = σ², p = σ/Σσ; K clusters of n_k rows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from anisoscope.errors import AnisoscopeError, TooFewRows
+from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
+from anisoscope.metrics.engine.clusters import PARTITIONS, Clusters
 from anisoscope.metrics.engine.lines import unless
 from anisoscope.metrics.engine.metric import metric
 from anisoscope.stats.moments import Moments
@@ -206,3 +207,22 @@ def singular_entropy(moments: Moments, *, centred: bool = False) -> Tensor:
     """How far the singular values are from equal, in nats: 0 for a round cloud; made for the output head."""
     energies = _energies(moments, centred=centred)
     return (math.log(energies.shape[-1]) - _entropy(energies)).clamp_min(0.0)
+
+
+@metric(
+    Clusters,
+    title="Local anisotropy",
+    formula="Σ_k (n_k/n) σ₁²/Σσ² inside cluster k",
+    reference="Cai et al. 2021 (isotropy in the contextual embedding space); Razzhigaev et al. 2023",
+    convention="k-means on 4096 sampled rows, K = 2…10 by silhouette (or clusters=K); partition=random gives clusters "
+    "of the same sizes drawn at random, partition=none the whole cloud; the clusters are found once on all rows and "
+    "kept when folds are left out for the interval",
+    invariant=("rotation", "scale", "shift"),
+    bounds=(0.0, 1.0),
+    batched=True,
+)
+def local_anisotropy(cloud: Clusters, *, clusters: int = 0, partition: str = "clusters") -> Tensor:
+    """Share of variance along the first direction inside clusters; to be read beside its two controls."""
+    if partition not in PARTITIONS:
+        raise unknown_name("partition", partition, PARTITIONS)
+    return cloud.stretch(clusters=clusters, partition=partition)

@@ -21,6 +21,7 @@ import torch
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.inspection import other_reading, reading_fingerprint, what_is_read
+from anisoscope.metrics.training import checkpoint as checkpoint_intact
 from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.models.downloads import Downloads
 from anisoscope.models.source import parse_model
@@ -219,7 +220,7 @@ class Sweeper:
             place = {"metric": "checkpoint", "variant": "", "group": "", "kind": "training", "stack": "single"}
             said = [*wrong, *(note for note in entry.get("notes", []) if note == HEADLESS)]
             words = {"revision": entry["label"], "step": entry["step"], "note": "; ".join(said)}
-            rows.append({**place, **words, "value": float(not wrong)})
+            rows.append({**place, **words, "value": checkpoint_intact(wrong)})
         return self._table(rows, {"model": self._name()})
 
     def _table(self, records: Sequence[dict[str, Any]], columns: dict[str, Any]) -> Table:

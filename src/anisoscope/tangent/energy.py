@@ -18,7 +18,16 @@ from torch import Tensor
 
 from anisoscope.capture.sites.site import Site
 from anisoscope.metrics.engine.estimate import jackknife
-from anisoscope.metrics.tangent import Anisotropy, Measured, energy, holm, p_value, row_energies
+from anisoscope.metrics.tangent import (
+    Anisotropy,
+    Measured,
+    gradient_energy,
+    gradient_enrichment,
+    gradient_p,
+    gradient_p_holm,
+    gradient_ratio,
+    row_energies,
+)
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.results.table import variant_name
 from anisoscope.stats.gradient_moments import GradientMoments
@@ -95,12 +104,12 @@ def _ratios(top: np.ndarray, bottom: np.ndarray) -> list[Record]:
     return found
 
 
-def scaled(columns: Record, factor: float) -> Record:
-    """The same estimate times a number: an enrichment from an energy."""
-    out = dict(columns)
-    for name in ("value", "low", "high"):
-        out[name] = columns[name] * factor
-    out["replicates"] = [value * factor for value in columns["replicates"]]
+def enriched(columns: Record, width: int, rank: int) -> Record:
+    """The columns of an enrichment from those of an energy."""
+    numbers = {name: columns[name] for name in ("value", "low", "high") if name in columns}
+    out = columns | {name: gradient_enrichment(value, width, rank) for name, value in numbers.items()}
+    if "replicates" in columns:
+        out["replicates"] = [gradient_enrichment(value, width, rank) for value in columns["replicates"]]
     return out
 
 
@@ -140,9 +149,8 @@ def proxy_records(
         columns = columns | {"note": few if columns["value"] == columns["value"] else "no gradient reaches these rows"}
         yield record("gradient_energy", columns, label, group=group, average=average, batch=source)
         if plain and not label.control:
-            yield record(
-                "gradient_enrichment", scaled(columns, d / r), label, group=group, average=average, batch=source
-            )
+            more = enriched(columns, d, r)
+            yield record("gradient_enrichment", more, label, group=group, average=average, batch=source)
 
 
 def control_records(
@@ -164,15 +172,11 @@ def control_records(
     for (name, metric), columns_of in found.items():
         yield record(metric, columns_of | more, label, control=name, **words)
     value, edges = columns["value"], found["normal", "gradient_energy"]
-    ratio = {"value": edges["value"], "low": edges["high"], "high": edges["low"]}
-    yield record("gradient_ratio", {end: _over(value, level) for end, level in ratio.items()} | more, label, **words)
-    p = p_value(value, controls["random"].energy.cpu())
+    ends = {"value": edges["value"], "low": edges["high"], "high": edges["low"]}
+    ratio = {end: gradient_ratio(value, level) for end, level in ends.items()}
+    yield record("gradient_ratio", ratio | more, label, **words)
+    p = gradient_p(value, controls["random"].energy.cpu())
     yield record("gradient_p", {"value": p} | more, label, **words)
-
-
-def _over(value: float, level: float) -> float:
-    """value / level, infinite over nothing."""
-    return value / level if level > 0 else math.inf if level == 0 and value > 0 else math.nan
 
 
 class Shares:
@@ -233,17 +237,15 @@ def moment_records(
     more = {"n": moments.n, "contexts": moments.contexts, "note": note}
     columns = _ratios(inside[None].numpy(), whole[None].numpy())[0] | more
     yield record("gradient_energy", columns, label, batch=source)
-    yield record("gradient_enrichment", scaled(columns, d / r), label, batch=source)
-    mean, *parts = energy(torch.stack([moments.unit, *moments.groups.values()]), Q).tolist()
+    yield record("gradient_enrichment", enriched(columns, d, r), label, batch=source)
+    mean, *parts = gradient_energy(torch.stack([moments.unit, *moments.groups.values()]), Q).tolist()
     yield record("gradient_energy", {"value": mean} | more, label, average="row", batch=source)
     for group, part in zip(moments.groups, parts, strict=True):
         if part != part:  # nothing moves there
             continue
         value: Record = {"value": part} | more | {"n": moments.counts[group]}
         yield record("gradient_energy", value, label, group=group, batch=source)
-        yield record(
-            "gradient_enrichment", {**value, "value": value["value"] * d / r}, label, group=group, batch=source
-        )
+        yield record("gradient_enrichment", enriched(value, d, r), label, group=group, batch=source)
     for row in (
         *control_records(measured, Q, label, columns, source=source),
         *share_records(shares, Q, label, source=source),
@@ -258,7 +260,7 @@ def fitted_control_records(
     moments = shares.moments
     assert moments.folds is not None
     more = {"n": moments.n, "contexts": moments.contexts, "note": note}
-    value = {"value": float(energy(moments.total, Q.to(moments.folds.device)))}
+    value = {"value": float(gradient_energy(moments.total, Q.to(moments.folds.device)))}
     yield record("gradient_energy", value | more, label, batch=source)
     for row in share_records(shares, Q, label, source=source):
         yield {**row, "note": "; ".join(filter(None, (row.get("note", ""), note)))}
@@ -278,6 +280,6 @@ def holm_records(records: Iterable[Record]) -> list[Record]:
             families.setdefault((row["variant"], row["group"]), []).append(row)
     out = []
     for rows in families.values():
-        for row, value in zip(rows, holm([r["value"] for r in rows]), strict=True):
+        for row, value in zip(rows, gradient_p_holm([r["value"] for r in rows]), strict=True):
             out.append({**row, "metric": "gradient_p_holm", "value": value, "note": f"Holm over {len(rows)} layers"})
     return out

@@ -28,10 +28,10 @@ from anisoscope.tangent.energy import (
     Record,
     Shares,
     control_records,
+    enriched,
     placed,
     proxy_records,
     record,
-    scaled,
     share_records,
 )
 from anisoscope.tangent.proxy import Label, Proxy, fit_proxies, rows_to_fit
@@ -290,7 +290,7 @@ def _records(folds: Tensor, Q: Tensor, label: Label, sizes: Record, *, draws: in
     columns: Record = {"value": value, "low": low, "high": high, **sizes}
     columns["replicates"] = [rest.get(f, math.nan) for f in range(FOLDS)] if rest else []
     yield record("gradient_energy", columns, label)
-    yield record("gradient_enrichment", scaled(columns, d / r), label)
+    yield record("gradient_enrichment", enriched(columns, d, r), label)
     measured = Draws(d, r, draws=draws, seed=seed, device=str(Q.device)).of(total.T @ total)
     yield from control_records(measured, Q, label, columns)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from anisoscope.metrics.engine.metric import Request, parse_requests
+from anisoscope.metrics.catalogue import parse_requests
+from anisoscope.metrics.engine.metric import Request
 
 DEFAULT_RANK = 16
 

@@ -17,14 +17,33 @@ from torch import Tensor
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine.estimate import jackknife
-from anisoscope.metrics.frequency import bin_of, contextual_spread, correlate, equal_mass_bins, exponent
-from anisoscope.metrics.tangent import Draws, Measured, each_decomposed, full_float32, growth, next_components, p_value
+from anisoscope.metrics.frequency import (
+    Spread,
+    bin_of,
+    contextual_spread,
+    equal_mass_bins,
+    frequency_beta,
+    frequency_spread,
+    frequency_spread_p,
+)
+from anisoscope.metrics.tangent import (
+    Draws,
+    Measured,
+    amplification,
+    amplification_p,
+    concept_match,
+    concept_turn,
+    each_decomposed,
+    full_float32,
+    growth,
+    next_components,
+    proxy_overlap,
+)
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
 from anisoscope.results.table import variant_name
 from anisoscope.stats.gradient_moments import GradientMoments
 from anisoscope.stats.moments import FoldCovariance
-from anisoscope.tangent.concepts import match_concepts, turn
 from anisoscope.tangent.energy import (
     EnergyRows,
     Grouping,
@@ -311,16 +330,15 @@ class TangentStudy:
         first = self.plan.proxies[0]
         rank = {"rank": self.main_rank}
         if {"semi_nmf", "pca"} <= main.keys():
-            inside = main["semi_nmf"].basis.T @ main["pca"].basis
-            value = float(inside.square().sum() / min(inside.shape))
+            value = proxy_overlap(main["semi_nmf"].basis, main["pca"].basis)
             yield {"metric": "proxy_overlap", "variant": variant_name(rank), "value": value}
         before = self.previous.get(site)
         if before is not None and grown is not None:
             words = {"variant": variant_name(rank), "note": f"since step {before.step}"}
-            moved = turn(before.bases[first].cpu(), main[first].basis.cpu())
-            yield {"metric": "concept_turn", "value": float(moved), **words}
-            pairs = match_concepts(before.directions.cpu(), main[first].directions.cpu())
-            yield {"metric": "concept_match", "value": float(torch.as_tensor(pairs[1]).abs().mean()), **words}
+            turned = concept_turn(before.bases[first].cpu(), main[first].basis.cpu())
+            yield {"metric": "concept_turn", "value": turned, **words}
+            match = concept_match(before.directions, main[first].directions)
+            yield {"metric": "concept_match", "value": match, **words}
             yield from self._amplified(before, folds, test, *grown)
         bases = {name: proxy.basis for name, proxy in main.items()}
         self.previous[site] = Kept(step, bases, main[first].directions, folds)
@@ -342,7 +360,7 @@ class TangentStudy:
         inside = [grew @ (grew.mT @ Q) for Q in bases.values()]
         weights = torch.stack([grew @ grew.mT, *(B @ B.mT for B in inside)])
         change = after.weighted(weights) - older.weighted(weights)
-        values = [((grown @ Q) * Q).sum() / grown.trace() for Q in bases.values()]
+        values = [amplification(grown, Q) for Q in bases.values()]
         table = torch.cat([torch.stack(values).unsqueeze(1), change[1:] / change[0]], 1).tolist()
         alive = (after.n > 0).tolist()
         for (proxy, Q), (value, *left) in zip(bases.items(), table, strict=True):
@@ -353,7 +371,7 @@ class TangentStudy:
             columns = {"value": value, "low": low, "high": high, "replicates": rest if len(rest) == FOLDS else []}
             yield record("amplification", columns | more, label, batch=self.source)
             random, normal = measured.random(shares=False).energy, measured.normal(Q, shares=False).energy
-            p = {"value": p_value(value, random.cpu())}
+            p = {"value": amplification_p(value, random.cpu())}
             yield record("amplification_p", p | more, label, batch=self.source)
             for name, row in zip(("random", "normal"), bands([random, normal]), strict=True):
                 yield record("amplification", row | more, label, control=name, batch=self.source)
@@ -370,17 +388,16 @@ class TangentStudy:
         yield from spread_records(found, over="context", seed=self.plan.seed)
 
 
-def spread_records(found: Any, *, over: str, seed: int) -> Iterator[Record]:
+def spread_records(found: Spread, *, over: str, seed: int) -> Iterator[Record]:
     """Correlations of log frequency with the spread of types, plain and divided by the mean norm."""
     for normalised in (False, True):
-        distance = found.distance / found.norm.clamp_min(1e-300) if normalised else found.distance
         for method in ("pearson", "spearman"):
-            c = correlate(found.frequency, distance, method=method, seed=seed)
+            c = frequency_spread(found, method=method, normalised=normalised, seed=seed)
             words: dict[str, Any] = {"correlation": method, "over": over} | ({"normalised": 1} if normalised else {})
             note = f"{c.types} types" + ("" if c.value == c.value else "; too few for a correlation")
             base = {"variant": variant_name(words), "n": c.types, "note": note}
             yield {"metric": "frequency_spread", "value": c.value, "low": c.low, "high": c.high, **base}
-            yield {"metric": "frequency_spread_p", "value": c.p, **base}
-    beta = exponent(found, seed=seed)
+            yield {"metric": "frequency_spread_p", "value": frequency_spread_p(c), **base}
+    beta = frequency_beta(found, seed=seed)
     about = {"variant": variant_name({"over": over}), "n": beta.types, "note": f"{beta.types} types"}
     yield {"metric": "frequency_beta", "value": beta.value, "low": beta.low, "high": beta.high, **about}

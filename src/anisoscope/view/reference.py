@@ -12,7 +12,7 @@ from pathlib import Path
 
 def metrics_page() -> str:
     """Every metric with its formula, convention, options and reference."""
-    from anisoscope.metrics.engine.metric import registry
+    from anisoscope.metrics.catalogue import registry
 
     lines = ["# Metrics", "", "Written by `make docs` from the declarations in `src/anisoscope/metrics`.", ""]
     for name, metric in sorted(registry().items()):
