@@ -285,6 +285,6 @@ def test_every_number_of_the_table_is_declared(folder: Path) -> None:
     from anisoscope.metrics.catalogue import registry
 
     declared = registry()
-    names = set(RunFolder(folder).table().metrics())
+    names = set(Table.read(folder / "table.parquet").metrics())
     assert names <= set(declared)
     assert {name for name, metric in declared.items() if "study curvature" in metric.measured_by} <= names
