@@ -309,7 +309,7 @@ def widened(bounds: tuple[float | None, float | None]) -> tuple[float | None, fl
 
 
 def literals(path: Path) -> set[str]:
-    """Names that a file writes as the metric of a row: {"metric": name}, record(name, …), yield name, variant, found."""
+    """Names that a file writes as metrics: {"metric": name}, record(name, …), yield name, variant, found."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Dict):

@@ -50,17 +50,17 @@ def principal(x: Tensor, rank: int = RANK) -> Tensor:
     return torch.linalg.eigh(torch.cov(x.T))[1][:, -rank:].flip(1)
 
 
-def _power_law() -> frequency.Spread:
+def _power_law() -> frequency.TypeSpread:
     f = torch.arange(1.0, 30.0).double()
-    return frequency.Spread(f.log(), f**-0.25, torch.ones(29).double())
+    return frequency.TypeSpread(f.log(), f**-0.25, torch.ones(29).double())
 
 
-def _falling() -> frequency.Spread:
+def _falling() -> frequency.TypeSpread:
     f = torch.arange(1.0, 30.0).double().log()
-    return frequency.Spread(f, 9.0 - 2.0 * f, torch.ones(29).double())
+    return frequency.TypeSpread(f, 9.0 - 2.0 * f, torch.ones(29).double())
 
 
-def _spread(x: Tensor, g: Tensor) -> frequency.Spread:
+def _spread(x: Tensor, g: Tensor) -> frequency.TypeSpread:
     """Rows as occurrences of sixteen types, frequent ones first."""
     tokens, counts = torch.arange(len(x)) % 16, torch.arange(1, 17).flip(0) ** 2
     return frequency.contextual_spread(x, tokens, counts, order=torch.arange(len(x)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from anisoscope.stats.means import Attention
 _ROWS = f"mean over sampled query rows that see at least {SMALLEST_ROW} keys; the others are counted as dropped"
 _GODEY = "Godey et al. 2024, arXiv:2401.12143"
 _SCORES = ("scores", "cross_scores")
+_scored = partial(metric, Attention, default=True, kinds=_SCORES, batched=True)
 PAIRS = {"query": "key", "query_unrotated": "key_unrotated", "cross_query": "cross_key"}
 """Queries, and the keys that belong to them."""
 
@@ -40,85 +42,65 @@ def _mean(attention: Attention, quantity: str) -> Tensor:
     return unless(attention.count[..., index] == 0, attention.mean()[..., index], lambda: TooFewRows(words))
 
 
-@metric(
-    Attention,
+@_scored(
     title="Attention entropy",
     formula="H(p) / log m, m keys allowed",
     reference=_GODEY,
     convention=_ROWS + "; first=0 takes out the first key",
     bounds=(0.0, 1.0),
-    default=True,
-    kinds=_SCORES,
     left_out=_rows_left_out("entropy", "entropy_rest"),
-    batched=True,
 )
 def attention_entropy(attention: Attention, *, first: bool = True) -> Tensor:
     """1 when every allowed key gets the same weight, 0 when one key gets all."""
     return _mean(attention, "entropy" if first else "entropy_rest")
 
 
-@metric(
-    Attention,
+@_scored(
     title="Attention sharpness",
     formula="(max p − 1/m) / (1 − 1/m)",
     reference=_GODEY,
     convention=_ROWS + "; first=0 takes out the first key",
     bounds=(0.0, 1.0),
-    default=True,
-    kinds=_SCORES,
     left_out=_rows_left_out("sharpness", "sharpness_rest"),
-    batched=True,
 )
 def attention_sharpness(attention: Attention, *, first: bool = True) -> Tensor:
     """0 when every allowed key gets the same weight, 1 when one key gets all."""
     return _mean(attention, "sharpness" if first else "sharpness_rest")
 
 
-@metric(
-    Attention,
+@_scored(
     title="Largest attention weight",
     formula="max p",
     reference=_GODEY,
     convention=_ROWS + "; at least 1/m, which attention_sharpness takes out",
     bounds=(0.0, 1.0),
-    default=True,
-    kinds=_SCORES,
     left_out=_rows_left_out("largest"),
-    batched=True,
 )
 def attention_max(attention: Attention) -> Tensor:
     """The mean row maximum: how much of its attention a query gives to the one key it looks at most."""
     return _mean(attention, "largest")
 
 
-@metric(
-    Attention,
+@_scored(
     title="Mass on the first key",
     formula="p of the first key of the context",
     reference="Xiao et al. 2023, arXiv:2309.17453 (attention sinks)",
     convention=_ROWS,
     bounds=(0.0, 1.0),
-    default=True,
-    kinds=_SCORES,
     left_out=_rows_left_out("first_mass"),
-    batched=True,
 )
 def first_key_mass(attention: Attention) -> Tensor:
     """Attention that goes to the first position: large when it serves as a sink."""
     return _mean(attention, "first_mass")
 
 
-@metric(
-    Attention,
+@_scored(
     title="Spread of scores",
     formula="standard deviation of s over the allowed keys of a row",
     reference=_GODEY,
     convention=_ROWS + "; scores as fed to softmax, bias=0 without additive position bias",
     bounds=(0.0, None),
-    default=True,
-    kinds=_SCORES,
     left_out=_rows_left_out("spread", "spread_unbiased"),
-    batched=True,
 )
 def score_spread(attention: Attention, *, bias: bool = True) -> Tensor:
     """How far the scores of one query differ before softmax."""
@@ -126,14 +108,12 @@ def score_spread(attention: Attention, *, bias: bool = True) -> Tensor:
 
 
 _UNTRAINED = "mean over heads and sampled query rows of a block as it is made; allowed: which keys a query may see"
+_untrained = partial(measured, "study untrained", reference=_GODEY, convention=_UNTRAINED)
 
 
-@measured(
-    "study untrained",
+@_untrained(
     title="Size of scores",
     formula="mean |s| over the allowed keys",
-    reference=_GODEY,
-    convention=_UNTRAINED,
     bounds=(0.0, None),
 )
 def score_magnitude(scores: Tensor, allowed: Tensor) -> Tensor:
@@ -141,12 +121,9 @@ def score_magnitude(scores: Tensor, allowed: Tensor) -> Tensor:
     return scores.abs().masked_fill(~allowed, 0.0).sum(-1) / allowed.sum(-1)
 
 
-@measured(
-    "study untrained",
+@_untrained(
     title="Median attention weight",
     formula="median p of a row",
-    reference=_GODEY,
-    convention=_UNTRAINED,
     bounds=(0.0, 1.0),
 )
 def attention_median(p: Tensor, allowed: Tensor) -> Tensor:
@@ -161,12 +138,9 @@ def attention_median(p: Tensor, allowed: Tensor) -> Tensor:
     return (0.5 * (both[0] + both[1])).squeeze(-1)
 
 
-@measured(
-    "study untrained",
+@_untrained(
     title="Smallest attention weight",
     formula="min p of a row",
-    reference=_GODEY,
-    convention=_UNTRAINED,
     bounds=(0.0, 1.0),
 )
 def attention_min(p: Tensor, allowed: Tensor) -> Tensor:

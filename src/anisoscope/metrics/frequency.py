@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ BINS = 5
 OCCURRENCES = 10  # rows of each type: fewer give no spread, more would make frequent types look wider
 FEWEST_TYPES = 8
 _ARTICLE = "Revisiting Anisotropy, arXiv:2604.08764"
+_over_types = partial(measured, *STEPS, reference=_ARTICLE, invariant=("rotation", "scale"))
 _TOGETHER = 1 << 21  # numbers of resamplings held at once
 
 
@@ -71,7 +72,7 @@ def bin_of(tokens: Tensor, bins: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Spread:
+class TypeSpread:
     """One point per type: its log frequency, and the RMS distance of its rows to their centroid."""
 
     frequency: Tensor  # [types] log c
@@ -79,7 +80,7 @@ class Spread:
     norm: Tensor  # [types] mean ‖x‖
 
 
-def contextual_spread(x: Tensor, tokens: Tensor, counts: Tensor, *, order: Tensor) -> Spread:
+def contextual_spread(x: Tensor, tokens: Tensor, counts: Tensor, *, order: Tensor) -> TypeSpread:
     """The spread of every type with at least OCCURRENCES rows, each over its first OCCURRENCES in `order`.
 
     Equal numbers, because the largest of many distances would grow with the number; the divisor is m − 1.
@@ -95,10 +96,10 @@ def contextual_spread(x: Tensor, tokens: Tensor, counts: Tensor, *, order: Tenso
     start = (number.cumsum(0) - number)[enough]
     if not len(start):
         empty = torch.empty(0, dtype=torch.float64)
-        return Spread(empty, empty, empty)
+        return TypeSpread(empty, empty, empty)
     rows = x[(ranked[start[:, None] + torch.arange(m)]).to(x.device)].double()  # [types, m, d]
     distance = ((rows - rows.mean(1, keepdim=True)).square().sum((1, 2)) / (m - 1)).sqrt()
-    return Spread(counts[types[enough]].log(), distance.cpu(), rows.norm(dim=-1).mean(1).cpu())
+    return TypeSpread(counts[types[enough]].log(), distance.cpu(), rows.norm(dim=-1).mean(1).cpu())
 
 
 @dataclass
@@ -126,15 +127,15 @@ class TemporalSpread:
         self.norms += rows.norm(dim=1)
         return self
 
-    def spread(self, counts: Tensor) -> Spread:
+    def spread(self, counts: Tensor) -> TypeSpread:
         """One point per type that occurs."""
         if self.total is None or self.squares is None or self.norms is None or self.n < 2:
             empty = torch.empty(0, dtype=torch.float64)
-            return Spread(empty, empty, empty)
+            return TypeSpread(empty, empty, empty)
         about = (self.squares - self.total.square().sum(1) / self.n).clamp_min(0.0) / (self.n - 1)
         counts = counts.cpu().double()[: len(about)]
         seen = (counts > 0).nonzero().squeeze(1)  # a table may be longer than the vocabulary
-        return Spread(counts[seen].log(), about.sqrt().cpu()[seen], (self.norms / self.n).cpu()[seen])
+        return TypeSpread(counts[seen].log(), about.sqrt().cpu()[seen], (self.norms / self.n).cpu()[seen])
 
 
 @dataclass(frozen=True)
@@ -172,29 +173,25 @@ def correlate(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int = 999
     return Correlation(value, low, high, p, n)
 
 
-@measured(
-    *STEPS,
+@_over_types(
     title="Frequency and spread",
     formula="corr(log f, RMS distance to the type's centroid)",
-    reference=_ARTICLE,
     convention=f"over types, {OCCURRENCES} rows of each in context (over=context) or its row of the embedding through "
     "training (over=time); a bootstrap interval over types; normalised=1: distance over the mean norm",
-    invariant=("rotation", "scale"),
     bounds=(-1.0, 1.0),
 )
-def frequency_spread(found: Spread, *, method: str, normalised: bool, draws: int = 999, seed: int = 0) -> Correlation:
+def frequency_spread(
+    found: TypeSpread, *, method: str, normalised: bool, draws: int = 999, seed: int = 0
+) -> Correlation:
     """Correlation, over token types, of log frequency with how far a type's rows lie from their own centroid."""
     distance = found.distance / found.norm.clamp_min(1e-300) if normalised else found.distance
-    return correlate(found.frequency, distance, method=method, draws=draws, seed=seed)
+    return correlate(found.frequency, distance, method=method, seed=seed)
 
 
-@measured(
-    *STEPS,
+@_over_types(
     title="Frequency and spread, p",
     formula="permutation p",
-    reference=_ARTICLE,
     convention="two-sided, (1 + #{|r| as large}) / (draws + 1)",
-    invariant=("rotation", "scale"),
     bounds=(0.0, 1.0),
 )
 def frequency_spread_p(correlation: Correlation) -> float:
@@ -202,19 +199,16 @@ def frequency_spread_p(correlation: Correlation) -> float:
     return correlation.p
 
 
-@measured(
-    *STEPS,
+@_over_types(
     title="Exponent of spread",
     formula="β of distance ∝ f^−β",
-    reference=_ARTICLE,
     convention="minus the slope of log distance on log frequency, with a bootstrap interval over types",
-    invariant=("rotation", "scale"),
 )
-def frequency_beta(found: Spread, *, draws: int = 999, seed: int = 0) -> Correlation:
+def frequency_beta(found: TypeSpread, *, draws: int = 999, seed: int = 0) -> Correlation:
     """How fast the distance of a type's rows to their centroid falls with its frequency.
 
     >>> f = torch.arange(1.0, 30.0)
-    >>> round(frequency_beta(Spread(f.log(), f**-0.25, f)).value, 6)
+    >>> round(frequency_beta(TypeSpread(f.log(), f**-0.25, f)).value, 6)
     0.25
     """
     alive = found.distance > 0

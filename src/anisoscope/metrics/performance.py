@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 from torch import Tensor
 
 from anisoscope.metrics.engine.metric import measured
 
-_STUDY = "study performance"
 _ROWS = "over the test contexts; what is fitted is fitted on the others; against=raw: minus the number of raw rows"
+_performance = partial(measured, "study performance")
 
 
-@measured(
-    _STUDY,
+@_performance(
     title="Language-model loss",
     formula="mean −log p(token)",
     convention="reading=patched: of the model itself, the rows of one site repaired; reading=readout: of a fresh "
@@ -26,8 +26,7 @@ def lm_loss(losses: Tensor) -> float:
     return float(losses.double().mean())
 
 
-@measured(
-    _STUDY,
+@_performance(
     title="Probe accuracy",
     formula="mean [ŷ = y]",
     reference="Alain & Bengio 2016, arXiv:1610.01644",
@@ -39,8 +38,7 @@ def probe_accuracy(hits: Tensor) -> float:
     return float(hits.double().mean())
 
 
-@measured(
-    _STUDY,
+@_performance(
     title="Probe selectivity",
     formula="accuracy − accuracy on shuffled labels",
     reference="Hewitt & Liang 2019, arXiv:1909.03368",
@@ -52,8 +50,7 @@ def probe_selectivity(hits: Tensor, control: Tensor) -> float:
     return float((hits - control).double().mean())
 
 
-@measured(
-    _STUDY,
+@_performance(
     title="Geometry and performance",
     formula="corr(geometry, performance)",
     convention="over layers or checkpoints, Spearman or Pearson; points of one run are not independent",

@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ from anisoscope.numerics.linalg import principal_angles
 
 STEPS, SERIES = ("tangent", "sweep", "train"), ("sweep", "train")  # what measures a step, and a change between two
 _ARTICLE = "Revisiting Anisotropy, arXiv:2604.08764"
+_RIGID = ("rotation", "scale")
+_share = partial(measured, *STEPS, reference=_ARTICLE, invariant=_RIGID)
+_ratio = partial(measured, *STEPS, reference=_ARTICLE, invariant=("scale",))
 ZETA = 0.2  # shrinkage of IsoScore* (Rudman and Eickhoff 2024)
 MOST_OF_WIDTH = 4  # a proxy of more than d/4 directions is no low-rank tangent
 _WIDE = 1024  # columns from which an eigenproblem is worth a GPU
@@ -71,14 +74,11 @@ def row_energies(G: Tensor, Q: Tensor) -> Tensor:
         return (G @ Q.to(G.dtype)).double().square().sum(-1)
 
 
-@measured(
-    *STEPS,
+@_share(
     title="Gradient energy",
     formula="‖GQ‖² / ‖G‖²",
-    reference=_ARTICLE,
     convention="G the gradients of the summed loss at the test rows, pooled (average=row: the mean of row ratios); Q "
     "fitted on other contexts; with control=… of a subspace of the same rank",
-    invariant=("rotation", "scale"),
     bounds=(0.0, 1.0),
 )
 def gradient_energy(M: Tensor, Q: Tensor) -> Tensor:
@@ -92,13 +92,10 @@ def gradient_energy(M: Tensor, Q: Tensor) -> Tensor:
     return inside / _trace(M)
 
 
-@measured(
-    *STEPS,
+@_share(
     title="Enrichment",
     formula="energy / (r/d)",
-    reference=_ARTICLE,
     convention="of the proxy alone: controls have none",
-    invariant=("rotation", "scale"),
     bounds=(0.0, None),
 )
 def gradient_enrichment(energy: float, width: int, rank: int) -> float:
@@ -110,13 +107,10 @@ def gradient_enrichment(energy: float, width: int, rank: int) -> float:
     return energy * (width / rank)
 
 
-@measured(
-    *STEPS,
+@_ratio(
     title="Ratio to the normal control",
     formula="energy(Q_T) / mean energy(Q_N)",
-    reference=_ARTICLE,
     convention="Q_N random subspaces of the orthogonal complement of Q_T; the interval is their 95 % band",
-    invariant=("scale",),
     bounds=(0.0, None),
 )
 def gradient_ratio(energy: float, control: float) -> float:
@@ -128,13 +122,10 @@ def gradient_ratio(energy: float, control: float) -> float:
     return energy / control if control > 0 else math.inf if control == 0 and energy > 0 else math.nan
 
 
-@measured(
-    *STEPS,
+@_share(
     title="Anisotropy share",
     formula="‖Qᵀ(C − tr(C)/d·I)Q‖² / ‖C − tr(C)/d·I‖²",
-    reference=_ARTICLE,
     convention="C the second moment of the gradients, not centred; the note says whether tr(QᵀCQ)/r lies above tr(C)/d",
-    invariant=("rotation", "scale"),
     bounds=(0.0, 1.0),
 )
 def gradient_share(C: Tensor, Q: Tensor) -> Tensor:
@@ -335,13 +326,10 @@ class Measured:
         return Control(trace.clamp_min(0.0), share, gain)
 
 
-@measured(
-    *STEPS,
+@_ratio(
     title="p against random subspaces",
     formula="(1 + #{energy(Q_R) ≥ energy(Q_T)}) / (draws + 1)",
-    reference=_ARTICLE,
     convention="exact when the proxy is a uniformly random subspace; ties count as larger",
-    invariant=("scale",),
     bounds=(0.0, 1.0),
 )
 def gradient_p(value: float, draws: Tensor) -> float:

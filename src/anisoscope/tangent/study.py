@@ -18,7 +18,7 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine.estimate import jackknife
 from anisoscope.metrics.frequency import (
-    Spread,
+    TypeSpread,
     bin_of,
     contextual_spread,
     equal_mass_bins,
@@ -388,7 +388,7 @@ class TangentStudy:
         yield from spread_records(found, over="context", seed=self.plan.seed)
 
 
-def spread_records(found: Spread, *, over: str, seed: int) -> Iterator[Record]:
+def spread_records(found: TypeSpread, *, over: str, seed: int) -> Iterator[Record]:
     """Correlations of log frequency with the spread of types, plain and divided by the mean norm."""
     for normalised in (False, True):
         for method in ("pearson", "spearman"):
