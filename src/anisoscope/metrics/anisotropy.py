@@ -74,13 +74,7 @@ def relative_drift(directions: Directions) -> Tensor:
     return unless(directions.norms == 0.0, found, lambda: TooFewRows(words))
 
 
-@_directional(
-    title="Mean norm",
-    formula="mean ‖h‖",
-    reference="",
-    invariant=("rotation",),
-    bounds=(0.0, None),
-)
+@_directional(title="Mean norm", formula="mean ‖h‖", reference="", invariant=("rotation",), bounds=(0.0, None))
 def mean_norm(directions: Directions) -> Tensor:
     """Mean Euclidean norm of the rows."""
     assert directions.norms is not None

@@ -111,21 +111,13 @@ _UNTRAINED = "mean over heads and sampled query rows of a block as it is made; a
 _untrained = partial(measured, "study untrained", reference=_GODEY, convention=_UNTRAINED)
 
 
-@_untrained(
-    title="Size of scores",
-    formula="mean |s| over the allowed keys",
-    bounds=(0.0, None),
-)
+@_untrained(title="Size of scores", formula="mean |s| over the allowed keys", bounds=(0.0, None))
 def score_magnitude(scores: Tensor, allowed: Tensor) -> Tensor:
     """How large the scores of one query are as they are fed to softmax, of every row [..., keys]."""
     return scores.abs().masked_fill(~allowed, 0.0).sum(-1) / allowed.sum(-1)
 
 
-@_untrained(
-    title="Median attention weight",
-    formula="median p of a row",
-    bounds=(0.0, 1.0),
-)
+@_untrained(title="Median attention weight", formula="median p of a row", bounds=(0.0, 1.0))
 def attention_median(p: Tensor, allowed: Tensor) -> Tensor:
     """The middle weight of every row; of an even number of keys the mean of the two in the middle.
 
@@ -138,11 +130,7 @@ def attention_median(p: Tensor, allowed: Tensor) -> Tensor:
     return (0.5 * (both[0] + both[1])).squeeze(-1)
 
 
-@_untrained(
-    title="Smallest attention weight",
-    formula="min p of a row",
-    bounds=(0.0, 1.0),
-)
+@_untrained(title="Smallest attention weight", formula="min p of a row", bounds=(0.0, 1.0))
 def attention_min(p: Tensor, allowed: Tensor) -> Tensor:
     """The smallest weight of every row: how much attention the key gets that a query looks at least."""
     return p.masked_fill(~allowed, torch.inf).amin(-1)

@@ -34,7 +34,7 @@ def lm_loss(losses: Tensor) -> float:
     bounds=(0.0, 1.0),
 )
 def probe_accuracy(hits: Tensor) -> float:
-    """Share of the test rows (or contexts) whose class a probe tells."""
+    """Share of the test rows (or contexts) whose class a probe predicts."""
     return float(hits.double().mean())
 
 

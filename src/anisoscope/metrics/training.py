@@ -15,7 +15,7 @@ from anisoscope.metrics.engine.metric import measured
     "train",
     title="Training loss",
     formula="Σ ℓ / n",
-    convention="mean over the n predicted tokens (or examples) of the batch, in nats; as the training loop tells it",
+    convention="mean over the n predicted tokens (or examples) of the batch, in nats; as the training loop logs it",
 )
 def loss(losses: Tensor) -> float:
     """Loss of the training batch of that step."""

@@ -1,4 +1,4 @@
-"""What concepts stand for, and how they move.
+"""What concepts stand for: their tokens, example rows in context, and cards that show them.
 
 Notation: Z n×k codes of rows, D k×d directions; a row is a token in a context. On centred rows the codes of semi-NMF
 share a common part (see numerics/factorisation/cones.py): the rows with the largest codes are then the same for every
@@ -159,8 +159,7 @@ def _origins(directions: Tensor, earlier: tuple[int, Any] | None) -> dict[int, d
     }
 
 
-# Concept cards: what the concepts of a few sites stand for, in tokens and in context.
-
+# -- the cards of a few sites --
 
 ROWS = 2048  # rows of the fit half that are encoded
 AROUND = 12  # tokens shown on either side

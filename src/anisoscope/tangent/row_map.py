@@ -26,6 +26,7 @@ from anisoscope.results.folder import replace_file
 from anisoscope.results.map_file import SCHEMA, map_name, write_rows
 from anisoscope.stats.sample import Sample
 from anisoscope.tangent.concepts import decoder_of
+from anisoscope.tangent.proxy import key
 
 KINDS = ("embed", "resid", "stage", "final")
 AXES = ("x", "y", "z")
@@ -107,7 +108,7 @@ class RowMap:
             self._spell(kept, decoder_of(tokenizer))
         self._steps[step] = kept
         if self.folder is not None:
-            parts = {"groups": self.groups, "sites": [(_key(site), found) for site, found in kept.items()]}
+            parts = {"groups": self.groups, "sites": [(key(site), found) for site, found in kept.items()]}
             replace_file(self._path(step), lambda path: torch.save(parts, path))
             self._steps[step] = None
 
@@ -127,7 +128,7 @@ class RowMap:
 
     def state(self) -> dict[str, Any]:
         """What a killed run needs to go on; rows that are in the folder stay there."""
-        inside = {step: [(_key(s), k) for s, k in kept.items()] for step, kept in self._steps.items() if kept}
+        inside = {step: [(key(s), k) for s, k in kept.items()] for step, kept in self._steps.items() if kept}
         return {"steps": self.steps, "groups": list(self.groups), "words": dict(self.words), "inside": inside}
 
     def load(self, state: Mapping[str, Any]) -> RowMap:
@@ -137,7 +138,7 @@ class RowMap:
         self._open, self._axes, self._steps = {}, {}, {}
         for step in state["steps"]:
             if step in inside:
-                self._steps[step] = {Site(*key): kept for key, kept in inside[step]}
+                self._steps[step] = {Site(*place): kept for place, kept in inside[step]}
             elif self.folder is not None and self._path(step).is_file():
                 self._steps[step] = None
         return self
@@ -155,7 +156,7 @@ class RowMap:
         kept = self._steps[step]
         if kept is None:
             parts = torch.load(self._path(step), map_location="cpu", weights_only=True)
-            kept = {Site(*key): found for key, found in parts["sites"]}
+            kept = {Site(*place): found for place, found in parts["sites"]}
         return kept
 
     def _each(self) -> Iterator[tuple[int, dict[Site, Kept]]]:
@@ -215,19 +216,15 @@ class RowMap:
                 common |= {"layer": site.layer, "kind": site.kind}
                 binned = (bin_of(found["token"], bins) + 1).tolist() if bins is not None else None
                 labels = zip(*(found[n].tolist() for n in ("hash", "token", "position", "group")), strict=True)
-                for i, (key, token, position, group) in enumerate(labels):
+                for i, (hashed, token, position, group) in enumerate(labels):
                     if not bool(at[i].isfinite().all()):
                         continue
                     if token not in spelled:
                         spelled[token] = decode([token]) if token >= 0 else ""
-                    more = {"row": number[key], "token": spelled[token], "position": position}
+                    more = {"row": number[hashed], "token": spelled[token], "position": position}
                     more |= dict(zip(AXES, at[i].tolist(), strict=False))
                     more["frequency"] = (binned[i] or None) if binned is not None else None
                     yield {**common, **more, "group": self.groups[group] if group < len(self.groups) else ""}
-
-
-def _key(site: Site) -> tuple[int, str, str, str]:
-    return site.layer, site.kind, site.stack, site.name
 
 
 def _kept(sample: Sample) -> Kept:

@@ -328,6 +328,7 @@ def _list_metrics() -> None:
             ("convention", metric.convention),
             ("options", options),
             ("measured at", ", ".join(sorted(metric.kinds))),
+            ("measured by", ", ".join(metric.measured_by)),
             ("reference", metric.reference),
         ):
             if words:

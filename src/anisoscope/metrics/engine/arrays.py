@@ -15,6 +15,7 @@ from anisoscope.metrics.engine.declaration import Declaration
 from anisoscope.metrics.engine.estimate import Estimate
 from anisoscope.metrics.engine.estimation import ON_SAMPLE, View, context_cosines, evaluate, neighbours_read
 from anisoscope.metrics.engine.neighbourhoods import Graph, Neighbours, sample_graphs, spared
+from anisoscope.numerics.factorisation.factors import as_floats
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.numerics.host import room, together
 from anisoscope.stats.directions import Coordinates, Directions, Sums
@@ -186,13 +187,7 @@ def as_rows(x: Any) -> Tensor:
         )
     if rows.is_complex():
         raise AnisoscopeError("the array is complex; expected real numbers, take its real part or its modulus first")
-    return (
-        rows
-        if rows.dtype in (torch.float32, torch.float64)
-        else rows.float()
-        if rows.is_floating_point()
-        else rows.double()
-    )
+    return as_floats(rows)
 
 
 def _native(x: Any) -> Any:

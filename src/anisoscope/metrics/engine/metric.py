@@ -34,14 +34,7 @@ class Metric(Declaration):
     """A declared metric; call it on an n×d array to get an Estimate."""
 
     def __call__(
-        self,
-        x: Any,
-        *,
-        contexts: Any = None,
-        tokens: Any = None,
-        seed: int = 0,
-        interval: bool = True,
-        **options: Any,
+        self, x: Any, *, contexts: Any = None, tokens: Any = None, seed: int = 0, interval: bool = True, **options: Any
     ) -> Estimate:
         """The metric of the rows of an n×d NumPy or torch array, with an interval over contexts (default: each row).
 
