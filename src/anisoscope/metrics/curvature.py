@@ -146,7 +146,7 @@ def curvature_error(errors: Tensor, weight: Tensor) -> float:
 @_curvature(
     title="Curvature recovered",
     formula=f"share with a relative error below {RECOVERED}",
-    convention="what could not be measured counts as not recovered; NaN where nothing is curved; " + _PCA,
+    convention="what could not be measured counts as not recovered; none where nothing is curved; " + _PCA,
     bounds=(0.0, 1.0),
 )
 def curvature_recovered(errors: Tensor, weight: Tensor) -> float:

@@ -57,7 +57,7 @@ def probe_selectivity(hits: Tensor, control: Tensor) -> float:
     bounds=(-1.0, 1.0),
 )
 def performance_correlation(x: np.ndarray, y: np.ndarray, method: str) -> float:
-    """Correlation of a metric with a performance; NaN where one of the two does not vary.
+    """Correlation of a metric with a performance; none where one of the two does not vary.
 
     >>> performance_correlation(np.array([1.0, 2.0, 3.0]), np.array([1.0, 8.0, 27.0]), "spearman")
     1.0

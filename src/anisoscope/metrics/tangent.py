@@ -348,7 +348,7 @@ def gradient_p(value: float, draws: Tensor) -> float:
     title="p, Holm over layers",
     formula="Holm over the layers of a step",
     reference="Holm 1979",
-    convention="one family for each variant and group; NaN stays NaN and does not count",
+    convention="one family for each variant and group; layers without a p do not count",
     bounds=(0.0, 1.0),
 )
 def gradient_p_holm(p: Sequence[float]) -> list[float]:

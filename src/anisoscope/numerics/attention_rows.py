@@ -109,7 +109,7 @@ def _softmax_rows(masked: Tensor, count: Tensor, rest: Tensor, *, first: Tensor)
 
 
 def _retaken(sink: Tensor, total: Tensor) -> bool:
-    """Whether the softmax of the rest is computed again: always on a device, else where too little is left of the sums."""
+    """Whether the softmax of the rest is computed again: where too little of the sums is left, and on a device."""
     return total.device.type != "cpu" or bool((sink > 0.5 * total).any())
 
 

@@ -122,11 +122,7 @@ def rows_to_fit(half: Half, *, most: int) -> Tensor:
     """The rows to fit on: all of them, or the `most` with the smallest hashes."""
     if len(half) <= most:
         return half.x
-    return half.x[_smallest(half, most).to(half.x.device)]
-
-
-def _smallest(half: Half, most: int) -> Tensor:
-    return half.order().argsort()[:most].sort().values
+    return half.x[half.order().argsort()[:most].sort().values.to(half.x.device)]
 
 
 def balanced_rows(half: Half, bins: Tensor, *, most: int) -> Tensor | None:

@@ -105,20 +105,14 @@ class RowMap:
         if not kept:
             return
         if tokenizer is not None:
-            self._spell(kept, decoder_of(tokenizer))
+            decode = decoder_of(tokenizer)
+            fresh = {int(t) for found in kept.values() for t in found["token"]} - set(self.words)
+            self.words |= {token: decode([token]) if token >= 0 else "" for token in sorted(fresh)}
         self._steps[step] = kept
         if self.folder is not None:
             parts = {"groups": self.groups, "sites": [(key(site), found) for site, found in kept.items()]}
             replace_file(self._path(step), lambda path: torch.save(parts, path))
             self._steps[step] = None
-
-    def _spell(self, kept: Mapping[Site, Kept], decode: Callable[[list[int]], str]) -> None:
-        fresh = {int(t) for found in kept.values() for t in found["token"]} - set(self.words)
-        self.words |= {token: decode([token]) if token >= 0 else "" for token in sorted(fresh)}
-
-    def discard(self) -> None:
-        """Forget the rows of a step that came to nothing."""
-        self._open = {}
 
     # keeping
 

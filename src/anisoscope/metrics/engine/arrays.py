@@ -115,7 +115,8 @@ def _by_fold(need: type, given: ArrayRows) -> dict[int, Any]:
     if need is Moments:
         return _moments_by_fold(given.rows, fold)
     index = {j: (fold == j).nonzero().squeeze(1) for j in fold.unique().tolist()}
-    return {j: Coherence().update(_coherence(given, mine)) for j, mine in index.items()}
+    parts = {j: (given.rows[mine.to(given.rows.device)], given.contexts[mine]) for j, mine in index.items()}
+    return {j: Coherence().update(context_cosines(*part)) for j, part in parts.items()}
 
 
 def _moments_by_fold(rows: Tensor, fold: Tensor) -> dict[int, Moments]:
@@ -142,10 +143,6 @@ def _moments(rows: Tensor, index: Tensor) -> Moments:
         else:
             out.update(rows[part])
     return out
-
-
-def _coherence(given: ArrayRows, index: Tensor) -> Tensor:
-    return context_cosines(given.rows[index.to(given.rows.device)], given.contexts[index])
 
 
 def _sample(given: ArrayRows, seed: int) -> Sample:

@@ -2,8 +2,8 @@
 
 `@metric` declares a pure function of statistics, which a profile evaluates and which can be called on arrays;
 `@measured` declares a function of something else (a subspace and gradients, a training log) that a command computes.
-Either takes one line in tests/support/known_answers.py; the command line, the documentation, the report and the
-contract tests read the declaration.
+Either takes one line in tests/support (known_answers.py, known_measured.py); the command line, the documentation, the
+report and the contract tests read the declaration.
 """
 
 from __future__ import annotations
