@@ -115,8 +115,8 @@ def _by_fold(need: type, given: ArrayRows) -> dict[int, Any]:
     if need is Moments:
         return _moments_by_fold(given.rows, fold)
     index = {j: (fold == j).nonzero().squeeze(1) for j in fold.unique().tolist()}
-    parts = {j: (given.rows[mine.to(given.rows.device)], given.contexts[mine]) for j, mine in index.items()}
-    return {j: Coherence().update(context_cosines(*part)) for j, part in parts.items()}
+    chosen = {j: (given.rows[mine.to(given.rows.device)], given.contexts[mine]) for j, mine in index.items()}
+    return {j: Coherence().update(context_cosines(*part)) for j, part in chosen.items()}
 
 
 def _moments_by_fold(rows: Tensor, fold: Tensor) -> dict[int, Moments]:
