@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from anisoscope.metrics.catalogue import registry
-from anisoscope.metrics.engine.metric import REGISTRY, Metric, metric
+from anisoscope.metrics.engine.metric import REGISTRY, Metric, measured, metric
 from anisoscope.stats.moments import Moments
 
 MODEL = "gpt2:n_layer=2,n_embd=32,n_head=2,vocab_size=300"
@@ -110,3 +110,25 @@ def test_a_misspelt_option_of_a_declared_metric_is_known(declared: Metric, tmp_p
     code, _, err = profile(tmp_path / "run", "longest_axis:scal=2")
     assert code == 2
     assert "did you mean 'scale'" in err
+
+
+def test_a_number_of_a_command_is_listed_and_documented_and_a_profile_says_who_measures_it(tmp_path: Path) -> None:
+    from anisoscope.commands.reference import metrics_page
+
+    before = registry()
+
+    @measured("train", title="Patience", formula="steps since the best loss", bounds=(0.0, None))
+    def patience(losses: list[float]) -> int:
+        """How long the loss has not fallen."""
+        return len(losses) - 1 - losses.index(min(losses))
+
+    try:
+        assert patience([3.0, 1.0, 2.0]) == 1, "the function stays as it is"
+        _, out, _ = command("list", "metrics")
+        assert "patience" in out and "measured by: train" in out
+        assert "## `patience`" in metrics_page()
+        code, _, err = profile(tmp_path / "run", "patience")
+        assert code == 2 and "patience is not a metric of rows; it is measured by `anisoscope train`" in err
+    finally:
+        del REGISTRY["patience"]
+    assert registry() == before
