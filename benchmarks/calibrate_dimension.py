@@ -2,7 +2,7 @@
 
     python benchmarks/calibrate_dimension.py --cache cells.json    # an hour on one core; goes on where it stopped
 
-Writes src/anisoscope/metrics/engine/calibration_table.py, from which two_nn is calibrated and its errors are stated.
+Writes src/anisoscope/metrics/engine/calibration.json, from which two_nn is calibrated and its errors are stated.
 Notation: d the true dimension, n the rows of the cloud, q ≤ n of its rows (queries) whose neighbours are looked at.
 """
 
@@ -24,7 +24,7 @@ NEIGHBOURS = 20
 MOST_QUERIES = 8192
 ROWS = {256: 160_000, 1024: 160_000, 4096: 160_000, 16_384: 98_304, 65_536: 49_152}  # queries of a cell, all clouds
 _SMALL = 8  # dimensions up to which a tree is quicker than products, and its distances need no repair
-TABLE = Path(__file__).parents[1] / "src/anisoscope/metrics/engine/calibration_table.py"
+TABLE = Path(__file__).parents[1] / "src/anisoscope/metrics/engine/calibration.json"
 
 
 def distances(cloud: Tensor, queries: int) -> Tensor:
@@ -70,28 +70,22 @@ def cell(dimension: int, n: int) -> dict[str, tuple[float, float]]:
     return out
 
 
-def rows_of(cells: dict[str, dict[str, tuple[float, float]]], name: str, part: int) -> list[str]:
-    """One line of the table for each dimension."""
-    lines = []
-    for dimension in DIMENSIONS:
-        found = [cells[f"{dimension}/{n}"][name][part] for n in SIZES]
-        lines.append("(" + ", ".join(f"{value:.4g}" for value in found) + f"),  # {dimension}")
-    return lines
+def rows_of(cells: dict[str, dict[str, tuple[float, float]]], name: str, part: int) -> list[list[float]]:
+    """One line of the table for each dimension, one column for each number of rows, to four digits."""
+    return [[float(f"{cells[f'{d}/{n}'][name][part]:.4g}") for n in SIZES] for d in DIMENSIONS]
 
 
 def write_table(cells: dict[str, dict[str, tuple[float, float]]], path: Path) -> None:
-    """The table as a module: plain numbers, one line for each dimension, one column for each number of rows."""
-    words = ['"""Made by benchmarks/calibrate_dimension.py: estimators on Gaussian clouds of known dimension.', ""]
-    words += ["One line for each of calibration.DIMENSIONS, one column for each of calibration.SIZES.", '"""', ""]
-    words += ["# fmt: off"]
-    for part, title in enumerate(("MEAN", "SD")):
-        words.append(f"{title}: dict[str, tuple[tuple[float, ...], ...]] = {{")
+    """The table as JSON, a line of numbers on a line of the file."""
+    lines = [' "made_by": "benchmarks/calibrate_dimension.py"']
+    lines += [f' "dimensions": {json.dumps(DIMENSIONS)}', f' "sizes": {json.dumps(SIZES)}']
+    for part, title in enumerate(("mean", "sd")):
+        tables = []
         for name in ESTIMATORS:
-            words.append(f'    "{name}": (')
-            words += [f"        {line}" for line in rows_of(cells, name, part)]
-            words.append("    ),")
-        words.append("}")
-    path.write_text("\n".join(words) + "\n")
+            rows = ",\n".join(f"   {json.dumps(row)}" for row in rows_of(cells, name, part))
+            tables.append(f"  {json.dumps(name)}: [\n{rows}\n  ]")
+        lines.append(f' "{title}": {{\n' + ",\n".join(tables) + "\n }")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def main() -> None:

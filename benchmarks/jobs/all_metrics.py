@@ -9,8 +9,8 @@ from torch import Tensor
 
 def together(x: Tensor) -> dict[str, float]:
     """Seconds of the whole set and of each metric alone, in turns in one process."""
-    from anisoscope.metrics.engine.arrays import measure_rows
-    from anisoscope.metrics.engine.metric import STREAM_KINDS, registry
+    from anisoscope.metrics.catalogue import measure_rows, registry
+    from anisoscope.metrics.engine.metric import STREAM_KINDS
 
     chosen = [m for m in registry().values() if m.default and m.kinds & STREAM_KINDS]
     measure_rows(x[:512])

@@ -14,10 +14,9 @@ __version__ = "0.1.0"
 
 _METRICS = {
     "spectrum": "svd_ratio svd_ratio_squared participation_ratio iso_score iso_score_star effective_rank rank_me "
-    "stable_rank singular_entropy",
+    "stable_rank singular_entropy local_anisotropy",
     "anisotropy": "average_cosine average_cosine_centred drift relative_drift drift_alignment explained_by_drift "
     "mean_norm largest_norm rogue_share massive_activation partition_isotropy",
-    "local": "local_anisotropy",
     "dimension": "two_nn levina_bickel gride hubness",
     "similarity": "self_similarity context_similarity max_explainable_variance linear_cka",
 }
@@ -28,7 +27,7 @@ _PUBLIC = {
     "Capture": "capture.capture",
     "Table": "results.table",
     "measure": "measurement.measure",
-    "measure_rows": "metrics.engine.arrays",
+    "measure_rows": "metrics.catalogue",
     "profile": "measurement.profile",
     "compare": "measurement.compare",
     "Monitor": "monitor.monitor",
@@ -64,6 +63,6 @@ if TYPE_CHECKING:
     from anisoscope.capture.capture import Capture as Capture
     from anisoscope.errors import AnisoscopeError as AnisoscopeError
     from anisoscope.measurement.measure import measure as measure
-    from anisoscope.metrics.engine.arrays import measure_rows as measure_rows
+    from anisoscope.metrics.catalogue import measure_rows as measure_rows
     from anisoscope.metrics.engine.estimate import Estimate as Estimate
     from anisoscope.results.table import Table as Table

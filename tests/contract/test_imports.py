@@ -1,4 +1,7 @@
-"""Imports go one way, and the package costs nothing until it is used."""
+"""The house: imports go one way, files and names keep to its rules, and the package costs nothing until it is used.
+
+Every import counts, wherever it stands: inside functions and under `if TYPE_CHECKING`, too.
+"""
 
 from __future__ import annotations
 
@@ -6,99 +9,268 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "anisoscope"
-# package -> what it may import of this project; `errors` and the version are everyone's
+_MEASURED = {"numerics", "stats", "metrics", "models", "capture", "data", "results"}
+_TRAINED = _MEASURED | {"measurement", "tangent", "monitor", "series", "training"}
+# room -> the rooms it may import; modules outside rooms (`errors`, `option`) are everyone's
 ALLOWED: dict[str, set[str]] = {
     "numerics": set(),
     "stats": {"numerics"},
-    "metrics": {"numerics", "stats"},
-    "capture": {"numerics"},
-    "data": {"numerics", "capture"},
-    "runs": {"numerics", "stats", "metrics", "capture", "data"},
-    "claims": {"numerics", "stats", "metrics", "runs"},
-    "training": {"numerics", "stats", "metrics", "capture", "data", "runs"},
-    "studies": {"numerics", "stats", "metrics", "capture", "data", "runs", "claims", "training"},
-    "integrations": {"numerics", "stats", "metrics", "capture", "data", "runs"},
-    "view": {"metrics", "runs", "capture", "data", "claims", "training", "studies"},
-    "cli": {"runs", "view", "claims", "training", "studies", "integrations"},
+    "metrics": {"numerics", "stats", "results"},
+    "models": {"numerics"},
+    "capture": {"numerics", "models"},
+    "data": {"numerics", "models", "capture"},
+    "results": set(),
+    "measurement": _MEASURED,
+    "tangent": _MEASURED | {"measurement"},
+    "monitor": _MEASURED | {"measurement", "tangent"},
+    "series": _MEASURED | {"measurement", "tangent", "monitor"},
+    "training": _MEASURED | {"measurement", "tangent", "monitor", "series"},
+    "integrations": _MEASURED | {"measurement", "tangent", "monitor"},
+    "claims": {"results"},
+    "studies": _TRAINED | {"claims"},
+    "view": {"results"},
+    "commands": _TRAINED | {"claims", "studies", "integrations", "view"},
+    "cli": _TRAINED | {"claims", "studies", "integrations", "view", "commands"},
 }
+EVERYONES = {"errors", "option", "anisoscope"}
+TORCHLESS = ("results", "claims", "view")
+MANY_FILES = {"commands", "integrations"}  # one file per verb or framework
+MOST_FILES, MOST_LINES = 12, 600
 HEAVY = {"transformers", "plotly", "matplotlib", "datasets", "peft", "pandas", "scipy", "sklearn", "tokenizers"}
 
 
-def package_of(path: Path) -> str:
-    return layer(path.relative_to(ROOT).with_suffix("").parts[0])
+@dataclass(frozen=True)
+class Known:
+    """Exceptions that are to go: each list can only become shorter."""
+
+    cycles: frozenset[str] = frozenset()  # rooms whose files may still import each other in a circle
+    imports: frozenset[tuple[str, str]] = frozenset()  # room, room it may still import
+    torch: frozenset[str] = frozenset()  # rooms that still reach torch
+    classes: frozenset[str] = frozenset()  # names that still mean several things
+    folders: frozenset[str] = frozenset()  # folders that still hold too many files
+    files: frozenset[str] = frozenset()  # files that are still too long
 
 
-def layer(name: str) -> str:
-    """The command line may have several files, cli.py and cli_*.py: one layer."""
-    return "cli" if name.startswith("cli_") else name
+KNOWN = Known(
+    cycles=frozenset({"capture", "claims", "cli", "measurement", "models", "monitor", "studies", "training"}),
+    imports=frozenset(
+        {
+            ("data", "training"), ("measurement", "tangent"), ("models", "capture"), ("results", "measurement"),
+            ("results", "metrics"), ("results", "view"), ("view", "capture"), ("view", "claims"), ("view", "data"),
+            ("view", "measurement"), ("view", "metrics"), ("view", "series"), ("view", "studies"), ("view", "tangent"),
+            ("view", "training"),
+        }
+    ),
+    torch=frozenset({"results", "claims", "view"}),
+    classes=frozenset(
+        {
+            "Arm", "Comparison", "Curves", "Finding", "Line", "Mark", "MonitorCallback", "Panel", "Point", "Row",
+            "Site",
+        }
+    ),
+    folders=frozenset({"view"}),
+)  # fmt: skip
+
+# -- the import graph --------------------------------------------------------------------------------------------------
+
+Graph = Mapping[str, frozenset[str]]  # module -> modules and packages that it imports, ours and others'
 
 
-def imports(path: Path, *, lazy: bool) -> set[tuple[str, bool]]:
-    """(module, whether it is imported inside a function) of every import outside `if TYPE_CHECKING`."""
-    found: set[tuple[str, bool]] = set()
+def graph_of(root: Path) -> Graph:
+    """Every module of a package with what it imports; `from a import b` means a.b where that is a module."""
+    paths = {module_name(path, root): path for path in root.rglob("*.py")}
+    return {name: frozenset(_imported(path, paths)) for name, path in paths.items()}
 
-    def walk(node: ast.AST, inside: bool) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            return
+
+def module_name(path: Path, root: Path) -> str:
+    parts = (root.name, *path.relative_to(root).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def _imported(path: Path, modules: Mapping[str, Path]) -> Iterable[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found.update((alias.name, inside) for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            if node.module == "anisoscope":
-                found.update((f"anisoscope.{alias.name}", inside) for alias in node.names)
-            else:
-                found.add((node.module, inside))
-        within = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            walk(child, within)
-
-    walk(ast.parse(path.read_text(encoding="utf-8")), False)
-    return {(name, inside) for name, inside in found if lazy or not inside}
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in modules else node.module for name in whole)
 
 
-FILES = sorted(path for path in ROOT.rglob("*.py") if package_of(path) in ALLOWED)
+def reached(graph: Graph, start: str) -> dict[str, str]:
+    """Everything that a module imports, directly or by others, with who imports it; packages around a module count."""
+    found, waiting = {start: ""}, [start]
+    while waiting:
+        module = waiting.pop()
+        parents = [module.rsplit(".", i)[0] for i in range(1, module.count(".") + 1)]
+        for name in (*graph.get(module, ()), *(p for p in parents if p in graph)):
+            if name not in found:
+                found[name] = module
+                waiting.append(name)
+    return found
 
 
-def test_every_package_is_known_to_the_rule() -> None:
-    packages = {p.name for p in ROOT.iterdir() if (p / "__init__.py").is_file()}
-    assert packages <= set(ALLOWED), "say in ALLOWED what a new package may import"
-    assert len(FILES) > 40
+def cycles(graph: Graph) -> list[set[str]]:
+    """Sets of modules that import each other in a circle."""
+    ours = {module: reached_by_imports(graph, module) for module in graph}
+    found: list[set[str]] = []
+    for module in graph:
+        circle = {other for other in ours[module] if module in ours.get(other, ())}
+        if circle and circle not in found:
+            found.append(circle)
+    return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_one_way(path: Path) -> None:
-    package = package_of(path)
-    for name, inside in imports(path, lazy=True):
-        if not name.startswith("anisoscope."):
-            continue
-        other = layer(name.split(".")[1])
-        if path == ROOT / "runs" / "table.py" and other == "view":
-            assert inside, "a table draws itself only when asked"
-            continue
-        assert other in ALLOWED[package] | {package, "errors", "__version__"}, f"{package} imports {name}"
+def reached_by_imports(graph: Graph, start: str) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        fresh = {name for name in graph[waiting.pop()] if name in graph} - found
+        found |= fresh
+        waiting += fresh
+    return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
-    top = {name.split(".")[0] for name, _ in imports(path, lazy=False)}
-    # a callback subclasses its framework, so an integration imports it; nobody loads the file without wanting that
-    assert package_of(path) == "integrations" or not top & HEAVY
+def room_of(module: str) -> str:
+    """The room of a module; the command line may have several files, cli.py and cli_*.py."""
+    name = module.split(".")[1] if "." in module else module
+    return "cli" if name.startswith("cli_") or name == "__main__" else name
 
 
-def test_the_view_never_sees_a_tensor() -> None:
-    for path in (ROOT / "view").rglob("*.py"):
-        assert not {name.split(".")[0] for name, _ in imports(path, lazy=True)} & {"torch", "transformers"}, path
+def wrong_imports(graph: Graph) -> set[tuple[str, str]]:
+    """(module, module) where a room imports one that it may not."""
+    pairs = {(module, name) for module, names in graph.items() for name in names if name in graph}
+    return {(one, two) for one, two in pairs if not _may_import(room_of(one), room_of(two))}
 
 
-def test_the_rule_would_notice_a_wrong_import(tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text("def f():\n    from anisoscope.capture.capture import Capture\nfrom anisoscope.runs import bank\n")
-    assert imports(wrong, lazy=True) == {("anisoscope.capture.capture", True), ("anisoscope.runs", False)}
-    assert "capture" not in ALLOWED["metrics"]
+def _may_import(room: str, other: str) -> bool:
+    return room in ("anisoscope", other) or other in EVERYONES | ALLOWED.get(room, set())
+
+
+@cache
+def house() -> Graph:
+    return graph_of(ROOT)
+
+
+def test_every_room_is_known_to_the_rule() -> None:
+    rooms = {p.name for p in ROOT.iterdir() if p.is_dir() and any(p.rglob("*.py"))} - {"runs"}
+    assert rooms <= set(ALLOWED), "say in ALLOWED what a new room may import"
+    assert len(house()) > 150
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert not [sorted(circle) for circle in cycles(house()) if not KNOWN.cycles & set(map(room_of, circle))]
+
+
+def test_rooms_import_one_way() -> None:
+    found = wrong_imports(house())
+    assert not {pair for pair in found if (room_of(pair[0]), room_of(pair[1])) not in KNOWN.imports}
+
+
+@pytest.mark.parametrize("room", TORCHLESS)
+def test_what_reads_results_reaches_no_torch(room: str) -> None:
+    if room in KNOWN.torch:
+        pytest.xfail(f"{room} still reaches torch")
+    for module in (name for name in house() if room_of(name) == room):
+        found = reached(house(), module)
+        heavy = next((name for name in found if name.split(".")[0] in ("torch", "transformers")), "")
+        assert not heavy, f"{module} reaches {heavy} by {found[heavy]}"
+
+
+@pytest.mark.parametrize("room", TORCHLESS)
+def test_what_reads_results_loads_no_torch(room: str) -> None:
+    if room in KNOWN.torch:
+        pytest.xfail(f"{room} still reaches torch")
+    modules = sorted(name for name in house() if room_of(name) == room)
+    assert not _loaded_after("import " + ", ".join(modules)) & {"torch", "transformers"}
+
+
+def test_heavy_packages_are_imported_where_they_are_used() -> None:
+    for path in ROOT.rglob("*.py"):
+        # a callback subclasses its framework, so an integration imports it; nobody loads the file without wanting that
+        if "integrations" not in path.parts:
+            top = ast.parse(path.read_text(encoding="utf-8")).body
+            names = {a.name for node in top if isinstance(node, ast.Import) for a in node.names}
+            names |= {node.module or "" for node in top if isinstance(node, ast.ImportFrom)}
+            assert not {name.split(".")[0] for name in names} & HEAVY, path
+
+
+# -- files and names ---------------------------------------------------------------------------------------------------
+
+
+def classes_of(root: Path) -> dict[str, list[str]]:
+    """Public classes by name, with the modules that define them."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module_name(path, root))
+    return found
+
+
+def crowded(root: Path) -> dict[str, int]:
+    """Folders with more files than a newcomer keeps in mind."""
+    folders = [p for p in (root, *root.rglob("*")) if p.is_dir() and p.name not in MANY_FILES]
+    sizes = {str(p.relative_to(root)): len([f for f in p.glob("*.py") if f.name != "__init__.py"]) for p in folders}
+    return {name: size for name, size in sizes.items() if size > MOST_FILES}
+
+
+def long_files(root: Path) -> dict[str, int]:
+    lengths = {str(p.relative_to(root)): len(p.read_text(encoding="utf-8").splitlines()) for p in root.rglob("*.py")}
+    return {name: length for name, length in lengths.items() if length > MOST_LINES}
+
+
+def test_a_public_class_name_means_one_thing() -> None:
+    twice = {name: where for name, where in classes_of(ROOT).items() if len(where) > 1}
+    assert not {name: where for name, where in twice.items() if name not in KNOWN.classes}
+
+
+def test_no_folder_is_crowded_and_no_file_too_long() -> None:
+    assert not {name: size for name, size in crowded(ROOT).items() if name not in KNOWN.folders}
+    assert not {name: size for name, size in long_files(ROOT).items() if name not in KNOWN.files}
+
+
+# -- counter-tests: each rule notices what it forbids ------------------------------------------------------------------
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """A package that breaks every rule once."""
+    files = {
+        "metrics/one.py": "import typing\nif typing.TYPE_CHECKING:\n    from anisoscope.metrics.two import B\n",
+        "metrics/two.py": "def f():\n    from anisoscope.metrics import one\nclass B: ...\n",
+        "view/page.py": "from anisoscope.view.table import read\nclass B: ...\n",
+        "view/table.py": "def read():\n    import anisoscope.results.table\n",
+        "results/table.py": "x = 1\n",
+        "results/__init__.py": "import torch\n",
+        "stats/wrong.py": "def f():\n    from anisoscope.metrics.one import x\n" + "\n" * MOST_LINES,
+    }
+    files |= {f"numerics/n{i}.py": "" for i in range(MOST_FILES + 1)}
+    for name, text in files.items():
+        path = tmp_path / "anisoscope" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "anisoscope"
+
+
+def test_a_planted_violation_of_each_rule_is_noticed(planted: Path) -> None:
+    graph = graph_of(planted)
+    assert cycles(graph) == [{"anisoscope.metrics.one", "anisoscope.metrics.two"}]
+    assert wrong_imports(graph) == {("anisoscope.stats.wrong", "anisoscope.metrics.one")}
+    assert reached(graph, "anisoscope.view.page")["torch"] == "anisoscope.results"
+    assert {name for name, where in classes_of(planted).items() if len(where) > 1} == {"B"}
+    assert crowded(planted) == {"numerics": MOST_FILES + 1}
+    assert list(long_files(planted)) == ["stats/wrong.py"]
+
+
+# -- what is loaded when -----------------------------------------------------------------------------------------------
 
 
 def _loaded_after(statement: str) -> set[str]:

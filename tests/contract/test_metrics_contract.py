@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import ast
 import math
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.metrics.attention import Keys
+from anisoscope.metrics.catalogue import parse_requests, registry
 from anisoscope.metrics.engine.estimation import ON_SAMPLE, View, evaluate
-from anisoscope.metrics.engine.metric import Metric, registry
+from anisoscope.metrics.engine.metric import Metric
 from anisoscope.metrics.engine.neighbourhoods import Neighbours, sample_graphs
 from anisoscope.numerics.attention_rows import row_sharpness
 from anisoscope.numerics.hashing import FOLDS, fold_of
-from anisoscope.stats.directions import Directions
+from anisoscope.stats.directions import Directions, Keys
 from anisoscope.stats.means import Attention, Coherence
 from anisoscope.stats.sample import Sample
+from support.clouds import METRICS, ON_ROWS
 from support.known_answers import KNOWN
+from support.known_measured import KNOWN_MEASURED, planted
 
-METRICS = {name: m for name, m in registry().items() if m.function.__module__.startswith("anisoscope.")}
-ON_ROWS = sorted(name for name, m in METRICS.items() if not {Attention, Keys} & set(m.needs))
+MEASURED = {name: m for name, m in registry().items() if m.measured_by}
 ON_ATTENTION = sorted(set(METRICS) - set(ON_ROWS))
 CHANGES = ("rotation", "scale", "shift")
 # these draw rows at random, told apart by their place in an array: what must not depend on it is asked without the draw
@@ -68,10 +74,13 @@ def attention_value(metric: Metric, seed: int, change: str = "") -> float:
 
 def test_every_metric_has_a_known_answer_and_every_answer_a_metric() -> None:
     assert set(KNOWN) == set(METRICS)
+    assert set(KNOWN_MEASURED) == set(MEASURED)
+    for name, known in KNOWN_MEASURED.items():
+        assert known.of_rows is not None or not MEASURED[name].invariant, f"say how {name} follows from rows"
 
 
 def test_every_metric_says_what_it_is() -> None:
-    for metric in METRICS.values():
+    for metric in registry().values():
         assert metric.title and metric.formula and metric.description, metric.name
         assert metric.invariant <= set(CHANGES), metric.name
         low, high = metric.bounds
@@ -216,3 +225,116 @@ def test_small_shapes_give_a_number_in_bounds_or_one_sentence(n: int, d: int, se
     assert low is None or seen.value >= low - 1e-12
     assert high is None or seen.value <= high + 1e-12
     assert seen.low <= seen.value <= seen.high
+
+
+# -- numbers that commands measure from something else than rows --
+
+
+def within(value: float, bounds: tuple[float | None, float | None]) -> bool:
+    low, high = bounds
+    return (low is None or value >= low - 1e-9) and (high is None or value <= high + 1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN_MEASURED))
+def test_known_answer_of_a_measured_number(name: str) -> None:
+    known = KNOWN_MEASURED[name]
+    seen = known.number(known.function(*known.arguments()))
+    assert seen == pytest.approx(known.expected, abs=1e-9)
+    assert within(seen, MEASURED[name].bounds)
+    if known.function.__module__.startswith("anisoscope."):
+        assert known.function is MEASURED[name].function, "what the commands call is what is declared"
+
+
+@pytest.mark.parametrize("change", ["rotation", "scale"])
+@pytest.mark.parametrize("name", [name for name, known in KNOWN_MEASURED.items() if known.of_rows is not None])
+def test_invariances_of_a_measured_number_hold_and_undeclared_ones_fail(name: str, change: str) -> None:
+    """Activations and gradients are changed together."""
+    metric, of_rows, gaps = MEASURED[name], KNOWN_MEASURED[name].of_rows, []
+    assert of_rows is not None
+    for seed in range(4):
+        rows = planted(seed)
+        changed = [torch.as_tensor(transform(part.numpy(), change)) for part in rows]
+        before, after = of_rows(*rows), of_rows(*changed)
+        assert within(before, metric.bounds), seed
+        gaps.append(abs(after - before) / max(abs(before), 1e-3))
+    assert (max(gaps) < 1e-5) == (change in metric.invariant), f"{name}, {change}: {gaps}"
+
+
+@pytest.mark.parametrize("name", sorted(MEASURED))
+def test_a_measured_number_is_refused_with_the_command_that_measures_it(name: str) -> None:
+    for ask in (lambda: parse_requests([name]), lambda: MEASURED[name](cloud())):
+        with pytest.raises(AnisoscopeError, match=f"{name} is .* measured by `anisoscope"):
+            ask()
+    assert name not in {request.metric.name for request in parse_requests("all")}
+
+
+def test_commands_that_measure_exist() -> None:
+    import typer
+
+    from anisoscope.cli import app
+
+    group: Any = typer.main.get_command(app)
+    for words in {command for metric in MEASURED.values() for command in metric.measured_by}:
+        found = group
+        for word in words.split():
+            found = found.commands[word]
+
+
+# -- the table holds declared numbers only --
+
+ROOT = Path(__file__).parents[2]
+TABLES = sorted((ROOT / "docs" / "results").rglob("table.parquet"))
+BEYOND = {"explained_by_drift"}  # its convention says when it is above its bound, which cuts intervals alone
+
+
+def undeclared(names: Iterable[str]) -> set[str]:
+    return set(names) - set(registry())
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.parent.name)
+def test_committed_tables_hold_declared_numbers_within_their_bounds(path: Path) -> None:
+    table = pq.read_table(path, columns=["metric", "variant", "value"])
+    assert not undeclared(table["metric"].unique().to_pylist())
+    for name, metric in ((name, metric) for name, metric in registry().items() if name not in BEYOND):
+        rows = table.filter(pc.and_(pc.equal(table["metric"], name), pc.is_finite(table["value"])))
+        rows = rows.filter(pc.invert(pc.match_substring(rows["variant"], "against=")))  # differences
+        for value in (pc.min(rows["value"]).as_py(), pc.max(rows["value"]).as_py()) if len(rows) else ():
+            assert within(value, widened(metric.bounds)), (name, value)
+
+
+def widened(bounds: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
+    """Tables hold float32."""
+    low, high = bounds
+    return (None if low is None else low - 1e-6, None if high is None else high * (1 + 1e-6))
+
+
+def literals(path: Path) -> set[str]:
+    """Names that a file writes as metrics: {"metric": name}, record(name, …), yield name, variant, found."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            found |= {v.value for k, v in pairs if isinstance(k, ast.Constant) and k.value == "metric"
+                      and isinstance(v, ast.Constant)}  # fmt: skip
+        elif isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            at = {"record": 0, "_with_gain": 0, "_add": 1}.get(name)
+            if at is not None and len(node.args) > at and isinstance(node.args[at], ast.Constant):
+                found.add(node.args[at].value)
+        elif isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple):
+            first, *rest = node.value.elts
+            if isinstance(first, ast.Constant) and isinstance(rest[0], ast.Dict | ast.Name):
+                found.add(first.value)
+    return found
+
+
+def test_every_name_that_the_source_writes_is_declared() -> None:
+    rooms = ("measurement", "tangent", "monitor", "series", "training", "studies", "integrations")
+    found = {path: literals(path) for room in rooms for path in (ROOT / "src" / "anisoscope" / room).rglob("*.py")}
+    assert {"gradient_energy", "curvature_slope", "lm_loss"} <= set().union(*found.values())
+    assert not {path.name: undeclared(names) for path, names in found.items() if undeclared(names)}
+
+
+def test_an_undeclared_name_would_be_noticed(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text('row = {"metric": "no_such_number", "value": 1.0}\nrecord("nor_this", {})\n')
+    assert undeclared(literals(tmp_path / "wrong.py")) == {"no_such_number", "nor_this"}

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from anisoscope.metrics.attention import Keys
-from anisoscope.stats.directions import Coordinates, Directions
+from anisoscope.stats.directions import Coordinates, Directions, Keys
 from anisoscope.stats.means import Attention, Coherence, Means
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import typer
@@ -49,7 +50,7 @@ def test_every_command_of_the_documentation_parses(line: str) -> None:
     context = parse(words)
     if words[0] == "profile":
         from anisoscope.cli import _layers, _words
-        from anisoscope.metrics.engine.metric import parse_requests
+        from anisoscope.metrics.catalogue import parse_requests
 
         parse_requests(_words(context.params["metrics"]))
         _layers(context.params["layers"])
@@ -64,7 +65,7 @@ def test_there_are_commands_and_a_wrong_one_would_not_parse() -> None:
 
 
 def test_reference_pages_are_what_the_declarations_say() -> None:
-    from anisoscope.view.reference import pages
+    from anisoscope.commands.reference import pages
 
     for name, text in pages():
         written = (ROOT / "docs" / name).read_text(encoding="utf-8")
@@ -93,12 +94,11 @@ def test_python_of_the_documentation_uses_names_that_exist() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
-def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from anisoscope.metrics.engine import metric as declarations
+def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from anisoscope.metrics.engine.metric import REGISTRY
 
-    declarations.registry()
-    monkeypatch.setattr(declarations, "_REGISTRY", dict(declarations._REGISTRY))  # one example declares a metric
-    runpy.run_path(str(path), run_name="__main__")
+    with patch.dict(REGISTRY):  # one example declares a metric
+        runpy.run_path(str(path), run_name="__main__")
     assert len(capsys.readouterr().out.splitlines()) > 2
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anisoscope.metrics.engine import metric as declarations
-from anisoscope.metrics.engine.metric import Metric, metric
+from anisoscope.metrics.catalogue import registry
+from anisoscope.metrics.engine.metric import REGISTRY, Metric, measured, metric
 from anisoscope.stats.moments import Moments
 
 MODEL = "gpt2:n_layer=2,n_embd=32,n_head=2,vocab_size=300"
@@ -21,10 +21,9 @@ SMALL = ("--tokens", "400", "--context", "32")
 
 
 @pytest.fixture
-def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metric]:
+def declared() -> Iterator[Metric]:
     """A metric that exists for one test only."""
-    declarations.registry()  # the metrics of the package are declared first, and stay
-    monkeypatch.setattr(declarations, "_REGISTRY", dict(declarations._REGISTRY))
+    before = registry()
 
     @metric(
         Moments,
@@ -40,8 +39,8 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metric]:
         return scale * float((moments.eigenvalues()[0] / moments.n).sqrt())
 
     yield longest_axis
-    monkeypatch.undo()
-    assert "longest_axis" not in declarations.registry()
+    del REGISTRY["longest_axis"]
+    assert registry() == before
 
 
 def command(*words: object) -> tuple[int, str, str]:
@@ -102,7 +101,7 @@ def test_a_declared_metric_can_be_called_on_an_array(declared: Metric) -> None:
 
 
 def test_a_declared_metric_is_in_the_reference_page(declared: Metric) -> None:
-    from anisoscope.view.reference import metrics_page
+    from anisoscope.commands.reference import metrics_page
 
     assert "## `longest_axis`" in metrics_page()
 
@@ -111,3 +110,25 @@ def test_a_misspelt_option_of_a_declared_metric_is_known(declared: Metric, tmp_p
     code, _, err = profile(tmp_path / "run", "longest_axis:scal=2")
     assert code == 2
     assert "did you mean 'scale'" in err
+
+
+def test_a_number_of_a_command_is_listed_and_documented_and_a_profile_says_who_measures_it(tmp_path: Path) -> None:
+    from anisoscope.commands.reference import metrics_page
+
+    before = registry()
+
+    @measured("train", title="Patience", formula="steps since the best loss", bounds=(0.0, None))
+    def patience(losses: list[float]) -> int:
+        """How long the loss has not fallen."""
+        return len(losses) - 1 - losses.index(min(losses))
+
+    try:
+        assert patience([3.0, 1.0, 2.0]) == 1, "the function stays as it is"
+        _, out, _ = command("list", "metrics")
+        assert "patience" in out and "measured by: train" in out
+        assert "## `patience`" in metrics_page()
+        code, _, err = profile(tmp_path / "run", "patience")
+        assert code == 2 and "patience is not a metric of rows; it is measured by `anisoscope train`" in err
+    finally:
+        del REGISTRY["patience"]
+    assert registry() == before

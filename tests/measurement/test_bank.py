@@ -17,7 +17,7 @@ from anisoscope.capture import Capture, find_layout
 from anisoscope.measurement import bank as banks
 from anisoscope.measurement.bank import Bank
 from anisoscope.measurement.measure import make_plan
-from anisoscope.metrics.engine.metric import parse_requests
+from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.numerics import attention_rows as attention
 from anisoscope.stats.moments import Moments
 from support.measured import batches

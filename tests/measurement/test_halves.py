@@ -15,7 +15,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
 from anisoscope.measurement.measure import feed_rows, make_plan
 from anisoscope.measurement.selection import HALVES, selections
-from anisoscope.metrics.engine.metric import parse_requests
+from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.numerics.hashing import fold_of
 from anisoscope.tangent.plan import GEOMETRY, PLANS, SHAPE, choose_plan
 from support.tiny_models import VOCABULARY, tiny

@@ -15,7 +15,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
 from anisoscope.measurement.evaluation import evaluate_bank
 from anisoscope.measurement.measure import Setup
-from anisoscope.metrics.engine.metric import parse_requests
+from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.results.table import Table
 from support import references
 from support.measured import LENGTHS, MAIN, NEARLY_ALL, TEXT, batches, fed_bank, hidden, rows_of, same_tables

@@ -10,8 +10,9 @@ from anisoscope.measurement import evaluation as module
 from anisoscope.measurement.bank import Bank
 from anisoscope.measurement.evaluation import evaluate_bank
 from anisoscope.measurement.measure import Setup, feed_rows, make_plan
+from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine import estimation as evaluate
-from anisoscope.metrics.engine.metric import Request, parse_requests
+from anisoscope.metrics.engine.metric import Request
 from anisoscope.stats.sample import Sample
 
 METRICS = ["svd_ratio", "svd_ratio:batches=1", "participation_ratio", "two_nn"]

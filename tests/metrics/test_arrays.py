@@ -13,8 +13,8 @@ import torch
 
 import anisoscope
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine import arrays
-from anisoscope.metrics.engine.metric import parse_requests
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.numerics.host import room
 from anisoscope.numerics.linalg import add_gram, eigenvalues
@@ -181,7 +181,7 @@ def test_metrics_taken_together_equal_each_alone(words: str | list[str] | None) 
     x, contexts = cloud(400, 12) + 1.0, torch.arange(400) // 4
     tokens = torch.arange(400) % 11
     found = anisoscope.measure_rows(x, words, contexts=contexts, tokens=tokens, seed=3)
-    requests = [r for r in parse_requests(words) if arrays._readable(r.metric)]
+    requests = [r for r in parse_requests(words) if arrays.is_of_rows(r.metric)]
     assert len(found) == len(requests) > 3
     for request, together in zip(requests, found.values(), strict=True):
         alone = request.metric(x, contexts=contexts, tokens=tokens, seed=3, **request.options)
@@ -224,7 +224,7 @@ def test_spectra_and_cosines_make_no_copy_of_the_array() -> None:
 
 
 def test_every_fold_is_a_share_of_the_rows() -> None:
-    given = arrays._Given(cloud(900, 70), torch.arange(900), torch.full((900,), -1), 0)
+    given = arrays.ArrayRows(cloud(900, 70), torch.arange(900), torch.full((900,), -1), 0)
     found = arrays._by_fold(Moments, given)
     assert sorted(found) == list(range(FOLDS)) and sum(part.n for part in found.values()) == 900
 

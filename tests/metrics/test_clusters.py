@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 import anisoscope
-from anisoscope.metrics import clusters as module
-from anisoscope.metrics.clusters import Clusters, k_means, silhouette
-from anisoscope.metrics.engine.arrays import array_view
+from anisoscope.metrics.engine import clusters as module
+from anisoscope.metrics.engine.arrays import ArrayRows, array_view
+from anisoscope.metrics.engine.clusters import Clusters, k_means, silhouette
 from anisoscope.metrics.engine.estimation import evaluate
-from anisoscope.metrics.local import local_anisotropy
-from anisoscope.metrics.spectrum import svd_ratio
+from anisoscope.metrics.spectrum import local_anisotropy, svd_ratio
 from anisoscope.numerics.factorisation.krylov import largest_directions
 from anisoscope.numerics.host import together
 from anisoscope.stats.moments import Moments
@@ -153,7 +152,7 @@ def test_the_value_and_every_fold_left_out_are_those_of_the_same_clusters() -> N
     rows, _ = planted(400)
     contexts = torch.arange(400) // 8
     for partition in ("clusters", "random", "none"):
-        view = array_view(local_anisotropy, rows, contexts, tokens=torch.full((400,), -1), seed=0)
+        view = array_view([(local_anisotropy, {})], ArrayRows(rows, contexts, torch.full((400,), -1), 0), 0)
         found = evaluate(local_anisotropy, view, {"partition": partition})
         cloud = view.stat(Clusters)
         labels = cloud.labels()
@@ -187,7 +186,7 @@ def test_on_a_gpu_every_partition_goes_through_one_product(monkeypatch: pytest.M
     found = []
     for at_once in (False, True):
         monkeypatch.setattr(module, "_at_once", lambda rows, way=at_once: way)
-        view = array_view(local_anisotropy, rows, contexts, tokens=torch.full((300,), -1), seed=0)
+        view = array_view([(local_anisotropy, {})], ArrayRows(rows, contexts, torch.full((300,), -1), 0), 0)
         calls.clear()
         for partition in ("clusters", "random", "none"):
             seen = evaluate(local_anisotropy, view, {"partition": partition})
@@ -202,7 +201,7 @@ def test_the_three_partitions_share_one_clustering(monkeypatch: pytest.MonkeyPat
     chosen = module._chosen
     monkeypatch.setattr(module, "_chosen", lambda rows: calls.append(len(rows)) or chosen(rows))  # type: ignore[func-returns-value]
     rows, _ = planted(300)
-    view = array_view(local_anisotropy, rows, torch.arange(300), tokens=torch.full((300,), -1), seed=0)
+    view = array_view([(local_anisotropy, {})], ArrayRows(rows, torch.arange(300), torch.full((300,), -1), 0), 0)
     for partition in ("clusters", "random", "none"):
         evaluate(local_anisotropy, view, {"partition": partition})
     assert calls == [300], "once, also with eight folds left out of each"

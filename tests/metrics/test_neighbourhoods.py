@@ -11,8 +11,8 @@ import torch
 
 import anisoscope
 from anisoscope.errors import TooFewRows
+from anisoscope.metrics.catalogue import registry
 from anisoscope.metrics.engine import neighbourhoods as graphs
-from anisoscope.metrics.engine.metric import registry
 from anisoscope.metrics.engine.neighbourhoods import Graph, Neighbours
 from anisoscope.numerics.hashing import fold_of
 from anisoscope.stats.sample import Sample

@@ -22,7 +22,6 @@ from anisoscope.numerics.manifolds import (
     make_manifold,
     paraboloid,
     quadratic_patch,
-    sample_around,
     sphere,
     swiss_roll,
     torus,
@@ -30,6 +29,22 @@ from anisoscope.numerics.manifolds import (
 )
 
 NAMES = sorted(MANIFOLDS)
+
+
+def mean_curvature(manifold: Manifold, chart: Tensor) -> Tensor:
+    """The mean curvature vector tr(II)/m as a vector of R^D, [..., D]."""
+    frames = manifold.frames(chart)
+    trace = frames.form.diagonal(dim1=-2, dim2=-1).sum(-1) / manifold.dim
+    return (frames.normal @ trace[..., None])[..., 0]
+
+
+def sample_around(
+    manifold: Manifold, point: Tensor, *, scale: float, n: int, kind: str = "gaussian", seed: int = 0
+) -> Tensor:
+    """n points [n, D] of the manifold around the point with these chart coordinates."""
+    generator = torch.Generator().manual_seed(seed)
+    u = scale * unit_sample(n, dim=manifold.dim, kind=kind, generator=generator)
+    return displace(manifold, manifold.frames(point), u)
 
 
 def differences(manifold: Manifold, point: Tensor, *, step: float = 1e-4) -> tuple[Tensor, Tensor]:
@@ -70,7 +85,7 @@ def test_a_sphere_has_the_curvature_of_its_radius_in_every_direction() -> None:
     for point in manifold.points(4):
         form = manifold.second_form(point)
         torch.testing.assert_close(form.abs(), torch.eye(3).double()[None] / 2, atol=1e-12, rtol=0)
-        torch.testing.assert_close(manifold.mean_curvature(point), -manifold.embed(point) / 4)
+        torch.testing.assert_close(mean_curvature(manifold, point), -manifold.embed(point) / 4)
 
 
 def test_an_ellipsoid_has_the_known_curvatures_at_the_end_of_an_axis() -> None:
@@ -105,7 +120,7 @@ def test_turning_into_a_larger_space_keeps_every_length_and_curvature(name: str)
     assert two.shape == (6, 21, 2, 2)
     squares = [torch.einsum("ncab,ncde->nabde", form, form) for form in (one, two)]  # free of the normal basis
     torch.testing.assert_close(*squares, atol=1e-9, rtol=1e-9)
-    norms = [m.mean_curvature(points).norm(dim=-1) for m in (own, turned)]
+    norms = [mean_curvature(m, points).norm(dim=-1) for m in (own, turned)]
     torch.testing.assert_close(*norms, atol=1e-9, rtol=1e-9)
 
 
@@ -202,8 +217,6 @@ def test_bad_manifolds_are_refused_in_a_sentence() -> None:
         make_manifold("torus", dim=3, ambient=5)
     with pytest.raises(AnisoscopeError, match="at least 1"):
         make_manifold("sphere", dim=0)
-    with pytest.raises(AnisoscopeError, match="scale is -1"):
-        sample_around(sphere(2), torch.zeros(2), scale=-1, n=3)
     with pytest.raises(AnisoscopeError, match="unknown kind of sampling 'gausian'; did you mean 'gaussian'"):
         sample_around(sphere(2), torch.zeros(2), scale=1, n=3, kind="gausian")
     with pytest.raises(AnisoscopeError, match="do not name points of a sphere of dimension 2"):

@@ -65,10 +65,14 @@ def test_encoding_the_rows_gives_their_codes_and_decoding_gives_the_fit() -> Non
     np.testing.assert_allclose(fit.encode(other), slow, rtol=1e-6, atol=1e-6)
 
 
-def test_a_fit_cannot_be_changed() -> None:
-    fit = semi_nmf(clustered(50, 8), 2)
-    with pytest.raises(AttributeError):
-        fit.error = 0.0  # type: ignore[misc]
+def test_a_fit_shares_no_memory_with_its_rows_and_encoding_leaves_it_alone() -> None:
+    x = clustered(50, 8)
+    fit = semi_nmf(x, 2)
+    codes, directions = fit.codes.clone(), fit.directions.clone()
+    fit.encode(x)
+    x.zero_()
+    assert torch.equal(fit.codes, codes) and torch.equal(fit.directions, directions)
+    assert bool(codes.any())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

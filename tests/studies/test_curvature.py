@@ -279,3 +279,12 @@ def test_a_folder_that_holds_something_else_is_left_alone(folder: Path, tmp_path
     (tmp_path / "run.json").write_text('{"status": "complete"}')
     with pytest.raises(AnisoscopeError, match="no finished curvature study"):
         write_curvature_report(tmp_path)
+
+
+def test_every_number_of_the_table_is_declared(folder: Path) -> None:
+    from anisoscope.metrics.catalogue import registry
+
+    declared = registry()
+    names = set(Table.read(folder / "table.parquet").metrics())
+    assert names <= set(declared)
+    assert {name for name, metric in declared.items() if "study curvature" in metric.measured_by} <= names

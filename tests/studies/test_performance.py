@@ -17,14 +17,14 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.data.tasks import NONE, embedded_units, key_of, labelled_units, spread_contexts, token_labels
 from anisoscope.data.text import Document
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.catalogue import registry
 from anisoscope.metrics.engine.estimate import jackknife
-from anisoscope.metrics.engine.metric import registry
+from anisoscope.metrics.performance import performance_correlation
 from anisoscope.models.tokenizer import ByteTokenizer
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.studies.performance.correlation import (
     PerformanceResults,
     ScoreSeries,
-    correlate,
     over_contexts,
     over_points,
 )
@@ -217,9 +217,9 @@ def test_correlations_are_those_of_scipy() -> None:
 
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=9), rng.integers(0, 4, size=9).astype(float)
-    assert correlate(x, y, "pearson") == pytest.approx(stats.pearsonr(x, y).statistic)
-    assert correlate(x, y, "spearman") == pytest.approx(stats.spearmanr(x, y).statistic)
-    assert math.isnan(correlate(x, np.full(9, 0.3), "pearson"))
+    assert performance_correlation(x, y, "pearson") == pytest.approx(stats.pearsonr(x, y).statistic)
+    assert performance_correlation(x, y, "spearman") == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert math.isnan(performance_correlation(x, np.full(9, 0.3), "pearson"))
 
 
 def test_one_interval_leaves_out_contexts_and_the_other_points() -> None:
@@ -229,8 +229,8 @@ def test_one_interval_leaves_out_contexts_and_the_other_points() -> None:
     sure = ScoreSeries(x**2, np.repeat((x**2)[:, None], 8, axis=1))
     noise, points = over_contexts(noisy, sure, "pearson"), over_points(noisy, sure, "pearson")
     assert len(noise.replicates) == 8 and len(points.replicates) == 7
-    assert points.replicates[0] == pytest.approx(correlate(x[1:], x[1:] ** 2, "pearson"))
-    assert noise.value == points.value == pytest.approx(correlate(x, x**2, "pearson"))
+    assert points.replicates[0] == pytest.approx(performance_correlation(x[1:], x[1:] ** 2, "pearson"))
+    assert noise.value == points.value == pytest.approx(performance_correlation(x, x**2, "pearson"))
     assert "not independent" in noise.note
 
 

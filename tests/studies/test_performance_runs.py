@@ -184,3 +184,12 @@ def test_the_command_is_there_and_refuses_a_missing_model(tmp_path: Path, capsys
     result = runner.invoke(app, ["study", "performance", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")])
     assert isinstance(result.exception, AnisoscopeError)
     assert "nowhere" in str(result.exception)
+
+
+def test_every_number_of_the_table_is_declared(measured: RunFolder) -> None:
+    from anisoscope.metrics.catalogue import registry
+
+    declared = registry()
+    names = set(measured.table().metrics())
+    assert names <= set(declared)
+    assert {name for name, metric in declared.items() if "study performance" in metric.measured_by} <= names

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from anisoscope.metrics.attention import Keys
-from anisoscope.metrics.engine.metric import registry
+from anisoscope.metrics.catalogue import registry
+from anisoscope.stats.directions import Keys
 from anisoscope.stats.means import Attention
 
-METRICS = {name: m for name, m in registry().items() if m.function.__module__.startswith("anisoscope.")}
+METRICS = {name: m for name, m in registry().items() if not m.measured_by}
 
 
 ON_ROWS = sorted(name for name, m in METRICS.items() if not {Attention, Keys} & set(m.needs))

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from anisoscope.results.map_file import SCHEMA
 from anisoscope.results.table import Table
-from anisoscope.tangent.row_map import SCHEMA
 
 ARMS = ("causal-next", "causal-masked", "bidirectional-masked")
 STEPS = (0, 1, 4, 16, 64, 256, 1000, 4000)

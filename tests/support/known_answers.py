@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from anisoscope.metrics.attention import Keys
 from anisoscope.numerics.attention_rows import row_sharpness
-from anisoscope.stats.directions import Directions
+from anisoscope.stats.directions import Directions, Keys
 from anisoscope.stats.means import Attention
 
 Rows = np.ndarray

@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from anisoscope.capture import Capture, find_layout
 from anisoscope.measurement.bank import Bank
 from anisoscope.measurement.measure import make_plan
-from anisoscope.metrics.engine.metric import parse_requests, registry
+from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.results.table import Table
+from support.clouds import METRICS
 from support.tiny_models import contexts, padded
 
 LENGTHS = (20, 11, 17, 9, 14, 20, 8, 12, 18, 10)
 TEXT = contexts(*LENGTHS, seed=3)
 MAIN = ["average_cosine", "svd_ratio", "svd_ratio_squared", "participation_ratio", "iso_score", "two_nn"]
 # all of them but the one whose clustering takes most of the time
-NEARLY_ALL = [*(set(registry()) - {"local_anisotropy"}), "local_anisotropy:partition=none"]
+NEARLY_ALL = [*(set(METRICS) - {"local_anisotropy"}), "local_anisotropy:partition=none"]
 
 
 def batches(*, size: int = 4, side: str = "right", text: list[Tensor] | None = None) -> list[dict[str, Tensor]]:

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.tangent import concept_turn, match_concepts
 from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
-from anisoscope.tangent.concepts import concept_cards, distinctive_codes, example_rows, match_concepts, top_tokens, turn
+from anisoscope.tangent.concepts import concept_cards, distinctive_codes, example_rows, top_tokens
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -130,7 +131,7 @@ def test_turn_is_the_mean_principal_angle(degrees: float) -> None:
     second = torch.stack([eye[:, 0], math.cos(angle) * eye[:, 1] + math.sin(angle) * eye[:, 4]], 1)
     mixed = second @ torch.tensor([[1.0, 2.0], [0.0, 3.0]], dtype=torch.float64)
     for basis in (second, mixed):
-        assert turn(first, basis) == pytest.approx(degrees / 2, abs=1e-7)
+        assert concept_turn(first, basis) == pytest.approx(degrees / 2, abs=1e-7)
 
 
 # cards

@@ -11,7 +11,7 @@ import torch
 
 from anisoscope.capture.gradients.gradient_pass import SiteRows
 from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics.tangent import energy
+from anisoscope.metrics.tangent import gradient_energy
 from anisoscope.stats.gradient_moments import GradientMoments
 from anisoscope.tangent.frozen_proxy import IN_SAMPLE, FrozenProxies, load_moments
 from anisoscope.tangent.study import TangentStudy
@@ -129,4 +129,4 @@ def test_frozen_moments_survive_the_disk_to_float32() -> None:
     again.load(frozen.state(), {0: frozen.window_state(0)})
     Q = subspace(D, R)
     kept = load_moments(again.window[0], torch.device("cpu"))[SITE]
-    assert float(energy(kept.total, Q)) == pytest.approx(float(energy(moments.total, Q)), rel=1e-6)
+    assert float(gradient_energy(kept.total, Q)) == pytest.approx(float(gradient_energy(moments.total, Q)), rel=1e-6)

@@ -15,18 +15,9 @@ from torch import Tensor
 from anisoscope.capture.rows.row import Index, Rows
 from anisoscope.capture.sites.site import Site
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.map_file import join_maps, shares_in, write_joined
 from anisoscope.series.sweep import sweep
-from anisoscope.tangent.row_map import (
-    DENSE,
-    RowMap,
-    _leading,
-    beside,
-    join_maps,
-    map_sites,
-    shares_in,
-    write_joined,
-    write_map,
-)
+from anisoscope.tangent.row_map import DENSE, RowMap, _leading, beside, map_sites, write_map
 from support.monitored import resumable
 from support.tiny_series import LOOK, make_series
 

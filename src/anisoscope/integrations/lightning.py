@@ -23,6 +23,7 @@ from torch import nn
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.integrations.follower import SAVED, Follower, bare_optimizer
+from anisoscope.metrics.training import gradient_norm, learning_rate
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import Schedule
 from anisoscope.results.table import Table
@@ -103,8 +104,8 @@ class MonitorCallback:
             self._follower.drop_step()  # training_step returned None: a batch that is skipped
         self._follower.close_step()
         if self.monitor is not None and self._number in self.monitor.done:
-            self._numbers["gradient_norm"] = _norm(pl_module)
-            self._numbers["learning_rate"] = float(optimizer.param_groups[0]["lr"])
+            self._numbers["gradient_norm"] = gradient_norm(p.grad for p in pl_module.parameters() if p.grad is not None)
+            self._numbers["learning_rate"] = learning_rate(optimizer.param_groups)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -147,12 +148,6 @@ def find_model(module: nn.Module) -> nn.Module:
 
 def _within(path: str, outer: str) -> bool:
     return not outer or path.startswith(f"{outer}.")
-
-
-def _norm(module: nn.Module) -> float:
-    """The norm of all gradients together, before clipping."""
-    norms = [p.grad.detach().float().norm() for p in module.parameters() if p.grad is not None]
-    return float(torch.stack([n.to(norms[0].device) for n in norms]).norm()) if norms else 0.0
 
 
 def _refuse_unsupported(trainer: Any) -> None:

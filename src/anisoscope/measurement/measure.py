@@ -18,13 +18,14 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, Plan
 from anisoscope.measurement.evaluation import Progress, applies, evaluate_bank
 from anisoscope.measurement.remarks import remarks
-from anisoscope.metrics.attention import PAIRS, Keys
+from anisoscope.metrics.attention import PAIRS
+from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine.estimation import ON_SAMPLE
-from anisoscope.metrics.engine.metric import WEIGHT_KINDS, Request, parse_requests
+from anisoscope.metrics.engine.metric import WEIGHT_KINDS, Request
 from anisoscope.metrics.engine.neighbourhoods import Neighbours
 from anisoscope.models.modality import pool_fits
 from anisoscope.results.table import Table
-from anisoscope.stats.directions import Directions
+from anisoscope.stats.directions import Directions, Keys
 from anisoscope.stats.sample import Sample
 
 DEFAULT_KINDS = ("embed", "resid", "stage", "stage_mean", "cls", "final", *SELF_KINDS, *CROSS_KINDS)

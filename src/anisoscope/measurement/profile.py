@@ -20,7 +20,8 @@ from anisoscope.measurement.evaluation import Progress, applies, evaluate_bank
 from anisoscope.measurement.measure import Setup, feed_rows, make_plan, prepare
 from anisoscope.measurement.passes import counts, run_model, save_arrays
 from anisoscope.measurement.remarks import left_out
-from anisoscope.metrics.engine.metric import STREAM_KINDS, Request, parse_requests
+from anisoscope.metrics.catalogue import parse_requests
+from anisoscope.metrics.engine.metric import STREAM_KINDS, Request
 from anisoscope.models.placement import choose_device, choose_dtype
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.manifest import opening

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from anisoscope.measurement.bank import FIRST, REST, WHOLE, Cell, SiteStats
-from anisoscope.metrics.attention import Keys
 from anisoscope.metrics.engine.estimation import NEIGHBOUR_BATCH, Part, View
 from anisoscope.metrics.engine.neighbourhoods import Graph, sample_graphs
 from anisoscope.numerics.hashing import FOLDS
-from anisoscope.stats.directions import Directions
+from anisoscope.stats.directions import Directions, Keys
 from anisoscope.stats.means import Coherence
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.metrics.engine.metric import registry
+from anisoscope.metrics.catalogue import registry
 
 _RAW = (("baseline", False),)
 

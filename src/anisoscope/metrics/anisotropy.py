@@ -5,11 +5,13 @@ Notation: h a row, u = h/‖h‖, n rows, d dimensions, A the average cosine.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.metrics.engine.centring import Centred, pair_cosines, too_few_directions
+from anisoscope.metrics.engine.centring import Centred, pair_cosines, too_few_directions, without_direction
 from anisoscope.metrics.engine.lines import unless
 from anisoscope.metrics.engine.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, metric
 from anisoscope.stats.directions import Coordinates, Directions
@@ -17,6 +19,7 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 _EVERYWHERE = STREAM_KINDS | WEIGHT_KINDS | HEAD_KINDS
+_directional = partial(metric, Directions, default=True, kinds=_EVERYWHERE, batched=True)
 _ETHAYARAJH = "Ethayarajh 2019, arXiv:1909.00512; closed form over all pairs"
 
 
@@ -26,17 +29,14 @@ def _directed(directions: Directions) -> Tensor:
     return directions.n - directions.zeros
 
 
-@metric(
-    Directions,
+@_directional(
     title="Average cosine",
     formula="(‖Σ h/‖h‖‖² − n) / (n(n−1))",
     reference=_ETHAYARAJH,
     convention="exact over all pairs, rows not centred; zero rows have no direction and are left out",
     invariant=("rotation", "scale"),
     bounds=(-1.0, 1.0),
-    default=True,
-    kinds=_EVERYWHERE,
-    batched=True,
+    left_out=without_direction,
 )
 def average_cosine(directions: Directions) -> Tensor:
     """Mean cosine similarity over all pairs of rows: 0 when directions are spread evenly, 1 in a narrow cone."""
@@ -44,17 +44,13 @@ def average_cosine(directions: Directions) -> Tensor:
     return pair_cosines(directions.units, _directed(directions))
 
 
-@metric(
-    Directions,
+@_directional(
     title="Drift",
     formula="‖mean(h)‖",
     reference="Godey et al. 2024, arXiv:2401.12143",
     convention="not normalised",
     invariant=("rotation",),
     bounds=(0.0, None),
-    default=True,
-    kinds=_EVERYWHERE,
-    batched=True,
 )
 def drift(directions: Directions) -> Tensor:
     """Norm of the mean row: how far the cloud has moved from the origin."""
@@ -62,17 +58,13 @@ def drift(directions: Directions) -> Tensor:
     return directions.total.square().sum(-1).sqrt() / directions.n
 
 
-@metric(
-    Directions,
+@_directional(
     title="Relative drift",
     formula="‖mean(h)‖ / mean ‖h‖",
     reference="a near-identity of the average cosine (its square tracks it), shown for orientation",
     convention="between 0 and 1",
     invariant=("rotation", "scale"),
     bounds=(0.0, 1.0),
-    default=True,
-    kinds=_EVERYWHERE,
-    batched=True,
 )
 def relative_drift(directions: Directions) -> Tensor:
     """Norm of the mean row in units of the mean norm."""
@@ -82,17 +74,7 @@ def relative_drift(directions: Directions) -> Tensor:
     return unless(directions.norms == 0.0, found, lambda: TooFewRows(words))
 
 
-@metric(
-    Directions,
-    title="Mean norm",
-    formula="mean ‖h‖",
-    reference="",
-    invariant=("rotation",),
-    bounds=(0.0, None),
-    default=True,
-    kinds=_EVERYWHERE,
-    batched=True,
-)
+@_directional(title="Mean norm", formula="mean ‖h‖", reference="", invariant=("rotation",), bounds=(0.0, None))
 def mean_norm(directions: Directions) -> Tensor:
     """Mean Euclidean norm of the rows."""
     assert directions.norms is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,13 @@ from anisoscope.metrics.engine.neighbourhoods import Neighbours
 FEWEST = 32  # distinct rows below which a dimension is not worth a number
 _NEWTON = 100  # steps at most; five are usual
 _RIGID = ("rotation", "scale", "shift")
+_neighbouring = partial(metric, Neighbours, invariant=_RIGID, batched=True)
 _BATCHES = "mean over shuffled batches of 4096 rows in a profile, all rows on an array; exact duplicates removed"
+
+
+def _remarks(value: float, rows: int, options: dict[str, Any], graphs: list[Neighbours]) -> str:
+    """The bias of TwoNN at this value and number of rows, and a warning where the next scale contradicts it."""
+    return "; ".join(filter(None, (_bias_there(value, rows, options), _next_scale(value, graphs))))
 
 
 def _bias_there(value: float, rows: int, options: dict[str, Any]) -> str:
@@ -34,6 +41,21 @@ def _bias_there(value: float, rows: int, options: dict[str, Any]) -> str:
     if not in_table(true, rows):
         return "bias not known: outside the table of known clouds"
     return f"bias about {round(100 * (value / true - 1)):+d} % at this n"
+
+
+def _next_scale(value: float, graphs: list[Neighbours]) -> str:
+    """A warning where neighbours 2 and 4 give another dimension than neighbours 1 and 2.
+
+    A near-copy of every tenth row is enough to bring TwoNN from 14 down to 0.2, with a narrow interval.
+    """
+    try:
+        wider = [float(gride.function(graph, scale=2)) for graph in graphs]
+    except TooFewRows:
+        return ""
+    other = sum(wider) / len(wider)
+    if 0.5 <= value / other <= 2.0:
+        return ""
+    return f"the next scale (GRIDE, k = 2) gives {other:.3g}: near-copies or noise decide one of the two"
 
 
 def _near(neighbours: Neighbours, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,8 +81,7 @@ def _quotient(above: Tensor | float, below: Tensor) -> Tensor:
     return unless(~((below > 0.0) & (below < torch.inf)), above / below, _no_dimension)
 
 
-@metric(
-    Neighbours,
+@_neighbouring(
     title="Intrinsic dimension (TwoNN)",
     formula="slope through 0 of −log(1−F(μ)) on log μ, F(μ₍ᵢ₎) = i/N, first ⌊0.9 N⌋",
     reference="Facco et al. 2017, arXiv:1803.06992",
@@ -68,12 +89,10 @@ def _quotient(above: Tensor | float, below: Tensor) -> Tensor:
     + "; biased low above about 10: at 4096 rows a flat cloud of 20 dimensions gives 17.4 ± 0.3, one of 50 gives "
     "33.3 ± 0.6; calibrated=1 gives the dimension of the flat (Gaussian) cloud that has this value on average at the "
     "same number of rows, within 15 % of the truth on smooth clouds; per_context=1 takes one row of each context",
-    invariant=_RIGID,
     bounds=(0.0, None),
     default=True,
     neighbours=2,
-    remark=_bias_there,
-    batched=True,
+    remark=_remarks,
 )
 def two_nn(
     neighbours: Neighbours,
@@ -119,18 +138,15 @@ def _published(neighbours: Neighbours, *, method: str, keep: float) -> tuple[Ten
     return _quotient((x * y).sum(-1), x.square().sum(-1)), count
 
 
-@metric(
-    Neighbours,
+@_neighbouring(
     title="Intrinsic dimension (Levina–Bickel)",
     formula="[mean over rows of (1/(k−1)) Σ_{j<k} log(r_k/r_j)]⁻¹, averaged over k = 10…20",
     reference="Levina & Bickel 2004; inverses averaged after MacKay & Ghahramani 2005",
     convention=_BATCHES
     + "; biased low above about 8: at 4096 rows a flat cloud of 20 dimensions gives 16.1 ± 0.1, one of 50 gives "
     "29.9 ± 0.1; less spread than TwoNN, more bias (docs/dimension.md)",
-    invariant=_RIGID,
     bounds=(0.0, None),
     neighbours=20,
-    batched=True,
 )
 def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 20) -> Tensor:
     """Maximum-likelihood dimension from the distances to 10 to 20 neighbours: a wider scale than TwoNN."""
@@ -145,8 +161,7 @@ def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 
     return unless(values.isnan(), values, _no_dimension)
 
 
-@metric(
-    Neighbours,
+@_neighbouring(
     title="Intrinsic dimension (GRIDE)",
     formula="argmax_δ Π δ (μ^δ − 1)^{k−1} / μ^{(2k−1)δ+1}, μ = r₂ₖ/rₖ",
     reference="Denti et al. 2022, arXiv:2104.13832",
@@ -155,10 +170,8 @@ def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 
     "scales: 4096 "
     "rows a flat cloud of 50 dimensions gives 31.8, 30.2, 28.7 at k = 2, 4, 8 (docs/dimension.md); a dimension that "
     "falls steeply from k = 1 to 8 is noise at the smallest scale",
-    invariant=_RIGID,
     bounds=(0.0, None),
     neighbours=4,
-    batched=True,
 )
 def gride(neighbours: Neighbours, *, scale: int = 2) -> Tensor:
     """Maximum-likelihood dimension from the neighbours k and 2k: the larger k, the wider the scale it looks at."""
@@ -221,15 +234,12 @@ class _Root:
         return True
 
 
-@metric(
-    Neighbours,
+@_neighbouring(
     title="Hubness",
     formula="skewness of N_k(x), the number of rows that have x among their k = 10 nearest",
     reference="Radovanović et al. 2010",
     convention=_BATCHES,
-    invariant=_RIGID,
     neighbours=10,
-    batched=True,
 )
 def hubness(neighbours: Neighbours, *, k: int = 10) -> Tensor:
     """How unequal rows are as neighbours of others: 0 when all are alike, large when a few hubs are near to all."""

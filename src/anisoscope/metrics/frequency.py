@@ -8,16 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.engine.metric import measured
 
+STEPS = ("tangent", "sweep", "train")
 BINS = 5
 OCCURRENCES = 10  # rows of each type: fewer give no spread, more would make frequent types look wider
 FEWEST_TYPES = 8
+_ARTICLE = "Revisiting Anisotropy, arXiv:2604.08764"
+_over_types = partial(measured, *STEPS, reference=_ARTICLE, invariant=("rotation", "scale"))
 _TOGETHER = 1 << 21  # numbers of resamplings held at once
 
 
@@ -44,10 +48,17 @@ def equal_mass_bins(counts: Tensor, *, bins: int = BINS) -> Tensor:
     return found
 
 
-def entropy(counts: Tensor) -> float:
-    """−Σ p log₂ p of the token types, in bits: lower where frequencies are more uneven.
+@measured(
+    *STEPS,
+    title="Entropy of the tokens",
+    formula="−Σ p log₂ p",
+    convention="in bits, over the types that occur",
+    bounds=(0.0, None),
+)
+def unigram_entropy(counts: Tensor) -> float:
+    """Entropy of the token types as they were sampled for training; lower is more uneven.
 
-    >>> entropy(torch.tensor([5, 5, 0]))
+    >>> unigram_entropy(torch.tensor([5, 5, 0]))
     1.0
     """
     share = counts.double()[counts > 0] / counts.double().sum()
@@ -61,7 +72,7 @@ def bin_of(tokens: Tensor, bins: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Spread:
+class TypeSpread:
     """One point per type: its log frequency, and the RMS distance of its rows to their centroid."""
 
     frequency: Tensor  # [types] log c
@@ -69,7 +80,7 @@ class Spread:
     norm: Tensor  # [types] mean ‖x‖
 
 
-def contextual_spread(x: Tensor, tokens: Tensor, counts: Tensor, *, order: Tensor) -> Spread:
+def contextual_spread(x: Tensor, tokens: Tensor, counts: Tensor, *, order: Tensor) -> TypeSpread:
     """The spread of every type with at least OCCURRENCES rows, each over its first OCCURRENCES in `order`.
 
     Equal numbers, because the largest of many distances would grow with the number; the divisor is m − 1.
@@ -85,10 +96,10 @@ def contextual_spread(x: Tensor, tokens: Tensor, counts: Tensor, *, order: Tenso
     start = (number.cumsum(0) - number)[enough]
     if not len(start):
         empty = torch.empty(0, dtype=torch.float64)
-        return Spread(empty, empty, empty)
+        return TypeSpread(empty, empty, empty)
     rows = x[(ranked[start[:, None] + torch.arange(m)]).to(x.device)].double()  # [types, m, d]
     distance = ((rows - rows.mean(1, keepdim=True)).square().sum((1, 2)) / (m - 1)).sqrt()
-    return Spread(counts[types[enough]].log(), distance.cpu(), rows.norm(dim=-1).mean(1).cpu())
+    return TypeSpread(counts[types[enough]].log(), distance.cpu(), rows.norm(dim=-1).mean(1).cpu())
 
 
 @dataclass
@@ -116,15 +127,15 @@ class TemporalSpread:
         self.norms += rows.norm(dim=1)
         return self
 
-    def spread(self, counts: Tensor) -> Spread:
+    def spread(self, counts: Tensor) -> TypeSpread:
         """One point per type that occurs."""
         if self.total is None or self.squares is None or self.norms is None or self.n < 2:
             empty = torch.empty(0, dtype=torch.float64)
-            return Spread(empty, empty, empty)
+            return TypeSpread(empty, empty, empty)
         about = (self.squares - self.total.square().sum(1) / self.n).clamp_min(0.0) / (self.n - 1)
         counts = counts.cpu().double()[: len(about)]
         seen = (counts > 0).nonzero().squeeze(1)  # a table may be longer than the vocabulary
-        return Spread(counts[seen].log(), about.sqrt().cpu()[seen], (self.norms / self.n).cpu()[seen])
+        return TypeSpread(counts[seen].log(), about.sqrt().cpu()[seen], (self.norms / self.n).cpu()[seen])
 
 
 @dataclass(frozen=True)
@@ -162,11 +173,42 @@ def correlate(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int = 999
     return Correlation(value, low, high, p, n)
 
 
-def exponent(found: Spread, *, draws: int = 999, seed: int = 0) -> Correlation:
-    """β of distance ∝ f^−β: minus the slope of log distance on log frequency, with a bootstrap interval over types.
+@_over_types(
+    title="Frequency and spread",
+    formula="corr(log f, RMS distance to the type's centroid)",
+    convention=f"over types, {OCCURRENCES} rows of each in context (over=context) or its row of the embedding through "
+    "training (over=time); a bootstrap interval over types; normalised=1: distance over the mean norm",
+    bounds=(-1.0, 1.0),
+)
+def frequency_spread(
+    found: TypeSpread, *, method: str, normalised: bool, draws: int = 999, seed: int = 0
+) -> Correlation:
+    """Correlation, over token types, of log frequency with how far a type's rows lie from their own centroid."""
+    distance = found.distance / found.norm.clamp_min(1e-300) if normalised else found.distance
+    return correlate(found.frequency, distance, method=method, seed=seed)
+
+
+@_over_types(
+    title="Frequency and spread, p",
+    formula="permutation p",
+    convention="two-sided, (1 + #{|r| as large}) / (draws + 1)",
+    bounds=(0.0, 1.0),
+)
+def frequency_spread_p(correlation: Correlation) -> float:
+    """How often a permutation of the types correlates as strongly."""
+    return correlation.p
+
+
+@_over_types(
+    title="Exponent of spread",
+    formula="β of distance ∝ f^−β",
+    convention="minus the slope of log distance on log frequency, with a bootstrap interval over types",
+)
+def frequency_beta(found: TypeSpread, *, draws: int = 999, seed: int = 0) -> Correlation:
+    """How fast the distance of a type's rows to their centroid falls with its frequency.
 
     >>> f = torch.arange(1.0, 30.0)
-    >>> round(exponent(Spread(f.log(), f**-0.25, f)).value, 6)
+    >>> round(frequency_beta(TypeSpread(f.log(), f**-0.25, f)).value, 6)
     0.25
     """
     alive = found.distance > 0

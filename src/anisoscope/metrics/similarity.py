@@ -5,6 +5,7 @@ Notation: u unit rows, A the average cosine (the baseline that anisotropy alone 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ OCCURRENCES = 5  # of a token type in the sample, below which it is left out
 _ETHAYARAJH = "Ethayarajh 2019, arXiv:1909.00512"
 _TYPES = f"token types with at least {OCCURRENCES} occurrences in the sample; minus the baseline (baseline=0: raw)"
 _TOKEN_KINDS = STREAM_KINDS - {"rows"}
+_of_types = partial(
+    metric, Sample, reference=_ETHAYARAJH, convention=_TYPES, invariant=("rotation", "scale"), kinds=_TOKEN_KINDS
+)
 
 
 def _directed(sample: Sample) -> tuple[Tensor, Tensor]:
@@ -51,15 +55,10 @@ def _units(rows: Tensor) -> Tensor:
     return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
 
 
-@metric(
-    Sample,
+@_of_types(
     title="Self-similarity",
     formula="mean over types of the mean cosine between occurrences, minus A",
-    reference=_ETHAYARAJH,
-    convention=_TYPES,
-    invariant=("rotation", "scale"),
     bounds=(-2.0, 1.0),
-    kinds=_TOKEN_KINDS,
 )
 def self_similarity(sample: Sample, *, baseline: bool = True) -> float:
     """How alike a token is to itself in other contexts: near 1 when context changes nothing, 0 when it changes all."""
@@ -90,15 +89,10 @@ def _explained(rows: Tensor) -> float:
     return float(energies[0] / energies.sum())
 
 
-@metric(
-    Sample,
+@_of_types(
     title="Maximum explainable variance",
     formula="mean over types of σ₁²/Σσ² of their occurrences, minus that of as many random rows",
-    reference=_ETHAYARAJH,
-    convention=_TYPES,
-    invariant=("rotation", "scale"),
     bounds=(-1.0, 1.0),
-    kinds=_TOKEN_KINDS,
 )
 def max_explainable_variance(sample: Sample, *, baseline: bool = True) -> float:
     """How much of a token's occurrences one static vector could explain."""

@@ -1,21 +1,24 @@
-"""Metrics of the spectrum of the rows.
+"""Metrics of the spectrum of the rows, of all of them and inside clusters.
 
-Notation: σ singular values of the (centred) n×d rows, λ = σ², p = σ/Σσ.
+Notation: σ singular values of the (centred) n×d rows, λ = σ², p = σ/Σσ; K clusters of n_k rows.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from anisoscope.errors import AnisoscopeError, TooFewRows
+from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
+from anisoscope.metrics.engine.clusters import PARTITIONS, Clusters
 from anisoscope.metrics.engine.lines import unless
 from anisoscope.metrics.engine.metric import metric
 from anisoscope.stats.moments import Moments
 
 _RIGID = ("rotation", "scale")
+_spectral = partial(metric, Moments, invariant=(*_RIGID, "shift"), batched=True)
 _CENTRED = "rows centred on their mean (uncentred with centred=0)"
 _BATCHES = _CENTRED + "; over all rows, or with batches=1 the mean over shuffled batches of 4096 sampled rows"
 
@@ -33,16 +36,13 @@ def _energies(moments: Moments, *, centred: bool) -> Tensor:
     return torch.where(((n < needed).to(flat.device) | flat).unsqueeze(-1), torch.nan, energies)
 
 
-@metric(
-    Moments,
+@_spectral(
     title="Anisotropy (SVD ratio)",
     formula="σ₁ / Σσ",
     reference="Razzhigaev et al. 2023, arXiv:2311.05928",
     convention=_BATCHES,
-    invariant=(*_RIGID, "shift"),
     bounds=(0.0, 1.0),
     default=True,
-    batched=True,
 )
 def svd_ratio(moments: Moments, *, centred: bool = True, batches: bool = False) -> Tensor:
     """Share of the largest singular value in the sum of all: 1/d for a round cloud, 1 for a line."""
@@ -50,16 +50,13 @@ def svd_ratio(moments: Moments, *, centred: bool = True, batches: bool = False) 
     return sigma[..., 0] / sigma.sum(-1)
 
 
-@metric(
-    Moments,
+@_spectral(
     title="Anisotropy (squared SVD ratio)",
     formula="σ₁² / Σσ²",
     reference="Razzhigaev et al. 2023, the authors' code; 1 / stable rank",
     convention=_BATCHES,
-    invariant=(*_RIGID, "shift"),
     bounds=(0.0, 1.0),
     default=True,
-    batched=True,
 )
 def svd_ratio_squared(moments: Moments, *, centred: bool = True, batches: bool = False) -> Tensor:
     """Share of variance along the first principal direction."""
@@ -71,16 +68,13 @@ def _participation(energies: Tensor) -> Tensor:
     return energies.sum(-1).square() / energies.square().sum(-1)
 
 
-@metric(
-    Moments,
+@_spectral(
     title="Participation ratio",
     formula="(Σλ)² / Σλ²",
     reference="Gao et al. 2017, bioRxiv 214262",
     convention=_CENTRED + "; corrected=1 removes the bias of a Gaussian sample of n rows",
-    invariant=(*_RIGID, "shift"),
     bounds=(1.0, None),
     default=True,
-    batched=True,
 )
 def participation_ratio(moments: Moments, *, centred: bool = True, corrected: bool = False) -> Tensor:
     """Number of directions that share the variance: d for a round cloud, 1 for a line."""
@@ -95,16 +89,13 @@ def participation_ratio(moments: Moments, *, centred: bool = True, corrected: bo
     return unless(below <= 0, ((nu + 1) / nu * first**2 - 2 / nu * second) / below, lambda: TooFewRows(words))
 
 
-@metric(
-    Moments,
+@_spectral(
     title="IsoScore",
     formula="(PR − 1) / (d − 1)",
     reference="Rudman et al. 2022, arXiv:2108.07344",
     convention="rows centred on their mean",
-    invariant=(*_RIGID, "shift"),
     bounds=(0.0, 1.0),
     default=True,
-    batched=True,
 )
 def iso_score(moments: Moments) -> Tensor:
     """Share of the dimensions that are uniformly used: 1 for a round cloud, 0 for a line."""
@@ -117,15 +108,12 @@ def _iso(energies: Tensor) -> Tensor:
     return (_participation(energies) - 1.0) / (energies.shape[-1] - 1.0)
 
 
-@metric(
-    Moments,
+@_spectral(
     title="IsoScore*",
     formula="IsoScore of (1−ζ)C + ζ·tr(C)/d·I",
     reference="Rudman & Eickhoff 2024, arXiv:2305.19358",
     convention="rows centred on their mean; shrinkage target tr(C)/d·I",
-    invariant=(*_RIGID, "shift"),
     bounds=(0.0, 1.0),
-    batched=True,
 )
 def iso_score_star(moments: Moments, *, zeta: float = 0.2) -> Tensor:
     """IsoScore of a covariance shrunk towards a round one, steady for few rows; ζ = 0 gives IsoScore."""
@@ -141,16 +129,13 @@ def _entropy(energies: Tensor, *, epsilon: float = 0.0) -> Tensor:
     return -torch.xlogy(share, share).sum(-1)  # 0 log 0 = 0
 
 
-@metric(
-    Moments,
+@_spectral(
     title="Effective rank",
     formula="exp(−Σ p log p), p = σ/Σσ",
     reference="Roy & Vetterli 2007",
     convention=_CENTRED,
-    invariant=(*_RIGID, "shift"),
     bounds=(1.0, None),
     default=True,
-    batched=True,
 )
 def effective_rank(moments: Moments, *, centred: bool = True) -> Tensor:
     """Number of directions, counted by the entropy of the singular values."""
@@ -174,16 +159,13 @@ def rank_me(moments: Moments, *, epsilon: float = 1e-7) -> Tensor:
     return _entropy(_energies(moments, centred=False), epsilon=epsilon).exp()
 
 
-@metric(
-    Moments,
+@_spectral(
     title="Stable rank",
     formula="Σσ² / σ₁²",
     reference="Rudelson & Vershynin 2007",
     convention=_CENTRED,
-    invariant=(*_RIGID, "shift"),
     bounds=(1.0, None),
     default=True,
-    batched=True,
 )
 def stable_rank(moments: Moments, *, centred: bool = True) -> Tensor:
     """Total variance in units of the largest one: 1 / squared SVD ratio."""
@@ -206,3 +188,22 @@ def singular_entropy(moments: Moments, *, centred: bool = False) -> Tensor:
     """How far the singular values are from equal, in nats: 0 for a round cloud; made for the output head."""
     energies = _energies(moments, centred=centred)
     return (math.log(energies.shape[-1]) - _entropy(energies)).clamp_min(0.0)
+
+
+@metric(
+    Clusters,
+    title="Local anisotropy",
+    formula="Σ_k (n_k/n) σ₁²/Σσ² inside cluster k",
+    reference="Cai et al. 2021 (isotropy in the contextual embedding space); Razzhigaev et al. 2023",
+    convention="k-means on 4096 sampled rows, K = 2…10 by silhouette (or clusters=K); partition=random gives clusters "
+    "of the same sizes drawn at random, partition=none the whole cloud; the clusters are found once on all rows and "
+    "kept when folds are left out for the interval",
+    invariant=("rotation", "scale", "shift"),
+    bounds=(0.0, 1.0),
+    batched=True,
+)
+def local_anisotropy(cloud: Clusters, *, clusters: int = 0, partition: str = "clusters") -> Tensor:
+    """Share of variance along the first direction inside clusters; to be read beside its two controls."""
+    if partition not in PARTITIONS:
+        raise unknown_name("partition", partition, PARTITIONS)
+    return cloud.stretch(clusters=clusters, partition=partition)

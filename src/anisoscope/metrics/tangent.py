@@ -1,22 +1,32 @@
-"""How much of the gradients lies in a subspace, and how much would lie there by chance.
+"""How much of the gradients lies in a subspace, how much would lie there by chance, and how fitted subspaces move.
 
-Notation: G n×d gradients of the summed loss, M = GᵀG their second moment, Q d×r an orthonormal basis, e = ‖GQ‖²/‖G‖²
-the energy of Q, A d×(J·r) Gaussian columns, r at a time a uniformly random subspace. Everything is a function of M.
+Notation: G n×d gradients of the summed loss, M = GᵀG their second moment, C = M / tr(M), Q d×r an orthonormal basis (of
+a tangent proxy), e = ‖GQ‖²/‖G‖² the energy of Q, A d×(J·r) Gaussian columns, r at a time a uniformly random subspace.
+Everything about gradients is a function of M.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.engine.metric import measured
 from anisoscope.numerics.host import together
+from anisoscope.numerics.linalg import principal_angles
 
+STEPS, SERIES = ("tangent", "sweep", "train"), ("sweep", "train")  # what measures a step, and a change between two
+_ARTICLE = "Revisiting Anisotropy, arXiv:2604.08764"
+_RIGID = ("rotation", "scale")
+_share = partial(measured, *STEPS, reference=_ARTICLE, invariant=_RIGID)
+_ratio = partial(measured, *STEPS, reference=_ARTICLE, invariant=("scale",))
 ZETA = 0.2  # shrinkage of IsoScore* (Rudman and Eickhoff 2024)
 MOST_OF_WIDTH = 4  # a proxy of more than d/4 directions is no low-rank tangent
 _WIDE = 1024  # columns from which an eigenproblem is worth a GPU
@@ -64,28 +74,84 @@ def row_energies(G: Tensor, Q: Tensor) -> Tensor:
         return (G @ Q.to(G.dtype)).double().square().sum(-1)
 
 
-def energy(M: Tensor, Q: Tensor) -> Tensor:
-    """tr(QᵀMQ) / tr(M), of one or several second moments.
+@_share(
+    title="Gradient energy",
+    formula="‖GQ‖² / ‖G‖²",
+    convention="G the gradients of the summed loss at the test rows, pooled (average=row: the mean of row ratios); Q "
+    "fitted on other contexts; with control=… of a subspace of the same rank",
+    bounds=(0.0, 1.0),
+)
+def gradient_energy(M: Tensor, Q: Tensor) -> Tensor:
+    """Share of the gradients' energy that lies in the span of the proxy; r/d by chance.
 
     >>> Q = torch.eye(4, dtype=torch.float64)[:, :2]
-    >>> float(energy(torch.diag(torch.tensor([3.0, 0.0, 1.0, 0.0], dtype=torch.float64)), Q))
+    >>> float(gradient_energy(torch.diag(torch.tensor([3.0, 0.0, 1.0, 0.0], dtype=torch.float64)), Q))
     0.75
     """
     inside = ((M @ Q.to(M.dtype)) * Q.to(M.dtype)).sum((-2, -1))
-    return inside / M.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return inside / _trace(M)
 
 
-def spectral_share(C: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
-    """‖Qᵀ(C − tr(C)/d·I)Q‖_F² / ‖C − tr(C)/d·I‖_F², and tr(QᵀCQ)/r over tr(C)/d: above 1 the share is excess energy.
+@_share(
+    title="Enrichment",
+    formula="energy / (r/d)",
+    convention="of the proxy alone: controls have none",
+    bounds=(0.0, None),
+)
+def gradient_enrichment(energy: float, width: int, rank: int) -> float:
+    """Energy in units of chance: 1 where gradients know nothing of the proxy.
 
-    By chance about r(r+1)/d². An isotropic C has no anisotropy to share: NaN.
+    >>> gradient_enrichment(0.75, 4, 2)
+    1.5
     """
-    share, level, _ = Anisotropy(C).held(Q)
-    return share, level
+    return energy * (width / rank)
+
+
+@_ratio(
+    title="Ratio to the normal control",
+    formula="energy(Q_T) / mean energy(Q_N)",
+    convention="Q_N random subspaces of the orthogonal complement of Q_T; the interval is their 95 % band",
+    bounds=(0.0, None),
+)
+def gradient_ratio(energy: float, control: float) -> float:
+    """Energy of the proxy over the mean energy of subspaces orthogonal to it.
+
+    >>> gradient_ratio(0.6, 0.2), gradient_ratio(0.6, 0.0)
+    (2.9999999999999996, inf)
+    """
+    return energy / control if control > 0 else math.inf if control == 0 and energy > 0 else math.nan
+
+
+@_share(
+    title="Anisotropy share",
+    formula="‖Qᵀ(C − tr(C)/d·I)Q‖² / ‖C − tr(C)/d·I‖²",
+    convention="C the second moment of the gradients, not centred; the note says whether tr(QᵀCQ)/r lies above tr(C)/d",
+    bounds=(0.0, 1.0),
+)
+def gradient_share(C: Tensor, Q: Tensor) -> Tensor:
+    """Share of the gradients' departure from isotropy that lies in the proxy; r(r+1)/d² by chance."""
+    return Anisotropy(C).held(Q)[0]
+
+
+@measured(
+    *STEPS,
+    title="IsoScore* gain",
+    formula="IsoScore*(C outside Q) − IsoScore*(C)",
+    reference="IsoScore* of Rudman & Eickhoff 2024, arXiv:2305.19358",
+    convention="ζ = 0.2; C compressed to the orthogonal complement of Q; 0 for an isotropic C",
+    invariant=("rotation", "scale"),
+    bounds=(-1.0, 1.0),
+)
+def gradient_isoscore_gain(C: Tensor, Q: Tensor) -> Tensor:
+    """How much more isotropic the gradients are without the proxy's directions."""
+    return Anisotropy(C).held(Q)[2]
 
 
 class Anisotropy:
-    """How anisotropic second moments C [..., d, d] are: found once, for every subspace that is asked about."""
+    """How anisotropic second moments C [..., d, d] are: found once, for every subspace that is asked about.
+
+    An isotropic C has no anisotropy to share: NaN.
+    """
 
     def __init__(self, C: Tensor) -> None:
         self.C, self.level = C, _trace(C) / C.shape[-1]
@@ -93,7 +159,7 @@ class Anisotropy:
         self.squares = C.square().sum((-2, -1))
 
     def held(self, Q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The spectral share of Q, its level, and ΔIsoScore* when Q is taken away."""
+        """gradient_share of Q, tr(QᵀCQ)/r over tr(C)/d (above 1 the share is excess energy), gradient_isoscore_gain."""
         d, r = Q.shape
         Q = Q.to(self.C.dtype)
         image = self.C @ Q
@@ -115,11 +181,6 @@ def _iso_score_star(trace: Tensor, squares: Tensor, d: int) -> Tensor:
     """IsoScore* from tr(C) and ‖C‖_F²: (PR − 1)/(d − 1) of (1−ζ)C + ζ tr(C)/d·I."""
     shrunk = (1 - ZETA) ** 2 * squares + (2 * (1 - ZETA) * ZETA + ZETA**2) * trace**2 / d
     return (trace**2 / shrunk - 1) / (d - 1)
-
-
-def isoscore_gain(C: Tensor, Q: Tensor) -> Tensor:
-    """ΔIsoScore*(Q) = IsoScore*(C compressed to the complement of Q) − IsoScore*(C); 0 for an isotropic C."""
-    return Anisotropy(C).held(Q)[2]
 
 
 def _gain(
@@ -265,10 +326,16 @@ class Measured:
         return Control(trace.clamp_min(0.0), share, gain)
 
 
-def p_value(value: float, draws: Tensor) -> float:
-    """(1 + #{draws ≥ value}) / (J + 1): exact when the proxy is a uniformly random subspace.
+@_ratio(
+    title="p against random subspaces",
+    formula="(1 + #{energy(Q_R) ≥ energy(Q_T)}) / (draws + 1)",
+    convention="exact when the proxy is a uniformly random subspace; ties count as larger",
+    bounds=(0.0, 1.0),
+)
+def gradient_p(value: float, draws: Tensor) -> float:
+    """How often a random subspace of the same rank holds as much energy.
 
-    >>> p_value(1.0, torch.zeros(999))
+    >>> gradient_p(1.0, torch.zeros(999))
     0.001
     """
     if value != value:
@@ -276,10 +343,18 @@ def p_value(value: float, draws: Tensor) -> float:
     return (1 + int((draws >= value * (1 - TIE)).sum())) / (len(draws) + 1)
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down adjusted p-values (Holm 1979); NaN stays NaN and does not count.
+@measured(
+    *STEPS,
+    title="p, Holm over layers",
+    formula="Holm over the layers of a step",
+    reference="Holm 1979",
+    convention="one family for each variant and group; layers without a p do not count",
+    bounds=(0.0, 1.0),
+)
+def gradient_p_holm(p: Sequence[float]) -> list[float]:
+    """The same p after Holm's correction over the layers of that step.
 
-    >>> holm([0.01, 0.04, 0.03])
+    >>> gradient_p_holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
     order = sorted((i for i, value in enumerate(p) if value == value), key=lambda i: p[i])
@@ -289,6 +364,26 @@ def holm(p: Sequence[float]) -> list[float]:
         running = max(running, min(1.0, (len(order) - rank) * p[i]))
         adjusted[i] = running
     return adjusted
+
+
+@measured(
+    "train",
+    title="Alignment with gradients",
+    formula="⟨C, G⟩ / (‖C‖ ‖G‖)",
+    convention="C the covariance of the sampled activations of a training batch, G the second moment of their "
+    "gradients, not centred; at every step of a monitored training",
+    invariant=("rotation", "scale"),
+    bounds=(0.0, 1.0),
+)
+def gradient_alignment(first: Tensor, second: Tensor) -> Tensor:
+    """Cosine of the covariance of the activations and the second moment of their gradients, as matrices: 1 where both
+    have one shape.
+
+    >>> gradient_alignment(torch.eye(2)[None], torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])).tolist()
+    [0.7071067690849304]
+    """
+    sizes = torch.linalg.vector_norm(first.flatten(1), dim=-1) * torch.linalg.vector_norm(second.flatten(1), dim=-1)
+    return (first * second).flatten(1).sum(-1) / sizes
 
 
 def next_components(covariance: Tensor, Q: Tensor) -> Tensor:
@@ -319,3 +414,111 @@ def growth(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh((after - before).double())
     grew = vectors[:, values > 0]
     return (grew * values[values > 0]) @ grew.mT, grew
+
+
+@measured(
+    *SERIES,
+    title="Amplification",
+    formula="share of (ΔC_X)₊ in the earlier Q_T",
+    reference=_ARTICLE,
+    convention="(ΔC_X)₊ the positive part of the change of the activations' covariance since the measured step before",
+    invariant=("rotation", "scale"),
+    bounds=(0.0, 1.0),
+)
+def amplification(grown: Tensor, Q: Tensor) -> Tensor:
+    """Share of the variance gained since the previous measured step that lies in the proxy fitted at that step."""
+    return gradient_energy(grown, Q)
+
+
+@measured(
+    *SERIES,
+    title="Amplification, p",
+    formula="p against random subspaces",
+    reference=_ARTICLE,
+    convention="as gradient_p",
+    invariant=("scale",),
+    bounds=(0.0, 1.0),
+)
+def amplification_p(value: float, draws: Tensor) -> float:
+    """How often a random subspace holds as much of the variance gained."""
+    return gradient_p(value, draws)
+
+
+# -- fitted subspaces and their concepts -------------------------------------------------------------------------------
+
+
+@measured(
+    *STEPS,
+    title="Overlap with PCA",
+    formula="‖Q_TᵀQ_PCA‖² / r",
+    convention="both of rank r; over the smaller rank where the rows span fewer dimensions",
+    invariant=("rotation", "scale"),
+    bounds=(0.0, 1.0),
+)
+def proxy_overlap(first: Tensor, second: Tensor) -> float:
+    """How much of the proxy's span PCA of the same rank shares; 1 = the same span."""
+    inside = first.T @ second
+    return float(inside.square().sum() / min(inside.shape))
+
+
+@measured(
+    *SERIES,
+    title="Turn of the span",
+    formula="mean principal angle, degrees",
+    convention="between the refitted spans of two measured steps",
+    invariant=("rotation", "scale"),
+    bounds=(0.0, 90.0),
+)
+def concept_turn(first: Tensor, second: Tensor) -> float:
+    """Angle between the spans of this measured step and the one before.
+
+    >>> round(concept_turn(torch.eye(4)[:, :2], torch.eye(4)[:, 1:3]), 6)
+    45.0
+    """
+    return float(torch.rad2deg(principal_angles(first.mT, second.mT).mean()))
+
+
+@measured(
+    *SERIES,
+    title="Match of concepts",
+    formula="mean |cos| after optimal assignment",
+    convention="one to one, with the largest sum of cosines (Kuhn 1955)",
+    invariant=("rotation", "scale"),
+    bounds=(0.0, 1.0),
+)
+def concept_match(first: Tensor, second: Tensor) -> float:
+    """How alike the concepts are to those of the measured step before, each to its partner."""
+    return float(match_concepts(first, second)[1].abs().mean())
+
+
+def match_concepts(first: Any, second: Any, *, signed: bool = True) -> tuple[Tensor, Tensor]:
+    """Pairs [m, 2] of concepts of two fits, one to one, with the largest sum of cosines, and these cosines.
+
+    Codes are non-negative, so a direction and its opposite are different concepts; `signed=False` for components
+    whose sign means nothing.
+
+    >>> pairs, cosines = match_concepts(torch.eye(3)[:2], torch.eye(3)[[1, 0]])
+    >>> pairs.tolist(), cosines.tolist()
+    ([[0, 1], [1, 0]], [1.0, 1.0])
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    one, two = _units(first), _units(second)
+    if one.shape[1] != two.shape[1]:
+        raise AnisoscopeError(f"the directions have widths {one.shape[1]} and {two.shape[1]}; expected the same space.")
+    cosines = one @ two.T
+    if not signed:
+        cosines = cosines.abs()
+    mine, theirs = linear_sum_assignment(-cosines.numpy())
+    pairs = torch.stack([torch.as_tensor(mine), torch.as_tensor(theirs)], 1)
+    return pairs, cosines[pairs[:, 0], pairs[:, 1]]
+
+
+def _units(directions: Any) -> Tensor:
+    rows = torch.as_tensor(directions).detach().cpu().double()
+    if rows.ndim != 2 or 0 in rows.shape or not bool(rows.isfinite().all()):
+        raise AnisoscopeError(
+            f"the directions have shape {tuple(rows.shape)} or are not finite; expected concepts × width, finite."
+        )
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return rows / torch.where(norms > 0, norms, 1.0)

@@ -21,9 +21,10 @@ from anisoscope.capture.gradients.sampled import SampledPass, SampledRows
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.tangent import gradient_alignment
 from anisoscope.results.folder import replace_file
 from anisoscope.results.table import SCHEMA, SCHEMA_VERSION, Table
-from anisoscope.stats.trace import QUANTITIES, Trace, alignment, wide
+from anisoscope.stats.trace import QUANTITIES, Trace, wide
 
 ROWS = 2048  # of one forward pass
 FILE = "every_step.parquet"
@@ -110,7 +111,7 @@ class _Group:
         found = sums.quantities()
         if scale != 1.0:
             found[half:, 3:5] /= scale  # drift and mean norm
-        shape_of_both = alignment(sums.scatter[:half], sums.scatter[half:]).unsqueeze(-1)
+        shape_of_both = gradient_alignment(sums.scatter[:half], sums.scatter[half:]).unsqueeze(-1)
         torch.cat((found[:half], found[half:], shape_of_both), dim=-1, out=self.buffer[row])
         self.steps.append(step)
 

@@ -19,7 +19,8 @@ from anisoscope.measurement.evaluation import evaluate_bank
 from anisoscope.measurement.measure import Setup, leave_unseen_out, make_plan
 from anisoscope.measurement.remarks import remarks, rows_read
 from anisoscope.metrics.engine.metric import Request
-from anisoscope.metrics.frequency import entropy
+from anisoscope.metrics.frequency import unigram_entropy
+from anisoscope.metrics.training import probe_loss
 from anisoscope.monitor.probe import Probe, unseen
 from anisoscope.tangent.concepts import card_sites, cards
 from anisoscope.tangent.energy import Record, holm_records, placed
@@ -102,14 +103,18 @@ class Instruments:
                 self._note(f"step {rows.step}: {note}")
             records += [{**row, "step": rows.step} for row in evaluate_bank(bank, self.requests, self.setup)]
         if rows.tokens and rows.losses and (self.study is None or not self.study.source):  # a training batch tells none
-            records.append({**place, "metric": "probe_loss", "value": rows.loss / rows.tokens, "n": rows.tokens})
+            records.append(
+                {**place, "metric": "probe_loss", "value": probe_loss(rows.loss, rows.tokens), "n": rows.tokens}
+            )
         if self.study is None or self.left_out(rows):
             return records
         if rows.unreached:
             self._note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
         records += self.study.measure(rows)
         if self.study.counts is not None:
-            records.append({**place, "metric": "unigram_entropy", "value": entropy(self.study.counts), "layer": 0})
+            records.append(
+                {**place, "metric": "unigram_entropy", "value": unigram_entropy(self.study.counts), "layer": 0}
+            )
         beside = [*self._tables(rows), *self._weights(rows)]
         return [*records, *beside, *holm_records(beside)]
 

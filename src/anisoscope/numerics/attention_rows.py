@@ -44,19 +44,9 @@ def row_sharpness(
     out = []
     for start in range(0, contexts, some):
         mine = slice(start, start + some)
-        parts = [
-            _block(
-                query[mine],
-                key[mine],
-                allowed[mine],
-                None if bias is None else bias[mine],
-                scaling,
-                first[mine],
-                h,
-                few,
-            )
-            for h in range(0, heads, few)
-        ]
+        more = None if bias is None else bias[mine]
+        some_contexts = (query[mine], key[mine], allowed[mine], more, scaling, first[mine])
+        parts = [_block(*some_contexts, slice(h, h + few)) for h in range(0, heads, few)]
         out.append(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
     return torch.cat(out)
 
@@ -68,11 +58,9 @@ def _block(
     bias: Tensor | None,
     scaling: float | Tensor,
     first: Tensor,
-    start: int,
-    few: int,
+    heads: slice,
 ) -> Tensor:
     """The quantities of a block of heads."""
-    heads = slice(start, start + few)
     share = torch.arange(query.shape[1], device=query.device)[heads] // (query.shape[1] // key.shape[1])
     keys = key[:, heads] if key.shape[1] == query.shape[1] else key[:, share]
     scale = scaling[heads].to(query.device) if isinstance(scaling, Tensor) else scaling
@@ -121,7 +109,7 @@ def _softmax_rows(masked: Tensor, count: Tensor, rest: Tensor, *, first: Tensor)
 
 
 def _retaken(sink: Tensor, total: Tensor) -> bool:
-    """Whether the softmax of the rest is taken again, as too little is left of the sums; a device is not asked."""
+    """Whether the softmax of the rest is computed again: where too little of the sums is left, and on a device."""
     return total.device.type != "cpu" or bool((sink > 0.5 * total).any())
 
 

@@ -1,4 +1,4 @@
-"""Many small problems at a time: one core each is quicker than all cores on one problem after another."""
+"""Threads and memory of the host: many small problems side by side, one core each, and buffers that are used again."""
 
 from __future__ import annotations
 
@@ -80,8 +80,7 @@ def _blas() -> Any:
     return ThreadpoolController().select(user_api="blas")
 
 
-# Memory that is used again: fresh pages cost the host more than the sums that are taken in them.
-
+# -- buffers: fresh pages cost the host more than the sums that are taken in them --
 
 _MOST = 4 << 20  # elements that are kept for the next call
 _LOCAL = threading.local()

@@ -1,4 +1,4 @@
-"""Manifolds in R^D whose tangent space and second fundamental form are known at every point.
+"""Manifolds in R^D whose tangent space and second fundamental form are known at every point, and local fits of rows.
 
 Notation: m dimension, D width of the ambient space, c = D − m codimension; w chart coordinates [m], x = embed(w) [D];
 J = ∂x/∂w [D, m] and H = ∂²x/∂w² [D, m, m], by exact differentiation of the chart in float64; G = JᵀJ the metric;
@@ -87,12 +87,6 @@ class Manifold:
     def second_form(self, chart: Tensor) -> Tensor:
         """Second fundamental form II in orthonormal bases, [..., c, m, m]."""
         return self.frames(chart).form
-
-    def mean_curvature(self, chart: Tensor) -> Tensor:
-        """The mean curvature vector tr(II)/m as a vector of R^D, [..., D]."""
-        frames = self.frames(chart)
-        trace = frames.form.diagonal(dim1=-2, dim2=-1).sum(-1) / self.dim
-        return (frames.normal @ trace[..., None])[..., 0]
 
     def curvature(self, chart: Tensor) -> float:
         """κ, the largest normal curvature at a point."""
@@ -186,23 +180,6 @@ def displace(manifold: Manifold, frames: Frames, u: Tensor) -> Tensor:
     return manifold.embed(frames.chart[..., None, :] + straight - bend / 2)
 
 
-def sample_around(
-    manifold: Manifold, point: Tensor, *, scale: float, n: int, kind: str = "gaussian", seed: int = 0
-) -> Tensor:
-    """n points [n, D] of the manifold around the point with these chart coordinates.
-
-    `scale` is the standard deviation of each tangent coordinate (gaussian) or the radius (ball, shell).
-
-    >>> sample_around(sphere(2), torch.zeros(2), scale=0.1, n=5).norm(dim=1)
-    tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000], dtype=torch.float64)
-    """
-    if not (math.isfinite(scale) and scale >= 0) or n < 1:
-        raise AnisoscopeError(f"scale is {scale} and n is {n}; expected a finite scale ≥ 0 and at least one point.")
-    generator = torch.Generator().manual_seed(seed)
-    u = scale * unit_sample(n, dim=manifold.dim, kind=kind, generator=generator)
-    return displace(manifold, manifold.frames(point), u)
-
-
 def expected_variances(form: Tensor, *, scale: float | Tensor, kind: str = "gaussian") -> tuple[Tensor, Tensor]:
     """Tangent and normal variance (tr C_T, tr C_N) of a sample of this scale, to leading order in the scale.
 
@@ -251,10 +228,6 @@ def _draw_box(low: Tensor, high: Tensor) -> Callable[[int, torch.Generator], Ten
         return low + (high - low) * torch.rand(n, len(low), dtype=torch.float64, generator=generator)
 
     return draw
-
-
-def _doubles(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def _ramp(first: float, last: float, count: int) -> Tensor:
@@ -363,7 +336,7 @@ def make_manifold(name: str, *, dim: int = 2, ambient: int | None = None, seed: 
     return made if ambient is None else made.rotated(ambient, seed=seed)
 
 
-# Local PCA and local quadratic fits of many groups of rows at once.
+# -- local PCA and local quadratic fits of many groups of rows at once --
 #
 # Notation: rows x [n, D], each of one of g groups with n_g rows; m dimension of the tangent space, T̂ [g, D, m] the top
 # m principal directions of a group, λ its eigenvalues; v = T̂ᵀ(x − x̄) tangent coordinates of a row;

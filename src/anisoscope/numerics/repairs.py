@@ -1,4 +1,4 @@
-"""Repairs of a cloud of rows: what is taken away before somebody reads them.
+"""Repairs of a cloud of rows: affine maps that remove their mean, their top directions or their unequal variances.
 
 Notation: X n×d rows to fit on, μ their mean, C = (X−μ)ᵀ(X−μ)/n their covariance, U its eigenvectors by falling
 eigenvalues λ. A repair is an affine map r(x) = (x − m) M, fitted on some rows and applied to others.
@@ -50,7 +50,7 @@ class Repair:
 
 
 def fit_repair(name: str, x: Tensor, *, directions: int | None = None, shrinkage: float | None = None) -> Repair:
-    """Fit one of REPAIRS on rows; `directions` D of all_but_top is max(1, d // 100) unless told.
+    """Fit one of REPAIRS on rows; `directions` D of all_but_top is max(1, d // 100) by default.
 
     >>> rows = torch.tensor([[3.0, 1.0], [3.0, -1.0]])
     >>> fit_repair("mean", rows)(rows).tolist()

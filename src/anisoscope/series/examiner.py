@@ -26,6 +26,7 @@ from anisoscope.measurement.passes import rows_given
 from anisoscope.measurement.remarks import remarks
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.tangent import check_rank
+from anisoscope.metrics.training import probe_loss
 from anisoscope.monitor.instruments import Instruments, make_probe
 from anisoscope.monitor.monitor import stream_kinds
 from anisoscope.monitor.probe import Probe
@@ -253,7 +254,7 @@ class Examiner:
         if not rows.tokens:
             return []
         place = {"kind": "training", "variant": "", "group": "", "stack": "single", "step": step}
-        return [{**place, "metric": "probe_loss", "value": rows.loss / rows.tokens, "n": rows.tokens}]
+        return [{**place, "metric": "probe_loss", "value": probe_loss(rows.loss, rows.tokens), "n": rows.tokens}]
 
     # keeping
 

@@ -21,6 +21,7 @@ import torch
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.inspection import other_reading, reading_fingerprint, what_is_read
+from anisoscope.metrics.training import checkpoint as checkpoint_intact
 from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.models.downloads import Downloads
 from anisoscope.models.source import parse_model
@@ -219,7 +220,7 @@ class Sweeper:
             place = {"metric": "checkpoint", "variant": "", "group": "", "kind": "training", "stack": "single"}
             said = [*wrong, *(note for note in entry.get("notes", []) if note == HEADLESS)]
             words = {"revision": entry["label"], "step": entry["step"], "note": "; ".join(said)}
-            rows.append({**place, **words, "value": float(not wrong)})
+            rows.append({**place, **words, "value": checkpoint_intact(wrong)})
         return self._table(rows, {"model": self._name()})
 
     def _table(self, records: Sequence[dict[str, Any]], columns: dict[str, Any]) -> Table:
@@ -261,7 +262,7 @@ class Sweeper:
 
     def _load(self, checkpoint: Checkpoint, downloads: Downloads | None, entry: Entry) -> Any:
         """The model of a checkpoint; None, with a flag in its entry, where it cannot be had."""
-        from anisoscope.capture import loading
+        from anisoscope.models import load
 
         spec = checkpoint.spec
         try:
@@ -269,7 +270,7 @@ class Sweeper:
                 self._tell(f"download {checkpoint.label}", 0, 1)
                 spec = str(downloads.ready(checkpoint.revision) or spec)
                 self._tell(f"download {checkpoint.label}", 1, 1)
-            return loading.load_model(spec, **{name: getattr(self.config, name) for name in LOADING})
+            return load.load_model(spec, **{name: getattr(self.config, name) for name in LOADING})
         except AnisoscopeError as error:
             if len(self.series) == 1:
                 raise AnisoscopeError(resumable(error) if self.config.series else str(error)) from error

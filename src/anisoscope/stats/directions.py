@@ -177,6 +177,10 @@ class Directions(Sums):
         )
 
 
+class Keys(Directions):
+    """The key side of a query/key pair."""
+
+
 @dataclass
 class Coordinates(Sums):
     """What single coordinates do: their share of the unit rows and their largest value.

@@ -108,7 +108,7 @@ def _moment(rows: Tensor, mask: Tensor) -> Tensor:
 
 
 def packed(matrix: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The upper triangle of symmetric matrices [..., d, d], on the host; in float32 unless told.
+    """The upper triangle of symmetric matrices [..., d, d], on the host; in float32 by default.
 
     >>> torch.equal(unpacked(packed(torch.eye(3))), torch.eye(3, dtype=torch.float64))
     True

@@ -174,7 +174,7 @@ class Moments:
         self._n = total
 
 
-# Covariances with and without each context fold, from one pass.
+# -- covariances with and without each context fold, from one pass --
 #
 # Notation: rows x about their mean s, so that a large mean costs no digits; by fold n, Σ(x−s), Σ(x−s)(x−s)ᵀ.
 

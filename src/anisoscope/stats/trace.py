@@ -1,4 +1,4 @@
-"""Moments of many places at once, on the device they lie on, without a word to the host.
+"""Moments of many places at once, on the device they lie on, without device–host synchronisation.
 
 Notation: S places, k rows of each, d wide, h a row, u = h/‖h‖; C the scatter of the kept rows, about their mean or,
 where a place is not centred, about 0 (gradients). Everything is float64 (float32 where a device has no float64).
@@ -81,13 +81,3 @@ class Trace:
 def wide(device: torch.device) -> torch.dtype:
     """The widest type that a device calculates in."""
     return torch.float64 if has_float64(device) else torch.float32
-
-
-def alignment(first: Tensor, second: Tensor) -> Tensor:
-    """⟨A, B⟩ / (‖A‖ ‖B‖) of matrices [S, d, d]: 1 where both have one shape, 0 where their subspaces are orthogonal.
-
-    >>> alignment(torch.eye(2)[None], torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])).tolist()
-    [0.7071067690849304]
-    """
-    sizes = torch.linalg.vector_norm(first.flatten(1), dim=-1) * torch.linalg.vector_norm(second.flatten(1), dim=-1)
-    return (first * second).flatten(1).sum(-1) / sizes

@@ -23,9 +23,9 @@ from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import Schedule, parse_schedule
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.manifest import opening
+from anisoscope.results.map_file import FILE as MAP
+from anisoscope.results.map_file import write_joined
 from anisoscope.results.table import Table
-from anisoscope.tangent.row_map import FILE as MAP
-from anisoscope.tangent.row_map import write_joined
 from anisoscope.training.loop import TrainConfig, train
 from anisoscope.training.windows import IGNORED
 

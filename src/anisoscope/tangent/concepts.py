@@ -1,4 +1,4 @@
-"""What concepts stand for, and how they move.
+"""What concepts stand for: their tokens, example rows in context, and cards that show them.
 
 Notation: Z n×k codes of rows, D k×d directions; a row is a token in a context. On centred rows the codes of semi-NMF
 share a common part (see numerics/factorisation/cones.py): the rows with the largest codes are then the same for every
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.tangent import match_concepts
 from anisoscope.numerics.factorisation.factors import encode_rows
-from anisoscope.numerics.linalg import principal_angles
 from anisoscope.tangent.proxy import Proxy
 from anisoscope.tangent.step_rows import Half
 
@@ -98,49 +98,6 @@ def _first_of_each(column: Tensor, owner: Tensor, k: int) -> list[int]:
     return [int(i) for i in order[first.sort().values[:k]]]
 
 
-def match_concepts(first: Any, second: Any, *, signed: bool = True) -> tuple[Tensor, Tensor]:
-    """Pairs [m, 2] of concepts of two fits, one to one, with the largest sum of cosines, and these cosines.
-
-    Codes are non-negative, so a direction and its opposite are different concepts; `signed=False` for components
-    whose sign means nothing.
-
-    >>> pairs, cosines = match_concepts(torch.eye(3)[:2], torch.eye(3)[[1, 0]])
-    >>> pairs.tolist(), cosines.tolist()
-    ([[0, 1], [1, 0]], [1.0, 1.0])
-    """
-    from scipy.optimize import linear_sum_assignment
-
-    one, two = _units(first), _units(second)
-    if one.shape[1] != two.shape[1]:
-        raise AnisoscopeError(f"the directions have widths {one.shape[1]} and {two.shape[1]}; expected the same space.")
-    cosines = one @ two.T
-    if not signed:
-        cosines = cosines.abs()
-    mine, theirs = linear_sum_assignment(-cosines.numpy())
-    pairs = torch.stack([torch.as_tensor(mine), torch.as_tensor(theirs)], 1)
-    return pairs, cosines[pairs[:, 0], pairs[:, 1]]
-
-
-def _units(directions: Any) -> Tensor:
-    rows = torch.as_tensor(directions).detach().cpu().double()
-    if rows.ndim != 2 or 0 in rows.shape or not bool(rows.isfinite().all()):
-        raise AnisoscopeError(
-            f"the directions have shape {tuple(rows.shape)} or are not finite; expected concepts × width, finite."
-        )
-    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    return rows / torch.where(norms > 0, norms, 1.0)
-
-
-def turn(first: Any, second: Any) -> float:
-    """The mean principal angle, in degrees, between the spans of two bases d×r.
-
-    >>> round(turn(torch.eye(4)[:, :2], torch.eye(4)[:, 1:3]), 6)
-    45.0
-    """
-    one, two = torch.as_tensor(first), torch.as_tensor(second)
-    return float(torch.rad2deg(principal_angles(one.mT, two.mT).mean()))
-
-
 def concept_cards(
     codes: Any,
     directions: Any,
@@ -202,8 +159,7 @@ def _origins(directions: Tensor, earlier: tuple[int, Any] | None) -> dict[int, d
     }
 
 
-# Concept cards: what the concepts of a few sites stand for, in tokens and in context.
-
+# -- the cards of a few sites --
 
 ROWS = 2048  # rows of the fit half that are encoded
 AROUND = 12  # tokens shown on either side

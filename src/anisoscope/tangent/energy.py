@@ -18,7 +18,16 @@ from torch import Tensor
 
 from anisoscope.capture.sites.site import Site
 from anisoscope.metrics.engine.estimate import jackknife
-from anisoscope.metrics.tangent import Anisotropy, Measured, energy, holm, p_value, row_energies
+from anisoscope.metrics.tangent import (
+    Anisotropy,
+    Measured,
+    gradient_energy,
+    gradient_enrichment,
+    gradient_p,
+    gradient_p_holm,
+    gradient_ratio,
+    row_energies,
+)
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.results.table import variant_name
 from anisoscope.stats.gradient_moments import GradientMoments
@@ -95,22 +104,17 @@ def _ratios(top: np.ndarray, bottom: np.ndarray) -> list[Record]:
     return found
 
 
-def scaled(columns: Record, factor: float) -> Record:
-    """The same estimate times a number: an enrichment from an energy."""
-    out = dict(columns)
-    for name in ("value", "low", "high"):
-        out[name] = columns[name] * factor
-    out["replicates"] = [value * factor for value in columns["replicates"]]
+def enriched(columns: Record, width: int, rank: int) -> Record:
+    """The columns of an enrichment from those of an energy."""
+    numbers = {name: columns[name] for name in ("value", "low", "high") if name in columns}
+    out = columns | {name: gradient_enrichment(value, width, rank) for name, value in numbers.items()}
+    if "replicates" in columns:
+        out["replicates"] = [gradient_enrichment(value, width, rank) for value in columns["replicates"]]
     return out
 
 
-def band(draws: Tensor) -> Record:
-    """Mean, 95 % band and standard deviation of control draws."""
-    return bands([draws])[0]
-
-
 def bands(draws: Sequence[Tensor]) -> list[Record]:
-    """The same of several sets of draws, which come to the host together."""
+    """Mean, 95 % band and standard deviation of several sets of control draws, which come to the host together."""
     values = torch.stack([mine.double() for mine in draws]).cpu()
     fine = values.isfinite().all(1, keepdim=True)
     values = torch.where(fine, values, torch.nan)
@@ -129,50 +133,39 @@ def _variant(label: Label, more: tuple[tuple[str, Any], ...]) -> str:
     return variant_name(label.options(**dict(more)))
 
 
-def proxy_records(
-    rows: EnergyRows, Q: Tensor, label: Label, *, few: str = "", plain: bool = True, source: str = ""
-) -> Iterator[Record]:
+def energy_records(columns: Record, Q: Tensor, label: Label, **where: str) -> Iterator[Record]:
+    """The energy of a subspace, and its enrichment where it is no control."""
+    yield record("gradient_energy", columns, label, **where)
+    if not label.control:
+        yield record("gradient_enrichment", enriched(columns, *Q.shape), label, **where)
+
+
+def proxy_records(rows: EnergyRows, Q: Tensor, label: Label, *, few: str = "") -> Iterator[Record]:
     """Energy and enrichment of one proxy in every group; means over rows where there are no bins."""
-    d, r = Q.shape
     for group, average, columns in rows.of(Q):
         if average and ":" in group:
             continue
-        columns = columns | {"note": few if columns["value"] == columns["value"] else "no gradient reaches these rows"}
-        yield record("gradient_energy", columns, label, group=group, average=average, batch=source)
-        if plain and not label.control:
-            yield record(
-                "gradient_enrichment", scaled(columns, d / r), label, group=group, average=average, batch=source
-            )
+        note = few if columns["value"] == columns["value"] else "no gradient reaches these rows"
+        yield from energy_records(columns | {"note": note}, Q, label, group=group, average=average)
 
 
 def control_records(
-    measured: Measured,
-    Q: Tensor,
-    label: Label,
-    columns: Record,
-    *,
-    group: str = "",
-    average: str = "",
-    source: str = "",
+    measured: Measured, Q: Tensor, label: Label, columns: Record, *, group: str = "", average: str = ""
 ) -> Iterator[Record]:
     """Random and normal controls of one proxy against one second moment; ratio and p."""
     more = {"n": columns["n"], "contexts": columns["contexts"], "dropped": columns.get("dropped", 0)}
-    words: dict[str, Any] = {"group": group, "average": average, "batch": source}
+    words: dict[str, Any] = {"group": group, "average": average}
     controls = {"random": measured.random(shares=not average), "normal": measured.normal(Q, shares=not average)}
     drawn = {(name, metric): part for name, c in controls.items() for metric, part in c.by_metric().items()}
     found = dict(zip(drawn, bands(list(drawn.values())), strict=True))
     for (name, metric), columns_of in found.items():
         yield record(metric, columns_of | more, label, control=name, **words)
     value, edges = columns["value"], found["normal", "gradient_energy"]
-    ratio = {"value": edges["value"], "low": edges["high"], "high": edges["low"]}
-    yield record("gradient_ratio", {end: _over(value, level) for end, level in ratio.items()} | more, label, **words)
-    p = p_value(value, controls["random"].energy.cpu())
+    ends = {"value": edges["value"], "low": edges["high"], "high": edges["low"]}
+    ratio = {end: gradient_ratio(value, level) for end, level in ends.items()}
+    yield record("gradient_ratio", ratio | more, label, **words)
+    p = gradient_p(value, controls["random"].energy.cpu())
     yield record("gradient_p", {"value": p} | more, label, **words)
-
-
-def _over(value: float, level: float) -> float:
-    """value / level, infinite over nothing."""
-    return value / level if level > 0 else math.inf if level == 0 and value > 0 else math.nan
 
 
 class Shares:
@@ -191,9 +184,7 @@ class Shares:
         self.spread = Anisotropy(stacked / stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None])
 
 
-def share_records(
-    shares: Shares, Q: Tensor, label: Label, *, source: str = "", groups: bool = False
-) -> Iterator[Record]:
+def share_records(shares: Shares, Q: Tensor, label: Label, *, groups: bool = False) -> Iterator[Record]:
     """Both anisotropy shares of one proxy (or fitted control), with their jackknife; of groups without one."""
     moments, (d, r) = shares.moments, Q.shape
     share, level, gain = torch.stack(shares.spread.held(Q.to(shares.spread.C.device))).tolist()
@@ -203,11 +194,11 @@ def share_records(
     more = {"n": moments.n, "contexts": moments.contexts}
     both = {"gradient_share": (share, notes), "gradient_isoscore_gain": (gain, few)}
     for metric, (values, text) in both.items():
-        yield record(metric, _folded(values[: shares.lines], shares.used) | more | {"note": text}, label, batch=source)
+        yield record(metric, _folded(values[: shares.lines], shares.used) | more | {"note": text}, label)
     for place, group in enumerate(shares.groups if groups else (), shares.lines):
         mine = {"n": moments.counts[group], "contexts": moments.contexts}
         for metric, (values, _) in both.items():
-            yield record(metric, {"value": values[place]} | mine, label, group=group, batch=source)
+            yield record(metric, {"value": values[place]} | mine, label, group=group)
 
 
 def _folded(found: list[float], used: Sequence[int]) -> Record:
@@ -220,48 +211,39 @@ def few_rows(n: int, d: int) -> str:
     return "" if n >= FEW * d else f"fewer than {FEW} d rows ({n} of {FEW * d})"
 
 
-def moment_records(
-    shares: Shares, Q: Tensor, label: Label, measured: Measured, *, note: str = "", source: str = ""
-) -> Iterator[Record]:
+def moment_records(shares: Shares, Q: Tensor, label: Label, measured: Measured, *, note: str = "") -> Iterator[Record]:
     """Everything about one proxy from second moments alone: for a proxy that was fitted at another step."""
     moments = shares.moments
     assert moments.folds is not None and moments.unit is not None
-    d, r = Q.shape
     Q = Q.to(moments.folds.device)
     inside = ((moments.folds @ Q) * Q).sum((-2, -1)).cpu()
     whole = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1).cpu()
     more = {"n": moments.n, "contexts": moments.contexts, "note": note}
     columns = _ratios(inside[None].numpy(), whole[None].numpy())[0] | more
-    yield record("gradient_energy", columns, label, batch=source)
-    yield record("gradient_enrichment", scaled(columns, d / r), label, batch=source)
-    mean, *parts = energy(torch.stack([moments.unit, *moments.groups.values()]), Q).tolist()
-    yield record("gradient_energy", {"value": mean} | more, label, average="row", batch=source)
+    yield from energy_records(columns, Q, label)
+    mean, *parts = gradient_energy(torch.stack([moments.unit, *moments.groups.values()]), Q).tolist()
+    yield record("gradient_energy", {"value": mean} | more, label, average="row")
     for group, part in zip(moments.groups, parts, strict=True):
-        if part != part:  # nothing moves there
-            continue
-        value: Record = {"value": part} | more | {"n": moments.counts[group]}
-        yield record("gradient_energy", value, label, group=group, batch=source)
-        yield record(
-            "gradient_enrichment", {**value, "value": value["value"] * d / r}, label, group=group, batch=source
-        )
-    for row in (
-        *control_records(measured, Q, label, columns, source=source),
-        *share_records(shares, Q, label, source=source),
-    ):
-        yield {**row, "note": "; ".join(filter(None, (row.get("note", ""), note)))}
+        if part == part:  # else no gradient reaches the group
+            value: Record = {"value": part} | more | {"n": moments.counts[group]}
+            yield from energy_records(value, Q, label, group=group)
+    yield from _noted(control_records(measured, Q, label, columns), note)
+    yield from _noted(share_records(shares, Q, label), note)
 
 
-def fitted_control_records(
-    shares: Shares, Q: Tensor, label: Label, *, note: str = "", source: str = ""
-) -> Iterator[Record]:
+def fitted_control_records(shares: Shares, Q: Tensor, label: Label, *, note: str = "") -> Iterator[Record]:
     """Energy and shares of a fitted control (next, permuted) from second moments alone."""
     moments = shares.moments
     assert moments.folds is not None
     more = {"n": moments.n, "contexts": moments.contexts, "note": note}
-    value = {"value": float(energy(moments.total, Q.to(moments.folds.device)))}
-    yield record("gradient_energy", value | more, label, batch=source)
-    for row in share_records(shares, Q, label, source=source):
-        yield {**row, "note": "; ".join(filter(None, (row.get("note", ""), note)))}
+    value = {"value": float(gradient_energy(moments.total, Q.to(moments.folds.device)))}
+    yield record("gradient_energy", value | more, label)
+    yield from _noted(share_records(shares, Q, label), note)
+
+
+def _noted(records: Iterable[Record], note: str) -> Iterator[Record]:
+    """The same records with a further note."""
+    return ({**row, "note": "; ".join(filter(None, (row.get("note", ""), note)))} for row in records)
 
 
 def placed(site: Site, step: int, records: Iterable[Record]) -> list[Record]:
@@ -278,6 +260,6 @@ def holm_records(records: Iterable[Record]) -> list[Record]:
             families.setdefault((row["variant"], row["group"]), []).append(row)
     out = []
     for rows in families.values():
-        for row, value in zip(rows, holm([r["value"] for r in rows]), strict=True):
+        for row, value in zip(rows, gradient_p_holm([r["value"] for r in rows]), strict=True):
             out.append({**row, "metric": "gradient_p_holm", "value": value, "note": f"Holm over {len(rows)} layers"})
     return out

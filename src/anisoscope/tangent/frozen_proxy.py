@@ -65,7 +65,7 @@ class FrozenProxies:
         """Fit on what the window gathered, and go back to the steps inside it."""
         rows = {site: torch.cat(parts).to(device) for site, parts in self.pool.items()}
         for proxy in self.plan.proxies[:2]:
-            label = Label(proxy, self.rank, fit="frozen")
+            label = Label(proxy, self.rank, fit="frozen", batch=self.source)
             self.proxies[proxy] = fit_proxies(rows, label, seed=self.plan.seed)
         self._fit_controls(rows)
         records: list[Record] = []
@@ -76,7 +76,7 @@ class FrozenProxies:
 
     def _fit_controls(self, rows: Mapping[Site, Tensor]) -> None:
         """The next components, and a proxy of shuffled columns, of the same pooled activations."""
-        label = Label(self.plan.proxies[0], self.rank, fit="frozen")
+        label = Label(self.plan.proxies[0], self.rank, fit="frozen", batch=self.source)
         main = self.proxies[label.proxy]
         self.controls["permuted"] = fit_proxies(rows, replace(label, control="permuted"), seed=self.plan.seed)
         self.controls["next"] = {}
@@ -92,14 +92,14 @@ class FrozenProxies:
             bases = {p: found[site].basis.to(total.device) for p, found in self.proxies.items() if site in found}
             drawn = {r: Draws(len(total), r, **options).of(total) for r in {Q.shape[1] for Q in bases.values()}}
             for proxy, Q in bases.items():
-                label, measured = Label(proxy, self.rank, fit="frozen"), drawn[Q.shape[1]]
-                mine = moment_records(shares, Q, label, measured, note=note, source=self.source)
+                label, measured = Label(proxy, self.rank, fit="frozen", batch=self.source), drawn[Q.shape[1]]
+                mine = moment_records(shares, Q, label, measured, note=note)
                 records += placed(site, step, mine)
             for control, found in self.controls.items():
                 if site in found:
-                    label = Label(self.plan.proxies[0], self.rank, fit="frozen", control=control)
+                    label = Label(self.plan.proxies[0], self.rank, fit="frozen", control=control, batch=self.source)
                     basis = found[site].basis.to(total.device)
-                    fitted = fitted_control_records(shares, basis, label, note=note, source=self.source)
+                    fitted = fitted_control_records(shares, basis, label, note=note)
                     records += placed(site, step, fitted)
         return records + holm_records(records)
 

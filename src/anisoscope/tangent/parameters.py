@@ -1,4 +1,4 @@
-"""The embedding table under training: its gradients in both roles, and its updates.
+"""Parameters under training: gradients and updates of the embedding table, and gradients of weights.
 
 Notation: W the table [V, d], T = Σ g over the occurrences of each type (its gradient in the input role), ΔW the change
 between measured steps. Rows are types; a fit never sees the types it is tested on.
@@ -28,10 +28,10 @@ from anisoscope.tangent.energy import (
     Record,
     Shares,
     control_records,
+    energy_records,
     placed,
     proxy_records,
     record,
-    scaled,
     share_records,
 )
 from anisoscope.tangent.proxy import Label, Proxy, fit_proxies, rows_to_fit
@@ -225,7 +225,7 @@ def fit_on_types(fit: Half, label: Label, *, site: Site, seed: int) -> dict[Labe
     }
 
 
-# Weight gradients: rows of dL/dW of the linears that read the stream, against a proxy of what they read.
+# -- weight gradients: rows of dL/dW of the linears that read the stream, against a proxy of what they read --
 #
 # Notation: W out×d reads x, so dL/dW = Σ δ xᵀ has its rows in the span of the inputs; folds add up, so that leaving
 # one out is a subtraction.
@@ -283,17 +283,16 @@ def weight_records(
 def _records(folds: Tensor, Q: Tensor, label: Label, sizes: Record, *, draws: int, seed: int) -> Iterator[Record]:
     total = folds.sum(0)
     used = [f for f in range(FOLDS) if bool(folds[f].any())]
-    d, r = Q.shape
     value = _energy(total, Q)
     rest = {f: _energy(total - folds[f], Q) for f in used} if len(used) > 1 else {}
     low, high = jackknife(value, list(rest.values()), bounds=(0.0, 1.0))
     columns: Record = {"value": value, "low": low, "high": high, **sizes}
     columns["replicates"] = [rest.get(f, math.nan) for f in range(FOLDS)] if rest else []
-    yield record("gradient_energy", columns, label)
-    yield record("gradient_enrichment", scaled(columns, d / r), label)
-    measured = Draws(d, r, draws=draws, seed=seed, device=str(Q.device)).of(total.T @ total)
+    yield from energy_records(columns, Q, label)
+    measured = Draws(*Q.shape, draws=draws, seed=seed, device=str(Q.device)).of(total.T @ total)
     yield from control_records(measured, Q, label, columns)
 
 
 def _energy(G: Tensor, Q: Tensor) -> float:
+    """‖GQ‖² / ‖G‖² from G itself: its second moment would cost more than the few products."""
     return float((G @ Q).square().sum() / G.square().sum())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from anisoscope.metrics.engine.metric import Request, parse_requests
+from anisoscope.metrics.catalogue import parse_requests
+from anisoscope.metrics.engine.metric import Request
 
 DEFAULT_RANK = 16
 
@@ -36,7 +37,7 @@ PLANS = {
         ranks=(4, 8, 32, 64), proxies=("semi_nmf", "pca", "svd", "ica", "kmeans", "random"), weights=True
     ),
 }
-SHAPE = (  # the profile of seed B over depth and training: no gradients, so it is no tangent plan
+SHAPE = (  # profiles over depth and training of The Shape of Learning: no gradients, so it is no tangent plan
     "svd_ratio",
     "svd_ratio:batches=1",
     "svd_ratio_squared",
@@ -57,7 +58,7 @@ SHAPE = (  # the profile of seed B over depth and training: no gradients, so it 
     "attention_sharpness",
     "score_spread",
 )
-ATTENTION = (  # queries, keys and scores of seed C over training, beside the stream
+ATTENTION = (  # queries, keys and scores over training, of Is Anisotropy Inherent to Transformers?, beside the stream
     "average_cosine",
     "drift",
     "mean_norm",

@@ -34,13 +34,14 @@ class Label:
     fit: str = "refit"
     balanced: bool = False
     control: str = ""  # next, permuted (normal and random are draws, not fits)
-    of: str = ""
+    of: str = ""  # embedding_in, update, weight …: what is tested, where that is not the gradient of the rows
+    batch: str = ""  # live where the rows are those of training batches
 
     def options(self, **more: Any) -> dict[str, Any]:
         """The variant in the table."""
         found: dict[str, Any] = {"fit": self.fit, "proxy": self.proxy, "rank": self.rank}
         found |= {"balanced": 1} if self.balanced else {}
-        found |= {name: value for name in ("control", "of") if (value := getattr(self, name))}
+        found |= {name: value for name in ("control", "of", "batch") if (value := getattr(self, name))}
         return found | {k: v for k, v in more.items() if v}
 
 
@@ -121,11 +122,7 @@ def rows_to_fit(half: Half, *, most: int) -> Tensor:
     """The rows to fit on: all of them, or the `most` with the smallest hashes."""
     if len(half) <= most:
         return half.x
-    return half.x[_smallest(half, most).to(half.x.device)]
-
-
-def _smallest(half: Half, most: int) -> Tensor:
-    return half.order().argsort()[:most].sort().values
+    return half.x[half.order().argsort()[:most].sort().values.to(half.x.device)]
 
 
 def balanced_rows(half: Half, bins: Tensor, *, most: int) -> Tensor | None:

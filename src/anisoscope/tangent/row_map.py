@@ -11,13 +11,11 @@ and the share of an axis is λ / tr C. Notation: n rows of a step, d width, S st
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -25,22 +23,14 @@ from anisoscope.capture.rows.row import Rows, Scores, Sink
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.metrics.frequency import bin_of, equal_mass_bins
 from anisoscope.results.folder import replace_file
+from anisoscope.results.map_file import SCHEMA, map_name, write_rows
 from anisoscope.stats.sample import Sample
 from anisoscope.tangent.concepts import decoder_of
+from anisoscope.tangent.proxy import key
 
 KINDS = ("embed", "resid", "stage", "final")
 AXES = ("x", "y", "z")
 DENSE = 1024  # widths up to this have all their eigenvectors computed
-FILE, SHARES = "map.parquet", "shares"
-SCHEMA = pa.schema(
-    [
-        ("model", pa.string()), ("seed", pa.int64()), ("step", pa.int64()), ("stack", pa.string()),
-        ("layer", pa.int64()), ("kind", pa.string()), ("row", pa.int64()), ("x", pa.float32()), ("y", pa.float32()),
-        ("z", pa.float32()), ("token", pa.string()), ("frequency", pa.int64()), ("position", pa.int64()),
-        ("group", pa.string()),
-    ]
-)  # fmt: skip
-
 Kept = dict[str, Tensor]  # of one site at one step: rows, scale, hash, position, token, group
 
 
@@ -115,20 +105,14 @@ class RowMap:
         if not kept:
             return
         if tokenizer is not None:
-            self._spell(kept, decoder_of(tokenizer))
+            decode = decoder_of(tokenizer)
+            fresh = {int(t) for found in kept.values() for t in found["token"]} - set(self.words)
+            self.words |= {token: decode([token]) if token >= 0 else "" for token in sorted(fresh)}
         self._steps[step] = kept
         if self.folder is not None:
-            parts = {"groups": self.groups, "sites": [(_key(site), found) for site, found in kept.items()]}
+            parts = {"groups": self.groups, "sites": [(key(site), found) for site, found in kept.items()]}
             replace_file(self._path(step), lambda path: torch.save(parts, path))
             self._steps[step] = None
-
-    def _spell(self, kept: Mapping[Site, Kept], decode: Callable[[list[int]], str]) -> None:
-        fresh = {int(t) for found in kept.values() for t in found["token"]} - set(self.words)
-        self.words |= {token: decode([token]) if token >= 0 else "" for token in sorted(fresh)}
-
-    def discard(self) -> None:
-        """Forget the rows of a step that came to nothing."""
-        self._open = {}
 
     # keeping
 
@@ -138,7 +122,7 @@ class RowMap:
 
     def state(self) -> dict[str, Any]:
         """What a killed run needs to go on; rows that are in the folder stay there."""
-        inside = {step: [(_key(s), k) for s, k in kept.items()] for step, kept in self._steps.items() if kept}
+        inside = {step: [(key(s), k) for s, k in kept.items()] for step, kept in self._steps.items() if kept}
         return {"steps": self.steps, "groups": list(self.groups), "words": dict(self.words), "inside": inside}
 
     def load(self, state: Mapping[str, Any]) -> RowMap:
@@ -148,7 +132,7 @@ class RowMap:
         self._open, self._axes, self._steps = {}, {}, {}
         for step in state["steps"]:
             if step in inside:
-                self._steps[step] = {Site(*key): kept for key, kept in inside[step]}
+                self._steps[step] = {Site(*place): kept for place, kept in inside[step]}
             elif self.folder is not None and self._path(step).is_file():
                 self._steps[step] = None
         return self
@@ -166,7 +150,7 @@ class RowMap:
         kept = self._steps[step]
         if kept is None:
             parts = torch.load(self._path(step), map_location="cpu", weights_only=True)
-            kept = {Site(*key): found for key, found in parts["sites"]}
+            kept = {Site(*place): found for place, found in parts["sites"]}
         return kept
 
     def _each(self) -> Iterator[tuple[int, dict[Site, Kept]]]:
@@ -226,19 +210,15 @@ class RowMap:
                 common |= {"layer": site.layer, "kind": site.kind}
                 binned = (bin_of(found["token"], bins) + 1).tolist() if bins is not None else None
                 labels = zip(*(found[n].tolist() for n in ("hash", "token", "position", "group")), strict=True)
-                for i, (key, token, position, group) in enumerate(labels):
+                for i, (hashed, token, position, group) in enumerate(labels):
                     if not bool(at[i].isfinite().all()):
                         continue
                     if token not in spelled:
                         spelled[token] = decode([token]) if token >= 0 else ""
-                    more = {"row": number[key], "token": spelled[token], "position": position}
+                    more = {"row": number[hashed], "token": spelled[token], "position": position}
                     more |= dict(zip(AXES, at[i].tolist(), strict=False))
                     more["frequency"] = (binned[i] or None) if binned is not None else None
                     yield {**common, **more, "group": self.groups[group] if group < len(self.groups) else ""}
-
-
-def _key(site: Site) -> tuple[int, str, str, str]:
-    return site.layer, site.kind, site.stack, site.name
 
 
 def _kept(sample: Sample) -> Kept:
@@ -316,46 +296,5 @@ def write_map(
         return {}
     found = list(row_map.records(model, seed, tokenizer=tokenizer, counts=counts))
     shares = {map_name(model, seed): row_map.about()}
-    _write(Path(folder), pa.Table.from_pylist(found, schema=SCHEMA), shares)
-    return shares
-
-
-def _write(folder: Path, table: pa.Table, shares: Mapping[str, Any]) -> None:
-    """The shares go into the file too: a training run writes its run.json itself."""
-    told = table.replace_schema_metadata({SHARES: json.dumps(shares)})
-    replace_file(folder / FILE, lambda path: pq.write_table(told, path, compression="zstd"))
-
-
-def shares_in(table: pa.Table) -> dict[str, Any]:
-    """The share of variance of each axis, by model and site, as the file of a map has it."""
-    text = (table.schema.metadata or {}).get(SHARES.encode())
-    return dict(json.loads(text)) if text else {}
-
-
-def map_name(model: str, seed: int | None) -> str:
-    """Under which name the shares of a model's axes are kept.
-
-    >>> map_name("causal-next-6x256", 1), map_name("gpt2", None)
-    ('causal-next-6x256-seed1', 'gpt2')
-    """
-    return model if seed is None else f"{model}-seed{seed}"
-
-
-def join_maps(folders: Sequence[Path]) -> tuple[pa.Table, dict[str, Any]]:
-    """The maps of several runs in one table, and the shares of their axes; runs without a map have no rows in it."""
-    tables: list[pa.Table] = [SCHEMA.empty_table()]
-    shares: dict[str, Any] = {}
-    for folder in map(Path, folders):
-        if (folder / FILE).is_file():
-            found = pq.read_table(folder / FILE)
-            tables.append(found.replace_schema_metadata(None).cast(SCHEMA))
-            shares |= shares_in(found)
-    return pa.concat_tables(tables), shares
-
-
-def write_joined(out: Path, folders: Sequence[Path]) -> dict[str, Any]:
-    """Write the map of a study from those of its arms; what its run.json says of it under `map`."""
-    table, shares = join_maps(folders)
-    if len(table):
-        _write(Path(out), table, shares)
+    write_rows(Path(folder), pa.Table.from_pylist(found, schema=SCHEMA), shares)
     return shares

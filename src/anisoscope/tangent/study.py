@@ -17,14 +17,33 @@ from torch import Tensor
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine.estimate import jackknife
-from anisoscope.metrics.frequency import bin_of, contextual_spread, correlate, equal_mass_bins, exponent
-from anisoscope.metrics.tangent import Draws, Measured, each_decomposed, full_float32, growth, next_components, p_value
+from anisoscope.metrics.frequency import (
+    TypeSpread,
+    bin_of,
+    contextual_spread,
+    equal_mass_bins,
+    frequency_beta,
+    frequency_spread,
+    frequency_spread_p,
+)
+from anisoscope.metrics.tangent import (
+    Draws,
+    Measured,
+    amplification,
+    amplification_p,
+    concept_match,
+    concept_turn,
+    each_decomposed,
+    full_float32,
+    growth,
+    next_components,
+    proxy_overlap,
+)
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
 from anisoscope.results.table import variant_name
 from anisoscope.stats.gradient_moments import GradientMoments
 from anisoscope.stats.moments import FoldCovariance
-from anisoscope.tangent.concepts import match_concepts, turn
 from anisoscope.tangent.energy import (
     EnergyRows,
     Grouping,
@@ -178,9 +197,9 @@ class TangentStudy:
         plan = self.plan
         rows = {site: rows_to_fit(fit, most=plan.fit_rows) for site, (fit, _) in halves.items()}
         self.main_rank = rank = self.rank(min(x.shape[1] for x in rows.values()))
-        labels = [Label(proxy, rank) for proxy in plan.proxies]
+        labels = [Label(proxy, rank, batch=self.source) for proxy in plan.proxies]
         ranks = [r for r in plan.ranks if r != rank and 4 * r <= min(x.shape[1] for x in rows.values())]
-        labels += [Label(proxy, r) for proxy in plan.proxies[:2] for r in ranks]
+        labels += [Label(proxy, r, batch=self.source) for proxy in plan.proxies[:2] for r in ranks]
         found: dict[Label, dict[Site, Proxy]] = {}
         for label in labels:
             try:
@@ -191,7 +210,7 @@ class TangentStudy:
                 self._note(f"{label.proxy} of rank {label.rank} is left out: {error}")
         first = plan.proxies[0]  # controls that must be fitted belong to the study's own proxy
         if plan.permuted:
-            label = Label(first, rank, control="permuted")
+            label = Label(first, rank, control="permuted", batch=self.source)
             found[label] = fit_proxies(rows, label, seed=plan.seed)
         if plan.balanced and self.bins is not None:
             even = {site: balanced_rows(fit, self.bins, most=plan.fit_rows) for site, (fit, _) in halves.items()}
@@ -199,7 +218,7 @@ class TangentStudy:
             if len(enough) < len(even):
                 self._note("a frequency bin has too few rows for a balanced fit; give more contexts")
             if enough:
-                label = Label(first, rank, balanced=True)
+                label = Label(first, rank, balanced=True, batch=self.source)
                 found[label] = fit_proxies(enough, label, seed=plan.seed)
         return found
 
@@ -235,12 +254,7 @@ class TangentStudy:
         return dict(zip(known, each_decomposed(growth, problems), strict=True))
 
     def _site(
-        self,
-        test: Half,
-        proxies: Mapping[Label, Proxy],
-        moment: GradientMoments,
-        groups: list[str],
-        beyond: Tensor,
+        self, test: Half, proxies: Mapping[Label, Proxy], moment: GradientMoments, groups: list[str], beyond: Tensor
     ) -> Iterator[Record]:
         assert test.g is not None
         rows, shares = EnergyRows(test, self.groupings(test)), Shares(moment, groups)
@@ -249,27 +263,27 @@ class TangentStudy:
         targets: dict[int, list[tuple[str, str, Measured]]] = {}  # by the rank that a proxy really has
         for label, proxy in proxies.items():
             Q = proxy.basis
-            found = list(proxy_records(rows, Q, label, few=few, source=self.source))
+            found = list(proxy_records(rows, Q, label, few=few))
             yield from found
             if label.rank != self.main_rank or label.control == "permuted":
                 if label.control:
-                    yield from share_records(shares, Q, label, source=self.source)
+                    yield from share_records(shares, Q, label)
                 continue
             if label.balanced:
                 continue
-            yield from share_records(shares, Q, label, source=self.source, groups=True)
+            yield from share_records(shares, Q, label, groups=True)
             if label.proxy not in self.plan.proxies[:2]:
                 continue
             main = label.proxy == self.plan.proxies[0]  # the others stand beside it, with the plain controls
             if main:
                 after = replace(label, control="next")
-                yield from proxy_records(rows, beyond, after, few=few, source=self.source)
-                yield from share_records(shares, beyond, after, source=self.source)
+                yield from proxy_records(rows, beyond, after, few=few)
+                yield from share_records(shares, beyond, after)
             if Q.shape[1] not in targets:
                 targets[Q.shape[1]] = list(self._targets(moment, groups, Q.shape[1]))
             for group, average, measured in targets[Q.shape[1]][: None if main else 1]:
                 columns = self._found(found, group, average)
-                words = {"group": group, "average": average, "source": self.source}
+                words = {"group": group, "average": average}
                 yield from control_records(measured, Q, label, columns, **words)
 
     def _targets(self, moment: GradientMoments, groups: list[str], rank: int) -> Iterator[tuple[str, str, Measured]]:
@@ -311,16 +325,15 @@ class TangentStudy:
         first = self.plan.proxies[0]
         rank = {"rank": self.main_rank}
         if {"semi_nmf", "pca"} <= main.keys():
-            inside = main["semi_nmf"].basis.T @ main["pca"].basis
-            value = float(inside.square().sum() / min(inside.shape))
+            value = proxy_overlap(main["semi_nmf"].basis, main["pca"].basis)
             yield {"metric": "proxy_overlap", "variant": variant_name(rank), "value": value}
         before = self.previous.get(site)
         if before is not None and grown is not None:
             words = {"variant": variant_name(rank), "note": f"since step {before.step}"}
-            moved = turn(before.bases[first].cpu(), main[first].basis.cpu())
-            yield {"metric": "concept_turn", "value": float(moved), **words}
-            pairs = match_concepts(before.directions.cpu(), main[first].directions.cpu())
-            yield {"metric": "concept_match", "value": float(torch.as_tensor(pairs[1]).abs().mean()), **words}
+            turned = concept_turn(before.bases[first].cpu(), main[first].basis.cpu())
+            yield {"metric": "concept_turn", "value": turned, **words}
+            match = concept_match(before.directions, main[first].directions)
+            yield {"metric": "concept_match", "value": match, **words}
             yield from self._amplified(before, folds, test, *grown)
         bases = {name: proxy.basis for name, proxy in main.items()}
         self.previous[site] = Kept(step, bases, main[first].directions, folds)
@@ -334,7 +347,7 @@ class TangentStudy:
             note = f"since step {before.step}; the activations have not changed beyond rounding"
             for proxy in self.plan.proxies[:2]:
                 still = {"value": math.nan, "n": len(test), "contexts": test.contexts, "note": note}
-                yield record("amplification", still, Label(proxy, self.main_rank), batch=self.source)
+                yield record("amplification", still, Label(proxy, self.main_rank, batch=self.source))
             return
         more = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
         bases = {proxy: before.bases[proxy].to(grown.device) for proxy in self.plan.proxies[:2]}
@@ -342,21 +355,21 @@ class TangentStudy:
         inside = [grew @ (grew.mT @ Q) for Q in bases.values()]
         weights = torch.stack([grew @ grew.mT, *(B @ B.mT for B in inside)])
         change = after.weighted(weights) - older.weighted(weights)
-        values = [((grown @ Q) * Q).sum() / grown.trace() for Q in bases.values()]
+        values = [amplification(grown, Q) for Q in bases.values()]
         table = torch.cat([torch.stack(values).unsqueeze(1), change[1:] / change[0]], 1).tolist()
         alive = (after.n > 0).tolist()
         for (proxy, Q), (value, *left) in zip(bases.items(), table, strict=True):
             measured = drawn[Q.shape[1]]
-            label = Label(proxy, self.main_rank)
+            label = Label(proxy, self.main_rank, batch=self.source)
             rest = [part for part, lives in zip(left, alive, strict=True) if lives]
             low, high = jackknife(value, rest, bounds=(0.0, 1.0))
             columns = {"value": value, "low": low, "high": high, "replicates": rest if len(rest) == FOLDS else []}
-            yield record("amplification", columns | more, label, batch=self.source)
+            yield record("amplification", columns | more, label)
             random, normal = measured.random(shares=False).energy, measured.normal(Q, shares=False).energy
-            p = {"value": p_value(value, random.cpu())}
-            yield record("amplification_p", p | more, label, batch=self.source)
+            p = {"value": amplification_p(value, random.cpu())}
+            yield record("amplification_p", p | more, label)
             for name, row in zip(("random", "normal"), bands([random, normal]), strict=True):
-                yield record("amplification", row | more, label, control=name, batch=self.source)
+                yield record("amplification", row | more, label, control=name)
 
     def _spread(self, fit: Half, test: Half) -> Iterator[Record]:
         """Contextual spread of types against their frequency, over the rows of both halves that show their token."""
@@ -370,17 +383,16 @@ class TangentStudy:
         yield from spread_records(found, over="context", seed=self.plan.seed)
 
 
-def spread_records(found: Any, *, over: str, seed: int) -> Iterator[Record]:
+def spread_records(found: TypeSpread, *, over: str, seed: int) -> Iterator[Record]:
     """Correlations of log frequency with the spread of types, plain and divided by the mean norm."""
     for normalised in (False, True):
-        distance = found.distance / found.norm.clamp_min(1e-300) if normalised else found.distance
         for method in ("pearson", "spearman"):
-            c = correlate(found.frequency, distance, method=method, seed=seed)
+            c = frequency_spread(found, method=method, normalised=normalised, seed=seed)
             words: dict[str, Any] = {"correlation": method, "over": over} | ({"normalised": 1} if normalised else {})
             note = f"{c.types} types" + ("" if c.value == c.value else "; too few for a correlation")
             base = {"variant": variant_name(words), "n": c.types, "note": note}
             yield {"metric": "frequency_spread", "value": c.value, "low": c.low, "high": c.high, **base}
-            yield {"metric": "frequency_spread_p", "value": c.p, **base}
-    beta = exponent(found, seed=seed)
+            yield {"metric": "frequency_spread_p", "value": frequency_spread_p(c), **base}
+    beta = frequency_beta(found, seed=seed)
     about = {"variant": variant_name({"over": over}), "n": beta.types, "note": f"{beta.types} types"}
     yield {"metric": "frequency_beta", "value": beta.value, "low": beta.low, "high": beta.high, **about}

@@ -79,7 +79,7 @@ def title_of(name: str) -> str:
 
 def _registered() -> Mapping[str, Any]:
     """The declared metrics."""
-    from anisoscope.metrics.engine.metric import registry
+    from anisoscope.metrics.catalogue import registry
 
     return registry()
 

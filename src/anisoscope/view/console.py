@@ -316,7 +316,7 @@ def _two_columns(lines: Iterable[tuple[str, str]]) -> None:
 
 
 def _list_metrics() -> None:
-    from anisoscope.metrics.engine.metric import registry
+    from anisoscope.metrics.catalogue import registry
 
     for name, metric in sorted(registry().items()):
         options = ", ".join(f"{key}={value}" for key, value in metric.options.items())
@@ -328,6 +328,7 @@ def _list_metrics() -> None:
             ("convention", metric.convention),
             ("options", options),
             ("measured at", ", ".join(sorted(metric.kinds))),
+            ("measured by", ", ".join(metric.measured_by)),
             ("reference", metric.reference),
         ):
             if words:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.tangent.row_map import FILE, shares_in
+from anisoscope.results.map_file import FILE, shares_in
 from anisoscope.view.concepts import visible
 from anisoscope.view.shape_arms import Arm
 from anisoscope.view.training import Site

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
+from anisoscope.metrics.engine.declaration import Declaration
 from anisoscope.metrics.engine.estimate import Estimate
-from anisoscope.metrics.engine.estimation import ON_SAMPLE, View, context_cosines, evaluate, missing, neighbours_read
-from anisoscope.metrics.engine.metric import Metric, Request, parse_requests
+from anisoscope.metrics.engine.estimation import ON_SAMPLE, View, context_cosines, evaluate, neighbours_read
 from anisoscope.metrics.engine.neighbourhoods import Graph, Neighbours, sample_graphs, spared
+from anisoscope.numerics.factorisation.factors import as_floats
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.numerics.host import room, together
 from anisoscope.stats.directions import Coordinates, Directions, Sums
@@ -24,7 +25,7 @@ from anisoscope.stats.sample import Sample
 
 
 @dataclass(frozen=True)
-class _Given:
+class ArrayRows:
     """Finite rows with their labels; how many were left out."""
 
     rows: Tensor
@@ -41,58 +42,21 @@ class _Given:
 @torch.inference_mode(False)  # threads of the pool know nothing of the caller's mode
 @torch.no_grad()
 def evaluate_array(
-    metric: Metric, x: Any, *, contexts: Any, tokens: Any, seed: int, options: dict[str, Any], interval: bool = True
+    metric: Declaration,
+    x: Any,
+    *,
+    contexts: Any,
+    tokens: Any,
+    seed: int,
+    options: dict[str, Any],
+    interval: bool = True,
 ) -> Estimate:
     """A metric of the rows of an array; rows that are not finite are left out and counted."""
-    given = _read(x, metric.name, contexts, tokens, interval=interval)
-    return evaluate(metric, _view_of([Request(metric, options, named=True)], given, seed), options)
+    given = read_array(x, metric.name, contexts, tokens, interval=interval)
+    return evaluate(metric, array_view([(metric, options)], given, seed), options)
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
-def measure_rows(
-    x: Any,
-    metrics: Iterable[str] | str | None = None,
-    *,
-    contexts: Any = None,
-    tokens: Any = None,
-    seed: int = 0,
-    interval: bool = True,
-) -> dict[str, Estimate]:
-    """Several metrics of the rows of one n×d array (the default ones unless named), their statistics taken once.
-
-    The keys are the words asked for; a metric that cannot be computed has the value NaN, and its note says why.
-    Without `interval` the values come alone, which is quicker.
-
-    >>> found = measure_rows(torch.eye(16), ["participation_ratio", "svd_ratio:centred=0"])
-    >>> {name: round(estimate.value, 4) for name, estimate in found.items()}
-    {'participation_ratio': 15.0, 'svd_ratio:centred=0': 0.0625}
-    """
-    requests = [r for r in parse_requests(metrics) if r.named or _readable(r.metric)]
-    if not requests:
-        raise AnisoscopeError(f"metrics is {metrics!r}; expected at least one name, or None for the default ones")
-    view = _view_of(requests, _read(x, "measure_rows", contexts, tokens, interval=interval), seed)
-    return {_word(request): _attempt(request, view) for request in requests}
-
-
-def _word(request: Request) -> str:
-    """A request as it is written.
-
-    >>> _word(*parse_requests("svd_ratio:centred=0"))
-    'svd_ratio:centred=0'
-    """
-    options = (f"{name}={int(v) if isinstance(v, bool) else v}" for name, v in request.options.items())
-    return ":".join([request.metric.name, *options])
-
-
-def _attempt(request: Request, view: View) -> Estimate:
-    try:
-        return evaluate(request.metric, view, request.options)
-    except TooFewRows as error:
-        return missing(view, error)
-
-
-def _read(x: Any, name: str, contexts: Any, tokens: Any, *, interval: bool) -> _Given:
+def read_array(x: Any, name: str, contexts: Any, tokens: Any, *, interval: bool) -> ArrayRows:
     rows = as_rows(x)
     labels = _labels(contexts, len(rows), "contexts")
     kinds = (
@@ -105,7 +69,7 @@ def _read(x: Any, name: str, contexts: Any, tokens: Any, *, interval: bool) -> _
     if not len(rows):
         raise TooFewRows(f"{name} was given no row of finite numbers ({len(bad)} dropped); check the array")
     _check_scale(rows)
-    return _Given(rows, labels, kinds, len(bad), interval)
+    return ArrayRows(rows, labels, kinds, len(bad), interval)
 
 
 def _bad_rows(rows: Tensor) -> Tensor:
@@ -117,37 +81,32 @@ def _bad_rows(rows: Tensor) -> Tensor:
     return suspects[~rows[suspects].isfinite().all(1)].cpu()
 
 
-def array_view(
-    metric: Metric, rows: Tensor, contexts: Tensor, *, tokens: Tensor, seed: int, sampled: bool = False
-) -> View:
-    """The statistics that one metric needs of plain rows; `sampled` where it also draws batches from them."""
-    options = {"batches": True} if sampled else {}
-    return _view_of([Request(metric, options, named=True)], _Given(rows, contexts, tokens, 0), seed)
-
-
-def _readable(metric: Metric) -> bool:
+def is_of_rows(metric: Declaration) -> bool:
+    """Whether plain rows are enough to compute it."""
     known: set[type] = {Moments, Directions, Coordinates, Sample, Neighbours, Coherence, *ON_SAMPLE}
-    return known.issuperset(metric.needs)
+    return not metric.measured_by and known.issuperset(metric.needs)
 
 
-def _view_of(requests: Sequence[Request], given: _Given, seed: int) -> View:
-    """The statistics that some metrics need of plain rows, each taken once."""
-    for metric in (request.metric for request in requests):
-        if not _readable(metric):
+def array_view(wanted: Sequence[tuple[Declaration, dict[str, Any]]], given: ArrayRows, seed: int) -> View:
+    """The statistics that some metrics, with their options, need of plain rows, each taken once."""
+    for metric, _ in wanted:
+        if metric.measured_by:
+            raise metric.refusal()
+        if not is_of_rows(metric):
             raise AnisoscopeError(f"{metric.name} reads attention, not plain rows; use anisoscope.measure on a model")
-    needs = {need for request in requests for need in request.metric.reads(request.options)}
+    needs = {need for metric, options in wanted for need in metric.reads(options)}
     folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
     for need in needs & {Moments, Directions, Coordinates, Coherence}:
         for j, found in _by_fold(need, given).items():
             folds[j][need] = found
     sample = _sample(given, seed) if needs & {Sample, Neighbours, *ON_SAMPLE} else None
-    wanted = max([neighbours_read(r.metric, r.options) for r in requests if Neighbours in r.metric.needs], default=0)
-    graphs = None if sample is None else _graph_maker(sample, wanted, spare=given.interval)
+    most = max([neighbours_read(*request) for request in wanted if Neighbours in request[0].needs], default=0)
+    graphs = None if sample is None else _graph_maker(sample, most, spare=given.interval)
     counts: dict[str, Any] = {"contexts": len(given.contexts.unique()), "dropped": given.dropped}
     return View(folds, sample, graphs, interval=given.interval, **counts)
 
 
-def _by_fold(need: type, given: _Given) -> dict[int, Any]:
+def _by_fold(need: type, given: ArrayRows) -> dict[int, Any]:
     """One statistic of the rows of each fold that has any."""
     fold = given.fold
     if issubclass(need, Sums):
@@ -156,7 +115,8 @@ def _by_fold(need: type, given: _Given) -> dict[int, Any]:
     if need is Moments:
         return _moments_by_fold(given.rows, fold)
     index = {j: (fold == j).nonzero().squeeze(1) for j in fold.unique().tolist()}
-    return {j: Coherence().update(_coherence(given, mine)) for j, mine in index.items()}
+    chosen = {j: (given.rows[mine.to(given.rows.device)], given.contexts[mine]) for j, mine in index.items()}
+    return {j: Coherence().update(context_cosines(*part)) for j, part in chosen.items()}
 
 
 def _moments_by_fold(rows: Tensor, fold: Tensor) -> dict[int, Moments]:
@@ -185,11 +145,7 @@ def _moments(rows: Tensor, index: Tensor) -> Moments:
     return out
 
 
-def _coherence(given: _Given, index: Tensor) -> Tensor:
-    return context_cosines(given.rows[index.to(given.rows.device)], given.contexts[index])
-
-
-def _sample(given: _Given, seed: int) -> Sample:
+def _sample(given: ArrayRows, seed: int) -> Sample:
     labels = {"context": given.contexts, "position": torch.arange(len(given.rows)), "token": given.tokens}
     return Sample(len(given.rows), seed).update(given.rows, **labels)
 
@@ -228,13 +184,7 @@ def as_rows(x: Any) -> Tensor:
         )
     if rows.is_complex():
         raise AnisoscopeError("the array is complex; expected real numbers, take its real part or its modulus first")
-    return (
-        rows
-        if rows.dtype in (torch.float32, torch.float64)
-        else rows.float()
-        if rows.is_floating_point()
-        else rows.double()
-    )
+    return as_floats(rows)
 
 
 def _native(x: Any) -> Any:

@@ -1,11 +1,17 @@
 """What the estimators of intrinsic dimension give on clouds of known dimension, and TwoNN with its bias taken out.
 
-The reference cloud is flat: independent Gaussian rows. Its table (means and standard deviations over many clouds) is
-made by benchmarks/calibrate_dimension.py. Between its cells log E is taken to be linear in log d and in log n.
+The reference cloud is flat: independent Gaussian rows. calibration.json, which benchmarks/calibrate_dimension.py makes,
+has means and standard deviations over many clouds, one line for each dimension, one column for each number of rows.
+Between its cells log E is taken to be linear in log d and in log n.
 Notation: d the true dimension, n the rows, E the mean of the estimate, b = E − d its bias.
 """
 
 from __future__ import annotations
+
+import importlib.resources
+import json
+from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +56,7 @@ def dimension_spread(dimension: float, n: int, *, estimator: str = "two_nn") -> 
     True
     """
     _check(dimension, n)
-    shares = (_columns("SD", estimator) / _columns("MEAN", estimator))[:, :_WELL_DRAWN]
+    shares = (_columns("sd", estimator) / _columns("mean", estimator))[:, :_WELL_DRAWN]
     # the relative spread is c/√n: c is pooled over the sizes of which the table has many clouds
     pooled = np.sqrt((np.square(shares) * SIZES[:_WELL_DRAWN]).mean(1))
     share = float(np.interp(np.log(dimension), np.log(DIMENSIONS), pooled)) / np.sqrt(n)
@@ -98,17 +104,22 @@ def _of_method(method: str) -> str:
 def _means(n: int, estimator: str) -> np.ndarray:
     """E of every dimension of the table at a number of rows."""
     at = np.log(min(max(n, SIZES[0]), SIZES[-1]))
-    return np.exp([np.interp(at, np.log(SIZES), np.log(row)) for row in _columns("MEAN", estimator)])
+    return np.exp([np.interp(at, np.log(SIZES), np.log(row)) for row in _columns("mean", estimator)])
 
 
 def _columns(part: str, estimator: str) -> np.ndarray:
     """[dimensions, sizes] of one estimator."""
-    from anisoscope.metrics.engine import calibration_table
-
     name = _SAME.get(estimator, estimator)
     if name not in ESTIMATORS:
         raise unknown_name("estimator of a dimension", estimator, (*ESTIMATORS, *_SAME))
-    return np.array(getattr(calibration_table, part)[name])
+    return np.array(_table()[part][name])
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = importlib.resources.files("anisoscope.metrics.engine").joinpath("calibration.json").read_text("utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def _check(dimension: float, n: int) -> None:

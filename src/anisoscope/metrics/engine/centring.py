@@ -15,6 +15,7 @@ from torch import Tensor
 from anisoscope.errors import TooFewRows
 from anisoscope.metrics.engine.lines import unless
 from anisoscope.numerics.linalg import has_float64
+from anisoscope.stats.directions import Directions
 from anisoscope.stats.sample import Sample
 
 _NOISE = 1e-13  # of the largest norm: what rounding of the mean leaves of equal rows is no direction
@@ -29,6 +30,12 @@ def pair_cosines(units: Tensor, n: Tensor) -> Tensor:
     """The same of several sums [..., d] of n [...] unit rows."""
     found = (units.square().sum(-1) - n) / (n * (n - 1))
     return unless(n < 2, found, lambda: too_few_directions(float(n)))
+
+
+def without_direction(directions: Directions, _: dict[str, Any]) -> Tensor:
+    """Rows of zeros, which have no direction: a metric of cosines leaves them out."""
+    assert directions.zeros is not None
+    return directions.zeros
 
 
 def too_few_directions(n: float) -> TooFewRows:

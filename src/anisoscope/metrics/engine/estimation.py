@@ -11,18 +11,15 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import TooFewRows
-from anisoscope.metrics.attention import Keys, rows_used
-from anisoscope.metrics.clusters import Clusters
 from anisoscope.metrics.engine.centring import Centred
+from anisoscope.metrics.engine.clusters import Clusters
+from anisoscope.metrics.engine.declaration import Declaration
 from anisoscope.metrics.engine.estimate import Estimate, jackknife
 from anisoscope.metrics.engine.lines import MomentLines, Part, line_of, stack_lines, tensors_of
-from anisoscope.metrics.engine.metric import Metric
 from anisoscope.metrics.engine.neighbourhoods import Graph, Neighbours, batches, sample_graphs
-from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import eigenvalues
-from anisoscope.stats.directions import Directions
-from anisoscope.stats.means import Attention
+from anisoscope.stats.directions import Keys
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
@@ -97,7 +94,7 @@ class View:
         return self._parts
 
 
-def evaluate(metric: Metric, view: View, options: dict[str, Any]) -> Estimate:
+def evaluate(metric: Declaration, view: View, options: dict[str, Any]) -> Estimate:
     """The metric of a view; raises TooFewRows when it cannot be computed."""
     if Neighbours in metric.needs:
         return _evaluate_graphs(metric, view, options)
@@ -117,7 +114,7 @@ def evaluate(metric: Metric, view: View, options: dict[str, Any]) -> Estimate:
     )
 
 
-def _all_lines(metric: Metric, view: View, options: dict[str, Any]) -> list[float]:
+def _all_lines(metric: Declaration, view: View, options: dict[str, Any]) -> list[float]:
     """The value, and the values without each fold where there are several."""
     if metric.batch is not None:
         find_spectra([(view, {**options, "batches": False})] if Moments in metric.needs else [])
@@ -131,7 +128,7 @@ def _all_lines(metric: Metric, view: View, options: dict[str, Any]) -> list[floa
     return [value, *(_attempt(metric, stats, options) for stats in rest)]
 
 
-def by_head(metric: Metric, options: dict[str, Any]) -> bool:
+def by_head(metric: Declaration, options: dict[str, Any]) -> bool:
     """Whether all heads of a site can be evaluated in one go."""
     return (
         metric.batch is not None
@@ -141,7 +138,7 @@ def by_head(metric: Metric, options: dict[str, Any]) -> bool:
 
 
 def evaluate_heads(
-    metric: Metric, view: View, options: dict[str, Any], *, heads: int, share: int = 1
+    metric: Declaration, view: View, options: dict[str, Any], *, heads: int, share: int = 1
 ) -> list[Estimate]:
     """One estimate for each head, in one go; `share` query heads have one key. A missing one's note says why."""
     assert metric.batch is not None
@@ -181,20 +178,20 @@ def missing(view: View, error: TooFewRows) -> Estimate:
     return Estimate(math.nan, n=0, contexts=view.contexts, dropped=view.dropped, note=str(error))
 
 
-def _refuse_nothing(metric: Metric, view: View) -> None:
+def _refuse_nothing(metric: Declaration, view: View) -> None:
     if any(not len(s) if isinstance(s, Sample) else not s.n for s in map(view.stat, metric.needs)):
         raise TooFewRows(f"{metric.name} was given no finite row ({view.dropped} were not finite); look at the model")
 
 
 def _estimate(
-    metric: Metric, view: View, value: float, replicates: list[float], *, seen: int, left_out: int, note: str
+    metric: Declaration, view: View, value: float, replicates: list[float], *, seen: int, left_out: int, note: str
 ) -> Estimate:
     low, high = jackknife(value, replicates, bounds=metric.bounds)
     words: dict[str, Any] = {"contexts": view.contexts, "dropped": view.dropped + left_out, "note": note}
     return Estimate(value, low, high, n=seen - left_out, **words, replicates=tuple(replicates))
 
 
-def _evaluate_batches(metric: Metric, view: View, options: dict[str, Any]) -> Estimate:
+def _evaluate_batches(metric: Declaration, view: View, options: dict[str, Any]) -> Estimate:
     """The mean over the batches of the sample and their standard deviation; the interval stands at the value of all
     rows, and leaving folds out of every batch would cost as many spectra again as there are batches and folds.
     """
@@ -235,20 +232,16 @@ def _sd(values: list[float]) -> float:
     return float(torch.tensor(values, dtype=torch.float64).std()) if len(values) > 1 else math.nan
 
 
-def _attempt(metric: Metric, stats: list[Any], options: dict[str, Any]) -> float:
+def _attempt(metric: Declaration, stats: list[Any], options: dict[str, Any]) -> float:
     try:
         return metric.function(*stats, **options)
     except TooFewRows:
         return math.nan
 
 
-def _left_out(metric: Metric, lead: Any, options: dict[str, Any]) -> Tensor:
+def _left_out(metric: Declaration, lead: Any, options: dict[str, Any]) -> Tensor:
     """Rows that this metric had to leave out beyond those that were not finite, by head where there are heads."""
-    if isinstance(lead, Directions) and lead.zeros is not None and "cosine" in metric.name:
-        return lead.zeros
-    if isinstance(lead, Attention):
-        return lead.n - rows_used(lead, metric.name, options)
-    return torch.zeros(())
+    return torch.zeros(()) if metric.left_out is None else metric.left_out(lead, options)
 
 
 def _note(lead: Any) -> str:
@@ -257,13 +250,13 @@ def _note(lead: Any) -> str:
     return ""
 
 
-def neighbours_read(metric: Metric, options: dict[str, Any]) -> int:
+def neighbours_read(metric: Declaration, options: dict[str, Any]) -> int:
     """How many neighbours the metric reads with these options."""
     chosen = {**metric.options, **options}
     return max(metric.neighbours, chosen.get("largest", 0), chosen.get("k", 0), 2 * chosen.get("scale", 0))
 
 
-def _evaluate_graphs(metric: Metric, view: View, options: dict[str, Any]) -> Estimate:
+def _evaluate_graphs(metric: Declaration, view: View, options: dict[str, Any]) -> Estimate:
     assert view.graphs is not None
     graphs = view.graphs(neighbours_read(metric, options))
     if options.get("per_context") and view.sample is not None:
@@ -279,8 +272,8 @@ def _evaluate_graphs(metric: Metric, view: View, options: dict[str, Any]) -> Est
     low, high = (math.nan, math.nan) if shaky else jackknife(value, replicates, bounds=metric.bounds)
     used, duplicates = map(sum, zip(*(g.rows(without_first=rest) for g in graphs), strict=True))
     said = [f"{duplicates} duplicates removed" if duplicates else "", shaky]
-    said += [metric.remark(value, used // len(graphs), options)] if metric.remark is not None else []
-    said += [_next_scale(value, graphs, without_first=rest)] if metric.name == "two_nn" else []
+    if metric.remark is not None:
+        said.append(metric.remark(value, used // len(graphs), options, [g.left(without_first=rest) for g in graphs]))
     return Estimate(
         value,
         low,
@@ -295,7 +288,7 @@ def _evaluate_graphs(metric: Metric, view: View, options: dict[str, Any]) -> Est
 
 
 def _graph_lines(
-    metric: Metric, graph: Graph, options: dict[str, Any], without_first: bool, folds: list[int]
+    metric: Declaration, graph: Graph, options: dict[str, Any], without_first: bool, folds: list[int]
 ) -> list[float]:
     """The metric of one graph without each of these folds, of which the first is −1; NaN where there is too little."""
     assert metric.batch is not None
@@ -306,7 +299,7 @@ def _graph_lines(
     return values
 
 
-def _starved(metric: Metric, graphs: list[Graph], options: dict[str, Any], rest: bool, folds: list[int]) -> str:
+def _starved(metric: Declaration, graphs: list[Graph], options: dict[str, Any], rest: bool, folds: list[int]) -> str:
     """What to say where leaving out a fold, a very large one, leaves many rows without the neighbours they need.
 
     A graph holds a few neighbours to spare, which is enough for folds of about the same size.
@@ -324,23 +317,6 @@ def _starved(metric: Metric, graphs: list[Graph], options: dict[str, Any], rest:
     )
 
 
-def _next_scale(value: float, graphs: list[Graph], *, without_first: bool) -> str:
-    """A word of warning where neighbours 2 and 4 tell another dimension than neighbours 1 and 2.
-
-    A near-copy of every tenth row is enough to bring TwoNN from 14 down to 0.2, with a narrow interval.
-    """
-    from anisoscope.metrics.dimension import gride
-
-    try:
-        wider = [gride.function(g.left(without_first=without_first), scale=2) for g in graphs]
-    except TooFewRows:
-        return ""
-    other = sum(wider) / len(wider)
-    if 0.5 <= value / other <= 2.0:
-        return ""
-    return f"the next scale (GRIDE, k = 2) gives {other:.3g}: near-copies or noise decide one of the two"
-
-
 def _unstable(value: float, replicates: list[float]) -> str:
     """What to say of a value that no set of contexts with one fold left out comes near to; "" where all is well.
 
@@ -354,15 +330,6 @@ def _unstable(value: float, replicates: list[float]) -> str:
         return ""
     ends = f"{min(live):.3g} to {max(live):.3g}"
     return f"unstable: leaving out any fold of contexts gives {ends}, so there is no interval; look at gride"
-
-
-def by_fold(need: type, rows: Tensor, fold: Tensor) -> list[dict[type, Any]]:
-    """One statistic of the rows of each fold, where it has any."""
-    found: list[dict[type, Any]] = []
-    for j in range(FOLDS):
-        mine = (fold == j).nonzero().squeeze(1).to(rows.device)
-        found.append({need: need().update(rows[mine])} if len(mine) else {})
-    return found
 
 
 def context_cosines(x: Tensor, context: Tensor) -> Tensor:

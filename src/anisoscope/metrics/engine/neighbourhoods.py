@@ -1,4 +1,4 @@
-"""The neighbour graph of a sample, from which leaving out rows needs no new search."""
+"""Neighbour graphs of rows and of the batches of a sample; leaving out rows needs no new search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from anisoscope.numerics.neighbours.search import first_equal, nearest
 from anisoscope.stats.sample import Sample
 
-_READ = 4  # neighbours that a word of warning beside TwoNN reads
+_READ = 4  # neighbours that the warning beside TwoNN reads
 _ROUNDS = 8  # looks for near-duplicates: a row sees as many at a time as it has neighbours
 
 
@@ -133,8 +133,7 @@ class Neighbours:
         return Neighbours(distance[mask], index[mask], self.wanted)
 
 
-# Neighbour graphs of the batches of a sample, and what of them is left without some contexts.
-
+# -- graphs of the batches of a sample, and what is left of them without some contexts --
 
 _BLOCK = 2**22  # distances of lines that are looked at together; those of many rows come one by one
 

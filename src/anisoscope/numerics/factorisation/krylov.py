@@ -1,4 +1,4 @@
-"""The leading directions of rows, without the d×d matrix where d is large.
+"""Eigenvectors by Krylov spaces: the leading directions of rows, and the largest one of many covariances of them.
 
 Block Krylov iteration with restarts (Musco and Musco 2015, arXiv:1504.05477): the rows are read a few times, and the
 best directions within everything they were mapped to are taken. Small problems are solved exactly.
@@ -110,7 +110,7 @@ def _exact(X: Tensor, keep: int) -> Leading:
     return Leading(turn, scores.to(X.dtype), scores.square().sum(-2))
 
 
-# The largest eigenvalue of many covariances of the same rows at once, without forming any of them.
+# -- the largest eigenvalue of many covariances of the same rows at once, without forming any of them --
 #
 # Notation: X n×d rows, W n×r zeros and ones (which rows belong to each of r sets), C_j the scatter of set j about its
 # own mean, Q the Krylov basis, T its tridiagonal matrix, θ the largest eigenvalue of T.

@@ -230,7 +230,8 @@ def _go_far(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
         if bool(done.all()):
             break
         before, codes = state.value, state.codes
-        tried = State(_carried(last, codes, carry), state.directions, state.value, [], [])
+        ahead = torch.lerp(last, codes, 1.0 + carry.to(codes.dtype)[:, None, None]).clamp_(min=0.0)
+        tried = State(ahead, state.directions, state.value, [], [])
         wide = state.directions.double()
         tried.codes = descend(wide @ wide.mT, X @ state.directions.mT, tried.codes, steps=_INNER)
         better = _turn(X, tried, ~done)
@@ -247,10 +248,6 @@ def _go_far(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
 def _rounding(X: Tensor) -> Tensor:
     """The error of rows that were only rounded."""
     return 4.0 * torch.finfo(X.dtype).eps ** 2 * squares(X)
-
-
-def _carried(last: Tensor, codes: Tensor, carry: Tensor) -> Tensor:
-    return torch.lerp(last, codes, 1.0 + carry.to(codes.dtype)[:, None, None]).clamp_(min=0.0)
 
 
 def _ordered(state: State, *, sort: bool) -> State:

@@ -127,7 +127,7 @@ def _gamma(eps: float, wide: int, device: str) -> float:
 
 @cache
 def quick_precision() -> str:
-    """bfloat16 where this processor multiplies it much quicker than float32: tried once, for no flag tells."""
+    """bfloat16 where this processor multiplies it much quicker than float32: tried once, as no flag says so."""
     seconds = {}
     with one_thread():
         for precision in ("float32", "bfloat16"):

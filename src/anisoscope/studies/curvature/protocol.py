@@ -9,7 +9,6 @@ curvature_frequency have the definitions.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,12 @@ import numpy as np
 import torch
 
 from anisoscope.claims.engine.claim import verdicts_to_dicts
+from anisoscope.metrics.curvature import (
+    curvature_attenuation,
+    curvature_constant,
+    curvature_error,
+    local_pca_angle,
+)
 from anisoscope.metrics.engine.estimate import Estimate
 from anisoscope.numerics.host import one_thread
 from anisoscope.numerics.manifolds import MANIFOLDS, Manifold, make_manifold
@@ -38,7 +43,6 @@ from anisoscope.studies.curvature.samples import (
     see_neighbourhoods,
     see_tokens,
     true_visibility,
-    weighted_median,
     zipf_frequencies,
 )
 from anisoscope.studies.curvature.verdicts import over_replicates
@@ -119,8 +123,8 @@ class _Study:
             name, "curvature_slope", over_replicates(slopes.tolist(), n=n, note=few), of=of, sampling=self.config.kind
         )
         if np.isfinite(slopes).all():
-            ratio = np.log(ladder.excess(of)[:, kept] / ladder.leading(of)[kept]).mean(1)
-            constant = over_replicates(np.exp(ratio).tolist(), n=n, log=True)
+            ratio = curvature_constant(ladder.excess(of)[:, kept], ladder.leading(of)[kept])
+            constant = over_replicates(ratio.tolist(), n=n, log=True)
             self._add(name, "curvature_constant", constant, of=of, sampling=self.config.kind)
 
     def _frequency(self, manifold: Manifold) -> None:
@@ -151,8 +155,9 @@ class _Study:
             for scale in c.pca_scales:
                 width = torch.full((c.neighbourhoods,), scale * population.unit, dtype=torch.float64)
                 angle, error = fit_neighbourhoods(population, width, everyone, look=c.look, generator=generator)
-                for metric, values in (("local_pca_angle", angle), ("curvature_error", error)):
-                    found.setdefault((metric, scale), []).append(weighted_median(values, torch.ones(len(values))))
+                once = torch.ones(len(angle))
+                found.setdefault(("local_pca_angle", scale), []).append(local_pca_angle(angle, once))
+                found.setdefault(("curvature_error", scale), []).append(curvature_error(error, once))
         n = c.neighbourhoods * c.neighbours
         self.recovery[manifold.name] = {key: np.array(medians) for key, medians in found.items()}
         for (metric, scale), medians in found.items():
@@ -210,7 +215,7 @@ def _see_both(
             found[metric, f"{variant};sampling={name}".lstrip(";")] = value
     for estimate in ("estimate=true", "estimate=pca"):
         top, bottom = (found["curvature_visibility", f"{estimate};sampling={n}"] for n in ("zipf", "uniform"))
-        found["curvature_attenuation", estimate] = top / bottom if bottom else math.nan
+        found["curvature_attenuation", estimate] = curvature_attenuation(top, bottom)
     return found
 
 
@@ -228,7 +233,7 @@ def _fixed_attenuation(
 
     uniform = visible(torch.ones_like(reference))
     for zipf in config.all_zipf:
-        yield zipf, visible(zipf_frequencies(config.types, zipf)) / uniform if uniform else math.nan
+        yield zipf, curvature_attenuation(visible(zipf_frequencies(config.types, zipf)), uniform)
 
 
 def run_curvature(

@@ -11,13 +11,23 @@ samplings isolates what frequency hides.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from anisoscope.metrics.curvature import (
+    curvature_error,
+    curvature_recovered,
+    curvature_slope,
+    curvature_unmeasured,
+    curvature_variance,
+    curvature_visibility,
+    curvature_visibility_expected,
+    local_pca_angle,
+    parabola_tangent,
+)
 from anisoscope.numerics.manifolds import (
     Frames,
     Manifold,
@@ -75,10 +85,7 @@ class Ladder:
         kept = self.above_floor(of, limit=limit)
         if kept.sum() < FEWEST_SCALES:
             return np.full(len(self.floor["tangent"]), np.nan), kept
-        x = np.log(self.scales[kept])
-        y = np.log(self.excess(of)[:, kept])
-        x = x - x.mean()
-        return (y @ x) / (x @ x), kept
+        return curvature_slope(self.scales[kept], self.excess(of)[:, kept]), kept
 
 
 def sample_ladder(
@@ -121,10 +128,7 @@ def length_unit(curvature: float) -> float:
 
 def split_variance(x: Tensor, frames: Frames) -> tuple[float, float]:
     """tr C_T and tr C_N of the centred rows [n, D], in the true tangent and normal space."""
-    centred = x - x.mean(0)
-    parts = (centred @ basis for basis in (frames.tangent, frames.normal))
-    tangent, normal = (float(p.square().sum() / (len(x) - 1)) for p in parts)
-    return tangent, normal
+    return curvature_variance(x, frames.tangent), curvature_variance(x, frames.normal)
 
 
 @dataclass(frozen=True)
@@ -138,8 +142,7 @@ class Parabola:
     @property
     def mean_share(self) -> float:
         """Tangent share of the squared mean gradient."""
-        total = self.mean_tangent**2 + self.mean_normal**2
-        return self.mean_tangent**2 / total if total else float("nan")
+        return parabola_tangent(self.mean_tangent**2, self.mean_normal**2)
 
 
 def parabola_gradient(scale: float, *, n: int = 4096, seed: int = 0) -> Parabola:
@@ -155,12 +158,11 @@ def parabola_gradient(scale: float, *, n: int = 4096, seed: int = 0) -> Parabola
     half = scale * torch.randn(n // 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).abs()
     u = torch.stack([half, -half], 1)  # pairs are added first: the cancellation is exact, not to rounding
     tangent, normal = u.sum(1).sum() / n, u.square().sum() / n
-    energy = u.square().sum(), u.pow(4).sum()
-    return Parabola(float(energy[0] / (energy[0] + energy[1])), abs(float(tangent)), abs(float(normal)))
+    rows = parabola_tangent(float(u.square().sum()), float(u.pow(4).sum()))
+    return Parabola(rows, abs(float(tangent)), abs(float(normal)))
 
 
 CLIP = 0.5  # the largest scale of a type, in units of 1/κ at its own point
-RECOVERED = 0.5  # a curvature with a smaller relative error counts as recovered
 
 
 @dataclass(frozen=True)
@@ -230,14 +232,13 @@ def true_visibility(rows: Tensor, group: Tensor, population: Population) -> floa
     tangent, normal = (
         torch.einsum("nD,nDk->nk", centred, basis[group]).square().sum(1) for basis in (frames.tangent, frames.normal)
     )
-    return float((normal / population.bend[group]).sum() / tangent.sum())
+    return curvature_visibility(normal / population.bend[group], tangent)
 
 
 def expected_visibility(population: Population, scales: Tensor, weights: Tensor, *, tokens: int, kind: str) -> float:
     """The same to leading order; centring takes a degree of freedom from every type that occurs."""
     tangent, normal = expected_variances(population.frames.form, scale=scales, kind=kind)
-    freedom = tokens * weights - 1 + (1 - weights) ** tokens
-    return float((freedom * normal / population.bend).sum() / (freedom * tangent).sum())
+    return curvature_visibility_expected(normal / population.bend, tangent, weights, tokens)
 
 
 def see_tokens(
@@ -254,8 +255,8 @@ def see_tokens(
     noisy = rows + look.noise * population.unit * torch.randn(rows.shape, dtype=rows.dtype, generator=generator)
     fits = fit_groups(noisy, group, groups=types, dim=population.manifold.dim)
     share = torch.where(fits.usable, fits.count, 0).double()
-    pooled = [torch.nan_to_num(v * share).sum() for v in (fits.normal_variance, fits.tangent_variance)]
-    seen["curvature_visibility|estimate=pca"] = float(pooled[0] / pooled[1])
+    pooled = [torch.nan_to_num(v * share) for v in (fits.normal_variance, fits.tangent_variance)]
+    seen["curvature_visibility|estimate=pca"] = curvature_visibility(*pooled)
     summary = _summary(tangent_angle(fits, population.frames), form_error(fits, population.frames), fits.count)
     return seen | {f"{metric}|count=natural": value for metric, value in summary.items()}
 
@@ -285,25 +286,9 @@ def fit_neighbourhoods(
 
 def _summary(angle: Tensor, error: Tensor, weight: Tensor) -> dict[str, float]:
     """Over tokens: medians of what was measured, and the share whose curvature was recovered (unmeasured is lost)."""
-    recovered = (error < RECOVERED).double()  # false for NaN
-    curved = not bool(error.isnan().all())
     return {
-        "local_pca_angle": weighted_median(angle, weight),
-        "curvature_error": weighted_median(error, weight),
-        "curvature_recovered": float((recovered * weight).sum() / weight.sum()) if curved else math.nan,
-        "curvature_unmeasured": float((angle.isnan() * weight).sum() / weight.sum()),
+        "local_pca_angle": local_pca_angle(angle, weight),
+        "curvature_error": curvature_error(error, weight),
+        "curvature_recovered": curvature_recovered(error, weight),
+        "curvature_unmeasured": curvature_unmeasured(angle, weight),
     }
-
-
-def weighted_median(values: Tensor, weight: Tensor) -> float:
-    """The median of the finite values, each counted by its weight.
-
-    >>> weighted_median(torch.tensor([3.0, 1.0, torch.nan]), torch.tensor([5, 1, 9]))
-    3.0
-    """
-    known = values.isfinite() & (weight > 0)
-    if not bool(known.any()):
-        return math.nan
-    ordered, order = values[known].sort()
-    total = weight[known][order].double().cumsum(0)
-    return float(ordered[int(torch.searchsorted(total, total[-1] / 2))])

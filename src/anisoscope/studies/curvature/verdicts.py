@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anisoscope.claims.engine.claim import Verdict
+from anisoscope.metrics.curvature import RECOVERED
 from anisoscope.metrics.engine.estimate import Estimate
-from anisoscope.studies.curvature.samples import EXPECTED_SLOPES, RECOVERED, parabola_gradient
+from anisoscope.studies.curvature.samples import EXPECTED_SLOPES, parabola_gradient
 
 if TYPE_CHECKING:
     from anisoscope.claims.engine.part import Status

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from anisoscope.metrics.engine.estimate import Estimate, jackknife
+from anisoscope.metrics.performance import performance_correlation
 from anisoscope.results.table import variant_name
 
 FEWEST = 4  # points of a correlation
@@ -32,27 +33,11 @@ class ScoreSeries:
     folds: np.ndarray  # [points, folds], NaN where a fold is empty
 
 
-def correlate(x: np.ndarray, y: np.ndarray, method: str) -> float:
-    """Pearson's or Spearman's correlation; NaN where one of the two does not vary.
-
-    >>> correlate(np.array([1.0, 2.0, 3.0]), np.array([1.0, 8.0, 27.0]), "spearman")
-    1.0
-    """
-    if method == "spearman":
-        from scipy.stats import rankdata
-
-        x, y = rankdata(x), rankdata(y)
-    x, y = x - x.mean(), y - y.mean()
-    below = math.sqrt(float((x * x).sum() * (y * y).sum()))
-    small = 1e-12 * len(x) * max(1e-300, float(np.abs(x).max() * np.abs(y).max()))
-    return float(np.clip((x * y).sum() / below, -1.0, 1.0)) if below > small else math.nan
-
-
 def over_contexts(x: ScoreSeries, y: ScoreSeries, method: str) -> Estimate:
     """The correlation with its interval over context folds."""
-    value = correlate(x.value, y.value, method)
+    value = performance_correlation(x.value, y.value, method)
     left = [
-        correlate(x.folds[:, j], y.folds[:, j], method)
+        performance_correlation(x.folds[:, j], y.folds[:, j], method)
         if np.isfinite(x.folds[:, j]).all() and np.isfinite(y.folds[:, j]).all()
         else math.nan
         for j in range(x.folds.shape[1])
@@ -63,8 +48,8 @@ def over_contexts(x: ScoreSeries, y: ScoreSeries, method: str) -> Estimate:
 
 def over_points(x: ScoreSeries, y: ScoreSeries, method: str) -> Estimate:
     """The same with its interval over the points: each layer or checkpoint is left out once."""
-    value, n = correlate(x.value, y.value, method), len(x.value)
-    left = [correlate(np.delete(x.value, i), np.delete(y.value, i), method) for i in range(n)]
+    value, n = performance_correlation(x.value, y.value, method), len(x.value)
+    left = [performance_correlation(np.delete(x.value, i), np.delete(y.value, i), method) for i in range(n)]
     low, high = jackknife(value, left, bounds=(-1.0, 1.0))
     return Estimate(value, low, high, n=n, replicates=tuple(left), note=_note(x, y, method))
 
@@ -78,7 +63,7 @@ def descriptive_p(x: ScoreSeries, y: ScoreSeries, method: str) -> float:
     """The two-sided p of no correlation, as if the points were independent, which they are not."""
     from scipy import stats
 
-    r, n = correlate(x.value, y.value, method), len(x.value)
+    r, n = performance_correlation(x.value, y.value, method), len(x.value)
     if not math.isfinite(r) or n < 3:
         return math.nan
     if abs(r) >= 1.0:

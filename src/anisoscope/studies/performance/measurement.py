@@ -20,8 +20,9 @@ from anisoscope.capture.sites.layout import Layout, find_layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.data.tasks import NONE
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.catalogue import registry
 from anisoscope.metrics.engine.estimate import Estimate, jackknife
-from anisoscope.metrics.engine.metric import Metric, registry
+from anisoscope.metrics.engine.metric import Metric
 from anisoscope.models.tokenizer import special_ids
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of
 from anisoscope.numerics.linear_probes import LinearProbe, choose_probe, fit_centroids, fit_probe

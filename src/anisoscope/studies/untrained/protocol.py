@@ -27,8 +27,10 @@ from anisoscope.claims.engine.claim import evaluate_claims, verdicts_to_dicts
 from anisoscope.measurement.bank import Bank, chosen_rows
 from anisoscope.measurement.evaluation import evaluate_bank
 from anisoscope.measurement.measure import Setup, make_plan
+from anisoscope.metrics.attention import attention_median, attention_min, score_magnitude
+from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine.estimate import jackknife
-from anisoscope.metrics.engine.metric import Request, parse_requests
+from anisoscope.metrics.engine.metric import Request
 from anisoscope.numerics.attention_rows import SMALLEST_ROW
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.folder import RunFolder, slug
@@ -164,22 +166,10 @@ def _row_values(scores: Tensor, allowed: Tensor) -> dict[str, Tensor]:
     """Every row metric of every row: [S, H, R]."""
     p = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
     return {
-        "score_magnitude": scores.abs().masked_fill(~allowed, 0.0).sum(-1) / allowed.sum(-1),
-        "attention_median": _median(p, allowed),
-        "attention_min": p.masked_fill(~allowed, torch.inf).amin(-1),
+        "score_magnitude": score_magnitude(scores, allowed),
+        "attention_median": attention_median(p, allowed),
+        "attention_min": attention_min(p, allowed),
     }
-
-
-def _median(p: Tensor, allowed: Tensor) -> Tensor:
-    """Of an even number of keys the mean of the two in the middle.
-
-    >>> _median(torch.tensor([4.0, 1.0, 9.0, 2.0]), torch.tensor([True, True, True, True]))
-    tensor(3.)
-    """
-    ascending = p.masked_fill(~allowed, torch.inf).sort(-1).values
-    m = allowed.sum(-1, keepdim=True).expand(*p.shape[:-1], 1)
-    both = [ascending.gather(-1, at) for at in (((m - 1).clamp(min=0)) // 2, (m // 2).clamp(max=p.shape[-1] - 1))]
-    return (0.5 * (both[0] + both[1])).squeeze(-1)
 
 
 def _mean(sums: Tensor, counts: Tensor, dropped: int) -> dict[str, Any]:

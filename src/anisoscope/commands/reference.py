@@ -1,0 +1,79 @@
+"""The reference pages docs/metrics.md, docs/sites.md and docs/claims.md, written from the declarations.
+
+python -m anisoscope.commands.reference docs
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from anisoscope.capture.sites.site import KINDS
+from anisoscope.claims.engine.claim import claims
+from anisoscope.metrics.catalogue import registry
+from anisoscope.metrics.engine.metric import Metric
+
+
+def metrics_page() -> str:
+    """Every metric with its formula, convention, options and reference, grouped by what measures it."""
+    lines = ["# Metrics", "", "Written by `make docs` from the declarations in `src/anisoscope/metrics`.", ""]
+    lines += ["Every number that can stand in a table is one of these. Those of the first part are functions of rows: "
+              "`profile`, `sweep`, `train` and `anisoscope.measure` take them with `--metrics`.", ""]  # fmt: skip
+    groups: dict[tuple[str, ...], list[Metric]] = {}
+    for _, metric in sorted(registry().items()):
+        groups.setdefault(metric.measured_by, []).append(metric)
+    for commands in sorted(groups, key=lambda names: (len(names) > 0, names[-1:] != ("train",), names)):
+        if commands:
+            lines += [f"# Measured by {', '.join(f'`{name}`' for name in commands)}", ""]
+        for metric in groups[commands]:
+            lines += _entry(metric)
+    return "\n".join(lines)
+
+
+def _entry(metric: Metric) -> Iterator[str]:
+    yield from (f"## `{metric.name}`{' (default)' if metric.default else ''}", "")
+    yield from (f"**{metric.title}.** {metric.description}", "")
+    low, high = ("" if end is None else f"{end:g}" for end in metric.bounds)
+    facts = {
+        "Formula": metric.formula,
+        "Convention": metric.convention,
+        "Options": ", ".join(f"`{key}={value}`" for key, value in metric.options.items()),
+        "Unchanged by": ", ".join(sorted(metric.invariant)),
+        "Range": f"{low or '−∞'} to {high or '∞'}" if low or high else "",
+        "Measured at": ", ".join(sorted(metric.kinds)),
+        "Reference": metric.reference,
+    }
+    yield from (f"- {label}: {words}" for label, words in facts.items() if words)
+    yield ""
+
+
+def sites_page() -> str:
+    """Every kind of site."""
+    rows = [f"| `{name}` | {words} |" for name, words in KINDS.items()]
+    return "\n".join(["# Sites", "", "| kind | what it is |", "|---|---|", *rows, ""])
+
+
+def claims_page() -> str:
+    """Every claim with its statement, its margin and how it is tested."""
+    lines = ["# Claims", "", "Written by `make docs` from the declarations in `src/anisoscope/claims`.", ""]
+    lines += [
+        "*Holds* when the 95 % interval of the effect lies wholly beyond the margin, *fails* when it lies short of"
+    ]
+    lines += ["it, else *undecided*. One run speaks for itself; a general claim needs three seeds.", ""]
+    for name, claim in claims().items():
+        lines += [f"## `{name}`", "", f"**{claim.statement}**", "", claim.description, ""]
+        lines += [f"- Margin: {claim.margin:g}", f"- Reads: {', '.join(f'`{m}`' for m in claim.metrics)}"]
+        lines += [f"- Source: {claim.source}", ""]
+    return "\n".join(lines)
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    yield "metrics.md", metrics_page()
+    yield "sites.md", sites_page()
+    yield "claims.md", claims_page()
+
+
+if __name__ == "__main__":
+    for name, text in pages():
+        (Path(sys.argv[1]) / name).write_text(text, encoding="utf-8")

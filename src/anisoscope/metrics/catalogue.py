@@ -1,0 +1,104 @@
+"""Every metric by name: the declarations of all files, requests in words, and several metrics of one array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
+from anisoscope.metrics import (  # noqa: F401  (importing them declares their metrics)
+    anisotropy,
+    attention,
+    curvature,
+    dimension,
+    frequency,
+    performance,
+    similarity,
+    spectrum,
+    tangent,
+    training,
+)
+from anisoscope.metrics.engine.arrays import array_view, is_of_rows, read_array
+from anisoscope.metrics.engine.estimate import Estimate
+from anisoscope.metrics.engine.estimation import View, evaluate, missing
+from anisoscope.metrics.engine.metric import REGISTRY, Metric, Request
+
+
+def registry() -> dict[str, Metric]:
+    """Every declared metric by name."""
+    return dict(REGISTRY)
+
+
+def parse_requests(names: Iterable[str] | str | None) -> list[Request]:
+    """Metrics from words such as `two_nn`, `svd_ratio:centred=0`, `all` and `default` (also when there are none).
+
+    One string may hold several, with commas between them, as on the command line.
+
+    >>> [r.metric.name for r in parse_requests(["svd_ratio:centred=0"])]
+    ['svd_ratio']
+    >>> [r.metric.name for r in parse_requests("average_cosine, drift")]
+    ['average_cosine', 'drift']
+    """
+    known = registry()
+    words = [word.strip() for word in names.split(",")] if isinstance(names, str) else list(names or ["default"])
+    requests: list[Request] = []
+    for word in words:
+        if word in ("default", "all"):
+            chosen = (m for m in known.values() if not m.measured_by and (m.default or word == "all"))
+            requests += [Request(m) for m in chosen]
+            continue
+        name, _, rest = word.partition(":")
+        if name not in known:
+            raise unknown_name("metric", name, known)
+        if known[name].measured_by:
+            raise known[name].refusal()
+        pairs = dict(part.partition("=")[::2] for part in rest.split(":") if part)
+        requests.append(Request(known[name], known[name].check(pairs), named=True))
+    return requests
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def measure_rows(
+    x: Any,
+    metrics: Iterable[str] | str | None = None,
+    *,
+    contexts: Any = None,
+    tokens: Any = None,
+    seed: int = 0,
+    interval: bool = True,
+) -> dict[str, Estimate]:
+    """Several metrics of the rows of one n×d array (the default ones unless named), their statistics taken once.
+
+    The keys are the words asked for; a metric that cannot be computed has the value NaN, and its note says why.
+    Without `interval` the values come alone, which is quicker.
+
+    >>> found = measure_rows(torch.eye(16), ["participation_ratio", "svd_ratio:centred=0"])
+    >>> {name: round(estimate.value, 4) for name, estimate in found.items()}
+    {'participation_ratio': 15.0, 'svd_ratio:centred=0': 0.0625}
+    """
+    requests = [r for r in parse_requests(metrics) if r.named or is_of_rows(r.metric)]
+    if not requests:
+        raise AnisoscopeError(f"metrics is {metrics!r}; expected at least one name, or None for the default ones")
+    rows = read_array(x, "measure_rows", contexts, tokens, interval=interval)
+    view = array_view([(request.metric, request.options) for request in requests], rows, seed)
+    return {_word(request): _attempt(request, view) for request in requests}
+
+
+def _word(request: Request) -> str:
+    """A request as it is written.
+
+    >>> _word(*parse_requests("svd_ratio:centred=0"))
+    'svd_ratio:centred=0'
+    """
+    options = (f"{name}={int(v) if isinstance(v, bool) else v}" for name, v in request.options.items())
+    return ":".join([request.metric.name, *options])
+
+
+def _attempt(request: Request, view: View) -> Estimate:
+    try:
+        return evaluate(request.metric, view, request.options)
+    except TooFewRows as error:
+        return missing(view, error)

@@ -1,0 +1,74 @@
+"""Numbers of a training itself: what the loop, the probe and the series of checkpoints tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.metrics.engine.metric import measured
+
+
+@measured(
+    "train",
+    title="Training loss",
+    formula="Σ ℓ / n",
+    convention="mean over the n predicted tokens (or examples) of the batch, in nats; as the training loop logs it",
+)
+def loss(losses: Tensor) -> float:
+    """Loss of the training batch of that step."""
+    return float(losses.double().mean())
+
+
+@measured(
+    "tangent",
+    "sweep",
+    "train",
+    title="Probe loss",
+    formula="Σ ℓ / n",
+    convention="summed loss of the held-out contexts over their n predicted tokens, in nats",
+    bounds=(0.0, None),
+)
+def probe_loss(total: float, tokens: int) -> float:
+    """Mean loss on the held-out probe."""
+    return total / tokens
+
+
+@measured(
+    "train",
+    title="Gradient norm",
+    formula="√Σ ‖∂L/∂θ‖²",
+    convention="over all parameters that have a gradient, of the mean loss",
+    bounds=(0.0, None),
+)
+def gradient_norm(gradients: Iterable[Tensor]) -> float:
+    """Norm of the gradient of all parameters, before clipping."""
+    norms = [gradient.detach().float().norm() for gradient in gradients]
+    return float(torch.stack([norm.to(norms[0].device) for norm in norms]).norm()) if norms else 0.0
+
+
+@measured(
+    "train",
+    title="Learning rate",
+    formula="η of the update that follows",
+    convention="of the optimiser's first group of parameters",
+    bounds=(0.0, None),
+)
+def learning_rate(groups: Sequence[Mapping[str, Any]]) -> float:
+    """Step size of the optimiser."""
+    return float(groups[0]["lr"])
+
+
+@measured(
+    "tangent",
+    "sweep",
+    title="Intact checkpoint",
+    formula="1 where nothing is wrong with it, else 0",
+    convention="the note names what is wrong",
+    bounds=(0.0, 1.0),
+)
+def checkpoint(flags: Sequence[str]) -> float:
+    """Whether a checkpoint of a series is what its name says."""
+    return float(not flags)
