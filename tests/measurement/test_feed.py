@@ -14,8 +14,7 @@ from anisoscope.capture import find_layout
 from anisoscope.capture.capture import Capture
 from anisoscope.data.synthetic import make_clip
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.feed.feed import TextFeed
-from anisoscope.measurement.feed.media import MOST, ImageFeed, SpeechFeed
+from anisoscope.measurement.feed import MOST, ImageFeed, SpeechFeed, TextFeed
 from anisoscope.measurement.memory import SiteShape, activation_bytes, amount_of, bank_bytes
 from anisoscope.measurement.profile import ProfileConfig, profile
 from anisoscope.models.load import load_model

@@ -12,7 +12,7 @@ from scipy.io import wavfile
 from anisoscope.capture import find_layout
 from anisoscope.capture.capture import Capture
 from anisoscope.data.synthetic import make_clip, make_picture
-from anisoscope.measurement.feed.feed import Feed, make_feed
+from anisoscope.measurement.feed import Feed, make_feed
 from anisoscope.measurement.profile import ProfileConfig
 from anisoscope.models.load import Loaded, load_model
 

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.measurement.feed.feed import READS
+from anisoscope.measurement.feed import FEEDS
 from anisoscope.metrics.engine.estimate import jackknife
 from anisoscope.metrics.similarity import hollow_kernel, kernel_cka
 from anisoscope.models.modality import ROWS
@@ -197,7 +197,7 @@ def _modalities(one: Side, two: Side) -> dict[str, tuple[str, str]]:
 def _alike(one: Side, two: Side) -> tuple[Side, Side, list[str]]:
     """The stacks that read the same kind of data; rows of sounds, pictures and text have nothing in common."""
     modalities = _modalities(one, two)
-    read = {stack: tuple(READS.get(modality, "text") for modality in pair) for stack, pair in modalities.items()}
+    read = {stack: tuple(FEEDS[modality].reads for modality in pair) for stack, pair in modalities.items()}
     apart = {stack: pair for stack, pair in read.items() if pair[0] != pair[1]}
     if apart and len(apart) == len(read):
         mine, theirs = next(iter(apart.values()))

@@ -15,9 +15,9 @@ from anisoscope.capture.sites.layout import Layout, unwrapped
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.sites.weight import stream_readers
 from anisoscope.measurement.bank import Bank
-from anisoscope.measurement.evaluation import evaluate_bank
-from anisoscope.measurement.measure import Setup, leave_unseen_out, make_plan
-from anisoscope.measurement.remarks import remarks, rows_read
+from anisoscope.measurement.evaluation import evaluate_bank, row_counts, row_notes
+from anisoscope.measurement.measure import leave_unseen_out
+from anisoscope.measurement.site_plan import Setup, make_plan
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import entropy
 from anisoscope.monitor.probe import Probe, unseen
@@ -97,8 +97,8 @@ class Instruments:
         records: list[Record] = []
         place = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
         if bank is not None:
-            self.row_count = rows_read(bank)
-            for note in remarks(bank):
+            self.row_count = row_counts(bank)["row_count"]
+            for note in row_notes(bank):
                 self._note(f"step {rows.step}: {note}")
             records += [{**row, "step": rows.step} for row in evaluate_bank(bank, self.requests, self.setup)]
         if rows.tokens and rows.losses and (self.study is None or not self.study.source):  # a training batch tells none

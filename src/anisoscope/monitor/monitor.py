@@ -28,8 +28,8 @@ from anisoscope.capture.gradients.loss import LossRule
 from anisoscope.capture.sites.layout import Layout, find_layout, refuse_compiled
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.inspection import what_is_read
-from anisoscope.measurement.measure import ATTENTION_KINDS, prepare
+from anisoscope.measurement.inspection import modality_words
+from anisoscope.measurement.site_plan import ATTENTION_KINDS, prepare
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.monitor.every_step import ROWS, EveryStep
@@ -188,7 +188,7 @@ class Monitor:
         """What run.json says of the model, as that of a profile does."""
         depths = {stack.name: stack.depth for stack in self.layout.stacks}
         words = {"name": self.name, "architecture": type(self.model).__name__, "stacks": list(depths)}
-        words |= what_is_read(self.model, list(depths), self.tokenizer, layout=self.layout)
+        words |= modality_words(self.model, list(depths), self.tokenizer, layout=self.layout)
         return {**words, "layers": max(depths.values())}
 
     # life

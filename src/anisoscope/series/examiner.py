@@ -18,12 +18,12 @@ from anisoscope.capture.sites.layout import Layout, find_layout
 from anisoscope.data.tokens import mask_batch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
-from anisoscope.measurement.evaluation import evaluate_bank
-from anisoscope.measurement.feed.feed import Feed, fitting, make_feed
-from anisoscope.measurement.inspection import check_sites, plan_passes, what_is_read
-from anisoscope.measurement.measure import Setup, feed_tables, make_plan, prepare
-from anisoscope.measurement.passes import rows_given
-from anisoscope.measurement.remarks import remarks
+from anisoscope.measurement.config import ProfileConfig
+from anisoscope.measurement.evaluation import evaluate_bank, row_notes, rows_given
+from anisoscope.measurement.feed import Feed, fitting, make_feed
+from anisoscope.measurement.inspection import check_sites, modality_words, plan_passes
+from anisoscope.measurement.measure import feed_tables
+from anisoscope.measurement.site_plan import Setup, make_plan, prepare
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.monitor.instruments import Instruments, make_probe
@@ -203,7 +203,7 @@ class Examiner:
         setup = self._setup(loaded, find_layout(model), requests)
         depths = setup.depths or {"single": 0}
         entry: dict[str, Any] = {"notes": []}
-        entry |= what_is_read(model, list(depths), loaded.tokenizer, layout=setup.layout)
+        entry |= modality_words(model, list(depths), loaded.tokenizer, layout=setup.layout)
         shapes = check_sites(loaded, setup, feed, entry)
         sizes: dict[str, Any] = {"sample_size": feed.config.sample_size, "attention_rows": feed.config.attention_rows}
         plan = make_plan(requests, setup.kinds, seed=c.seed, halves=c.halves, **sizes)
@@ -219,7 +219,7 @@ class Examiner:
             if number == 0:
                 feed_tables(bank, model, setup.tables, depth=setup.depth("single"))
             found.records += evaluate_bank(bank, requests, setup, progress=tell)
-            found.notes += remarks(bank)
+            found.notes += row_notes(bank)
             given += [n for n in [rows_given(bank)] if n is not None]
         if given:
             feed.recount(min(given))
@@ -322,7 +322,5 @@ def labelled_batch(loaded: Any, batch: Batch, *, seed: int) -> dict[str, Tensor]
 
 def feed_config(config: SweepConfig) -> Any:
     """What the feed and the passes of a profile read, from here."""
-    from anisoscope.measurement.profile import ProfileConfig
-
     names = ("data", "tokens", "context", "seconds", "batch_size", "text_field", "seed", "sites", "halves")
     return ProfileConfig(models=config.models, **{name: getattr(config, name) for name in names})

@@ -20,13 +20,13 @@ import torch
 
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.inspection import other_reading, reading_fingerprint, what_is_read
+from anisoscope.measurement.inspection import modality_words, other_reading, reading_fingerprint
 from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.models.downloads import Downloads
 from anisoscope.models.source import parse_model
 from anisoscope.monitor.store import MonitorStore, in_order
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.manifest import opening
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 from anisoscope.series.config import SweepConfig as SweepConfig
 from anisoscope.series.discovery import (
@@ -148,7 +148,7 @@ class Sweeper:
     # the record of the run
 
     def _begin(self, old: dict[str, Any]) -> None:
-        self.about = opening(
+        self.about = new_manifest(
             asdict(self.config),
             command=self.command,
             seed=self.config.seed,
@@ -261,7 +261,7 @@ class Sweeper:
 
     def _load(self, checkpoint: Checkpoint, downloads: Downloads | None, entry: Entry) -> Any:
         """The model of a checkpoint; None, with a flag in its entry, where it cannot be had."""
-        from anisoscope.capture import loading
+        from anisoscope.models import load as loading
 
         spec = checkpoint.spec
         try:
@@ -316,7 +316,7 @@ class Sweeper:
         described |= {"architecture": type(loaded.model).__name__, "revision": loaded.revision}
         layout = find_layout(loaded.model)
         stacks = [stack.name for stack in layout.stacks]
-        described |= what_is_read(loaded.model, stacks, loaded.tokenizer, layout=layout)
+        described |= modality_words(loaded.model, stacks, loaded.tokenizer, layout=layout)
         described |= self.found.read if self.found is not None else {}
         entry |= {"fingerprint": loaded.fingerprint, "device": str(loaded.device)}
         entry["described"] = described | {"fingerprint": loaded.fingerprint}

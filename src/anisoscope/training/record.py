@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement import memory
-from anisoscope.measurement.inspection import what_is_read
+from anisoscope.measurement.inspection import modality_words
 from anisoscope.metrics.engine.metric import STREAM_KINDS
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.manifest import opening
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 from anisoscope.training.config import Course
 
@@ -152,7 +152,7 @@ class Record:
         self._measured = float(old.get("monitor_seconds", 0.0))
         options = options_of(self.config, self.watch)
         words = {"kind": "training", "steps": int(old.get("steps", 0))}
-        self.about = opening(options, command=self.command, seed=self.config.seed, old=old, **words)
+        self.about = new_manifest(options, command=self.command, seed=self.config.seed, old=old, **words)
         self._write()
 
     def describe_data(self, words: Mapping[str, Any]) -> None:
@@ -173,7 +173,7 @@ class Record:
             "key": self.folder.path.name,
             "name": self.config.arm,
             **self.config.entry,
-            **what_is_read(model, ["single"], tokenizer, layout=find_layout(model)),
+            **modality_words(model, ["single"], tokenizer, layout=find_layout(model)),
             "architecture": type(model).__name__,
             "parameters": sum(p.numel() for p in model.parameters()),
             "layers": self.config.layers,

@@ -51,7 +51,7 @@ class NormedProfiler(Profiler):
 
 def with_statistics(config: ProfileConfig, folder: Path) -> ProfileConfig:
     """The same profile of the same random weights, stored with batch norms that have seen the probe once."""
-    from anisoscope.measurement.feed.feed import make_feed
+    from anisoscope.measurement.feed import make_feed
     from anisoscope.models.load import load_model
 
     (spec,) = config.models
