@@ -236,7 +236,7 @@ def test_the_word_tangent_adds_the_study_and_without_it_nothing_is_differentiate
 def test_the_loss_is_that_of_the_model_itself(series: Path, tmp_path: Path) -> None:
     from anisoscope.measurement.feed import make_feed
     from anisoscope.models.load import load_model
-    from anisoscope.series.examiner import feed_config
+    from anisoscope.series.measurer import feed_config
 
     table = sweep(str(series), out=tmp_path / "out", **LOOK)
     loaded, config = load_model(str(series / "checkpoint-10"), device="cpu"), feed_config(SweepConfig("x", **LOOK))

@@ -135,6 +135,27 @@ def _first_tried(model: nn.Module, batches: Iterable[Any], setup: Setup, *, rows
     return chain([first], rest)
 
 
+class Tee:
+    """Hands everything to several sinks."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self.sinks = sinks
+
+    def rows(self, rows: Rows) -> None:
+        for sink in self.sinks:
+            sink.rows(rows)
+
+    def scores(self, scores: Scores) -> None:
+        for sink in self.sinks:
+            sink.scores(scores)
+
+
+def joined_sinks(*sinks: Sink | None) -> Sink | None:
+    """One sink for those that are there; None where none is."""
+    there = [sink for sink in sinks if sink is not None]
+    return Tee(there) if len(there) > 1 else next(iter(there), None)
+
+
 class _NoSink:
     """A sink that keeps nothing."""
 

@@ -32,8 +32,8 @@ from anisoscope.measurement.evaluation import (
 )
 from anisoscope.measurement.feed import Feed, Tell, fitting, make_feed
 from anisoscope.measurement.inspection import Entry, check_sites, describe, plan_passes
-from anisoscope.measurement.measure import capture_batches, feed_tables
-from anisoscope.measurement.row_writer import RowWriter, Tee
+from anisoscope.measurement.measure import capture_batches, feed_tables, joined_sinks
+from anisoscope.measurement.row_writer import RowWriter
 from anisoscope.measurement.site_plan import ATTENTION_KINDS, Setup, make_plan
 from anisoscope.metrics.engine.metric import HEAD_KINDS, Request
 from anisoscope.models.load import Loaded
@@ -169,7 +169,8 @@ class ModelPasses:
             self.tell("forward", min(work.seen, c.tokens), c.tokens)
             self._save_if_due(work)
 
-        sink = work.bank if work.writer is None else Tee([work.bank, work.writer])
+        sink = joined_sinks(work.bank, work.writer)
+        assert sink is not None
         options: dict[str, Any] = {"special": c.special, "first": c.first, "pool": c.pool, "modules": c.modules or None}
         options |= {"around": lambda _: _whole_batch(work), "after": after}
         capture_batches(self.loaded.model, self.setup, work.sites, sink, chain([first], rest), **options)

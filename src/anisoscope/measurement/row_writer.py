@@ -13,26 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.capture.rows.row import Rows, Scores, Sink
+from anisoscope.capture.rows.row import Rows, Scores
 from anisoscope.numerics.hashing import row_hash
 from anisoscope.results.folder import replace_file
 
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
-
-
-@dataclass
-class Tee:
-    """Hands everything to several sinks."""
-
-    sinks: list[Sink]
-
-    def rows(self, rows: Rows) -> None:
-        for sink in self.sinks:
-            sink.rows(rows)
-
-    def scores(self, scores: Scores) -> None:
-        for sink in self.sinks:
-            sink.scores(scores)
 
 
 @dataclass

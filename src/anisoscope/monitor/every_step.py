@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
+from anisoscope.capture.capture import Rule
 from anisoscope.capture.gradients.sampled import SampledPass, SampledRows
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site, flow_order
@@ -137,6 +138,7 @@ class EveryStep:
         rows: int = ROWS,
         folder: Path | None = None,
         resume: bool = False,
+        rule: Rule | None = None,
     ) -> None:
         if rows < 2:
             raise AnisoscopeError(f"every_step takes {rows} rows of a pass; expected 2 or more.")
@@ -146,7 +148,7 @@ class EveryStep:
         self._replaced: list[_Group] = []  # a site that had never been seen came to a group
         self._homes: dict[Site, tuple[int, torch.device]] = {}
         self._newest = -1
-        self._rows = SampledRows(model, sites, layout=layout, take=self._take, most=rows)
+        self._rows = SampledRows(model, sites, layout=layout, take=self._take, most=rows, rows=rule)
         self._load(resume=resume)
 
     # life

@@ -20,7 +20,7 @@ import torch
 
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.inspection import modality_words, other_reading, reading_fingerprint
+from anisoscope.measurement.inspection import modality_words, other_reading, reading_fingerprint, type_of
 from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.models.downloads import Downloads
 from anisoscope.models.source import parse_model
@@ -41,7 +41,6 @@ from anisoscope.series.discovery import (
     refuse_textless,
     stamp,
 )
-from anisoscope.series.examiner import Examiner
 from anisoscope.series.integrity import (
     MISSING,
     NON_FINITE,
@@ -59,6 +58,7 @@ from anisoscope.series.integrity import (
     sketch,
     warnings_of,
 )
+from anisoscope.series.measurer import CheckpointMeasurer
 from anisoscope.tangent.row_map import RowMap
 
 Progress = Callable[[str, int, int], None]
@@ -95,18 +95,18 @@ class Sweeper:
         self.series = self._series(old)
         self.store = MonitorStore(self.folder.path, resume=True, about={})
         rows = RowMap(folder=self.folder.path / "state") if self.config.series else None
-        self.examiner = Examiner(self.config, self.series.last, row_map=rows)
+        self.measurer = CheckpointMeasurer(self.config, self.series.last, row_map=rows)
         state = self._restore()
         if old.get("status") == "complete" and not self._to_do():
             return self.folder.table()
         if state is not None:
-            self.examiner.load(state["examiner"], self.store.window)
+            self.measurer.load(state["examiner"], self.store.window)
         self._begin(old)
         started = time.monotonic()
         try:
             self._all()
-            still_open = self.examiner.still_open
-            last = self.examiner.finish()
+            still_open = self.measurer.still_open
+            last = self.measurer.finish()
         except BaseException as error:
             self._finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", started, error)
             raise
@@ -208,7 +208,7 @@ class Sweeper:
         if self.tables:
             self.store.write_table(table, done=set(self.tables))
         if status == "complete" and self.config.series:
-            self.about["map"] = self.examiner.write_map(self.folder.path, model=self._name())
+            self.about["map"] = self.measurer.write_map(self.folder.path, model=self._name())
         self._write_about(late)
         return Table(table.arrow, self.about)
 
@@ -303,7 +303,7 @@ class Sweeper:
 
     def _measure(self, loaded: Any, step: int | None) -> list[dict[str, Any]]:
         late = step is not None and any(key > step for key in self.tables)
-        self.found = self.examiner.measure(loaded, step, late=late, tell=self._tell)
+        self.found = self.measurer.measure(loaded, step, late=late, tell=self._tell)
         self.cards = self.found.cards
         return list(self.found.records)
 
@@ -311,8 +311,8 @@ class Sweeper:
         self, checkpoint: Checkpoint, loaded: Any, entry: Entry, records: list[dict[str, Any]], *, sketched: bool
     ) -> None:
         key, name = _key(checkpoint), self.series.name or loaded.name
-        kind = "encoder-decoder" if loaded.is_encoder_decoder else "decoder" if loaded.is_decoder else "encoder"
-        described = {"name": name, "type": kind, "parameters": loaded.parameters, "notes": loaded.notes}
+        described: dict[str, Any] = {"name": name, "type": type_of(loaded)}
+        described |= {"parameters": loaded.parameters, "notes": loaded.notes}
         described |= {"architecture": type(loaded.model).__name__, "revision": loaded.revision}
         layout = find_layout(loaded.model)
         stacks = [stack.name for stack in layout.stacks]
@@ -331,8 +331,8 @@ class Sweeper:
         state = {"step": key, "done": sorted(self.tables), "entries": loaded_ones(self.entries), "words": self.words}
         state["kept"] = self.kept
         self.store.write_concepts(key, [{"model": name, **card} for card in self.cards])
-        state["examiner"] = self.examiner.state()
-        self.store.write_step(key, table, state, self.examiner.window(key), number=self.kept)
+        state["examiner"] = self.measurer.state()
+        self.store.write_step(key, table, state, self.measurer.window(key), number=self.kept)
         self._write_about()
 
     # the series as a whole
