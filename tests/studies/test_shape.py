@@ -25,7 +25,7 @@ from anisoscope.tangent.plan import GEOMETRY
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.corpus import prepare_corpus
 from anisoscope.training.loop import Trainer
-from anisoscope.training.models import build_model
+from anisoscope.training.text import build_model
 from anisoscope.training.windows import WindowStream
 from support.light_arms import light_work
 

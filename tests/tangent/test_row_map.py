@@ -14,13 +14,13 @@ from torch import Tensor
 
 from anisoscope.capture.rows.row import Index, Rows
 from anisoscope.capture.sites.site import Site
+from anisoscope.measurement.measure import joined_sinks
 from anisoscope.results.folder import RunFolder
 from anisoscope.series.sweep import sweep
 from anisoscope.tangent.row_map import (
     DENSE,
     RowMap,
     _leading,
-    beside,
     join_maps,
     map_sites,
     shares_in,
@@ -244,14 +244,14 @@ def test_a_map_is_written_read_and_joined(tmp_path: Path) -> None:
 
 def test_bank_and_map_are_given_the_same_rows() -> None:
     one, two = RowMap(rows=50), RowMap(rows=50)
-    both = beside(one, two)
+    both = joined_sinks(one, two)
     assert both is not None
     both.rows(Rows(SITES[0], rows_at(0), index_of(range(CONTEXTS))))
     one.close(0)
     two.close(0)
     assert records(one) == records(two) != []
-    assert beside(None, None) is None
-    assert beside(None, one) is one
+    assert joined_sinks(None, None) is None
+    assert joined_sinks(None, one) is one
 
 
 def test_a_monitored_run_writes_its_map_also_when_it_was_killed(tmp_path: Path) -> None:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from anisoscope.data.resampling import parse_frequency
+from anisoscope.data.vocabulary import parse_tokens
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.models.placement import choose_device
 from anisoscope.training.models import OBJECTIVES, check_attention, check_objective, check_sizes, choose_family
-from anisoscope.training.vocabulary import parse_tokens
 
 PRECISIONS = ("auto", "float32", "float64", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Course(ABC):
+class CommonTrainConfig(ABC):
     """How any model is trained: the updates, their rate, and what is kept of them."""
 
     layers: int = 4
@@ -98,7 +98,7 @@ class Course(ABC):
 
 
 @dataclass(frozen=True)
-class TrainConfig(Course):
+class TrainConfig(CommonTrainConfig):
     """What to train, on what, how, and what to keep of it.
 
     >>> TrainConfig(arch="encoder").task, TrainConfig(family="prenorm", objective="masked").task
@@ -117,8 +117,8 @@ class TrainConfig(Course):
     frequency: str = "natural"  # or flat, or zipf:S
     mask_rate: float = 0.15  # masked language models only
 
-    least: ClassVar[dict[str, float]] = {**Course.least, "context": 4}
-    below_one: ClassVar[tuple[str, ...]] = (*Course.below_one, "mask_rate")
+    least: ClassVar[dict[str, float]] = {**CommonTrainConfig.least, "context": 4}
+    below_one: ClassVar[tuple[str, ...]] = (*CommonTrainConfig.below_one, "mask_rate")
 
     def __post_init__(self) -> None:
         super().__post_init__()

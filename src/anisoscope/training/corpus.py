@@ -28,8 +28,8 @@ from anisoscope.data.enwik8.folder import sweep_leftovers
 from anisoscope.data.files import RECORD_SUFFIXES, suffix_of
 from anisoscope.data.text import Document, read_documents
 from anisoscope.data.tokens import slices
+from anisoscope.data.vocabulary import SEP, UNK, encoder_of, make_vocabulary, save_tokenizer
 from anisoscope.errors import AnisoscopeError
-from anisoscope.training.vocabulary import SEP, UNK, encoder_of, make_vocabulary, save_tokenizer
 
 HELD_OUT = 0.05  # share of the range of content hashes that is held out
 FEW = 4  # documents held out at least

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.models.placement import choose_device
 from anisoscope.numerics.hashing import row_hash
-from anisoscope.training.config import Course
+from anisoscope.training.config import CommonTrainConfig
 from anisoscope.training.loop import Progress, Recipe, train
 from anisoscope.training.media_examples import Examples, ExampleShape, prepare_examples
 from anisoscope.training.windows import MICRO
@@ -160,7 +160,7 @@ _QUIET = 1e-7  # added to the variance of a sound, as transformers does
 
 
 @dataclass(frozen=True)
-class MediaConfig(Course):
+class MediaConfig(CommonTrainConfig):
     """What to train on pictures or sounds, and how.
 
     >>> MediaConfig().positions, MediaConfig(arch="wav2vec2").positions
@@ -173,7 +173,7 @@ class MediaConfig(Course):
     seconds: float = 1.0  # of a sound
     examples: int = 2048  # as many are made, or read at most
 
-    least: ClassVar[dict[str, float]] = {**Course.least, "size": 4, "patch": 1, "examples": 4}
+    least: ClassVar[dict[str, float]] = {**CommonTrainConfig.least, "size": 4, "patch": 1, "examples": 4}
 
     def __post_init__(self) -> None:
         super().__post_init__()

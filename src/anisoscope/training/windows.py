@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anisoscope.data.vocabulary import MASK, SPECIALS
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.hashing import mix, row_hash
 from anisoscope.training.corpus import Corpus, CorpusPart
-from anisoscope.training.vocabulary import MASK, SPECIALS
 
 IGNORED = -100  # label of a position that is not predicted
 MICRO = 1 << 20  # micro-batches of a step at most
