@@ -37,6 +37,11 @@ class Checkpoint:
     revision: str = ""  # of a hub model
     late: bool = False  # it was named after a later one
 
+    @property
+    def key(self) -> int:
+        """The number under which its results are kept."""
+        return self.step or 0
+
 
 @dataclass(frozen=True)
 class Series:
@@ -292,7 +297,7 @@ def _ordered(found: list[Checkpoint], model: str) -> list[Checkpoint]:
     if len(set(steps)) < len(steps):
         twice = next(s for s in steps if steps.count(s) > 1)
         raise AnisoscopeError(f"step {twice} is named twice in the series of {model!r}; name each checkpoint once.")
-    return sorted(found, key=lambda c: c.step or 0)
+    return sorted(found, key=lambda c: c.key)
 
 
 # refusals

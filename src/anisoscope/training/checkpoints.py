@@ -69,13 +69,7 @@ class Checkpoints:
         return target
 
     def _write(
-        self,
-        folder: Path,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        *,
-        state: dict[str, Any],
-        monitor: Any,
+        self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, state: dict[str, Any], monitor: Any
     ) -> None:
         training = folder / "training"
         training.mkdir(parents=True)

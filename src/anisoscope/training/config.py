@@ -18,7 +18,7 @@ PRECISIONS = ("auto", "float32", "float64", "bfloat16")
 
 @dataclass(frozen=True)
 class CommonTrainConfig(ABC):
-    """How any model is trained: the updates, their rate, and what is kept of them."""
+    """What all trainings have in common: the size of the model, the updates, and the checkpoints."""
 
     layers: int = 4
     width: int = 128
@@ -40,17 +40,11 @@ class CommonTrainConfig(ABC):
     compile: bool = False
 
     least: ClassVar[dict[str, float]] = {
-        "layers": 1,
         "width": 2,
-        "heads": 1,
-        "steps": 1,
-        "batch_size": 1,
-        "accumulate": 1,
         "warmup": 0,
-        "weight_decay": 0.0,
-        "clip": 0.0,
-        "dropout": 0.0,
         "seed": 0,
+        **dict.fromkeys(("layers", "heads", "steps", "batch_size", "accumulate"), 1),
+        **dict.fromkeys(("weight_decay", "clip", "dropout"), 0.0),
     }
     below_one: ClassVar[tuple[str, ...]] = ("dropout",)
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -108,22 +108,22 @@ def prepare_corpus(
     """
     folder = Path(folder)
     wanted = {"data": data, "tokens": tokens, "limit": limit, "text_field": text_field}
-    if (folder / "corpus.json").is_file():
-        return _same(Corpus.open(folder), wanted)
-    with made_beside(folder, "corpus.json") as beside:
-        _make(beside, wanted)
-    return _same(Corpus.open(folder), wanted)
+    if not (folder / "corpus.json").is_file():
+        with made_beside(folder, "corpus.json") as beside:
+            _make(beside, wanted)
+    found = Corpus.open(folder)
+    check_made_of(found.about, wanted, f"the tokenised corpus in {str(folder)!r} was")
+    return found
 
 
-def _same(corpus: Corpus, wanted: dict[str, Any]) -> Corpus:
-    made_of = corpus.about.get("made_of", {})
+def check_made_of(about: Mapping[str, Any], wanted: Mapping[str, Any], what: str) -> None:
+    """Refuse prepared data that was made with other options."""
+    made_of = about.get("made_of", {})
     for key, value in wanted.items():
         if made_of.get(key) != value:
             raise AnisoscopeError(
-                f"the tokenised corpus in {str(corpus.path)!r} was made with {key} = {made_of.get(key)!r}, not "
-                f"{value!r}; give another folder, or delete it."
+                f"{what} made with {key} = {made_of.get(key)!r}, not {value!r}; give another folder, or delete it."
             )
-    return corpus
 
 
 @contextlib.contextmanager
@@ -134,17 +134,13 @@ def made_beside(folder: Path, mark: str) -> Iterator[Path]:
     beside.mkdir(parents=True)
     try:
         yield beside
-        _settle(beside, folder, mark)
+        try:
+            beside.rename(folder)
+        except OSError:
+            if not (folder / mark).is_file():  # unless another process was faster
+                raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-def _settle(beside: Path, folder: Path, mark: str) -> None:
-    try:
-        beside.rename(folder)
-    except OSError:
-        if not (folder / mark).is_file():  # unless another process was faster
-            raise
 
 
 # -- making ------------------------------------------------------------------------------------------------------------

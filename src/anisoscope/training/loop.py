@@ -26,7 +26,7 @@ from anisoscope.training.checkpoints import Checkpoints, restore
 from anisoscope.training.config import CommonTrainConfig, checkpoint_steps
 from anisoscope.training.config import TrainConfig as TrainConfig
 from anisoscope.training.record import WAIT, TrainingLog, TrainingRecord, options_of
-from anisoscope.training.text import Progress, language_model, make_stream
+from anisoscope.training.text import Progress, build_model, make_stream
 
 
 class StepMonitor(Protocol):
@@ -107,7 +107,7 @@ def train(
     return folder.path
 
 
-TEXT = Recipe(make_stream, language_model)
+TEXT = Recipe(make_stream, lambda config, stream: build_model(config, vocab_size=stream.corpus.vocab_size))
 
 
 def _run(

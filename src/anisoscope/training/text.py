@@ -31,40 +31,23 @@ def make_stream(
     """The batches of a run; the text is tokenised and the windows are weighted once, and then read from the folder."""
     tell = progress or (lambda what, done, of: None)
     tell("corpus", 0, 1)
-    text = prepare_corpus(
-        config.data,
-        corpus if corpus is not None else out / "corpus",
-        tokens=config.tokens,
-        limit=config.limit,
-        text_field=config.text_field,
-    )
+    folder = corpus if corpus is not None else out / "corpus"
+    options: dict[str, Any] = {name: getattr(config, name) for name in ("tokens", "limit", "text_field")}
+    text = prepare_corpus(config.data, folder, **options)
     tell("corpus", 1, 1)
     weights, report = None, None
     if config.frequency != "natural":
         weights, report = _window_weights(config, text, out / "sampling.npz")
-    return WindowStream(
-        text,
-        config.context,
-        objective=config.task,
-        batch_size=config.batch_size,
-        mask_rate=config.mask_rate,
-        seed=config.seed,
-        device=choose_device(config.device),
-        weights=weights,
-        report=report,
-    )
+    words: dict[str, Any] = {name: getattr(config, name) for name in ("batch_size", "mask_rate", "seed")}
+    words |= {"device": choose_device(config.device), "weights": weights, "report": report}
+    return WindowStream(text, config.context, objective=config.task, **words)
 
 
 def _window_weights(config: TrainConfig, corpus: Corpus, path: Path) -> tuple[np.ndarray, dict[str, Any]]:
     if not path.is_file():
+        words: dict[str, Any] = {"context": config.context, "frequency": config.frequency}
         starts = training_windows(corpus, config.context)
-        found = resample(
-            corpus.train.tokens,
-            starts,
-            context=config.context,
-            vocab_size=corpus.vocab_size,
-            frequency=config.frequency,
-        )
+        found = resample(corpus.train.tokens, starts, vocab_size=corpus.vocab_size, **words)
         report = json.dumps(found.report)
 
         def write(beside: Path) -> None:
@@ -74,11 +57,6 @@ def _window_weights(config: TrainConfig, corpus: Corpus, path: Path) -> tuple[np
         replace_file(path, write)
     with np.load(path) as stored:
         return stored["weights"], json.loads(str(stored["report"]))
-
-
-def language_model(config: TrainConfig, stream: WindowStream) -> nn.Module:
-    """A fresh language model for the vocabulary of the text."""
-    return build_model(config, vocab_size=stream.corpus.vocab_size)
 
 
 def build_model(config: TrainConfig, *, vocab_size: int) -> nn.Module:
