@@ -46,7 +46,7 @@ class ShapeReader:
 
 @dataclass(frozen=True)
 class Amount:
-    """How much data a run will see: contexts, and how many times longer they are than those of the shapes."""
+    """How much data a run will read: contexts, and how many times longer they are than those of the shapes."""
 
     contexts: int
     longer: float = 1.0
