@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -50,20 +52,15 @@ def cka_matrix(first: Mapping[str, Keyed], second: Mapping[str, Keyed]) -> tuple
         return list(first), list(second), empty
     ours = [_kernel(site, common) for site in first.values()]
     theirs = ours if first is second else [_kernel(site, common) for site in second.values()]
-    values = [[_cka(one, two) for two in theirs] for one in ours]
-    return list(first), list(second), np.array(values).reshape(empty.shape)
+    for (i, one), (j, two) in product(enumerate(ours), enumerate(theirs)):
+        with contextlib.suppress(TooFewRows):
+            empty[i, j] = kernel_cka(one, two)
+    return list(first), list(second), empty
 
 
 def _kernel(site: Keyed, common: np.ndarray) -> Tensor:
     _, mine, _ = np.intersect1d(site[0], common, return_indices=True)
     return hollow_kernel(site[1][mine])
-
-
-def _cka(one: Tensor, two: Tensor) -> float:
-    try:
-        return kernel_cka(one, two)
-    except TooFewRows:
-        return float("nan")
 
 
 def run_cka(folder: RunFolder, key: str) -> tuple[list[str], np.ndarray] | None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ def evaluate_bank(
             depth = setup.depth(job.site.stack)
             place = {"stack": job.site.stack, "layer": job.site.layer, "kind": job.site.name or job.site.kind}
             place["depth"] = job.site.layer / depth if depth else math.nan
-            records += [{**place, **record} for record in _evaluate_site(job)]
+            records += [{**place, **record} for record in job.records()]
             number += 1
             if progress is not None:
                 progress("metrics", number, len(bank.sites))
@@ -111,6 +112,13 @@ class _Job:
     selections: list[Selection]
     key_heads: int
 
+    def records(self) -> Iterator[dict[str, Any]]:
+        for selection in self.selections:
+            note = FIRST_OUTLIER if ("first", "out") in selection.variant and first_is_outlier(self.stats) else ""
+            for request in selection.measured(self.requests):
+                for record in _records(request, selection, heads=self.stats.heads, key_heads=self.key_heads):
+                    yield {**record, "note": "; ".join(filter(None, (record["note"], note)))}
+
     def spectra(self) -> Iterator[tuple[View, dict[str, Any]]]:
         """Views with the options of the metrics that read their spectra; those of heads are narrow."""
         for selection in self.selections if not self.stats.heads else []:
@@ -131,19 +139,12 @@ def _job(bank: Bank, site: Site, requests: Sequence[Request], outliers: set[str]
     halves = bank.plan.halves and site.kind in HALVED_KINDS and not stats.heads
     most = bank.plan.looked_at
     chosen = list(selections(stats, groups, without_first=both, wanted=wanted, most=most, halves=halves))
-    for selection in chosen:
-        for other in selections(keys, groups, without_first=False, wanted=0, most=most) if keys is not None else ():
-            if (other.group, other.variant) == (selection.group, selection.variant):
-                _attach_keys(selection.view, other.view)
+    theirs = selections(keys, groups, without_first=False, wanted=0, most=most) if keys is not None else ()
+    for one, other in product(chosen, theirs):
+        if (other.group, other.variant) == (one.group, one.variant):  # the keys of a layer beside its queries
+            for fold, with_keys in zip(one.view.folds, other.view.folds, strict=True):
+                fold |= {Keys: with_keys[Directions]} if Directions in with_keys else {}
     return _Job(site, stats, mine, chosen, keys.heads if keys is not None else 0)
-
-
-def _evaluate_site(job: _Job) -> Iterator[dict[str, Any]]:
-    for selection in job.selections:
-        note = FIRST_OUTLIER if ("first", "out") in selection.variant and first_is_outlier(job.stats) else ""
-        for request in selection.measured(job.requests):
-            for record in _records(request, selection, heads=job.stats.heads, key_heads=job.key_heads):
-                yield {**record, "note": "; ".join(filter(None, (record["note"], note)))}
 
 
 def _records(request: Request, selection: Selection, *, heads: int, key_heads: int) -> Iterator[dict[str, Any]]:
@@ -298,13 +299,6 @@ def _head_views(view: View, heads: int, *, share: int) -> Iterator[HeadView]:
         yield HeadView(**words, sample=sample, whole=view, head=head, share=share)
 
 
-def _attach_keys(view: View, keys: View) -> None:
-    """Put the key side of a layer beside its query side."""
-    for mine, theirs in zip(view.folds, keys.folds, strict=True):
-        if Directions in theirs:
-            mine[Keys] = theirs[Directions]
-
-
 def mean_spectrum(stats: SiteStats) -> torch.Tensor | None:
     """Eigenvalues of the covariance over all rows, descending, for the report's spectra."""
     view = _view(stats, lambda cell: True, sample=None, graphs=lambda _: [])
@@ -365,18 +359,16 @@ def _zero_notes(bank: Bank) -> list[str]:
     for stack in dict.fromkeys(site.stack for site in bank.sites):
         for kind, word in (("resid", "block"), ("stage", "stage")):
             sites = sorted((s for s in bank.sites if (s.stack, s.kind) == (stack, kind)), key=flow_order)
-            alive = [number for number, site in enumerate(sites, 1) if not _is_zero(bank.sites[site])]
-            first = max(alive, default=0) + 1
+            first = 1
+            for number, site in enumerate(sites, 1):
+                energies = [_energy_per_row(bank.sites[site], part) for part in (FIRST, REST)]
+                if all(math.isnan(e) for e in energies) or any(e > 0 for e in energies):
+                    first = number + 1
             if first <= len(sites):
                 whose = "" if stack == "single" else f" of the {stack}"
                 where = f"{word} {first} of {len(sites)}"
                 found.append(f"outputs{whose} are exactly zero from {where} on: nothing of the input gets past it")
     return found
-
-
-def _is_zero(stats: SiteStats) -> bool:
-    known = [energy for part in (FIRST, REST) if not math.isnan(energy := _energy_per_row(stats, part))]
-    return bool(known) and not any(known)
 
 
 def row_counts(bank: Bank) -> dict[str, Any]:

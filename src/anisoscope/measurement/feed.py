@@ -229,18 +229,16 @@ class MediaFeed(Feed):
         try:
             first = next(iter(self.media()), None)
             if first is None:
-                raise AnisoscopeError(f"no context could be cut from {self.config.data!r}{self._why_none()}.")
+                count = self.tally.dropped_pieces
+                pieces = "one piece was" if count == 1 else f"{count} pieces were"
+                why = f" ({pieces} too short or not finite, and dropped)" if count else ""
+                raise AnisoscopeError(f"no context could be cut from {self.config.data!r}{why}.")
             self._unit = (*_count_rows(self.loaded, first, modules=self.config.modules), first.size)
             self.length = self._unit[0]
             self._texts = self._written() if self.loaded.is_encoder_decoder else None
         except (RuntimeError, ValueError, TypeError, LookupError) as error:
             raise forward_failed(error, self.loaded) from error
         return self
-
-    def _why_none(self) -> str:
-        count = self.tally.dropped_pieces
-        pieces = "one piece was" if count == 1 else f"{count} pieces were"
-        return f" ({pieces} too short or not finite, and dropped)" if count else ""
 
     def batches(self) -> Iterator[Batch]:
         self.padding = 0
@@ -250,7 +248,10 @@ class MediaFeed(Feed):
                 inputs |= decoder_inputs(self.loaded, [self._texts[one.digest] for one in chunk])
             self.padding += self._unread(chunk)
             groups = tuple(one.group for one in chunk) if self.config.group_by else None
-            yield Batch(inputs, _none_special(chunk) if self.config.special == "out" else None, groups)
+            special = None
+            if self.config.special == "out":  # none of them is a special token: as many flags as could be positions
+                special = torch.zeros(len(chunk), next(iter(inputs.values()))[0].numel(), dtype=torch.bool)
+            yield Batch(inputs, special, groups)
 
     def _chunks(self) -> Iterator[list[MediaContext]]:
         """Contexts of one shape, at most a batch of them; those that wait too long for others come in smaller ones."""
@@ -383,12 +384,6 @@ class ImageFeed(MediaFeed):
 
 def _stacked(chunk: list[MediaContext]) -> dict[str, Tensor]:
     return {name: torch.cat([one.inputs[name] for one in chunk]) for name in chunk[0].inputs}
-
-
-def _none_special(chunk: list[MediaContext]) -> Tensor:
-    """No position of sounds or pictures is a special token: as many flags as there could be positions."""
-    content = next(iter(chunk[0].inputs.values()))
-    return torch.zeros(len(chunk), content[0].numel(), dtype=torch.bool)
 
 
 class _RowCounter:

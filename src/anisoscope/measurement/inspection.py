@@ -95,17 +95,13 @@ def plan_passes(
     amount = memory.amount_of(sites, shapes, tokens=config.tokens, length=length)
     bank = memory.bank_bytes(sites, shapes, plan, amount=amount)
     batch = min(config.batch_size, amount.contexts)
-    forward_pass = memory.activation_bytes(shapes, batch, longer=amount.longer, heads=_written_heads(loaded))
+    fused = getattr(getattr(loaded.model, "config", None), "_attn_implementation", None) not in (None, "eager")
+    heads = 0 if fused else _config_size(loaded, "num_attention_heads")  # whose scores are held as whole matrices
+    forward_pass = memory.activation_bytes(shapes, batch, longer=amount.longer, heads=heads)
     work = max(forward_pass, memory.evaluation_bytes(sites, shapes, plan, amount=amount))
     budget = config.memory_mb * memory.MIB if config.memory_mb else memory.available() // 2
     groups = memory.passes(sites, bank, budget) or [[]]
     return groups, memory.run_bytes(bank // len(groups), work, reached=reached)
-
-
-def _written_heads(loaded: Loaded) -> int:
-    """The heads whose scores a model holds as whole matrices; none where attention is fused."""
-    implementation = getattr(getattr(loaded.model, "config", None), "_attn_implementation", None)
-    return _config_size(loaded, "num_attention_heads") if implementation in (None, "eager") else 0
 
 
 def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: Entry) -> Shapes:

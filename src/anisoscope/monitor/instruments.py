@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,12 +65,6 @@ class Instruments:
             return None
         return Bank(make_plan(self.requests, self.setup.kinds, seed=self.seed, halves=self.halves))
 
-    def find_readers(self, inputs: Mapping[str, Any]) -> None:
-        """The weights that read the stream, where their gradients are wanted."""
-        self.readers = stream_readers(self.model, self.layout, inputs, rows=self.rows)
-        if not self.readers:
-            self._note("no linear was found that reads attn_in or mlp_in, so weight gradients are left out")
-
     @property
     def output_weight(self) -> str | None:
         """The name of the output head's weight, where the model has one of two dimensions."""
@@ -98,14 +92,14 @@ class Instruments:
         if bank is not None:
             self.row_count = row_counts(bank)["row_count"]
             for note in row_notes(bank):
-                self._note(f"step {rows.step}: {note}")
+                self.note(f"step {rows.step}: {note}")
             records += [{**row, "step": rows.step} for row in evaluate_bank(bank, self.requests, self.setup)]
         if rows.tokens and rows.losses and (self.study is None or not self.study.source):  # a training batch tells none
             records.append({**place, "metric": "probe_loss", "value": rows.loss / rows.tokens, "n": rows.tokens})
         if self.study is None or self.left_out(rows):
             return records
         if rows.unreached:
-            self._note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
+            self.note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
         records += self.study.measure(rows)
         if self.study.counts is not None:
             records.append({**place, "metric": "unigram_entropy", "value": entropy(self.study.counts), "layer": 0})
@@ -141,17 +135,17 @@ class Instruments:
             batch.feed(bank)
         absent = [str(site) for site in self.sites if site not in bank.sites]
         if absent:  # some models leave out whole layers in training
-            self._note(f"step {step}: nothing came through {', '.join(absent)} (layers dropped in training?)")
+            self.note(f"step {step}: nothing came through {', '.join(absent)} (layers dropped in training?)")
         return self.measure(rows, bank)
 
     def left_out(self, rows: StepRows) -> bool:
         """Whether a step has nothing to test, which is noted: a training run is not stopped for it."""
         reason = rows.lacking()
         if reason:
-            self._note(f"{reason}, so its gradients were left out")
+            self.note(f"{reason}, so its gradients were left out")
         return bool(reason)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
@@ -176,7 +170,7 @@ class Instruments:
         if embed is None:  # not among the layers asked for, or frozen, which is noted
             return []
         if study.fitted[study.plan.proxies[0]][embed].basis.shape[0] != table.shape[1]:
-            self._note("the embedding table has another width than the stream, so its gradients are left out")
+            self.note("the embedding table has another width than the stream, so its gradients are left out")
             return []
         tests = TableStudy(study.plan.draws, self.seed, study.bins)
         records: list[Record] = []
@@ -219,7 +213,7 @@ class Instruments:
         for name in study.plan.proxies[:2]:
             proxies |= fit_on_types(rows.fit_half(embed), Label(name, study.main_rank), site=embed, seed=self.seed)
         if not proxies:
-            self._note("too few types in the probe to fit a proxy on half of them; updates are left out")
+            self.note("too few types in the probe to fit a proxy on half of them; updates are left out")
         records: list[Record] = []
         for of, types, change in updates if proxies else ():
             mine = unseen_types(int(types.max()) + 1)[types].nonzero().squeeze(1)
@@ -248,7 +242,10 @@ def make_probe(instruments: Instruments, probe: Any, *, loss: Any = None, batch_
             leave_unseen_out(i.model, batches[0], i.setup, rows=i.rows)
     if batches and i.study is not None and i.study.plan.weights:
         first = labelled(i.model, batches[0])
-        i.find_readers(unlabelled(i.model, take(first, torch.arange(1))))
+        inputs = unlabelled(i.model, take(first, torch.arange(1)))
+        i.readers = stream_readers(i.model, i.layout, inputs, rows=i.rows)
+        if not i.readers:
+            i.note("no linear was found that reads attn_in or mlp_in, so weight gradients are left out")
     extra = [site for site in i.setup.captured if site not in i.sites] if i.requests else ()
     words: dict[str, Any] = {"layout": i.layout, "sites": i.sites, "extra": extra, "rows": i.rows, "loss": loss}
     gradients = i.study is not None

@@ -249,7 +249,9 @@ class Monitor:
         if step <= self.resumed:
             yield self
             return
-        self._look_at_table(step)
+        table = self.watch.table
+        if table is not None and self.total_steps is not None and step % max(1, self.total_steps // SNAPSHOTS) == 0:
+            self.temporal.update(table)
         due = bool(self.when(step)) and step not in self.done
         if due:
             self.watch.close()
@@ -314,11 +316,6 @@ class Monitor:
         self.every.flush()
         rows = self.every.table(self._columns("live"), self._depths(), step=step).records()
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
-
-    def _look_at_table(self, step: int) -> None:
-        table = self.watch.table
-        if table is not None and self.total_steps is not None and step % max(1, self.total_steps // SNAPSHOTS) == 0:
-            self.temporal.update(table)
 
     def log(self, step: int, **numbers: float) -> None:
         """Numbers of the training itself (loss, gradient_norm, learning_rate), kept for measured steps."""

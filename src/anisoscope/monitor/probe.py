@@ -190,13 +190,10 @@ def labelled(model: nn.Module, batch: Any) -> dict[str, Any]:
         raise AnisoscopeError(f"a batch is a {type(batch).__name__}; expected a dict with input_ids and labels.")
     inputs = dict(inputs)
     ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-    if "labels" not in inputs and isinstance(ids, Tensor) and _predicts_next(model):
+    causal = type(unwrapped(model)).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    if "labels" not in inputs and isinstance(ids, Tensor) and causal:
         inputs["labels"] = ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
     return inputs
-
-
-def _predicts_next(model: nn.Module) -> bool:
-    return type(unwrapped(model)).__name__.endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def _pieces(

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from anisoscope.capture.rows.row import Batch
 from anisoscope.capture.sites.layout import Layout, find_layout
-from anisoscope.data.tokens import mask_batch
+from anisoscope.data.text import read_documents
+from anisoscope.data.tokens import contexts, mask_batch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
 from anisoscope.measurement.config import ProfileConfig
@@ -120,7 +121,10 @@ class CheckpointMeasurer:
         rows = probe.run(step if step is not None else 0, others=joined_sinks(bank, self.row_map))
         depths = {stack.name: stack.depth for stack in layout.stacks}
         for row in instruments.measure(rows, bank):
-            found.records.append(_deep({**row, "step": row["step"] if step is not None else None}, depths))
+            layer, last = row.get("layer"), depths.get(row.get("stack", "single"), 0)
+            place: dict[str, Any] = {"step": None} if step is None else {}
+            place |= {"depth": layer / last if layer is not None and last else math.nan}
+            found.records.append({"stack": "single", **row, **place})
         found.cards = [{**card, "step": step} for card in instruments.concepts(rows, loaded.tokenizer)]
         if watch.table is not None and step is not None:
             self.table_before = step, watch.table.detach().double().cpu()
@@ -171,9 +175,6 @@ class CheckpointMeasurer:
         """Token frequencies on the data, once for the whole series."""
         if self.counts is not None:
             return
-        from anisoscope.data.text import read_documents
-        from anisoscope.data.tokens import contexts
-
         size = len(loaded.tokenizer)
         total = torch.zeros(size, dtype=torch.int64)
         documents = read_documents(self.config.data, text_field=self.config.text_field)
@@ -297,11 +298,6 @@ class CheckpointMeasurer:
 
 def _stream(layout: Layout) -> list[str]:
     return stream_kinds(layout)
-
-
-def _deep(row: dict[str, Any], depths: dict[str, int]) -> dict[str, Any]:
-    layer, depth = row.get("layer"), depths.get(row.get("stack", "single"), 0)
-    return {"stack": "single", **row, "depth": layer / depth if layer is not None and depth else math.nan}
 
 
 def labelled_batch(loaded: Any, batch: Batch, *, seed: int) -> dict[str, Tensor]:

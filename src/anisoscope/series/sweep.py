@@ -121,7 +121,9 @@ class Sweeper:
             self._tell("checkpoints", number, len(series))
             if checkpoint.key not in self.tables:
                 self._checkpoint(checkpoint, downloads)
-                _make_room(self.entries[checkpoint.key])
+                if self.entries[checkpoint.key].get("described", {}).get("parameters", 0) > LARGE:
+                    gc.collect()  # the memory of a large model is given back before the next one
+                    torch.cuda.empty_cache()  # does nothing without CUDA
         self._tell("checkpoints", len(series), len(series))
         if not self.tables:
             reasons = [flag for entry in self.entries.values() for flag in entry["flags"]]
@@ -337,14 +339,6 @@ def _series_of(config: SweepConfig, known: Sequence[str] = ()) -> Series:
         return find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
     parse_model(c.model, random_init=c.random_init, state=c.architecture is not None)  # or refused
     return Series(c.name or "", [Checkpoint(c.model, None, c.model)], timed=False)
-
-
-def _make_room(entry: Entry) -> None:
-    """Give the memory of a large model back before the next one, which may be as large."""
-    if entry.get("described", {}).get("parameters", 0) > LARGE:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
 
 def sweep(

@@ -68,7 +68,10 @@ class Corpus:
         path = Path(path)
         try:
             about = json.loads((path / "corpus.json").read_text(encoding="utf-8"))
-            return cls(path, about, *(_open_part(path, name, np.dtype(about["dtype"])) for name in PARTS))
+            # copy-on-write: torch wants writable memory, and nothing ever writes
+            tokens = [np.memmap(path / f"{name}.bin", dtype=np.dtype(about["dtype"]), mode="c") for name in PARTS]
+            ends = [np.load(path / f"{name}.ends.npy") for name in PARTS]
+            return cls(path, about, *map(CorpusPart, tokens, ends))
         except (OSError, ValueError, KeyError) as error:
             raise AnisoscopeError(
                 f"{str(path)!r} is no readable tokenised corpus ({error}); delete that folder, and it is made again."
@@ -178,12 +181,6 @@ def _write_part(folder: Path, name: str, encoded: Iterable[np.ndarray], *, dtype
     return {"documents": len(ends), "tokens": position - max(0, len(ends) - 1), "unknown": unknown}
 
 
-def _open_part(folder: Path, name: str, dtype: np.dtype) -> CorpusPart:
-    # copy-on-write: torch wants writable memory, and nothing ever writes
-    tokens = np.memmap(folder / f"{name}.bin", dtype=dtype, mode="c")
-    return CorpusPart(tokens, np.load(folder / f"{name}.ends.npy"))
-
-
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
@@ -259,11 +256,8 @@ def _sections(documents: Iterable[Document], size: int) -> Iterator[str]:
 def training_documents(data: str, *, text_field: str = "text") -> Iterator[Document]:
     """Documents of a source as `read_documents` gives them, or, of a MediaWiki export, its cleaned articles."""
     path = Path(data).expanduser()
-    if path.is_file() and suffix_of(path.name) not in RECORD_SUFFIXES and _is_wiki(path):
-        return clean(read_raw(path))
+    if path.is_file() and suffix_of(path.name) not in RECORD_SUFFIXES:
+        head = next(read_raw(path), b"")[:4096]
+        if b"<mediawiki" in head or b"<page>" in head:
+            return clean(read_raw(path))
     return read_documents(data, text_field=text_field)
-
-
-def _is_wiki(path: Path) -> bool:
-    head = next(read_raw(path), b"")[:4096]
-    return b"<mediawiki" in head or b"<page>" in head

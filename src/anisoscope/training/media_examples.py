@@ -223,7 +223,9 @@ def pictures(data: str, shape: ExampleShape, most: int, *, tally: ClassTally) ->
     arrays = _digits() if data == "digits" else _arrays(Path(data))
     if arrays is not None:
         for image, label in islice(zip(*arrays, strict=True), most):
-            yield square(_coloured(image), shape.size), str(label)
+            image = image[:, :, None] if image.ndim == 2 else image
+            coloured = image if image.shape[2] == 3 else image.repeat(3, axis=2)
+            yield square(coloured, shape.size), str(label)
         return
     classes = class_folders(Path(data), "pictures")
     tally.classes = [folder.name for folder in classes]
@@ -308,12 +310,6 @@ def _checked(images: np.ndarray, labels: np.ndarray, path: Path) -> tuple[np.nda
             "W] or [N, H, W, 3], and one label for each."
         )
     return images, labels
-
-
-def _coloured(image: np.ndarray) -> np.ndarray:
-    """A picture [H, W, 3] of one that may be grey."""
-    image = image[:, :, None] if image.ndim == 2 else image
-    return image if image.shape[2] == 3 else image.repeat(3, axis=2)
 
 
 def square(image: np.ndarray, size: int) -> np.ndarray:
