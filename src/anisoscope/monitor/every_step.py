@@ -1,4 +1,4 @@
-"""First and second moments of activations and gradients at every step of a training, without waiting for the device.
+"""First and second moments of activations and gradients at every step, without device–host synchronisation.
 
 Hooks take a few rows of every site; once a step, one batched product for all sites gives their moments, and a few
 numbers of them go into a buffer on the device. The host reads it when a step is measured anyway.
@@ -49,12 +49,7 @@ class StepBlock:
     steps: np.ndarray  # [m] int64
     values: np.ndarray  # [m, sites, quantities] float64
 
-    def before(self, step: int) -> StepBlock:
-        kept = self.steps < step
-        return StepBlock(self.sites, self.steps[kept], self.values[kept])
-
-    def at(self, step: int) -> StepBlock:
-        kept = self.steps == step
+    def where(self, kept: np.ndarray) -> StepBlock:
         return StepBlock(self.sites, self.steps[kept], self.values[kept])
 
 
@@ -151,7 +146,7 @@ class EveryStep:
         self._rows = SampledRows(model, sites, layout=layout, take=self._take, most=rows, rows=rule)
         self._load(resume=resume)
 
-    # life
+    # beginning and end
 
     def __enter__(self) -> EveryStep:
         self._rows.__enter__()
@@ -203,7 +198,7 @@ class EveryStep:
             self._replaced += [group for key, group in there.items() if key not in wanted]
             self._groups = [there.get(key) or _Group(*key) for key in sorted(wanted, key=str)]
 
-    # keeping
+    # results
 
     def flush(self) -> None:
         """Bring what lies on the device to the host, and to disk; the only call here that waits."""
@@ -217,7 +212,7 @@ class EveryStep:
     def rewind(self, step: int) -> None:
         """Forget this step and all after it."""
         self.flush()
-        self.blocks = [kept for block in self.blocks if len((kept := block.before(step)).steps)]
+        self.blocks = [kept for block in self.blocks if len((kept := block.where(block.steps < step)).steps)]
         self._newest = max((int(block.steps[-1]) for block in self.blocks), default=-1)
         if self.folder is None:
             return
@@ -238,7 +233,7 @@ class EveryStep:
 
     def table(self, columns: Mapping[str, Any], depth: Mapping[str, int], *, step: int | None = None) -> Table:
         """All steps that were read, or one, in the long form; `depth` is the number of blocks of each stack."""
-        blocks = self.blocks if step is None else [block.at(step) for block in self.blocks]
+        blocks = self.blocks if step is None else [block.where(block.steps == step) for block in self.blocks]
         parts = [_long(block, columns, depth) for block in blocks if len(block.steps)]
         return Table(pa.concat_tables(parts)) if parts else Table.from_records([])
 

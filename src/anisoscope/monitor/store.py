@@ -64,13 +64,7 @@ class MonitorStore:
         return {int(p.stem.partition("-")[2]): p for p in sorted((self.folder.path / "state").glob("step-*.pt"))}
 
     def write_step(
-        self,
-        step: int,
-        table: Table,
-        state: dict[str, Any],
-        window: dict[str, Any] | None = None,
-        *,
-        number: int | None = None,
+        self, step: int, table: Table, state: dict[str, Any], window: Any = None, *, number: int | None = None
     ) -> None:
         """The table of a step, what an open window keeps of it, and the state after it.
 
@@ -81,7 +75,10 @@ class MonitorStore:
         self.folder.write_part(f"step-{step:09d}", table)
         if window is not None and any(found is not None for found in window.values()):
             replace_file(self._window(step), lambda p: torch.save(window, p))
-        self.write_state(step if number is None else number, state)
+        name = f"step-{step if number is None else number:09d}.pt"
+        replace_file(self.folder.path / "state" / name, lambda p: torch.save({**state, "about": self._options}, p))
+        for _, old in sorted(self._states().items())[:-3]:  # an older checkpoint of the training may need the last few
+            old.unlink()
 
     def _window(self, step: int) -> Path:
         assert self.folder is not None
@@ -122,15 +119,6 @@ class MonitorStore:
         """The table of what was logged of a step, or of what only the end of a training gives."""
         if self.folder is not None:
             self.folder.write_part(name, table)
-
-    def write_state(self, step: int, state: dict[str, Any]) -> None:
-        """The newest state, beside those that an older checkpoint of the training may still need."""
-        if self.folder is None:
-            return
-        path = self.folder.path / "state" / f"step-{step:09d}.pt"
-        replace_file(path, lambda p: torch.save({**state, "about": self._options}, p))
-        for _, old in sorted(self._states().items())[:-3]:
-            old.unlink()
 
     def newest(self) -> dict[str, Any] | None:
         """The newest state, where there is one to go on from."""

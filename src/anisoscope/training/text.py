@@ -85,7 +85,7 @@ def model_config(config: TrainConfig, *, vocab_size: int) -> Any:
         "pad_token_id": PAD,
         "tie_word_embeddings": config.tied,
         **dict.fromkeys(family.dropout, config.dropout),
-        **_told(family.model_type),
+        **_fixed_fields(family.model_type),
         **family.options,
     }
     varied = config.attention is not None and VARIANTS[config.attention] is not None
@@ -99,7 +99,7 @@ def model_config(config: TrainConfig, *, vocab_size: int) -> Any:
     return built
 
 
-def _told(model_type: str) -> dict[str, Any]:
+def _fixed_fields(model_type: str) -> dict[str, Any]:
     """Fields in which a published model differs from any that is trained here: special tokens, a generation cache."""
     from transformers import CONFIG_MAPPING
 
