@@ -24,8 +24,8 @@ from anisoscope.studies.shape.protocol import ShapeConfig, ShapeStudy
 from anisoscope.tangent.plan import GEOMETRY
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.corpus import prepare_corpus
+from anisoscope.training.language_model import build_model
 from anisoscope.training.loop import Trainer
-from anisoscope.training.text import build_model
 from anisoscope.training.windows import WindowStream
 from support.light_arms import light_work
 

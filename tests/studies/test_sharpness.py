@@ -19,9 +19,9 @@ from anisoscope.results.folder import RunFolder
 from anisoscope.studies.sharpness.config import ARMS, PRESETS
 from anisoscope.studies.sharpness.protocol import Sharpness, SharpnessConfig
 from anisoscope.training.corpus import prepare_corpus
+from anisoscope.training.language_model import make_stream
 from anisoscope.training.loop import Trainer
 from anisoscope.training.record import read_log
-from anisoscope.training.text import make_stream
 from anisoscope.view.sharpness import write_sharpness_report
 from anisoscope.view.sharpness_results import RELATIVE, Results
 

@@ -161,7 +161,7 @@ def test_a_resumed_run_does_not_tokenise_or_weight_again(
     with pytest.raises(Killed):
         train(config, tmp_path / "run", monitor=Kept(kill_at(7)))
     monkeypatch.setattr(corpus_module, "_make", lambda *_: pytest.fail("tokenised again"))
-    monkeypatch.setattr("anisoscope.training.text.resample", lambda *_, **__: pytest.fail("weighted again"))
+    monkeypatch.setattr("anisoscope.training.language_model.resample", lambda *_, **__: pytest.fail("weighted again"))
     out = train(config, tmp_path / "run", monitor=Kept(), resume=True)
     assert about(out)["status"] == "complete" and len(losses(out)) == 12
 

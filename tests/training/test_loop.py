@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import anisoscope
+from anisoscope.training.language_model import build_model, make_stream
 from anisoscope.training.loop import TrainConfig, Trainer, train
 from anisoscope.training.record import read_log
-from anisoscope.training.text import build_model, make_stream
 from support.tiny_runs import TINY, Seen, about, losses, tiny, weights
 
 # -- one run -----------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Follower:
 
     @property
     def live(self) -> bool:
-        """Whether the training batches themselves are looked at."""
+        """Whether the training batches themselves are measured."""
         wanted = self.options.get("live")
         return bool(wanted) if wanted is not None else self.options.get("probe") is None
 
@@ -135,7 +135,7 @@ class Follower:
         return self._step is not None
 
     def measure_last(self, step: int) -> None:
-        """The state after the last update: there is no batch any more, but a probe can be looked at."""
+        """The state after the last update: there is no batch any more, but a probe can be measured."""
         monitor = self.monitor
         if not self.running or monitor is None or monitor.probe is None or self.inside:
             return

@@ -148,7 +148,7 @@ class Split:
         return x.index_select(0, self._moved[at])
 
     def query_rows(self, most: int, *, seed: int) -> QueryRows:
-        """The query rows whose attention is looked at."""
+        """The query rows whose attention is read."""
         if (most, seed) not in self._chosen:
             self._chosen[most, seed] = QueryRows.of(self.index, most, seed=seed)
         return self._chosen[most, seed]
@@ -199,9 +199,9 @@ class Plan:
 
     stats: Mapping[str, frozenset[type]]  # by site kind
     sample_size: int = 2 * 4096  # rows kept; with halves three times what a selection looks at: they are not alike
-    attention_rows: int = 16  # query rows per context whose scores are looked at; 0 = all
+    attention_rows: int = 16  # query rows per context whose scores are read; 0 = all
     seed: int = 0
-    halves: bool = False  # whether two disjoint halves of the contexts are looked at beside the whole
+    halves: bool = False  # whether two disjoint halves of the contexts are selected beside the whole
 
     @property
     def looked_at(self) -> int:

@@ -134,7 +134,7 @@ class ComparedModel:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """Differences (second − first) and the CKA between all layers."""
 
     first: str
@@ -145,7 +145,7 @@ class Comparison:
     notes: list[str]
 
 
-def compare(first: str, second: str | None = None) -> Comparison:
+def compare(first: str, second: str | None = None) -> ModelComparison:
     """Compare two runs (or the two models of one run).
 
     Where both saw the same contexts the difference is paired: its interval leaves out the same fold on both sides.
@@ -167,7 +167,7 @@ def compare(first: str, second: str | None = None) -> Comparison:
     cka = cka_matrix(sampled(one.folder.arrays(one.entry["key"])), sampled(two.folder.arrays(two.entry["key"])))
     if cka[2].size == 0 or np.isnan(cka[2]).all():
         notes.append("no CKA: the sampled rows of the two have too few tokens in common")
-    return Comparison(one.name, two.name, paired, rows, cka, notes)
+    return ModelComparison(one.name, two.name, paired, rows, cka, notes)
 
 
 def _side_by_side(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, ComparedModel, list[str]]:

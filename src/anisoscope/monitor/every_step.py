@@ -73,7 +73,7 @@ class _Group:
             return
         rows = torch.stack([self._padded(x, longest) for x in found])
         valid = self._valid(seen, found, longest)
-        sums = Trace.of(rows, valid, centred=len(self.sites))  # gradients are looked at about 0
+        sums = Trace.of(rows, valid, centred=len(self.sites))  # moments of gradients are about 0
         self.sums = sums if self.sums is None else self.sums.merge(sums)
 
     def _padded(self, x: Tensor | None, length: int) -> Tensor:
@@ -100,7 +100,7 @@ class _Group:
         row = len(self.steps) % _STEPS
         if self.buffer is None or not row:
             if self.buffer is not None:
-                self.full.append(self.buffer.to("cpu", non_blocking=True))  # pinned: nobody waits
+                self.full.append(self.buffer.to("cpu", non_blocking=True))  # into pinned memory, asynchronously
             shape = (_STEPS, half, _ALIGNMENT + 1)
             self.buffer = torch.full(shape, torch.nan, dtype=wide(self.device), device=self.device)
         found = sums.quantities()

@@ -1,4 +1,4 @@
-"""Everything that is read off a model at one measured step, put together: the tangent study and what belongs to it."""
+"""Everything that is measured at one step: geometry, the tangent study, gradients of tables and weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from anisoscope.tangent.study import TangentStudy
 
 @dataclass
 class Instruments:
-    """What one model is looked at with; `study` is missing where only its geometry is wanted."""
+    """What one model is measured with; `study` is missing where only its geometry is wanted."""
 
     model: nn.Module
     layout: Layout

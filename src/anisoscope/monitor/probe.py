@@ -1,6 +1,6 @@
-"""A fixed held-out batch that is looked at again and again: forward to fit on, forward and backward to test on.
+"""A fixed held-out batch that is measured at every scheduled step: one half to fit on, one with gradients to test on.
 
-Where only the geometry is wanted there are no halves and no backward passes: every context is looked at, forward.
+Where only the geometry is wanted there are no halves and no backward passes.
 """
 
 from __future__ import annotations

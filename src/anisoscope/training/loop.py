@@ -25,8 +25,8 @@ from anisoscope.results.folder import RunFolder
 from anisoscope.training.checkpoints import Checkpoints, restore
 from anisoscope.training.config import CommonTrainConfig, checkpoint_steps
 from anisoscope.training.config import TrainConfig as TrainConfig
+from anisoscope.training.language_model import Progress, build_model, make_stream
 from anisoscope.training.record import WAIT, TrainingLog, TrainingRecord, options_of
-from anisoscope.training.text import Progress, build_model, make_stream
 
 
 class StepMonitor(Protocol):
