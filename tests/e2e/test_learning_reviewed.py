@@ -118,7 +118,7 @@ def test_a_refused_training_leaves_the_page_as_it_was(arms: dict[str, Path], com
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"plan": {"rank": 8}}, {"probe": "other"}, {"live": True}])
 def test_a_monitor_is_not_resumed_with_other_options(tmp_path: Path, changed: dict[str, Any]) -> None:
     about: dict[str, Any] = {"when": "every(1)", "seed": 0, "plan": {"rank": 4}, "live": False, "probe": "this"}
-    MonitorStore(tmp_path, resume=False, about=about).write_state(3, {"step": 3})
+    MonitorStore(tmp_path, resume=False, about=about).write_step(3, Table.from_records([]), {"step": 3})
     found = MonitorStore(tmp_path, resume=True, about=about).newest()
     assert found is not None and found["step"] == 3
     name = {"plan": "plan.rank"}.get(next(iter(changed)), next(iter(changed)))
