@@ -242,11 +242,7 @@ def _tiny_model(planted: Planted) -> tuple[torch.nn.Module, Tensor]:
     sizes |= {"intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 64}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(planted.seed)
-        model = (
-            BertModel(BertConfig(vocab_size=64, max_position_embeddings=64, intermediate_size=64, **sizes))
-            .eval()
-            .to(planted.device)
-        )
+        model = BertModel(BertConfig(**sizes)).eval().to(planted.device)
         ids = torch.randint(1, 64, (4, 40)).to(planted.device)
     return model, ids
 
