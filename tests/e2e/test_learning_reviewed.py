@@ -221,20 +221,20 @@ def test_a_checkpoint_that_is_not_measured_has_no_cards_of_another(
 def test_a_resumed_series_names_a_missing_checkpoint_once(
     arms: dict[str, Path], command: Command, tmp_path: Path
 ) -> None:
-    from anisoscope.series.sweep import Sweeper
+    from anisoscope.series.measurer import CheckpointMeasurer
 
     series, out = tmp_path / "series", tmp_path / "swept"
     shutil.copytree(arms["natural"] / "checkpoints", series)
     (series / "checkpoint-0" / "model.safetensors").unlink()
-    measure = Sweeper._measure
+    measure = CheckpointMeasurer.measure
 
-    def stop(self: Sweeper, loaded: Any, step: int | None) -> Any:
+    def stop(self: CheckpointMeasurer, loaded: Any, step: int | None, **words: Any) -> Any:
         if step == 2:
             raise KeyboardInterrupt
-        return measure(self, loaded, step)
+        return measure(self, loaded, step, **words)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Sweeper, "_measure", stop)
+        patch.setattr(CheckpointMeasurer, "measure", stop)
         assert command("sweep", series, *LOOK, "--out", out).code == 130
     done = command("sweep", series, *LOOK, "--out", out, "--resume")
     assert done.code == 0, done.err
