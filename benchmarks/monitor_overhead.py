@@ -20,8 +20,8 @@ from record import record
 
 from anisoscope import Monitor, at, log_spaced
 from anisoscope.training.config import TrainConfig
-from anisoscope.training.loop import make_optimizer, make_stream, precision
-from anisoscope.training.models import build_model
+from anisoscope.training.language_model import build_model, make_stream
+from anisoscope.training.loop import make_optimizer, precision
 
 BARS = {"live_over_plain": "at most 3", "probe_over_plain": "at most 3", "live_share": "at most 0.05",
         "probe_share": "at most 0.05"}  # fmt: skip

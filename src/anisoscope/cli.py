@@ -162,7 +162,7 @@ def profile(
 ) -> None:
     """Measure the geometry of every layer of one or several models; ends with a report."""
     _DEBUG["on"] = _DEBUG["on"] or debug
-    from anisoscope.measurement.profile import ProfileConfig
+    from anisoscope.measurement.config import ProfileConfig
     from anisoscope.view.console import run_profile
 
     config = ProfileConfig(

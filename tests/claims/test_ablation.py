@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from anisoscope.claims.engine.claim import Verdict, claims, evaluate_claims, verdicts_to_dicts
+from anisoscope.claims.engine.correlation import rank_correlation
 from anisoscope.claims.engine.evidence import arm_of, model_roles
-from anisoscope.claims.shape.estimators import rank_correlation
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.table import Table
 from anisoscope.view.load import joint_table

@@ -19,9 +19,9 @@ from anisoscope.data.resampling import (
     zipf_exponent,
     zipf_target,
 )
+from anisoscope.data.vocabulary import SEP, SPECIALS
 from anisoscope.errors import AnisoscopeError
 from anisoscope.training.corpus import Corpus, prepare_corpus
-from anisoscope.training.vocabulary import SEP, SPECIALS
 from anisoscope.training.windows import WindowStream
 
 FIRST = len(SPECIALS)

@@ -47,8 +47,9 @@ def compare(one: Path, other: Path) -> None:
 
 def train_into(out: Path, when: str) -> Path:
     """What `anisoscope train` does, without its report."""
-    from anisoscope.studies.revisiting import training_monitor
-    from anisoscope.training.loop import TrainConfig, train
+    from anisoscope.studies.arms import training_monitor
+    from anisoscope.training.config import TrainConfig
+    from anisoscope.training.loop import train
 
     sizes = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch_size": 4, "limit": 0.1, "device": "cpu"}
     watch = {"when": when, "contexts": 24, "monitor": "standard"}
@@ -75,9 +76,9 @@ def test_a_training_killed_between_its_last_look_and_its_end(tmp_path: Path) -> 
 
 
 def _until_the_end(out: Path) -> None:
-    from anisoscope.training.record import Record
+    from anisoscope.training.record import TrainingRecord
 
-    Record.end = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,method-assign]
+    TrainingRecord.end = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,method-assign]
     train_into(out, "0,6")
 
 

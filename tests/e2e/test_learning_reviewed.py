@@ -66,7 +66,7 @@ def test_models_of_one_name_are_told_apart_by_their_run(arms: dict[str, Path], c
 
 
 def test_other_seeds_of_a_model_keep_its_name() -> None:
-    from anisoscope.view.load import new_names
+    from anisoscope.view.joining import new_names
 
     tables = [Table.from_records([{"model": "decoder", "seed": seed}]) for seed in (0, 1, 1)]
     assert new_names(tables, ["a", "b", "c"]) == [{}, {"decoder": "decoder (b)"}, {"decoder": "decoder (c)"}]
@@ -118,7 +118,7 @@ def test_a_refused_training_leaves_the_page_as_it_was(arms: dict[str, Path], com
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"plan": {"rank": 8}}, {"probe": "other"}, {"live": True}])
 def test_a_monitor_is_not_resumed_with_other_options(tmp_path: Path, changed: dict[str, Any]) -> None:
     about: dict[str, Any] = {"when": "every(1)", "seed": 0, "plan": {"rank": 4}, "live": False, "probe": "this"}
-    MonitorStore(tmp_path, resume=False, about=about).write_state(3, {"step": 3})
+    MonitorStore(tmp_path, resume=False, about=about).write_step(3, Table.from_records([]), {"step": 3})
     found = MonitorStore(tmp_path, resume=True, about=about).newest()
     assert found is not None and found["step"] == 3
     name = {"plan": "plan.rank"}.get(next(iter(changed)), next(iter(changed)))
@@ -221,20 +221,20 @@ def test_a_checkpoint_that_is_not_measured_has_no_cards_of_another(
 def test_a_resumed_series_names_a_missing_checkpoint_once(
     arms: dict[str, Path], command: Command, tmp_path: Path
 ) -> None:
-    from anisoscope.series.sweep import Sweeper
+    from anisoscope.series.measurer import CheckpointMeasurer
 
     series, out = tmp_path / "series", tmp_path / "swept"
     shutil.copytree(arms["natural"] / "checkpoints", series)
     (series / "checkpoint-0" / "model.safetensors").unlink()
-    measure = Sweeper._measure
+    measure = CheckpointMeasurer.measure
 
-    def stop(self: Sweeper, loaded: Any, step: int | None) -> Any:
+    def stop(self: CheckpointMeasurer, loaded: Any, step: int | None, **words: Any) -> Any:
         if step == 2:
             raise KeyboardInterrupt
-        return measure(self, loaded, step)
+        return measure(self, loaded, step, **words)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Sweeper, "_measure", stop)
+        patch.setattr(CheckpointMeasurer, "measure", stop)
         assert command("sweep", series, *LOOK, "--out", out).code == 130
     done = command("sweep", series, *LOOK, "--out", out, "--resume")
     assert done.code == 0, done.err

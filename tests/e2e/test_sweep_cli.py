@@ -25,7 +25,8 @@ GEOMETRY = (*LOOK, "--metrics", "average_cosine")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoints of a real training: 0, 1, 2, 4, … 64."""
-    from anisoscope.training.loop import TrainConfig, train
+    from anisoscope.training.config import TrainConfig
+    from anisoscope.training.loop import train
 
     out = tmp_path_factory.mktemp("trained") / "run"
     sizes: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "context": 16, "batch_size": 4, "limit": 0.1}

@@ -10,8 +10,9 @@ import pytest
 from scipy.io import wavfile
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.feed.feed import fitting
-from anisoscope.measurement.profile import ProfileConfig, profile
+from anisoscope.measurement.config import ProfileConfig
+from anisoscope.measurement.feed import fitting
+from anisoscope.measurement.profile import profile
 from anisoscope.models.load import load_model
 from anisoscope.results.folder import RunFolder
 from support.tiny_listeners import Fixed, feed_of, loaded, make_model, make_shelf, make_sounds, rows_of
@@ -87,7 +88,7 @@ def test_wrong_data_is_told_in_a_sentence(shelf: dict[str, Path], tmp_path: Path
 
 
 def test_pictures_beside_too_little_text_are_named(shelf: dict[str, Path], tmp_path: Path) -> None:
-    from anisoscope.measurement.feed.feed import no_text
+    from anisoscope.measurement.feed import no_text
 
     text = load_model("gpt2:n_layer=1,n_embd=16,n_head=2,vocab_size=300", random_init=True, device="cpu")
     said = str(no_text(text, str(shelf["pictures"])))

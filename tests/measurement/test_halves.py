@@ -13,8 +13,9 @@ from anisoscope import Monitor, Table, measure
 from anisoscope.capture.rows.index import original_contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
-from anisoscope.measurement.measure import feed_rows, make_plan
-from anisoscope.measurement.selection import HALVES, selections
+from anisoscope.measurement.evaluation import HALVES, selections
+from anisoscope.measurement.measure import feed_rows
+from anisoscope.measurement.site_plan import make_plan
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.numerics.hashing import fold_of
 from anisoscope.tangent.plan import GEOMETRY, PLANS, SHAPE, choose_plan

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import Bank
+from anisoscope.measurement.bank import Bank, load_bank, save_bank
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.table import Table, variant_name
 from support.tiny_profiles import config
@@ -104,7 +104,7 @@ def test_a_run_says_what_it_was(whole_profile: Path) -> None:
 
 def test_partial_statistics_come_back_as_they_were(tmp_path: Path) -> None:
     from anisoscope.capture import Batch, Capture, find_layout
-    from anisoscope.measurement.measure import make_plan
+    from anisoscope.measurement.site_plan import make_plan
     from anisoscope.metrics.catalogue import parse_requests
     from support.tiny_models import contexts, padded, tiny
 
@@ -114,9 +114,9 @@ def test_partial_statistics_come_back_as_they_were(tmp_path: Path) -> None:
     bank, folder = Bank(plan), RunFolder(tmp_path)
     with Capture(model, layout.sites(["resid", "scores"]), bank, layout=layout) as capture:
         capture.run(Batch(padded(contexts(12, 9)), groups=("a", "b")))
-    assert folder.partial("m", plan) is None
-    folder.write_partial("m", bank, {"batches": 1})
-    found = folder.partial("m", plan)
+    assert load_bank(folder.partial_path("m"), plan) is None
+    save_bank(folder.partial_path("m"), bank, {"batches": 1})
+    found = load_bank(folder.partial_path("m"), plan)
     assert found is not None
     loaded, progress = found
     assert progress == {"batches": 1}

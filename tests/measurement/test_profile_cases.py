@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 import anisoscope
 from anisoscope.data.text import Document
-from anisoscope.data.tokens import ByteTokenizer, DataFingerprint, contexts
+from anisoscope.data.tokens import DataFingerprint, contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement import passes
 from anisoscope.measurement.profile import profile
 from anisoscope.metrics.engine.neighbourhoods import Neighbours
+from anisoscope.models.tokenizer import ByteTokenizer
 from anisoscope.results.folder import RunFolder
 from support.tiny_models import tiny
 
@@ -107,17 +108,17 @@ def test_an_interrupt_while_metrics_are_computed_keeps_the_pass(tmp_path: Path) 
 def test_finished_passes_survive_an_interrupt_and_are_not_done_again(tmp_path: Path) -> None:
     small = {**SMALL, "memory_mb": 1, "metrics": ("average_cosine", "svd_ratio", "two_nn")}
     swept: list[int] = []
-    original = passes._sweep
+    original = passes.ModelPasses._capture
 
-    def counted(work: Any, *args: Any, **kwargs: Any) -> None:
+    def counted(self: Any, work: Any) -> None:
         if work.number == 2 and not (tmp_path / "go").exists():
             raise KeyboardInterrupt
         swept.append(work.number)
-        original(work, *args, **kwargs)
+        original(self, work)
 
     whole = profile(DEEP, out=tmp_path / "whole", **small)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "_sweep", counted)
+        patch.setattr(passes.ModelPasses, "_capture", counted)
         with pytest.raises(KeyboardInterrupt):
             profile(DEEP, out=tmp_path / "cut", **small)
         assert len(RunFolder.open(tmp_path / "cut").table())  # what was finished is readable

@@ -23,8 +23,8 @@ from anisoscope.models.load import load_model
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at
 from anisoscope.training.config import TrainConfig
+from anisoscope.training.language_model import build_model
 from anisoscope.training.loop import train
-from anisoscope.training.models import build_model
 from support.tiny_runs import Seen, losses, tiny, tokenised, weights  # noqa: F401
 
 V, H, D, T = 40, 4, 8, 20

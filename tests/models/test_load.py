@@ -17,7 +17,8 @@ import torch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models import placement
 from anisoscope.models import source as sources
-from anisoscope.models.load import load_model, parse_model
+from anisoscope.models.load import load_model
+from anisoscope.models.source import parse_model
 from anisoscope.models.tokenizer import special_frame
 from support.loaded import BERT, GPT2, load, same_weights, saved
 

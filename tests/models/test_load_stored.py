@@ -13,7 +13,7 @@ import torch
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models import placement
-from anisoscope.models.load import load_rows
+from anisoscope.models.source import load_rows
 from anisoscope.models.tokenizer import ByteTokenizer, special_ids
 from support.loaded import BERT, GPT2, load, same_weights, saved
 

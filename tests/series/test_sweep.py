@@ -17,6 +17,7 @@ from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.table import Table
 from anisoscope.series.config import SweepConfig
+from anisoscope.series.measurer import CheckpointMeasurer
 from anisoscope.series.sweep import Sweeper, sweep
 from support.tiny_series import ARCHITECTURE, FORKS, LOOK, Hub, flags, gpt, killed, make_series, moved, put, same, swap
 
@@ -116,8 +117,13 @@ def test_what_could_not_be_loaded_is_tried_again_also_after_the_end(
         shutil.rmtree(series / f"checkpoint-{step}")
         shutil.copytree(shelf / f"checkpoint-{step}", series / f"checkpoint-{step}")
     measured: list[int | None] = []
-    measure = Sweeper._measure
-    monkeypatch.setattr(Sweeper, "_measure", lambda self, m, step: measured.append(step) or measure(self, m, step))
+    measure = CheckpointMeasurer.measure
+
+    def noted(self: CheckpointMeasurer, loaded: Any, step: int | None, **words: Any) -> Any:
+        measured.append(step)
+        return measure(self, loaded, step, **words)
+
+    monkeypatch.setattr(CheckpointMeasurer, "measure", noted)
     table = sweep(str(series), out=out, resume=True, **LOOK)
     assert measured == [10, 20], "nothing is measured twice"
     assert flags(out) == {0: [], 10: [], 20: [], 30: []}
@@ -234,9 +240,9 @@ def test_the_word_tangent_adds_the_study_and_without_it_nothing_is_differentiate
 
 
 def test_the_loss_is_that_of_the_model_itself(series: Path, tmp_path: Path) -> None:
-    from anisoscope.measurement.feed.feed import make_feed
+    from anisoscope.measurement.feed import make_feed
     from anisoscope.models.load import load_model
-    from anisoscope.series.examiner import feed_config
+    from anisoscope.series.measurer import feed_config
 
     table = sweep(str(series), out=tmp_path / "out", **LOOK)
     loaded, config = load_model(str(series / "checkpoint-10"), device="cpu"), feed_config(SweepConfig("x", **LOOK))

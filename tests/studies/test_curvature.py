@@ -15,7 +15,8 @@ from anisoscope.claims.engine.claim import verdicts_from_dicts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.manifolds import make_manifold
 from anisoscope.results.table import SCHEMA, Table
-from anisoscope.studies.curvature.protocol import CurvatureConfig, run_curvature
+from anisoscope.studies.curvature.config import CurvatureConfig
+from anisoscope.studies.curvature.protocol import run_curvature
 from anisoscope.studies.curvature.samples import (
     EXPECTED_SLOPES,
     FrequencyLook,

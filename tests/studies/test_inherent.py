@@ -19,11 +19,11 @@ from anisoscope.data.synthetic import make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.studies import published as inherent_paper
-from anisoscope.studies.inherent.config import ARMS, FAMILIES, PRESETS, write_configuration
-from anisoscope.studies.inherent.protocol import NORMED, Inherent, InherentConfig, run_arm, show_once
+from anisoscope.studies.inherent.config import ARMS, FAMILIES, PRESETS, InherentConfig, write_configuration
+from anisoscope.studies.inherent.protocol import NORMED, Inherent, run_arm, show_once
 from anisoscope.studies.published import ABSENT, INHERENT_PAPER, Published
 from anisoscope.tangent.plan import GEOMETRY
-from anisoscope.training.config import Course
+from anisoscope.training.config import CommonTrainConfig
 from anisoscope.training.loop import Trainer
 
 TINY: dict[str, Any] = {"steps": 4, "contexts": 16, "limit": 0.1, "examples": 60, "when": "0,2,4", "device": "cpu"}
@@ -40,7 +40,7 @@ def small() -> Any:
         yield
 
 
-def _shrunk(name: str, training: Course) -> Course:
+def _shrunk(name: str, training: CommonTrainConfig) -> CommonTrainConfig:
     sizes: dict[str, Any] = {"layers": 3 if ARMS[name] == "images" else 2, "width": 16, "heads": 2, "batch_size": 4}
     more: dict[str, dict[str, Any]] = {"text": {"context": 16}, "audio": {"seconds": 0.3}, "images": {"size": 16}}
     if name.startswith("text"):

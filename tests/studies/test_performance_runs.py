@@ -12,7 +12,8 @@ import pytest
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
-from anisoscope.studies.performance.protocol import Performance, PerformanceConfig
+from anisoscope.studies.performance.config import PerformanceConfig
+from anisoscope.studies.performance.protocol import Performance
 from support.performances import WORDS, write_records
 
 STORIES = Path(__file__).parents[3] / "shared" / "models" / "stories260k"

@@ -19,13 +19,13 @@ from anisoscope.studies import published as shape_paper
 from anisoscope.studies.arms import CleanMonitor, StudyArm, train_arm, unmasked
 from anisoscope.studies.jobs import run_arms
 from anisoscope.studies.published import SHAPE_PAPER, PaperModel
-from anisoscope.studies.shape.config import ARMS, PRESETS
-from anisoscope.studies.shape.protocol import ShapeConfig, ShapeStudy
+from anisoscope.studies.shape.config import ARMS, PRESETS, ShapeConfig
+from anisoscope.studies.shape.protocol import ShapeStudy
 from anisoscope.tangent.plan import GEOMETRY
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.corpus import prepare_corpus
+from anisoscope.training.language_model import build_model
 from anisoscope.training.loop import Trainer
-from anisoscope.training.models import build_model
 from anisoscope.training.windows import WindowStream
 from support.light_arms import light_work
 

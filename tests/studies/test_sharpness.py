@@ -16,10 +16,11 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.attention_variant import VARIANTS
 from anisoscope.models.load import load_model
 from anisoscope.results.folder import RunFolder
-from anisoscope.studies.sharpness.config import ARMS, PRESETS
-from anisoscope.studies.sharpness.protocol import Sharpness, SharpnessConfig
+from anisoscope.studies.sharpness.config import ARMS, PRESETS, SharpnessConfig
+from anisoscope.studies.sharpness.protocol import Sharpness
 from anisoscope.training.corpus import prepare_corpus
-from anisoscope.training.loop import Trainer, make_stream
+from anisoscope.training.language_model import make_stream
+from anisoscope.training.loop import Trainer
 from anisoscope.training.record import read_log
 from anisoscope.view.sharpness import write_sharpness_report
 from anisoscope.view.sharpness_results import RELATIVE, Results

@@ -14,7 +14,8 @@ from anisoscope.claims.inherent.untrained import BETWEEN
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
 from anisoscope.studies.untrained import protocol as study
-from anisoscope.studies.untrained.protocol import Untrained, UntrainedConfig
+from anisoscope.studies.untrained.config import UntrainedConfig
+from anisoscope.studies.untrained.protocol import Untrained
 
 CONFIG = UntrainedConfig(
     families=("bert", "prenorm"), widths=(32,), heads=2, seeds=(0, 1, 2), sequences=8, length=24,

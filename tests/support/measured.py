@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture import Capture, find_layout
 from anisoscope.measurement.bank import Bank
-from anisoscope.measurement.measure import make_plan
+from anisoscope.measurement.site_plan import make_plan
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.results.table import Table
 from support.clouds import METRICS

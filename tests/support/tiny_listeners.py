@@ -12,8 +12,8 @@ from scipy.io import wavfile
 from anisoscope.capture import find_layout
 from anisoscope.capture.capture import Capture
 from anisoscope.data.synthetic import make_clip, make_picture
-from anisoscope.measurement.feed.feed import Feed, make_feed
-from anisoscope.measurement.profile import ProfileConfig
+from anisoscope.measurement.config import ProfileConfig
+from anisoscope.measurement.feed import Feed, make_feed
 from anisoscope.models.load import Loaded, load_model
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from anisoscope.measurement.profile import ProfileConfig, Profiler
+from anisoscope.measurement.config import ProfileConfig
+from anisoscope.measurement.profile import Profiler
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.table import Table
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from anisoscope.training.config import TrainConfig
 from anisoscope.training.corpus import prepare_corpus
-from anisoscope.training.loop import TrainConfig
 from anisoscope.training.record import read_log
 
 TINY: dict[str, Any] = {

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from anisoscope.capture.rows.row import Index, Rows
 from anisoscope.capture.sites.site import Site
+from anisoscope.measurement.measure import joined_sinks
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.map_file import join_maps, shares_in, write_joined
 from anisoscope.series.sweep import sweep
-from anisoscope.tangent.row_map import DENSE, RowMap, _leading, beside, map_sites, write_map
+from anisoscope.tangent.row_map import DENSE, RowMap, _leading, map_sites, write_map
 from support.monitored import resumable
 from support.tiny_series import LOOK, make_series
 
@@ -235,14 +236,14 @@ def test_a_map_is_written_read_and_joined(tmp_path: Path) -> None:
 
 def test_bank_and_map_are_given_the_same_rows() -> None:
     one, two = RowMap(rows=50), RowMap(rows=50)
-    both = beside(one, two)
+    both = joined_sinks(one, two)
     assert both is not None
     both.rows(Rows(SITES[0], rows_at(0), index_of(range(CONTEXTS))))
     one.close(0)
     two.close(0)
     assert records(one) == records(two) != []
-    assert beside(None, None) is None
-    assert beside(None, one) is one
+    assert joined_sinks(None, None) is None
+    assert joined_sinks(None, one) is one
 
 
 def test_a_monitored_run_writes_its_map_also_when_it_was_killed(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from anisoscope.data.enwik8.article import SYMBOLS, encode
 from anisoscope.data.enwik8.folder import prepare_enwik8
+from anisoscope.data.enwik8.symbols import SYMBOLS, encode
 from anisoscope.data.text import read_documents
+from anisoscope.data.vocabulary import MASK, SEP, SPECIALS, UNK, encoder_of, make_vocabulary
 from anisoscope.errors import AnisoscopeError
 from anisoscope.training import corpus as corpus_module
 from anisoscope.training.corpus import Corpus, CorpusPart, prepare_corpus
-from anisoscope.training.vocabulary import MASK, SEP, SPECIALS, UNK, encoder_of, make_vocabulary
 from anisoscope.training.windows import IGNORED, WindowStream, mask_tokens, segments, window_counts, window_starts
 
 

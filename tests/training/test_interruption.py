@@ -20,7 +20,8 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.training import checkpoints as checkpoints_module
 from anisoscope.training import corpus as corpus_module
 from anisoscope.training import record as log_module
-from anisoscope.training.loop import TrainConfig, train
+from anisoscope.training.config import TrainConfig
+from anisoscope.training.loop import train
 from anisoscope.training.record import read_log
 from support.tiny_runs import TINY, Seen, about, losses, tiny, weights
 
@@ -161,7 +162,7 @@ def test_a_resumed_run_does_not_tokenise_or_weight_again(
     with pytest.raises(Killed):
         train(config, tmp_path / "run", monitor=Kept(kill_at(7)))
     monkeypatch.setattr(corpus_module, "_make", lambda *_: pytest.fail("tokenised again"))
-    monkeypatch.setattr("anisoscope.training.loop.resample", lambda *_, **__: pytest.fail("weighted again"))
+    monkeypatch.setattr("anisoscope.training.language_model.resample", lambda *_, **__: pytest.fail("weighted again"))
     out = train(config, tmp_path / "run", monitor=Kept(), resume=True)
     assert about(out)["status"] == "complete" and len(losses(out)) == 12
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import anisoscope
-from anisoscope.training.loop import TrainConfig, Trainer, make_stream, train
-from anisoscope.training.models import build_model
+from anisoscope.training.config import TrainConfig
+from anisoscope.training.language_model import build_model, make_stream
+from anisoscope.training.loop import Trainer, train
 from anisoscope.training.record import read_log
 from support.tiny_runs import TINY, Seen, about, losses, tiny, weights
 

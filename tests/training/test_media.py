@@ -20,7 +20,6 @@ from anisoscope.training.media import (
     KINDS,
     MediaConfig,
     MediaStream,
-    classifier,
     frames,
     media_model,
     media_stream,
@@ -272,7 +271,7 @@ def test_batches_are_functions_of_seed_and_step_and_never_of_what_is_held_out(co
 def test_positions_are_those_of_the_model(arch: str, corpora: dict[str, Path]) -> None:
     config = tiny(arch)
     stream = MediaStream(Examples.open(corpora[arch]))
-    model = classifier(config, stream).eval()
+    model = media_model(config, classes=len(stream.examples.classes)).eval()
     with torch.no_grad():
         output = model(**stream.probe_batches(2)[0], output_hidden_states=True)
     first = output.hidden_states[0]

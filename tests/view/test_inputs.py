@@ -20,7 +20,8 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.results.table import Table
 from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.charts import Desk
-from anisoscope.view.drift_scatter import _across, drift_section, p_words
+from anisoscope.view.drift_scatter import _across, drift_section
+from anisoscope.view.drift_table import p_words
 from anisoscope.view.figures import few_powers, spectrum
 from anisoscope.view.findings import find, mean_over_blocks
 from anisoscope.view.inputs import data_phrase, random_models, row_noun, row_nouns

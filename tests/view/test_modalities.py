@@ -11,7 +11,8 @@ import pytest
 
 from anisoscope.claims.inherent.drift import correlations, pooled
 from anisoscope.results.table import Table
-from anisoscope.view.drift_scatter import correlation_words, drift_section, units_of
+from anisoscope.view.drift_scatter import correlation_words, drift_section
+from anisoscope.view.drift_table import units_of
 from anisoscope.view.modalities import Comparison, compare, interval_words, modality_findings, modality_section
 from anisoscope.view.modality_figures import write_modality_figures
 from anisoscope.view.records import model_facts

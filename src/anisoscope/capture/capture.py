@@ -143,10 +143,23 @@ def patch_cutters(model: nn.Module, stack: Stack) -> list[nn.Module]:
     return [part for path, part in parts if isinstance(part, CUTTING) and not path.startswith(inside)]
 
 
-Rule = Callable[[tuple[Any, ...], dict[str, Any]], Tensor]
-"""(args, kwargs) of the model's forward -> bool [B, T], True where a position is data."""
+Rule = Callable[[tuple[Any, ...], dict[str, Any]], Tensor | Mapping[str, Any]]
+"""(args, kwargs) of the model's forward -> bool [B, T], True where a position is data; or missing arguments."""
 Watch = Callable[[Site, Tensor, Callable[[Tensor], Tensor]], None]
 """(site, the activation itself, how its gradient is cut into the same rows), while the forward pass runs."""
+
+
+def by_rule(rule: Rule | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Tensor | None]:
+    """What a rule says of a forward pass: arguments to be read beside its own, and which positions are data."""
+    found = rule(args, kwargs) if rule is not None else {}
+    if isinstance(found, Mapping):
+        return dict(found), None
+    if isinstance(found, Tensor):
+        return {}, found.bool()
+    raise AnisoscopeError(
+        f"rows= returned a {type(found).__name__}; expected a bool tensor [contexts, positions], True where a position "
+        "is data, or a dict such as {'attention_mask': …, 'input_ids': …}."
+    )
 
 
 class Capture:
@@ -157,8 +170,9 @@ class Capture:
 
     Ids and mask are read from the arguments that the model's own forward is given, so that a training loop may call
     the model itself; special-token flags and groups come with a `Batch` given to `run`. `modules` names modules of any
-    `nn.Module` by path or pattern, `rows` gives the mask of a model whose arguments do not. `watch` is shown each
-    activation itself, with its graph, after its rows went to the sink; `idle` tells when there is nothing to do.
+    `nn.Module` by path or pattern, `rows` gives the mask (or mask and ids) of a model whose arguments do not. `watch`
+    is shown each activation itself, with its graph, after its rows went to the sink; `idle` tells when there is nothing
+    to do.
     """
 
     def __init__(
@@ -443,7 +457,8 @@ class Capture:
         arguments = with_pixel_mask(arguments, outer, self._batch.inputs if self._batch is not None else {})
         if self._outer is not None and module is not self.model:
             arguments = with_frame_mask(with_ids(arguments, outer), outer)
-        real = self.rule(*(self._outer or (args, kwargs))).cpu().bool() if self.rule is not None else None
+        more, real = by_rule(self.rule, *(self._outer or (args, kwargs)))
+        arguments, real = {**arguments, **more}, None if real is None else real.cpu()
         config = stack.config if stack is not None else getattr(unwrapped(self.model), "config", None)
         decoding = stack is not None and stack.name == "decoder"
         above = self._above if decoding else None

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from anisoscope.data.vocabulary import SPECIALS
 from anisoscope.errors import AnisoscopeError
-from anisoscope.training.vocabulary import SPECIALS
 
 LEAST_SAMPLE = 0.1  # effective number of windows over their number, at least
 STEEPEST = 10.0  # exponent of Zipf's law that may be asked for

@@ -1,7 +1,7 @@
-"""What a framework's callback and a monitor have between them: one monitor, and at most one open step.
+"""Between a framework's callbacks and a monitor: one monitor, and at most one open step.
 
-A framework calls back at moments; a monitor wants to be entered and left. The follower keeps what was entered, and
-leaves nothing on the model whichever way the training ends.
+A framework calls back at moments; a monitor is a context manager with steps inside. The follower enters and leaves
+them, and leaves no hook on the model whichever way the training ends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import inspect
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Follower:
 
     @property
     def live(self) -> bool:
-        """Whether the training batches themselves are looked at."""
+        """Whether the training batches themselves are measured."""
         wanted = self.options.get("live")
         return bool(wanted) if wanted is not None else self.options.get("probe") is None
 
@@ -54,7 +54,7 @@ class Follower:
         """Everything measured so far."""
         return self.monitor.table if self.monitor is not None else Table.from_records([])
 
-    # life
+    # beginning and end
 
     def begin(
         self,
@@ -135,7 +135,7 @@ class Follower:
         return self._step is not None
 
     def measure_last(self, step: int) -> None:
-        """The state after the last update: there is no batch any more, but a probe can be looked at."""
+        """The state after the last update: there is no batch any more, but a probe can be measured."""
         monitor = self.monitor
         if not self.running or monitor is None or monitor.probe is None or self.inside:
             return
@@ -164,6 +164,34 @@ class Follower:
         except BaseException:
             self.abandon()
             raise
+
+
+class FollowerCallback:
+    """What the callbacks of all frameworks share; its options are those of `Monitor`."""
+
+    def __init__(
+        self,
+        *,
+        when: Schedule | Callable[[int], bool] | Sequence[int] | None = None,
+        metrics: str | Sequence[str] = "standard",
+        out: str | Path | None = None,
+        probe: Any = None,
+        live: bool | None = None,
+        resume: bool | None = None,
+        **options: Any,
+    ) -> None:
+        named = {"when": when, "metrics": metrics, "out": out, "probe": probe, "live": live, "resume": resume}
+        self._follower = Follower({**named, **options})
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """The monitor, from the beginning of the training on."""
+        return self._follower.monitor
+
+    @property
+    def table(self) -> Table:
+        """Everything measured so far."""
+        return self._follower.table
 
 
 def bare_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:

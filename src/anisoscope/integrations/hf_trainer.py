@@ -9,7 +9,6 @@ loss scaling are taken out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,46 +17,20 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.integrations.follower import Follower, bare_optimizer
-from anisoscope.monitor.monitor import Monitor
-from anisoscope.monitor.schedule import Schedule
-from anisoscope.results.table import Table
+from anisoscope.integrations.follower import FollowerCallback, bare_optimizer
 
 _LOGGED = {"grad_norm": "gradient_norm", "learning_rate": "learning_rate"}
 
 
-class MonitorCallback(TrainerCallback):
-    """Watches the model of a Trainer; the options are those of `Monitor`, and `options` takes the rarer ones.
+class TrainerMonitorCallback(FollowerCallback, TrainerCallback):
+    """Measures the model of a Trainer; the options are those of `Monitor`.
 
     `resume` is the Trainer's own choice unless told: a training that goes on from a checkpoint goes on with `out`. The
     loss of a measured step is kept where the Trainer logs that step alone (`logging_steps=1`). A training that broke
     off by an exception leaves idle hooks on its model, which `close` takes away.
     """
 
-    def __init__(
-        self,
-        *,
-        when: Schedule | Callable[[int], bool] | Sequence[int] | None = None,
-        metrics: str | Sequence[str] = "standard",
-        out: str | Path | None = None,
-        probe: Any = None,
-        live: bool | None = None,
-        resume: bool | None = None,
-        **options: Any,
-    ) -> None:
-        named = {"when": when, "metrics": metrics, "out": out, "probe": probe, "live": live, "resume": resume}
-        self._follower = Follower({**named, **options})
-        self._logged = 0
-
-    @property
-    def monitor(self) -> Monitor | None:
-        """The monitor, from the beginning of the training on."""
-        return self._follower.monitor
-
-    @property
-    def table(self) -> Table:
-        """Everything measured so far."""
-        return self._follower.table
+    _logged = 0  # the last step that was logged
 
     def close(self) -> None:
         """Take every hook off the model after a training that broke off."""
@@ -117,6 +90,9 @@ class MonitorCallback(TrainerCallback):
         if not (args.load_best_model_at_end and state.best_model_checkpoint):
             self._follower.measure_last(state.global_step)
         self._follower.end()
+
+
+MonitorCallback = TrainerMonitorCallback  # the public name
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

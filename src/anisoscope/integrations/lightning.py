@@ -14,7 +14,7 @@ import importlib.util
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,55 +22,30 @@ import torch
 from torch import nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.integrations.follower import SAVED, Follower, bare_optimizer
+from anisoscope.integrations.follower import SAVED, FollowerCallback, bare_optimizer
 from anisoscope.metrics.training import gradient_norm, learning_rate
-from anisoscope.monitor.monitor import Monitor
-from anisoscope.monitor.schedule import Schedule
-from anisoscope.results.table import Table
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # two copies of one framework, with classes of their own
 _SHARDED = ("FSDP", "DeepSpeed", "ModelParallel")
 
 
-class MonitorCallback:
-    """Watches a model inside a LightningModule; the options are those of `Monitor`, and `options` takes the rarer ones.
+class LightningMonitorCallback(FollowerCallback):
+    """Measures a model inside a LightningModule; the options are those of `Monitor`.
 
     `model` says where the model is, a function of the LightningModule; unless told, that is the module itself or the
     one transformers model inside it. `resume` is the Trainer's own choice unless told: a training that goes on from a
     checkpoint goes on with `out`. An instance is a Callback of whichever Lightning package is in use.
     """
 
-    def __new__(cls, *args: Any, **options: Any) -> MonitorCallback:
+    def __new__(cls, *args: Any, **options: Any) -> LightningMonitorCallback:
         return object.__new__(_callback(cls, _frameworks()))
 
-    def __init__(
-        self,
-        *,
-        model: Callable[[Any], nn.Module] | None = None,
-        when: Schedule | Callable[[int], bool] | Sequence[int] | None = None,
-        metrics: str | Sequence[str] = "standard",
-        out: str | Path | None = None,
-        probe: Any = None,
-        live: bool | None = None,
-        resume: bool | None = None,
-        **options: Any,
-    ) -> None:
-        named = {"when": when, "metrics": metrics, "out": out, "probe": probe, "live": live, "resume": resume}
-        self._follower = Follower({**named, **options})
+    def __init__(self, *, model: Callable[[Any], nn.Module] | None = None, **options: Any) -> None:
+        super().__init__(**options)
         self._choose = model if model is not None else find_model
         self._saved: dict[str, Any] = {}
         self._numbers: dict[str, float] = {}
         self._number = 0
-
-    @property
-    def monitor(self) -> Monitor | None:
-        """The monitor, from the beginning of the training on."""
-        return self._follower.monitor
-
-    @property
-    def table(self) -> Table:
-        """Everything measured so far."""
-        return self._follower.table
 
     # hooks of the Trainer, in their order
 
@@ -129,6 +104,9 @@ class MonitorCallback:
         self._follower.abandon()
 
 
+MonitorCallback = LightningMonitorCallback  # the public name
+
+
 def find_model(module: nn.Module) -> nn.Module:
     """The module itself where it is a transformers model, or the one transformers model inside it."""
     from transformers import PreTrainedModel
@@ -176,7 +154,7 @@ def _frameworks() -> tuple[str, ...]:
     return (installed[0],)
 
 
-def _callback(cls: type[MonitorCallback], packages: tuple[str, ...]) -> type[MonitorCallback]:
+def _callback(cls: type[LightningMonitorCallback], packages: tuple[str, ...]) -> type[LightningMonitorCallback]:
     """The class as a Callback of these packages: a Trainer takes no other."""
     bases = tuple(importlib.import_module(name).Callback for name in packages)
     if all(issubclass(cls, base) for base in bases):

@@ -7,12 +7,17 @@ What is a property of whole contexts does not merge from its parts and has a par
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from anisoscope.capture.rows.row import Index, Rows, Scores
@@ -21,12 +26,13 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine.estimation import context_cosines
 from anisoscope.numerics.attention_rows import row_sharpness
 from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
+from anisoscope.results.folder import replace_file
 from anisoscope.stats.directions import Coordinates, Directions
 from anisoscope.stats.means import Attention, Coherence
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
-# The query rows of a batch whose attention is looked at, and how sharp they are.
+# -- query rows whose attention is read --------------------------------------------------------------------------------
 
 
 def chosen_rows(index: Index, most: int, *, seed: int) -> Iterable[tuple[int, Tensor, int]]:
@@ -110,8 +116,7 @@ def _of_rows(matrix: Tensor, rows: Tensor) -> Tensor:
     return matrix.gather(2, rows[:, None, :, None].expand(-1, matrix.shape[1], -1, matrix.shape[3]))
 
 
-# How the rows of one batch fall into the cells of a bank: made once, read at every site with the same index.
-
+# -- cells of the rows of one batch: made once, read at every site with the same index ---------------------------------
 
 FIRST, REST, WHOLE = "first", "rest", "whole"
 Cell = tuple[str, str, int]  # group, part, fold
@@ -125,7 +130,7 @@ class Split:
     cells: list[tuple[Cell, Tensor]]  # each with its rows, ascending
     cell: Tensor  # which of the cells each row belongs to
     sequence: Tensor  # which context of the batch each row belongs to
-    contexts: dict[tuple[str, int], int]
+    contexts: Counter[tuple[str, int]]  # by (group, fold)
     group: Tensor
     fold: Tensor
     spans: list[tuple[int, int] | None]  # first and one past last row of a cell, where its rows are neighbours
@@ -135,16 +140,15 @@ class Split:
     def pick(self, x: Tensor, number: int) -> Tensor:
         """The rows of one cell: a view where they are neighbours, as the rows of one context are."""
         span = self.spans[number]
-        return x[span[0] : span[1]] if span else x.index_select(0, self._there(number, x.device))
-
-    def _there(self, number: int, device: torch.device) -> Tensor:
-        at = (number, device)
+        if span:
+            return x[span[0] : span[1]]
+        at = (number, x.device)
         if at not in self._moved:
-            self._moved[at] = self.cells[number][1].to(device, non_blocking=True)
-        return self._moved[at]
+            self._moved[at] = self.cells[number][1].to(x.device, non_blocking=True)
+        return x.index_select(0, self._moved[at])
 
     def query_rows(self, most: int, *, seed: int) -> QueryRows:
-        """The query rows whose attention is looked at."""
+        """The query rows whose attention is read."""
         if (most, seed) not in self._chosen:
             self._chosen[most, seed] = QueryRows.of(self.index, most, seed=seed)
         return self._chosen[most, seed]
@@ -168,23 +172,19 @@ def _cell(code: int, groups: Sequence[str]) -> Cell:
     return name, FIRST if (code // FOLDS) % 2 else REST, code % FOLDS
 
 
-def _contexts(sequence: Tensor, code: Tensor, groups: Sequence[str]) -> dict[tuple[str, int], int]:
+def _contexts(sequence: Tensor, code: Tensor, groups: Sequence[str]) -> Counter[tuple[str, int]]:
     """How many contexts there are of each (group, fold); rows are in the order of their contexts."""
-    if not len(sequence):
-        return {}
     leads = torch.ones_like(sequence, dtype=torch.bool)
     leads[1:] = sequence[1:] != sequence[:-1]
-    found: dict[tuple[str, int], int] = {}
-    for value in code[leads].tolist():
-        label = (groups[value // FOLDS] if groups else "", value % FOLDS)
-        found[label] = found.get(label, 0) + 1
-    return found
+    return Counter((groups[v // FOLDS] if groups else "", v % FOLDS) for v in code[leads].tolist())
 
 
 def _span(rows: Tensor) -> tuple[int, int] | None:
     first, last = int(rows[0]), int(rows[-1])
     return (first, last + 1) if last - first + 1 == len(rows) else None
 
+
+# -- the bank ----------------------------------------------------------------------------------------------------------
 
 MOST_GROUPS = 32
 _HELD = 256 << 20  # bytes of rows on a device that may wait for the host to look at them, all at once
@@ -199,9 +199,9 @@ class Plan:
 
     stats: Mapping[str, frozenset[type]]  # by site kind
     sample_size: int = 2 * 4096  # rows kept; with halves three times what a selection looks at: they are not alike
-    attention_rows: int = 16  # query rows per context whose scores are looked at; 0 = all
+    attention_rows: int = 16  # query rows per context whose scores are read; 0 = all
     seed: int = 0
-    halves: bool = False  # whether two disjoint halves of the contexts are looked at beside the whole
+    halves: bool = False  # whether two disjoint halves of the contexts are selected beside the whole
 
     @property
     def looked_at(self) -> int:
@@ -215,8 +215,8 @@ class SiteStats:
 
     cells: dict[Cell, dict[type, Any]] = field(default_factory=dict)
     sample: Sample | None = None
-    contexts: dict[tuple[str, int], int] = field(default_factory=dict)  # (group, fold) -> contexts seen
-    bad: dict[Cell, int] = field(default_factory=dict)  # rows that are not finite
+    contexts: Counter[tuple[str, int]] = field(default_factory=Counter)  # by (group, fold)
+    bad: Counter[Cell] = field(default_factory=Counter)  # rows that are not finite
     heads: int = 0
     width: int = 0
 
@@ -231,13 +231,9 @@ class SiteStats:
         """The statistic of a cell, new where there is none yet."""
         return self.cell(key).setdefault(kind, kind())
 
-    def count(self, contexts: Mapping[tuple[str, int], int]) -> None:
-        for label, number in contexts.items():
-            self.contexts[label] = self.contexts.get(label, 0) + number
-
     def merge(self, other: SiteStats) -> SiteStats:
         out = SiteStats(heads=self.heads or other.heads, width=self.width or other.width)
-        out.bad = {key: self.bad.get(key, 0) + other.bad.get(key, 0) for key in {**self.bad, **other.bad}}
+        out.bad, out.contexts = self.bad + other.bad, self.contexts + other.contexts
         samples = [s.sample for s in (self, other) if s.sample is not None]
         out.sample = reduce(Sample.merge, samples, Sample(samples[0].size, samples[0].seed)) if samples else None
         for part in (self, other):
@@ -245,16 +241,7 @@ class SiteStats:
                 mine = out.cell(key)
                 for kind, stat in stats.items():
                     mine[kind] = mine.get(kind, kind()).merge(stat)  # a copy, so that the parts stay as they are
-            out.count(part.contexts)
         return out
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    """What came from a device and is folded in as soon as the host has read the little it must know of it."""
-
-    read: Tensor  # one dimension
-    take: Callable[[Tensor], None]  # is given the same on the host
 
 
 class Bank:
@@ -266,7 +253,8 @@ class Bank:
         self.calls = 0  # of `rows` and `scores`
         self._sites: dict[Site, SiteStats] = {}
         self._splits: list[Split] = []
-        self._waiting: list[_Waiting] = []
+        # what the host must read of rows on a device, and what folds them in once it has
+        self._waiting: list[tuple[Tensor, Callable[[Tensor], None]]] = []
         self._held = 0  # bytes
 
     @property
@@ -297,7 +285,7 @@ class Bank:
             self._wait(values.flatten(), take, values)
 
     def _wait(self, read: Tensor, take: Callable[[Tensor], None], held: Tensor) -> None:
-        self._waiting.append(_Waiting(read, take))
+        self._waiting.append((read, take))
         self._held += held.nbytes
         if self._held > _room(held.device):
             self._settle()
@@ -309,19 +297,18 @@ class Bank:
         if not self._waiting:
             return
         waiting, self._waiting, self._held = self._waiting, [], 0
-        there = waiting[0].read.device
-        read = torch.cat([item.read.to(there) for item in waiting]).cpu() if len(waiting) > 1 else waiting[0].read.cpu()
-        for item, mine in zip(waiting, read.split([len(item.read) for item in waiting]), strict=True):
-            item.take(mine)
+        there = waiting[0][0].device
+        read = torch.cat([read.to(there) for read, _ in waiting]).cpu()
+        for (_, take), mine in zip(waiting, read.split([len(read) for read, _ in waiting]), strict=True):
+            take(mine)
 
     def _take_rows(self, rows: Rows, split: Split, total: Tensor) -> None:
         site = self._sites.setdefault(rows.site, SiteStats())
         site.width, site.heads = rows.x.shape[-1], rows.x.shape[1] if rows.x.ndim == 3 else 0
-        site.count(split.contexts)
+        site.contexts.update(split.contexts)
         bad = None if bool(total.isfinite()) else _bad_rows(rows.x)
         if bad is not None:
-            for key, mine in split.cells:
-                site.bad[key] = site.bad.get(key, 0) + int(bad[mine].sum())
+            site.bad.update({key: int(bad[mine].sum()) for key, mine in split.cells})
             rows = _without(rows, bad)
             split = split_rows(rows.index, self._group_of(rows.index), self.groups)
         self._take_finite(site, rows, split)
@@ -344,7 +331,7 @@ class Bank:
     def _take_sharpness(self, place: Site, width: int, split: Split, shape: torch.Size, values: Tensor) -> None:
         site = self._sites.setdefault(place, SiteStats())
         site.heads, site.width = shape[1], width
-        site.count(split.contexts)
+        site.contexts.update(split.contexts)
         chosen = split.query_rows(self.plan.attention_rows, seed=self.plan.seed)
         for positions, lead, mine in zip(chosen.positions, chosen.leads, values.view(shape), strict=True):
             group = self.groups[int(split.group[lead])] if self.groups else ""
@@ -406,16 +393,9 @@ class Bank:
                     tensors |= {f"{name}/{k}": v.detach().cpu().contiguous() for k, v in stat.state().items()}
             if stats.sample is not None:
                 tensors |= {f"{number}/sample/{k}": v.cpu().contiguous() for k, v in stats.sample.state().items()}
-            labels.append(
-                {
-                    "site": [site.layer, site.kind, site.stack, site.name],
-                    "cells": cells,
-                    "contexts": [[*label, count] for label, count in stats.contexts.items()],
-                    "bad": [[*cell, count] for cell, count in stats.bad.items()],
-                    "heads": stats.heads,
-                    "width": stats.width,
-                }
-            )
+            label = {"site": [site.layer, site.kind, site.stack, site.name], "cells": cells}
+            label |= {name: [[*key, n] for key, n in getattr(stats, name).items()] for name in ("contexts", "bad")}
+            labels.append({**label, "heads": stats.heads, "width": stats.width})
         return tensors, labels
 
     @classmethod
@@ -430,8 +410,8 @@ class Bank:
             by_prefix.setdefault(prefix, {})[leaf] = value
         for number, label in enumerate(labels):
             stats = SiteStats(heads=label["heads"], width=label["width"])
-            stats.bad = {(group, part, fold): count for group, part, fold, count in label["bad"]}
-            stats.contexts = {(group, fold): count for group, fold, count in label["contexts"]}
+            stats.bad = Counter({(group, part, fold): count for group, part, fold, count in label["bad"]})
+            stats.contexts = Counter({(group, fold): count for group, fold, count in label["contexts"]})
             for position, entry in enumerate(label["cells"]):
                 kind = _STATS[entry["stat"]]
                 stats.cell(tuple(entry["cell"]))[kind] = kind.load(by_prefix[f"{number}/{position}"])
@@ -470,3 +450,29 @@ def _cohere(site: SiteStats, x: Tensor, split: Split) -> None:
         mine = torch.cat(parts)
         cosines = context_cosines(x[mine.to(x.device)].flatten(1), split.sequence[mine])
         site.stat(key, Coherence).update(cosines)
+
+
+def save_bank(path: Path, bank: Bank, progress: Mapping[str, Any]) -> None:
+    """What a pass has gathered so far: one file, so that statistics and progress cannot disagree."""
+    tensors, labels = bank.state()
+    # weights tied to one storage are refused by safetensors; a clone is cheap against losing the run
+    tensors = {key: value.clone() for key, value in tensors.items()}
+    parts = {"labels": labels, "groups": bank.groups, "progress": dict(progress)}
+    words = {name: json.dumps(value) for name, value in parts.items()}
+    replace_file(path, lambda p: save_file(tensors, p, metadata=words))
+
+
+def load_bank(path: Path, plan: Plan) -> tuple[Bank, dict[str, Any]] | None:
+    """The bank and the progress that `save_bank` wrote; None where there is no file."""
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            words = file.metadata()
+    except SafetensorError as error:
+        raise AnisoscopeError(
+            f"{str(path)!r} cannot be read ({error}); delete it, and the pass begins again."
+        ) from error
+    bank = Bank.load(plan, tensors, json.loads(words["labels"]), json.loads(words["groups"]))
+    return bank, json.loads(words["progress"])

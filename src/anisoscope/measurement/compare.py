@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +16,15 @@ import numpy as np
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.measurement.feed.feed import READS
+from anisoscope.measurement.feed import FEEDS
 from anisoscope.metrics.engine.estimate import jackknife
 from anisoscope.metrics.similarity import hollow_kernel, kernel_cka
 from anisoscope.models.modality import ROWS
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.table import is_missing
 
-# Similarity between layers, from the sampled rows that a run keeps.
-
-
 _STREAM = ("embed", "resid", "final")
 FEWEST = 64  # rows in common, below which a similarity is not worth a number
-
-
 Keyed = tuple[np.ndarray, np.ndarray]  # keys, rows
 
 
@@ -54,20 +52,15 @@ def cka_matrix(first: Mapping[str, Keyed], second: Mapping[str, Keyed]) -> tuple
         return list(first), list(second), empty
     ours = [_kernel(site, common) for site in first.values()]
     theirs = ours if first is second else [_kernel(site, common) for site in second.values()]
-    values = [[_cka(one, two) for two in theirs] for one in ours]
-    return list(first), list(second), np.array(values).reshape(empty.shape)
+    for (i, one), (j, two) in product(enumerate(ours), enumerate(theirs)):
+        with contextlib.suppress(TooFewRows):
+            empty[i, j] = kernel_cka(one, two)
+    return list(first), list(second), empty
 
 
 def _kernel(site: Keyed, common: np.ndarray) -> Tensor:
     _, mine, _ = np.intersect1d(site[0], common, return_indices=True)
     return hollow_kernel(site[1][mine])
-
-
-def _cka(one: Tensor, two: Tensor) -> float:
-    try:
-        return kernel_cka(one, two)
-    except TooFewRows:
-        return float("nan")
 
 
 def run_cka(folder: RunFolder, key: str) -> tuple[list[str], np.ndarray] | None:
@@ -80,7 +73,7 @@ def run_cka(folder: RunFolder, key: str) -> tuple[list[str], np.ndarray] | None:
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedModel:
     """One model of one run."""
 
     folder: RunFolder
@@ -95,26 +88,25 @@ class Side:
     def stacks(self) -> set[str]:
         return {row["stack"] for row in self.rows}
 
-    def renamed(self, stack: str) -> Side:
+    def renamed(self, stack: str) -> ComparedModel:
         """The same with all its rows in a stack of that name."""
-        entry, modality = dict(self.entry), self.entry.get("modality")
-        if modality:
-            entry["modality"] = {stack: next(iter(modality.values()))}
-        return replace(self, entry=entry, rows=[{**row, "stack": stack} for row in self.rows])
+        modality = self.entry.get("modality")
+        told = {"modality": {stack: next(iter(modality.values()))}} if modality else {}
+        return replace(self, entry=self.entry | told, rows=[{**row, "stack": stack} for row in self.rows])
 
-    def without(self, stacks: Collection[str]) -> Side:
+    def without(self, stacks: Collection[str]) -> ComparedModel:
         """The same without the rows of some stacks."""
-        return replace(self, rows=[row for row in self.rows if row["stack"] not in stacks]) if stacks else self
+        return replace(self, rows=[row for row in self.rows if row["stack"] not in stacks])
 
     @classmethod
-    def open(cls, word: str) -> Side:
+    def open(cls, word: str) -> ComparedModel:
         """`RUN`, or `RUN#MODEL` where a run holds several models."""
         path, _, model = word.partition("#")
         folder = RunFolder.open(path)
         return cls._of(folder, cls._chosen(folder, model))
 
     @classmethod
-    def both(cls, word: str) -> tuple[Side, Side]:
+    def both(cls, word: str) -> tuple[ComparedModel, ComparedModel]:
         """The two models of one run."""
         folder = RunFolder.open(word)
         entries = folder.about().get("models", [])
@@ -124,7 +116,7 @@ class Side:
         return cls._of(folder, entries[0]), cls._of(folder, entries[1])
 
     @classmethod
-    def _of(cls, folder: RunFolder, entry: dict[str, Any]) -> Side:
+    def _of(cls, folder: RunFolder, entry: dict[str, Any]) -> ComparedModel:
         rows = folder.table().where(model=entry["name"], revision=entry.get("revision", "")).records()
         return cls(folder, entry, rows)
 
@@ -142,7 +134,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """Differences (second − first) and the CKA between all layers."""
 
     first: str
@@ -153,17 +145,18 @@ class Comparison:
     notes: list[str]
 
 
-def compare(first: str, second: str | None = None) -> Comparison:
+def compare(first: str, second: str | None = None) -> ModelComparison:
     """Compare two runs (or the two models of one run).
 
     Where both saw the same contexts the difference is paired: its interval leaves out the same fold on both sides.
     Models of different depth are matched at the nearest relative depth.
     """
-    one, two = (Side.open(first), Side.open(second)) if second else Side.both(first)
+    one, two = (ComparedModel.open(first), ComparedModel.open(second)) if second else ComparedModel.both(first)
     one, two, notes = _side_by_side(one, two)
     one, two, more = _alike(one, two)
     notes += more
-    paired = _same_contexts(one, two)
+    prints = [side.entry.get("data", {}).get("fingerprint") for side in (one, two)]
+    paired = bool(prints[0]) and prints[0] == prints[1]  # both saw the same contexts
     if not paired:
         notes.append("the two saw different data, so differences are not paired and intervals add up")
     if one.entry.get("layers") != two.entry.get("layers"):
@@ -174,10 +167,10 @@ def compare(first: str, second: str | None = None) -> Comparison:
     cka = cka_matrix(sampled(one.folder.arrays(one.entry["key"])), sampled(two.folder.arrays(two.entry["key"])))
     if cka[2].size == 0 or np.isnan(cka[2]).all():
         notes.append("no CKA: the sampled rows of the two have too few tokens in common")
-    return Comparison(one.name, two.name, paired, rows, cka, notes)
+    return ModelComparison(one.name, two.name, paired, rows, cka, notes)
 
 
-def _side_by_side(one: Side, two: Side) -> tuple[Side, Side, list[str]]:
+def _side_by_side(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, ComparedModel, list[str]]:
     """The only stack of one side under the name of that of the other which does the same: an encoder's, a decoder's."""
     sides, notes = [one, two], []
     for number, (side, other) in enumerate(((one, two), (two, one))):
@@ -188,31 +181,26 @@ def _side_by_side(one: Side, two: Side) -> tuple[Side, Side, list[str]]:
     return sides[0], sides[1], notes
 
 
-def _modalities(one: Side, two: Side) -> dict[str, tuple[str, str]]:
-    """What the stacks that both have read, where both say it."""
-    mine, theirs = (side.entry.get("modality") or {} for side in (one, two))
-    return {stack: (mine[stack], theirs[stack]) for stack in mine if stack in theirs}
-
-
-def _alike(one: Side, two: Side) -> tuple[Side, Side, list[str]]:
+def _alike(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, ComparedModel, list[str]]:
     """The stacks that read the same kind of data; rows of sounds, pictures and text have nothing in common."""
-    modalities = _modalities(one, two)
-    read = {stack: tuple(READS.get(modality, "text") for modality in pair) for stack, pair in modalities.items()}
+    mine, theirs = (side.entry.get("modality") or {} for side in (one, two))
+    modalities = {stack: (mine[stack], theirs[stack]) for stack in mine if stack in theirs}
+    read = {stack: tuple(FEEDS[modality].reads for modality in pair) for stack, pair in modalities.items()}
     apart = {stack: pair for stack, pair in read.items() if pair[0] != pair[1]}
     if apart and len(apart) == len(read):
-        mine, theirs = next(iter(apart.values()))
+        reads = next(iter(apart.values()))
         raise AnisoscopeError(
-            f"{one.name} reads {mine} and {two.name} reads {theirs}, so their rows cannot be compared; give two models "
-            "that read the same kind of data."
+            f"{one.name} reads {reads[0]} and {two.name} reads {reads[1]}, so their rows cannot be compared; give "
+            "two models that read the same kind of data."
         )
     notes = [f"no {stack}: that of {one.name} reads {a}, that of {two.name} {b}" for stack, (a, b) in apart.items()]
-    for mine, theirs in (pair for stack, pair in modalities.items() if stack not in apart):
-        if mine != theirs:
-            notes.append(f"rows are of different kinds: {ROWS[mine]} of {one.name}, {ROWS[theirs]} of {two.name}")
+    for a, b in (pair for stack, pair in modalities.items() if stack not in apart):
+        if a != b:
+            notes.append(f"rows are of different kinds: {ROWS[a]} of {one.name}, {ROWS[b]} of {two.name}")
     return one.without(apart), two.without(apart), notes
 
 
-def _nothing_shared(one: Side, two: Side) -> AnisoscopeError:
+def _nothing_shared(one: ComparedModel, two: ComparedModel) -> AnisoscopeError:
     if one.stacks and two.stacks and not one.stacks & two.stacks:
         mine, theirs = (" and ".join(sorted(side.stacks)) for side in (one, two))
         return AnisoscopeError(
@@ -222,12 +210,7 @@ def _nothing_shared(one: Side, two: Side) -> AnisoscopeError:
     return AnisoscopeError(f"{one.name} and {two.name} share no metric at any site; profile both alike.")
 
 
-def _same_contexts(one: Side, two: Side) -> bool:
-    mine, theirs = (side.entry.get("data", {}).get("fingerprint") for side in (one, two))
-    return bool(mine) and mine == theirs
-
-
-def _nameless(one: Side, two: Side) -> tuple[Side, Side]:
+def _nameless(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, ComparedModel]:
     """Files of rows whose tensors have no name in common are matched by their order instead."""
     names = [{row["kind"] for row in side.rows} for side in (one, two)]
     if {one.entry.get("type"), two.entry.get("type")} != {"rows"} or names[0] & names[1]:
@@ -236,25 +219,22 @@ def _nameless(one: Side, two: Side) -> tuple[Side, Side]:
     return plain[0], plain[1]
 
 
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("stack", "kind", "head", "group", "metric", "variant"))
-
-
-def _matched(one: Side, two: Side) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Rows of the first side, each with the row of the second at the same (or nearest relative) depth."""
+def _matched(one: ComparedModel, two: ComparedModel) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Rows of the first model, each with the row of the second at the same (or nearest relative) depth."""
+    key = itemgetter("stack", "kind", "head", "group", "metric", "variant")
     there: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in two.rows:
-        there.setdefault(_key(row), []).append(row)
-    pairs = []
-    for row in one.rows:
-        near = min(there.get(_key(row), []), key=lambda other: abs(_depth(other) - _depth(row)), default=None)
-        if near is not None and not (is_missing(row["value"]) or is_missing(near["value"])):
-            pairs.append((row, near))
-    return pairs
+        there.setdefault(key(row), []).append(row)
+    pairs = [(row, _nearest(row, there[key(row)])) for row in one.rows if key(row) in there]
+    return [(a, b) for a, b in pairs if not (is_missing(a["value"]) or is_missing(b["value"]))]
 
 
-def _depth(row: dict[str, Any]) -> float:
-    return float(row["layer"]) if is_missing(row["depth"]) else float(row["depth"])
+def _nearest(row: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
+    def depth(row: dict[str, Any]) -> float:
+        return float(row["layer"] if is_missing(row["depth"]) else row["depth"])
+
+    at = depth(row)
+    return min(others, key=lambda other: abs(depth(other) - at))
 
 
 def _difference(a: dict[str, Any], b: dict[str, Any], *, paired: bool) -> dict[str, Any]:
@@ -266,13 +246,5 @@ def _difference(a: dict[str, Any], b: dict[str, Any], *, paired: bool) -> dict[s
         half = math.hypot((a["high"] - a["low"]) / 2, (b["high"] - b["low"]) / 2)
         low, high = value - half, value + half
     words = {name: a[name] for name in ("stack", "layer", "kind", "head", "group", "metric", "variant")}
-    return {
-        **words,
-        "other_layer": b["layer"],
-        "first": a["value"],
-        "second": b["value"],
-        "difference": value,
-        "low": low,
-        "high": high,
-        "differs": bool(low > 0 or high < 0),
-    }
+    words |= {"other_layer": b["layer"], "first": a["value"], "second": b["value"], "difference": value}
+    return {**words, "low": low, "high": high, "differs": bool(low > 0 or high < 0)}

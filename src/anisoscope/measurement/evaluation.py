@@ -1,21 +1,28 @@
-"""From a bank to the records of the table: every metric at every site, in every selection of its rows."""
+"""From a bank to the table: every metric at every site in every selection of its rows, and notes on the rows.
+
+A selection is all rows, rows without the first position, one stratum, or one half of the contexts.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Any
 
 import torch
 
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.errors import TooFewRows
-from anisoscope.measurement.bank import Bank, SiteStats
-from anisoscope.measurement.selection import HALVES, Selection, attach_keys, first_is_outlier, head_views, selections
+from anisoscope.measurement.bank import FIRST, REST, WHOLE, Bank, Cell, SiteStats
+from anisoscope.measurement.site_plan import COUNTED, Setup, applies
 from anisoscope.metrics.attention import PAIRS
 from anisoscope.metrics.engine.estimate import Estimate, jackknife
 from anisoscope.metrics.engine.estimation import (
+    NEIGHBOUR_BATCH,
+    Part,
     View,
     by_head,
     evaluate,
@@ -24,38 +31,29 @@ from anisoscope.metrics.engine.estimation import (
     missing,
     neighbours_read,
 )
-from anisoscope.metrics.engine.metric import HEAD_KINDS, Request
-from anisoscope.metrics.engine.neighbourhoods import Neighbours
+from anisoscope.metrics.engine.metric import WEIGHT_KINDS, Request
+from anisoscope.metrics.engine.neighbourhoods import Graph, Neighbours, sample_graphs
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.results.table import FIRST_OUTLIER, variant_name
+from anisoscope.stats.directions import Directions, Keys
 from anisoscope.stats.means import Coherence
 from anisoscope.stats.moments import Moments
-
-if TYPE_CHECKING:
-    from anisoscope.measurement.measure import Setup
+from anisoscope.stats.sample import Sample
 
 HALVED_KINDS = ("embed", "resid", "final")
-_SCORES = ("scores", "cross_scores")
+HALVES = {"half:1": frozenset(range(FOLDS // 2)), "half:2": frozenset(range(FOLDS // 2, FOLDS))}  # by context fold
+OUTLIER = 4.0  # times the mean squared norm of the other rows, or as many times below it
 _TOGETHER = 2**26  # bytes of matrices of several sites whose spectra are sought together
 Progress = Callable[[str, int, int], None]  # what, done, of
-
-
-def applies(request: Request, kind: str) -> bool:
-    """Whether a metric is measured at a kind of site: where it is declared, or anywhere it can be when it was named."""
-    metric = request.metric
-    if kind in metric.kinds:
-        return True
-    if not request.named or kind in _SCORES or metric.kinds <= {*_SCORES, *PAIRS}:
-        return False
-    return not (kind in HEAD_KINDS and {Neighbours, Coherence} & set(metric.needs))
+Records = list[dict[str, Any]]
 
 
 def evaluate_bank(
     bank: Bank, requests: Sequence[Request], setup: Setup, *, progress: Progress | None = None
-) -> list[dict[str, Any]]:
+) -> Records:
     """Every metric at every site, as records of the table."""
     outliers = {site.stack for site, stats in bank.sites.items() if not stats.heads and first_is_outlier(stats)}
-    records: list[dict[str, Any]] = []
+    records: Records = []
     number = 0
     for sites in _groups(bank):
         jobs = [_job(bank, site, requests, outliers) for site in sites]
@@ -65,7 +63,7 @@ def evaluate_bank(
             depth = setup.depth(job.site.stack)
             place = {"stack": job.site.stack, "layer": job.site.layer, "kind": job.site.name or job.site.kind}
             place["depth"] = job.site.layer / depth if depth else math.nan
-            records += [{**place, **record} for record in _evaluate_site(job)]
+            records += [{**place, **record} for record in job.records()]
             number += 1
             if progress is not None:
                 progress("metrics", number, len(bank.sites))
@@ -73,9 +71,7 @@ def evaluate_bank(
 
 
 def _groups(bank: Bank) -> Iterator[list[Site]]:
-    """Sites whose spectra are sought together, so that every core has one, as long as there is room for their matrices
-    and their samples.
-    """
+    """Sites whose spectra are sought together, so that every core has one, while their matrices and samples fit."""
     group: list[Site] = []
     held = 0
     for site in sorted(bank.sites, key=flow_order):
@@ -90,6 +86,22 @@ def _groups(bank: Bank) -> Iterator[list[Site]]:
         yield group
 
 
+# -- one site ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A view with the words that go into the table's columns."""
+
+    view: View
+    group: str = ""
+    variant: tuple[tuple[str, str], ...] = ()
+
+    def measured(self, requests: Sequence[Request]) -> list[Request]:
+        """Its metrics: in halves dimensions alone, to choose a step on one half and test it on the other."""
+        return [r for r in requests if self.group not in HALVES or Neighbours in r.metric.needs]
+
+
 @dataclass
 class _Job:
     """What is to be evaluated at one site."""
@@ -97,13 +109,20 @@ class _Job:
     site: Site
     stats: SiteStats
     requests: list[Request]
-    chosen: list[Selection]
+    selections: list[Selection]
     key_heads: int
 
+    def records(self) -> Iterator[dict[str, Any]]:
+        for selection in self.selections:
+            note = FIRST_OUTLIER if ("first", "out") in selection.variant and first_is_outlier(self.stats) else ""
+            for request in selection.measured(self.requests):
+                for record in _records(request, selection, heads=self.stats.heads, key_heads=self.key_heads):
+                    yield {**record, "note": "; ".join(filter(None, (record["note"], note)))}
+
     def spectra(self) -> Iterator[tuple[View, dict[str, Any]]]:
-        """Views with the options with which metrics will ask for their spectra; heads have narrow ones."""
-        for selection in self.chosen if not self.stats.heads else []:
-            for request in _asked(self.requests, selection):
+        """Views with the options of the metrics that read their spectra; those of heads are narrow."""
+        for selection in self.selections if not self.stats.heads else []:
+            for request in selection.measured(self.requests):
                 if Moments in request.metric.needs:
                     yield selection.view, request.options
 
@@ -111,35 +130,21 @@ class _Job:
 def _job(bank: Bank, site: Site, requests: Sequence[Request], outliers: set[str]) -> _Job:
     stats = bank.sites[site]
     found = [request for request in requests if applies(request, site.kind)]
-    # asked for twice (`all,two_nn`) is measured once
+    # named twice (`all,two_nn`) is measured once
     mine = list({(r.metric.name, variant_name(r.metric.variant(r.options))): r for r in found}.values())
     wanted = max((neighbours_read(r.metric, r.options) for r in mine), default=0)
-    both = site.stack in outliers and not stats.heads and any(cell[1] == "first" for cell in stats.cells)
-    groups = bank.groups if bank.groups and any(bank.groups) else []
+    both = site.stack in outliers and not stats.heads and any(cell[1] == FIRST for cell in stats.cells)
+    groups = bank.groups if any(bank.groups) else []
     keys = bank.sites.get(Site(site.layer, PAIRS[site.kind], site.stack)) if site.kind in PAIRS else None
     halves = bank.plan.halves and site.kind in HALVED_KINDS and not stats.heads
     most = bank.plan.looked_at
     chosen = list(selections(stats, groups, without_first=both, wanted=wanted, most=most, halves=halves))
-    for selection in chosen:
-        for other in selections(keys, groups, without_first=False, wanted=0, most=most) if keys is not None else ():
-            if (other.group, other.variant) == (selection.group, selection.variant):
-                attach_keys(selection.view, other.view)
+    theirs = selections(keys, groups, without_first=False, wanted=0, most=most) if keys is not None else ()
+    for one, other in product(chosen, theirs):
+        if (other.group, other.variant) == (one.group, one.variant):  # the keys of a layer beside its queries
+            for fold, with_keys in zip(one.view.folds, other.view.folds, strict=True):
+                fold |= {Keys: with_keys[Directions]} if Directions in with_keys else {}
     return _Job(site, stats, mine, chosen, keys.heads if keys is not None else 0)
-
-
-def _evaluate_site(job: _Job) -> Iterator[dict[str, Any]]:
-    for selection in job.chosen:
-        remark = FIRST_OUTLIER if ("first", "out") in selection.variant and first_is_outlier(job.stats) else ""
-        for request in _asked(job.requests, selection):
-            for record in _records(request, selection, heads=job.stats.heads, key_heads=job.key_heads):
-                yield {**record, "note": "; ".join(filter(None, (record["note"], remark)))}
-
-
-def _asked(requests: Sequence[Request], selection: Selection) -> list[Request]:
-    """The metrics of a selection: halves are there to choose a step on one and test it on the other, and it is
-    dimensions that are tested so; the other metrics would cost as much again.
-    """
-    return [r for r in requests if selection.group not in HALVES or Neighbours in r.metric.needs]
 
 
 def _records(request: Request, selection: Selection, *, heads: int, key_heads: int) -> Iterator[dict[str, Any]]:
@@ -149,17 +154,14 @@ def _records(request: Request, selection: Selection, *, heads: int, key_heads: i
     if not heads:
         yield {**words, **_columns(_try(request, selection.view))}
         return
-    estimates = _by_head(request, selection.view, heads=heads, key_heads=key_heads)
+    share = heads // key_heads if key_heads else 1
+    if by_head(request.metric, request.options):
+        estimates = evaluate_heads(request.metric, selection.view, request.options, heads=heads, share=share)
+    else:
+        estimates = [_try(request, view) for view in _head_views(selection.view, heads, share=share)]
     yield {**words, **_columns(_mean_over_heads(estimates, request))}
     for head, estimate in enumerate(estimates):
         yield {**words, "head": head, **_columns(estimate)}
-
-
-def _by_head(request: Request, view: View, *, heads: int, key_heads: int) -> list[Estimate]:
-    if by_head(request.metric, request.options):
-        share = heads // key_heads if key_heads else 1
-        return evaluate_heads(request.metric, view, request.options, heads=heads, share=share)
-    return [_try(request, one) for one in head_views(view, heads, key_heads=key_heads)]
 
 
 def _try(request: Request, view: View) -> Estimate:
@@ -176,22 +178,218 @@ def _mean_over_heads(estimates: list[Estimate], request: Request) -> Estimate:
         return estimates[0]
     value = sum(e.value for e in known) / len(known)
     folds = min(len(e.replicates) for e in known)
-    replicates = [sum(e.replicates[j] for e in known) / len(known) for j in range(folds)]
+    replicates = tuple(sum(e.replicates[j] for e in known) / len(known) for j in range(folds))
     low, high = jackknife(value, replicates, bounds=request.metric.bounds)
     spread = float(torch.tensor([e.value for e in known]).std()) if len(known) > 1 else math.nan
-    return Estimate(
-        value,
-        low,
-        high,
-        n=known[0].n,
-        sd=spread,
-        contexts=known[0].contexts,
-        dropped=known[0].dropped,
-        note=f"mean over {len(known)} heads; sd between heads",
-        replicates=tuple(replicates),
-    )
+    note = f"mean over {len(known)} heads; sd between heads"
+    return replace(known[0], value=value, low=low, high=high, sd=spread, note=note, replicates=replicates)
 
 
 def _columns(estimate: Estimate) -> dict[str, Any]:
     names = ("value", "low", "high", "sd", "n", "contexts", "dropped", "note")
     return {name: getattr(estimate, name) for name in names} | {"replicates": list(estimate.replicates)}
+
+
+# -- selections --------------------------------------------------------------------------------------------------------
+
+
+def selections(
+    stats: SiteStats, groups: list[str], *, without_first: bool, wanted: int, most: int, halves: bool = False
+) -> Iterator[Selection]:
+    """All rows; then, where they are wanted, those without the first position, each stratum, and both halves.
+
+    Each selection reads at most `most` sampled rows and `wanted` neighbours of each.
+    """
+    sample = _fewer(stats.sample, most)
+    graphs = _graph_maker(sample, wanted)
+    yield Selection(_view(stats, lambda cell: True, sample=sample, graphs=graphs))
+    if without_first:
+        rest = None if sample is None else sample.select(~sample.label("first").bool())
+        view = _view(stats, lambda cell: cell[1] == REST, sample=rest, graphs=graphs, contexts_of=REST)
+        yield Selection(replace(view, without_first=True), variant=(("first", "out"),))
+    seen = {group for group, _ in stats.contexts}
+    for number, name in enumerate(groups):
+        if not name or name not in seen:  # weight tables belong to no group
+            continue
+        mine = None if sample is None else sample.select(sample.label("group") == number)
+        view = _view(stats, _in_group(name), sample=mine, graphs=_graph_maker(mine, wanted))
+        view.contexts = sum(count for (group, _), count in stats.contexts.items() if group == name)
+        yield Selection(view, group=name)
+    for name, folds in HALVES.items() if halves else ():
+        yield Selection(_half(stats, folds, wanted=wanted, most=most), group=name)
+
+
+def _half(stats: SiteStats, folds: frozenset[int], *, wanted: int, most: int) -> View:
+    """The contexts of some folds, with neighbours among themselves: as if they alone had been measured."""
+    sample = stats.sample
+    if sample is not None and len(sample):
+        sample = _fewer(sample.select(torch.isin(sample.fold, torch.tensor(sorted(folds)))), most)
+    view = _view(stats, lambda cell: cell[2] in folds, sample=sample, graphs=_graph_maker(sample, wanted))
+    view.contexts = sum(count for (_, fold), count in stats.contexts.items() if fold in folds)
+    return view
+
+
+def _fewer(sample: Sample | None, most: int) -> Sample | None:
+    """The sample of a smaller size: the rows with the smallest hashes."""
+    return sample if sample is None or len(sample) <= most else sample.part(0, most)
+
+
+def _in_group(name: str) -> Callable[[Cell], bool]:
+    return lambda cell: cell[0] == name
+
+
+def _graph_maker(sample: Sample | None, wanted: int) -> Callable[[int], list[Graph]]:
+    """Neighbour graphs, made once when a metric first reads them."""
+
+    @cache
+    def made() -> tuple[Graph, ...]:
+        if sample is None:
+            return ()
+        # above the noise of a forward pass (4e-7 between batch sizes), below the distances of rows that differ
+        tolerance = 1e-14 if sample.rows.dtype == torch.float64 else 1e-6
+        return tuple(sample_graphs(sample, wanted=wanted, batch=NEIGHBOUR_BATCH, tolerance=tolerance))
+
+    return lambda _: list(made())
+
+
+def _view(
+    stats: SiteStats,
+    chosen: Callable[[Cell], bool],
+    *,
+    sample: Sample | None,
+    graphs: Callable[[int], list[Graph]],
+    contexts_of: str = WHOLE,
+) -> View:
+    folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
+    for cell, kinds in stats.cells.items():
+        for kind, stat in kinds.items() if chosen(cell) else ():
+            if kind is Coherence and cell[1] != contexts_of:
+                continue
+            parts = folds[cell[2]].setdefault(kind, [])
+            if parts and kind is Moments:  # a matrix is not kept twice; sums are added when they are read
+                parts[0] = parts[0].merge(stat)
+            else:
+                parts.append(stat)
+    dropped = sum(count for cell, count in stats.bad.items() if chosen(cell))
+    return View(folds, sample, graphs, contexts=sum(stats.contexts.values()), dropped=dropped)
+
+
+@dataclass
+class HeadView(View):
+    """One head of a view whose statistics carry a head dimension."""
+
+    whole: View | None = None
+    head: int = 0
+    share: int = 1  # query heads per key head
+
+    def pieces(self, need: type) -> list[Part]:
+        assert self.whole is not None
+        head = self.head // self.share if need is Keys else self.head
+        return [(fold, part.head(head)) for fold, part in self.whole.pieces(need)]
+
+    def present(self) -> list[int]:
+        assert self.whole is not None
+        return self.whole.present()
+
+
+def _head_views(view: View, heads: int, *, share: int) -> Iterator[HeadView]:
+    words: dict[str, Any] = {"folds": view.folds, "contexts": view.contexts, "dropped": view.dropped, "graphs": None}
+    for head in range(heads):
+        sample = None if view.sample is None or not len(view.sample) else view.sample.head(head)
+        yield HeadView(**words, sample=sample, whole=view, head=head, share=share)
+
+
+def mean_spectrum(stats: SiteStats) -> torch.Tensor | None:
+    """Eigenvalues of the covariance over all rows, descending, for the report's spectra."""
+    view = _view(stats, lambda cell: True, sample=None, graphs=lambda _: [])
+    if not any(Moments in fold for fold in view.folds) or stats.heads:
+        return None
+    moments = view.stat(Moments)
+    return moments.eigenvalues().cpu() / max(1, moments.n - 1)
+
+
+# -- the rows behind the numbers ---------------------------------------------------------------------------------------
+
+
+def _energy_per_row(stats: SiteStats, part: str) -> float:
+    """Mean squared norm of the rows of one part, from whichever statistic is there."""
+    count = total = 0.0
+    for (_, name, _), kinds in stats.cells.items():
+        if name != part:
+            continue
+        if Directions in kinds and kinds[Directions].squared_norms is not None:
+            count, total = count + kinds[Directions].n, total + float(kinds[Directions].squared_norms.sum())
+        elif Moments in kinds:
+            moments = kinds[Moments]
+            spread = moments.scatter.diagonal(dim1=-2, dim2=-1).sum()
+            count, total = count + moments.n, total + float(spread + moments.n * moments.mean.square().sum())
+    if not count and stats.sample is not None and len(stats.sample):
+        mask = stats.sample.label("first").bool() == (part == FIRST)
+        rows = stats.sample.rows[mask.to(stats.sample.rows.device)].double()
+        count, total = len(rows), float(rows.square().sum())
+    return total / count if count else math.nan
+
+
+def first_is_outlier(stats: SiteStats) -> bool:
+    """Whether rows at the first position are far longer or shorter than the others."""
+    first, rest = _energy_per_row(stats, FIRST), _energy_per_row(stats, REST)
+    return bool(first > OUTLIER * rest or first * OUTLIER < rest)
+
+
+def row_notes(bank: Bank) -> list[str]:
+    """Notes on rows with NaN or infinity, and on layers that give nothing but zeros."""
+    return [*_non_finite_notes(bank), *_zero_notes(bank)]
+
+
+def _non_finite_notes(bank: Bank) -> list[str]:
+    bad = {site: stats.non_finite for site, stats in bank.sites.items() if stats.non_finite}
+    if not bad:
+        return []
+    worst = max(bad, key=lambda site: bad[site])
+    stats = bank.sites[worst]
+    contexts = sum(stats.contexts.values())
+    lost = f"{bad[worst]} of {bad[worst] + _finite_rows(stats)} rows of {contexts} context{'s' * (contexts != 1)}"
+    more = f", and some at {len(bad) - 1} more site{'s' * (len(bad) != 2)}" if len(bad) > 1 else ""
+    return [f"{lost} were not finite (NaN or infinity) and were left out at {worst}{more}"]
+
+
+def _zero_notes(bank: Bank) -> list[str]:
+    """A note where every row is exactly zero from some block or stage of a stack on."""
+    found = []
+    for stack in dict.fromkeys(site.stack for site in bank.sites):
+        for kind, word in (("resid", "block"), ("stage", "stage")):
+            sites = sorted((s for s in bank.sites if (s.stack, s.kind) == (stack, kind)), key=flow_order)
+            first = 1
+            for number, site in enumerate(sites, 1):
+                energies = [_energy_per_row(bank.sites[site], part) for part in (FIRST, REST)]
+                if all(math.isnan(e) for e in energies) or any(e > 0 for e in energies):
+                    first = number + 1
+            if first <= len(sites):
+                whose = "" if stack == "single" else f" of the {stack}"
+                where = f"{word} {first} of {len(sites)}"
+                found.append(f"outputs{whose} are exactly zero from {where} on: nothing of the input gets past it")
+    return found
+
+
+def row_counts(bank: Bank) -> dict[str, Any]:
+    """How many rows of what the model reads, in how many contexts, and how many were dropped.
+
+    Rows are those of the site that saw most, outside a decoder beside an encoder and tables of weights.
+    """
+    plain = {site: stats for site, stats in bank.sites.items() if not stats.heads} or bank.sites
+    own = [stats for site, stats in plain.items() if site.stack != "decoder" and site.kind not in WEIGHT_KINDS]
+    return {
+        "row_count": max(map(_finite_rows, own or plain.values()), default=0),
+        "contexts": max((sum(stats.contexts.values()) for stats in plain.values()), default=0),
+        "dropped": {"non_finite": max((stats.non_finite for stats in plain.values()), default=0)},
+    }
+
+
+def rows_given(bank: Bank) -> int | None:
+    """Rows of the data, finite or not, where the first stack has the fewest; None without a site that counts them."""
+    found = [stats for site, stats in bank.sites.items() if site.kind in COUNTED and site.stack != "decoder"]
+    return min((_finite_rows(stats) + stats.non_finite for stats in found), default=None)
+
+
+def _finite_rows(stats: SiteStats) -> int:
+    return sum(max((stat.n for stat in kinds.values()), default=0) for kinds in stats.cells.values())

@@ -1,34 +1,34 @@
-"""What is known of a model before it is measured: its description, proof of its sites, the memory they will take."""
+"""What is known of a model before it is measured: its description, verified sites, and the memory they will take."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from anisoscope.capture.capture import Capture
+from anisoscope.capture.rows.argument import evaluating, forward
 from anisoscope.capture.rows.row import Batch
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import EVERY, Site
+from anisoscope.capture.sites.verification import verify
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement import memory
 from anisoscope.measurement.bank import Bank, Plan
-from anisoscope.measurement.feed.feed import Feed, forward_failed, no_text
-from anisoscope.measurement.measure import ATTENTION_KINDS, Setup
+from anisoscope.measurement.feed import Feed, forward_failed, no_text
+from anisoscope.measurement.site_plan import ATTENTION_KINDS, Setup
+from anisoscope.models.load import Loaded
 from anisoscope.models.modality import modalities_of, row_words
 from anisoscope.models.processor import processor_fingerprint
 from anisoscope.models.tokenizer import tokenizer_fingerprint
 
-if TYPE_CHECKING:
-    from anisoscope.models.load import Loaded
-
-
 Shapes = dict[Site, memory.SiteShape]
+Entry = dict[str, Any]  # of a model in run.json
 
 
-def describe(loaded: Loaded, setup: Setup, key: str) -> dict[str, Any]:
+def describe(loaded: Loaded, setup: Setup, key: str) -> Entry:
     """The model's entry in run.json."""
-    kind = "encoder-decoder" if loaded.is_encoder_decoder else "decoder" if loaded.is_decoder else "encoder"
     stacks = list(setup.depths) or ["single"]
     return {
         "key": key,
@@ -37,11 +37,11 @@ def describe(loaded: Loaded, setup: Setup, key: str) -> dict[str, Any]:
         "fingerprint": loaded.fingerprint,
         "parameters": loaded.parameters,
         "architecture": type(loaded.model).__name__,
-        "type": kind,
-        **what_is_read(loaded.model, stacks, loaded.tokenizer, layout=setup.layout),
+        "type": type_of(loaded),
+        **modality_words(loaded.model, stacks, loaded.tokenizer, layout=setup.layout),
         "row_count": 0,  # until a pass was finished
         "layers": setup.depth("single"),
-        "width": _size(loaded, "hidden_size", 0),
+        "width": _config_size(loaded, "hidden_size"),
         "stacks": stacks,
         "sites": setup.kinds,
         "device": str(loaded.device),
@@ -50,7 +50,12 @@ def describe(loaded: Loaded, setup: Setup, key: str) -> dict[str, Any]:
     }
 
 
-def what_is_read(
+def type_of(loaded: Loaded) -> str:
+    """encoder-decoder, decoder or encoder."""
+    return "encoder-decoder" if loaded.is_encoder_decoder else "decoder" if loaded.is_decoder else "encoder"
+
+
+def modality_words(
     model: nn.Module, stacks: list[str], tokenizer: Any = None, *, layout: Layout | None = None
 ) -> dict[str, Any]:
     """The modality of each stack of a model and what a row of it is, as run.json says them."""
@@ -76,9 +81,9 @@ def other_reading(loaded: Loaded, first: str) -> str:
     )
 
 
-def _size(loaded: Loaded, name: str, default: int) -> int:
+def _config_size(loaded: Loaded, name: str) -> int:
     value = getattr(getattr(loaded.model, "config", None), name, None)
-    return value if isinstance(value, int) else default
+    return value if isinstance(value, int) else 0
 
 
 def plan_passes(
@@ -90,24 +95,17 @@ def plan_passes(
     amount = memory.amount_of(sites, shapes, tokens=config.tokens, length=length)
     bank = memory.bank_bytes(sites, shapes, plan, amount=amount)
     batch = min(config.batch_size, amount.contexts)
-    forward = memory.activation_bytes(shapes, batch, longer=amount.longer, heads=_written_out(loaded))
-    work = max(forward, memory.evaluation_bytes(sites, shapes, plan, amount=amount))
+    fused = getattr(getattr(loaded.model, "config", None), "_attn_implementation", None) not in (None, "eager")
+    heads = 0 if fused else _config_size(loaded, "num_attention_heads")  # whose scores are held as whole matrices
+    forward_pass = memory.activation_bytes(shapes, batch, longer=amount.longer, heads=heads)
+    work = max(forward_pass, memory.evaluation_bytes(sites, shapes, plan, amount=amount))
     budget = config.memory_mb * memory.MIB if config.memory_mb else memory.available() // 2
     groups = memory.passes(sites, bank, budget) or [[]]
     return groups, memory.run_bytes(bank // len(groups), work, reached=reached)
 
 
-def _written_out(loaded: Loaded) -> int:
-    """The heads whose scores a model holds as whole matrices; none where attention is fused."""
-    config = getattr(loaded.model, "config", None)
-    fused = getattr(config, "_attn_implementation", None) not in (None, "eager")
-    return 0 if fused else _size(loaded, "num_attention_heads", 0)
-
-
-def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: dict[str, Any]) -> Shapes:
+def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: Entry) -> Shapes:
     """Verify the sites numerically on a few rows before anything is measured; the shapes of what they will give."""
-    from anisoscope.capture.sites.verification import verify
-
     if not setup.captured:
         return {}
     try:
@@ -116,7 +114,7 @@ def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: dict[str, Any])
             raise no_text(loaded, feed.config.data)
         few = feed.few(batch)
         try:
-            entry["notes"] += _not_said(verify(loaded.model, setup.layout, few, kinds=setup.kinds), setup)
+            entry["notes"] += _verified(loaded, setup, few, setup.kinds)
         except AnisoscopeError as error:
             named = bool(feed.config.sites) and EVERY not in feed.config.sites
             entry["notes"] += _after_refusal(error, loaded, setup, few, named=named)
@@ -125,37 +123,33 @@ def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: dict[str, Any])
     return _shapes(loaded, setup, few, entry)
 
 
-def _not_said(notes: list[str], setup: Setup) -> list[str]:
-    """Notes of the proof without the one that only repeats why the setup has no `final`."""
+def _verified(loaded: Loaded, setup: Setup, few: Batch, kinds: list[str]) -> list[str]:
+    """Notes of the verification without the one that only repeats why the setup has no `final`."""
+    assert setup.layout is not None
     told = any(note.startswith("no final") for note in setup.notes)
+    notes = verify(loaded.model, setup.layout, few, kinds=kinds)
     return [note for note in notes if not (told and "no final norm" in note)]
 
 
-def _shapes(loaded: Loaded, setup: Setup, few: Batch, entry: dict[str, Any]) -> Shapes:
+def _shapes(loaded: Loaded, setup: Setup, few: Batch, entry: Entry) -> Shapes:
     """The shapes of what the sites give, from one more pass over the few rows that they were verified on."""
-    from anisoscope.capture.capture import Capture
-    from anisoscope.capture.rows.argument import evaluating, forward
-
     found = memory.ShapeReader()
-    watched = Capture(loaded.model, setup.captured, found, layout=setup.layout)
-    with evaluating(loaded.model), torch.inference_mode(), watched:
+    capture = Capture(loaded.model, setup.captured, found, layout=setup.layout)
+    with evaluating(loaded.model), torch.inference_mode(), capture:
         forward(loaded.model, few.inputs)
-    entry["rows"] |= row_words({stack: entry["modality"][stack] for stack in watched.counted})  # nothing was apart
+    entry["rows"] |= row_words({stack: entry["modality"][stack] for stack in capture.counted})  # nothing was apart
     return found.shapes
 
 
 def _after_refusal(error: AnisoscopeError, loaded: Loaded, setup: Setup, few: Batch, *, named: bool) -> list[str]:
     """Notes on what could not be verified where the rest can still be measured; else the refusal itself."""
-    from anisoscope.capture.sites.verification import verify
-
     bad = _not_finite(loaded, setup, few)
     if bad:  # NaN equals nothing, so nothing can be verified; the rows are counted and left out
         return [f"activations are not finite at {', '.join(bad[:3])}{' …' if len(bad) > 3 else ''}: not verified"]
     kinds = [kind for kind in setup.kinds if kind not in ATTENTION_KINDS]
     if named or len(kinds) == len(setup.kinds) or not kinds:
         raise error
-    # the residual stream must still be right
-    notes = _not_said(verify(loaded.model, setup.layout, few, kinds=kinds), setup)
+    notes = _verified(loaded, setup, few, kinds)  # the residual stream must still be right
     setup.kinds[:] = kinds
     setup.captured[:] = [site for site in setup.captured if site.kind in kinds]
     return [*notes, f"query, key and scores are left out: {error}"]
@@ -163,8 +157,6 @@ def _after_refusal(error: AnisoscopeError, loaded: Loaded, setup: Setup, few: Ba
 
 def _not_finite(loaded: Loaded, setup: Setup, few: Batch) -> list[str]:
     """Sites whose rows hold NaN or infinity already on the first tokens."""
-    from anisoscope.capture.capture import Capture
-
     bank = Bank(Plan({}))
     sites = [site for site in setup.captured if site.kind not in ATTENTION_KINDS]
     if sites:

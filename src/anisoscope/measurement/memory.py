@@ -11,12 +11,12 @@ import psutil
 from anisoscope.capture.rows.row import Rows, Scores
 from anisoscope.capture.sites.site import Site
 from anisoscope.measurement.bank import Plan
+from anisoscope.measurement.site_plan import COUNTED
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 MIB = 1 << 20
-COUNTED = ("embed", "resid", "stage")  # one row per position, at every resolution that a model has
 _WORKSPACE = 90 * MIB  # blocks of neighbours, spectra and scores for two cores, whatever the model
 _CONVOLVED = ("stage", "stage_mean")
 
@@ -46,7 +46,7 @@ class ShapeReader:
 
 @dataclass(frozen=True)
 class Amount:
-    """How much data a run will see: contexts, and how many times longer they are than those of the shapes."""
+    """How much data a run will read: contexts, and how many times longer they are than those of the shapes."""
 
     contexts: int
     longer: float = 1.0

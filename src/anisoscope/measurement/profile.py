@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,89 +10,26 @@ from typing import Any
 
 import torch
 
-from anisoscope.capture.sites.site import EVERY, Site, check_kinds
-from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
+from anisoscope.capture.sites.site import Site
+from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement import memory
 from anisoscope.measurement.bank import Bank
-from anisoscope.measurement.evaluation import Progress, applies, evaluate_bank
-from anisoscope.measurement.measure import Setup, feed_rows, make_plan, prepare
-from anisoscope.measurement.passes import counts, run_model, save_arrays
-from anisoscope.measurement.remarks import left_out
+from anisoscope.measurement.config import ProfileConfig as ProfileConfig
+from anisoscope.measurement.evaluation import Progress, Records, evaluate_bank, row_counts, row_notes
+from anisoscope.measurement.inspection import Entry
+from anisoscope.measurement.measure import feed_rows
+from anisoscope.measurement.passes import ModelPasses, save_arrays
+from anisoscope.measurement.site_plan import Setup, applies, make_plan, prepare
 from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.metrics.engine.metric import STREAM_KINDS, Request
-from anisoscope.models.placement import choose_device, choose_dtype
+from anisoscope.metrics.engine.metric import Request
+from anisoscope.models.load import load_model
+from anisoscope.models.source import load_rows, parse_model
 from anisoscope.results.folder import RunFolder, slug
-from anisoscope.results.manifest import opening
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 
-LEAST_SECONDS = 0.1
 LONGEST = 100  # letters of a model in the names of its files, which have a limit of their own
-_POOLS = ("none", "mean", "cls", "last")
-_LEAST = {"tokens": 2, "context": 2, "batch_size": 1, "sample_size": 32, "attention_rows": 0, "memory_mb": 1, "seed": 0}
-
-
-@dataclass(frozen=True)
-class ProfileConfig:
-    """Everything that decides the numbers of a profile."""
-
-    models: tuple[str, ...]
-    data: str = "embedded"
-    tokens: int = 65_536
-    context: int | None = None
-    seconds: float | None = None  # of a context of speech
-    batch_size: int = 8
-    sites: tuple[str, ...] = ()
-    layers: tuple[int, ...] = ()
-    metrics: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    text_field: str = "text"
-    group_by: str | None = None
-    pool: str = "none"
-    special: str = "in"
-    first: str = "in"
-    random_init: bool = False
-    tokenizer: str | None = None
-    device: str = "auto"
-    device_map: str | None = None
-    dtype: str = "auto"
-    trust_remote_code: bool = False
-    seed: int = 0
-    sample_size: int = 2 * 4096
-    attention_rows: int = 16
-    halves: bool = False  # two disjoint halves of the contexts beside the whole
-    save_rows: bool = False
-    memory_mb: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise AnisoscopeError(f"{name} is {value}; expected at least {least}.")
-        check_seconds(self.seconds)
-        if self.seed >= 1 << 63:
-            raise AnisoscopeError(f"seed is {self.seed}; expected less than 2**63.")
-        if self.pool not in _POOLS:
-            raise unknown_name("pool", self.pool, _POOLS)
-        if not self.models:
-            raise AnisoscopeError("no model was given; name a folder, a hub id, a .gguf file or a file of rows.")
-        check_kinds([kind for kind in self.sites if kind != EVERY])
-        check_options(parse_requests(self.metrics))
-        choose_dtype(self.dtype, choose_device(self.device))
-
-
-def check_seconds(seconds: float | None) -> None:
-    """Refuse contexts of speech that no frame fits into."""
-    if seconds is not None and not LEAST_SECONDS <= seconds < math.inf:
-        raise AnisoscopeError(f"seconds is {seconds:g}; expected at least {LEAST_SECONDS:g}.")
-
-
-def check_options(requests: Sequence[Request]) -> None:
-    """Try each metric's options on a few rows, so that a bad value is known before the pass and not after it."""
-    rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
-    for request in requests:
-        if request.options and request.metric.kinds & STREAM_KINDS:
-            with contextlib.suppress(TooFewRows):
-                request.metric(rows, tokens=torch.arange(64) // 8, contexts=torch.arange(64) // 4, **request.options)
+LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer", "device_map")
 
 
 @dataclass
@@ -113,8 +48,6 @@ class Profiler:
 
     def run(self) -> Table:
         """Measure every model; what is finished survives whatever happens to the rest."""
-        from anisoscope.models.load import parse_model
-
         old = self.folder.about()
         if old.get("status") == "complete":  # resumed, but there is nothing left to do
             self.about, self.tables = old, [self.folder.table()]
@@ -131,11 +64,11 @@ class Profiler:
             raise
         self._finish("complete")
         self.folder.tidy()
-        return Table(self._table().arrow, self.about)
+        return Table(Table.concat(self.tables).arrow, self.about)
 
     def _begin(self) -> None:
         old = self.folder.about()
-        self.about = opening(asdict(self.config), command=self.command, seed=self.config.seed, old=old)
+        self.about = new_manifest(asdict(self.config), command=self.command, seed=self.config.seed, old=old)
         self.about["wall_seconds"] = 0.0
         self._before = float(old.get("wall_seconds", 0.0))
         self._known = {model["key"]: model for model in old.get("models", []) if "key" in model}
@@ -150,15 +83,10 @@ class Profiler:
         if torch.cuda.is_available():
             self.about["peak_cuda_memory_mb"] = round(torch.cuda.max_memory_allocated() / memory.MIB)
         if self.tables:
-            self.folder.write_table(self._table())
+            self.folder.write_table(Table.concat(self.tables))
         self.folder.write_about(self.about)
 
-    def _table(self) -> Table:
-        return Table.concat(self.tables)
-
     def _model(self, key: str, spec: str, requests: list[Request]) -> None:
-        from anisoscope.models.load import parse_model
-
         done = self.folder.part(key)
         if done is not None and key in self._known:  # finished before an interruption
             self.tables.append(done)
@@ -169,11 +97,11 @@ class Profiler:
         else:
             records, entry = self._network(key, spec, requests)
         self.folder.write_part(key, self._add(records, entry))
-        self.folder.write_table(self._table())
+        self.folder.write_table(Table.concat(self.tables))
         self.folder.write_about(self.about)
         self.folder.drop_partial(key)
 
-    def _add(self, records: list[dict[str, Any]], entry: dict[str, Any]) -> Table:
+    def _add(self, records: Records, entry: Entry) -> Table:
         same = sum(entry["name"] == model.get("alike", model["name"]) for model in self.about["models"])
         if same:  # two models of one name must stay two models in the table
             entry["alike"], entry["name"] = entry["name"], f"{entry['name']} ({same + 1})"
@@ -184,7 +112,7 @@ class Profiler:
         self._describe(entry)
         return table
 
-    def _describe(self, entry: dict[str, Any]) -> None:
+    def _describe(self, entry: Entry) -> None:
         self.about["models"].append(entry)
         self.about["device"] = entry.get("device", "cpu")
         if entry.get("data"):
@@ -194,9 +122,7 @@ class Profiler:
             self.about.get("memory_estimate_mb", 0), entry.get("memory_estimate_mb", 0)
         )
 
-    def _rows_file(self, key: str, spec: str, requests: list[Request]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        from anisoscope.models.load import load_rows
-
+    def _rows_file(self, key: str, spec: str, requests: list[Request]) -> tuple[Records, Entry]:
         arrays = load_rows(spec)
         if not any(applies(request, "rows") for request in requests):
             words = ", ".join(request.metric.name for request in requests)
@@ -212,39 +138,22 @@ class Profiler:
         save_arrays(self.folder, key, bank)
         width = next(iter(arrays.values())).shape[1]
         entry = {"key": key, "name": Path(spec).name, "type": "rows", "width": int(width), "layers": len(arrays)}
-        return records, entry | counts(bank) | {"notes": left_out(bank)}
+        return records, entry | row_counts(bank) | {"notes": row_notes(bank)}
 
-    def _network(self, key: str, spec: str, requests: list[Request]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        from anisoscope.models.load import load_model
-
+    def _network(self, key: str, spec: str, requests: list[Request]) -> tuple[Records, Entry]:
         c = self.config
         self._tell("load", 0, 1)
-        loaded = load_model(
-            spec,
-            random_init=c.random_init,
-            device=c.device,
-            dtype=c.dtype,
-            seed=c.seed,
-            trust_remote_code=c.trust_remote_code,
-            tokenizer=c.tokenizer,
-            device_map=c.device_map,
-        )
+        loaded = load_model(spec, **{name: getattr(c, name) for name in LOADING})
         self._tell("load", 1, 1)
         setup = prepare(
             loaded.model, requests, sites=c.sites or None, layers=c.layers or None, modules=c.modules or None
         )
-        return run_model(
-            loaded,
-            setup,
-            requests,
-            config=c,
-            folder=self.folder,
-            key=key,
-            tell=self._tell,
-            announce=self._announce,
-            reached=self.peak.look,
-            keep=lambda records, entry: self._add(records, {**entry, "key": "", "partial": True}),
-        )
+
+        def keep(records: Records, entry: Entry) -> None:
+            self._add(records, {**entry, "key": "", "partial": True})
+
+        passes = ModelPasses(loaded, setup, requests, c, self.folder, key, self._tell, keep)
+        return passes.run(announce=self._announce, reached=self.peak.look)
 
     def _announce(self, words: str) -> None:
         self.estimate = words

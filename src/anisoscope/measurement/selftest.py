@@ -14,13 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anisoscope.measurement.measure import measure
 from anisoscope.metrics.catalogue import registry
+from anisoscope.metrics.tangent import Draws, gradient_energy, gradient_p, second_moment
+from anisoscope.models.placement import choose_device
+from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
+from anisoscope.numerics.linalg import orthonormal_basis, subspace_overlap
 
 _RAW = (("baseline", False),)
 
 
 @dataclass(frozen=True)
-class Result:
+class ControlResult:
     """What one control gave."""
 
     metric: str
@@ -165,10 +170,8 @@ def _plane_ratio(seed: int) -> float:
     return float(sigma[0] / sigma.sum())
 
 
-def run_selftest(device: str = "auto", *, seed: int = 0) -> Iterator[Result]:
+def run_selftest(device: str = "auto", *, seed: int = 0) -> Iterator[ControlResult]:
     """All controls, one after the other."""
-    from anisoscope.models.placement import choose_device
-
     planted = Planted(choose_device(device), seed)
     known = registry()
     for control in controls(seed):
@@ -180,30 +183,29 @@ def run_selftest(device: str = "auto", *, seed: int = 0) -> Iterator[Result]:
         passed = abs(estimate.value - control.expected) <= control.tolerance
         dropped = f", {estimate.dropped} rows dropped" if estimate.dropped else ""
         seen = f"{estimate.value:.4f}, expected {control.expected:.4f} ± {control.tolerance:g}{dropped}"
-        yield Result(control.metric, control.name, seen, passed)
+        yield ControlResult(control.metric, control.name, seen, passed)
     yield from _gradient_controls(planted)
     yield from _model_controls(planted)
 
 
-def _gradient_controls(planted: Planted) -> Iterator[Result]:
+def _gradient_controls(planted: Planted) -> Iterator[ControlResult]:
     """Gradients inside a known subspace, and gradients that know nothing of it; a span that is recovered."""
-    from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
-    from anisoscope.numerics.linalg import subspace_overlap
-    from anisoscope.tangent.array_test import tangent_test
-
     directions = planted.normal(8, 64, salt=5).to(planted.device)
-    inside = tangent_test(planted.normal(512, 8, salt=6).to(planted.device) @ directions, directions)
-    seen = f"energy {inside.energy.value:.6f}, expected 1; p {inside.p:.3f}, expected 0.001"
-    yield Result("gradient_energy", "all inside", seen, abs(inside.energy.value - 1) < 1e-4 and inside.p == 1 / 1000)
-    null = tangent_test(planted.normal(4096, 64, salt=7).to(planted.device), directions)
-    seen = f"enrichment {null.enrichment.value:.4f}, expected 1.0000 ± 0.06"
-    yield Result("gradient_enrichment", "knows nothing of it", seen, abs(null.enrichment.value - 1) < 0.06)
+    basis = orthonormal_basis(directions)
+    inside = second_moment(planted.normal(512, 8, salt=6).to(planted.device) @ directions)
+    share = float(gradient_energy(inside, basis))
+    p = gradient_p(share, Draws(64, 8, device=str(planted.device)).of(inside).random().energy)
+    seen = f"energy {share:.6f}, expected 1; p {p:.3f}, expected 0.001"
+    yield ControlResult("gradient_energy", "all inside", seen, abs(share - 1) < 1e-4 and p == 1 / 1000)
+    null = float(gradient_energy(second_moment(planted.normal(4096, 64, salt=7).to(planted.device)), basis)) * 64 / 8
+    seen = f"enrichment {null:.4f}, expected 1.0000 ± 0.06"
+    yield ControlResult("gradient_enrichment", "knows nothing of it", seen, abs(null - 1) < 0.06)
     codes = planted.normal(512, 8, salt=8).abs().to(planted.device)
     overlap = subspace_overlap(semi_nmf(codes @ directions, 8).directions.cpu(), directions.cpu())
-    yield Result("semi_nmf", "planted span", f"overlap {overlap:.6f}, expected 1", overlap > 0.999)
+    yield ControlResult("semi_nmf", "planted span", f"overlap {overlap:.6f}, expected 1", overlap > 0.999)
 
 
-def _model_controls(planted: Planted) -> Iterator[Result]:
+def _model_controls(planted: Planted) -> Iterator[ControlResult]:
     """Padding, its counter-control, attention and hooks, on a tiny random model."""
     model, ids = _tiny_model(planted)
     lengths = [40, 12, 25, 31]
@@ -213,15 +215,13 @@ def _model_controls(planted: Planted) -> Iterator[Result]:
     unmasked = {"input_ids": padded["input_ids"], "attention_mask": torch.ones_like(mask)}
     apart, together, wrong = (_cosine(model, batches) for batches in (alone, [padded], [unmasked]))
     near, off = abs(apart - together), abs(apart - wrong)
-    yield Result("average_cosine", "padding does not count", f"difference {near:.1e}", near < 1e-4)
-    yield Result("average_cosine", "padding would count if unmasked", f"difference {off:.1e}", off > 1e-3)
+    yield ControlResult("average_cosine", "padding does not count", f"difference {near:.1e}", near < 1e-4)
+    yield ControlResult("average_cosine", "padding would count if unmasked", f"difference {off:.1e}", off > 1e-3)
     yield from _attention_controls(model, padded)
 
 
-def _attention_controls(model: torch.nn.Module, batch: dict[str, Tensor]) -> Iterator[Result]:
+def _attention_controls(model: torch.nn.Module, batch: dict[str, Tensor]) -> Iterator[ControlResult]:
     """With all query weights zero, attention is uniform: entropy 1, sharpness 0, the first key gets 1/m."""
-    from anisoscope.measurement.measure import measure
-
     for name, value in model.named_parameters():
         if ".query." in name or ".key." in name:
             torch.nn.init.constant_(value, float(name.endswith("bias")))
@@ -230,27 +230,23 @@ def _attention_controls(model: torch.nn.Module, batch: dict[str, Tensor]) -> Ite
     known = {"attention_entropy": 1.0, "attention_sharpness": 0.0, "first_key_mass": first, "score_spread": 0.0}
     for name, expected in {**known, "qk_cosine": 1.0}.items():
         seen = table.value(metric=name, variant="")
-        yield Result(name, "uniform attention", f"{seen:.4f}, expected {expected:.4f}", abs(seen - expected) < 1e-4)
+        yield ControlResult(
+            name, "uniform attention", f"{seen:.4f}, expected {expected:.4f}", abs(seen - expected) < 1e-4
+        )
 
 
 def _tiny_model(planted: Planted) -> tuple[torch.nn.Module, Tensor]:
     from transformers import BertConfig, BertModel
 
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-    }
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 64}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(planted.seed)
-        model = BertModel(BertConfig(vocab_size=64, max_position_embeddings=64, **sizes)).eval().to(planted.device)
+        model = BertModel(BertConfig(**sizes)).eval().to(planted.device)
         ids = torch.randint(1, 64, (4, 40)).to(planted.device)
     return model, ids
 
 
 def _cosine(model: torch.nn.Module, batches: list[dict[str, Tensor]]) -> float:
-    from anisoscope.measurement.measure import measure
-
     table = measure(model, batches, sites=["resid"], metrics=["average_cosine"])
     return table.value(layer=2, metric="average_cosine", variant="")

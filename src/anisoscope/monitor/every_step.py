@@ -1,4 +1,4 @@
-"""First and second moments of activations and gradients at every step of a training, without waiting for the device.
+"""First and second moments of activations and gradients at every step, without device–host synchronisation.
 
 Hooks take a few rows of every site; once a step, one batched product for all sites gives their moments, and a few
 numbers of them go into a buffer on the device. The host reads it when a step is measured anyway.
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
+from anisoscope.capture.capture import Rule
 from anisoscope.capture.gradients.sampled import SampledPass, SampledRows
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site, flow_order
@@ -49,12 +50,7 @@ class StepBlock:
     steps: np.ndarray  # [m] int64
     values: np.ndarray  # [m, sites, quantities] float64
 
-    def before(self, step: int) -> StepBlock:
-        kept = self.steps < step
-        return StepBlock(self.sites, self.steps[kept], self.values[kept])
-
-    def at(self, step: int) -> StepBlock:
-        kept = self.steps == step
+    def where(self, kept: np.ndarray) -> StepBlock:
         return StepBlock(self.sites, self.steps[kept], self.values[kept])
 
 
@@ -78,7 +74,7 @@ class _Group:
             return
         rows = torch.stack([self._padded(x, longest) for x in found])
         valid = self._valid(seen, found, longest)
-        sums = Trace.of(rows, valid, centred=len(self.sites))  # gradients are looked at about 0
+        sums = Trace.of(rows, valid, centred=len(self.sites))  # moments of gradients are about 0
         self.sums = sums if self.sums is None else self.sums.merge(sums)
 
     def _padded(self, x: Tensor | None, length: int) -> Tensor:
@@ -105,7 +101,7 @@ class _Group:
         row = len(self.steps) % _STEPS
         if self.buffer is None or not row:
             if self.buffer is not None:
-                self.full.append(self.buffer.to("cpu", non_blocking=True))  # pinned: nobody waits
+                self.full.append(self.buffer.to("cpu", non_blocking=True))  # into pinned memory, asynchronously
             shape = (_STEPS, half, _ALIGNMENT + 1)
             self.buffer = torch.full(shape, torch.nan, dtype=wide(self.device), device=self.device)
         found = sums.quantities()
@@ -138,6 +134,7 @@ class EveryStep:
         rows: int = ROWS,
         folder: Path | None = None,
         resume: bool = False,
+        rule: Rule | None = None,
     ) -> None:
         if rows < 2:
             raise AnisoscopeError(f"every_step takes {rows} rows of a pass; expected 2 or more.")
@@ -147,10 +144,10 @@ class EveryStep:
         self._replaced: list[_Group] = []  # a site that had never been seen came to a group
         self._homes: dict[Site, tuple[int, torch.device]] = {}
         self._newest = -1
-        self._rows = SampledRows(model, sites, layout=layout, take=self._take, most=rows)
+        self._rows = SampledRows(model, sites, layout=layout, take=self._take, most=rows, rows=rule)
         self._load(resume=resume)
 
-    # life
+    # beginning and end
 
     def __enter__(self) -> EveryStep:
         self._rows.__enter__()
@@ -202,7 +199,7 @@ class EveryStep:
             self._replaced += [group for key, group in there.items() if key not in wanted]
             self._groups = [there.get(key) or _Group(*key) for key in sorted(wanted, key=str)]
 
-    # keeping
+    # results
 
     def flush(self) -> None:
         """Bring what lies on the device to the host, and to disk; the only call here that waits."""
@@ -216,7 +213,7 @@ class EveryStep:
     def rewind(self, step: int) -> None:
         """Forget this step and all after it."""
         self.flush()
-        self.blocks = [kept for block in self.blocks if len((kept := block.before(step)).steps)]
+        self.blocks = [kept for block in self.blocks if len((kept := block.where(block.steps < step)).steps)]
         self._newest = max((int(block.steps[-1]) for block in self.blocks), default=-1)
         if self.folder is None:
             return
@@ -237,7 +234,7 @@ class EveryStep:
 
     def table(self, columns: Mapping[str, Any], depth: Mapping[str, int], *, step: int | None = None) -> Table:
         """All steps that were read, or one, in the long form; `depth` is the number of blocks of each stack."""
-        blocks = self.blocks if step is None else [block.at(step) for block in self.blocks]
+        blocks = self.blocks if step is None else [block.where(block.steps == step) for block in self.blocks]
         parts = [_long(block, columns, depth) for block in blocks if len(block.steps)]
         return Table(pa.concat_tables(parts)) if parts else Table.from_records([])
 

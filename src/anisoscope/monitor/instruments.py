@@ -1,27 +1,31 @@
-"""Everything that is read off a model at one measured step, put together: the tangent study and what belongs to it."""
+"""Everything that is measured at one step: geometry, the tangent study, gradients of tables and weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from anisoscope.capture.capture import Rule
 from anisoscope.capture.gradients.gradient_pass import untouched
-from anisoscope.capture.gradients.live import MicroBatch
+from anisoscope.capture.gradients.live import MicroBatch, live_pass
+from anisoscope.capture.gradients.loss import unlabelled
 from anisoscope.capture.sites.layout import Layout, unwrapped
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.sites.weight import stream_readers
+from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
-from anisoscope.measurement.evaluation import evaluate_bank
-from anisoscope.measurement.measure import Setup, leave_unseen_out, make_plan
-from anisoscope.measurement.remarks import remarks, rows_read
+from anisoscope.measurement.evaluation import evaluate_bank, row_counts, row_notes
+from anisoscope.measurement.measure import leave_unseen_out
+from anisoscope.measurement.site_plan import Setup, make_plan
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import unigram_entropy
 from anisoscope.metrics.training import probe_loss
-from anisoscope.monitor.probe import Probe, unseen
+from anisoscope.monitor.probe import Probe, labelled
 from anisoscope.tangent.concepts import card_sites, cards
 from anisoscope.tangent.energy import Record, holm_records, placed
 from anisoscope.tangent.parameters import (
@@ -33,13 +37,13 @@ from anisoscope.tangent.parameters import (
     weight_records,
 )
 from anisoscope.tangent.proxy import Label, Proxy
-from anisoscope.tangent.step_rows import Half, StepRows
+from anisoscope.tangent.step_rows import Half, StepRows, take
 from anisoscope.tangent.study import TangentStudy
 
 
 @dataclass
 class Instruments:
-    """What one model is looked at with; `study` is missing where only its geometry is wanted."""
+    """What one model is measured with; `study` is missing where only its geometry is wanted."""
 
     model: nn.Module
     layout: Layout
@@ -54,20 +58,13 @@ class Instruments:
     earlier: dict[Site, tuple[int, Tensor]] = field(default_factory=dict)  # concepts of the step before
     row_count: int = 0  # of the site that saw most, at the last measured step
     halves: bool = False  # dimensions of the stream also on two disjoint halves of the contexts
+    rows: Rule | None = None  # which rows are data, where the arguments of the model do not say it
 
     def bank(self) -> Bank | None:
         """A fresh bank for the geometry metrics of one step."""
         if not self.requests:
             return None
-        options: dict[str, Any] = {"sample_size": 8192, "attention_rows": 16, "halves": self.halves}
-        return Bank(make_plan(self.requests, self.setup.kinds, seed=self.seed, **options))
-
-    def find_readers(self, inputs: Mapping[str, Any]) -> None:
-        """The weights that read the stream, where their gradients are wanted."""
-        if self.study is not None and self.study.plan.weights:
-            self.readers = stream_readers(self.model, self.layout, inputs)
-            if not self.readers:
-                self._note("no linear was found that reads attn_in or mlp_in, so weight gradients are left out")
+        return Bank(make_plan(self.requests, self.setup.kinds, seed=self.seed, halves=self.halves))
 
     @property
     def output_weight(self) -> str | None:
@@ -86,21 +83,17 @@ class Instruments:
         table = plan is not None and plan.embedding and self.watch is not None and self.watch.table is not None
         if table and (name := self.output_weight) is not None:
             names.append(name)
-        return {
-            "weights": list(dict.fromkeys(names)),
-            "embedding": table,
-            "fit_only": list(self.readers),
-            "by_fold": bool(self.readers),
-        }
+        weights = list(dict.fromkeys(names))
+        return {"weights": weights, "embedding": table, "fit_only": list(self.readers), "by_fold": bool(self.readers)}
 
     def measure(self, rows: StepRows, bank: Bank | None) -> list[Record]:
         """All rows of the table of one step."""
         records: list[Record] = []
         place = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
         if bank is not None:
-            self.row_count = rows_read(bank)
-            for note in remarks(bank):
-                self._note(f"step {rows.step}: {note}")
+            self.row_count = row_counts(bank)["row_count"]
+            for note in row_notes(bank):
+                self.note(f"step {rows.step}: {note}")
             records += [{**row, "step": rows.step} for row in evaluate_bank(bank, self.requests, self.setup)]
         if rows.tokens and rows.losses and (self.study is None or not self.study.source):  # a training batch tells none
             records.append(
@@ -109,7 +102,7 @@ class Instruments:
         if self.study is None or self.left_out(rows):
             return records
         if rows.unreached:
-            self._note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
+            self.note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
         records += self.study.measure(rows)
         if self.study.counts is not None:
             records.append(
@@ -118,28 +111,46 @@ class Instruments:
         beside = [*self._tables(rows), *self._weights(rows)]
         return [*records, *beside, *holm_records(beside)]
 
-    def measure_shown(self, rows: StepRows, seen: Sequence[MicroBatch], bank: Bank | None) -> list[Record]:
+    def learned_rows(self, step: int, seen: list[MicroBatch], bank: Bank | None, scale: LossScale) -> StepRows:
+        """The rows of all micro-batches that were learned from, with the scale of their gradients undone."""
+        rows = StepRows(step)
+        if seen and not any(batch.has_targets() for batch in seen):
+            raise AnisoscopeError(
+                f"every label of step {step} is ignored (-100), so there is no loss; expected labels somewhere: "
+                "check the collator or the masking."
+            )
+        for batch in (batch for batch in seen if batch.gradients):
+            factor = scale.factor(batch, step=step)
+            if bank is not None:
+                batch.feed(bank)
+            rows.add_fit(live_pass(batch, self.sites, half=0))
+            rows.add_test(live_pass(batch, self.sites, half=1), factor=factor)
+        if not rows.test:
+            raise _unseen(step, forward=bool(seen))
+        return rows
+
+    def measure_shown(self, step: int, seen: Sequence[MicroBatch], bank: Bank | None) -> list[Record]:
         """The geometry of a training batch alone: what its loss is does not matter, only that it was learned from."""
-        learned = [batch for batch in seen if batch.learned_from()]
+        rows, learned = StepRows(step), [batch for batch in seen if batch.learned_from()]
         if not learned:
-            raise unseen(rows.step, forward=bool(seen))
+            raise _unseen(step, forward=bool(seen))
         if bank is None:
             return []
         for batch in learned:
             batch.feed(bank)
         absent = [str(site) for site in self.sites if site not in bank.sites]
         if absent:  # some models leave out whole layers in training
-            self._note(f"step {rows.step}: nothing came through {', '.join(absent)} (layers dropped in training?)")
+            self.note(f"step {step}: nothing came through {', '.join(absent)} (layers dropped in training?)")
         return self.measure(rows, bank)
 
     def left_out(self, rows: StepRows) -> bool:
         """Whether a step has nothing to test, which is noted: a training run is not stopped for it."""
         reason = rows.lacking()
         if reason:
-            self._note(f"{reason}, so its gradients were left out")
+            self.note(f"{reason}, so its gradients were left out")
         return bool(reason)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
@@ -164,7 +175,7 @@ class Instruments:
         if embed is None:  # not among the layers asked for, or frozen, which is noted
             return []
         if study.fitted[study.plan.proxies[0]][embed].basis.shape[0] != table.shape[1]:
-            self._note("the embedding table has another width than the stream, so its gradients are left out")
+            self.note("the embedding table has another width than the stream, so its gradients are left out")
             return []
         tests = TableStudy(study.plan.draws, self.seed, study.bins)
         records: list[Record] = []
@@ -207,7 +218,7 @@ class Instruments:
         for name in study.plan.proxies[:2]:
             proxies |= fit_on_types(rows.fit_half(embed), Label(name, study.main_rank), site=embed, seed=self.seed)
         if not proxies:
-            self._note("too few types in the probe to fit a proxy on half of them; updates are left out")
+            self.note("too few types in the probe to fit a proxy on half of them; updates are left out")
         records: list[Record] = []
         for of, types, change in updates if proxies else ():
             mine = unseen_types(int(types.max()) + 1)[types].nonzero().squeeze(1)
@@ -222,43 +233,61 @@ class Instruments:
             return []
         fits: dict[Site, Half] = {site: rows.fit_half(site) for site in self.readers if site in rows.fit}
         plan = study.plan
-        return list(
-            weight_records(
-                self.model,
-                self.readers,
-                rows,
-                fits=fits,
-                proxies=plan.proxies[:2],
-                rank=study.main_rank,
-                draws=plan.draws,
-                most=plan.fit_rows,
-                seed=self.seed,
-            )
-        )
+        words: dict[str, Any] = {"rank": study.main_rank, "draws": plan.draws, "most": plan.fit_rows, "seed": self.seed}
+        proxies = plan.proxies[:2]
+        return list(weight_records(self.model, self.readers, rows, fits=fits, proxies=proxies, **words))
 
 
-def make_probe(instruments: Instruments, batches: Any, *, loss: Any = None, batch_size: int = 16) -> Probe:
-    """The probe that feeds these instruments."""
-    batches = list(batches)
+def make_probe(instruments: Instruments, probe: Any, *, loss: Any = None, batch_size: int = 16) -> Probe:
+    """The probe that feeds these instruments, of one batch or several."""
+    one = isinstance(probe, Tensor) or hasattr(probe, "keys")
+    batches, i = [probe] if one else list(probe), instruments
     if batches:
-        with untouched(instruments.model):
-            leave_unseen_out(instruments.model, batches[0], instruments.setup)
-    if batches and instruments.study is not None and instruments.study.plan.weights:
-        from anisoscope.capture.gradients.loss import unlabelled
-        from anisoscope.monitor.probe import labelled
-        from anisoscope.tangent.step_rows import take
+        with untouched(i.model):
+            leave_unseen_out(i.model, batches[0], i.setup, rows=i.rows)
+    if batches and i.study is not None and i.study.plan.weights:
+        first = labelled(i.model, batches[0])
+        inputs = unlabelled(i.model, take(first, torch.arange(1)))
+        i.readers = stream_readers(i.model, i.layout, inputs, rows=i.rows)
+        if not i.readers:
+            i.note("no linear was found that reads attn_in or mlp_in, so weight gradients are left out")
+    extra = [site for site in i.setup.captured if site not in i.sites] if i.requests else ()
+    words: dict[str, Any] = {"layout": i.layout, "sites": i.sites, "extra": extra, "rows": i.rows, "loss": loss}
+    gradients = i.study is not None
+    return Probe(i.model, batches, batch_size=batch_size, gradients=gradients, **words, **i.probe_options())
 
-        first = labelled(instruments.model, batches[0])
-        instruments.find_readers(unlabelled(instruments.model, take(first, torch.arange(1))))
-    extra = [site for site in instruments.setup.captured if site not in instruments.sites]
-    return Probe(
-        instruments.model,
-        batches,
-        layout=instruments.layout,
-        sites=instruments.sites,
-        extra=extra if instruments.requests else (),
-        loss=loss,
-        batch_size=batch_size,
-        gradients=instruments.study is not None,
-        **instruments.probe_options(),
+
+@dataclass(frozen=True)
+class LossScale:
+    """What a training loop says of its loss: what it is of the tokens of a micro-batch, and a factor."""
+
+    loss: str  # auto, mean or sum
+    tokens: int | None
+    scale: float
+
+    def factor(self, batch: MicroBatch, *, step: int) -> float:
+        """What turns the gradients that arrived into gradients of the summed loss."""
+        if self.loss not in ("auto", "mean", "sum"):
+            raise AnisoscopeError(f"loss={self.loss!r} is not known; expected auto, mean or sum.")
+        if self.loss == "auto":
+            if batch.seed is None or not batch.tokens():
+                raise AnisoscopeError(
+                    f"the loss that the model returned took no part in the backward pass of step {step}, so the scale "
+                    'of its gradients is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum", or '
+                    "give a held-out probe= instead."
+                )
+            return batch.tokens() / batch.seed if batch.seed else math.nan  # a loss times 0 has lost its gradients
+        if self.loss == "mean" and not self.tokens:
+            raise AnisoscopeError(
+                'loss="mean" needs tokens=, the number of target tokens that the mean was taken over.'
+            )
+        return (self.tokens or 1) / self.scale if self.loss == "mean" else 1.0 / self.scale
+
+
+def _unseen(step: int, *, forward: bool) -> AnisoscopeError:
+    """A step that was to be measured and in which nothing was learned."""
+    what = "no backward pass" if forward else "no forward pass"
+    return AnisoscopeError(
+        f"{what} was seen in step {step}, which was to be measured; run the model's forward and loss.backward() inside "
+        "`with monitor.step(…)`, and attach the monitor before torch.compile."
     )

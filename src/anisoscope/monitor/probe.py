@@ -1,12 +1,11 @@
-"""A fixed held-out batch that is looked at again and again: forward to fit on, forward and backward to test on.
+"""A fixed held-out batch that is measured at every scheduled step: one half to fit on, one with gradients to test on.
 
-Where only the geometry is wanted there are no halves and no backward passes: every context is looked at, forward.
+Where only the geometry is wanted there are no halves and no backward passes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,69 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.capture import Capture
+from anisoscope.capture.capture import Capture, Rule, by_rule
 from anisoscope.capture.gradients.gradient_pass import forward_rows, gradient_rows, untouched
-from anisoscope.capture.gradients.live import MicroBatch
 from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, LossRule, find_reading, output_part, unlabelled
 from anisoscope.capture.rows.argument import evaluating, forward
 from anisoscope.capture.rows.index import original_contexts
 from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink
-from anisoscope.capture.sites.layout import Layout
+from anisoscope.capture.sites.layout import Layout, unwrapped
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.hashing import fold_of, half_of
 from anisoscope.tangent.step_rows import StepRows, take
-
-# What a monitor asks of a model, a probe and a loss before it believes them.
-
-
-def width_of(model: nn.Module) -> int:
-    """The configured width of a model; a very large one where it says none."""
-    config = getattr(model, "config", None)
-    value = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
-    return int(value) if value else 1 << 30
-
-
-def check_learning(model: nn.Module) -> None:
-    """Refuse a model in which nothing learns."""
-    if not any(p.requires_grad for p in model.parameters()):
-        raise AnisoscopeError(
-            f"every parameter of {type(model).__name__} is frozen, so nothing learns and there are no gradients; "
-            "unfreeze some (parameter.requires_grad_(True)), or use `profile` for its geometry."
-        )
-
-
-def listed(probe: Any) -> list[Any]:
-    """The batches of a probe, also where there is only one."""
-    if isinstance(probe, Tensor) or hasattr(probe, "keys"):
-        return [probe]
-    return list(probe)
-
-
-def loss_factor(batch: MicroBatch, loss: str, tokens: int | None, scale: float, *, step: int) -> float:
-    """What turns the gradients that arrived into gradients of the summed loss."""
-    if loss not in ("auto", "mean", "sum"):
-        raise AnisoscopeError(f"loss={loss!r} is not known; expected auto, mean or sum.")
-    if loss == "auto":
-        if batch.seed is None or not batch.tokens():
-            raise AnisoscopeError(
-                f"the loss that the model returned took no part in the backward pass of step {step}, so the scale of "
-                'its gradients is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum", or '
-                "give a held-out probe= instead."
-            )
-        return batch.tokens() / batch.seed if batch.seed else math.nan  # a loss times 0 has lost its gradients
-    if loss == "mean" and not tokens:
-        raise AnisoscopeError('loss="mean" needs tokens=, the number of target tokens that the mean was taken over.')
-    return (tokens or 1) / scale if loss == "mean" else 1.0 / scale
-
-
-def unseen(step: int, *, forward: bool) -> AnisoscopeError:
-    """A step that was to be measured and in which nothing was learned."""
-    what = "no backward pass" if forward else "no forward pass"
-    return AnisoscopeError(
-        f"{what} was seen in step {step}, which was to be measured; run the model's forward and loss.backward() inside "
-        "`with monitor.step(…)`, and attach the monitor before torch.compile."
-    )
 
 
 @dataclass(frozen=True)
@@ -125,15 +72,17 @@ class Probe:
         by_fold: bool = False,
         batch_size: int = 16,
         gradients: bool = True,
+        rows: Rule | None = None,
     ) -> None:
-        self.gradients = gradients
+        self.gradients, self.rows = gradients, rows
         self.model, self.layout, self.loss = model, layout, loss
         self.sites, self.fit_only, self.extra = list(sites), list(fit_only), list(extra)
         self.weights, self.embedding = list(weights), embedding
         given = [labelled(model, batch) for batch in batches]
         if not given:
             raise AnisoscopeError("the probe has no batches; give at least one batch of held-out contexts.")
-        self.pieces = list(_pieces(given, model, batch_size=batch_size, by_fold=by_fold, split=gradients))
+        words: dict[str, Any] = {"batch_size": batch_size, "by_fold": by_fold, "split": gradients, "rows": rows}
+        self.pieces = list(_pieces(given, model, **words))
         self.contexts = sum(len(piece.context) for piece in self.pieces)
         if gradients and len({piece.test for piece in self.pieces}) < 2:
             raise AnisoscopeError(
@@ -179,7 +128,8 @@ class Probe:
             return self._forward(step, others)
         out = StepRows(step)
         others = None if others is None else _Chosen(others, frozenset([*self.sites, *self.extra]))
-        words: dict[str, Any] = {"layout": self.layout, "reading": self.reading, "others": others, "extra": self.extra}
+        words: dict[str, Any] = {"layout": self.layout, "reading": self.reading, "others": others}
+        words |= {"extra": self.extra, "rows": self.rows}
         for piece in self.pieces:
             if not piece.test:
                 out.add_fit(forward_rows(self.model, piece.inputs, [*self.sites, *self.fit_only], **words))
@@ -212,7 +162,7 @@ class Probe:
                 stack.enter_context(torch.inference_mode())
                 if others is not None:
                     sites = [*self.sites, *self.extra]
-                    stack.enter_context(Capture(self.model, sites, others, layout=self.layout))
+                    stack.enter_context(Capture(self.model, sites, others, layout=self.layout, rows=self.rows))
                 loss, tokens = self._loss(piece.inputs)
             out.loss, out.tokens = out.loss + loss, out.tokens + tokens
             if tokens:
@@ -240,35 +190,34 @@ def labelled(model: nn.Module, batch: Any) -> dict[str, Any]:
         raise AnisoscopeError(f"a batch is a {type(batch).__name__}; expected a dict with input_ids and labels.")
     inputs = dict(inputs)
     ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-    if "labels" not in inputs and isinstance(ids, Tensor) and _predicts_next(model):
+    causal = type(unwrapped(model)).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    if "labels" not in inputs and isinstance(ids, Tensor) and causal:
         inputs["labels"] = ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
     return inputs
 
 
-def _predicts_next(model: nn.Module) -> bool:
-    from anisoscope.capture.sites.layout import unwrapped
-
-    name = type(unwrapped(model)).__name__
-    return name.endswith(("ForCausalLM", "LMHeadModel"))
-
-
 def _pieces(
-    batches: list[dict[str, Any]], model: nn.Module, *, batch_size: int, by_fold: bool, split: bool
+    batches: list[dict[str, Any]],
+    model: nn.Module,
+    *,
+    batch_size: int,
+    by_fold: bool,
+    split: bool,
+    rows: Rule | None = None,
 ) -> Iterator[ProbePiece]:
     """The contexts of each batch, in chunks, `split` by half (and fold); a context that occurs twice counts once."""
     seen: set[int] = set()
     config = getattr(model, "config", None)
     for inputs in batches:
-        hashes = original_contexts(inputs, config=config)
+        more, real = by_rule(rule=rows, args=(), kwargs=inputs)
+        hashes = original_contexts({**inputs, **more}, config=config, real=None if real is None else real.cpu())
         fresh = [b for b, h in enumerate(hashes.tolist()) if not (h in seen or seen.add(h))]  # type: ignore[func-returns-value]
         chosen = torch.tensor(fresh, dtype=torch.int64)
-        half, fold = half_of(hashes[chosen]) if split else torch.zeros_like(chosen), fold_of(hashes[chosen])
-        keys = (
-            [(0, 0), *((1, f) for f in range(int(fold.max()) + 1 if len(fold) else 0))] if by_fold else [(0, 0), (1, 0)]
-        )
-        for test, f in keys:
-            mine = chosen[
-                (half == test) & ((fold == f) if by_fold and test else torch.ones_like(fold, dtype=torch.bool))
-            ]
+        half = half_of(hashes[chosen]) if split else torch.zeros_like(chosen)
+        fold = fold_of(hashes[chosen]) if by_fold else torch.zeros_like(chosen)
+        fold = fold.where(half == 1, 0)  # contexts to fit on are not split by fold
+        folds = range(int(fold.max()) + 1 if len(fold) else 0)
+        for test, f in [(0, 0), *((1, f) for f in folds)]:
+            mine = chosen[(half == test) & (fold == f)]
             for part in mine.split(batch_size) if len(mine) else ():
                 yield ProbePiece(take(inputs, part), bool(test), hashes[part])

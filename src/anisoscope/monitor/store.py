@@ -7,64 +7,16 @@ and its table replaced.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.manifest import opening
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
-
-if TYPE_CHECKING:
-    from anisoscope.monitor.monitor import Monitor
-
-
-# What a monitor must remember to go on after an interruption as if there had been none.
-
-
-def window_of(monitor: Monitor, step: int) -> dict[str, Any]:
-    """What an open window keeps of a step, for each of the studies."""
-    frozen = {name: study.frozen for name, study in monitor.studies().items()}
-    return {name: f.window_state(step) if f is not None else None for name, f in frozen.items()}
-
-
-def state_of(monitor: Monitor, step: int) -> dict[str, Any]:
-    """Everything that later steps build on."""
-    studies = {name: study.state() for name, study in monitor.studies().items()}
-    return {
-        "step": step,
-        "done": sorted(monitor.done),
-        "study": studies.get("study"),
-        "live": studies.get("live"),
-        "watch": {name: value.cpu() for name, value in monitor.watch.state().items()},
-        "watched": monitor.watch.step,
-        "temporal": asdict(monitor.temporal),
-        "map": monitor.map.state() if monitor.map is not None else None,
-        "seconds": monitor.seconds,
-    }
-
-
-def restore(monitor: Monitor, state: dict[str, Any]) -> None:
-    """Go back to a state; tables of steps that came after it are forgotten."""
-    monitor.done = set(state["done"])
-    monitor.tables = monitor.store.tables(monitor.done)
-    logs = [row for table in monitor.tables for row in table.where(kind="training").records()]
-    monitor.logged = {(row["step"], row["metric"]) for row in logs}
-    for name, study in monitor.studies().items():
-        if state[name] is not None:
-            frozen = state[name]["frozen"]
-            window = monitor.store.window(frozen["window"] if frozen else [])
-            study.load(state[name], {step: found[name] for step, found in window.items()})
-    monitor.watch.load(state["watch"], state["watched"])
-    monitor.temporal = TemporalSpread(**state["temporal"])
-    if monitor.map is not None and state.get("map") is not None:
-        monitor.map.load(state["map"])
-    monitor.seconds = state["seconds"]
 
 
 class MonitorStore:
@@ -100,7 +52,7 @@ class MonitorStore:
         if old and old.get("kind") != "monitor":
             return
         words = {"kind": "monitor", "models": [{**self.model, "notes": []}], **more, "status": status}
-        self.folder.write_about(opening(self.about, command=[], seed=self.about.get("seed", 0), old=old, **words))
+        self.folder.write_about(new_manifest(self.about, command=[], seed=self.about.get("seed", 0), old=old, **words))
 
     @property
     def name(self) -> str:
@@ -112,13 +64,7 @@ class MonitorStore:
         return {int(p.stem.partition("-")[2]): p for p in sorted((self.folder.path / "state").glob("step-*.pt"))}
 
     def write_step(
-        self,
-        step: int,
-        table: Table,
-        state: dict[str, Any],
-        window: dict[str, Any] | None = None,
-        *,
-        number: int | None = None,
+        self, step: int, table: Table, state: dict[str, Any], window: Any = None, *, number: int | None = None
     ) -> None:
         """The table of a step, what an open window keeps of it, and the state after it.
 
@@ -129,7 +75,10 @@ class MonitorStore:
         self.folder.write_part(f"step-{step:09d}", table)
         if window is not None and any(found is not None for found in window.values()):
             replace_file(self._window(step), lambda p: torch.save(window, p))
-        self.write_state(step if number is None else number, state)
+        name = f"step-{step if number is None else number:09d}.pt"
+        replace_file(self.folder.path / "state" / name, lambda p: torch.save({**state, "about": self._options}, p))
+        for _, old in sorted(self._states().items())[:-3]:  # an older checkpoint of the training may need the last few
+            old.unlink()
 
     def _window(self, step: int) -> Path:
         assert self.folder is not None
@@ -166,18 +115,10 @@ class MonitorStore:
             for path in (self.folder.path / "state").glob("window-*.pt"):
                 path.unlink()
 
-    def write_extra(self, name: str, table: Table) -> None:
+    def write_part(self, name: str, table: Table) -> None:
+        """The table of what was logged of a step, or of what only the end of a training gives."""
         if self.folder is not None:
             self.folder.write_part(name, table)
-
-    def write_state(self, step: int, state: dict[str, Any]) -> None:
-        """The newest state, beside those that an older checkpoint of the training may still need."""
-        if self.folder is None:
-            return
-        path = self.folder.path / "state" / f"step-{step:09d}.pt"
-        replace_file(path, lambda p: torch.save({**state, "about": self._options}, p))
-        for _, old in sorted(self._states().items())[:-3]:
-            old.unlink()
 
     def newest(self) -> dict[str, Any] | None:
         """The newest state, where there is one to go on from."""

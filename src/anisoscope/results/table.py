@@ -125,7 +125,7 @@ class Table:
         return profile_figure(self, metric)
 
     def _repr_html_(self) -> str:
-        from anisoscope.view.report import table_html
+        from anisoscope.view.tables import table_html
 
         return table_html(self)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anisoscope.capture.sites.site import check_kinds
+from anisoscope.capture.sites.site import EVERY, check_kinds
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.measurement.inspection import EVERY
+from anisoscope.measurement.config import check_options, check_seconds
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.models.checkpoint import check_architecture
 from anisoscope.models.placement import choose_device, choose_dtype
@@ -54,8 +54,6 @@ class SweepConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        from anisoscope.measurement.profile import check_seconds
-
         if self.preset not in GEOMETRY:
             raise unknown_name("preset", self.preset, GEOMETRY)
         for name, least in _LEAST.items():
@@ -73,8 +71,6 @@ class SweepConfig:
             refuse_training_run(self.model)
 
     def _check_measured(self) -> None:
-        from anisoscope.measurement.profile import check_options
-
         plan, requests = self.measured
         check_options(requests)
         if plan is None and not requests:

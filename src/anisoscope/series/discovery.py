@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -14,6 +15,8 @@ from typing import Any
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models import source as sources
+from anisoscope.models import state_file
+from anisoscope.models.downloads import log_spaced_steps, revisions_of
 from anisoscope.models.source import STATE_SUFFIXES, is_checkpoint, parse_model
 
 _STEP = re.compile(
@@ -36,6 +39,11 @@ class Checkpoint:
     label: str
     revision: str = ""  # of a hub model
     late: bool = False  # it was named after a later one
+
+    @property
+    def key(self) -> int:
+        """The number under which its results are kept."""
+        return self.step or 0
 
 
 @dataclass(frozen=True)
@@ -98,12 +106,12 @@ def find_series(
 # hub
 
 
-def _revisions(model: str, asked: Sequence[str], known: Sequence[str]) -> Series:
+def _revisions(model: str, wanted: Sequence[str], known: Sequence[str]) -> Series:
     if Path(model).expanduser().exists():
         raise AnisoscopeError(f"{model!r} is a folder, which has no revisions; leave --revisions out.")
     notes: list[str] = []
-    word = asked[0] if len(asked) == 1 and asked[0] in _WORDS else None
-    names = list(known or (_listed(model, word, notes) if word is not None else asked))
+    word = wanted[0] if len(wanted) == 1 and wanted[0] in _WORDS else None
+    names = list(known or (_listed(model, word, notes) if word is not None else wanted))
     steps = [step_of(each) for each in names]
     late = [any(s is not None and step is not None and s > step for s in steps[:k]) for k, step in enumerate(steps)]
     found = [
@@ -115,8 +123,6 @@ def _revisions(model: str, asked: Sequence[str], known: Sequence[str]) -> Series
 
 def _listed(model: str, word: str, notes: list[str]) -> list[str]:
     """All revisions that name a step, one for each step, or the log-spaced ones among them."""
-    from anisoscope.models.downloads import log_spaced_steps, revisions_of
-
     online = sources.hub_reachable()
     there = revisions_of(model, online=online)
     by_step = {step: each for each in sorted(there, reverse=True) if (step := named_step(each)) is not None}
@@ -224,9 +230,7 @@ def recorded_step(spec: str) -> int | None:
     """The step that a local checkpoint says it was written at, in its trainer's own record; None where it says none."""
     path = Path(spec)
     if path.is_file():
-        from anisoscope.models import state_file as statefiles
-
-        return statefiles.recorded_step(path) if path.suffix in STATE_SUFFIXES else None
+        return state_file.recorded_step(path) if path.suffix in STATE_SUFFIXES else None
     for name, key in _RECORDS:
         try:
             value = json.loads((path / name).read_text(encoding="utf-8")).get(key)
@@ -292,7 +296,7 @@ def _ordered(found: list[Checkpoint], model: str) -> list[Checkpoint]:
     if len(set(steps)) < len(steps):
         twice = next(s for s in steps if steps.count(s) > 1)
         raise AnisoscopeError(f"step {twice} is named twice in the series of {model!r}; name each checkpoint once.")
-    return sorted(found, key=lambda c: c.step or 0)
+    return sorted(found, key=lambda c: c.key)
 
 
 # refusals
@@ -319,7 +323,10 @@ def refuse_textless(loaded: Any, spec: str) -> None:
 
 def has_loss(model: Any) -> bool:
     """Whether a model has a language-model head, and so a loss to take gradients of."""
-    return "labels" in inspect.signature(model.forward).parameters or _head(model) is not None
+    head = None
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        head = model.get_output_embeddings()
+    return "labels" in inspect.signature(model.forward).parameters or head is not None
 
 
 def lossless(loaded: Any, spec: str) -> AnisoscopeError:
@@ -328,10 +335,3 @@ def lossless(loaded: Any, spec: str) -> AnisoscopeError:
         f"{spec!r} was loaded as {type(loaded.model).__name__}, without a language-model head, so it has no loss and "
         "no gradients; give a checkpoint that holds its head (…ForCausalLM or …ForMaskedLM)."
     )
-
-
-def _head(model: Any) -> Any:
-    try:
-        return model.get_output_embeddings()
-    except (AttributeError, NotImplementedError):
-        return None

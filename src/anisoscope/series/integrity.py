@@ -58,7 +58,7 @@ def _some(flat: Tensor, few: int, name: str) -> Tensor:
 
 
 def is_finite(model: nn.Module) -> bool:
-    """Whether every weight is a number; weights that are elsewhere (offloaded) are not looked at."""
+    """Whether every weight is a number; offloaded weights are left out."""
     return all(bool(p.isfinite().all()) for p in model.parameters() if not p.is_meta)
 
 

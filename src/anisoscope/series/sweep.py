@@ -20,14 +20,14 @@ import torch
 
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.inspection import other_reading, reading_fingerprint, what_is_read
+from anisoscope.measurement.inspection import modality_words, other_reading, reading_fingerprint, type_of
 from anisoscope.metrics.training import checkpoint as checkpoint_intact
 from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.models.downloads import Downloads
 from anisoscope.models.source import parse_model
 from anisoscope.monitor.store import MonitorStore, in_order
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.manifest import opening
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 from anisoscope.series.config import SweepConfig as SweepConfig
 from anisoscope.series.discovery import (
@@ -42,7 +42,6 @@ from anisoscope.series.discovery import (
     refuse_textless,
     stamp,
 )
-from anisoscope.series.examiner import Examiner
 from anisoscope.series.integrity import (
     MISSING,
     NON_FINITE,
@@ -60,6 +59,7 @@ from anisoscope.series.integrity import (
     sketch,
     warnings_of,
 )
+from anisoscope.series.measurer import CheckpointMeasurer, CheckpointResult
 from anisoscope.tangent.row_map import RowMap
 
 Progress = Callable[[str, int, int], None]
@@ -78,11 +78,9 @@ class Sweeper:
     about: dict[str, Any] = field(default_factory=dict)
     entries: dict[int, Entry] = field(default_factory=dict)
     tables: dict[int, Table] = field(default_factory=dict)
-    cards: list[dict[str, Any]] = field(default_factory=list)  # of the checkpoint under way
     words: tuple[str, str] | None = None  # fingerprint of the series' tokenizer, and the checkpoint it came with
     kept: int = 0  # how often a state was written
     plan: Series | None = None  # the series, where it was looked for before the folder was made
-    found: Any = None  # what the checkpoint under way gave, beside its rows
 
     @classmethod
     def at(cls, config: SweepConfig, place: str | Path, *, resume: bool, **words: Any) -> Sweeper:
@@ -93,21 +91,21 @@ class Sweeper:
     def run(self) -> Table:
         """Measure every checkpoint in order; what cannot be loaded is said and left out."""
         old = self.folder.about()
-        self.series = self._series(old)
+        self.series = self.plan or _series_of(self.config, old.get("revisions", ()) if old.get("config") else ())
         self.store = MonitorStore(self.folder.path, resume=True, about={})
         rows = RowMap(folder=self.folder.path / "state") if self.config.series else None
-        self.examiner = Examiner(self.config, self.series.last, row_map=rows)
+        self.measurer = CheckpointMeasurer(self.config, self.series.last, row_map=rows)
         state = self._restore()
         if old.get("status") == "complete" and not self._to_do():
             return self.folder.table()
         if state is not None:
-            self.examiner.load(state["examiner"], self.store.window)
+            self.measurer.load(state["examiner"], self.store.window)
         self._begin(old)
         started = time.monotonic()
         try:
             self._all()
-            still_open = self.examiner.still_open
-            last = self.examiner.finish()
+            still_open = self.measurer.still_open
+            last = self.measurer.finish()
         except BaseException as error:
             self._finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", started, error)
             raise
@@ -121,9 +119,11 @@ class Sweeper:
         downloads = self._downloads()
         for number, checkpoint in enumerate(series):
             self._tell("checkpoints", number, len(series))
-            if _key(checkpoint) not in self.tables:
+            if checkpoint.key not in self.tables:
                 self._checkpoint(checkpoint, downloads)
-                _make_room(self.entries[_key(checkpoint)])
+                if self.entries[checkpoint.key].get("described", {}).get("parameters", 0) > LARGE:
+                    gc.collect()  # the memory of a large model is given back before the next one
+                    torch.cuda.empty_cache()  # does nothing without CUDA
         self._tell("checkpoints", len(series), len(series))
         if not self.tables:
             reasons = [flag for entry in self.entries.values() for flag in entry["flags"]]
@@ -133,12 +133,8 @@ class Sweeper:
                 "mend that, and the same command with --resume goes on."
             )
 
-    def _series(self, old: dict[str, Any]) -> Series:
-        known = old.get("revisions", ()) if old.get("config") else ()
-        return self.plan or _series_of(self.config, known)
-
     def _to_do(self) -> list[Checkpoint]:
-        return [c for c in self.series.checkpoints if _key(c) not in self.tables]
+        return [c for c in self.series.checkpoints if c.key not in self.tables]
 
     def _downloads(self) -> Downloads | None:
         wanted = [c.revision for c in self._to_do() if c.revision]
@@ -149,13 +145,8 @@ class Sweeper:
     # the record of the run
 
     def _begin(self, old: dict[str, Any]) -> None:
-        self.about = opening(
-            asdict(self.config),
-            command=self.command,
-            seed=self.config.seed,
-            old=old,
-            kind="sweep" if self.config.series else "tangent",
-        )
+        words: dict[str, Any] = {"command": self.command, "seed": self.config.seed, "old": old}
+        self.about = new_manifest(asdict(self.config), kind="sweep" if self.config.series else "tangent", **words)
         if self.config.revisions:
             self.about["revisions"] = [c.revision for c in self.series.checkpoints]
         self._write_about()
@@ -184,16 +175,11 @@ class Sweeper:
             done = sorted(state["done"])
             self.tables = dict(zip(done, self.store.tables(set(done)), strict=True))
             self.kept = state.get("kept", len(done))
-            for checkpoint in self.series.checkpoints:
-                if self._changed(checkpoint):
-                    del self.tables[_key(checkpoint)]
+            for checkpoint in self.series.checkpoints:  # one that could not be measured has other files now
+                before = self.entries.get(checkpoint.key, {}).get("unmeasured")
+                if checkpoint.key in self.tables and before is not None and before != stamp(checkpoint.spec):
+                    del self.tables[checkpoint.key]
         return state
-
-    def _changed(self, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint that was loaded but could not be measured has other files now: it is tried again."""
-        entry = self.entries.get(_key(checkpoint), {})
-        before = entry.get("unmeasured") if _key(checkpoint) in self.tables else None
-        return before is not None and before != stamp(checkpoint.spec)
 
     def _finish(
         self, status: str, started: float, error: BaseException | None = None, last: Sequence[Any] = ()
@@ -209,7 +195,7 @@ class Sweeper:
         if self.tables:
             self.store.write_table(table, done=set(self.tables))
         if status == "complete" and self.config.series:
-            self.about["map"] = self.examiner.write_map(self.folder.path, model=self._name())
+            self.about["map"] = self.measurer.write_map(self.folder.path, model=self._name())
         self._write_about(late)
         return Table(table.arrow, self.about)
 
@@ -239,10 +225,9 @@ class Sweeper:
     # one checkpoint
 
     def _checkpoint(self, checkpoint: Checkpoint, downloads: Downloads | None) -> None:
-        key = _key(checkpoint)
-        entry: Entry = {"key": key, "label": checkpoint.label, "step": checkpoint.step, "flags": []}
+        entry: Entry = {"key": checkpoint.key, "label": checkpoint.label, "step": checkpoint.step, "flags": []}
         loaded = self._load(checkpoint, downloads, entry)
-        self.entries[key] = entry
+        self.entries[checkpoint.key] = entry
         if loaded is None:
             return
         if not self.config.series:
@@ -251,12 +236,14 @@ class Sweeper:
                 raise lossless(loaded, checkpoint.spec)
         finite = is_finite(loaded.model)
         entry["flags"] = self._wrong(checkpoint, loaded.fingerprint, entry, finite=finite)
-        readable = self._same_words(loaded, checkpoint, entry)
-        self.cards, self.found = [], None  # a checkpoint that is not measured has none
-        if not (finite and readable):
+        readable = self._same_reading(loaded, checkpoint, entry)
+        found = CheckpointResult()  # of one that is not measured
+        if finite and readable:
+            late = checkpoint.step is not None and any(key > checkpoint.step for key in self.tables)
+            found = self.measurer.measure(loaded, checkpoint.step, late=late, tell=self._tell)
+        else:
             entry["unmeasured"] = stamp(checkpoint.spec)
-        records = self._measure(loaded, checkpoint.step) if finite and readable else []
-        self._keep(checkpoint, loaded, entry, records, sketched=finite)
+        self._keep(checkpoint, loaded, entry, found, sketched=finite)
         if downloads is not None:
             downloads.finished(checkpoint.revision)
 
@@ -294,46 +281,36 @@ class Sweeper:
             entry["recorded"] = recorded
         return out
 
-    def _same_words(self, loaded: Any, checkpoint: Checkpoint, entry: Entry) -> bool:
+    def _same_reading(self, loaded: Any, checkpoint: Checkpoint, entry: Entry) -> bool:
+        """Whether a checkpoint has the tokenizer or processor of the first one; else a flag says so."""
         mine = reading_fingerprint(loaded)
         self.words = self.words or (mine, checkpoint.label)
-        if mine == self.words[0]:
-            return True
-        entry["flags"].append(other_reading(loaded, self.words[1]))
-        return False
-
-    def _measure(self, loaded: Any, step: int | None) -> list[dict[str, Any]]:
-        late = step is not None and any(key > step for key in self.tables)
-        self.found = self.examiner.measure(loaded, step, late=late, tell=self._tell)
-        self.cards = self.found.cards
-        return list(self.found.records)
+        if mine != self.words[0]:
+            entry["flags"].append(other_reading(loaded, self.words[1]))
+        return mine == self.words[0]
 
     def _keep(
-        self, checkpoint: Checkpoint, loaded: Any, entry: Entry, records: list[dict[str, Any]], *, sketched: bool
+        self, checkpoint: Checkpoint, loaded: Any, entry: Entry, found: CheckpointResult, *, sketched: bool
     ) -> None:
-        key, name = _key(checkpoint), self.series.name or loaded.name
-        kind = "encoder-decoder" if loaded.is_encoder_decoder else "decoder" if loaded.is_decoder else "encoder"
-        described = {"name": name, "type": kind, "parameters": loaded.parameters, "notes": loaded.notes}
-        described |= {"architecture": type(loaded.model).__name__, "revision": loaded.revision}
+        """Write what a checkpoint gave, and the state after it."""
+        key, name = checkpoint.key, self.series.name or loaded.name
         layout = find_layout(loaded.model)
+        described: dict[str, Any] = {"name": name, "type": type_of(loaded)}
+        described |= {"parameters": loaded.parameters, "notes": loaded.notes}
+        described |= {"architecture": type(loaded.model).__name__, "revision": loaded.revision}
         stacks = [stack.name for stack in layout.stacks]
-        described |= what_is_read(loaded.model, stacks, loaded.tokenizer, layout=layout)
-        described |= self.found.read if self.found is not None else {}
-        entry |= {"fingerprint": loaded.fingerprint, "device": str(loaded.device)}
+        described |= modality_words(loaded.model, stacks, loaded.tokenizer, layout=layout) | found.read
+        entry |= {"fingerprint": loaded.fingerprint, "device": str(loaded.device), "data": found.data}
         entry["described"] = described | {"fingerprint": loaded.fingerprint}
-        notes = [*loaded.notes, *(self.found.notes if self.found is not None else [])]
-        entry["notes"] = list(dict.fromkeys(notes))
-        entry["data"] = self.found.data if self.found is not None else {}
-        table = self._table(records, {"model": name, "revision": checkpoint.label})
-        self.tables[key] = table
+        entry["notes"] = list(dict.fromkeys([*loaded.notes, *found.notes]))
+        self.tables[key] = self._table(found.records, {"model": name, "revision": checkpoint.label})
         if sketched and self.series.timed:
             replace_file(self._sketch(key), lambda path: torch.save(sketch(loaded.model), path))
         self.kept += 1
         state = {"step": key, "done": sorted(self.tables), "entries": loaded_ones(self.entries), "words": self.words}
-        state["kept"] = self.kept
-        self.store.write_concepts(key, [{"model": name, **card} for card in self.cards])
-        state["examiner"] = self.examiner.state()
-        self.store.write_step(key, table, state, self.examiner.window(key), number=self.kept)
+        state |= {"kept": self.kept, "examiner": self.measurer.state()}
+        self.store.write_concepts(key, [{"model": name, **card} for card in found.cards])
+        self.store.write_step(key, self.tables[key], state, self.measurer.window(key), number=self.kept)
         self._write_about()
 
     # the series as a whole
@@ -364,19 +341,6 @@ def _series_of(config: SweepConfig, known: Sequence[str] = ()) -> Series:
         return find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
     parse_model(c.model, random_init=c.random_init, state=c.architecture is not None)  # or refused
     return Series(c.name or "", [Checkpoint(c.model, None, c.model)], timed=False)
-
-
-def _make_room(entry: Entry) -> None:
-    """Give the memory of a large model back before the next one, which may be as large."""
-    if entry.get("described", {}).get("parameters", 0) > LARGE:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
-def _key(checkpoint: Checkpoint) -> int:
-    """The number under which a checkpoint's results are kept."""
-    return checkpoint.step if checkpoint.step is not None else 0
 
 
 def sweep(

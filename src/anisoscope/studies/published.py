@@ -203,7 +203,8 @@ def _measure_modality(study: Inherent, model: Published, path: Path) -> None:
     if model.series:
         _sweep(study, model, path)
         return
-    from anisoscope.measurement.profile import ProfileConfig, Profiler
+    from anisoscope.measurement.config import ProfileConfig
+    from anisoscope.measurement.profile import Profiler
 
     c = study.config
     data = getattr(c, model.data)

@@ -14,7 +14,7 @@ from anisoscope.results.folder import RunFolder
 from anisoscope.studies.arms import ArmsStudy, StudyArm, schedule_of, train_arm
 from anisoscope.studies.arms import judge_run as judge_run
 from anisoscope.studies.arms import training_monitor as training_monitor
-from anisoscope.training.loop import TrainConfig
+from anisoscope.training.config import TrainConfig
 
 _ARM = re.compile(r"(?:decoder|encoder)(?:-flat|-zipf\d+(?:\.\d+)?)?")
 ARMS = ("decoder", "encoder", "decoder-flat")  # the last one is the intervention on token frequency

@@ -267,27 +267,6 @@ def _leading(cov: Tensor, count: int) -> tuple[Tensor, Tensor]:
 # attaching
 
 
-class Both:
-    """Two sinks that are given the same rows; either may be missing."""
-
-    def __init__(self, *sinks: Sink | None) -> None:
-        self.sinks = [sink for sink in sinks if sink is not None]
-
-    def rows(self, rows: Rows) -> None:
-        for sink in self.sinks:
-            sink.rows(rows)
-
-    def scores(self, scores: Scores) -> None:
-        for sink in self.sinks:
-            sink.scores(scores)
-
-
-def beside(bank: Sink | None, row_map: RowMap | None) -> Sink | None:
-    """The sink of a pass: the bank, the map, both or neither."""
-    sinks = [sink for sink in (bank, row_map) if sink is not None]
-    return None if not sinks else sinks[0] if len(sinks) == 1 else Both(*sinks)
-
-
 def write_map(
     folder: Path, row_map: RowMap, *, model: str, seed: int | None, tokenizer: Any = None, counts: Tensor | None = None
 ) -> dict[str, dict[str, list[float]]]:

@@ -28,7 +28,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 @runtime_checkable
-class Keeper(Protocol):
+class SavedMonitor(Protocol):
     """A monitor that survives a kill: its state is kept with the checkpoint of the same step."""
 
     def save(self, folder: Path) -> None:
@@ -69,13 +69,7 @@ class Checkpoints:
         return target
 
     def _write(
-        self,
-        folder: Path,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        *,
-        state: dict[str, Any],
-        monitor: Any,
+        self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, state: dict[str, Any], monitor: Any
     ) -> None:
         training = folder / "training"
         training.mkdir(parents=True)
@@ -84,7 +78,7 @@ class Checkpoints:
         for file in self.tokenizer.iterdir():
             shutil.copy(file, folder / file.name)
         torch.save(optimizer.state_dict(), training / "optimizer.pt")
-        if isinstance(monitor, Keeper):
+        if isinstance(monitor, SavedMonitor):
             (training / "monitor").mkdir()
             monitor.save(training / "monitor")
         (training / "state.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
@@ -124,7 +118,7 @@ def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, m
         raise AnisoscopeError(
             f"the checkpoint {str(path)!r} cannot be read ({reason}); delete it to go on from an earlier one."
         ) from error
-    if isinstance(monitor, Keeper) and (path / "training" / "monitor").is_dir():
+    if isinstance(monitor, SavedMonitor) and (path / "training" / "monitor").is_dir():
         monitor.load(path / "training" / "monitor")
     return state
 

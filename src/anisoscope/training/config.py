@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from anisoscope.data.resampling import parse_frequency
+from anisoscope.data.vocabulary import parse_tokens
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.models.placement import choose_device
 from anisoscope.training.models import OBJECTIVES, check_attention, check_objective, check_sizes, choose_family
-from anisoscope.training.vocabulary import parse_tokens
 
 PRECISIONS = ("auto", "float32", "float64", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Course(ABC):
-    """How any model is trained: the updates, their rate, and what is kept of them."""
+class CommonTrainConfig(ABC):
+    """What all trainings have in common: the size of the model, the updates, and the checkpoints."""
 
     layers: int = 4
     width: int = 128
@@ -40,17 +40,11 @@ class Course(ABC):
     compile: bool = False
 
     least: ClassVar[dict[str, float]] = {
-        "layers": 1,
         "width": 2,
-        "heads": 1,
-        "steps": 1,
-        "batch_size": 1,
-        "accumulate": 1,
         "warmup": 0,
-        "weight_decay": 0.0,
-        "clip": 0.0,
-        "dropout": 0.0,
         "seed": 0,
+        **dict.fromkeys(("layers", "heads", "steps", "batch_size", "accumulate"), 1),
+        **dict.fromkeys(("weight_decay", "clip", "dropout"), 0.0),
     }
     below_one: ClassVar[tuple[str, ...]] = ("dropout",)
 
@@ -98,7 +92,7 @@ class Course(ABC):
 
 
 @dataclass(frozen=True)
-class TrainConfig(Course):
+class TrainConfig(CommonTrainConfig):
     """What to train, on what, how, and what to keep of it.
 
     >>> TrainConfig(arch="encoder").task, TrainConfig(family="prenorm", objective="masked").task
@@ -117,8 +111,8 @@ class TrainConfig(Course):
     frequency: str = "natural"  # or flat, or zipf:S
     mask_rate: float = 0.15  # masked language models only
 
-    least: ClassVar[dict[str, float]] = {**Course.least, "context": 4}
-    below_one: ClassVar[tuple[str, ...]] = (*Course.below_one, "mask_rate")
+    least: ClassVar[dict[str, float]] = {**CommonTrainConfig.least, "context": 4}
+    below_one: ClassVar[tuple[str, ...]] = (*CommonTrainConfig.below_one, "mask_rate")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,8 +28,8 @@ from anisoscope.data.enwik8.folder import sweep_leftovers
 from anisoscope.data.files import RECORD_SUFFIXES, suffix_of
 from anisoscope.data.text import Document, read_documents
 from anisoscope.data.tokens import slices
+from anisoscope.data.vocabulary import SEP, UNK, encoder_of, make_vocabulary, save_tokenizer
 from anisoscope.errors import AnisoscopeError
-from anisoscope.training.vocabulary import SEP, UNK, encoder_of, make_vocabulary, save_tokenizer
 
 HELD_OUT = 0.05  # share of the range of content hashes that is held out
 FEW = 4  # documents held out at least
@@ -68,7 +68,10 @@ class Corpus:
         path = Path(path)
         try:
             about = json.loads((path / "corpus.json").read_text(encoding="utf-8"))
-            return cls(path, about, *(_open_part(path, name, np.dtype(about["dtype"])) for name in PARTS))
+            # copy-on-write: torch wants writable memory, and nothing ever writes
+            tokens = [np.memmap(path / f"{name}.bin", dtype=np.dtype(about["dtype"]), mode="c") for name in PARTS]
+            ends = [np.load(path / f"{name}.ends.npy") for name in PARTS]
+            return cls(path, about, *map(CorpusPart, tokens, ends))
         except (OSError, ValueError, KeyError) as error:
             raise AnisoscopeError(
                 f"{str(path)!r} is no readable tokenised corpus ({error}); delete that folder, and it is made again."
@@ -108,22 +111,22 @@ def prepare_corpus(
     """
     folder = Path(folder)
     wanted = {"data": data, "tokens": tokens, "limit": limit, "text_field": text_field}
-    if (folder / "corpus.json").is_file():
-        return _same(Corpus.open(folder), wanted)
-    with made_beside(folder, "corpus.json") as beside:
-        _make(beside, wanted)
-    return _same(Corpus.open(folder), wanted)
+    if not (folder / "corpus.json").is_file():
+        with made_beside(folder, "corpus.json") as beside:
+            _make(beside, wanted)
+    found = Corpus.open(folder)
+    check_made_of(found.about, wanted, f"the tokenised corpus in {str(folder)!r} was")
+    return found
 
 
-def _same(corpus: Corpus, wanted: dict[str, Any]) -> Corpus:
-    made_of = corpus.about.get("made_of", {})
+def check_made_of(about: Mapping[str, Any], wanted: Mapping[str, Any], what: str) -> None:
+    """Refuse prepared data that was made with other options."""
+    made_of = about.get("made_of", {})
     for key, value in wanted.items():
         if made_of.get(key) != value:
             raise AnisoscopeError(
-                f"the tokenised corpus in {str(corpus.path)!r} was made with {key} = {made_of.get(key)!r}, not "
-                f"{value!r}; give another folder, or delete it."
+                f"{what} made with {key} = {made_of.get(key)!r}, not {value!r}; give another folder, or delete it."
             )
-    return corpus
 
 
 @contextlib.contextmanager
@@ -134,17 +137,13 @@ def made_beside(folder: Path, mark: str) -> Iterator[Path]:
     beside.mkdir(parents=True)
     try:
         yield beside
-        _settle(beside, folder, mark)
+        try:
+            beside.rename(folder)
+        except OSError:
+            if not (folder / mark).is_file():  # unless another process was faster
+                raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-def _settle(beside: Path, folder: Path, mark: str) -> None:
-    try:
-        beside.rename(folder)
-    except OSError:
-        if not (folder / mark).is_file():  # unless another process was faster
-            raise
 
 
 # -- making ------------------------------------------------------------------------------------------------------------
@@ -180,12 +179,6 @@ def _write_part(folder: Path, name: str, encoded: Iterable[np.ndarray], *, dtype
             ends.append(position)
     np.save(folder / f"{name}.ends.npy", np.array(ends, dtype=np.int64))
     return {"documents": len(ends), "tokens": position - max(0, len(ends) - 1), "unknown": unknown}
-
-
-def _open_part(folder: Path, name: str, dtype: np.dtype) -> CorpusPart:
-    # copy-on-write: torch wants writable memory, and nothing ever writes
-    tokens = np.memmap(folder / f"{name}.bin", dtype=dtype, mode="c")
-    return CorpusPart(tokens, np.load(folder / f"{name}.ends.npy"))
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -263,11 +256,8 @@ def _sections(documents: Iterable[Document], size: int) -> Iterator[str]:
 def training_documents(data: str, *, text_field: str = "text") -> Iterator[Document]:
     """Documents of a source as `read_documents` gives them, or, of a MediaWiki export, its cleaned articles."""
     path = Path(data).expanduser()
-    if path.is_file() and suffix_of(path.name) not in RECORD_SUFFIXES and _is_wiki(path):
-        return clean(read_raw(path))
+    if path.is_file() and suffix_of(path.name) not in RECORD_SUFFIXES:
+        head = next(read_raw(path), b"")[:4096]
+        if b"<mediawiki" in head or b"<page>" in head:
+            return clean(read_raw(path))
     return read_documents(data, text_field=text_field)
-
-
-def _is_wiki(path: Path) -> bool:
-    head = next(read_raw(path), b"")[:4096]
-    return b"<mediawiki" in head or b"<page>" in head

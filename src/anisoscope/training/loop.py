@@ -8,7 +8,6 @@ last update the monitor gets one more, `with monitor.step(steps): pass`, in whic
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,28 +16,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anisoscope.data.resampling import resample
-from anisoscope.models.placement import choose_device
 from anisoscope.monitor.store import MonitorStore
 from anisoscope.numerics.hashing import row_hash
-from anisoscope.results.folder import RunFolder, replace_file
+from anisoscope.results.folder import RunFolder
 from anisoscope.training.checkpoints import Checkpoints, restore
-from anisoscope.training.config import Course, checkpoint_steps
+from anisoscope.training.config import CommonTrainConfig, checkpoint_steps
 from anisoscope.training.config import TrainConfig as TrainConfig
-from anisoscope.training.corpus import Corpus, prepare_corpus
-from anisoscope.training.models import build_model
-from anisoscope.training.record import WAIT, Record, TrainingLog, options_of
-from anisoscope.training.windows import WindowStream, training_windows
-
-Progress = Callable[[str, int, int], None]  # what, done, of
+from anisoscope.training.language_model import Progress, build_model, make_stream
+from anisoscope.training.record import WAIT, TrainingLog, TrainingRecord, options_of
 
 
-class Watcher(Protocol):
-    """What a monitor must offer; `save` and `load` as well if it is to survive a kill (see checkpoints.Keeper)."""
+class StepMonitor(Protocol):
+    """What a monitor must offer; `save` and `load` as well if it is to survive a kill (`checkpoints.SavedMonitor`)."""
 
     def step(self, step: int) -> AbstractContextManager[Any]:
         """Around forward and backward of all micro-batches of one update."""
@@ -75,14 +67,14 @@ class Recipe:
     model: Callable[[Any, Any], nn.Module]  # (config, stream) -> a model whose forward returns a loss
 
 
-MonitorFactory = Callable[[nn.Module, Any, torch.optim.Optimizer, Any, Path], AbstractContextManager[Watcher]]
+MonitorFactory = Callable[[nn.Module, Any, torch.optim.Optimizer, Any, Path], AbstractContextManager[StepMonitor]]
 
 
 def train(
-    config: Course,
+    config: CommonTrainConfig,
     out: str | Path,
     *,
-    monitor: Watcher | MonitorFactory | None = None,
+    monitor: StepMonitor | MonitorFactory | None = None,
     resume: bool = False,
     progress: Progress | None = None,
     command: Sequence[str] = (),
@@ -92,16 +84,16 @@ def train(
 ) -> Path:
     """Train a model into a run folder and return that folder.
 
-    `monitor` is a watcher, or a function of (model, stream, optimizer, config, folder) that gives a context manager
-    of one. `corpus` is a folder for the tokenised text, to be shared by several runs; `OUT/corpus` by default. `watch`
-    are the monitor's options, kept in run.json: a run is not resumed with others. `recipe` gives the batches and the
-    model; without one, text and a language model.
+    `monitor` is a `StepMonitor`, or a function of (model, stream, optimizer, config, folder) that gives a context
+    manager of one. `corpus` is a folder for the tokenised text, to be shared by several runs; `OUT/corpus` by default.
+    `watch` are the monitor's options, kept in run.json: a run is not resumed with others. `recipe` gives the batches
+    and the model; without one, text and a language model.
     """
     recipe = recipe or TEXT
     folder = RunFolder.create(out, options_of(config, watch), resume=resume)
     if folder.about().get("status") == "complete":  # resumed, but there is nothing left to do
         return folder.path
-    record = Record(config, folder, command, watch or {})
+    record = TrainingRecord(config, folder, command, watch or {})
     record.begin()
     try:
         stream = recipe.stream(config, folder.path, corpus=corpus, progress=progress)
@@ -115,72 +107,13 @@ def train(
     return folder.path
 
 
-def make_stream(
-    config: TrainConfig, out: Path, *, corpus: str | Path | None = None, progress: Progress | None = None
-) -> WindowStream:
-    """The batches of a run; the text is tokenised and the windows are weighted once, and then read from the folder."""
-    tell = progress or (lambda what, done, of: None)
-    tell("corpus", 0, 1)
-    text = prepare_corpus(
-        config.data,
-        corpus if corpus is not None else out / "corpus",
-        tokens=config.tokens,
-        limit=config.limit,
-        text_field=config.text_field,
-    )
-    tell("corpus", 1, 1)
-    weights, report = None, None
-    if config.frequency != "natural":
-        weights, report = _window_weights(config, text, out / "sampling.npz")
-    return WindowStream(
-        text,
-        config.context,
-        objective=config.task,
-        batch_size=config.batch_size,
-        mask_rate=config.mask_rate,
-        seed=config.seed,
-        device=choose_device(config.device),
-        weights=weights,
-        report=report,
-    )
-
-
-def language_model(config: TrainConfig, stream: WindowStream) -> nn.Module:
-    """A fresh language model for the vocabulary of the text."""
-    return build_model(config, vocab_size=stream.corpus.vocab_size)
-
-
-TEXT = Recipe(make_stream, language_model)
-
-
-def _window_weights(config: TrainConfig, corpus: Corpus, path: Path) -> tuple[np.ndarray, dict[str, Any]]:
-    if not path.is_file():
-        starts = training_windows(corpus, config.context)
-        found = resample(
-            corpus.train.tokens,
-            starts,
-            context=config.context,
-            vocab_size=corpus.vocab_size,
-            frequency=config.frequency,
-        )
-        report = json.dumps(found.report)
-
-        def write(beside: Path) -> None:
-            with beside.open("wb") as file:
-                np.savez(file, weights=found.weights, report=np.array(report))
-
-        replace_file(path, write)
-    with np.load(path) as stored:
-        return stored["weights"], json.loads(str(stored["report"]))
-
-
-# -- the run -----------------------------------------------------------------------------------------------------------
+TEXT = Recipe(make_stream, lambda config, stream: build_model(config, vocab_size=stream.corpus.vocab_size))
 
 
 def _run(
-    config: Course,
+    config: CommonTrainConfig,
     stream: BatchSource,
-    record: Record,
+    record: TrainingRecord,
     *,
     build: Callable[[Any, Any], nn.Module],
     monitor: Any,
@@ -192,35 +125,19 @@ def _run(
         model = build(config, stream).to(stream.device).train()
         record.describe_model(model, stream.tokenizer)
         optimizer = make_optimizer(model, config)
-        with _watching(monitor, model, stream, optimizer, config=config, folder=record.folder.path) as watcher:
-            trainer = Trainer(config, stream, model, optimizer, record, watcher=watcher, progress=progress)
+        made = monitor is None or hasattr(monitor, "step")
+        entered = contextlib.nullcontext(monitor) if made else monitor(model, stream, optimizer, config, record.path)
+        with entered as step_monitor:
+            trainer = Trainer(config, stream, model, optimizer, record, monitor=step_monitor, progress=progress)
             trainer.resume()
             try:
                 with _signals() as stop:
                     trainer.run(stop)
             finally:
-                record.note_measuring(watcher)
+                record.note_measuring(step_monitor)
 
 
-@contextlib.contextmanager
-def _watching(
-    monitor: Any,
-    model: nn.Module,
-    stream: BatchSource,
-    optimizer: torch.optim.Optimizer,
-    *,
-    config: Course,
-    folder: Path,
-) -> Iterator[Watcher | None]:
-    """The watcher as it is, or made by its factory now that there is a model."""
-    if monitor is None or hasattr(monitor, "step"):
-        yield monitor
-        return
-    with monitor(model, stream, optimizer, config, folder) as watcher:
-        yield watcher
-
-
-def make_optimizer(model: nn.Module, config: Course) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: CommonTrainConfig) -> torch.optim.AdamW:
     """AdamW with decoupled decay on matrices and embeddings, none on biases and norms."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -231,8 +148,8 @@ def make_optimizer(model: nn.Module, config: Course) -> torch.optim.AdamW:
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, fused=fused)
 
 
-def precision(config: Course, device: torch.device) -> AbstractContextManager[Any]:
-    """The autocast that forward passes of a run are made under: bfloat16 on CUDA, or where asked for."""
+def precision(config: CommonTrainConfig, device: torch.device) -> AbstractContextManager[Any]:
+    """The autocast that forward passes of a run are made under: bfloat16 on CUDA, or where it was named."""
     wanted = config.dtype == "bfloat16" or (config.dtype == "auto" and device.type == "cuda")
     return torch.autocast(device.type, dtype=torch.bfloat16) if wanted else contextlib.nullcontext()
 
@@ -241,24 +158,20 @@ def precision(config: Course, device: torch.device) -> AbstractContextManager[An
 class Trainer:
     """One model on its way through the steps."""
 
-    config: Course
+    config: CommonTrainConfig
     stream: BatchSource
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    record: Record
-    watcher: Watcher | None = None
+    record: TrainingRecord
+    monitor: StepMonitor | None = None
     progress: Progress | None = None
     start: int = 0
     log: TrainingLog = field(init=False)
     checkpoints: Checkpoints = field(init=False)
 
     def __post_init__(self) -> None:
-        out, tell = self.record.folder.path, None
-        if self.watcher is not None:
-            watcher = self.watcher
-            tell = lambda step, numbers: watcher.log(step, **numbers)  # noqa: E731
-        wait = WAIT if self.stream.device.type == "cuda" else 1
-        self.log = TrainingLog(out / "log.jsonl", wait=wait, tell=tell)
+        out, tell = self.record.path, None if self.monitor is None else self.monitor.log
+        self.log = TrainingLog(out / "log.jsonl", wait=WAIT if self.stream.device.type == "cuda" else 1, tell=tell)
         scheduled = checkpoint_steps(self.config.checkpoints, self.config.steps)
         self.checkpoints = Checkpoints(out / "checkpoints", self.stream.files, scheduled)
         self.forward: Any = torch.compile(self.model) if self.config.compile else self.model
@@ -268,10 +181,10 @@ class Trainer:
         """Go on from the newest checkpoint, or from the beginning where there is none."""
         newest = self.checkpoints.newest()
         if newest is not None:
-            self.start = restore(newest, self.model, self.optimizer, monitor=self.watcher)["step"]
+            self.start = restore(newest, self.model, self.optimizer, monitor=self.monitor)["step"]
         self.log.rewind(self.start)
 
-    def run(self, stop: _Stop) -> None:
+    def run(self, stop: threading.Event) -> None:
         """All updates from where the run stands, then one look at the final state."""
         for step in range(self.start, self.config.steps):
             if step in self.checkpoints.scheduled and (step > self.start or step == 0):
@@ -279,20 +192,20 @@ class Trainer:
             self.update(step)
             if self.progress is not None:
                 self.progress("train", step + 1, self.config.steps)
-            if stop.asked:
+            if stop.is_set():
                 self.save(step + 1)
                 raise KeyboardInterrupt(f"stopped by a signal after {step + 1} updates, which were saved")
         if self.start < self.config.steps:
             self.save(self.config.steps)
-        with self._watched(self.config.steps):
+        with self._measured(self.config.steps):
             pass
 
     def update(self, step: int) -> None:
-        """One update. Nothing in it waits for the device."""
+        """One update, without device–host synchronisation."""
         rate = self.config.learning_rate(step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with self._watched(step):
+        with self._measured(step):
             loss = self.backward(step)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip or float("inf"), foreach=True)
         self.optimizer.step()
@@ -306,7 +219,8 @@ class Trainer:
         for micro in range(self.config.accumulate):
             batch = self.stream.batch(step, micro)
             if self.config.dropout:
-                torch.manual_seed(_dropout_seed(self.config.seed, step, micro))
+                hashed = row_hash(torch.tensor(step), torch.tensor(micro), seed=self.config.seed + 1)
+                torch.manual_seed(int(hashed) & ((1 << 62) - 1))
             with precision(self.config, self.stream.device):
                 loss = self.forward(**batch).loss / self.config.accumulate
             loss.backward()
@@ -314,44 +228,34 @@ class Trainer:
         assert total is not None
         return total
 
-    def _watched(self, step: int) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self.watcher is None else self.watcher.step(step)
+    def _measured(self, step: int) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.monitor is None else self.monitor.step(step)
 
     def save(self, step: int) -> None:
         """A checkpoint of the state after `step` updates; the log is on disk first."""
         self.log.flush(sync=True)
         state = {"tokens": step * self.config.tokens_per_step, "seconds": self.log.seconds}
-        self.checkpoints.save(step, self.model, self.optimizer, state=state, monitor=self.watcher)
+        self.checkpoints.save(step, self.model, self.optimizer, state=state, monitor=self.monitor)
         self.record.note_step(step)
 
 
-def _dropout_seed(seed: int, step: int, micro: int) -> int:
-    hashed = row_hash(torch.tensor(step), torch.tensor(micro), seed=seed + 1)
-    return int(hashed) & ((1 << 62) - 1)
-
-
-@dataclass
-class _Stop:
-    asked: bool = False
-
-
 @contextlib.contextmanager
-def _signals() -> Iterator[_Stop]:
+def _signals() -> Iterator[threading.Event]:
     """SIGINT and SIGTERM let the step under way end and its state be saved; a second one is obeyed at once."""
-    stop = _Stop()
+    stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     kinds = (signal.SIGINT, signal.SIGTERM)
     before = {kind: signal.getsignal(kind) for kind in kinds}
 
-    def ask(kind: int, frame: Any) -> None:
-        stop.asked = True
+    def request_stop(kind: int, frame: Any) -> None:
+        stop.set()
         for each in kinds:
             signal.signal(each, before[each])
 
     for kind in kinds:
-        signal.signal(kind, ask)
+        signal.signal(kind, request_stop)
     try:
         yield stop
     finally:

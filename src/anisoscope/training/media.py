@@ -15,21 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.models.checkpoint import fresh_config, seeded
 from anisoscope.models.placement import choose_device
 from anisoscope.numerics.hashing import row_hash
-from anisoscope.training.config import Course
+from anisoscope.training.config import CommonTrainConfig
 from anisoscope.training.loop import Progress, Recipe, train
 from anisoscope.training.media_examples import Examples, ExampleShape, prepare_examples
+from anisoscope.training.models import hushed
 from anisoscope.training.windows import MICRO
 
-# Small models of pictures and sounds, built from transformers configurations with a seed of their own.
-#
-# All of them classify, with one cross-entropy for each picture or clip: that trains stably from scratch within
-# minutes, where contrastive or masked-frame objectives of speech need long schedules and mostly measure whether they
-# collapsed. All have pre-norm blocks with a four times wider feed-forward part, so that what differs between the
-# modalities is the data, and between the two models of vision what mixes positions: attention, or a depthwise
-# convolution.
-
+# All models classify, with one cross-entropy for each picture or clip: that trains stably from scratch within minutes,
+# where contrastive or masked-frame objectives of speech need long schedules and mostly measure whether they collapsed.
+# All have pre-norm blocks with a four times wider feed-forward part, so that what differs between the modalities is the
+# data, and between the two models of vision what mixes positions: attention, or a depthwise convolution.
 
 KERNELS, STRIDES = (10, 8, 4, 4), (5, 8, 4, 2)  # of the convolutions that turn samples into frames, one every 20 ms
 STAGES = (0.5, 1.0, 2.0)  # width of each stage of the convolutional model over that of its twin
@@ -139,9 +137,6 @@ def media_model(config: MediaConfig, *, classes: int) -> nn.Module:
     """A fresh classifier, whose forward returns a loss; the same weights for the same sizes and seed."""
     import transformers
 
-    from anisoscope.models.checkpoint import fresh_config, seeded
-    from anisoscope.training.models import hushed
-
     kind = kind_of(config.arch)
     with hushed():
         described = fresh_config(kind.model_type, kind.fields(config))
@@ -160,7 +155,7 @@ _QUIET = 1e-7  # added to the variance of a sound, as transformers does
 
 
 @dataclass(frozen=True)
-class MediaConfig(Course):
+class MediaConfig(CommonTrainConfig):
     """What to train on pictures or sounds, and how.
 
     >>> MediaConfig().positions, MediaConfig(arch="wav2vec2").positions
@@ -173,7 +168,7 @@ class MediaConfig(Course):
     seconds: float = 1.0  # of a sound
     examples: int = 2048  # as many are made, or read at most
 
-    least: ClassVar[dict[str, float]] = {**Course.least, "size": 4, "patch": 1, "examples": 4}
+    least: ClassVar[dict[str, float]] = {**CommonTrainConfig.least, "size": 4, "patch": 1, "examples": 4}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -254,12 +249,12 @@ class MediaStream:
         held = np.flatnonzero(self.examples.held_out)
         digest = {i: hashlib.sha256(self.examples.values[i].tobytes()).digest() for i in held.tolist()}
         chosen = np.array(sorted(digest, key=lambda i: digest[i])[:contexts])
-        parts = [chosen[at : at + batch_size] for at in range(0, len(chosen), batch_size)]
-        values, labels = self.examples.values, self.examples.labels
-        return [
-            self._inputs(torch.from_numpy(values[p]).to(self.device), torch.from_numpy(labels[p]).to(self.device))
-            for p in parts
-        ]
+        found = []
+        for at in range(0, len(chosen), batch_size):
+            part = chosen[at : at + batch_size]
+            both = (torch.from_numpy(array[part]) for array in (self.examples.values, self.examples.labels))
+            found.append(self._inputs(*(each.to(self.device) for each in both)))
+        return found
 
     def _inputs(self, values: Tensor, labels: Tensor) -> dict[str, Tensor]:
         x = values.to(self.dtype)
@@ -284,12 +279,7 @@ def media_stream(
     return MediaStream(examples, device=choose_device(config.device), **words)
 
 
-def classifier(config: MediaConfig, stream: MediaStream) -> nn.Module:
-    """A fresh model for the classes of the examples."""
-    return media_model(config, classes=len(stream.examples.classes))
-
-
-MEDIA = Recipe(media_stream, classifier)
+MEDIA = Recipe(media_stream, lambda config, stream: media_model(config, classes=len(stream.examples.classes)))
 
 
 def train_media(config: MediaConfig, out: str | Path, **options: Any) -> Path:

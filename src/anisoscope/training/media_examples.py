@@ -24,10 +24,13 @@ from typing import Any
 
 import numpy as np
 
+from anisoscope.data.audio import read_audio
 from anisoscope.data.files import _hidden
+from anisoscope.data.images import read_images
 from anisoscope.data.media import AUDIO, SHOWN, MediaKind, MediaTally
+from anisoscope.data.synthetic import make_clip, make_picture
 from anisoscope.errors import AnisoscopeError
-from anisoscope.training.corpus import made_beside
+from anisoscope.training.corpus import check_made_of, made_beside
 
 RATE = 16_000  # samples a second
 HELD_OUT = 0.15  # of every class, and at least one example
@@ -134,12 +137,7 @@ def prepare_examples(data: str, folder: str | Path, *, shape: ExampleShape, most
         with made_beside(folder, MARK) as beside:
             _make(beside, wanted, shape)
     found = Examples.open(folder)
-    made_of = found.about.get("made_of", {})
-    for key in (key for key in wanted if made_of.get(key) != wanted[key]):
-        raise AnisoscopeError(
-            f"the examples in {str(folder)!r} were made with {key} = {made_of.get(key)!r}, not {wanted[key]!r}; give "
-            "another folder, or delete it."
-        )
+    check_made_of(found.about, wanted, f"the examples in {str(folder)!r} were")
     return found
 
 
@@ -188,14 +186,8 @@ def _check_classes(kept: Mapping[str, Any], every: Sequence[str], wanted: Mappin
 
 
 def _last(count: int) -> np.ndarray:
-    """The examples of one class that are held out: the last of them.
-
-    >>> _last(5).tolist()
-    [False, False, False, False, True]
-    """
-    held = np.zeros(count, dtype=bool)
-    held[count - max(1, round(HELD_OUT * count)) :] = True
-    return held
+    """The examples of one class that are held out: the last of them."""
+    return np.arange(count) >= count - max(1, round(HELD_OUT * count))
 
 
 def _by_class(examples: Labelled, *, sort: bool) -> tuple[dict[str, list[np.ndarray]], int, str]:
@@ -224,28 +216,22 @@ def _by_class(examples: Labelled, *, sort: bool) -> tuple[dict[str, list[np.ndar
 def pictures(data: str, shape: ExampleShape, most: int, *, tally: ClassTally) -> Labelled:
     """Pictures of one size with the names of their classes."""
     if data == "embedded":
-        yield from _drawn(shape, most)
+        for index in range(min(most, MADE["images"])):
+            image, label = make_picture(index, size=shape.size)
+            yield image, f"{label:02d}"
         return
     arrays = _digits() if data == "digits" else _arrays(Path(data))
     if arrays is not None:
         for image, label in islice(zip(*arrays, strict=True), most):
-            yield square(_coloured(image), shape.size), str(label)
+            image = image[:, :, None] if image.ndim == 2 else image
+            coloured = image if image.shape[2] == 3 else image.repeat(3, axis=2)
+            yield square(coloured, shape.size), str(label)
         return
-    from anisoscope.data.images import read_images
-
     classes = class_folders(Path(data), "pictures")
     tally.classes = [folder.name for folder in classes]
     for folder in classes:
         for picture in islice(read_images(str(folder), tally=tally), -(-most // len(classes))):
             yield square(picture.array, shape.size), folder.name
-
-
-def _drawn(shape: ExampleShape, most: int) -> Labelled:
-    from anisoscope.data.synthetic import make_picture
-
-    for index in range(min(most, MADE["images"])):
-        image, label = make_picture(index, size=shape.size)
-        yield image, f"{label:02d}"
 
 
 def class_folders(path: Path, what: str) -> list[Path]:
@@ -326,12 +312,6 @@ def _checked(images: np.ndarray, labels: np.ndarray, path: Path) -> tuple[np.nda
     return images, labels
 
 
-def _coloured(image: np.ndarray) -> np.ndarray:
-    """A picture [H, W, 3] of one that may be grey."""
-    image = image[:, :, None] if image.ndim == 2 else image
-    return image if image.shape[2] == 3 else image.repeat(3, axis=2)
-
-
 def square(image: np.ndarray, size: int) -> np.ndarray:
     """The middle square of a picture, scaled to `size` pixels: nothing is padded.
 
@@ -356,8 +336,6 @@ def square(image: np.ndarray, size: int) -> np.ndarray:
 def sounds(data: str, shape: ExampleShape, most: int, *, tally: ClassTally) -> Labelled:
     """Windows of sound of one length with the names of their classes."""
     if data == "embedded":
-        from anisoscope.data.synthetic import make_clip
-
         for index in range(min(most, MADE["audio"])):
             samples, label = make_clip(index, seconds=shape.seconds, rate=RATE)
             yield _bytes(samples), f"{label:02d}"
@@ -379,8 +357,6 @@ def _recordings(path: Path) -> list[Path]:
 
 def _windows(source: Path, shape: ExampleShape, tally: ClassTally) -> Iterator[np.ndarray]:
     """The whole windows of a recording, or of all in a folder."""
-    from anisoscope.data.audio import read_audio
-
     for file in [source] if source.is_file() else _recordings(source):
         count, skipped = 0, len(tally.skipped)
         for clip in read_audio(file, rate=RATE, seconds=shape.seconds, tally=tally):

@@ -1,20 +1,15 @@
-"""Small language models of several families, built from transformers configurations with a seed of their own."""
+"""The families of small language models that can be trained, and what each of them cannot be."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import nn
+from typing import Any
 
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.models.attention_variant import MODEL_TYPE, VARIANTS
-from anisoscope.training.vocabulary import MASK, PAD, SEP
-
-if TYPE_CHECKING:
-    from anisoscope.training.config import TrainConfig
+from anisoscope.models.attention_variant import VARIANTS
+from anisoscope.models.failures import quiet
+from anisoscope.models.source import ModelSource
 
 ARCHITECTURES = {"decoder": "gpt2", "encoder": "bert"}  # with the family that is built when none is named
 OBJECTIVES = {"decoder": "next", "encoder": "masked"}  # with what is predicted when nothing is said
@@ -135,63 +130,6 @@ def check_attention(family: TrainableFamily, arch: str, variant: str | None) -> 
         )
 
 
-def build_model(config: TrainConfig, *, vocab_size: int) -> nn.Module:
-    """A fresh model with its head, whose forward returns a loss; the same weights for the same sizes and seed.
-
-    In a family of both architectures that holds over mask and objective, too: arms differ in nothing else.
-    The initial weights come from a generator of their own: the global one is left as it was.
-    """
-    from anisoscope.models.checkpoint import Wish, fresh_model
-
-    with hushed():
-        description = model_config(config, vocab_size=vocab_size)
-        model = fresh_model(description, Wish(torch.device("cpu"), seed=config.seed))
-    return model.double() if config.dtype == "float64" else model
-
-
 def hushed() -> AbstractContextManager[None]:
     """transformers without log lines and bars, for what is built, saved and loaded here."""
-    from anisoscope.models.failures import quiet
-    from anisoscope.models.source import ModelSource
-
     return quiet(ModelSource("training", "config", "training"))
-
-
-def model_config(config: TrainConfig, *, vocab_size: int) -> Any:
-    """The transformers configuration of a run."""
-    from anisoscope.models.checkpoint import fresh_config
-
-    family = choose_family(config.arch, config.family)
-    inner = int(-(-family.inner * config.width // 8) * 8)  # rounded up: tensor cores like multiples of eight
-    fields = {
-        "vocab_size": vocab_size,
-        "hidden_size": config.width,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "max_position_embeddings": config.context,
-        family.inner_field: inner,
-        "pad_token_id": PAD,
-        "tie_word_embeddings": config.tied,
-        **dict.fromkeys(family.dropout, config.dropout),
-        **_told(family.model_type),
-        **family.options,
-    }
-    varied = config.attention is not None and VARIANTS[config.attention] is not None
-    built = fresh_config(MODEL_TYPE if varied else family.model_type, fields)
-    if varied:
-        built.attention_variant = config.attention
-    if len(family.archs) > 1:
-        built.is_causal = config.arch == "decoder"  # transformers' own word for the mask
-        built.objective = config.task  # ours, read by capture.checkpoints.with_own_loss wherever the model is loaded
-    built._attn_implementation = "sdpa"
-    return built
-
-
-def _told(model_type: str) -> dict[str, Any]:
-    """Fields in which a published model differs from any that is trained here: special tokens, a generation cache."""
-    from transformers import CONFIG_MAPPING
-
-    known = CONFIG_MAPPING[model_type]().to_dict()
-    absent = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id"))
-    wanted = {**absent, "sep_token_id": SEP, "mask_token_id": MASK, "use_cache": False}
-    return {name: value for name, value in wanted.items() if name in known}

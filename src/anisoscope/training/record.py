@@ -1,4 +1,4 @@
-"""run.json of a training run: what was trained, on what, with what, and how it ended."""
+"""What a training run writes of itself: log.jsonl, one line for every update, and run.json."""
 
 from __future__ import annotations
 
@@ -19,15 +19,12 @@ from torch import Tensor, nn
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement import memory
-from anisoscope.measurement.inspection import what_is_read
+from anisoscope.measurement.inspection import modality_words
 from anisoscope.metrics.engine.metric import STREAM_KINDS
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.manifest import opening
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
-from anisoscope.training.config import Course
-
-# log.jsonl: one line for every update; numbers wait on the device and are fetched a few steps at a time.
-
+from anisoscope.training.config import CommonTrainConfig
 
 WAIT = 10  # steps whose numbers are fetched together on a GPU: each fetch makes it wait
 
@@ -41,7 +38,7 @@ class TrainingLog:
 
     path: Path
     wait: int = 1
-    tell: Callable[[int, dict[str, float]], None] | None = None
+    tell: Callable[..., None] | None = None  # (step, **numbers)
     before: float = 0.0  # seconds of training before this process
     started: float = field(default_factory=time.monotonic)
     _pending: list[tuple[dict[str, Any], Tensor, Tensor]] = field(default_factory=list)
@@ -63,22 +60,26 @@ class TrainingLog:
         pending, self._pending = self._pending, []
         if not pending and not sync:
             return
-        values = (
-            torch.stack([torch.stack([loss, norm]).float() for _, loss, norm in pending]).tolist() if pending else []
-        )
-        lines = [_line(numbers, *value) for (numbers, _, _), value in zip(pending, values, strict=True)]
-        bad = next((k for k, line in enumerate(lines) if not _is_finite(line)), None)
-        lines = lines if bad is None else lines[: bad + 1]
-        self._append(lines, sync=sync)
-        for line in lines if bad is None else lines[:-1]:
+        pairs = [torch.stack([loss, norm]).float() for _, loss, norm in pending]
+        values = torch.stack(pairs).tolist() if pairs else []
+        lines = [
+            {"step": numbers["step"], "loss": loss, "gradient_norm": norm, **numbers}
+            for (numbers, _, _), (loss, norm) in zip(pending, values, strict=True)
+        ]
+        finite = [math.isfinite(line["loss"]) and math.isfinite(line["gradient_norm"]) for line in lines]
+        bad = finite.index(False) if False in finite else None
+        self._append(lines if bad is None else lines[: bad + 1], sync=sync)
+        for line in lines[:bad]:
             if self.tell is not None:
-                self.tell(line["step"], {key: line[key] for key in ("loss", "gradient_norm", "learning_rate")})
+                self.tell(line["step"], **{key: line[key] for key in ("loss", "gradient_norm", "learning_rate")})
         if bad is not None:
             raise _not_finite(lines[bad])
 
     def _append(self, lines: list[dict[str, Any]], *, sync: bool) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps({k: _plain(v) for k, v in line.items()}) + "\n" for line in lines)
+            for line in lines:  # JSON has no word for NaN
+                bad = [k for k, v in line.items() if isinstance(v, float) and not math.isfinite(v)]
+                file.write(json.dumps({**line, **dict.fromkeys(bad)}) + "\n")
             file.flush()
             if sync:
                 os.fsync(file.fileno())
@@ -104,19 +105,6 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-def _line(numbers: dict[str, Any], loss: float, norm: float) -> dict[str, Any]:
-    return {"step": numbers["step"], "loss": loss, "gradient_norm": norm, **numbers}
-
-
-def _is_finite(line: dict[str, Any]) -> bool:
-    return math.isfinite(line["loss"]) and math.isfinite(line["gradient_norm"])
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no word for NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _not_finite(line: dict[str, Any]) -> AnisoscopeError:
     which = "loss" if not math.isfinite(line["loss"]) else "gradient norm"
     return AnisoscopeError(
@@ -126,16 +114,16 @@ def _not_finite(line: dict[str, Any]) -> AnisoscopeError:
     )
 
 
-def options_of(config: Course, watch: Mapping[str, Any] | None) -> dict[str, Any]:
+def options_of(config: CommonTrainConfig, watch: Mapping[str, Any] | None) -> dict[str, Any]:
     """Everything that a resumed run must have in common with its beginning: also what it was watched with."""
     return {**asdict(config), **(watch or {})}
 
 
 @dataclass
-class Record:
+class TrainingRecord:
     """What run.json says, rewritten at the beginning, at every checkpoint and at the end."""
 
-    config: Course
+    config: CommonTrainConfig
     folder: RunFolder
     command: Sequence[str] = ()
     watch: Mapping[str, Any] = field(default_factory=dict)  # the monitor's options
@@ -145,6 +133,10 @@ class Record:
     _before: float = 0.0
     _measured: float = 0.0
 
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
     def begin(self) -> None:
         """Say that the run is under way."""
         old = self.folder.about()
@@ -152,7 +144,7 @@ class Record:
         self._measured = float(old.get("monitor_seconds", 0.0))
         options = options_of(self.config, self.watch)
         words = {"kind": "training", "steps": int(old.get("steps", 0))}
-        self.about = opening(options, command=self.command, seed=self.config.seed, old=old, **words)
+        self.about = new_manifest(options, command=self.command, seed=self.config.seed, old=old, **words)
         self._write()
 
     def describe_data(self, words: Mapping[str, Any]) -> None:
@@ -170,10 +162,10 @@ class Record:
         """Which model it is, in the words of `profile`."""
         parameter = next(model.parameters())
         entry = {
-            "key": self.folder.path.name,
+            "key": self.path.name,
             "name": self.config.arm,
             **self.config.entry,
-            **what_is_read(model, ["single"], tokenizer, layout=find_layout(model)),
+            **modality_words(model, ["single"], tokenizer, layout=find_layout(model)),
             "architecture": type(model).__name__,
             "parameters": sum(p.numel() for p in model.parameters()),
             "layers": self.config.layers,
@@ -189,9 +181,9 @@ class Record:
         self.about["steps"] = step
         self._write()
 
-    def note_measuring(self, watcher: Any) -> None:
+    def note_measuring(self, monitor: Any) -> None:
         """How much of the wall time went into measuring, with that before an interruption."""
-        if (seconds := getattr(watcher, "seconds", None)) is not None:
+        if (seconds := getattr(monitor, "seconds", None)) is not None:
             self.about["monitor_seconds"] = round(self._measured + seconds, 2)
 
     def end(self, status: str, error: BaseException | None = None) -> None:
@@ -199,7 +191,7 @@ class Record:
         self.about["status"] = status
         if error is not None and str(error):
             self.about["error"] = str(error).splitlines()[0]
-        if status == "complete" and (self.folder.path / "table.parquet").is_file():
+        if status == "complete" and (self.path / "table.parquet").is_file():
             self.about["models"][0] |= rows_seen(self.folder.table())
         self._write()
 

@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anisoscope.data.vocabulary import MASK, SPECIALS
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.hashing import mix, row_hash
 from anisoscope.training.corpus import Corpus, CorpusPart
-from anisoscope.training.vocabulary import MASK, SPECIALS
 
 IGNORED = -100  # label of a position that is not predicted
 MICRO = 1 << 20  # micro-batches of a step at most
-BLOCK = 1 << 22  # tokens looked at together when windows are counted
+BLOCK = 1 << 22  # tokens counted at a time
 _RANGE = 62  # bits of a draw
 _PROBE_SEED = 0x9806E  # of the probe's masks: every arm and seed is probed alike
 _CPU = torch.device("cpu")

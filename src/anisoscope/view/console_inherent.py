@@ -15,7 +15,8 @@ def run_inherent(
 ) -> None:
     """The study of seed C, `jobs` arms at a time (None: as the preset has it)."""
     from anisoscope.results.folder import RunFolder
-    from anisoscope.studies.inherent.protocol import Inherent, InherentConfig
+    from anisoscope.studies.inherent.config import InherentConfig
+    from anisoscope.studies.inherent.protocol import Inherent
 
     config = InherentConfig(**options)
     path = _folder(out, f"inherent-{config.preset}", resume=resume)

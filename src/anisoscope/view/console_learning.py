@@ -66,8 +66,9 @@ def run_train(
 ) -> None:
     """Train, measure on the way, judge the claims, draw the report."""
     from anisoscope.results.folder import RunFolder
-    from anisoscope.studies.revisiting import judge_run, schedule_of, training_monitor
-    from anisoscope.training.loop import TrainConfig, train
+    from anisoscope.studies.arms import judge_run, schedule_of, training_monitor
+    from anisoscope.training.config import TrainConfig
+    from anisoscope.training.loop import train
     from anisoscope.training.record import options_of
 
     config = TrainConfig(**options)
@@ -121,7 +122,8 @@ def run_curvature_study(
     *, seed: int, beta: float | None, quick: bool, out: Path | None, command: Sequence[str]
 ) -> None:
     """The geometry behind it."""
-    from anisoscope.studies.curvature.protocol import CurvatureConfig, run_curvature
+    from anisoscope.studies.curvature.config import CurvatureConfig
+    from anisoscope.studies.curvature.protocol import run_curvature
     from anisoscope.view.curvature import write_curvature_report
 
     options: dict[str, Any] = {"seed": seed, "beta": beta}

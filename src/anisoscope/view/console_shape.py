@@ -15,7 +15,8 @@ def run_shape(
 ) -> None:
     """The study of seed B, `jobs` arms at a time (None: as the preset has it)."""
     from anisoscope.results.folder import RunFolder
-    from anisoscope.studies.shape.protocol import ShapeConfig, ShapeStudy
+    from anisoscope.studies.shape.config import ShapeConfig
+    from anisoscope.studies.shape.protocol import ShapeStudy
 
     config = ShapeConfig(**options)
     path = _folder(out, f"shape-{config.preset}", resume=resume)

@@ -16,7 +16,8 @@ def run_sharpness(
 ) -> None:
     """The study of seed C's open question, `jobs` arms at a time (None: as the preset has it)."""
     from anisoscope.results.folder import RunFolder
-    from anisoscope.studies.sharpness.protocol import Sharpness, SharpnessConfig
+    from anisoscope.studies.sharpness.config import SharpnessConfig
+    from anisoscope.studies.sharpness.protocol import Sharpness
     from anisoscope.view.sharpness import loss_sentence
     from anisoscope.view.sharpness_results import Results
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anisoscope.view.drift_scatter import DRIFT, IDENTITY, aside_of, units_of
-from anisoscope.view.drift_table import mean_words
+from anisoscope.view.drift_scatter import DRIFT, IDENTITY, aside_of
+from anisoscope.view.drift_table import mean_words, units_of
 from anisoscope.view.figures import DASHES, RULES, WIDTH, _save, few_powers, plain
 from anisoscope.view.modalities import (
     Comparison,

@@ -19,7 +19,8 @@ from anisoscope.view.words import estimate
 def run_performance(options: Mapping[str, Any], *, out: Path | None, resume: bool, command: Sequence[str]) -> None:
     """Run the study, draw its page, print what came out."""
     from anisoscope.results.folder import RunFolder
-    from anisoscope.studies.performance.protocol import Performance, PerformanceConfig
+    from anisoscope.studies.performance.config import PerformanceConfig
+    from anisoscope.studies.performance.protocol import Performance
     from anisoscope.view.performance import write_performance_report
 
     config = PerformanceConfig(**options)

@@ -21,7 +21,8 @@ from anisoscope.view.words import number
 def run_untrained(options: Mapping[str, Any], *, out: Path | None, resume: bool, command: Sequence[str]) -> None:
     """Run the study, draw its page, print what came out."""
     from anisoscope.results.folder import RunFolder
-    from anisoscope.studies.untrained.protocol import Untrained, UntrainedConfig
+    from anisoscope.studies.untrained.config import UntrainedConfig
+    from anisoscope.studies.untrained.protocol import Untrained
     from anisoscope.view.untrained import write_untrained_report
 
     config = UntrainedConfig(**options)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.capture import Capture
+from anisoscope.capture.capture import Capture, Rule
 from anisoscope.capture.gradients.loss import LabelConvention, LossRule, Words, find_reading, output_part, unlabelled
 from anisoscope.capture.rows.argument import evaluating, forward
 from anisoscope.capture.rows.row import Index, Rows, Scores, Sink
@@ -105,10 +105,11 @@ def forward_rows(
     reading: LabelConvention | None = None,
     others: Sink | None = None,
     extra: Sequence[Site] = (),
+    rows: Rule | None = None,
 ) -> GradientPass:
     """The rows of a pass without gradients; `others` takes the same rows, and those of `extra` sites."""
     collector = Collector(others)
-    with untouched(model), Capture(model, [*sites, *extra], collector, layout=layout) as capture:
+    with untouched(model), Capture(model, [*sites, *extra], collector, layout=layout, rows=rows) as capture:
         capture.run(unlabelled(model, inputs))
     return _gathered(GradientPass(), collector, inputs.get("labels"), reading, sites=sites, gradients={})
 
@@ -125,6 +126,7 @@ def gradient_rows(
     embedding: bool = False,
     others: Sink | None = None,
     extra: Sequence[Site] = (),
+    rows: Rule | None = None,
 ) -> GradientPass:
     """The rows of a pass with the gradient of the summed loss for each; also of some weights and of the embeddings."""
     out, collector, table = GradientPass(), Collector(others), _Table()
@@ -135,7 +137,7 @@ def gradient_rows(
         stack.enter_context(torch.enable_grad())
         if embedding:
             stack.enter_context(table.watching(model))
-        capture = Capture(model, [*sites, *extra], collector, layout=layout, watch=collector.watch)
+        capture = Capture(model, [*sites, *extra], collector, layout=layout, watch=collector.watch, rows=rows)
         stack.enter_context(capture)
         total = _total(model, inputs, out, reading=reading, loss=loss)
         reached = [s for s in sites if s in collector.live and collector.live[s][0].requires_grad]

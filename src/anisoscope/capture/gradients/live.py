@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.capture import Capture
+from anisoscope.capture.capture import Capture, Rule, by_rule
 from anisoscope.capture.gradients.gradient_pass import GradientPass, SiteRows, probing
 from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, Words, find_reading, output_part
 from anisoscope.capture.rows.argument import by_name
@@ -37,6 +37,7 @@ class MicroBatch:
     loss: float = float("nan")  # as the model returned it
     unreached: list[Site] = field(default_factory=list)
     shown: list[Rows | Scores] = field(default_factory=list)  # for the geometry metrics
+    real: Tensor | None = None  # which positions are data [B, T], where a rule says it
     shared: bool = True  # whether the loss is a part of the mean over num_items_in_batch, where that is given
 
     def feed(self, sink: Sink) -> None:
@@ -80,12 +81,13 @@ class LiveGradients:
         layout: Layout,
         extra: Sequence[Site] = (),
         scaled: bool = True,
+        rows: Rule | None = None,
     ) -> None:
-        self.model, self.sites, self.scaled = model, list(sites), scaled
+        self.model, self.sites, self.scaled, self.rule = model, list(sites), scaled, rows
         self.active = False
         self.batches: list[MicroBatch] = []
         self.geometry = False
-        options: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle}
+        options: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle, "rows": rows}
         self._capture = Capture(model, [*sites, *extra], self, **options)
         self._handles: list[Any] = []
         self._reading: LabelConvention | None = None
@@ -126,7 +128,9 @@ class LiveGradients:
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._idle():
-            self.batches.append(MicroBatch(by_name(module, args, kwargs)))
+            more, real = by_rule(self.rule, args, kwargs)
+            real = None if real is None else real.cpu()
+            self.batches.append(MicroBatch(by_name(module, args, kwargs) | more, real=real))
 
     def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._idle() or not self.batches:
@@ -207,7 +211,7 @@ def refuse_graphless(site: Site) -> None:
 
 def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = None) -> GradientPass:
     """The rows of a micro-batch, or of the contexts of one half of it, with their gradients as they came."""
-    halves = half_of(original_contexts(batch.arguments)) if half is not None else None
+    halves = half_of(original_contexts(batch.arguments, real=batch.real)) if half is not None else None
     out = GradientPass(tokens=batch.tokens(), unreached=list(batch.unreached))
     labels = batch.arguments.get("labels")
     labels = labels.detach().cpu() if isinstance(labels, Tensor) else None

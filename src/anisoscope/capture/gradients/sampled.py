@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.capture import Capture
+from anisoscope.capture.capture import Capture, Rule, by_rule
 from anisoscope.capture.gradients.gradient_pass import probing
 from anisoscope.capture.gradients.live import refuse_graphless
 from anisoscope.capture.rows.argument import by_name, with_ids
@@ -131,11 +131,13 @@ class SampledCapture(Capture):
     ) -> Contexts:
         arguments = by_name(module, args, kwargs)
         outer = by_name(self.model, *self._outer) if self._outer is not None else {}
-        arguments = with_ids(arguments, outer)
+        more, real = by_rule(self.rule, *(self._outer or (args, kwargs)))
+        arguments = {**with_ids(arguments, outer), **more}
         _refuse_unreadable({**outer, **arguments})
         content = _content(arguments, outer)
         config = stack.config if stack is not None else getattr(unwrapped(self.model), "config", None)
-        real = mask_of(arguments, content, config) if content.dim() < 4 else None
+        if real is None and content.dim() < 4:
+            real = mask_of(arguments, content, config)
         contexts = SampledContexts(torch.zeros(content.shape[0]), real, most=self.most, turn=self.turn)
         contexts.prefix, contexts.suffix = (stack.prefix_at(0), stack.suffix) if stack is not None else (0, 0)
         contexts.channels_last = functools.partial(reads_last, self.model, self.layout)
@@ -193,12 +195,14 @@ class SampledRows:
         layout: Layout,
         take: Callable[[SampledPass], None],
         most: int = 2048,
+        rows: Rule | None = None,
     ) -> None:
         self.model, self.take = model, take
         self.active = False
         self._passes: list[SampledPass] = []
         self._number, self._start = 0, 0.0
-        self._capture = SampledCapture(model, sites, self, layout=layout, watch=self._watch, idle=self._idle)
+        options: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle, "rows": rows}
+        self._capture = SampledCapture(model, sites, self, **options)
         self._capture.most = most
         self._handle: Any = None
 

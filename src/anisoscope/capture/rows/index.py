@@ -244,7 +244,7 @@ def read_contexts(
     return Contexts(hashes, real, words, plain=name == "pixel_values", pixels=pixels, span=span), notes
 
 
-def original_contexts(arguments: Mapping[str, Any], *, config: Any = None) -> Tensor:
+def original_contexts(arguments: Mapping[str, Any], *, config: Any = None, real: Tensor | None = None) -> Tensor:
     """Hashes [B] of what the contexts are, not of what of them is shown: a text masked twice is the same text."""
     ids, labels = arguments.get("input_ids"), arguments.get("labels")
     whole = dict(arguments)
@@ -252,7 +252,7 @@ def original_contexts(arguments: Mapping[str, Any], *, config: Any = None) -> Te
         ids, labels = ids.detach().cpu(), labels.detach().cpu()
         if _hidden_tokens(ids, labels):
             whole["input_ids"] = torch.where(labels >= 0, labels, ids)
-    return read_contexts(whole, config=config)[0].hashes
+    return read_contexts(whole, config=config, real=real)[0].hashes
 
 
 def _hidden_tokens(ids: Tensor, labels: Tensor) -> bool:

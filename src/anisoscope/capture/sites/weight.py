@@ -53,7 +53,9 @@ def _table(model: nn.Module, kind: str) -> Tensor | None:
 READ_KINDS = ("attn_in", "mlp_in")
 
 
-def stream_readers(model: nn.Module, layout: Layout, inputs: Mapping[str, Any]) -> dict[Site, list[str]]:
+def stream_readers(
+    model: nn.Module, layout: Layout, inputs: Mapping[str, Any], *, rows: Any = None
+) -> dict[Site, list[str]]:
     """The weights (parameter names) of the linears that read `attn_in` and `mlp_in` of each layer.
 
     A linear reads a site when it is handed the very same memory. A weight that several layers share belongs to none.
@@ -70,7 +72,7 @@ def stream_readers(model: nn.Module, layout: Layout, inputs: Mapping[str, Any]) 
         if _is_linear(module)
     ]
     try:
-        capture = Capture(model, sites, collector, layout=layout, watch=collector.watch)
+        capture = Capture(model, sites, collector, layout=layout, watch=collector.watch, rows=rows)
         with untouched(model), torch.no_grad(), capture:
             forward(model, inputs)
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.studies.arms import schedule_of
-from anisoscope.training.config import Course, TrainConfig
+from anisoscope.training.config import CommonTrainConfig, TrainConfig
 from anisoscope.training.media import MediaConfig
 
 # Further families with random weights, small: what the architecture alone does in each modality.
@@ -170,7 +170,7 @@ _SERIES: dict[str, Any] = {"checkpoints": "0,64,512,every:2000"}
 class InherentPreset:
     """How large a study is."""
 
-    arms: Mapping[str, Course]
+    arms: Mapping[str, CommonTrainConfig]
     seeds: tuple[int, ...]
     contexts: int  # of the probe
     when: str
@@ -279,11 +279,11 @@ class InherentConfig:
         """The seeds asked for, or those of the preset."""
         return self.seeds or PRESETS[self.preset].seeds
 
-    def runs(self) -> list[tuple[str, Course, int]]:
+    def runs(self) -> list[tuple[str, CommonTrainConfig, int]]:
         """Name, training and seed of every run: all arms of a seed after each other."""
         return [(arm, self._training(arm, seed), seed) for seed in self.every_seed for arm in self.arms]
 
-    def _training(self, arm: str, seed: int) -> Course:
+    def _training(self, arm: str, seed: int) -> CommonTrainConfig:
         training, medium = PRESETS[self.preset].arms[arm], ARMS[arm]
         changes: dict[str, Any] = {"seed": seed, "device": self.device, "data": getattr(self, medium)}
         if self.steps is not None:

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from anisoscope.measurement.profile import ProfileConfig, Profiler
+from anisoscope.measurement.config import ProfileConfig
+from anisoscope.measurement.profile import Profiler
 from anisoscope.results.folder import RunFolder
 from anisoscope.studies.arms import INHERENT, ArmsStudy, Progress, StudyArm, probed, schedule_of, train_arm
 from anisoscope.studies.inherent.config import ARMS, FAMILIES, PRESETS, random_name, write_configuration
 from anisoscope.studies.inherent.config import InherentConfig as InherentConfig
 from anisoscope.studies.jobs import in_words, run_arms
 from anisoscope.tangent.plan import GEOMETRY
-from anisoscope.training.config import Course, TrainConfig
+from anisoscope.training.config import CommonTrainConfig, TrainConfig
 from anisoscope.training.corpus import Corpus, prepare_corpus
 from anisoscope.training.media import MediaConfig, train_media
 from anisoscope.training.media_examples import prepare_examples
@@ -51,7 +52,7 @@ class NormedProfiler(Profiler):
 
 def with_statistics(config: ProfileConfig, folder: Path) -> ProfileConfig:
     """The same profile of the same random weights, stored with batch norms that have seen the probe once."""
-    from anisoscope.measurement.feed.feed import make_feed
+    from anisoscope.measurement.feed import make_feed
     from anisoscope.models.load import load_model
 
     (spec,) = config.models
@@ -125,7 +126,7 @@ class Inherent(ArmsStudy):
 
     # trained models
 
-    def _arm(self, name: str, training: Course, seed: int) -> StudyArm:
+    def _arm(self, name: str, training: CommonTrainConfig, seed: int) -> StudyArm:
         folder = self.folder.path
         path, corpus = folder / "arms" / f"{name}-seed{seed}", folder / "corpus" / corpus_name(training)
         return StudyArm(name, path, training, self.config.watch, corpus, tuple(self.command))
@@ -170,7 +171,8 @@ class Inherent(ArmsStudy):
             self.progress("random weights", len(wanted), len(wanted))
 
     def _profile(self, family: str, seed: int, path: Path) -> None:
-        from anisoscope.measurement.profile import ProfileConfig, Profiler
+        from anisoscope.measurement.config import ProfileConfig
+        from anisoscope.measurement.profile import Profiler
 
         words = self._words() if FAMILIES[family].words else None
         sizes = {} if words is None else {"vocabulary": words.vocab_size}
@@ -220,7 +222,7 @@ class Inherent(ArmsStudy):
             self.about["warnings"] = [text for text in self.about["warnings"] if not any(w in text for w in _DESIGN)]
 
 
-def corpus_name(training: Course) -> str:
+def corpus_name(training: CommonTrainConfig) -> str:
     """The folder of the data that a training reads, shared by all that read the same.
 
     >>> corpus_name(TrainConfig(tokens="bpe:1024")), corpus_name(MediaConfig(arch="convnext"))
@@ -232,7 +234,7 @@ def corpus_name(training: Course) -> str:
     return training.shape.medium
 
 
-def prepare_data(training: Course, corpus: Path) -> list[str]:
+def prepare_data(training: CommonTrainConfig, corpus: Path) -> list[str]:
     """Read the data of a training into a folder; sentences on what was left out."""
     if isinstance(training, TrainConfig):
         prepare_corpus(training.data, corpus, tokens=training.tokens, limit=training.limit)
@@ -242,7 +244,7 @@ def prepare_data(training: Course, corpus: Path) -> list[str]:
     return found.notes
 
 
-def _medium(training: Course) -> str:
+def _medium(training: CommonTrainConfig) -> str:
     return MEDIA[training.shape.medium] if isinstance(training, MediaConfig) else MEDIA["text"]
 
 

@@ -1,4 +1,4 @@
-"""One checkpoint of a series: its geometry, its loss, and its gradients where they are wanted and it has any."""
+"""What is measured of each checkpoint of a series: its geometry, its loss, and its gradients where it has a loss."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.capture.capture import Capture
 from anisoscope.capture.rows.row import Batch
 from anisoscope.capture.sites.layout import Layout, find_layout
-from anisoscope.data.tokens import mask_batch
+from anisoscope.data.text import read_documents
+from anisoscope.data.tokens import contexts, mask_batch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
-from anisoscope.measurement.evaluation import evaluate_bank
-from anisoscope.measurement.feed.feed import Feed, fitting, make_feed
-from anisoscope.measurement.inspection import check_sites, plan_passes, what_is_read
-from anisoscope.measurement.measure import Setup, feed_tables, make_plan, prepare
-from anisoscope.measurement.passes import rows_given
-from anisoscope.measurement.remarks import remarks
+from anisoscope.measurement.config import ProfileConfig
+from anisoscope.measurement.evaluation import evaluate_bank, row_notes, rows_given
+from anisoscope.measurement.feed import Feed, fitting, make_feed
+from anisoscope.measurement.inspection import check_sites, modality_words, plan_passes
+from anisoscope.measurement.measure import capture_batches, feed_tables, joined_sinks
+from anisoscope.measurement.site_plan import Setup, make_plan, prepare
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.metrics.training import probe_loss
@@ -34,7 +34,7 @@ from anisoscope.series.config import SweepConfig
 from anisoscope.series.discovery import has_loss
 from anisoscope.tangent.parameters import EmbeddingWatch
 from anisoscope.tangent.plan import TangentPlan, more_sites
-from anisoscope.tangent.row_map import Both, RowMap, beside, write_map
+from anisoscope.tangent.row_map import RowMap, write_map
 from anisoscope.tangent.study import TangentStudy
 
 HEADLESS = "it has no language-model head, so no loss: its gradients were left out"
@@ -45,7 +45,7 @@ Tell = Callable[[str, int, int], None]
 
 
 @dataclass
-class Found:
+class CheckpointResult:
     """What one checkpoint gave."""
 
     records: Records = field(default_factory=list)
@@ -56,8 +56,8 @@ class Found:
 
 
 @dataclass
-class Examiner:
-    """Looks at checkpoints one after the other, and keeps what one leaves for the next."""
+class CheckpointMeasurer:
+    """Measures checkpoints one after the other, and keeps what one leaves for the next."""
 
     config: SweepConfig
     last: int | None  # the last step of the series
@@ -65,13 +65,12 @@ class Examiner:
     counts: Tensor | None = None
     table_before: tuple[int, Tensor] | None = None
     sizes: list[int] | None = None  # of the first model
-    notes: list[str] = field(default_factory=list)
     row_map: RowMap | None = None  # the same few rows of every checkpoint
 
-    def measure(self, loaded: Any, step: int | None, *, late: bool, tell: Tell) -> Found:
-        """Everything asked for of one model; `late` ones come after later ones and are compared with none before."""
+    def measure(self, loaded: Any, step: int | None, *, late: bool, tell: Tell) -> CheckpointResult:
+        """Everything wanted of one model; `late` ones come after later ones and are compared with none before."""
         config, idle = fitting(loaded, feed_config(self.config))
-        found, feed = Found(notes=idle), make_feed(loaded, config, tell=tell)
+        found, feed = CheckpointResult(notes=idle), make_feed(loaded, config, tell=tell)
         plan, requests = self.config.measured
         if plan is not None and loaded.reads_text and has_loss(loaded.model):
             with self._apart(loaded, late=late):
@@ -99,7 +98,7 @@ class Examiner:
         feed: Feed,
         plan: TangentPlan,
         requests: list[Request],
-        found: Found,
+        found: CheckpointResult,
         *,
         tell: Tell,
     ) -> None:
@@ -107,7 +106,7 @@ class Examiner:
         self._count(loaded, feed, found)
         study = self.tangent(plan)
         layout = find_layout(model)
-        sites = layout.sites(_stream(layout), c.layers or None)
+        sites = layout.sites(stream_kinds(layout), c.layers or None)
         watch = EmbeddingWatch(model)
         self._attach_before(watch)
         setup = self._setup(loaded, layout, requests)
@@ -120,10 +119,13 @@ class Examiner:
         bank = instruments.bank()
         if bank is not None:
             feed_tables(bank, model, setup.tables, depth=setup.depth("single"))
-        rows = probe.run(step if step is not None else 0, others=beside(bank, self.row_map))
+        rows = probe.run(step if step is not None else 0, others=joined_sinks(bank, self.row_map))
         depths = {stack.name: stack.depth for stack in layout.stacks}
         for row in instruments.measure(rows, bank):
-            found.records.append(_deep({**row, "step": row["step"] if step is not None else None}, depths))
+            layer, last = row.get("layer"), depths.get(row.get("stack", "single"), 0)
+            place: dict[str, Any] = {"step": None} if step is None else {}
+            place |= {"depth": layer / last if layer is not None and last else math.nan}
+            found.records.append({"stack": "single", **row, **place})
         found.cards = [{**card, "step": step} for card in instruments.concepts(rows, loaded.tokenizer)]
         if watch.table is not None and step is not None:
             self.table_before = step, watch.table.detach().double().cpu()
@@ -170,13 +172,10 @@ class Examiner:
             watch.closed = torch.zeros(len(table), dtype=torch.bool, device=table.device)
             watch.closed[: len(self.counts)] = (self.counts[: len(table)] > 0).to(table.device)
 
-    def _count(self, loaded: Any, feed: Feed, found: Found) -> None:
+    def _count(self, loaded: Any, feed: Feed, found: CheckpointResult) -> None:
         """Token frequencies on the data, once for the whole series."""
         if self.counts is not None:
             return
-        from anisoscope.data.text import read_documents
-        from anisoscope.data.tokens import contexts
-
         size = len(loaded.tokenizer)
         total = torch.zeros(size, dtype=torch.int64)
         documents = read_documents(self.config.data, text_field=self.config.text_field)
@@ -186,16 +185,16 @@ class Examiner:
         self.counts = total
         found.notes.append("token frequencies are those of --data, not of the text the model was trained on")
 
-    # without
+    # without gradients
 
     def _setup(self, loaded: Any, layout: Layout, requests: list[Request]) -> Setup:
         c = self.config
-        sites = list(c.sites) or (_stream(layout) if c.at_stream else None)
+        sites = list(c.sites) or (stream_kinds(layout) if c.at_stream else None)
         more = () if c.metrics or not requests else more_sites(c.preset)
         return prepare(loaded.model, requests, sites=sites if requests else None, layers=c.layers or None, more=more)
 
     def _geometry(
-        self, loaded: Any, feed: Feed, requests: list[Request], found: Found, *, masked: bool, tell: Tell
+        self, loaded: Any, feed: Feed, requests: list[Request], found: CheckpointResult, *, masked: bool, tell: Tell
     ) -> None:
         """The metrics of every site in as few passes as memory allows, as `profile` measures them."""
         if not requests:
@@ -204,7 +203,7 @@ class Examiner:
         setup = self._setup(loaded, find_layout(model), requests)
         depths = setup.depths or {"single": 0}
         entry: dict[str, Any] = {"notes": []}
-        entry |= what_is_read(model, list(depths), loaded.tokenizer, layout=setup.layout)
+        entry |= modality_words(model, list(depths), loaded.tokenizer, layout=setup.layout)
         shapes = check_sites(loaded, setup, feed, entry)
         sizes: dict[str, Any] = {"sample_size": feed.config.sample_size, "attention_rows": feed.config.attention_rows}
         plan = make_plan(requests, setup.kinds, seed=c.seed, halves=c.halves, **sizes)
@@ -213,34 +212,31 @@ class Examiner:
         for number, sites in enumerate(groups):
             bank = Bank(plan)
             if sites:
-                with Capture(model, sites, Both(bank, self.row_map), layout=setup.layout) as capture:
-                    for batch in self._seen(loaded, feed, masked=masked, tell=tell):
-                        capture.run(batch)
-                setup.notes += [note for note in capture.notes if note not in setup.notes]
+                batches = self._shown(loaded, feed, masked=masked, tell=tell)
+                sink = joined_sinks(bank, self.row_map)
+                assert sink is not None
+                capture_batches(model, setup, sites, sink, batches)
             if number == 0:
                 feed_tables(bank, model, setup.tables, depth=setup.depth("single"))
             found.records += evaluate_bank(bank, requests, setup, progress=tell)
-            found.notes += remarks(bank)
+            found.notes += row_notes(bank)
             given += [n for n in [rows_given(bank)] if n is not None]
         if given:
             feed.recount(min(given))
         found.notes += [*entry["notes"], *setup.notes]
         found.read = {name: entry[name] for name in ("modality", "rows")}
 
-    def _seen(self, loaded: Any, feed: Feed, *, masked: bool, tell: Tell) -> Iterator[Any]:
+    def _shown(self, loaded: Any, feed: Feed, *, masked: bool, tell: Tell) -> Iterator[Batch]:
         """The data as it is; text masked beside masked language models whose gradients are taken, to be like theirs."""
         seen, mask = 0, masked and loaded.reads_text and not loaded.predicts_next
         mask = mask and getattr(loaded.tokenizer, "mask_token_id", None) is not None
         for batch in feed.batches():
-            shown: Any = batch
-            if mask:
-                inputs = labelled_batch(loaded, batch, seed=self.config.seed)
-                shown = Batch({k: v for k, v in inputs.items() if k != "labels"}, batch.special, batch.groups)
-            yield shown
+            inputs = labelled_batch(loaded, batch, seed=self.config.seed) if mask else batch.inputs
+            yield Batch({k: v for k, v in inputs.items() if not mask or k != "labels"}, batch.special, batch.groups)
             seen += feed.seen(batch)
             tell("forward", min(seen, self.config.tokens), self.config.tokens)
 
-    def _loss(self, loaded: Any, step: int | None, feed: Feed, found: Found) -> Records:
+    def _loss(self, loaded: Any, step: int | None, feed: Feed, found: CheckpointResult) -> Records:
         """The loss over the same text, where the model has a head for it."""
         if not loaded.reads_text or not has_loss(loaded.model):
             return []
@@ -305,11 +301,6 @@ def _stream(layout: Layout) -> list[str]:
     return stream_kinds(layout)
 
 
-def _deep(row: dict[str, Any], depths: dict[str, int]) -> dict[str, Any]:
-    layer, depth = row.get("layer"), depths.get(row.get("stack", "single"), 0)
-    return {"stack": "single", **row, "depth": layer / depth if layer is not None and depth else math.nan}
-
-
 def labelled_batch(loaded: Any, batch: Batch, *, seed: int) -> dict[str, Tensor]:
     """A batch with labels, as the model's own training would have it."""
     inputs = dict(batch.inputs)
@@ -323,7 +314,5 @@ def labelled_batch(loaded: Any, batch: Batch, *, seed: int) -> dict[str, Tensor]
 
 def feed_config(config: SweepConfig) -> Any:
     """What the feed and the passes of a profile read, from here."""
-    from anisoscope.measurement.profile import ProfileConfig
-
     names = ("data", "tokens", "context", "seconds", "batch_size", "text_field", "seed", "sites", "halves")
     return ProfileConfig(models=config.models, **{name: getattr(config, name) for name in names})

@@ -1,0 +1,566 @@
+"""The batches of one model, whatever it reads, and what was counted on the way: one class of feed per modality.
+
+Sounds and pictures are batched by shape, so that nothing is padded but by a model's own design.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from anisoscope.capture.capture import Capture
+from anisoscope.capture.rows.argument import evaluating, input_device
+from anisoscope.capture.rows.row import Batch, Rows, Scores
+from anisoscope.capture.sites.layout import find_layout
+from anisoscope.capture.sites.site import Site
+from anisoscope.data.audio import SECONDS, read_audio
+from anisoscope.data.files import SUPPORTED, suffix_of
+from anisoscope.data.images import read_images
+from anisoscope.data.media import SHOWN, MediaTally, has_columns, kind_of
+from anisoscope.data.text import read_documents
+from anisoscope.data.tokens import DataFingerprint, Tally, batches, contexts
+from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement.config import ProfileConfig
+from anisoscope.measurement.site_plan import COUNTED
+from anisoscope.models.load import Loaded
+from anisoscope.models.modality import pool_fits
+from anisoscope.models.processor import longest, picture_inputs, sampling_rate, sound_inputs
+
+DEFAULT_CONTEXT = 512
+_OPTIONS = {"special": "--skip-special", "first": "--skip-first", "text_field": "--text-field"}
+_FILMS = ("num_frames", "frames_per_clip", "tubelet_size")  # sizes that a configuration of images does not have
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass
+class Feed(ABC):
+    """The batches of one model, the same at every iteration, and what was counted on the way."""
+
+    loaded: Loaded
+    config: ProfileConfig
+    length: int  # rows of a whole context
+    tokens: int = 0  # rows, special tokens included
+    contexts: int = 0
+    padding: int = 0
+    special: int = 0
+    documents: int = 0
+    dropped_pieces: int = 0
+    unknown: int = 0
+    fingerprint: str = ""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Tell | None) -> Self:
+        """The feed of a model, once it is known that the model can read the data."""
+
+    @abstractmethod
+    def batches(self) -> Iterator[Batch]:
+        """Every batch, from the first on; what was counted is known after the last."""
+
+    @abstractmethod
+    def seen(self, batch: Batch) -> int:
+        """Rows' worth of progress of one batch."""
+
+    @abstractmethod
+    def few(self, batch: Batch) -> Batch:
+        """As little of a batch as shows everything."""
+
+    @abstractmethod
+    def about(self) -> dict[str, Any]:
+        """What run.json says of the data."""
+
+    def recount(self, rows: int) -> None:  # noqa: B027 – tokens of text are counted as they are cut
+        """The rows that sites really gave, where those of the feed are counted in proportion."""
+
+    @property
+    def enough(self) -> bool:
+        """Whether there were as many rows as wanted."""
+        return self.tokens >= self.config.tokens
+
+    def notes(self) -> list[str]:
+        """What a reader of the numbers should know of the data, once all of it was seen."""
+        if self.enough:
+            return []
+        unit = FEEDS[self.loaded.modality].unit
+        return [f"the data ended after {self.tokens:,} of the {self.config.tokens:,} {unit} asked for"]
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TextFeed(Feed):
+    """Text in contexts of at most `length` tokens."""
+
+    @classmethod
+    def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Tell | None) -> Self:
+        if loaded.main_input != "input_ids":
+            raise AnisoscopeError(
+                f"{loaded.name} reads {loaded.main_input}, and how to make that of text, sounds or pictures is not "
+                "known; anisoscope.measure takes any batches."
+            )
+        _refuse_media(loaded, config.data)
+        return cls(loaded, config, context_length(loaded, config))
+
+    def batches(self) -> Iterator[Batch]:
+        c, tally, digest = self.config, Tally(), DataFingerprint()
+        documents = read_documents(c.data, text_field=c.text_field, group_by=c.group_by)
+        pieces = contexts(documents, self.loaded.tokenizer, length=self.length, tokens=c.tokens, tally=tally)
+
+        def hashed() -> Iterator[Any]:
+            for piece in pieces:
+                digest.update(piece)
+                yield piece
+
+        self.padding = 0
+        settings: dict[str, Any] = {"pad_id": self.loaded.pad_id, "decoder_start": self.loaded.decoder_start}
+        for batch in batches(hashed(), batch_size=c.batch_size, **settings):
+            self.padding += int((batch.inputs["attention_mask"] == 0).sum())
+            yield batch if c.group_by else Batch(batch.inputs, batch.special, None)
+        self.tokens, self.contexts, self.special = tally.tokens, tally.contexts, tally.special
+        self.documents, self.dropped_pieces = tally.documents, tally.dropped_pieces
+        self.fingerprint, self.unknown = digest.hexdigest(), tally.unknown
+
+    def seen(self, batch: Batch) -> int:
+        return int(batch.inputs["attention_mask"].sum())
+
+    def few(self, batch: Batch) -> Batch:
+        return Batch({name: value[:2, :32] for name, value in batch.inputs.items()})
+
+    def about(self) -> dict[str, Any]:
+        names = ("fingerprint", "documents", "contexts", "tokens")
+        counted = {name: getattr(self, name) for name in names}
+        sizes = {"context_length": self.length, "dropped_pieces": self.dropped_pieces}
+        return {"name": self.config.data, **counted, **sizes}
+
+
+def context_length(loaded: Loaded, config: ProfileConfig) -> int:
+    """The context that was named, or 512 and what the model takes, whichever is less."""
+    if config.context is None:
+        return min(DEFAULT_CONTEXT, loaded.max_context)
+    if config.context > loaded.max_context:
+        raise AnisoscopeError(
+            f"--context {config.context} is more than {loaded.name} takes ({loaded.max_context}); give less."
+        )
+    return config.context
+
+
+def no_text(loaded: Loaded, data: str) -> AnisoscopeError:
+    """The sentence for data of which no context of text could be cut; sounds and pictures among it are named."""
+    kind = None if data == "embedded" else kind_of(data)
+    beside = "" if kind is None else f" (it holds {kind.what}, which {loaded.name} does not read)"
+    return AnisoscopeError(f"no context could be cut from {data!r}{beside}; give more text.")
+
+
+def _refuse_media(loaded: Loaded, data: str) -> None:
+    """A sentence for sounds or pictures that are given to a model of text."""
+    path = Path(data).expanduser()
+    if data == "embedded" or not path.is_file() or suffix_of(path.name) in set(SUPPORTED) - {".zip"}:
+        return
+    kind = kind_of(data)
+    if kind is not None:
+        raise AnisoscopeError(f"{loaded.name} reads text, but {data!r} holds {kind.what}; give it text.")
+
+
+# -- sounds and pictures -----------------------------------------------------------------------------------------------
+
+_WAITING = 8  # batches' worth of contexts of different shapes that wait for their like
+
+
+@dataclass(frozen=True, eq=False)
+class MediaContext:
+    """One context as the model takes it."""
+
+    inputs: dict[str, Tensor]  # each [1, …]
+    digest: bytes  # of its content before the processor
+    group: str = ""
+    text: str = ""
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return tuple((name, tuple(value.shape)) for name, value in self.inputs.items())
+
+    @property
+    def size(self) -> int:
+        return _size(self.inputs)
+
+
+def _size(inputs: Any) -> int:
+    """How much of some inputs is data, in units of their own: real frames, samples or pixels."""
+    mask = inputs.get("attention_mask")
+    return int(mask.sum()) if mask is not None else next(iter(inputs.values())).numel()
+
+
+@dataclass
+class MediaFeed(Feed):
+    """What sounds and pictures share."""
+
+    tell: Tell | None = None
+    tally: MediaTally = field(default_factory=MediaTally)
+    ended: bool = False  # all the data was seen
+    _unit: tuple[int, int, int] | None = None  # rows, positions and size of one context that was counted
+    _texts: dict[bytes, list[int]] | None = None  # what the decoder reads, by digest
+
+    @classmethod
+    def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Tell | None) -> Self:
+        return cls(loaded, config, 0, tell=tell).prepared()
+
+    @abstractmethod
+    def media(self) -> Iterator[MediaContext]:
+        """Every context of the data, in the order of its files."""
+
+    @abstractmethod
+    def _amount(self) -> dict[str, Any]:
+        """How much data there was, in its own measure."""
+
+    def prepared(self) -> Self:
+        """The feed, once a first context is counted and a decoder has written its texts.
+
+        Both run the model, which must not happen while hooks are on its modules.
+        """
+        try:
+            first = next(iter(self.media()), None)
+            if first is None:
+                count = self.tally.dropped_pieces
+                pieces = "one piece was" if count == 1 else f"{count} pieces were"
+                why = f" ({pieces} too short or not finite, and dropped)" if count else ""
+                raise AnisoscopeError(f"no context could be cut from {self.config.data!r}{why}.")
+            self._unit = (*_count_rows(self.loaded, first, modules=self.config.modules), first.size)
+            self.length = self._unit[0]
+            self._texts = self._written() if self.loaded.is_encoder_decoder else None
+        except (RuntimeError, ValueError, TypeError, LookupError) as error:
+            raise forward_failed(error, self.loaded) from error
+        return self
+
+    def batches(self) -> Iterator[Batch]:
+        self.padding = 0
+        for chunk in self._chunks():
+            inputs = _stacked(chunk)
+            if self._texts is not None:
+                inputs |= decoder_inputs(self.loaded, [self._texts[one.digest] for one in chunk])
+            self.padding += self._unread(chunk)
+            groups = tuple(one.group for one in chunk) if self.config.group_by else None
+            special = None
+            if self.config.special == "out":  # none of them is a special token: as many flags as could be positions
+                special = torch.zeros(len(chunk), next(iter(inputs.values()))[0].numel(), dtype=torch.bool)
+            yield Batch(inputs, special, groups)
+
+    def _chunks(self) -> Iterator[list[MediaContext]]:
+        """Contexts of one shape, at most a batch of them; those that wait too long for others come in smaller ones."""
+        self.tally, digest, rows, count, self.ended = MediaTally(), DataFingerprint(), 0, 0, False
+        waiting: dict[tuple[Any, ...], list[MediaContext]] = {}
+        for one in self.media():
+            digest.add(one.digest)
+            rows, count = rows + self._rows(one.size), count + 1
+            alike = waiting.setdefault(one.shape, [])
+            alike.append(one)
+            size = self.config.batch_size
+            if len(alike) == size or sum(map(len, waiting.values())) > _WAITING * size:
+                fullest = max(waiting, key=lambda shape: len(waiting[shape]))
+                yield waiting.pop(fullest)
+            if rows >= self.config.tokens:
+                break
+        else:
+            self.ended = True
+        yield from waiting.values()
+        self.tokens, self.contexts, self.fingerprint = rows, count, digest.hexdigest()
+        self.documents, self.dropped_pieces = self.tally.files, self.tally.dropped_pieces
+
+    def _written(self) -> dict[bytes, list[int]]:
+        """What the decoder reads with each context: the text that is known, or the model's own."""
+        texts: dict[bytes, list[int]] = {}
+        seen = 0
+        for chunk in self._chunks():
+            given = {one.digest: known_ids(self.loaded, one.text) for one in chunk if one.text}
+            texts |= {digest: ids for digest, ids in given.items() if ids}
+            rest = [one for one in chunk if one.digest not in texts]
+            if rest:
+                texts |= dict(zip((one.digest for one in rest), greedy_ids(self.loaded, _stacked(rest)), strict=True))
+            seen += sum(self._rows(one.size) for one in chunk)
+            if self.tell is not None:
+                self.tell("transcribing", min(seen, self.config.tokens), self.config.tokens)
+        return texts
+
+    def _rows(self, size: int) -> int:
+        """Rows of a context: counted for the first, in proportion for those that are shorter."""
+        assert self._unit is not None
+        return round(self._unit[0] * size / self._unit[2])
+
+    def _unread(self, chunk: list[MediaContext]) -> int:
+        """Positions that a model makes of the padding it reads by design."""
+        assert self._unit is not None
+        masks = [one.inputs.get("attention_mask") for one in chunk]
+        padded = any(mask is not None and not bool(mask.all()) for mask in masks)
+        return sum(self._unit[1] - self._rows(one.size) for one in chunk) if padded else 0
+
+    def seen(self, batch: Batch) -> int:
+        return self._rows(_size(batch.inputs))
+
+    def few(self, batch: Batch) -> Batch:
+        return Batch({name: value[:2] for name, value in batch.inputs.items()})
+
+    @property
+    def enough(self) -> bool:
+        return not self.ended or super().enough
+
+    def recount(self, rows: int) -> None:
+        self.padding -= rows - self.tokens if self.padding else 0
+        self.tokens = rows
+
+    def notes(self) -> list[str]:
+        found = [*super().notes(), *filter(None, [self.tally.unread])]
+        if self._texts is not None:
+            found.append("its decoder reads the model's own greedy text, or the text beside a clip where there is one")
+        return found
+
+    def about(self) -> dict[str, Any]:
+        skipped = {"skipped_files": len(self.tally.skipped), "skipped": self.tally.skipped[:SHOWN]}
+        found = {"name": self.config.data, "fingerprint": self.fingerprint, "files": self.documents, **skipped}
+        found |= {"contexts": self.contexts, **self._amount()}
+        return {**found, "tokens": self.tokens, "dropped_pieces": self.dropped_pieces}
+
+    def _reading(self) -> dict[str, Any]:
+        """How the data is read: from a column of a dataset where one was named."""
+        c = self.config
+        column = None if c.text_field == "text" else c.text_field
+        return {"column": column, "group_by": c.group_by, "tally": self.tally}
+
+
+@dataclass
+class SpeechFeed(MediaFeed):
+    """Audio in contexts of equal length."""
+
+    def media(self) -> Iterator[MediaContext]:
+        processor = self.loaded.processor
+        clips = read_audio(self.config.data, rate=sampling_rate(processor), seconds=self.seconds, **self._reading())
+        for clip in clips:
+            inputs = sound_inputs(processor, clip.samples, self.loaded.model)
+            raw = hashlib.sha256(clip.samples.astype("<f4").tobytes() + clip.text.encode()).digest()
+            yield MediaContext(inputs, raw, clip.group, clip.text)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that were named, or 10 and what the model takes, whichever is less."""
+        most, wanted = longest(self.loaded.processor), self.config.seconds
+        if wanted is None:
+            return SECONDS if most is None else min(SECONDS, most)
+        if most is not None and wanted > most + 1e-9:
+            raise AnisoscopeError(f"--seconds {wanted:g} is more than {self.loaded.name} takes ({most:g}); give less.")
+        return wanted
+
+    def _amount(self) -> dict[str, Any]:
+        return {"seconds": round(self.tally.seconds, 3), "context_seconds": self.seconds}
+
+
+@dataclass
+class ImageFeed(MediaFeed):
+    """Pictures, each a context."""
+
+    @classmethod
+    def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Tell | None) -> Self:
+        if any(hasattr(getattr(loaded.model, "config", None), name) for name in _FILMS):
+            raise AnisoscopeError(
+                f"{loaded.name} reads videos, which are not supported as data; anisoscope.measure takes any batches."
+            )
+        return super().of(loaded, config, tell=tell)
+
+    def media(self) -> Iterator[MediaContext]:
+        for picture in read_images(self.config.data, **self._reading()):
+            inputs = picture_inputs(self.loaded.processor, picture.array, self.loaded.model)
+            size = repr(picture.array.shape).encode()
+            yield MediaContext(inputs, hashlib.sha256(size + picture.array.tobytes()).digest(), picture.group)
+
+    def _amount(self) -> dict[str, Any]:
+        return {"images": self.contexts}
+
+
+def _stacked(chunk: list[MediaContext]) -> dict[str, Tensor]:
+    return {name: torch.cat([one.inputs[name] for one in chunk]) for name in chunk[0].inputs}
+
+
+class _RowCounter:
+    """A sink that counts the rows of one context at every site, and the positions they were taken from."""
+
+    def __init__(self) -> None:
+        self.found: dict[Site, tuple[int, int]] = {}
+
+    def rows(self, rows: Rows) -> None:
+        self.found[rows.site] = rows.index.keep.numel(), rows.index.length
+
+    def scores(self, scores: Scores) -> None: ...
+
+
+def _count_rows(loaded: Loaded, one: MediaContext, *, modules: tuple[str, ...]) -> tuple[int, int]:
+    """Rows and positions of one context where the model has the fewest, so that every site sees at least as many."""
+    layout = None if modules else find_layout(loaded.model)
+    sites: list[Site] = []
+    if layout is not None:
+        first = layout.stacks[0].name
+        found = layout.sites([kind for kind in COUNTED if kind in layout.kinds])
+        sites = [site for site in found if site.stack == first]
+    inputs = dict(one.inputs)
+    if loaded.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.full((1, 1), int(loaded.decoder_start or 0))
+    counter = _RowCounter()
+    with Capture(loaded.model, sites, counter, layout=layout, modules=list(modules) or None) as capture:
+        capture.run(inputs)
+    if not counter.found:
+        raise AnisoscopeError(
+            f"{loaded.name} gave no row for its first context; give longer sounds or larger pictures."
+        )
+    return min(counter.found.values())
+
+
+# -- the right feed ----------------------------------------------------------------------------------------------------
+
+_TEXT_OFF = {"seconds": None}
+_AUDIO_OFF = {"context": None, "special": "in", "first": "in"}
+_IMAGES_OFF = {**_AUDIO_OFF, "seconds": None}
+
+
+@dataclass(frozen=True)
+class FeedKind:
+    """How data of one modality is fed."""
+
+    feed: type[Feed]
+    reads: str  # text, audio or images
+    unit: str  # what rows are called
+    off: dict[str, Any]  # options without a meaning for such data, each with its value when off
+
+
+FEEDS = {
+    "text": FeedKind(TextFeed, "text", "tokens", _TEXT_OFF),
+    "characters": FeedKind(TextFeed, "text", "characters", _TEXT_OFF),
+    "speech": FeedKind(SpeechFeed, "audio", "frames", _AUDIO_OFF),
+    "vision": FeedKind(ImageFeed, "images", "patches", _IMAGES_OFF),
+    "convolution": FeedKind(ImageFeed, "images", "positions", _IMAGES_OFF),
+}
+
+
+def make_feed(loaded: Loaded, config: ProfileConfig, *, tell: Tell | None = None) -> Feed:
+    """The feed of what a model reads: text, sounds or pictures."""
+    return FEEDS[loaded.modality].feed.of(loaded, config, tell=tell)
+
+
+def fitting(loaded: Loaded, config: ProfileConfig) -> tuple[ProfileConfig, list[str]]:
+    """The options without those that mean nothing for what a model reads.
+
+    Where it is the only model they are refused, as the user cannot have meant them; beside others, which may read
+    something else, a note says so.
+    """
+    idle = {name: off for name, off in _without_meaning(loaded, config).items() if getattr(config, name) != off}
+    if not idle:
+        return config, []
+    reads = FEEDS[loaded.modality].reads
+    named = [f"--pool {config.pool}" if name == "pool" else _OPTIONS.get(name, f"--{name}") for name in idle]
+    why = f"{reads} and has no class token" if list(idle) == ["pool"] and config.pool == "cls" else reads
+    if len(config.models) == 1:
+        raise AnisoscopeError(f"{named[0]} means nothing for {loaded.name}, which reads {why}; leave it out.")
+    return replace(config, **idle), [f"{', '.join(named)} left out: it reads {why}"]
+
+
+def _without_meaning(loaded: Loaded, config: ProfileConfig) -> dict[str, Any]:
+    """Options that do nothing for a model, or harm, each with its value when off."""
+    idle = dict(FEEDS[loaded.modality].off)
+    if loaded.reads_text:
+        return idle
+    if not config.modules and not pool_fits(loaded.model, config.pool):
+        idle["pool"] = "none"
+    return idle if has_columns(config.data) else {**idle, "text_field": "text"}
+
+
+def forward_failed(error: Exception, loaded: Loaded) -> Exception:
+    """The sentence for a model that cannot read its first context; running out of memory has its own."""
+    if "memory" in str(error).lower():
+        return error
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if not loaded.reads_text:
+        return AnisoscopeError(
+            f"{loaded.name} fails on its first context ({reason}); check that its processor and the sizes in its "
+            "configuration fit together, such as image_size or num_mel_bins."
+        )
+    return AnisoscopeError(
+        f"{loaded.name} fails on its first tokens ({reason}); check that it takes plain token ids and that the sizes "
+        "in its configuration fit together, such as num_key_value_heads and num_attention_heads."
+    )
+
+
+# -- what the decoder of a model of sounds or pictures reads -----------------------------------------------------------
+
+MOST = 64  # tokens that a decoder writes or is given
+_PROMPT = 4  # tokens that a decoder may be started with: Whisper's start, language, task and no timestamps
+_POSITIONS = ("max_target_positions", "max_position_embeddings", "n_positions")
+
+
+def known_ids(loaded: Loaded, text: str) -> list[int]:
+    """Ids of a known text as a decoder reads them, after its start token and without an end; [] without a tokenizer."""
+    if loaded.tokenizer is None:
+        return []
+    ids = [int(i) for i in loaded.tokenizer(text)["input_ids"]]
+    return _from_start(loaded, ids)[: min(MOST + 1, _positions(loaded.model))]
+
+
+def greedy_ids(loaded: Loaded, inputs: dict[str, Tensor]) -> list[list[int]]:
+    """The likeliest text of each context, token by token, at most 64; the start token alone where there is no head."""
+    model: Any = loaded.model
+    if not getattr(model, "can_generate", lambda: False)():
+        return [[int(loaded.decoder_start or 0)] for _ in range(len(next(iter(inputs.values()))))]
+    device = input_device(model)
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    moved = {k: v.to(device, dtype) if v.is_floating_point() else v.to(device) for k, v in inputs.items()}
+    with _without_advice(), evaluating(model), torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        limit = max(1, min(MOST, _positions(model) - _PROMPT))
+        written = model.generate(**moved, max_new_tokens=limit, do_sample=False, num_beams=1)
+    return [_from_start(loaded, row) for row in written.cpu().tolist()]
+
+
+def _positions(model: Any) -> int:
+    """Tokens that the decoder of a model takes at most, where its configuration says it."""
+    config = getattr(model, "config", None)
+    places = (getattr(config, "decoder", None), config)
+    found = (getattr(place, name, None) for place in places for name in _POSITIONS)
+    return next((size for size in found if isinstance(size, int) and size > 0), MOST + _PROMPT)
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """Without what transformers writes on standard error about how it is called; errors are raised all the same."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def _from_start(loaded: Loaded, ids: list[int]) -> list[int]:
+    """Ids from the start token on, up to the first end: what comes after an end is padding."""
+    start = int(loaded.decoder_start or 0)
+    ids = ids[1:] if ids and ids[0] == start else ids
+    ends: set[int] = set()
+    for place in (getattr(loaded.model, "generation_config", None), getattr(loaded.model, "config", None)):
+        value = getattr(place, "eos_token_id", None)
+        ends |= {int(i) for i in (value if isinstance(value, (list, tuple)) else [value]) if i is not None}
+    stop = next((place for place, i in enumerate(ids) if i in ends), len(ids))
+    return [start, *ids[:stop]]
+
+
+def decoder_inputs(loaded: Loaded, texts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """Ids and mask of a batch of texts, padded on the right."""
+    width = max(map(len, texts))
+    ids = torch.full((len(texts), width), loaded.pad_id, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = torch.tensor(text)
+        mask[row, : len(text)] = 1
+    return {"decoder_input_ids": ids, "decoder_attention_mask": mask}
