@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import Bank
+from anisoscope.measurement.bank import Bank, load_bank, save_bank
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.table import Table, variant_name
 from support.tiny_profiles import config
@@ -114,9 +114,10 @@ def test_partial_statistics_come_back_as_they_were(tmp_path: Path) -> None:
     bank, folder = Bank(plan), RunFolder(tmp_path)
     with Capture(model, layout.sites(["resid", "scores"]), bank, layout=layout) as capture:
         capture.run(Batch(padded(contexts(12, 9)), groups=("a", "b")))
-    assert folder.partial("m", plan) is None
-    folder.write_partial("m", bank, {"batches": 1})
-    found = folder.partial("m", plan)
+    path = folder.partial_path("m")
+    assert load_bank(path, plan) is None
+    save_bank(path, bank, {"batches": 1})
+    found = load_bank(path, plan)
     assert found is not None
     loaded, progress = found
     assert progress == {"batches": 1}

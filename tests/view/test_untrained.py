@@ -60,21 +60,14 @@ def records(
 
 
 def folder_of(path: Path, rows: list[dict[str, Any]], **about: Any) -> RunFolder:
-    import torch
-
     folder = RunFolder(path)
     path.mkdir()
     folder.write_about({**ABOUT, **about})
     folder.write_table(Table.from_records(rows))
     folder.write_json("verdicts.json", [])
-    counts = torch.from_numpy(np.histogram(np.random.default_rng(0).normal(size=500), EDGES)[0])
-    keys = {
-        f"bert-normal-768-{s}/input_norm={n}/bias={b:g}": counts.clone()
-        for s in range(3)
-        for n in (0, 1)
-        for b in BIASES
-    }
-    folder.write_arrays("histograms", {"edges": torch.from_numpy(EDGES), **keys})
+    counts = np.histogram(np.random.default_rng(0).normal(size=500), EDGES)[0]
+    keys = {f"bert-normal-768-{s}/input_norm={n}/bias={b:g}": counts for s in range(3) for n in (0, 1) for b in BIASES}
+    folder.write_arrays("histograms", {"edges": EDGES, **keys})
     return folder
 
 

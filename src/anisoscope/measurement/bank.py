@@ -7,12 +7,16 @@ What is a property of whole contexts does not merge from its parts and has a par
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from anisoscope.capture.rows.row import Index, Rows, Scores
@@ -21,6 +25,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine.estimation import context_cosines
 from anisoscope.numerics.attention_rows import row_sharpness
 from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
+from anisoscope.results.folder import replace_file
 from anisoscope.stats.directions import Coordinates, Directions
 from anisoscope.stats.means import Attention, Coherence
 from anisoscope.stats.moments import Moments
@@ -470,3 +475,29 @@ def _cohere(site: SiteStats, x: Tensor, split: Split) -> None:
         mine = torch.cat(parts)
         cosines = context_cosines(x[mine.to(x.device)].flatten(1), split.sequence[mine])
         site.stat(key, Coherence).update(cosines)
+
+
+def save_bank(path: Path, bank: Bank, progress: Mapping[str, Any]) -> None:
+    """What a pass has gathered so far: one file, so that statistics and progress cannot disagree."""
+    tensors, labels = bank.state()
+    # weights tied to one storage are refused by safetensors; a clone is cheap against losing the run
+    tensors = {key: value.clone() for key, value in tensors.items()}
+    parts = {"labels": labels, "groups": bank.groups, "progress": dict(progress)}
+    words = {name: json.dumps(value) for name, value in parts.items()}
+    replace_file(path, lambda p: save_file(tensors, p, metadata=words))
+
+
+def load_bank(path: Path, plan: Plan) -> tuple[Bank, dict[str, Any]] | None:
+    """The bank and the progress that `save_bank` wrote; None where there is no file."""
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            words = file.metadata()
+    except SafetensorError as error:
+        raise AnisoscopeError(
+            f"{str(path)!r} cannot be read ({error}); delete it, and the pass begins again."
+        ) from error
+    bank = Bank.load(plan, tensors, json.loads(words["labels"]), json.loads(words["groups"]))
+    return bank, json.loads(words["progress"])

@@ -23,7 +23,7 @@ from torch import Tensor
 from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink
 from anisoscope.capture.sites.site import Site
 from anisoscope.measurement import memory
-from anisoscope.measurement.bank import Bank, Plan
+from anisoscope.measurement.bank import Bank, Plan, load_bank, save_bank
 from anisoscope.measurement.evaluation import evaluate_bank
 from anisoscope.measurement.feed.feed import Feed, fitting, make_feed
 from anisoscope.measurement.inspection import check_sites, describe, plan_passes
@@ -313,7 +313,7 @@ def _rescued(work: _Pass, folder: RunFolder, key: str, requests: Sequence[Reques
 
 def resume(work: _Pass, folder: RunFolder, key: str, plan: Any) -> None:
     """Take up what an interrupted pass had gathered, if there is any."""
-    found = folder.partial(f"{key}.{work.number}", plan)
+    found = load_bank(folder.partial_path(f"{key}.{work.number}"), plan)
     if found is None:
         work.bank = Bank(plan)
         return
@@ -400,7 +400,7 @@ def _save(work: _Pass, folder: RunFolder, key: str) -> None:
     start = time.monotonic()
     assert work.bank is not None
     progress = {"batches": work.done, "writer": work.writer.state() if work.writer is not None else None}
-    folder.write_partial(f"{key}.{work.number}", work.bank, progress)
+    save_bank(folder.partial_path(f"{key}.{work.number}"), work.bank, progress)
     work.saved = time.monotonic()
     work.cost = work.saved - start
 
@@ -415,7 +415,7 @@ def save_arrays(folder: RunFolder, key: str, bank: Bank) -> None:
         if stats.sample is not None and len(stats.sample) and not stats.heads:
             arrays[f"{site}/rows"] = stats.sample.rows[:KEPT_ROWS].float()
             arrays[f"{site}/keys"] = stats.sample.label("hash")[:KEPT_ROWS]
-    folder.write_arrays(key, arrays)
+    folder.write_arrays(key, {name: array.detach().cpu().numpy() for name, array in arrays.items()})
 
 
 def counts(bank: Bank) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from anisoscope.measurement.remarks import left_out
 from anisoscope.metrics.engine.metric import STREAM_KINDS, Request, parse_requests
 from anisoscope.models.placement import choose_device, choose_dtype
 from anisoscope.results.folder import RunFolder, slug
-from anisoscope.results.manifest import opening
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 
 LEAST_SECONDS = 0.1
@@ -134,7 +134,7 @@ class Profiler:
 
     def _begin(self) -> None:
         old = self.folder.about()
-        self.about = opening(asdict(self.config), command=self.command, seed=self.config.seed, old=old)
+        self.about = new_manifest(asdict(self.config), command=self.command, seed=self.config.seed, old=old)
         self.about["wall_seconds"] = 0.0
         self._before = float(old.get("wall_seconds", 0.0))
         self._known = {model["key"]: model for model in old.get("models", []) if "key" in model}

@@ -17,7 +17,7 @@ import torch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.manifest import opening
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class MonitorStore:
         if old and old.get("kind") != "monitor":
             return
         words = {"kind": "monitor", "models": [{**self.model, "notes": []}], **more, "status": status}
-        self.folder.write_about(opening(self.about, command=[], seed=self.about.get("seed", 0), old=old, **words))
+        self.folder.write_about(new_manifest(self.about, command=[], seed=self.about.get("seed", 0), old=old, **words))
 
     @property
     def name(self) -> str:

@@ -25,10 +25,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import Bank, Plan
 from anisoscope.results.table import Table
 
 _OURS = {"run.json", "table.parquet", "arrays", "rows", "report.html", "figures", "partial", "parts"}
@@ -187,10 +185,10 @@ class RunFolder:
         about = (pq.read_schema(path).metadata or {}).get(b"about", b"{}")
         return Table(Table.read(path).arrow, json.loads(about))
 
-    def write_arrays(self, name: str, arrays: Mapping[str, Tensor]) -> None:
-        from safetensors.torch import save_file
+    def write_arrays(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        from safetensors.numpy import save_file
 
-        plain = {key: value.detach().cpu().contiguous() for key, value in arrays.items()}
+        plain = {key: np.ascontiguousarray(value) for key, value in arrays.items()}
         replace_file(self.path / "arrays" / f"{name}.safetensors", lambda p: save_file(plain, p))
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
@@ -201,36 +199,12 @@ class RunFolder:
         mine = [p for p in paths if re.fullmatch(re.escape(name) + r"(\.\d+)?", p.stem)]
         return {key: value for path in mine for key, value in load_file(path).items()}
 
-    def write_partial(self, name: str, bank: Bank, progress: Mapping[str, Any]) -> None:
-        """What a pass has gathered so far: one file, so that statistics and progress cannot disagree."""
-        from safetensors.torch import save_file
-
-        tensors, labels = bank.state()
-        # weights tied to one storage are refused by safetensors; a clone is cheap against losing the run
-        tensors = {key: value.clone() for key, value in tensors.items()}
-        parts = {"labels": labels, "groups": bank.groups, "progress": dict(progress)}
-        words = {name: json.dumps(value) for name, value in parts.items()}
-        replace_file(self.path / "partial" / f"{name}.safetensors", lambda p: save_file(tensors, p, metadata=words))
-
-    def partial(self, name: str, plan: Plan) -> tuple[Bank, dict[str, Any]] | None:
-        from safetensors import SafetensorError, safe_open
-
-        path = self.path / "partial" / f"{name}.safetensors"
-        if not path.is_file():
-            return None
-        try:
-            with safe_open(path, framework="pt") as file:
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-                words = file.metadata()
-        except SafetensorError as error:
-            raise AnisoscopeError(
-                f"{str(path)!r} cannot be read ({error}); delete it, and the pass begins again."
-            ) from error
-        bank = Bank.load(plan, tensors, json.loads(words["labels"]), json.loads(words["groups"]))
-        return bank, json.loads(words["progress"])
+    def partial_path(self, name: str) -> Path:
+        """Where a pass keeps what it has gathered so far."""
+        return self.path / "partial" / f"{name}.safetensors"
 
     def drop_partial(self, name: str) -> None:
-        (self.path / "partial" / f"{name}.safetensors").unlink(missing_ok=True)
+        self.partial_path(name).unlink(missing_ok=True)
 
     def tidy(self) -> None:
         """Remove what only an unfinished run needs."""

@@ -1,20 +1,19 @@
-"""How every run.json begins: what is run, with what, on what, since when."""
+"""The first state of run.json: what is run, with what, on what, since when."""
 
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import platform
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from anisoscope import __version__
 
 
-def opening(
+def new_manifest(
     config: Mapping[str, Any], *, command: Sequence[str], seed: int, old: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
     """The record of a run that begins, or that goes on from an `old` record; `more` is put beside it."""
@@ -37,15 +36,10 @@ def opening(
 
 
 def versions() -> dict[str, str]:
-    """The versions that numbers may depend on."""
-    import numpy
-    import transformers
-
+    """The versions that numbers may depend on, read from the installed packages without importing them."""
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": numpy.__version__,
+        **{name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")},
         "platform": f"{platform.system()} {platform.machine()}",
         "executable": Path(sys.executable).name,
     }

@@ -26,7 +26,7 @@ from anisoscope.models.downloads import Downloads
 from anisoscope.models.source import parse_model
 from anisoscope.monitor.store import MonitorStore, in_order
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.manifest import opening
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 from anisoscope.series.config import SweepConfig as SweepConfig
 from anisoscope.series.discovery import (
@@ -148,7 +148,7 @@ class Sweeper:
     # the record of the run
 
     def _begin(self, old: dict[str, Any]) -> None:
-        self.about = opening(
+        self.about = new_manifest(
             asdict(self.config),
             command=self.command,
             seed=self.config.seed,

@@ -22,7 +22,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import Schedule, parse_schedule
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.manifest import opening
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 from anisoscope.tangent.row_map import FILE as MAP
 from anisoscope.tangent.row_map import write_joined
@@ -106,7 +106,7 @@ class ArmsStudy(ABC):
     def _begin(self, old: Mapping[str, Any]) -> None:
         words = {"kind": "study", "study": self.study, "skipped": []}
         seed = self.config.seeds[0] if self.config.seeds else 0
-        self.about = opening(asdict(self.config), command=self.command, seed=seed, old=old, **words)
+        self.about = new_manifest(asdict(self.config), command=self.command, seed=seed, old=old, **words)
         self.folder.write_about(self.about)
 
     def _end(self, status: str, started: float, error: BaseException | None = None) -> None:

@@ -22,7 +22,7 @@ from anisoscope.measurement import memory
 from anisoscope.measurement.inspection import what_is_read
 from anisoscope.metrics.engine.metric import STREAM_KINDS
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.manifest import opening
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 from anisoscope.training.config import Course
 
@@ -152,7 +152,7 @@ class Record:
         self._measured = float(old.get("monitor_seconds", 0.0))
         options = options_of(self.config, self.watch)
         words = {"kind": "training", "steps": int(old.get("steps", 0))}
-        self.about = opening(options, command=self.command, seed=self.config.seed, old=old, **words)
+        self.about = new_manifest(options, command=self.command, seed=self.config.seed, old=old, **words)
         self._write()
 
     def describe_data(self, words: Mapping[str, Any]) -> None:

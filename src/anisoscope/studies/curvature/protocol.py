@@ -24,7 +24,7 @@ from anisoscope.metrics.engine.estimate import Estimate
 from anisoscope.numerics.host import one_thread
 from anisoscope.numerics.manifolds import MANIFOLDS, Manifold, make_manifold
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.manifest import opening
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table, variant_name
 from anisoscope.studies.curvature.config import REFERENCE_ZIPF, CurvatureConfig
 from anisoscope.studies.curvature.samples import (
@@ -265,4 +265,4 @@ def run_curvature(
 def _about(config: CurvatureConfig, command: Sequence[str]) -> dict[str, Any]:
     reference = dict(zip(("zipf", "beta"), config.reference, strict=True)) | {"given": config.beta is not None}
     words = {"study": "curvature", "reference": reference, "device": "cpu"}
-    return opening(asdict(config), command=command, seed=config.seed, old={}, **words)
+    return new_manifest(asdict(config), command=command, seed=config.seed, old={}, **words)

@@ -20,7 +20,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.load import load_model
 from anisoscope.models.tokenizer import tokenizer_fingerprint
 from anisoscope.results.folder import RunFolder, slug
-from anisoscope.results.manifest import opening
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 from anisoscope.series.discovery import Checkpoint, find_series, has_loss, lossless
 from anisoscope.studies.performance.config import AUTO, PerformanceConfig
@@ -65,7 +65,7 @@ class Performance:
         if old.get("status") == "complete":
             return self.folder.path
         words = {"kind": "study", "study": "performance"}
-        self.about = opening(asdict(self.config), command=self.command, seed=self.config.seed, old=old, **words)
+        self.about = new_manifest(asdict(self.config), command=self.command, seed=self.config.seed, old=old, **words)
         self.folder.write_about(self.about)
         started = time.monotonic()
         try:

@@ -32,7 +32,7 @@ from anisoscope.metrics.engine.metric import Request, parse_requests
 from anisoscope.numerics.attention_rows import SMALLEST_ROW
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.folder import RunFolder, slug
-from anisoscope.results.manifest import opening
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table, variant_name
 from anisoscope.studies.untrained.block import UntrainedBlock, biased, build_block, direction, known_family
 from anisoscope.studies.untrained.config import BlockArm, UntrainedConfig, initialise
@@ -248,7 +248,7 @@ class Untrained:
             return self.folder.path
         words = {"kind": "study", "study": "untrained"}
         seed = self.config.size.seeds[0]
-        self.about = opening(asdict(self.config), command=self.command, seed=seed, old=old, **words)
+        self.about = new_manifest(asdict(self.config), command=self.command, seed=seed, old=old, **words)
         self.about |= {"device": str(self._device()), "size": asdict(self.config.size)}
         self.folder.write_about(self.about)
         started = time.monotonic()
@@ -337,13 +337,13 @@ class Untrained:
         self.folder.write_json("verdicts.json", verdicts_to_dicts(verdicts))
 
 
-def _arrays(parts: Iterable[Table]) -> Iterable[tuple[str, torch.Tensor]]:
+def _arrays(parts: Iterable[Table]) -> Iterable[tuple[str, np.ndarray]]:
     """Counts of scores by block and point, [points of the same name], and the edges of their bins."""
-    yield "edges", torch.from_numpy(EDGES)
+    yield "edges", EDGES
     for part in parts:
         for arm, counts in part.about["histograms"].items():
             for point, values in counts.items():
-                yield f"{arm}/{point}", torch.from_numpy(np.asarray(values, dtype=np.int32))
+                yield f"{arm}/{point}", np.asarray(values, dtype=np.int32)
 
 
 def _described(block: UntrainedBlock) -> dict[str, Any]:
