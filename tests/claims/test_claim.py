@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anisoscope.claims.engine.claim import claims, evaluate_claims
+from anisoscope.claims.catalogue import claims, evaluate_claims
 from anisoscope.claims.engine.part import Part, agreement, judge
 from anisoscope.metrics.engine.estimate import jackknife
 from anisoscope.results.quantity import Quantity, mean

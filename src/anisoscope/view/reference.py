@@ -45,7 +45,7 @@ def sites_page() -> str:
 
 def claims_page() -> str:
     """Every claim with its statement, its margin and how it is tested."""
-    from anisoscope.claims.engine.claim import claims
+    from anisoscope.claims.catalogue import claims
 
     lines = ["# Claims", "", "Written by `make docs` from the declarations in `src/anisoscope/claims`.", ""]
     lines += [

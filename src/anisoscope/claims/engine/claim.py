@@ -1,8 +1,7 @@
 """A claim of the literature = a statement and a test over the results table that ends in a verdict.
 
 Adding one is one function that takes a study (the runs of one seed, by model) and returns a finding for each subject,
-under `@claim(...)`. Seeds are this file's business: every seed is judged by itself and, where there are several, all of
-them together.
+under `@claim(...)`; `claims.catalogue` finds and evaluates them, each seed by itself and all of them together.
 
 What `Verdict.details` holds: `parts` (each effect with interval, margin, p and status), `aspects` (sub-claims with a
 status of their own), `proxy`, `rank`, `fit`, `pooled` (whether it speaks for several seeds), `seed` or `seeds` (then
@@ -12,37 +11,16 @@ has nothing that the claim could be tested on), and what the claim adds for the 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from anisoscope.claims.engine.evidence import Missing, NotHere, Run, Study, studies
-from anisoscope.claims.engine.part import ONE_MODEL, Finding, Part, Status, by_name, judge, pool
-from anisoscope.claims.engine.seeds import at_one_step, remark
-from anisoscope.errors import unknown_name
-from anisoscope.results.table import Table
+from anisoscope.claims.engine.evidence import Missing, NotHere, Run, Study
+from anisoscope.claims.engine.part import ONE_MODEL, Finding, Part, Status, by_name, judge
 
-# in the order in which a reader meets them
-_FILES = (
-    "revisiting.tangent",
-    "revisiting.training",
-    "revisiting.frequency",
-    "revisiting.comparison",
-    "shape.depth",
-    "shape.phases",
-    "shape.clusters",
-    "shape.estimators",
-    "shape.ablation",
-    "inherent.modalities",
-    "inherent.drift",
-    "inherent.attention",
-    "inherent.untrained",
-    "inherent.sharpness",
-)
-_REGISTRY: dict[str, Claim] = {}
+DECLARED: dict[str, Claim] = {}  # by name
 _NUMBERS = ("effect", "low", "high", "p", "margin")
 
 
@@ -126,7 +104,7 @@ def claim(
     def declare(function: Callable[[Study], dict[str, Finding]]) -> Claim:
         words = inspect.cleandoc(function.__doc__ or "")
         declared = Claim(name, statement, source, tuple(metrics), margin, function, words)
-        _REGISTRY[name] = declared
+        DECLARED[name] = declared
         return declared
 
     return declare
@@ -159,143 +137,10 @@ def missing(gap: Missing, *, margin: float) -> Finding:
     return Finding((part,), lambda parts, status, part: part.reason, {"missing": isinstance(gap, NotHere)})
 
 
-def claims() -> dict[str, Claim]:
-    """Every declared claim by name, in reading order."""
-    for name in _FILES:
-        importlib.import_module(f"anisoscope.claims.{name}")
-    # whoever imported one of the files first must not change the order
-    return dict(sorted(_REGISTRY.items(), key=lambda item: _place(item[1])))
-
-
-def _place(declared: Claim) -> int:
-    home = declared.function.__module__.removeprefix("anisoscope.claims.")
-    return _FILES.index(home) if home in _FILES else len(_FILES)
-
-
-def evaluate_claims(
-    table: Table,
-    names: Iterable[str] | None = None,
-    *,
-    proxy: str = "semi_nmf",
-    rank: int | None = None,
-    fit: str = "refit",
-) -> list[Verdict]:
-    """Test claims (default: all) on a table; `rank` defaults to the most common one of the table.
-
-    With several seeds of a model the verdict over all of them comes first and then that of each seed.
-    """
-    chosen = _chosen(names)
-    series = studies(table, {m for c in chosen for m in c.metrics}, proxy=proxy, rank=rank, fit=fit)
-    return [verdict for declared in chosen for verdict in _verdicts(declared, series)]
-
-
-def _chosen(names: Iterable[str] | None) -> list[Claim]:
-    known = claims()
-    if names is None:
-        return list(known.values())
-    names = [names] if isinstance(names, str) else list(names)
-    for name in names:
-        if name not in known:
-            raise unknown_name("claim", name, known)
-    return [known[name] for name in names]
-
-
-def _verdicts(declared: Claim, series: list[Study]) -> list[Verdict]:
-    found: dict[str, list[tuple[int, Finding]]] = {}
-    if not series:
-        nothing = missing(NotHere("rows", "measure a model first"), margin=declared.margin)
-        return [_verdict(declared, "", nothing, scope=ONE_MODEL, about={})]
-    for i, study in enumerate(series):
-        for subject, finding in declared.function(study).items():
-            runs = _runs(study, subject)
-            found.setdefault(subject, []).append((i, _marked(declared, finding, runs)))
-    verdicts = []
-    for subject, findings in found.items():
-        alone = len(findings) == 1
-        findings, refusal = _together(findings)
-        single = [_of_one(declared, subject, f, study=series[i], alone=alone) for i, f in findings]
-        if not alone:
-            verdicts.append(_over_seeds(declared, subject, findings, series=series, single=single, refusal=refusal))
-        verdicts += single if alone or not findings[0][1].replicate else []
-    return verdicts
-
-
-def _together(findings: list[tuple[int, Finding]]) -> tuple[list[tuple[int, Finding]], str]:
-    """The findings that have numbers at one step, and why not where that cannot be."""
-    usable = [(i, finding) for i, finding in findings if _has_numbers(finding)]
-    if len(usable) < 2:
-        return findings, ""
-    moved, refusal = at_one_step([finding for _, finding in usable])
-    at = dict(zip([i for i, _ in usable], moved, strict=True))
-    return [(i, at.get(i, finding)) for i, finding in findings], refusal
-
-
-def _has_numbers(finding: Finding) -> bool:
-    return any(part.measured for part in finding.parts)
-
-
-def _marked(declared: Claim, finding: Finding, runs: list[Run]) -> Finding:
-    """What could not be tested is missing altogether where the metric it rests on was not measured at all."""
-    if finding.details.get("missing") is not False or any(run.measured(declared.metrics[0]) for run in runs):
-        return finding
-    return replace(finding, details={**finding.details, "missing": True})
-
-
-def _of_one(declared: Claim, subject: str, finding: Finding, *, study: Study, alone: bool) -> Verdict:
-    seed = _seed(study, subject)
-    scope = finding.scope if alone else f"for seed {seed}"
-    about = {**_about(study), "seed": seed, "measured_again": _again([study], subject)}
-    return _verdict(declared, subject, finding, scope=scope, about=about)
-
-
-def _over_seeds(
-    declared: Claim,
-    subject: str,
-    findings: list[tuple[int, Finding]],
-    *,
-    series: list[Study],
-    single: list[Verdict],
-    refusal: str,
+def verdict_of(
+    name: str, statement: str, finding: Finding, *, subject: str, scope: str = ONE_MODEL, about: Mapping[str, Any]
 ) -> Verdict:
-    """One verdict over the seeds in which the claim could be looked at."""
-    kept = ("status", "effect", "low", "high", "p")
-    usable = [(i, f) for i, f in findings if _has_numbers(f)] or findings
-    seeds = [_seed(series[i], subject) for i, _ in usable]
-    scope = f"over {len(usable)} seeds" if len(usable) > 1 else f"for seed {seeds[0]}"
-    finding = pool([f for _, f in usable], refusal) if len(usable) > 1 else usable[0][1]
-    about = {**_about(series[usable[0][0]]), "pooled": True, "seeds": seeds}
-    about["measured_again"] = _again([series[i] for i, _ in findings], subject)
-    about["missing"] = all(f.details.get("missing") for _, f in findings)
-    about["per_seed"] = [{"seed": v.details["seed"], **{name: getattr(v, name) for name in kept}} for v in single]
-    return _verdict(declared, subject, finding, scope=scope, about=about)
-
-
-def _seed(study: Study, subject: str) -> int | None:
-    return _runs(study, subject)[0].seed
-
-
-def _runs(study: Study, subject: str) -> list[Run]:
-    """The model that a verdict is about (or the model of the stack that it is about), or all of them."""
-    named = [model for model in study if subject == model or subject.startswith(f"{model}, ")]
-    return [study[max(named, key=len)]] if named else list(study.values())
-
-
-def _again(series: list[Study], subject: str) -> dict[str, list[str]]:
-    """What to say of seeds that were left out, by model, for the models that a verdict may rest on."""
-    found: dict[str, list[str]] = {}
-    for study in series:
-        for run in _runs(study, subject):
-            if run.again:
-                found.setdefault(run.model, []).append(remark(run.seed, run.again))
-    return found
-
-
-def _about(study: Study) -> dict[str, Any]:
-    settings = next(iter(study.values())).settings
-    return {"proxy": settings.proxy, "rank": settings.rank, "fit": settings.fit}
-
-
-def _verdict(declared: Claim, subject: str, finding: Finding, *, scope: str, about: dict[str, Any]) -> Verdict:
+    """A finding judged and told in one sentence; `about` goes into the details."""
     parts = finding.settle(by_name(finding.parts))
     needed = [part for part in parts.values() if part.needed]
     status, binding = judge(needed)
@@ -305,8 +150,8 @@ def _verdict(declared: Claim, subject: str, finding: Finding, *, scope: str, abo
     told += f"; {finding.note}" if told and finding.note else ""
     details = {"parts": [part.record() for part in parts.values()], "aspects": _aspects(finding, parts)}
     return Verdict(
-        claim=declared.name,
-        statement=declared.statement,
+        claim=name,
+        statement=statement,
         status="undecided" if doubt else status,
         effect=shown.effect,
         low=shown.low,

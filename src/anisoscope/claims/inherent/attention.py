@@ -18,10 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.blocks import StackEvidence, series_of, shared_steps, stack_claim
+from anisoscope.claims.engine.blocks import BlockStack, series_of, shared_steps, stack_claim
 from anisoscope.claims.engine.correlation import rank_correlation
-from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Reading, Readings
-from anisoscope.claims.engine.learned import hardly_learned
+from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings
 from anisoscope.claims.engine.part import CORRELATION, Finding, Part, Parts, Status, figure, left_open, outcome, span
 from anisoscope.claims.inherent.streams import SOURCE
 from anisoscope.claims.revisiting.controls import step_records
@@ -50,7 +49,7 @@ Course = dict[Cell, Quantity]
     metrics=("qk_cosine", "drift"),
     margin=TREND_MARGIN,
 )
-def queries_and_keys_drift_together(stack: StackEvidence) -> Finding:
+def queries_and_keys_drift_together(stack: BlockStack) -> Finding:
     """Spearman's correlation with the step of ‖mean q‖, of ‖mean k‖ and of |cos(mean q, mean k)|, each beyond .5.
 
     In each layer, of the mean over its heads; the mean over layers is judged, over five steps at least. At the last
@@ -79,15 +78,15 @@ def queries_and_keys_drift_together(stack: StackEvidence) -> Finding:
     return Finding((*parts, *others), sentence, details, aspects=aspects, settle=_settle(stack, steps[-1]))
 
 
-def _settle(stack: StackEvidence, step: int) -> Any:
+def _settle(stack: BlockStack, step: int) -> Any:
     """Leaves a claim open for a model that hardly learned: what training does to attention is not seen there."""
-    words = hardly_learned(stack.run, step)
+    words = stack.run.hardly_learned(step)
     return functools.partial(left_open, reason=f"the model {words}" if words else "")
 
 
-def _courses(stack: StackEvidence, suffix: str) -> dict[str, Course]:
+def _courses(stack: BlockStack, suffix: str) -> dict[str, Course]:
     """The three numbers at the steps and layers that all of them have."""
-    query, key = (_quantities(replace(stack, kind=f"{kind}{suffix}").readings("drift")) for kind in ("query", "key"))
+    query, key = (_quantities(replace(stack, kind=f"{kind}{suffix}").blocks("drift")) for kind in ("query", "key"))
     aligned = _alignment(stack, f"query{suffix}")
     for readings, words in ((query, "drift at queries"), (key, "drift at keys"), (aligned, "qk_cosine by head")):
         if not readings:
@@ -99,12 +98,12 @@ def _quantities(readings: Readings) -> Course:
     return {cell: reading.quantity for cell, reading in readings.items()}
 
 
-def _alignment(stack: StackEvidence, kind: str) -> Course:
+def _alignment(stack: BlockStack, kind: str) -> Course:
     """|c| of every layer and step: heads may be parallel or opposed, so the sign goes before the mean over heads.
 
     Only heads with a number at every step count, so that the mean is always over the same ones.
     """
-    found = {c: r for c, r in stack.mine(stack.run.heads("qk_cosine")).items() if c.kind == kind and c.layer > 0}
+    found = {c: r for c, r in stack.sites("qk_cosine", heads=True).items() if c.kind == kind and c.layer > 0}
     steps = {cell.step for cell in found}
     groups: dict[tuple[int, int | None], list[Cell]] = {}
     for cell in found:
@@ -118,17 +117,12 @@ def _alignment(stack: StackEvidence, kind: str) -> Course:
 
 def _shared(courses: Mapping[str, Course]) -> dict[str, Course]:
     """The courses at the steps and layers that all have; refused with fewer than five steps."""
-    given = [{cell: _reading(q) for cell, q in course.items()} for course in courses.values()]
-    series_of(given[0], fewest=FEWEST_STEPS)
-    layers, steps = shared_steps(given)
+    series_of(next(iter(courses.values())), fewest=FEWEST_STEPS)
+    layers, steps = shared_steps(courses.values())
     if len(steps) < FEWEST_STEPS:
         raise Missing(f"{FEWEST_STEPS} steps with a number at the same layers", f"there are {len(steps)}")
     kept = {(layer, step) for layer in layers for step in steps}
     return {name: {c: q for c, q in course.items() if (c.layer, c.step) in kept} for name, course in courses.items()}
-
-
-def _reading(quantity: Quantity) -> Reading:
-    return Reading(quantity, math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, "")
 
 
 def _steps(course: Course) -> list[int]:
@@ -168,7 +162,7 @@ def _drift_parts(courses: Mapping[str, Course], prefix: str) -> list[Part]:
     return [_trend_part(f"{prefix}{name}", course, needed=not prefix) for name, course in courses.items()]
 
 
-def _random_part(stack: StackEvidence, courses: Mapping[str, Course], suffix: str) -> Part:
+def _random_part(stack: BlockStack, courses: Mapping[str, Course], suffix: str) -> Part:
     """|c| at the last step minus what random directions have; the margin is what they reach by luck."""
     course = courses[_ALIGNED]
     last = _steps(course)[-1]
@@ -182,13 +176,13 @@ def _random_part(stack: StackEvidence, courses: Mapping[str, Course], suffix: st
     return Part.of(_RANDOM, level, margin=luck, p=math.nan, guard=True, bounds=CORRELATION)
 
 
-def _heads(stack: StackEvidence, kind: str, step: int) -> set[tuple[int, int | None]]:
+def _heads(stack: BlockStack, kind: str, step: int) -> set[tuple[int, int | None]]:
     """The heads of all layers, as far as the table has them one by one; queries that share a key have fewer keys."""
-    found = {**stack.mine(stack.run.heads("qk_cosine")), **stack.mine(stack.run.heads("drift"))}
+    found = {**stack.sites("qk_cosine", heads=True), **stack.sites("drift", heads=True)}
     return {(cell.layer, cell.head) for cell in found if (cell.step, cell.kind) == (step, kind) and cell.layer > 0}
 
 
-def _rotates(stack: StackEvidence) -> bool:
+def _rotates(stack: BlockStack) -> bool:
     """Whether the model is of a family that rotates, by the name of its class in run.json."""
     return str(stack.run.entry.get("architecture") or "").startswith(_ROTARY)
 
@@ -202,7 +196,7 @@ def random_cosine(width: int) -> float:
     return math.sqrt(2 / (math.pi * width))
 
 
-def _head_width(stack: StackEvidence, heads: int) -> int | None:
+def _head_width(stack: BlockStack, heads: int) -> int | None:
     """As run.json has it, or the model's width over its heads."""
     entry = stack.run.entry
     told, whole = entry.get("head_width"), entry.get("width")
@@ -237,7 +231,7 @@ _DECIDING = {
     metrics=("attention_sharpness", "attention_max", "attention_entropy"),
     margin=TREND_MARGIN,
 )
-def attention_sharpens(stack: StackEvidence) -> Finding:
+def attention_sharpens(stack: BlockStack) -> Finding:
     """Spearman's correlation with the step of attention_sharpness and, turned round, of attention_entropy; beyond .5.
 
     In each layer, of the mean over its heads; the mean over layers is judged, over five steps at least. Where sharpness
@@ -248,11 +242,11 @@ def attention_sharpens(stack: StackEvidence) -> Finding:
     independent: it describes.
     """
     scores = replace(stack, kind="scores")
-    measured = {name: _quantities(scores.readings(name)) for name in _SHARP}
+    measured = {name: _quantities(scores.blocks(name)) for name in _SHARP}
     first = next((name for name, course in measured.items() if course), None)
     if first is None:
         raise NotHere("attention_sharpness or attention_max", _HOW)
-    entropy = _quantities(scores.readings("attention_entropy"))
+    entropy = _quantities(scores.blocks("attention_entropy"))
     courses = _shared({first: measured[first]} | ({"attention_entropy": entropy} if entropy else {}))
     parts = [_trend_part(_SHARPER, courses[first])]
     if entropy:
@@ -275,10 +269,10 @@ _SHARP = {"attention_sharpness": "sharpness", "attention_max": "mean row maximum
 _SHARPER, _ENTROPY, _NO_FIRST, _RISE = "sharpness", "entropy", "without the first key", "size of the rise"
 
 
-def _without_first(scores: StackEvidence, first: str) -> list[Part]:
+def _without_first(scores: BlockStack, first: str) -> list[Part]:
     """The same without the first key, where both measures have it."""
     names = {_SHARPER: first, _ENTROPY: "attention_entropy"}
-    given = {word: _quantities(scores.readings(metric, "first=0")) for word, metric in names.items()}
+    given = {word: _quantities(scores.blocks(metric, first=0)) for word, metric in names.items()}
     try:
         courses = _shared(given) if all(given.values()) else {}
     except Missing:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.claims.engine.blocks import StackEvidence, at_step, judged, stacks
+from anisoscope.claims.engine.blocks import BlockStack, at_step, judged, stacks
 from anisoscope.claims.engine.claim import attempt, claim
 from anisoscope.claims.engine.correlation import (
     DESCRIPTIVE,
@@ -37,7 +37,7 @@ from anisoscope.claims.engine.correlation import (
     ranks,
     sites_interval,
 )
-from anisoscope.claims.engine.evidence import Missing, NotHere, Reading, Readings, Study, studies
+from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Study, studies
 from anisoscope.claims.engine.part import (
     ALPHA,
     CORRELATION,
@@ -65,6 +65,7 @@ from anisoscope.claims.inherent.streams import (
 )
 from anisoscope.claims.inherent.streams import uncounted_note as note_of
 from anisoscope.results.quantity import Quantity, combine
+from anisoscope.results.query import Row
 from anisoscope.results.table import Table
 
 CORRELATION_MARGIN = 0.3
@@ -78,7 +79,7 @@ _RANK, _SHARE, _LINEAR, _FIRST = (
     "linear correlation",
     "without the first position",
 )
-Pairs = Sequence[tuple[Reading, Reading]]
+Pairs = Sequence[tuple[Row, Row]]
 _HOW = "measure it with --metrics explained_by_drift"
 
 
@@ -101,9 +102,9 @@ def _record(stream: Stream) -> dict[str, Any]:
     return {
         "model": stream.model,
         "stack": stream.stack_name,
-        "subject": stream.name,
+        "subject": stream.subject,
         "modality": stream.modality,
-        "role": stream.stack.role,
+        "role": stream.role,
         "seed": stream.run.seed,
         "step": stream.step,
         "kind": stream.kind,
@@ -146,7 +147,7 @@ def _columns(name: str, part: Part) -> dict[str, float]:
 
 def _note(stream: Stream, pairs: Pairs, linear: Part) -> str:
     """Why a number is not there."""
-    if not stream.sites("drift"):
+    if not stream.counted("drift"):
         return "drift was not measured"
     if len(pairs) < FEWEST_SITES:
         return f"{len(pairs)} site{'s' if len(pairs) != 1 else ''} only: a correlation needs {FEWEST_SITES}"
@@ -160,10 +161,10 @@ def _note(stream: Stream, pairs: Pairs, linear: Part) -> str:
 
 def _points(stream: Stream) -> list[dict[str, Any]]:
     """Every site with its numbers, the final norm too, which the correlation leaves out."""
-    kinds = ("embed", stream.kind, "final")
-    cosine, drift, norm, relative, share = (stream.at(metric, kinds) for metric in METRICS)
+    cosine, drift, norm, relative, share = (stream.sites(metric) for metric in METRICS)
+    shown = [item for item in cosine.items() if item[0].kind in ("embed", stream.kind, "final")]
     points = []
-    for cell, reading in sorted(cosine.items(), key=lambda item: (item[0].layer, item[0].kind == "final")):
+    for cell, reading in sorted(shown, key=lambda item: (item[0].layer, item[0].kind == "final")):
         low, high = reading.quantity.interval()
         found = {"layer": cell.layer, "depth": reading.depth, "kind": cell.kind, "counted": cell.kind != "final"}
         found |= {"cosine": reading.value, "low": low, "high": high, "drift": _value(drift, cell)}
@@ -189,9 +190,9 @@ def _near_identity(stream: Stream) -> float:
     return pearson([point["relative_drift"] ** 2 for point in counted], [point["cosine"] for point in counted])
 
 
-def explained_share(stream: Stream, variant: str = "") -> Quantity:
+def explained_share(stream: Stream) -> Quantity:
     """The median over sites of the share that vanishes with the mean; NaN where it was not measured."""
-    parts = [reading.quantity for reading in stream.sites("explained_by_drift", variant).values()]
+    parts = [reading.quantity for reading in stream.counted("explained_by_drift").values()]
     if not parts:
         return Quantity(math.nan)
     if len({len(part.folds) for part in parts}) > 1 or not parts[0].folds:
@@ -273,10 +274,10 @@ def drift_explains_anisotropy(study: Study) -> dict[str, Finding]:
     return found
 
 
-def _of_stack(stack: StackEvidence) -> Finding:
+def _of_stack(stack: BlockStack) -> Finding:
     stream = Stream.of(stack.run.model, stack)
     parts = _parts(stream)
-    rest = list(stream.pairs("first=out").values())
+    rest = list(stream.pairs(first="out").values())
     if len(rest) >= FEWEST_LAYERS:
         parts.append(_correlation(_FIRST, rest, ranked=True, margin=CORRELATION_MARGIN, needed=False))
     parts.append(_correlation(_LINEAR, list(stream.pairs().values()), ranked=False, needed=False))
@@ -290,7 +291,7 @@ def _of_stack(stack: StackEvidence) -> Finding:
 def _parts(stream: Stream) -> list[Part]:
     """Both halves of the claim; the share stays open where it was not measured."""
     pairs = list(stream.pairs().values())
-    if not stream.sites("drift"):
+    if not stream.counted("drift"):
         raise NotHere("drift at blocks", "measure it with --metrics drift")
     if len(pairs) < FEWEST_SITES:
         raise Missing(f"profile of {FEWEST_LAYERS} sites with drift and average_cosine", f"{len(pairs)} have both")

@@ -18,7 +18,6 @@ from typing import Any
 from anisoscope.claims.engine.claim import attempt, claim
 from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, welch
 from anisoscope.claims.engine.evidence import NotHere, Study, studies
-from anisoscope.claims.engine.learned import fall, learned
 from anisoscope.claims.engine.part import CORRELATION, Finding, Part, Parts, Status, figure, outcome, span, t_interval
 from anisoscope.claims.inherent.drift import correlations, explained_word
 from anisoscope.claims.inherent.streams import (
@@ -70,7 +69,7 @@ def modality_table(table: Table) -> list[dict[str, Any]]:
 
 
 def _record(stream: Stream, told: Mapping[str, Any]) -> dict[str, Any]:
-    cells = sorted(stream.blocks().items(), key=lambda item: item[0].layer)
+    cells = sorted(stream.blocks("average_cosine").items(), key=lambda item: item[0].layer)
     numbers = {cell.layer: reading.value for cell, reading in cells}
     depths = {cell.layer: reading.depth for cell, reading in cells}
     layers = list(numbers)
@@ -341,7 +340,7 @@ def _too_few(attention: int, without: int) -> str:
 
 def _unknown(counted: Mapping[str, Stream]) -> str:
     """Names the models of which the table does not tell whether they learned anything."""
-    names = [name for name, stream in counted.items() if not learned(fall(stream.run, stream.step))]
+    names = [name for name, stream in counted.items() if not stream.run.learned(stream.step)]
     why = "learned anything is not known, since the table has no loss of the first and the last step"
     return f"whether {listed(names)} {why}" if names else ""
 
@@ -351,7 +350,7 @@ def _unknown(counted: Mapping[str, Stream]) -> str:
 
 def _largest_part(name: str, stream: Stream, *, looks: int) -> Part:
     """The largest average cosine of the blocks, which must lie below the margin."""
-    largest = combine([reading.quantity for reading in stream.blocks().values()], _max)
+    largest = combine([reading.quantity for reading in stream.blocks("average_cosine").values()], _max)
     more: dict[str, Any] = {"margin": ANISOTROPIC, "p": math.nan, "looks": looks, "below": True, "bounds": CORRELATION}
     return Part.of(f"{_LARGEST}{name}", largest, **more)
 

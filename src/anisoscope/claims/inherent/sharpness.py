@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.blocks import StackEvidence, block_mean, shared_steps
+from anisoscope.claims.engine.blocks import BlockStack, block_mean, shared_steps
 from anisoscope.claims.engine.claim import attempt, claim, missing
 from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Run, Study
 from anisoscope.claims.engine.part import (
@@ -128,7 +128,7 @@ def _judged(function: Any, arms: Any, *, margin: float, until: int | None = None
 
 
 def _rising(arms: tuple[Run, Run], *, until: int | None) -> Finding:
-    ordinary, own = (StackEvidence(run, until=until).needed("average_cosine") for run in arms)
+    ordinary, own = (BlockStack(run, until=until).needed("average_cosine") for run in arms)
     layers, steps = shared_steps([ordinary, own])
     if not steps or steps[0] != 0 or len(steps) < 2:
         raise Missing("average_cosine of both arms at step 0 and later", "watch the training from its first step on")
@@ -178,7 +178,7 @@ def _drift_parts(run: Run, step: int | None, until: int | None, prefix: str = ""
 
 def drift_of(run: Run, kind: str, step: int | None, until: int | None = None) -> Quantity:
     """‖mean‖ / mean ‖·‖ of queries or keys, means over blocks of both; 0 where all of them are zero."""
-    readings = [StackEvidence(run, kind=kind, until=until).needed(metric) for metric in ("drift", "mean_norm")]
+    readings = [BlockStack(run, kind=kind, until=until).needed(metric) for metric in ("drift", "mean_norm")]
     above, below = (block_mean(found, step) for found in readings)
     if below.value == 0:
         return Quantity.constant(0.0)
@@ -246,8 +246,7 @@ def _without(name: str, parts: Parts) -> str:
 
 def _sharp(arms: Arms, *, until: int | None) -> Finding:
     found = {
-        name: StackEvidence(run, kind="scores", until=until).readings("attention_sharpness")
-        for name, run in arms.items()
+        name: BlockStack(run, kind="scores", until=until).blocks("attention_sharpness") for name, run in arms.items()
     }
     if not found[ORDINARY] or not found[CENTRED]:
         raise Missing("attention_sharpness at blocks of both arms", "measure it with --metrics attention")
@@ -275,7 +274,7 @@ def _beside(arms: Arms, step: int, layers: list[int], *, until: int | None) -> l
     parts = []
     for metric, words, most in (("attention_entropy", _ENTROPY, UNIT), ("score_spread", _SPREAD, (0.0, None))):
         for name in (ORDINARY, CENTRED):
-            readings = StackEvidence(arms[name], kind="scores", until=until).readings(metric)
+            readings = BlockStack(arms[name], kind="scores", until=until).blocks(metric)
             if readings:
                 parts.append(_told(f"{name}: {words}", block_mean(readings, step, layers), bounds=most))
     return parts

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from anisoscope.claims.engine.claim import model_claim
 from anisoscope.claims.engine.correlation import rank_correlation
-from anisoscope.claims.engine.evidence import NotHere, Run
+from anisoscope.claims.engine.evidence import NotHere, Run, by_cell
 from anisoscope.claims.engine.part import (
     CORRELATION,
     ONE_REPLICATE,
@@ -191,14 +191,11 @@ def _ends(parts: Parts, name: str, what: str = "") -> list[str]:
 def _arms(run: Run, metric: str, kind: str) -> dict[UntrainedArm, Biased]:
     """What the table has of a metric, by arm and bias."""
     found: dict[UntrainedArm, Biased] = {}
-    variants = {key[3] for key in run.index.slices if key[0] == run.model and key[2] == metric and key[4] == ""}
-    for variant in sorted(variants):
-        words = dict(word.split("=", 1) for word in variant.split(";") if "=" in word)
-        if set(words) != {"bias", "init", "input_norm", "width"}:
-            continue
-        arm = UntrainedArm(words["init"], int(words["width"]), words["input_norm"] == "1")
-        for cell, reading in run.plain(metric, variant).items():
-            if cell.kind == kind:
-                found.setdefault(arm, {})[float(words["bias"])] = reading.quantity
+    mine = run.of(metric).where(kind=kind, group="", head=None)
+    for same in (mine.where(seed=run.seed) or mine.where(seed=None)).groups("variant").values():
+        for row in by_cell(same).values():
+            if set(row.options) == {"bias", "init", "input_norm", "width"}:
+                arm = UntrainedArm(row["init"], int(row["width"]), row["input_norm"] == "1")
+                found.setdefault(arm, {})[float(row["bias"])] = row.quantity
     order = {arm: dict(sorted(there.items())) for arm, there in found.items()}
     return dict(sorted(order.items(), key=lambda item: (item[0].init, item[0].width, not item[0].norm)))

@@ -35,7 +35,7 @@ def encoder_and_decoder(study: Study) -> dict[str, Finding]:
 def _both_kinds(study: Study) -> Finding:
     natural = {model: run for model, run in study.items() if not _ARM.search(model)}
     kinds = {"encoder": [r for r in natural.values() if is_encoder(r)]}
-    kinds["decoder"] = [r for r in natural.values() if r.readings("gradient_energy") and not is_encoder(r)]
+    kinds["decoder"] = [r for r in natural.values() if r.tangent("gradient_energy") and not is_encoder(r)]
     for kind, runs in kinds.items():
         if not runs:
             raise Missing(f"{kind} with gradient_energy", f"train one with --arch {kind} and put both into one table")
@@ -46,7 +46,7 @@ def _both_kinds(study: Study) -> Finding:
 
 def is_encoder(run: Run) -> bool:
     """Only a masked language model has masked rows."""
-    return bool(run.readings("gradient_energy", "masked") or run.readings("gradient_energy", "unmasked"))
+    return bool(run.tangent("gradient_energy", "masked") or run.tangent("gradient_energy", "unmasked"))
 
 
 def _of_model(run: Run, kind: str) -> list[Part]:
@@ -55,7 +55,7 @@ def _of_model(run: Run, kind: str) -> list[Part]:
     Where only all rows together have controls, as with a frozen proxy, they are judged together.
     """
     kinds = ("masked", "unmasked") if kind == "encoder" else ()
-    groups = [g for g in kinds if run.readings("gradient_energy", g, control="random")] or [""]
+    groups = [g for g in kinds if run.tangent("gradient_energy", g, control="random")] or [""]
     parts = []
     for group in groups:
         controls = control_parts(run, group)
@@ -104,7 +104,7 @@ def semi_nmf_beats_pca(run: Run) -> Finding:
         Part.described("semi-NMF", average(ours, cells)),
         Part.described("PCA", average(theirs, cells)),
     ]
-    overlap = run.plain("proxy_overlap", f"rank={run.settings.rank}")
+    overlap = run.rows("proxy_overlap", rank=run.rank)
     if overlap:
         values = [overlap[cell].value for cell in trained(overlap)]
         parts.append(Part.described("overlap of the spans", Quantity.constant(sum(values) / len(values))))
@@ -163,7 +163,7 @@ def bias_of(run: Run) -> float:
 
     Whole contexts are resampled, so a target is not always approached from the side that its name says.
     """
-    entropy = run.plain("unigram_entropy", "")
+    entropy = run.rows("unigram_entropy")
     return -next(iter(entropy.values())).quantity.value if entropy else bias(run.model)
 
 
@@ -187,7 +187,7 @@ def _between_arms(arms: tuple[Run, Run]) -> Finding:
         Part.described("more bias", high),
         Part.described("less bias", low),
     ]
-    cosines = [run.plain("average_cosine", "") for run in arms]
+    cosines = [run.rows("average_cosine") for run in arms]
     if all(cosines):
         two = _averages(*cosines)
         parts.append(Part.of("average cosine", two[0] - two[1], margin=0.0, needed=False))
@@ -202,7 +202,8 @@ def _averages(one: Readings, two: Readings) -> tuple[Quantity, Quantity, bool]:
     cells = [cell for cell in trained(one) if cell in two]
     if not cells:
         raise Missing("site and step that both arms were measured at", "use the same schedule for both")
-    paired = all((one[c].n, one[c].contexts) == (two[c].n, two[c].contexts) for c in cells)
+    sizes = [[(rows[c].n, rows[c].contexts) for c in cells] for rows in (one, two)]
+    paired = sizes[0] == sizes[1] and all(None not in size for size in sizes[0])
     means = [average(readings, cells) for readings in (one, two)]
     if not paired:
         means = [q if q.thin else Quantity(q.value, half=(q.interval()[1] - q.interval()[0]) / 2) for q in means]
@@ -210,7 +211,7 @@ def _averages(one: Readings, two: Readings) -> tuple[Quantity, Quantity, bool]:
 
 
 def _arm_steps(arms: tuple[Run, Run]) -> dict[str, Any]:
-    return {run.model: step_records(run.readings("gradient_enrichment")) for run in arms}
+    return {run.model: step_records(run.tangent("gradient_enrichment")) for run in arms}
 
 
 def _arms_sentence(parts: Parts, status: Status, part: Part) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from anisoscope.claims.engine.claim import model_claim
-from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run
+from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, listing
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, agreement, figure, judge, outcome, span
 from anisoscope.claims.revisiting.controls import at_step, average, step_records, trained
 from anisoscope.claims.revisiting.tangent import SOURCE
@@ -66,7 +66,7 @@ def _bin_means(run: Run, balanced: int | None, *, by: str = "frequency") -> dict
     found: dict[int, Readings] = {}
     for group in run.groups("gradient_enrichment"):
         name, _, number = group.partition(":")
-        readings = run.readings("gradient_enrichment", group, balanced=balanced) if name == by else {}
+        readings = run.tangent("gradient_enrichment", group, balanced=balanced) if name == by else {}
         if readings:
             found[int(number)] = readings
     if not found:
@@ -111,7 +111,7 @@ def _records(bins: dict[int, Quantity]) -> list[dict[str, Any]]:
 
 
 def _courses(run: Run, bins: dict[int, Quantity]) -> dict[str, Any]:
-    return {str(n): step_records(run.readings("gradient_enrichment", f"frequency:{n}")) for n in bins}
+    return {str(n): step_records(run.tangent("gradient_enrichment", f"frequency:{n}")) for n in bins}
 
 
 def _frequency_sentence(parts: Parts, status: Status, part: Part, *, mixed: bool) -> str:
@@ -156,19 +156,19 @@ def rare_tokens_spread(run: Run) -> Finding:
     return Finding(tuple(parts), _spread_sentence, details, settle=_agreed, aspects=aspects)
 
 
-def _variant(over: str, correlation: str = "spearman", *, normalised: bool = False) -> str:
-    return f"correlation={correlation};{'normalised=1;' if normalised else ''}over={over}"
+def _options(over: str, correlation: str = "spearman", *, normalised: bool = False) -> dict[str, Any]:
+    return {"correlation": correlation, **({"normalised": 1} if normalised else {}), "over": over}
 
 
 def _spread_part(run: Run, over: str, *, normalised: bool) -> Part:
-    variant, name = _variant(over, normalised=normalised), f"{over}: {_DISTANCES[normalised]}"
-    readings = run.plain("frequency_spread", variant)
+    options, name = _options(over, normalised=normalised), f"{over}: {_DISTANCES[normalised]}"
+    readings = run.rows("frequency_spread", **options)
     cells = _final(readings)
     if not cells:
-        gap = Missing(f"frequency_spread with {variant.replace(';', ', ')}")
+        gap = Missing(f"frequency_spread with {listing(options)}")
         return Part.absent(name, str(gap), margin=CORRELATION_MARGIN)
     quantity = -mean([readings[cell].quantity for cell in cells])
-    return Part.of(name, quantity, margin=CORRELATION_MARGIN, p=_spread_p(run, variant))
+    return Part.of(name, quantity, margin=CORRELATION_MARGIN, p=_spread_p(run, options))
 
 
 def _agreed(parts: dict[str, Part]) -> dict[str, Part]:
@@ -189,9 +189,9 @@ def _of_both(over: str, members: list[Part]) -> Part:
     return replace(joined, reason=f"the two measures of distance {_OVER_WORDS[over]} do not agree ({told})")
 
 
-def _spread_p(run: Run, variant: str) -> float:
+def _spread_p(run: Run, options: dict[str, Any]) -> float:
     """Bonferroni's p over the sites of the last step."""
-    readings = run.plain("frequency_spread_p", variant)
+    readings = run.rows("frequency_spread_p", **options)
     values = [readings[cell].value for cell in _final(readings)]
     return min(1.0, len(values) * min(values)) if values else math.nan
 
@@ -207,7 +207,7 @@ def _spread_records(run: Run) -> list[dict[str, Any]]:
     for over in ("context", "time"):
         for correlation in ("pearson", "spearman"):
             for normalised in (False, True):
-                readings = run.plain("frequency_spread", _variant(over, correlation, normalised=normalised))
+                readings = run.rows("frequency_spread", **_options(over, correlation, normalised=normalised))
                 words = {"over": over, "correlation": correlation, "normalised": normalised}
                 for cell in _final(readings):
                     r = readings[cell]

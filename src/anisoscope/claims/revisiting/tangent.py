@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from anisoscope.claims.engine.claim import model_claim
-from anisoscope.claims.engine.evidence import Cell, Missing, Reading, Readings, Run
+from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, figure, judge, outcome, span
 from anisoscope.claims.revisiting.controls import (
     CONTROLS,
@@ -25,6 +25,7 @@ from anisoscope.claims.revisiting.controls import (
     trained,
 )
 from anisoscope.results.quantity import Quantity, mean
+from anisoscope.results.query import Row
 
 SOURCE = "arXiv:2604.08764"
 SHARE_MARGIN = 0.05
@@ -51,7 +52,7 @@ def tangent_energy(run: Run) -> Finding:
     cells, layers = cell_records(run), _layers(run)
     told = [*described_energy(run), *_where(cells, layers)]
     for group, rows in _ROWS.items():
-        if run.readings("gradient_energy", group):
+        if run.tangent("gradient_energy", group):
             told.append(replace(described_energy(run, group)[0], name=rows))
     details: dict[str, Any] = {"cells": cells, "layers": layers, "steps": step_records(_scaled(run))}
     details |= {"groups": _row_kinds(run)}
@@ -96,7 +97,7 @@ def described_energy(run: Run, group: str = "", **options: Any) -> list[Part]:
 def _scaled(run: Run, group: str = "", **options: Any) -> dict[Cell, Quantity]:
     """Energy in units of chance at every cell."""
     levels = chance_levels(run, group, **{k: v for k, v in options.items() if k != "average"})
-    found = run.readings("gradient_energy", group, **options)
+    found = run.tangent("gradient_energy", group, **options)
     return {cell: reading.quantity / levels[cell] for cell, reading in found.items() if cell in levels}
 
 
@@ -127,7 +128,7 @@ def _row_kinds(run: Run) -> dict[str, Any]:
     """Masked and unmasked rows of a masked language model, judged apart."""
     found = {}
     for group in _ROWS:
-        if run.readings("gradient_energy", group):
+        if run.tangent("gradient_energy", group):
             status, part = judge(control_parts(run, group))
             told = [p.record() for p in described_energy(run, group)]
             found[group] = {**part.record(), "status": status, "control": part.name, "told": told}
@@ -146,7 +147,7 @@ def anisotropy_share(run: Run) -> Finding:
     """Mean over sites and steps of the spectral share minus that of the normal control; ΔIsoScore* must not object."""
     share = run.needed("gradient_share")
     cells = trained(share)
-    gaps = {c: _above(share, run.readings("gradient_share", control=c)) for c in CONTROLS}
+    gaps = {c: _above(share, run.tangent("gradient_share", control=c)) for c in CONTROLS}
     if not gaps["normal"]:
         raise Missing("gradient_share with control=normal")
     parts = [Part.of("normal", _mean_over(gaps["normal"], cells), margin=SHARE_MARGIN)]
@@ -154,8 +155,8 @@ def anisotropy_share(run: Run) -> Finding:
     parts.append(Part.described("share", average(share, cells)))
     lacking = sum(_below(share[cell]) for cell in cells) / len(cells)
     parts.append(Part.described("sites and steps below average", Quantity.constant(lacking)))
-    gain = run.readings("gradient_isoscore_gain")
-    isotropy = _above(gain, run.readings("gradient_isoscore_gain", control="normal"))
+    gain = run.tangent("gradient_isoscore_gain")
+    isotropy = _above(gain, run.tangent("gradient_isoscore_gain", control="normal"))
     if isotropy:
         shared = [isotropy[c] for c in trained(gain) if c in isotropy]
         parts.append(Part.of("IsoScore* gain", mean(shared), margin=0.0, needed=False))
@@ -169,12 +170,12 @@ def _above(readings: Readings, drawn: Readings) -> dict[Cell, Quantity]:
     return {c: _signed(r) - Quantity.constant(drawn[c].value) for c, r in readings.items() if c in drawn}
 
 
-def _signed(reading: Reading) -> Quantity:
+def _signed(reading: Row) -> Quantity:
     """A share that comes from too *little* gradient in the tangent directions counts against the claim."""
     return -reading.quantity if _below(reading) else reading.quantity
 
 
-def _below(reading: Reading) -> bool:
+def _below(reading: Row) -> bool:
     return bool(re.search(r"\bbelow\b", reading.note)) and not re.search(r"\babove\b", reading.note)
 
 

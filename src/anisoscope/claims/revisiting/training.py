@@ -99,7 +99,7 @@ def _courses(run: Run) -> dict[str, Any]:
     """The course over training of all rows, and of masked and unmasked rows, with the step of onset."""
     courses: dict[str, Any] = {}
     for group in ("", "masked", "unmasked"):
-        found = run.readings("gradient_enrichment", group)
+        found = run.tangent("gradient_enrichment", group)
         if found:
             courses[group or "all"] = {
                 "steps": step_records(found),
@@ -170,7 +170,7 @@ def amplified(run: Run) -> Finding:
     cells = trained(growth)
     parts = []
     for control in ("normal", "random"):
-        drawn = run.readings("amplification", control=control)
+        drawn = run.tangent("amplification", control=control)
         gaps = [growth[c].quantity - Quantity.constant(drawn[c].value) for c in cells if c in drawn]
         if not gaps:
             gap = Missing(f"amplification with control={control}")
@@ -201,10 +201,10 @@ def _growth_sentence(parts: Parts, status: Status, part: Part) -> str:
 def embedding_updates_aligned(run: Run) -> Finding:
     """Mean over measured steps of (energy of ΔW_E − control)/(r/d), decoupled weight decay taken out of ΔW_E."""
     parts = [*control_parts(run, of="update"), *described_energy(run, of="update")]
-    if run.readings("gradient_energy", of="update_raw"):
+    if run.tangent("gradient_energy", of="update_raw"):
         raw = described_energy(run, of="update_raw")[0]
         parts.append(replace(raw, name="enrichment with weight decay left in"))
-    details = {"steps": step_records(run.readings("gradient_enrichment", of="update")), "frequency": _bins(run)}
+    details = {"steps": step_records(run.tangent("gradient_enrichment", of="update")), "frequency": _bins(run)}
     return Finding(tuple(parts), _update_sentence, details)
 
 
@@ -212,7 +212,7 @@ def _bins(run: Run) -> dict[str, Any]:
     """Enrichment of the updates in each frequency bin, where it was measured."""
     found = {}
     for group in run.groups("gradient_enrichment"):
-        readings = run.readings("gradient_enrichment", group, of="update")
+        readings = run.tangent("gradient_enrichment", group, of="update")
         if group.startswith("frequency:") and readings:
             quantity = average(readings, trained(readings))
             low, high = quantity.interval()

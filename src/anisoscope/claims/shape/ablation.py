@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anisoscope.claims.engine.blocks import SOURCE, StackEvidence, at_step, block_mean
+from anisoscope.claims.engine.blocks import SOURCE, BlockStack, at_step, block_mean
 from anisoscope.claims.engine.claim import attempt, claim, missing
 from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Run, Study, arm_of
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, figure, span
@@ -183,10 +183,8 @@ class _Pair:
     @property
     def paired(self) -> bool:
         """Whether folds belong together: the same contexts in as many folds, however many rows of them are left."""
-        return all(
-            one.contexts == two.contexts and len(one.quantity.folds) == len(two.quantity.folds)
-            for one, two in zip(self._rows(self.one), self._rows(self.two), strict=True)
-        )
+        sizes = [[(row.contexts, len(row.folds)) for row in self._rows(arm)] for arm in (self.one, self.two)]
+        return sizes[0] == sizes[1] and all(contexts is not None for contexts, _ in sizes[0])
 
     def _rows(self, arm: Readings) -> list[Any]:
         found = {cell.layer: reading for cell, reading in arm.items() if cell.step == self.step}
@@ -226,7 +224,7 @@ class _Pair:
 
 
 def _both(metric: str, arms: tuple[Run, Run], until: int | None) -> list[Readings]:
-    return [StackEvidence(run, kind=_KINDS.get(metric, "resid"), until=until).readings(metric) for run in arms]
+    return [BlockStack(run, kind=_KINDS.get(metric, "resid"), until=until).blocks(metric) for run in arms]
 
 
 def _whole(one: Readings, two: Readings) -> tuple[tuple[int, ...], list[int | None]]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from anisoscope.claims.engine.blocks import (
     SOURCE,
-    StackEvidence,
+    BlockStack,
     at_step,
     curve,
     curve_records,
@@ -41,21 +41,21 @@ FLAT = 0.8
 METRICS = ("svd_ratio", "svd_ratio_squared")
 _FIRST, _LAST, _PEAK, _SHAPE = ("above the first block", "above the last block", "peak from the ends", "up and down")
 _BELL = (_FIRST, _LAST, _PEAK, _SHAPE)
-_FORMULAS = {  # the first that was measured decides, the others are told
-    "svd_ratio": ("svd_ratio", "", "σ₁/Σσ"),
-    "squared": ("svd_ratio_squared", "", "σ₁²/Σσ²"),
-    "without the first position": ("svd_ratio", "first=out", "σ₁/Σσ without the first position"),
+_FORMULAS: dict[str, tuple[str, dict[str, str], str]] = {  # the first that was measured decides, the others are told
+    "svd_ratio": ("svd_ratio", {}, "σ₁/Σσ"),
+    "squared": ("svd_ratio_squared", {}, "σ₁²/Σσ²"),
+    "without the first position": ("svd_ratio", {"first": "out"}, "σ₁/Σσ without the first position"),
 }
 Profiles = dict[str, tuple[Curve, int | None]]
 
 
-def _profiles(stack: StackEvidence) -> Profiles:
+def _profiles(stack: BlockStack) -> Profiles:
     """The profile by each formula that was measured, and its step."""
     found: Profiles = {}
     if not _has(stack):
         raise stack.gap("svd_ratio")
-    for name, (metric, variant, _) in _FORMULAS.items():
-        readings = stack.readings(metric, variant)
+    for name, (metric, options, _) in _FORMULAS.items():
+        readings = stack.blocks(metric, **options)
         step = last_step(readings)
         try:
             found |= {name: (curve(readings, step), step)} if readings else {}
@@ -89,7 +89,7 @@ def _details(profiles: Profiles) -> dict[str, Any]:
     metrics=METRICS,
     margin=END_MARGIN,
 )
-def bell_shaped(stack: StackEvidence) -> Finding:
+def bell_shaped(stack: BlockStack) -> Finding:
     """The peak of svd_ratio over blocks 1 … L minus the first and the last block, at the last measured step.
 
     The peak must lie at a relative depth of .2 to .8 (its interval: 4000 draws of the profile from a multivariate t
@@ -168,7 +168,7 @@ def _others(parts: Parts, names: tuple[str, ...]) -> str:
     metrics=METRICS,
     margin=FLAT,
 )
-def flat_profile(stack: StackEvidence) -> Finding:
+def flat_profile(stack: BlockStack) -> Finding:
     """1 − (max − min)/mean of svd_ratio over blocks 1 … L: uniform where the spread stays below a fifth of the mean."""
     profiles = _profiles(stack)
     sentence = functools.partial(_flat_sentence, **_words(profiles))
@@ -224,12 +224,12 @@ def _both(study: Study) -> Finding:
     return Finding(tuple(parts), sentence, details, scope="for these models")
 
 
-def _has(stack: StackEvidence) -> bool:
-    return any(stack.readings(metric) for metric in METRICS)
+def _has(stack: BlockStack) -> bool:
+    return any(stack.blocks(metric) for metric in METRICS)
 
 
-def _end(stack: StackEvidence) -> int | None:
-    return next(last_step(found) for found in map(stack.readings, METRICS) if found)
+def _end(stack: BlockStack) -> int | None:
+    return next(last_step(found) for found in map(stack.blocks, METRICS) if found)
 
 
 def _how(role: str, unknown: list[str]) -> str:
@@ -238,7 +238,7 @@ def _how(role: str, unknown: list[str]) -> str:
     return f"measure {'an' if role == 'encoder' else 'a'} {role} too and give both runs to `anisoscope claims`"
 
 
-def _of_stack(name: str, stack: StackEvidence, parts_of: Callable[[Curve], list[Part]]) -> list[Part]:
+def _of_stack(name: str, stack: BlockStack, parts_of: Callable[[Curve], list[Part]]) -> list[Part]:
     try:
         profile = next(iter(_profiles(stack).values()))[0]
     except Missing as gap:  # too few blocks: this one stays open, the others are judged

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 
-from anisoscope.claims.engine.blocks import FEWEST_BLOCKS, StackEvidence, at_step, curve_records, last_step, stack_claim
+from anisoscope.claims.engine.blocks import FEWEST_BLOCKS, BlockStack, at_step, curve_records, last_step, stack_claim
 from anisoscope.claims.engine.correlation import rank_correlation
 from anisoscope.claims.engine.curve import Curve
 from anisoscope.claims.engine.evidence import Missing, NotHere, Readings
@@ -24,9 +24,9 @@ AGREEMENT_MARGIN = 0.5
     metrics=tuple(ESTIMATORS),
     margin=AGREEMENT_MARGIN,
 )
-def estimators_agree(stack: StackEvidence) -> Finding:
+def estimators_agree(stack: BlockStack) -> Finding:
     """Spearman's correlation over blocks of the profiles of each two estimators, at the last measured step."""
-    found = {name: stack.readings(name) for name in ESTIMATORS}
+    found = {name: stack.blocks(name) for name in ESTIMATORS}
     found = {name: readings for name, readings in found.items() if readings}
     if len(found) < 2:
         raise NotHere("two estimators of intrinsic dimension", "measure two_nn, levina_bickel and gride")

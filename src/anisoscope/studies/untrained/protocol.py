@@ -23,7 +23,8 @@ from anisoscope.capture.attention.call import Call
 from anisoscope.capture.rows.row import Index, Rows, Scores
 from anisoscope.capture.sites.family import list_families
 from anisoscope.capture.sites.site import Site
-from anisoscope.claims.engine.claim import evaluate_claims, verdicts_to_dicts
+from anisoscope.claims.catalogue import evaluate_claims
+from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.measurement.bank import Bank, chosen_rows
 from anisoscope.measurement.evaluation import evaluate_bank
 from anisoscope.measurement.measure import Setup, make_plan
