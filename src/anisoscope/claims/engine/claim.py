@@ -138,7 +138,13 @@ def missing(gap: Missing, *, margin: float) -> Finding:
 
 
 def verdict_of(
-    name: str, statement: str, finding: Finding, *, subject: str, scope: str = ONE_MODEL, about: Mapping[str, Any]
+    name: str,
+    statement: str,
+    finding: Finding,
+    *,
+    subject: str,
+    scope: str = ONE_MODEL,
+    about: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """A finding judged and told in one sentence; `about` goes into the details."""
     parts = finding.settle(by_name(finding.parts))
@@ -148,7 +154,8 @@ def verdict_of(
     doubt = binding.reason if status == "undecided" else finding.doubt(parts) if status == "holds" else ""
     told = finding.sentence(parts, shown.status, shown) if shown.measured else ""
     told += f"; {finding.note}" if told and finding.note else ""
-    details = {"parts": [part.record() for part in parts.values()], "aspects": _aspects(finding, parts)}
+    details: dict[str, Any] = {"parts": [part.record() for part in parts.values()]}
+    details |= {} if finding.aspects is None else {"aspects": _aspects(finding.aspects, parts)}
     return Verdict(
         claim=name,
         statement=statement,
@@ -158,10 +165,10 @@ def verdict_of(
         high=shown.high,
         p=max((part.p for part in needed if math.isfinite(part.p)), default=math.nan),
         margin=shown.margin,
-        why=_sentence(told, doubt, scope=scope, again=about.get("measured_again", {})),
+        why=_sentence(told, doubt, scope=scope, again=(about or {}).get("measured_again", {})),
         scope=scope,
         subject=subject,
-        details={**details, **about, **finding.details},
+        details={**details, **(about or {}), **finding.details},
     )
 
 
@@ -183,10 +190,10 @@ def _sentence(text: str, doubt: str, *, scope: str, again: Mapping[str, list[str
     return text[0].upper() + text[1:].rstrip(".") + "."
 
 
-def _aspects(finding: Finding, parts: Mapping[str, Part]) -> dict[str, Any]:
+def _aspects(aspects: Mapping[str, tuple[str, ...]], parts: Mapping[str, Part]) -> dict[str, Any]:
     """Sub-claims with an outcome of their own."""
     found = {}
-    for name, names in finding.aspects.items():
+    for name, names in aspects.items():
         there = [parts[n] for n in names if n in parts]
         if there:
             status, binding = judge(there)

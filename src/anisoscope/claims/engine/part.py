@@ -124,7 +124,8 @@ class Finding:
     details: dict[str, Any] = field(default_factory=dict)
     settle: Callable[[dict[str, Part]], dict[str, Part]] = dict  # joins parts before they are judged
     doubt: Callable[[Parts], str] = lambda parts: ""  # a reason not to call it holding
-    aspects: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # groups of parts judged by themselves too
+    # groups of parts judged by themselves too; None where the verdict does not list them
+    aspects: Mapping[str, tuple[str, ...]] | None = field(default_factory=dict)
     scope: str = ONE_MODEL  # what a single seed speaks for
     until: Callable[[int], Finding] | None = None  # the same with nothing after a step
     note: str = ""  # said at the end of the sentence
