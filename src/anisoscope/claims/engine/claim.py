@@ -152,7 +152,7 @@ def verdict_of(
     status, binding = judge(needed)
     shown = _shown(needed, binding)
     doubt = binding.reason if status == "undecided" else finding.doubt(parts) if status == "holds" else ""
-    told = finding.sentence(parts, shown.status, shown) if shown.measured else ""
+    told = finding.sentence(parts, shown.status, shown) if shown.measured or not doubt else ""
     told += f"; {finding.note}" if told and finding.note else ""
     details: dict[str, Any] = {"parts": [part.record() for part in parts.values()]}
     details |= {} if finding.aspects is None else {"aspects": _aspects(finding.aspects, parts)}
