@@ -25,9 +25,8 @@ _MODULES = (  # in the order in which a reader meets them
 
 def claims() -> dict[str, Claim]:
     """Every declared claim by name, in reading order."""
-    order = [module.__name__ for module in _MODULES]
-    places = {name: order.index(home) for name, c in DECLARED.items() if (home := c.function.__module__) in order}
-    return dict(sorted(DECLARED.items(), key=lambda item: places.get(item[0], len(order))))
+    places = {module.__name__: place for place, module in enumerate(_MODULES)}
+    return dict(sorted(DECLARED.items(), key=lambda item: places.get(item[1].module, len(places))))
 
 
 def evaluate_claims(

@@ -88,6 +88,16 @@ class Quantity:
             return jackknife(self.value, self.live, bounds=(None, None))
         return self.value - self.half, self.value + self.half
 
+    def record(self) -> dict[str, float]:
+        """Value and interval for a report."""
+        low, high = self.interval()
+        return {"value": self.value, "low": low, "high": high}
+
+    def unpaired(self) -> Quantity:
+        """The same without its folds, where those of another number do not belong to the same contexts."""
+        low, high = self.interval()
+        return self if self.thin else Quantity(self.value, half=(high - low) / 2)
+
     def interval_among(self, count: int) -> tuple[float, float]:
         """The 95 % interval when it must hold for `count` such numbers at once.
 

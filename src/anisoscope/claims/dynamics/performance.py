@@ -163,7 +163,8 @@ def _repair(results: PerformanceResults, repair: str, words: str) -> Iterator[Ve
     against = {"against": "raw", "repair": repair}
     probes: list[Name] = [("probe_accuracy", {**against, "task": task}) for task in results.tasks()]
     cosines: list[Name] = [(metric, {**options, "probe": "cosine"}) for metric, options in probes]
-    readout, patched = ([("lm_loss", {**against, "reading": reading})] for reading in ("readout", "patched"))
+    readout: list[Name] = [("lm_loss", {**against, "reading": "readout"})]
+    patched: list[Name] = [("lm_loss", {**against, "reading": "patched"})]
     same = SAME if repair == "mean" else ""
     more, nats = "the accuracy changes by {} against raw rows", "the gain is {} nats of loss against raw rows"
     risen = "the loss rises by {} nats against raw rows"

@@ -1,21 +1,31 @@
 """What the claims about depth read: the blocks 1 … L of a stack (kind resid), at one step or over all of them.
 
 The embedding and what comes after the final norm are no blocks. A model with an encoder and a decoder has two stacks,
-and each is judged by itself.
+and each is judged by itself; arms of an ablation are compared with each other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import Claim, attempt, claim
 from anisoscope.claims.engine.curve import Curve
-from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings, Run, Study, listing
-from anisoscope.claims.engine.part import Finding
+from anisoscope.claims.engine.evidence import (
+    Cell,
+    Missing,
+    NotHere,
+    Numbers,
+    Readings,
+    Run,
+    Study,
+    arm_of,
+    listing,
+    steps_of,
+)
 from anisoscope.results.quantity import Quantity, mean
+from anisoscope.results.query import Row
 
 FEWEST_BLOCKS = 5  # fewer have no middle
 SOURCE = "Razzhigaev et al. 2023, The Shape of Learning, arXiv:2311.05928"
@@ -29,6 +39,9 @@ class BlockStack:
     name: str | None = None  # None = the only one
     kind: str = "resid"
     until: int | None = None  # nothing after this step is read
+
+    def ended(self, step: int) -> BlockStack:
+        return replace(self, until=step)
 
     @property
     def role(self) -> str:
@@ -74,32 +87,27 @@ def stacks(study: Study) -> dict[str, BlockStack]:
     return found
 
 
-def stack_claim(name: str, **declaration: Any) -> Callable[[Callable[[BlockStack], Finding]], Claim]:
-    """Declare a claim about each stack of each model by itself."""
+@dataclass(frozen=True)
+class Arms:
+    """Models of one size that differ in one thing, by the name of the arm."""
 
-    def declare(function: Callable[[BlockStack], Finding]) -> Claim:
-        def every_stack(study: Study) -> dict[str, Finding]:
-            return {n: judged(function, stack, margin=declaration["margin"]) for n, stack in stacks(study).items()}
+    runs: Mapping[str, Run]
+    until: int | None = None  # nothing after this step is read
 
-        every_stack.__doc__, every_stack.__module__ = function.__doc__, function.__module__
-        return claim(name, **declaration)(every_stack)
+    def ended(self, step: int) -> Arms:
+        return replace(self, until=step)
 
-    return declare
-
-
-def judged(function: Callable[[BlockStack], Finding], stack: BlockStack, *, margin: float) -> Finding:
-    """A finding that can be asked for again with nothing after some step."""
-    finding = attempt(function, stack, margin=margin)
-    return replace(finding, until=lambda step: judged(function, replace(stack, until=step), margin=margin))
+    def stack(self, arm: str, kind: str = "resid") -> BlockStack:
+        return BlockStack(self.runs[arm], kind=kind, until=self.until)
 
 
-def last_step(readings: Iterable[Cell]) -> int | None:
-    """The last measured step; None outside a series."""
-    return max((cell.step for cell in readings if cell.step is not None), default=None)
-
-
-def steps_of(readings: Iterable[Cell]) -> list[int]:
-    return sorted({cell.step for cell in readings if cell.step is not None})
+def arms_of(study: Study, names: Iterable[str]) -> dict[str, Arms]:
+    """The arms of an ablation by size."""
+    found: dict[str, dict[str, Run]] = {}
+    for model, run in study.items():
+        if (arm := arm_of(model, names)) is not None:
+            found.setdefault(arm[1], {})[arm[0]] = run
+    return {size: Arms(runs) for size, runs in found.items()}
 
 
 def series_of(readings: Iterable[Cell], *, fewest: int = 2) -> list[int]:
@@ -127,10 +135,11 @@ def curve(readings: Readings, step: int | None) -> Curve:
     return Curve.of(layers, [layer / blocks for layer in layers], [readings[cell].quantity for cell in cells])
 
 
-def block_mean(readings: Readings, step: int | None, layers: Iterable[int] | None = None) -> Quantity:
+def block_mean(numbers: Numbers, step: int | None, layers: Iterable[int] | None = None) -> Quantity:
     """The mean over blocks (or some of them) at one step."""
     chosen = None if layers is None else set(layers)
-    return mean([r.quantity for c, r in readings.items() if c.step == step and (chosen is None or c.layer in chosen)])
+    mine = [n for c, n in numbers.items() if c.step == step and (chosen is None or c.layer in chosen)]
+    return mean([number.quantity if isinstance(number, Row) else number for number in mine])
 
 
 def shared_steps(courses: Iterable[Iterable[Cell]]) -> tuple[list[int], list[int]]:

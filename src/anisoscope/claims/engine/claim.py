@@ -1,7 +1,7 @@
 """A claim of the literature = a statement and a test over the results table that ends in a verdict.
 
-Adding one is one function that takes a study (the runs of one seed, by model) and returns a finding for each subject,
-under `@claim(...)`; `claims.catalogue` finds and evaluates them, each seed by itself and all of them together.
+Adding one is one function under `@claim(...)` that returns a finding, in a module that `claims.catalogue` lists. The
+catalogue evaluates them, each seed by itself and all of them together.
 
 What `Verdict.details` holds: `parts` (each effect with interval, margin, p and status), `aspects` (sub-claims with a
 status of their own), `proxy`, `rank`, `fit`, `pooled` (whether it speaks for several seeds), `seed` or `seeds` (then
@@ -14,10 +14,10 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from anisoscope.claims.engine.evidence import Missing, NotHere, Run, Study
+from anisoscope.claims.engine.evidence import Missing, NotHere, Study
 from anisoscope.claims.engine.part import ONE_MODEL, Finding, Part, Status, by_name, judge
 
 DECLARED: dict[str, Claim] = {}  # by name
@@ -82,7 +82,7 @@ def json_safe(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Claim:
-    """A declared claim; calling it on a study gives a finding for each subject.
+    """A declared claim; calling `function` on a study gives a finding for each subject.
 
     The first of `metrics` is the one without which there is nothing to test.
     """
@@ -94,41 +94,50 @@ class Claim:
     margin: float
     function: Callable[[Study], dict[str, Finding]]
     description: str
+    module: str  # where it is declared
 
 
 def claim(
-    name: str, *, statement: str, source: str, metrics: Iterable[str], margin: float
-) -> Callable[[Callable[[Study], dict[str, Finding]]], Claim]:
-    """Declare a claim about a whole study: the statement, where it comes from, the metrics it reads, its margin."""
+    name: str,
+    *,
+    statement: str,
+    source: str,
+    metrics: Iterable[str],
+    margin: float,
+    of: Callable[[Study], Mapping[str, Any]] | None = None,
+) -> Callable[[Callable[[Any], Any]], Claim]:
+    """Declare a claim: the statement, where it comes from, the metrics it reads, its margin.
 
-    def declare(function: Callable[[Study], dict[str, Finding]]) -> Claim:
+    The function returns a finding about one of what `of` finds in a study (its `models`, their `stacks`); without `of`
+    it takes the whole study and returns findings by subject.
+    """
+
+    def declare(function: Callable[[Any], Any]) -> Claim:
+        def of_each(study: Study) -> dict[str, Finding]:
+            found = of(study) if of is not None else {}
+            return {subject: judged(function, given, margin=margin) for subject, given in found.items()}
+
         words = inspect.cleandoc(function.__doc__ or "")
-        declared = Claim(name, statement, source, tuple(metrics), margin, function, words)
+        whole = function if of is None else of_each
+        declared = Claim(name, statement, source, tuple(metrics), margin, whole, words, function.__module__)
         DECLARED[name] = declared
         return declared
 
     return declare
 
 
-def model_claim(name: str, **declaration: Any) -> Callable[[Callable[[Run], Finding]], Claim]:
-    """Declare a claim about each model by itself."""
+def judged(function: Callable[[Any], Finding], given: Any, *, margin: float) -> Finding:
+    """What the function found, or a finding that says what is missing.
 
-    def declare(function: Callable[[Run], Finding]) -> Claim:
-        def every_model(study: Study) -> dict[str, Finding]:
-            return {model: attempt(function, run, margin=declaration["margin"]) for model, run in study.items()}
-
-        every_model.__doc__, every_model.__module__ = function.__doc__, function.__module__
-        return claim(name, **declaration)(every_model)
-
-    return declare
-
-
-def attempt(function: Callable[[Any], Finding], given: Any, *, margin: float) -> Finding:
-    """What the function found, or a finding that says what is missing."""
+    Of evidence that can be `ended` at a step it can be asked for again with nothing after that step.
+    """
     try:
-        return function(given)
+        finding = function(given)
     except Missing as gap:
-        return missing(gap, margin=margin)
+        finding = missing(gap, margin=margin)
+    if not hasattr(given, "ended"):
+        return finding
+    return replace(finding, until=lambda step: judged(function, given.ended(step), margin=margin))
 
 
 def missing(gap: Missing, *, margin: float) -> Finding:

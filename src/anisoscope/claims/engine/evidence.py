@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from anisoscope.claims.engine.part import figure
 from anisoscope.claims.engine.seeds import LOSSES, repeats
 from anisoscope.errors import AnisoscopeError
+from anisoscope.results.quantity import Quantity, mean
 from anisoscope.results.query import Query, Row, with_options
 from anisoscope.results.table import Table
 
@@ -23,8 +24,6 @@ ROLES = ("encoder", "decoder", "encoder-decoder")
 MEASURE = "the monitor's preset 'full' measures it"
 LEARNED = 0.1  # share by which the loss of a model that has learned must have fallen
 _BLOCKS = ("resid", "stage", "query", "scores")  # a stack that has one of these has blocks
-# a run may stand behind: "causal-next-12x512 (runs/a)"
-_ARM = re.compile(r"^(?P<name>causal-next|causal-masked|bidirectional-masked)-(?P<size>\d+x\d+.*)$")
 _ARM_ROLES = {"causal-next": "decoder", "causal-masked": "neither", "bidirectional-masked": "encoder"}
 _WORD = re.compile(r"^(encoder|decoder)(?![a-z])")
 
@@ -179,6 +178,56 @@ def listing(options: Mapping[str, Any]) -> str:
 
 
 Study = dict[str, Run]  # the models of one seed, by name
+Numbers = Mapping[Cell, Row | Quantity]
+
+
+def models(study: Study) -> Study:
+    """What a claim about each model by itself is asked of."""
+    return study
+
+
+# readings over steps and sites
+
+
+def steps_of(cells: Iterable[Cell]) -> list[int]:
+    return sorted({cell.step for cell in cells if cell.step is not None})
+
+
+def last_step(cells: Iterable[Cell]) -> int | None:
+    """The last measured step; None outside a series."""
+    return max(steps_of(cells), default=None)
+
+
+def at_last(readings: Readings) -> Readings:
+    """Those of the last step."""
+    last = last_step(readings)
+    return {cell: row for cell, row in readings.items() if cell.step == last}
+
+
+def means_by(numbers: Numbers, key: Callable[[Cell], Hashable]) -> dict[Any, Quantity]:
+    """The mean of a metric over the cells that share a key."""
+    groups: dict[Any, list[Quantity]] = {}
+    for cell, number in numbers.items():
+        groups.setdefault(key(cell), []).append(number.quantity if isinstance(number, Row) else number)
+    return {name: mean(parts) for name, parts in groups.items()}
+
+
+def step_records(numbers: Numbers) -> list[dict[str, Any]]:
+    """The mean over sites at every step, with its interval."""
+    return [{"step": step, **q.record()} for step, q in means_by(numbers, lambda cell: cell.step).items()]
+
+
+def layer_records(numbers: Numbers) -> list[dict[str, Any]]:
+    """The mean over steps after initialisation at every site, with its interval."""
+    kept = {cell: number for cell, number in numbers.items() if cell.step != 0}
+    return [{**site_record(site), **q.record()} for site, q in means_by(kept, lambda cell: cell.site).items()]
+
+
+def site_record(site: tuple[str, int, str]) -> dict[str, Any]:
+    return dict(zip(("stack", "layer", "kind"), site, strict=True))
+
+
+# the runs of a table
 
 
 def studies(table: Table, metrics: Iterable[str], *, proxy: str, rank: int | None, fit: str) -> list[Study]:
@@ -248,24 +297,17 @@ def most_common_ranks(table: Table) -> dict[str, int]:
     return {model: max(mine, key=lambda rank: (mine[rank], whole[rank], -rank)) for model, mine in votes.items()}
 
 
-# what run.json and the names of models say: encoder or decoder, and which arm of the causal ablation
+# what run.json and the names of models say: encoder or decoder, and which arm of an ablation
 
 
-class AblationArm(NamedTuple):
-    """One arm of the causal ablation, and what it shares with the others."""
+def arm_of(model: str, names: Iterable[str] = tuple(_ARM_ROLES)) -> tuple[str, str] | None:
+    """The arm (of the causal ablation, or of these names) that a model's name stands for, and its size.
 
-    name: str
-    size: str
-
-
-def arm_of(model: str) -> AblationArm | None:
-    """The arm that a model's name stands for.
-
-    >>> arm_of("causal-masked-6x256"), arm_of("gpt2")
-    (AblationArm(name='causal-masked', size='6x256'), None)
+    >>> arm_of("causal-masked-6x256"), arm_of("gpt2"), arm_of("uniform-2x8 (runs/a)", ["uniform"])
+    (('causal-masked', '6x256'), None, ('uniform', '2x8 (runs/a)'))
     """
-    found = _ARM.match(model)
-    return AblationArm(found["name"], found["size"]) if found else None
+    found = re.match(rf"({'|'.join(names)})-(\d+x\d+.*)$", model)
+    return (found[1], found[2]) if found else None
 
 
 def model_entries(table: Table) -> dict[str, dict[str, Any]]:
@@ -294,7 +336,7 @@ def model_roles(table: Table) -> dict[str, str]:
 def _role(model: str, told: str, stacks: set[str]) -> str:
     arm, word = arm_of(model), _WORD.match(model)
     if arm is not None:
-        return _ARM_ROLES[arm.name]
+        return _ARM_ROLES[arm[0]]
     if told in ROLES:
         return told
     if word:

@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.blocks import BlockStack, series_of, shared_steps, stack_claim
+from anisoscope.claims.engine.blocks import BlockStack, block_mean, series_of, shared_steps, stacks
+from anisoscope.claims.engine.claim import claim
 from anisoscope.claims.engine.correlation import rank_correlation
-from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings
+from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings, step_records, steps_of
 from anisoscope.claims.engine.part import CORRELATION, Finding, Part, Parts, Status, figure, left_open, outcome, span
 from anisoscope.claims.inherent.streams import SOURCE
-from anisoscope.claims.revisiting.controls import step_records
-from anisoscope.results.quantity import Quantity, combine, mean
+from anisoscope.results.quantity import Quantity, combine
 
 TREND_MARGIN = 0.5
 RISE_MARGIN = 0.05  # a twentieth of the way from even attention to a single key
@@ -42,8 +42,9 @@ _ROTARY = (  # how the names of classes begin whose attention rotates
 Course = dict[Cell, Quantity]
 
 
-@stack_claim(
+@claim(
     "queries_and_keys_drift_together",
+    of=stacks,
     statement="Over training the mean query and the mean key grow and turn parallel or opposite to each other.",
     source=SOURCE,
     metrics=("qk_cosine", "drift"),
@@ -70,8 +71,8 @@ def queries_and_keys_drift_together(stack: BlockStack) -> Finding:
     others = _drift_parts(unrotated, _BEFORE)
     parts.append(_random_part(stack, unrotated or courses, "_unrotated" if unrotated else ""))
     aspects |= {"before rotation": tuple(part.name for part in others)} if others else {}
-    steps, layers = _steps(courses[_ALIGNED]), sorted({cell.layer for cell in courses[_ALIGNED]})
-    parts.append(Part.described("at the end", _level(courses[_ALIGNED], steps[-1])))
+    steps, layers = steps_of(courses[_ALIGNED]), sorted({cell.layer for cell in courses[_ALIGNED]})
+    parts.append(Part.described("at the end", block_mean(courses[_ALIGNED], steps[-1])))
     details: dict[str, Any] = {"step": steps[-1], "courses": {name: step_records(c) for name, c in courses.items()}}
     details["layers"] = [{"layer": n, **{w: _trend(c, [n]).value for w, c in courses.items()}} for n in layers]
     sentence = functools.partial(_drift_sentence, steps=len(steps), last=steps[-1], before=bool(unrotated))
@@ -125,14 +126,6 @@ def _shared(courses: Mapping[str, Course]) -> dict[str, Course]:
     return {name: {c: q for c, q in course.items() if (c.layer, c.step) in kept} for name, course in courses.items()}
 
 
-def _steps(course: Course) -> list[int]:
-    return sorted({cell.step for cell in course if cell.step is not None})
-
-
-def _level(course: Course, step: int) -> Quantity:
-    return mean([quantity for cell, quantity in course.items() if cell.step == step])
-
-
 def _trend(course: Course, layers: Sequence[int] | None = None) -> Quantity:
     """ρ, mean over layers, with its leave-one-fold-out values; without folds it has no interval."""
     chosen = sorted({cell.layer for cell in course} if layers is None else layers)
@@ -165,14 +158,14 @@ def _drift_parts(courses: Mapping[str, Course], prefix: str) -> list[Part]:
 def _random_part(stack: BlockStack, courses: Mapping[str, Course], suffix: str) -> Part:
     """|c| at the last step minus what random directions have; the margin is what they reach by luck."""
     course = courses[_ALIGNED]
-    last = _steps(course)[-1]
+    last = steps_of(course)[-1]
     queries, keys = (_heads(stack, kind, last) for kind in (f"query{suffix}", f"key{suffix}"))
     width = _head_width(stack, len({head for _, head in queries}))
     reason = "the width of a head is not known, so that it cannot be told from random directions"
     if width is None or (not suffix and _rotates(stack)):
         return Part.absent(_RANDOM, reason if width is None else _ROTATED, margin=TREND_MARGIN)
     luck = 1.96 * math.sqrt((1 - 2 / math.pi) / width / min(len(queries), len(keys) or len(queries)))
-    level = _level(course, last) - Quantity.constant(random_cosine(width))
+    level = block_mean(course, last) - Quantity.constant(random_cosine(width))
     return Part.of(_RANDOM, level, margin=luck, p=math.nan, guard=True, bounds=CORRELATION)
 
 
@@ -224,8 +217,9 @@ _DECIDING = {
 }
 
 
-@stack_claim(
+@claim(
     "attention_sharpens",
+    of=stacks,
     statement="Attention becomes sharper in training: its largest weight grows and its entropy falls.",
     source=SOURCE,
     metrics=("attention_sharpness", "attention_max", "attention_entropy"),
@@ -254,8 +248,8 @@ def attention_sharpens(stack: BlockStack) -> Finding:
     else:
         parts.append(Part.absent(_ENTROPY, str(Missing("attention_entropy", _HOW)), margin=TREND_MARGIN))
     others = _without_first(scores, first)
-    steps = _steps(courses[first])
-    ends = {"at the start": _level(courses[first], steps[0]), "at the end": _level(courses[first], steps[-1])}
+    steps = steps_of(courses[first])
+    ends = {"at the start": block_mean(courses[first], steps[0]), "at the end": block_mean(courses[first], steps[-1])}
     rise = ends["at the end"] - ends["at the start"]
     parts.append(Part.of(_RISE, rise, margin=RISE_MARGIN, p=math.nan, guard=True, bounds=CORRELATION))
     parts += [Part.described(name, level) for name, level in ends.items()]

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.claims.engine.blocks import BlockStack, at_step, judged, stacks
-from anisoscope.claims.engine.claim import attempt, claim
+from anisoscope.claims.engine.blocks import BlockStack, at_step, stacks
+from anisoscope.claims.engine.claim import claim, judged
 from anisoscope.claims.engine.correlation import (
     DESCRIPTIVE,
     FEWEST_CLUSTERS,
@@ -164,10 +164,10 @@ def _points(stream: Stream) -> list[dict[str, Any]]:
     cosine, drift, norm, relative, share = (stream.sites(metric) for metric in METRICS)
     shown = [item for item in cosine.items() if item[0].kind in ("embed", stream.kind, "final")]
     points = []
-    for cell, reading in sorted(shown, key=lambda item: (item[0].layer, item[0].kind == "final")):
-        low, high = reading.quantity.interval()
-        found = {"layer": cell.layer, "depth": reading.depth, "kind": cell.kind, "counted": cell.kind != "final"}
-        found |= {"cosine": reading.value, "low": low, "high": high, "drift": _value(drift, cell)}
+    for cell, row in sorted(shown, key=lambda item: (item[0].layer, item[0].kind == "final")):
+        low, high = row.quantity.interval()
+        found = {"layer": cell.layer, "depth": row.depth, "kind": cell.kind, "counted": cell.kind != "final"}
+        found |= {"cosine": row.value, "low": low, "high": high, "drift": _value(drift, cell)}
         found["relative_drift"] = _relative(drift, norm, relative, cell)
         points.append({**found, "explained": _value(share, cell)})
     return points
@@ -270,7 +270,7 @@ def drift_explains_anisotropy(study: Study) -> dict[str, Finding]:
     """
     found = {name: judged(_of_stack, stack, margin=CORRELATION_MARGIN) for name, stack in stacks(study).items()}
     if len(study) > 1:
-        found[ALL] = attempt(_of_all, study, margin=CORRELATION_MARGIN)
+        found[ALL] = judged(_of_all, study, margin=CORRELATION_MARGIN)
     return found
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import attempt, claim
+from anisoscope.claims.engine.claim import claim, judged
 from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, welch
 from anisoscope.claims.engine.evidence import NotHere, Study, studies
 from anisoscope.claims.engine.part import CORRELATION, Finding, Part, Parts, Status, figure, outcome, span, t_interval
@@ -116,7 +116,7 @@ def anisotropic_in_every_modality(study: Study) -> dict[str, Finding]:
     named. Models with untrained weights do not count, nor do those that hardly learned (a loss that fell by less than a
     tenth since step 0) or were shown a text of unknown tokens.
     """
-    return {"modalities": attempt(_every_modality, study, margin=ANISOTROPIC)}
+    return {"modalities": judged(_every_modality, study, margin=ANISOTROPIC)}
 
 
 def _every_modality(study: Study) -> Finding:
@@ -194,7 +194,7 @@ def convolution_differs(study: Study) -> dict[str, Finding]:
     are read after a ReLU, and rows without negative coordinates have a high average cosine whatever a model has
     learned, which streams of transformers and of ConvNeXt have no part in: this does not tell convolution from ReLU.
     """
-    return {"attention and convolution": attempt(_differs, study, margin=DIFFERENCE_MARGIN)}
+    return {"attention and convolution": judged(_differs, study, margin=DIFFERENCE_MARGIN)}
 
 
 def _differs(study: Study) -> Finding:
@@ -234,26 +234,17 @@ def difference(name: str, one: Iterable[Stream], two: Iterable[Stream], *, margi
     gap, error, degrees = welch(*([q.value for q in side] for side in sides))
     if not error > 0:  # one model on a side, or models that agree to the last digit
         # other models read other contexts: their folds do not belong together
-        apart = [_unpaired(mean(side)) for side in sides]
+        apart = [mean(side).unpaired() for side in sides]
         return Part.of(name, apart[0] - apart[1], **more)
     half = t_quantile(degrees, among(looks)) * error
     return Part(name, gap, gap - half, gap + half, p=t_tail(gap, error, degrees=degrees), **more)
 
 
-def _unpaired(quantity: Quantity) -> Quantity:
-    low, high = quantity.interval()
-    return quantity if quantity.thin else Quantity(quantity.value, half=(high - low) / 2)
-
-
 def _oriented(parts: dict[str, Part]) -> dict[str, Part]:
     """A difference in the direction in which it was found; p counts both directions."""
-    part = turned(parts[_GAP]) if parts[_GAP].effect < 0 else parts[_GAP]
+    part = -parts[_GAP] if parts[_GAP].effect < 0 else parts[_GAP]
     p = min(1.0, 2 * min(part.p, 1 - part.p)) if math.isfinite(part.p) else part.p
     return {**parts, _GAP: replace(part, p=p)}
-
-
-def turned(part: Part) -> Part:
-    return replace(part, effect=-part.effect, low=-part.high, high=-part.low)
 
 
 def _difference_sentence(parts: Parts, status: Status, part: Part, *, counts: Mapping[str, int]) -> str:
@@ -304,7 +295,7 @@ def not_inherent(study: Study) -> dict[str, Finding]:
     by less than a tenth since step 0: before training almost any is isotropic. Where the table has no loss, that is
     said.
     """
-    return {"with and without attention": attempt(_not_inherent, study, margin=ANISOTROPIC)}
+    return {"with and without attention": judged(_not_inherent, study, margin=ANISOTROPIC)}
 
 
 def _not_inherent(study: Study) -> Finding:
@@ -382,7 +373,7 @@ def _either_sentence(parts: Parts, status: Status, part: Part) -> str:
     second = parts.get(_WITHOUT)
     if second is None or not second.measured:
         return text
-    words = f"{span(second)} higher" if second.effect >= 0 else f"{span(turned(second))} lower"
+    words = f"{span(second)} higher" if second.effect >= 0 else f"{span(-second)} lower"
     text += f"; in models without attention the average cosine over blocks is {words} than in those with it, "
     return text + _SECOND_ROUTE[replace(second, reason="").status]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from anisoscope.claims.engine.blocks import BlockStack, last_step, stacks
-from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings, Study
+from anisoscope.claims.engine.blocks import BlockStack, stacks
+from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings, Study, last_step
 from anisoscope.results.quantity import Quantity, mean
 from anisoscope.results.query import Row
 

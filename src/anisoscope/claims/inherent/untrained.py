@@ -14,9 +14,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from anisoscope.claims.engine.claim import model_claim
+from anisoscope.claims.engine.claim import claim
 from anisoscope.claims.engine.correlation import rank_correlation
-from anisoscope.claims.engine.evidence import NotHere, Run, by_cell
+from anisoscope.claims.engine.evidence import NotHere, Run, by_cell, models
 from anisoscope.claims.engine.part import (
     CORRELATION,
     ONE_REPLICATE,
@@ -52,8 +52,9 @@ class UntrainedArm(NamedTuple):
 Biased = dict[float, Quantity]  # by the size of the bias, ascending
 
 
-@model_claim(
+@claim(
     "anisotropic_at_initialisation",
+    of=models,
     statement="A block at initialisation makes rows that share a bias more anisotropic than they came: the average "
     "cosine of its outputs lies more than 0.05 above that of its inputs.",
     source=SOURCE,
@@ -121,8 +122,9 @@ def _added_sentence(parts: Parts, status: Status, part: Part, *, biases: dict[st
     return text + (f"; without a bias the outputs there have {span(alone)}" if alone is not None else "")
 
 
-@model_claim(
+@claim(
     "anisotropy_grows_with_bias",
+    of=models,
     statement="The larger the bias of its inputs, the more anisotropic are the outputs of a block at initialisation.",
     source=SOURCE,
     metrics=("average_cosine",),
@@ -138,8 +140,9 @@ def anisotropy_grows_with_bias(run: Run) -> Finding:
     return _growth(_arms(run, "average_cosine", "resid"), "the average cosine of the outputs", inputs=inputs)
 
 
-@model_claim(
+@claim(
     "sharpness_grows_with_bias",
+    of=models,
     statement="The larger the bias of its inputs, the sharper is the attention of a block at initialisation.",
     source=SOURCE,
     metrics=("attention_sharpness",),

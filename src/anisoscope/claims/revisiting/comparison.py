@@ -7,10 +7,19 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import attempt, claim, missing, model_claim
-from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Run, Study
+from anisoscope.claims.engine.claim import claim, judged, missing
+from anisoscope.claims.engine.evidence import (
+    Missing,
+    NotHere,
+    Readings,
+    Run,
+    Study,
+    layer_records,
+    models,
+    step_records,
+)
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, agreement, figure, judge, outcome, span
-from anisoscope.claims.revisiting.controls import MARGIN, average, control_parts, layer_records, step_records, trained
+from anisoscope.claims.revisiting.controls import MARGIN, average, control_parts, trained
 from anisoscope.claims.revisiting.frequency import RATIO_MARGIN
 from anisoscope.claims.revisiting.tangent import ENERGY_METRICS, SOURCE
 from anisoscope.results.quantity import Quantity, mean
@@ -29,7 +38,7 @@ NATURAL_EXPONENT = 1.0  # of Zipf's law in natural text
 )
 def encoder_and_decoder(study: Study) -> dict[str, Finding]:
     """`tangent_energy` in both kinds of model; masked and unmasked rows of an encoder are judged apart."""
-    return {"encoder and decoder": attempt(_both_kinds, study, margin=MARGIN)}
+    return {"encoder and decoder": judged(_both_kinds, study, margin=MARGIN)}
 
 
 def _both_kinds(study: Study) -> Finding:
@@ -85,8 +94,9 @@ def _kinds_sentence(parts: Parts, status: Status, part: Part) -> str:
     return text + outcome(status, part)
 
 
-@model_claim(
+@claim(
     "semi_nmf_beats_pca",
+    of=models,
     statement="Semi-NMF directions hold more gradient energy than principal components of the same rank.",
     source="not in the paper: the comparison it leaves out",
     metrics=("gradient_energy", "proxy_overlap"),
@@ -139,7 +149,7 @@ def frequency_intervention(study: Study) -> dict[str, Finding]:
         )
         return {"frequency arms": missing(gap, margin=RATIO_MARGIN)}
     return {
-        f"{more.model} over {less.model}": attempt(_between_arms, (more, less), margin=RATIO_MARGIN)
+        f"{more.model} over {less.model}": judged(_between_arms, (more, less), margin=RATIO_MARGIN)
         for more, less in pairs
     }
 
@@ -206,7 +216,7 @@ def _averages(one: Readings, two: Readings) -> tuple[Quantity, Quantity, bool]:
     paired = sizes[0] == sizes[1] and all(None not in size for size in sizes[0])
     means = [average(readings, cells) for readings in (one, two)]
     if not paired:
-        means = [q if q.thin else Quantity(q.value, half=(q.interval()[1] - q.interval()[0]) / 2) for q in means]
+        means = [quantity.unpaired() for quantity in means]
     return means[0], means[1], paired
 
 

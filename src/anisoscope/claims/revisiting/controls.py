@@ -11,10 +11,10 @@ by looking at the outcome.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, listing
+from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, last_step, listing
 from anisoscope.claims.engine.part import ALPHA, Part
 from anisoscope.results.quantity import Quantity, mean
 from anisoscope.results.query import Row
@@ -34,10 +34,6 @@ def trained(readings: Readings) -> list[Cell]:
         where = "outside the window that the frozen proxy was fitted on" if after else "after initialisation"
         raise Missing(f"measured step {where}", "measure later steps")
     return unseen
-
-
-def at_step(readings: Readings, step: int | None) -> list[Cell]:
-    return [cell for cell in readings if cell.step == step]
 
 
 def average(readings: Readings, cells: Iterable[Cell]) -> Quantity:
@@ -125,8 +121,11 @@ def exact_p(
 
 
 def _values_at(readings: Readings, step: int | str | None) -> list[float]:
-    at = _last(readings) if step == "last" else step
-    return [readings[cell].value for cell in at_step(readings, at)]  # type: ignore[arg-type]
+    return [row.value for cell, row in readings.items() if cell.step == _chosen(readings, step)]
+
+
+def _chosen(readings: Readings, step: int | str | None) -> int | str | None:
+    return last_step(readings) if step == "last" else step
 
 
 def band_p(run: Run, metric: str, group: str = "", *, step: int | str | None = "last", **options: Any) -> float:
@@ -137,18 +136,13 @@ def band_p(run: Run, metric: str, group: str = "", *, step: int | str | None = "
     """
     readings = run.tangent(metric, group, **options)
     drawn = run.tangent(metric, group, control="random", **options)
-    at = _last(drawn) if step == "last" else step
+    at = _chosen(drawn, step)
     tails = []
-    for cell in at_step(readings, at):  # type: ignore[arg-type]
-        if cell in drawn and drawn[cell].sd > 0:
-            z = (readings[cell].value - drawn[cell].value) / drawn[cell].sd
+    for cell, row in readings.items():
+        if cell.step == at and cell in drawn and drawn[cell].sd > 0:
+            z = (row.value - drawn[cell].value) / drawn[cell].sd
             tails.append(1 / (1 + z * z) if z > 0 else 1.0)
     return min(1.0, len(tails) * min(tails)) if tails else math.nan
-
-
-def _last(readings: Readings) -> int | None:
-    steps = [cell.step for cell in readings if cell.step is not None]
-    return max(steps) if steps else None
 
 
 # what the report draws
@@ -171,30 +165,3 @@ def cell_records(run: Run, group: str = "", **options: Any) -> list[dict[str, An
         record["controls"] = {c: drawn[c][cell].value / levels[cell] for c in CONTROLS if cell in drawn[c]}
         records.append({**record, "above": above})
     return records
-
-
-def profile(readings: Mapping[Cell, Row | Quantity], key: Callable[[Cell], Hashable]) -> dict[Any, Quantity]:
-    """The mean of a metric over the cells that share a key."""
-    groups: dict[Any, list[Quantity]] = {}
-    for cell, reading in readings.items():
-        groups.setdefault(key(cell), []).append(reading.quantity if isinstance(reading, Row) else reading)
-    return {name: mean(parts) for name, parts in groups.items()}
-
-
-def step_records(readings: Mapping[Cell, Row | Quantity]) -> list[dict[str, Any]]:
-    """The mean over sites at every step, with its interval."""
-    found = profile(readings, lambda cell: cell.step)
-    return [{"step": step, **_interval_record(quantity)} for step, quantity in found.items()]
-
-
-def layer_records(readings: Mapping[Cell, Row | Quantity]) -> list[dict[str, Any]]:
-    """The mean over steps after initialisation at every site, with its interval."""
-    kept = {cell: reading for cell, reading in readings.items() if cell.step is None or cell.step > 0}
-    found = profile(kept, lambda cell: cell.site)
-    names = ("stack", "layer", "kind")
-    return [{**dict(zip(names, site, strict=True)), **_interval_record(q)} for site, q in found.items()]
-
-
-def _interval_record(quantity: Quantity) -> dict[str, float]:
-    low, high = quantity.interval()
-    return {"value": quantity.value, "low": low, "high": high}

@@ -8,14 +8,15 @@ table has bins of each.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import model_claim
-from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, listing
+from anisoscope.claims.engine.claim import claim
+from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, at_last, listing, models, step_records
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, agreement, figure, judge, outcome, span
-from anisoscope.claims.revisiting.controls import at_step, average, step_records, trained
+from anisoscope.claims.revisiting.controls import average, trained
 from anisoscope.claims.revisiting.tangent import SOURCE
 from anisoscope.results.quantity import Quantity, mean
 
@@ -28,8 +29,9 @@ _FIT_WORDS = {"plain": "on rows as they come", "balanced": "with equal rows of e
 _AHEAD = {"plain": "ahead of every other bin", "balanced": "ahead of every other bin, balanced fit"}
 
 
-@model_claim(
+@claim(
     "frequent_most_enriched",
+    of=models,
     statement="Gradients of the most frequent tokens are more enriched in the tangent directions than those of the "
     "rarest.",
     source=SOURCE,
@@ -71,12 +73,8 @@ def _bin_means(run: Run, balanced: int | None, *, by: str = "frequency") -> dict
             found[int(number)] = readings
     if not found:
         return {}
-    cells = _shared([set(trained(readings)) for readings in found.values()])
+    cells = sorted(set.intersection(*(set(trained(readings)) for readings in found.values())), key=Cell.order)
     return {number: average(found[number], cells) for number in sorted(found)} if cells else {}
-
-
-def _shared(sets: list[set[Cell]]) -> list[Cell]:
-    return sorted(set.intersection(*sets), key=Cell.order)
 
 
 def _frequent_over_rare(name: str, bins: dict[int, Quantity]) -> Part:
@@ -103,11 +101,7 @@ def _ahead(name: str, bins: dict[int, Quantity]) -> Part:
 
 
 def _records(bins: dict[int, Quantity]) -> list[dict[str, Any]]:
-    found = []
-    for number, quantity in bins.items():
-        low, high = quantity.interval()
-        found.append({"bin": number, "value": quantity.value, "low": low, "high": high})
-    return found
+    return [{"bin": number, **quantity.record()} for number, quantity in bins.items()]
 
 
 def _courses(run: Run, bins: dict[int, Quantity]) -> dict[str, Any]:
@@ -136,8 +130,9 @@ def _most_words(parts: Parts) -> str:
     return f"whether they are the most enriched of all bins is open: {nearest}"
 
 
-@model_claim(
+@claim(
     "rare_tokens_spread",
+    of=models,
     statement="Rare tokens lie further from their centroid than frequent ones, across contexts and over training.",
     source=SOURCE,
     metrics=("frequency_spread", "frequency_spread_p"),
@@ -162,12 +157,11 @@ def _options(over: str, correlation: str = "spearman", *, normalised: bool = Fal
 
 def _spread_part(run: Run, over: str, *, normalised: bool) -> Part:
     options, name = _options(over, normalised=normalised), f"{over}: {_DISTANCES[normalised]}"
-    readings = run.rows("frequency_spread", **options)
-    cells = _final(readings)
-    if not cells:
+    final = at_last(run.rows("frequency_spread", **options))
+    if not final:
         gap = Missing(f"frequency_spread with {listing(options)}")
         return Part.absent(name, str(gap), margin=CORRELATION_MARGIN)
-    quantity = -mean([readings[cell].quantity for cell in cells])
+    quantity = -mean([row.quantity for row in final.values()])
     return Part.of(name, quantity, margin=CORRELATION_MARGIN, p=_spread_p(run, options))
 
 
@@ -191,27 +185,17 @@ def _of_both(over: str, members: list[Part]) -> Part:
 
 def _spread_p(run: Run, options: dict[str, Any]) -> float:
     """Bonferroni's p over the sites of the last step."""
-    readings = run.rows("frequency_spread_p", **options)
-    values = [readings[cell].value for cell in _final(readings)]
+    values = [row.value for row in at_last(run.rows("frequency_spread_p", **options)).values()]
     return min(1.0, len(values) * min(values)) if values else math.nan
-
-
-def _final(readings: Readings) -> list[Cell]:
-    steps = [cell.step for cell in readings if cell.step is not None]
-    return at_step(readings, max(steps) if steps else None)
 
 
 def _spread_records(run: Run) -> list[dict[str, Any]]:
     """Every correlation of the last step."""
     found = []
-    for over in ("context", "time"):
-        for correlation in ("pearson", "spearman"):
-            for normalised in (False, True):
-                readings = run.rows("frequency_spread", **_options(over, correlation, normalised=normalised))
-                words = {"over": over, "correlation": correlation, "normalised": normalised}
-                for cell in _final(readings):
-                    r = readings[cell]
-                    found.append({**cell.record(), **words, "value": r.value, "low": r.low, "high": r.high})
+    for over, correlation, normalised in itertools.product(_OVER_WORDS, ("pearson", "spearman"), (False, True)):
+        words = {"over": over, "correlation": correlation, "normalised": normalised}
+        final = at_last(run.rows("frequency_spread", **_options(over, correlation, normalised=normalised)))
+        found += [{**c.record(), **words, "value": r.value, "low": r.low, "high": r.high} for c, r in final.items()]
     return found
 
 
@@ -222,7 +206,7 @@ def _spread_sentence(parts: Parts, status: Status, part: Part) -> str:
         f"how often a token occurs and how far it lies from its centroid correlate at {' and '.join(told)}; the claim "
     )
     text += f"needs correlations below {figure(-CORRELATION_MARGIN)} and the one that decides, {_OVER_WORDS[part.name]}"
-    return f"{text}, is {span(replace(part, effect=-part.effect, low=-part.high, high=-part.low))}"
+    return f"{text}, is {span(-part)}"
 
 
 def _both_distances(parts: Parts, over: str) -> str:

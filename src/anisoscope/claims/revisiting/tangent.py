@@ -9,8 +9,17 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import model_claim
-from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run
+from anisoscope.claims.engine.claim import claim
+from anisoscope.claims.engine.evidence import (
+    Cell,
+    Missing,
+    Readings,
+    Run,
+    layer_records,
+    models,
+    site_record,
+    step_records,
+)
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, figure, judge, outcome, span
 from anisoscope.claims.revisiting.controls import (
     CONTROLS,
@@ -20,8 +29,6 @@ from anisoscope.claims.revisiting.controls import (
     chance_levels,
     control_parts,
     differences,
-    layer_records,
-    step_records,
     trained,
 )
 from anisoscope.results.quantity import Quantity, mean
@@ -39,8 +46,9 @@ _CONTROL_WORDS = {
 }
 
 
-@model_claim(
+@claim(
     "tangent_energy",
+    of=models,
     statement="Directions fitted on activations hold more gradient energy than every control of the same rank.",
     source=SOURCE,
     metrics=ENERGY_METRICS,
@@ -117,7 +125,7 @@ def _layers(run: Run) -> list[dict[str, Any]]:
     for control, layers in found.items():
         for layer in layers:
             site = (layer["stack"], layer["layer"], layer["kind"])
-            record = records.setdefault(site, dict(zip(("stack", "layer", "kind"), site, strict=True)))
+            record = records.setdefault(site, site_record(site))
             record[control] = {name: layer[name] for name in ("value", "low", "high")}
     for record in records.values():
         record["beyond"] = all(record[c]["low"] > MARGIN for c in CONTROLS if c in record)
@@ -136,8 +144,9 @@ def _row_kinds(run: Run) -> dict[str, Any]:
     return found
 
 
-@model_claim(
+@claim(
     "anisotropy_share",
+    of=models,
     statement="Tangent directions hold a larger share of the gradients' anisotropy than normal directions do.",
     source=SOURCE,
     metrics=("gradient_share", "gradient_isoscore_gain"),

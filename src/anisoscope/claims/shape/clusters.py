@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import math
 
-from anisoscope.claims.engine.blocks import SOURCE, BlockStack, at_step, block_mean, last_step, stack_claim
-from anisoscope.claims.engine.evidence import Missing, Readings
+from anisoscope.claims.engine.blocks import SOURCE, BlockStack, at_step, block_mean, stacks
+from anisoscope.claims.engine.claim import claim
+from anisoscope.claims.engine.evidence import Missing, Readings, last_step, layer_records
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, outcome, span
-from anisoscope.claims.revisiting.controls import layer_records
 
 LOCAL_MARGIN = 0.05
 CONSIDERABLE = 0.1  # of all variance along one direction; rows without a preferred one have about 1/d
@@ -24,8 +24,9 @@ _PARTITIONS: dict[str, dict[str, str]] = {
 _LESS = {"random": "less than at random", "whole": "less than the whole"}
 
 
-@stack_claim(
+@claim(
     "locally_isotropic",
+    of=stacks,
     statement="The rows are anisotropic as a whole and more isotropic inside their clusters.",
     source=SOURCE,
     metrics=("local_anisotropy", "svd_ratio"),

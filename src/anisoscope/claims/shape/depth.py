@@ -18,19 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.claims.engine.blocks import (
-    SOURCE,
-    BlockStack,
-    at_step,
-    curve,
-    curve_records,
-    last_step,
-    stack_claim,
-    stacks,
-)
-from anisoscope.claims.engine.claim import attempt, claim
+from anisoscope.claims.engine.blocks import SOURCE, BlockStack, at_step, curve, curve_records, stacks
+from anisoscope.claims.engine.claim import claim, judged
 from anisoscope.claims.engine.curve import Curve, quantiles, roughness, spread
-from anisoscope.claims.engine.evidence import Missing, NotHere, Study
+from anisoscope.claims.engine.evidence import Missing, NotHere, Study, last_step
 from anisoscope.claims.engine.part import TOO_FEW, Finding, Part, Parts, Status, figure, judge, outcome, span
 from anisoscope.results.quantity import Quantity
 
@@ -82,8 +73,9 @@ def _details(profiles: Profiles) -> dict[str, Any]:
     return found | {"profiles": {name: curve_records(one) for name, (one, _) in profiles.items()}}
 
 
-@stack_claim(
+@claim(
     "bell_shaped",
+    of=stacks,
     statement="Anisotropy over depth is bell-shaped: highest in the middle blocks and lower at both ends.",
     source=SOURCE,
     metrics=METRICS,
@@ -161,8 +153,9 @@ def _others(parts: Parts, names: tuple[str, ...]) -> str:
     return f" (it {' and '.join(told)})" if told else ""
 
 
-@stack_claim(
+@claim(
     "flat_profile",
+    of=stacks,
     statement="Anisotropy is uniform over depth.",
     source=SOURCE,
     metrics=METRICS,
@@ -204,7 +197,7 @@ def decoders_bell_encoders_flat(study: Study) -> dict[str, Finding]:
     Which is which is told by run.json, or by the names of the arms of the causal ablation, of which causal + masked LM
     is neither.
     """
-    return {"decoders and encoders": attempt(_both, study, margin=END_MARGIN)}
+    return {"decoders and encoders": judged(_both, study, margin=END_MARGIN)}
 
 
 def _both(study: Study) -> Finding:

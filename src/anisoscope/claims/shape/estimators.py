@@ -6,10 +6,11 @@ import functools
 import itertools
 import math
 
-from anisoscope.claims.engine.blocks import FEWEST_BLOCKS, BlockStack, at_step, curve_records, last_step, stack_claim
+from anisoscope.claims.engine.blocks import FEWEST_BLOCKS, BlockStack, at_step, curve_records, stacks
+from anisoscope.claims.engine.claim import claim
 from anisoscope.claims.engine.correlation import rank_correlation
 from anisoscope.claims.engine.curve import Curve
-from anisoscope.claims.engine.evidence import Missing, NotHere, Readings
+from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, last_step
 from anisoscope.claims.engine.part import CORRELATION, Finding, Part, Parts, Status, outcome, span
 from anisoscope.claims.shape.phases import ESTIMATORS
 from anisoscope.results.quantity import Quantity, combine
@@ -17,8 +18,9 @@ from anisoscope.results.quantity import Quantity, combine
 AGREEMENT_MARGIN = 0.5
 
 
-@stack_claim(
+@claim(
     "estimators_agree",
+    of=stacks,
     statement="TwoNN, Levina–Bickel and GRIDE agree on which blocks have the higher intrinsic dimension.",
     source="not in the paper: a check of its estimator against others",
     metrics=tuple(ESTIMATORS),

@@ -15,18 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.blocks import (
-    SOURCE,
-    BlockStack,
-    block_mean,
-    series_of,
-    shared_steps,
-    stack_claim,
-    steps_of,
-)
-from anisoscope.claims.engine.evidence import Missing, NotHere, Readings
+from anisoscope.claims.engine.blocks import SOURCE, BlockStack, block_mean, series_of, shared_steps, stacks
+from anisoscope.claims.engine.claim import claim
+from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, step_records, steps_of
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, judge, outcome, span
-from anisoscope.claims.revisiting.controls import step_records
 from anisoscope.results.quantity import Quantity
 
 PHASE_MARGIN = 0.1
@@ -38,8 +30,9 @@ _LATER = "after step 0"
 _HALVES = "measure again with --halves: the peak is chosen on one half of the contexts and tested on the other"
 
 
-@stack_claim(
+@claim(
     "two_phases",
+    of=stacks,
     statement="Intrinsic dimension first rises and then falls in training.",
     source=SOURCE,
     metrics=tuple(ESTIMATORS),
@@ -186,8 +179,9 @@ def _phases_sentence(parts: Parts, status: Status, part: Part) -> str:
     return text + outcome(status, part)
 
 
-@stack_claim(
+@claim(
     "anisotropy_grows",
+    of=stacks,
     statement="Anisotropy grows in training.",
     source=SOURCE,
     metrics=("svd_ratio", "average_cosine"),
