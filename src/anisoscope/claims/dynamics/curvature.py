@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from anisoscope.claims.engine.claim import Verdict, verdict_of
-from anisoscope.claims.engine.part import Finding, Part, Parts, Status, judge, t_interval
+from anisoscope.claims.engine.part import Finding, Part, Status, judge, t_interval
 from anisoscope.results.query import Query, Row
 from anisoscope.results.table import Table
 
@@ -279,10 +278,6 @@ def _judged(
     if not parts:
         return None
     about = {**(details or {}), "hangs_on": judge(parts)[1].name}
-    finding = Finding(tuple(parts), partial(_told, why=why), about, aspects=None)
+    finding = Finding(tuple(parts), lambda parts, status, part: why(part), about, aspects=None)
     named = subject or ("all curved manifolds" if len(parts) > 1 else parts[0].name)
     return verdict_of(claim, statement, finding, subject=named, scope=scope)
-
-
-def _told(parts: Parts, status: Status, part: Part, *, why: Callable[[Any], str]) -> str:
-    return why(part)

@@ -55,10 +55,8 @@ class BlockStack:
     def sites(self, metric: str, group: str = "", *, heads: bool = False, **options: Any) -> Readings:
         """A metric at all sites of this stack, whatever their kind, with nothing after the step that ends it."""
         found = self.run.rows(metric, group, heads=heads, **options)
-        return {cell: row for cell, row in found.items() if self.name in (None, cell.stack) and self._read(cell.step)}
-
-    def _read(self, step: int | None) -> bool:
-        return self.until is None or step is None or step <= self.until
+        mine = {cell: row for cell, row in found.items() if self.name in (None, cell.stack)}
+        return {c: row for c, row in mine.items() if None in (self.until, c.step) or c.step <= self.until}  # type: ignore[operator]
 
     def needed(self, metric: str, **options: Any) -> Readings:
         """A metric at the blocks, or `Missing`."""

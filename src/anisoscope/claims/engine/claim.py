@@ -159,7 +159,10 @@ def verdict_of(
     parts = finding.settle(by_name(finding.parts))
     needed = [part for part in parts.values() if part.needed]
     status, binding = judge(needed)
-    shown = _shown(needed, binding)
+    measured = [
+        part for part in needed if part.measured
+    ]  # tell the weakest of them where the binding one has no number
+    shown = binding if binding.measured or not measured else judge(measured)[1]
     doubt = binding.reason if status == "undecided" else finding.doubt(parts) if status == "holds" else ""
     told = finding.sentence(parts, shown.status, shown) if shown.measured or not doubt else ""
     told += f"; {finding.note}" if told and finding.note else ""
@@ -179,12 +182,6 @@ def verdict_of(
         subject=subject,
         details={**details, **(about or {}), **finding.details},
     )
-
-
-def _shown(needed: list[Part], binding: Part) -> Part:
-    """The part whose numbers are told: the binding one, or the weakest measured one where that has no number."""
-    measured = [part for part in needed if part.measured]
-    return binding if binding.measured or not measured else judge(measured)[1]
 
 
 def _sentence(text: str, doubt: str, *, scope: str, again: Mapping[str, list[str]]) -> str:

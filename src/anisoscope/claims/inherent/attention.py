@@ -96,7 +96,7 @@ def _courses(stack: BlockStack, suffix: str) -> dict[str, Course]:
 
 
 def _quantities(readings: Readings) -> Course:
-    return {cell: reading.quantity for cell, reading in readings.items()}
+    return {cell: row.quantity for cell, row in readings.items()}
 
 
 def _alignment(stack: BlockStack, kind: str) -> Course:
@@ -161,8 +161,9 @@ def _random_part(stack: BlockStack, courses: Mapping[str, Course], suffix: str) 
     last = steps_of(course)[-1]
     queries, keys = (_heads(stack, kind, last) for kind in (f"query{suffix}", f"key{suffix}"))
     width = _head_width(stack, len({head for _, head in queries}))
+    rotates = str(stack.run.entry.get("architecture") or "").startswith(_ROTARY)
     reason = "the width of a head is not known, so that it cannot be told from random directions"
-    if width is None or (not suffix and _rotates(stack)):
+    if width is None or (not suffix and rotates):
         return Part.absent(_RANDOM, reason if width is None else _ROTATED, margin=TREND_MARGIN)
     luck = 1.96 * math.sqrt((1 - 2 / math.pi) / width / min(len(queries), len(keys) or len(queries)))
     level = block_mean(course, last) - Quantity.constant(random_cosine(width))
@@ -173,11 +174,6 @@ def _heads(stack: BlockStack, kind: str, step: int) -> set[tuple[int, int | None
     """The heads of all layers, as far as the table has them one by one; queries that share a key have fewer keys."""
     found = {**stack.sites("qk_cosine", heads=True), **stack.sites("drift", heads=True)}
     return {(cell.layer, cell.head) for cell in found if (cell.step, cell.kind) == (step, kind) and cell.layer > 0}
-
-
-def _rotates(stack: BlockStack) -> bool:
-    """Whether the model is of a family that rotates, by the name of its class in run.json."""
-    return str(stack.run.entry.get("architecture") or "").startswith(_ROTARY)
 
 
 def random_cosine(width: int) -> float:

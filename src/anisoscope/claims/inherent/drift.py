@@ -37,7 +37,7 @@ from anisoscope.claims.engine.correlation import (
     ranks,
     sites_interval,
 )
-from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Study, studies
+from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings, Study, studies
 from anisoscope.claims.engine.part import (
     ALPHA,
     CORRELATION,
@@ -99,6 +99,9 @@ def _record(stream: Stream) -> dict[str, Any]:
     pairs = list(stream.pairs().values())
     linear, ranked = (_correlation("", pairs, ranked=ranked) for ranked in (False, True))
     share = Part.of(_SHARE, explained_share(stream), bounds=SHARE)
+    points = _points(stream)
+    counted = [point for point in points if point["counted"]]
+    squared = [point["relative_drift"] ** 2 for point in counted]
     return {
         "model": stream.model,
         "stack": stream.stack_name,
@@ -119,24 +122,20 @@ def _record(stream: Stream) -> dict[str, Any]:
         "p_note": DESCRIPTIVE,
         **_columns("explained", share),
         "status": _status(stream),
-        "near_identity": _near_identity(stream),
+        "near_identity": pearson(squared, [point["cosine"] for point in counted]),
         "near_identity_note": NEAR_IDENTITY,
-        "points": _points(stream),
+        "points": points,
         "note": _note(stream, pairs, linear),
     }
 
 
-def _over_sites(pairs: Pairs, function: Any) -> Quantity:
-    if len(pairs) < FEWEST_SITES:
-        return Quantity(math.nan)
-    return correlated([drift.quantity for drift, _ in pairs], [cosine.quantity for _, cosine in pairs], function)
-
-
 def _correlation(name: str, pairs: Pairs, *, ranked: bool, **more: Any) -> Part:
     """Drift with average cosine over sites, with the interval and the p that know how many sites there are."""
-    quantity = _over_sites(pairs, rank_correlation if ranked else pearson)
+    one, two = ([pair[side].quantity for pair in pairs] for side in (0, 1))
+    function = rank_correlation if ranked else pearson
+    quantity = correlated(one, two, function) if len(pairs) >= FEWEST_SITES else Quantity(math.nan)
     low, high = sites_interval(quantity, len(pairs), ranked=ranked)
-    values = [[reading.value for reading in side] for side in zip(*pairs, strict=True)] or [[], []]
+    values = [[number.value for number in side] for side in (one, two)]
     p = order_p(*([ranks(np.array(side)).tolist() for side in values] if ranked else values))
     return Part(name, quantity.value, low, high, p=p, bounds=CORRELATION, **more)
 
@@ -168,26 +167,14 @@ def _points(stream: Stream) -> list[dict[str, Any]]:
         low, high = row.quantity.interval()
         found = {"layer": cell.layer, "depth": row.depth, "kind": cell.kind, "counted": cell.kind != "final"}
         found |= {"cosine": row.value, "low": low, "high": high, "drift": _value(drift, cell)}
-        found["relative_drift"] = _relative(drift, norm, relative, cell)
+        length = _value(norm, cell)  # the drift is told in its unit, too
+        found["relative_drift"] = found["drift"] / length if cell in drift and length > 0 else _value(relative, cell)
         points.append({**found, "explained": _value(share, cell)})
     return points
 
 
-def _value(readings: Readings, cell: Any) -> float:
+def _value(readings: Readings, cell: Cell) -> float:
     return readings[cell].value if cell in readings else math.nan
-
-
-def _relative(drift: Readings, norm: Readings, relative: Readings, cell: Any) -> float:
-    """Drift over the mean norm."""
-    if cell in drift and cell in norm and norm[cell].value > 0:
-        return drift[cell].value / norm[cell].value
-    return _value(relative, cell)
-
-
-def _near_identity(stream: Stream) -> float:
-    """Pearson's correlation of the squared relative drift with the average cosine."""
-    counted = [point for point in _points(stream) if point["counted"]]
-    return pearson([point["relative_drift"] ** 2 for point in counted], [point["cosine"] for point in counted])
 
 
 def explained_share(stream: Stream) -> Quantity:

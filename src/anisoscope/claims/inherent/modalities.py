@@ -32,7 +32,7 @@ from anisoscope.claims.inherent.streams import (
     trained_streams,
     uncounted_note,
 )
-from anisoscope.results.quantity import Quantity, among, combine, mean, t_quantile, t_tail
+from anisoscope.results.quantity import among, combine, mean, t_quantile, t_tail
 from anisoscope.results.table import Table
 
 ANISOTROPIC = 0.1
@@ -209,22 +209,16 @@ def _differs(study: Study) -> Finding:
     if vision:
         parts.append(replace(difference(_IMAGES, vision, convolution, margin=DIFFERENCE_MARGIN), needed=False))
     sides = {"attention": model_means(attention), "convolution": model_means(convolution)}
-    parts += [Part(name, _level(means), needed=False) for name, means in sides.items()]
+    parts += [Part(name, mean(list(means.values())).value, needed=False) for name, means in sides.items()]
     details: dict[str, Any] = {"models": {n: {m: q.value for m, q in means.items()} for n, means in sides.items()}}
     counts = {name: len(means) for name, means in sides.items()}
     sentence = functools.partial(_difference_sentence, counts=counts)
     details |= {"counts": counts, "ends": ends_of(found)}
-    scope = _scope(counts["attention"], counts["convolution"])
+    scope = (
+        "for these models" if min(counts.values()) < 2 else "over {attention} models and {convolution}".format(**counts)
+    )
     note = "; ".join(filter(None, (RELU, uncounted_note(study))))
     return Finding(tuple(parts), sentence, details, settle=_oriented, scope=scope, note=note)
-
-
-def _scope(one: int, two: int) -> str:
-    return "for these models" if min(one, two) < 2 else f"over {one} models and {two}"
-
-
-def _level(means: Mapping[str, Quantity]) -> float:
-    return sum(quantity.value for quantity in means.values()) / len(means)
 
 
 def difference(name: str, one: Iterable[Stream], two: Iterable[Stream], *, margin: float, looks: int = 1) -> Part:
@@ -261,13 +255,8 @@ def _models(count: int) -> str:
     return f"{count} model{'s' if count > 1 else ''}"
 
 
-# The counter-claim: that anisotropy is not inherent to attention, by either of two routes on the same table.
-#
-# Notation
-#     A      average cosine of a block; the largest over the blocks of a stack counts
-#     K      stacks with attention that are looked at; the best of them is chosen, and of the two routes the better: all
-#            intervals hold at once (Bonferroni: 1 − .05/2K for each stack, 1 − .05/2 for the second route)
-
+# The counter-claim. Of K stacks with attention the best is chosen, and of the two routes the better: all intervals hold
+# at once (Bonferroni: 1 − .05/2K for each stack, 1 − .05/2 for the second route).
 
 FEWEST_WITH, FEWEST_WITHOUT = 3, 1  # trained models with attention and without any
 _WITHOUT = "without attention"
@@ -326,9 +315,6 @@ def _too_few(attention: int, without: int) -> str:
     return f"{needed}, and the table has {attention} and {without}"
 
 
-# whether a model has learned
-
-
 def _unknown(counted: Mapping[str, Stream]) -> str:
     """Names the models of which the table does not tell whether they learned anything."""
     names = [name for name, stream in counted.items() if not stream.run.learned(stream.step)]
@@ -336,18 +322,12 @@ def _unknown(counted: Mapping[str, Stream]) -> str:
     return f"whether {listed(names)} {why}" if names else ""
 
 
-# the two routes
-
-
 def _largest_part(name: str, stream: Stream, *, looks: int) -> Part:
     """The largest average cosine of the blocks, which must lie below the margin."""
-    largest = combine([reading.quantity for reading in stream.blocks("average_cosine").values()], _max)
+    cosines = [row.quantity for row in stream.blocks("average_cosine").values()]
+    largest = combine(cosines, lambda values: max(values) if all(map(math.isfinite, values)) else math.nan)
     more: dict[str, Any] = {"margin": ANISOTROPIC, "p": math.nan, "looks": looks, "below": True, "bounds": CORRELATION}
     return Part.of(f"{_LARGEST}{name}", largest, **more)
-
-
-def _max(values: Sequence[float]) -> float:
-    return max(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def _either(parts: dict[str, Part], *, few: str) -> dict[str, Part]:

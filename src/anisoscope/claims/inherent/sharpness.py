@@ -172,7 +172,7 @@ def _settle_rise(parts: dict[str, Part]) -> dict[str, Part]:
 
 def _still_drifting(parts: Parts) -> str:
     left = [parts[words] for words in _SIDES.values() if words in parts]
-    over = [part for part in left if not _upper(part) < NO_DRIFT]
+    over = [part for part in left if not (part.high if math.isfinite(part.high) else part.effect) < NO_DRIFT]
     worst = max(over, key=lambda part: part.effect, default=None)
     return "" if worst is None else f"the relative {worst.name} is still {span(worst)}, not below {figure(NO_DRIFT)}"
 
@@ -180,14 +180,10 @@ def _still_drifting(parts: Parts) -> str:
 def _never_drifting(parts: Parts) -> str:
     """Whether ordinary attention has drift that the other arm can do without."""
     usual = [parts[name] for words in _SIDES.values() if (name := f"softmax: {words}") in parts]
-    if not usual or any(_lower(part) > NO_DRIFT for part in usual):
+    if not usual or any((part.low if math.isfinite(part.low) else part.effect) > NO_DRIFT for part in usual):
         return ""
     there = " and ".join(span(part) for part in usual)
     return f"ordinary attention has no relative drift beyond {figure(NO_DRIFT)} there either ({there})"
-
-
-def _upper(part: Part) -> float:
-    return part.high if math.isfinite(part.high) else part.effect
 
 
 def _rise_sentence(parts: Parts, status: Status, part: Part, *, last: int, name: str) -> str:
@@ -266,10 +262,6 @@ def _settle_fall(parts: dict[str, Part]) -> dict[str, Part]:
         return parts
     reason = _still_drifting(parts) or _never_drifting(parts)
     return parts | ({"fall": replace(parts["fall"], reason=parts["fall"].reason or reason)} if reason else {})
-
-
-def _lower(part: Part) -> float:
-    return part.low if math.isfinite(part.low) else part.effect
 
 
 def _fall_sentence(parts: Parts, status: Status, part: Part, *, last: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -159,8 +159,10 @@ def _growth(
     long = {arm: there for arm, there in arms.items() if len(there) >= FEWEST_BIASES}
     if not long:
         raise NotHere(f"block at initialisation with {FEWEST_BIASES} biases of its inputs or more", _HOW)
-    parts = [_judged(str(arm), combine(list(there.values()), _ranked(list(there))), margin=RANK_MARGIN)
-             for arm, there in long.items()]  # fmt: skip
+    parts = []
+    for arm, there in long.items():
+        trend = combine(list(there.values()), functools.partial(rank_correlation, list(there)))
+        parts.append(_judged(str(arm), trend, margin=RANK_MARGIN))
     for arm, there in long.items():
         for end, words in ((min(there), "smallest"), (max(there), "largest")):
             parts.append(_cosine(f"{arm}: at the {words} bias", there[end]))
@@ -169,10 +171,6 @@ def _growth(
     reach = max(max(there) for there in long.values())
     sentence = functools.partial(_growth_sentence, what=what, arms=[str(arm) for arm in long], reach=reach)
     return Finding(tuple(parts), sentence, {"arms": len(long)}, replicate=True)
-
-
-def _ranked(biases: list[float]) -> Callable[[object], float]:
-    return lambda values: rank_correlation(biases, values)  # type: ignore[arg-type]
 
 
 def _growth_sentence(parts: Parts, status: Status, part: Part, *, what: str, arms: list[str], reach: float) -> str:

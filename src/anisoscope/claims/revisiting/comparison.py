@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from typing import Any
 
 from anisoscope.claims.engine.claim import claim, judged, missing
 from anisoscope.claims.engine.evidence import (
@@ -201,7 +200,12 @@ def _between_arms(arms: tuple[Run, Run]) -> Finding:
     if all(cosines):
         two = _averages(*cosines)
         parts.append(Part.of("average cosine", two[0] - two[1], margin=0.0, needed=False))
-    details = {"more": more.model, "less": less.model, "paired": paired, "steps": _arm_steps(arms)}
+    details = {
+        "more": more.model,
+        "less": less.model,
+        "paired": paired,
+        "steps": {run.model: step_records(run.tangent("gradient_enrichment")) for run in arms},
+    }
     aspects = {"enrichment": ("enrichment",), "average cosine": ("average cosine",)}
     # contexts are resampled, trainings are not: one run of each arm speaks for these two runs alone
     return Finding(tuple(parts), _arms_sentence, details, aspects=aspects, scope="for these two runs only")
@@ -218,10 +222,6 @@ def _averages(one: Readings, two: Readings) -> tuple[Quantity, Quantity, bool]:
     if not paired:
         means = [quantity.unpaired() for quantity in means]
     return means[0], means[1], paired
-
-
-def _arm_steps(arms: tuple[Run, Run]) -> dict[str, Any]:
-    return {run.model: step_records(run.tangent("gradient_enrichment")) for run in arms}
 
 
 def _arms_sentence(parts: Parts, status: Status, part: Part) -> str:

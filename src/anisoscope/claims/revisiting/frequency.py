@@ -55,8 +55,9 @@ def frequent_most_enriched(run: Run) -> Finding:
         *(_ahead(_AHEAD[name], found) for name, found in bins.items() if len(found) > 1),
     ]
     mixed = bool({"masked", "unmasked"} & set(run.groups("gradient_enrichment")))
+    courses = {str(n): step_records(run.tangent("gradient_enrichment", f"frequency:{n}")) for n in bins["plain"]}
     details: dict[str, Any] = {"bins": {name: _records(found) for name, found in bins.items()}}
-    details |= {"steps": _courses(run, bins["plain"]), "target_bins": _records(_bin_means(run, None, by="target"))}
+    details |= {"steps": courses, "target_bins": _records(_bin_means(run, None, by="target"))}
     details["bins_pool_masked_and_unmasked"] = mixed
     aspects = {**{name: (name,) for name in _FITS}, "most": tuple(_AHEAD.values())}
     sentence = functools.partial(_frequency_sentence, mixed=mixed)
@@ -102,10 +103,6 @@ def _ahead(name: str, bins: dict[int, Quantity]) -> Part:
 
 def _records(bins: dict[int, Quantity]) -> list[dict[str, Any]]:
     return [{"bin": number, **quantity.record()} for number, quantity in bins.items()]
-
-
-def _courses(run: Run, bins: dict[int, Quantity]) -> dict[str, Any]:
-    return {str(n): step_records(run.tangent("gradient_enrichment", f"frequency:{n}")) for n in bins}
 
 
 def _frequency_sentence(parts: Parts, status: Status, part: Part, *, mixed: bool) -> str:

@@ -6,6 +6,7 @@ is chosen by looking at the outcome.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -56,7 +57,7 @@ def emerges_early_and_persists(run: Run) -> Finding:
     if any("in-sample" in enrichment[Cell(step, *site)].note for step in (0, early) for site in sites):
         how = "choose fit=refit: a frozen proxy is fitted on steps after these"
         raise Missing("directions that are no later than step 0 and the early step", how)
-    start_, early_, last_ = (_at(enrichment, step, sites) for step in (0, early, last))
+    start_, early_, last_ = (average(enrichment, [Cell(step, *site) for site in sites]) for step in (0, early, last))
     one = Quantity.constant(1.0)
     tests = {step: {"p": random_p(run, step=step), "tested": True} for step in (early, last)}
     parts = [
@@ -86,10 +87,6 @@ def _moments(readings: Readings) -> tuple[int, int]:
     if not early:
         raise Missing(f"measured step in the first tenth of the {steps[-1]} steps", _SCHEDULE)
     return early[-1], steps[-1]
-
-
-def _at(readings: Readings, step: int, sites: list[tuple[str, int, str]]) -> Quantity:
-    return average(readings, [Cell(step, *site) for site in sites])
 
 
 def _courses(run: Run) -> dict[str, Any]:
@@ -203,7 +200,8 @@ def embedding_updates_aligned(run: Run) -> Finding:
         raw = described_energy(run, of="update_raw")[0]
         parts.append(replace(raw, name="enrichment with weight decay left in"))
     details = {"steps": step_records(run.tangent("gradient_enrichment", of="update")), "frequency": _bins(run)}
-    return Finding(tuple(parts), _update_sentence, details)
+    sentence = functools.partial(energy_sentence, what="energy of the embedding table's updates")
+    return Finding(tuple(parts), sentence, details)
 
 
 def _bins(run: Run) -> dict[str, Any]:
@@ -214,7 +212,3 @@ def _bins(run: Run) -> dict[str, Any]:
         if group.startswith("frequency:") and readings:
             found[group] = average(readings, trained(readings)).record()
     return found
-
-
-def _update_sentence(parts: Parts, status: Status, part: Part) -> str:
-    return energy_sentence(parts, status, part, what="energy of the embedding table's updates")

@@ -11,7 +11,7 @@ import math
 
 from anisoscope.claims.engine.blocks import SOURCE, BlockStack, at_step, block_mean, stacks
 from anisoscope.claims.engine.claim import claim
-from anisoscope.claims.engine.evidence import Missing, Readings, last_step, layer_records
+from anisoscope.claims.engine.evidence import Missing, last_step, layer_records
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, outcome, span
 
 LOCAL_MARGIN = 0.05
@@ -40,7 +40,8 @@ def locally_isotropic(stack: BlockStack) -> Finding:
     """
     found = {name: stack.needed("local_anisotropy", **options) for name, options in _PARTITIONS.items()}
     step = last_step(found["clusters"])
-    layers = _shared(found, step)
+    there = {name: {c: row for c, row in rows.items() if c.step == step} for name, rows in found.items()}
+    layers = sorted(set.intersection(*({cell.layer for cell in rows} for rows in there.values())))
     if not layers:
         raise Missing("block with all three partitions at one step", "measure local_anisotropy with each partition")
     numbers = {name: block_mean(readings, step, layers) for name, readings in found.items()}
@@ -50,17 +51,9 @@ def locally_isotropic(stack: BlockStack) -> Finding:
     ratios = stack.blocks("svd_ratio")
     if ratios:
         parts.append(Part.described("svd_ratio", block_mean(ratios, last_step(ratios))))
-    details = {"step": step, "layers": {name: layer_records(_at(r, step)) for name, r in found.items()}}
+    details = {"step": step, "layers": {name: layer_records(rows) for name, rows in there.items()}}
     sentence = functools.partial(_sentence, when=at_step(step), blocks=len(layers))
     return Finding(tuple(parts), sentence, details)
-
-
-def _at(readings: Readings, step: int | None) -> Readings:
-    return {cell: reading for cell, reading in readings.items() if cell.step == step}
-
-
-def _shared(found: dict[str, Readings], step: int | None) -> list[int]:
-    return sorted(set.intersection(*({cell.layer for cell in _at(readings, step)} for readings in found.values())))
 
 
 def _sentence(parts: Parts, status: Status, part: Part, *, when: str, blocks: int) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from anisoscope.claims.engine.blocks import SOURCE, BlockStack, at_step, curve, curve_records, stacks
 from anisoscope.claims.engine.claim import claim, judged
 from anisoscope.claims.engine.curve import Curve, quantiles, roughness, spread
-from anisoscope.claims.engine.evidence import Missing, NotHere, Study, last_step
+from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Study, last_step
 from anisoscope.claims.engine.part import TOO_FEW, Finding, Part, Parts, Status, figure, judge, outcome, span
 from anisoscope.results.quantity import Quantity
 
@@ -43,7 +43,7 @@ Profiles = dict[str, tuple[Curve, int | None]]
 def _profiles(stack: BlockStack) -> Profiles:
     """The profile by each formula that was measured, and its step."""
     found: Profiles = {}
-    if not _has(stack):
+    if not _first(stack):
         raise stack.gap("svd_ratio")
     for name, (metric, options, _) in _FORMULAS.items():
         readings = stack.blocks(metric, **options)
@@ -202,8 +202,8 @@ def decoders_bell_encoders_flat(study: Study) -> dict[str, Finding]:
 
 def _both(study: Study) -> Finding:
     found = stacks(study)
-    kinds = {role: [n for n, s in found.items() if s.role == role and _has(s)] for role in ("decoder", "encoder")}
-    unknown = [name for name, stack in found.items() if not stack.role and _has(stack)]
+    kinds = {role: [n for n, s in found.items() if s.role == role and _first(s)] for role in ("decoder", "encoder")}
+    unknown = [name for name, stack in found.items() if not stack.role and _first(stack)]
     for role, names in kinds.items():
         if not names:
             raise NotHere(f"{role} with svd_ratio at blocks", _how(role, unknown))
@@ -212,17 +212,14 @@ def _both(study: Study) -> Finding:
         for name in names:
             parts += _of_stack(f"{role} {name}", found[name], bell_parts if role == "decoder" else flat_parts)
     sentence = functools.partial(_kinds_sentence, unknown=unknown)
-    ends = {name: _end(found[name]) for names in kinds.values() for name in names}
+    ends = {name: last_step(_first(found[name])) for names in kinds.values() for name in names}
     details = {"models": kinds, "unknown": unknown, "ends": ends}
     return Finding(tuple(parts), sentence, details, scope="for these models")
 
 
-def _has(stack: BlockStack) -> bool:
-    return any(stack.blocks(metric) for metric in METRICS)
-
-
-def _end(stack: BlockStack) -> int | None:
-    return next(last_step(found) for found in map(stack.blocks, METRICS) if found)
+def _first(stack: BlockStack) -> Readings:
+    """The first formula that was measured."""
+    return next((found for found in map(stack.blocks, METRICS) if found), {})
 
 
 def _how(role: str, unknown: list[str]) -> str:
