@@ -34,9 +34,9 @@ REPAIRED = {
     "whitened": "Whitening",
 }
 SAME = "a shift changes no probe with a free intercept, so this is exactly 0 by construction"
-Name = tuple[str, Mapping[str, Any]]  # a metric and its options
-Site = tuple[str, int, str]
-GEOMETRY: Name = ("svd_ratio", {"repair": "raw"})
+MetricName = tuple[str, Mapping[str, Any]]  # a metric and its options
+SiteKey = tuple[str, int, str]
+GEOMETRY: MetricName = ("svd_ratio", {"repair": "raw"})
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ScoreSeries:
     folds: np.ndarray  # [points, folds], NaN where a fold is empty
 
 
-class Correlation(NamedTuple):
+class ScoreCorrelation(NamedTuple):
     """A correlation with its interval and the values without one fold, or one point."""
 
     value: float
@@ -72,22 +72,22 @@ def correlate(x: np.ndarray, y: np.ndarray, method: str) -> float:
     return float(np.clip((x * y).sum() / below, -1.0, 1.0)) if below > small else math.nan
 
 
-def over_contexts(x: ScoreSeries, y: ScoreSeries, method: str) -> Correlation:
+def over_contexts(x: ScoreSeries, y: ScoreSeries, method: str) -> ScoreCorrelation:
     """The correlation with its interval over context folds."""
     folds = [(x.folds[:, j], y.folds[:, j]) for j in range(x.folds.shape[1])]
     left = [correlate(*pair, method) if np.isfinite(pair).all() else math.nan for pair in folds]
     return _with_interval(x, y, method, left)
 
 
-def over_points(x: ScoreSeries, y: ScoreSeries, method: str) -> Correlation:
+def over_points(x: ScoreSeries, y: ScoreSeries, method: str) -> ScoreCorrelation:
     """The same with its interval over the points: each layer or checkpoint is left out once."""
     left = [correlate(np.delete(x.value, i), np.delete(y.value, i), method) for i in range(len(x.value))]
     return _with_interval(x, y, method, left)
 
 
-def _with_interval(x: ScoreSeries, y: ScoreSeries, method: str, left: Sequence[float]) -> Correlation:
+def _with_interval(x: ScoreSeries, y: ScoreSeries, method: str, left: Sequence[float]) -> ScoreCorrelation:
     value = correlate(x.value, y.value, method)
-    return Correlation(value, *jackknife(value, left, bounds=(-1.0, 1.0)), tuple(left))
+    return ScoreCorrelation(value, *jackknife(value, left, bounds=(-1.0, 1.0)), tuple(left))
 
 
 def descriptive_p(x: ScoreSeries, y: ScoreSeries, method: str) -> float:
@@ -120,7 +120,7 @@ class PerformanceResults:
             self._found[key] = {Cell(row.step, row.stack, row.layer, row.kind): row for row in rows}
         return self._found[key]
 
-    def series(self, names: Sequence[Name], places: Sequence[tuple[int | None, Site]]) -> ScoreSeries | None:
+    def series(self, names: Sequence[MetricName], places: Sequence[tuple[int | None, SiteKey]]) -> ScoreSeries | None:
         """The mean of some quantities at each place; None where one is missing."""
         found = [[self._rows(*name).get(Cell(step, *site)) for name in names] for step, site in places]
         if any(row is None or not row.known for rows in found for row in rows):
@@ -129,7 +129,7 @@ class PerformanceResults:
         folds = np.array([[row.folds or (math.nan,) * 8 for row in rows if row] for rows in found])
         return ScoreSeries(values.mean(1), folds.mean(1))
 
-    def mean_over(self, names: Sequence[Name], steps: Sequence[int | None]) -> ScoreSeries | None:
+    def mean_over(self, names: Sequence[MetricName], steps: Sequence[int | None]) -> ScoreSeries | None:
         """The mean over all sites at each step."""
         parts = [self.series(names, [(step, site) for step in steps]) for site in self.sites]
         known = [part for part in parts if part is not None]
@@ -140,10 +140,12 @@ class PerformanceResults:
     def tasks(self) -> list[str]:
         return self.query.where(metric="probe_selectivity").values("task")
 
-    def performances(self) -> dict[str, list[Name]]:
+    def performances(self) -> dict[str, list[MetricName]]:
         """What performance is: the model's own loss, a fresh readout's, the probes' accuracy."""
-        probes: dict[str, Name] = {task: ("probe_accuracy", {"repair": "raw", "task": task}) for task in self.tasks()}
-        found: dict[str, list[Name]] = {
+        probes: dict[str, MetricName] = {
+            task: ("probe_accuracy", {"repair": "raw", "task": task}) for task in self.tasks()
+        }
+        found: dict[str, list[MetricName]] = {
             "loss": [("lm_loss", {"reading": "patched", "repair": "raw"})],
             "readout": [("lm_loss", {"reading": "readout", "repair": "raw"})],
             **{f"probe:{task}": [name] for task, name in probes.items()},
@@ -161,14 +163,14 @@ def performance_verdicts(results: PerformanceResults) -> list[Verdict]:
 def _repair(results: PerformanceResults, repair: str, words: str) -> Iterator[Verdict]:
     """What one repair of the rows does at the last checkpoint, each against raw rows."""
     against = {"against": "raw", "repair": repair}
-    probes: list[Name] = [("probe_accuracy", {**against, "task": task}) for task in results.tasks()]
-    cosines: list[Name] = [(metric, {**options, "probe": "cosine"}) for metric, options in probes]
-    readout: list[Name] = [("lm_loss", {**against, "reading": "readout"})]
-    patched: list[Name] = [("lm_loss", {**against, "reading": "patched"})]
+    probes: list[MetricName] = [("probe_accuracy", {**against, "task": task}) for task in results.tasks()]
+    cosines: list[MetricName] = [(metric, {**options, "probe": "cosine"}) for metric, options in probes]
+    readout: list[MetricName] = [("lm_loss", {**against, "reading": "readout"})]
+    patched: list[MetricName] = [("lm_loss", {**against, "reading": "patched"})]
     same = SAME if repair == "mean" else ""
     more, nats = "the accuracy changes by {} against raw rows", "the gain is {} nats of loss against raw rows"
     risen = "the loss rises by {} nats against raw rows"
-    table: tuple[tuple[str, str, list[Name], float, int, str, str], ...] = (
+    table: tuple[tuple[str, str, list[MetricName], float, int, str, str], ...] = (
         ("improves_probe", "improves linear probes", probes, ACCURACY, 1, more, same),
         ("improves_cosine", "improves the nearest class mean by cosine", cosines, ACCURACY, 1, more, ""),
         ("improves_readout", "lowers the loss of a fresh readout", readout, NATS, -1, nats, same),
@@ -181,7 +183,7 @@ def _repair(results: PerformanceResults, repair: str, words: str) -> Iterator[Ve
 
 
 def _gain(
-    results: PerformanceResults, names: Sequence[Name], *, margin: float, sign: int, told: str, remark: str
+    results: PerformanceResults, names: Sequence[MetricName], *, margin: float, sign: int, told: str, remark: str
 ) -> Finding | None:
     """The mean of a paired difference over sites (and tasks), with its jackknife over context folds."""
     step = results.steps[-1]
@@ -208,7 +210,7 @@ def _change(name: str, series: ScoreSeries, sign: int, **more: Any) -> Part:
     return Part(name, effect, *jackknife(effect, (sign * series.folds[0]).tolist(), bounds=(None, None)), **more)
 
 
-def _place(site: Site) -> str:
+def _place(site: SiteKey) -> str:
     return {"embed": "at the embedding", "final": "after the final norm"}.get(site[2], f"after block {site[1]}")
 
 
@@ -248,7 +250,7 @@ def _correlation(
 ) -> Verdict:
     """Both intervals must lie beyond the margin: over contexts and over checkpoints (or layers)."""
     turned = ScoreSeries(sign * y.value, sign * y.folds)
-    ways: dict[str, Callable[[ScoreSeries, ScoreSeries, str], Correlation]]
+    ways: dict[str, Callable[[ScoreSeries, ScoreSeries, str], ScoreCorrelation]]
     ways = {"contexts": over_contexts, points: over_points}
     found = {f"over {what}": way(x, turned, "spearman") for what, way in ways.items()}
     ends = np.array([[one.low, one.high] for one in found.values()])

@@ -55,8 +55,9 @@ class BlockStack:
     def sites(self, metric: str, group: str = "", *, heads: bool = False, **options: Any) -> Readings:
         """A metric at all sites of this stack, whatever their kind, with nothing after the step that ends it."""
         found = self.run.rows(metric, group, heads=heads, **options)
+        end = math.inf if self.until is None else self.until
         mine = {cell: row for cell, row in found.items() if self.name in (None, cell.stack)}
-        return {c: row for c, row in mine.items() if None in (self.until, c.step) or c.step <= self.until}  # type: ignore[operator]
+        return {cell: row for cell, row in mine.items() if cell.step is None or cell.step <= end}
 
     def needed(self, metric: str, **options: Any) -> Readings:
         """A metric at the blocks, or `Missing`."""

@@ -125,7 +125,7 @@ class Finding:
 
     parts: tuple[Part, ...]
     sentence: Callable[[Parts, Status, Part], str]  # parts, the outcome, the part it hangs on
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)  # for the verdict's details
     settle: Callable[[dict[str, Part]], dict[str, Part]] = dict  # joins parts before they are judged
     doubt: Callable[[Parts], str] = lambda parts: ""  # a reason not to call it holding
     # groups of parts judged by themselves too; None where the verdict does not list them

@@ -1,7 +1,8 @@
-"""Which seeds of a model are runs of their own: a run that was measured again under another seed is one run, not two.
+"""Several seeds of a model: which of them are runs of their own, and the step at which they can be judged together.
 
-A general claim rests on independent trainings. The seed of a table may be that of the measurement alone (which draws,
-which starts of a fit), on weights that are the same; such seeds share the course of their loss, digit by digit.
+A general claim rests on independent trainings. The seed of a table may be that of the measurement alone (random
+directions, starts of a fit) on the same weights; such seeds have the same losses, digit by digit, and count as one run.
+A mean over seeds that end at different steps is taken at the last step that all of them have.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from typing import Any
 from anisoscope.claims.engine.part import Finding
 from anisoscope.results.query import Query
 
-# Seeds that end at different steps: a mean over them is taken at one step, the last that all of them have.
+LOSSES = ("probe_loss", "loss")
+ENERGY = "gradient_energy"
+CLOSE = 1e-12  # two trainings do not agree to so many digits
+Series = dict[tuple[Any, ...], float]  # by step, and by whatever else a value belongs to
 
 
 def at_one_step(findings: Sequence[Finding]) -> tuple[list[Finding], str]:
@@ -68,12 +72,6 @@ def _listed(steps: Sequence[int | None]) -> str:
     """
     *before, last = ["no step" if step is None else str(step) for step in steps]
     return f"{', '.join(before)} and {last}" if before else last
-
-
-LOSSES = ("probe_loss", "loss")
-ENERGY = "gradient_energy"
-CLOSE = 1e-12  # two trainings do not agree to so many digits
-Series = dict[tuple[Any, ...], float]  # by step, and by whatever else a value belongs to
 
 
 def repeats(query: Query, seeds: Mapping[str, Sequence[int]]) -> dict[str, dict[int, list[int]]]:

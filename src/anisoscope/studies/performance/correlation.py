@@ -10,10 +10,10 @@ import numpy as np
 
 from anisoscope.claims.dynamics.performance import (
     FEWEST,
-    Name,
+    MetricName,
     PerformanceResults,
     ScoreSeries,
-    Site,
+    SiteKey,
     descriptive_p,
     over_contexts,
     over_points,
@@ -27,7 +27,7 @@ ANISOTROPY = ("svd_ratio", "average_cosine", "two_nn", "iso_score")
 def correlations(results: PerformanceResults) -> Iterator[dict[str, Any]]:
     """Geometry with performance, over layers at every checkpoint and over checkpoints at every site."""
     for geometry in ANISOTROPY:
-        names: list[Name] = [(geometry, {"repair": "raw"})]
+        names: list[MetricName] = [(geometry, {"repair": "raw"})]
         for performance, of in results.performances().items():
             words = {"geometry": geometry, "performance": performance}
             if performance != "loss":  # that is one number for the whole model
@@ -37,7 +37,7 @@ def correlations(results: PerformanceResults) -> Iterator[dict[str, Any]]:
 
 
 def _over_layers(
-    results: PerformanceResults, names: list[Name], of: list[Name], words: Mapping[str, str]
+    results: PerformanceResults, names: list[MetricName], of: list[MetricName], words: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     for step in results.steps:
         places = [(step, site) for site in results.sites]
@@ -47,7 +47,7 @@ def _over_layers(
 
 
 def _over_checkpoints(
-    results: PerformanceResults, names: list[Name], of: list[Name], words: Mapping[str, str]
+    results: PerformanceResults, names: list[MetricName], of: list[MetricName], words: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     for site in results.sites:
         places = [(step, site) for step in results.steps]
@@ -67,7 +67,7 @@ def _changes(series: ScoreSeries) -> ScoreSeries:
 
 
 def _rows(
-    x: ScoreSeries, y: ScoreSeries, words: Mapping[str, str], *, step: int | None = None, site: Site | None = None
+    x: ScoreSeries, y: ScoreSeries, words: Mapping[str, str], *, step: int | None = None, site: SiteKey | None = None
 ) -> Iterator[dict[str, Any]]:
     """One row for each method and interval: over contexts, and over layers or checkpoints."""
     stack, layer, kind = site or ("single", None, "study")
