@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -105,14 +106,12 @@ def _alignment(stack: BlockStack, kind: str) -> Course:
     Only heads with a number at every step count, so that the mean is always over the same ones.
     """
     found = {c: r for c, r in stack.sites("qk_cosine", heads=True).items() if c.kind == kind and c.layer > 0}
-    steps = {cell.step for cell in found}
-    groups: dict[tuple[int, int | None], list[Cell]] = {}
-    for cell in found:
-        groups.setdefault((cell.layer, cell.head), []).append(cell)
-    whole = [cell for cells in groups.values() if len(cells) == len(steps) for cell in cells]
+    steps = len({cell.step for cell in found})
+    seen = Counter((cell.layer, cell.head) for cell in found)
     heads: dict[Cell, list[Quantity]] = {}
-    for cell in whole:
-        heads.setdefault(cell._replace(head=None), []).append(found[cell].quantity)
+    for cell, row in found.items():
+        if seen[cell.layer, cell.head] == steps:
+            heads.setdefault(cell._replace(head=None), []).append(row.quantity)
     return {cell: combine(parts, lambda values: sum(map(abs, values)) / len(values)) for cell, parts in heads.items()}
 
 
