@@ -230,7 +230,9 @@ def site_record(site: tuple[str, int, str]) -> dict[str, Any]:
 # the runs of a table
 
 
-def studies(table: Table, metrics: Iterable[str], *, proxy: str, rank: int | None, fit: str) -> list[Study]:
+def studies(
+    table: Table, metrics: Iterable[str], *, proxy: str = "semi_nmf", rank: int | None = None, fit: str = "refit"
+) -> list[Study]:
     """The runs of a table, one study for each seed, without runs that were measured again under another seed."""
     query = Query(table)
     read = query.where(metric=set(metrics), layer=...)  # the training log belongs to no site

@@ -88,11 +88,7 @@ _HOW = "measure it with --metrics explained_by_drift"
 
 def correlations(table: Table) -> list[dict[str, Any]]:
     """Drift against average cosine over the sites of every stack of every model, at its last step, for each seed."""
-    return [
-        _record(stream)
-        for study in studies(table, METRICS, proxy="semi_nmf", rank=None, fit="refit")
-        for stream in streams(study).values()
-    ]
+    return [_record(stream) for study in studies(table, METRICS) for stream in streams(study).values()]
 
 
 def _record(stream: Stream) -> dict[str, Any]:
@@ -202,7 +198,7 @@ def pooled(table: Table, *, seed: int = 0) -> list[dict[str, Any]]:
     stacks and seeds, that of the claim; a model that is a copy of another is counted once.
     """
     units: dict[str, list[tuple[CorrelationUnit, CorrelationUnit]]] = {name: [] for name in ("", *MODALITIES)}
-    for study in studies(table, METRICS, proxy="semi_nmf", rank=None, fit="refit"):
+    for study in studies(table, METRICS):
         found = {name: stream for name, stream in streams(study).items() if not stream.doubt}
         for stream in (found[name] for name in found if name not in copies(found)):
             if (unit := _unit(stream)) is not None and (linear := _unit(stream, ranked=False)) is not None:

@@ -61,7 +61,7 @@ def modality_table(table: Table) -> list[dict[str, Any]]:
     """
     told = {(found["subject"], found["seed"]): found for found in correlations(table)}
     records = []
-    for study in studies(table, METRICS, proxy="semi_nmf", rank=None, fit="refit"):
+    for study in studies(table, METRICS):
         for name, stream in streams(study).items():
             records.append(_record(stream, told[name, stream.run.seed]))
     order = {modality: i for i, modality in enumerate(MODALITIES)}
