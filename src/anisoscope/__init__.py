@@ -37,7 +37,7 @@ _PUBLIC = {
     "sweep": "series.sweep",
     "train": "training.loop",
     "tangent_test": "tangent.array_test",
-    "evaluate_claims": "claims.engine.claim",
+    "evaluate_claims": "claims.catalogue",
     "semi_nmf": "numerics.factorisation.semi_nmf",
     "decompose": "numerics.factorisation.decompositions",
     "principal_angles": "numerics.linalg",

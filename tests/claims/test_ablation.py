@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anisoscope.claims.engine.claim import Verdict, claims, evaluate_claims, verdicts_to_dicts
+from anisoscope.claims.catalogue import claims, evaluate_claims
+from anisoscope.claims.engine.claim import Verdict, verdicts_to_dicts
 from anisoscope.claims.engine.correlation import rank_correlation
 from anisoscope.claims.engine.evidence import arm_of, model_roles
 from anisoscope.results.folder import RunFolder

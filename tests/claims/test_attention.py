@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anisoscope.claims.engine.claim import Verdict, evaluate_claims
+from anisoscope.claims.catalogue import evaluate_claims
+from anisoscope.claims.engine.claim import Verdict
 from anisoscope.claims.inherent.attention import random_cosine
 from anisoscope.results.table import Table
 from support.fake_modalities import STEPS, Course, media_table

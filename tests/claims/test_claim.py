@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anisoscope.claims.engine.claim import claims, evaluate_claims
-from anisoscope.claims.engine.part import Part, agreement, judge
-from anisoscope.metrics.engine.estimate import jackknife
-from anisoscope.results.quantity import Quantity, mean
+from anisoscope.claims.catalogue import claims, evaluate_claims
+from anisoscope.claims.engine.claim import DECLARED, claim
+from anisoscope.claims.engine.evidence import Run, models
+from anisoscope.claims.engine.part import Finding, Part, agreement, judge, span
+from anisoscope.results.quantity import Quantity, jackknife, mean
 from support.fake_training import NULL, edited, table
 from support.planted_claims import ARMS, BOTH, ENERGY, verdict
 
@@ -256,3 +257,22 @@ def test_a_lucky_subspace_does_not_hold_although_its_interval_does() -> None:
     held = [v for v in lucky if v.status == "holds"]
     assert len(held) <= 3
     assert all("random subspaces do as well" in v.why for v in lucky if v.status == "undecided")
+
+
+def test_a_claim_is_one_decorated_function() -> None:
+    before = list(claims())
+
+    @claim("ratio_is_there", of=models, statement="It is.", source="here", metrics=["gradient_energy"], margin=0.0)
+    def ratio_is_there(run: Run) -> Finding:
+        """The energy of the first cell."""
+        row = next(iter(run.needed("gradient_energy").values()))
+        return Finding(
+            (Part.of("energy", row.quantity, margin=0.0),), lambda parts, status, part: f"it is {span(part)}"
+        )
+
+    try:
+        assert list(claims()) == [*before, "ratio_is_there"] and ratio_is_there.description.startswith("The energy")
+        found = evaluate_claims(table(), ["ratio_is_there"])[0]
+        assert found.status == "holds" and found.why.startswith("It is 0.") and found.subject == "decoder"
+    finally:
+        del DECLARED["ratio_is_there"]

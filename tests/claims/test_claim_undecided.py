@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anisoscope.claims.engine.claim import Verdict, claims, evaluate_claims
+from anisoscope.claims.catalogue import claims, evaluate_claims
+from anisoscope.claims.engine.claim import Verdict
 from anisoscope.results.table import Table
 from support.fake_training import edited, table
 from support.planted_claims import BOTH, verdict

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anisoscope.claims.engine.claim import Verdict, evaluate_claims
+from anisoscope.claims.catalogue import evaluate_claims
+from anisoscope.claims.engine.claim import Verdict
 from anisoscope.claims.engine.curve import Curve, isotonic, roughness, up_down
 from anisoscope.claims.shape.depth import bell_parts
 from anisoscope.results.quantity import Quantity

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anisoscope.claims.engine.claim import Verdict, evaluate_claims
+from anisoscope.claims.catalogue import evaluate_claims
+from anisoscope.claims.engine.claim import Verdict
 from anisoscope.claims.engine.correlation import correlated, rank_correlation
 from anisoscope.claims.inherent.drift import correlations, pooled
 from anisoscope.results.quantity import Quantity

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from anisoscope.claims.engine.claim import Verdict, claims, evaluate_claims, verdicts_from_dicts, verdicts_to_dicts
+from anisoscope.claims.catalogue import claims, evaluate_claims
+from anisoscope.claims.engine.claim import Verdict, verdicts_from_dicts, verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.table import Table
 from support.fake_training import edited, table
@@ -172,6 +173,6 @@ def test_every_claim_declares_what_it_says_and_where_it_comes_from() -> None:
 
 
 def test_claims_are_read_without_torch() -> None:
-    code = "import sys, anisoscope.claims.engine.claim as c; c.claims(); print('torch' in sys.modules)"
+    code = "import sys, anisoscope.claims.catalogue as c; c.claims(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

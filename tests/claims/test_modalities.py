@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anisoscope.claims.engine.claim import Verdict, evaluate_claims
+from anisoscope.claims.catalogue import evaluate_claims
+from anisoscope.claims.engine.claim import Verdict
 from anisoscope.claims.inherent.modalities import modality_table
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.table import Table

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from anisoscope.claims.engine.claim import Verdict, evaluate_claims
+from anisoscope.claims.catalogue import evaluate_claims
+from anisoscope.claims.engine.claim import Verdict
 from anisoscope.results.table import Table
 from support.fake_profiles import Sheet, Truth, hump, joined
 

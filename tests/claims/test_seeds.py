@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anisoscope.claims.engine.claim import evaluate_claims
+from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.part import t_interval
 from anisoscope.results.table import Table
 from support.fake_training import edited, table

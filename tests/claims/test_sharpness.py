@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anisoscope.claims.engine.claim import Verdict, evaluate_claims
+from anisoscope.claims.catalogue import evaluate_claims
+from anisoscope.claims.engine.claim import Verdict
 from anisoscope.claims.inherent.sharpness import FALL_MARGIN, NO_DRIFT, RISE_MARGIN
 from support.fake_profiles import Sheet, joined
 

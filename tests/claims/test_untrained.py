@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from anisoscope.claims.engine.claim import Verdict, evaluate_claims
+from anisoscope.claims.catalogue import evaluate_claims
+from anisoscope.claims.engine.claim import Verdict
 from anisoscope.claims.inherent.untrained import ADDED_MARGIN
 from anisoscope.results.table import Table
 from anisoscope.studies.untrained.protocol import CLAIMS

@@ -12,7 +12,8 @@ import torch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, load_bank, save_bank
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.table import Table, variant_name
+from anisoscope.results.schema import variant_name
+from anisoscope.results.table import Table
 from support.tiny_profiles import config
 
 
@@ -114,9 +115,10 @@ def test_partial_statistics_come_back_as_they_were(tmp_path: Path) -> None:
     bank, folder = Bank(plan), RunFolder(tmp_path)
     with Capture(model, layout.sites(["resid", "scores"]), bank, layout=layout) as capture:
         capture.run(Batch(padded(contexts(12, 9)), groups=("a", "b")))
-    assert load_bank(folder.partial_path("m"), plan) is None
-    save_bank(folder.partial_path("m"), bank, {"batches": 1})
-    found = load_bank(folder.partial_path("m"), plan)
+    path = folder.partial_path("m")
+    assert load_bank(path, plan) is None
+    save_bank(path, bank, {"batches": 1})
+    found = load_bank(path, plan)
     assert found is not None
     loaded, progress = found
     assert progress == {"batches": 1}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import anisoscope
-from anisoscope.metrics.engine.estimate import jackknife
+from anisoscope.results.quantity import jackknife
 from support import references
 from support.clouds import METRICS, ON_ROWS, cloud
 

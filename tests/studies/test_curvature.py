@@ -11,24 +11,26 @@ import numpy as np
 import pytest
 import torch
 
+from anisoscope.claims.dynamics.curvature import EXPECTED_SLOPES, ZonePart, repetitions
 from anisoscope.claims.engine.claim import verdicts_from_dicts
+from anisoscope.claims.engine.part import judge, t_interval
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.manifolds import make_manifold
+from anisoscope.results.query import Query
 from anisoscope.results.table import SCHEMA, Table
 from anisoscope.studies.curvature.config import CurvatureConfig
 from anisoscope.studies.curvature.protocol import run_curvature
 from anisoscope.studies.curvature.samples import (
-    EXPECTED_SLOPES,
     FrequencyLook,
     Ladder,
     Population,
+    over_replicates,
     parabola_gradient,
     sample_ladder,
     see_neighbourhoods,
     see_tokens,
     zipf_frequencies,
 )
-from anisoscope.studies.curvature.verdicts import Case, Zone, over_replicates, p_beyond
 from anisoscope.view.curvature import write_curvature_report
 
 SCALES = tuple(np.geomspace(1e-3, 0.03, 8).tolist())
@@ -166,13 +168,23 @@ def test_the_parabola_is_what_autograd_gives() -> None:
 
 def test_zones_judge_intervals() -> None:
     wide, tight = np.array([1.0, 2.0, 3.0, 2.0]), np.array([2.0, 2.01, 1.99, 2.0])
-    assert Case.of("a", tight, Zone(1.9, 2.1)).status == "holds"
-    assert Case.of("a", wide, Zone(1.9, 2.1)).status == "undecided"
-    assert Case.of("a", tight + 1, Zone(1.9, 2.1)).status == "fails"
-    assert Case.of("a", np.array([np.nan, 2.0]), Zone(1.9, 2.1)).status == "undecided"
-    assert Case.of("a", tight, Zone(high=2.1), log=True).p == pytest.approx(
-        p_beyond((-np.log(tight)).tolist(), -math.log(2.1))
-    )
+    zone = (1.9, 2.1)
+    parts = [ZonePart.over(name, tight + shift, zone) for name, shift in (("a", 0.0), ("b", 1.0), ("c", 2.0))]
+    assert [part.status for part in parts] == ["holds", "fails", "fails"]
+    assert judge(parts)[1].name == "c" and judge(parts[:1])[0] == "holds", "the verdict hangs on the furthest outside"
+    assert ZonePart.over("a", wide, zone).status == "undecided"
+    assert ZonePart.over("a", np.array([np.nan, 2.0]), zone).status == "undecided"
+    below = t_interval((math.log(2.1) - np.log(tight)).tolist())[1]
+    assert ZonePart.over("a", tight, (-math.inf, 2.1), log=True).p == pytest.approx(below)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_repetitions_come_back_from_the_table(log: bool) -> None:
+    values = np.array([1.0, 2.5, 3.0, 0.4])
+    found = over_replicates(values.tolist(), log=log)
+    row = Query(Table.from_records([{"value": found.value, "replicates": list(found.replicates)}])).one()
+    assert repetitions(row, log=log) == pytest.approx(values)
+    assert ZonePart.over("a", values, (0.0, 9.0), log=log).low == pytest.approx(found.low)
 
 
 SMALL = {"manifolds": ("sphere", "quadratic", "flat"), "samples": 512, "tokens": 1024, "draws": 3}

@@ -14,23 +14,26 @@ import torch
 from anisoscope.capture.gradients.loss import LabelConvention
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.sites.site import Site
+from anisoscope.claims.dynamics.performance import (
+    PerformanceResults,
+    ScoreSeries,
+    correlate,
+    over_contexts,
+    over_points,
+    performance_verdicts,
+)
+from anisoscope.claims.engine.claim import Verdict
 from anisoscope.data.tasks import NONE, embedded_units, key_of, labelled_units, spread_contexts, token_labels
 from anisoscope.data.text import Document
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import registry
-from anisoscope.metrics.engine.estimate import jackknife
-from anisoscope.metrics.performance import performance_correlation
 from anisoscope.models.tokenizer import ByteTokenizer
 from anisoscope.numerics.hashing import FOLDS, fold_of
-from anisoscope.studies.performance.correlation import (
-    PerformanceResults,
-    ScoreSeries,
-    over_contexts,
-    over_points,
-)
+from anisoscope.results.quantity import jackknife
+from anisoscope.results.table import Table
+from anisoscope.studies.performance.correlation import correlations
 from anisoscope.studies.performance.measurement import FREE, SHARE, ProbeScores, metric_estimate
 from anisoscope.studies.performance.rows import RowSet, TextPiece, patching, pooled, refuse_few, token_losses
-from anisoscope.studies.performance.verdicts import judge
 from support.performances import WORDS, write_records
 from support.tiny_models import tiny
 
@@ -217,9 +220,9 @@ def test_correlations_are_those_of_scipy() -> None:
 
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=9), rng.integers(0, 4, size=9).astype(float)
-    assert performance_correlation(x, y, "pearson") == pytest.approx(stats.pearsonr(x, y).statistic)
-    assert performance_correlation(x, y, "spearman") == pytest.approx(stats.spearmanr(x, y).statistic)
-    assert math.isnan(performance_correlation(x, np.full(9, 0.3), "pearson"))
+    assert correlate(x, y, "pearson") == pytest.approx(stats.pearsonr(x, y).statistic)
+    assert correlate(x, y, "spearman") == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert math.isnan(correlate(x, np.full(9, 0.3), "pearson"))
 
 
 def test_one_interval_leaves_out_contexts_and_the_other_points() -> None:
@@ -228,10 +231,15 @@ def test_one_interval_leaves_out_contexts_and_the_other_points() -> None:
     noisy = ScoreSeries(x, x[:, None] + rng.normal(size=(7, 8)))
     sure = ScoreSeries(x**2, np.repeat((x**2)[:, None], 8, axis=1))
     noise, points = over_contexts(noisy, sure, "pearson"), over_points(noisy, sure, "pearson")
-    assert len(noise.replicates) == 8 and len(points.replicates) == 7
-    assert points.replicates[0] == pytest.approx(performance_correlation(x[1:], x[1:] ** 2, "pearson"))
-    assert noise.value == points.value == pytest.approx(performance_correlation(x, x**2, "pearson"))
-    assert "not independent" in noise.note
+    assert len(noise.left) == 8 and len(points.left) == 7
+    assert points.left[0] == pytest.approx(correlate(x[1:], x[1:] ** 2, "pearson"))
+    assert noise.value == points.value == pytest.approx(correlate(x, x**2, "pearson"))
+
+
+def test_the_rows_of_correlations_say_what_their_points_are() -> None:
+    rows = list(correlations(PerformanceResults(Table.from_records(_study(gain=0.0)), "m")))
+    assert rows and all("not independent" in row["note"] for row in rows)
+    assert {row["n"] for row in rows} == {5, 7, 8}, "layers, changes between checkpoints, checkpoints"
 
 
 def _row(metric: str, variant: str, value: float, *, step: int, layer: int, spread: float = 0.001) -> dict[str, Any]:
@@ -257,33 +265,34 @@ def _study(*, gain: float, sign: float = 1.0, steps: int = 8) -> list[dict[str, 
     return rows
 
 
+def _judged(rows: list[dict[str, Any]]) -> dict[str, Verdict]:
+    return {v.claim: v for v in performance_verdicts(PerformanceResults(Table.from_records(rows), "m"))}
+
+
 @pytest.mark.parametrize(("gain", "status"), [(0.1, "holds"), (0.01, "undecided"), (-0.1, "fails")])
 def test_a_repair_improves_probes_when_the_interval_lies_beyond_the_margin(gain: float, status: str) -> None:
-    verdicts = {v.claim: v for v in judge(PerformanceResults(_study(gain=gain), "m"))}
+    verdicts = _judged(_study(gain=gain))
     assert verdicts["whitened_improves_probe"].status == status
     assert verdicts["whitened_improves_probe"].effect == pytest.approx(gain)
     assert "highest" not in verdicts["whitened_improves_probe"].why, "no site stands out where all are alike"
     rows = _study(gain=gain)
     rows[-2]["value"] += 0.5  # of the last site
-    assert (
-        "; highest after block 4 ("
-        in {v.claim: v for v in judge(PerformanceResults(rows, "m"))}["whitened_improves_probe"].why
-    )
+    assert "; highest after block 4 (" in _judged(rows)["whitened_improves_probe"].why
 
 
 @pytest.mark.parametrize(("sign", "status"), [(1.0, "holds"), (-1.0, "fails")])
 def test_anisotropy_goes_with_a_higher_loss_or_it_does_not(sign: float, status: str) -> None:
-    verdicts = {v.claim: v for v in judge(PerformanceResults(_study(gain=0.0, sign=sign), "m"))}
+    verdicts = _judged(_study(gain=0.0, sign=sign))
     for what in ("loss", "probe"):
         assert verdicts[f"anisotropy_worse_{what}_checkpoints"].status == status
         assert verdicts[f"anisotropy_worse_{what}_checkpoints"].effect == pytest.approx(sign)
 
 
 def test_a_handful_of_checkpoints_decides_nothing() -> None:
-    verdicts = {v.claim: v for v in judge(PerformanceResults(_study(gain=0.0, steps=4), "m"))}
+    verdicts = _judged(_study(gain=0.0, steps=4))
     assert verdicts["anisotropy_worse_loss_checkpoints"].status == "undecided"
     assert "too few" in verdicts["anisotropy_worse_loss_checkpoints"].why
-    verdicts = {v.claim: v for v in judge(PerformanceResults(_study(gain=0.0, steps=2), "m"))}
+    verdicts = _judged(_study(gain=0.0, steps=2))
     assert math.isnan(verdicts["anisotropy_worse_loss_checkpoints"].effect)
 
 
@@ -293,6 +302,6 @@ def test_only_intervals_that_there_are_stand_in_the_sentence() -> None:
         if row["metric"] == "svd_ratio":
             row |= {"value": 0.5, "replicates": [0.5] * 8}
     for study, there in ((_study(gain=0.0), True), (rows, False)):
-        why = {v.claim: v for v in judge(PerformanceResults(study, "m"))}["anisotropy_worse_loss_checkpoints"].why
+        why = _judged(study)["anisotropy_worse_loss_checkpoints"].why
         assert ("leaving out contexts [" in why) is there and "not independent" in why
         assert "[unknown" not in why

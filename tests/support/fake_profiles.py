@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.metrics.engine.estimate import jackknife
+from anisoscope.results.quantity import jackknife
 from anisoscope.results.table import Table
 
 FOLDS = 8

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.metrics.engine.estimate import jackknife
-from anisoscope.results.table import Table, variant_name
+from anisoscope.results.quantity import jackknife
+from anisoscope.results.schema import variant_name
+from anisoscope.results.table import Table
 
 FOLDS = 8
 BINS = 5

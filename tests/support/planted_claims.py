@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anisoscope.claims.engine.claim import Verdict, claims, evaluate_claims
+from anisoscope.claims.catalogue import claims, evaluate_claims
+from anisoscope.claims.engine.claim import Verdict
 from support.fake_training import table
 
 ENERGY = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from anisoscope.capture.sites.site import KINDS
-from anisoscope.claims.engine.claim import claims
+from anisoscope.claims.catalogue import claims
 from anisoscope.metrics.catalogue import registry
 from anisoscope.metrics.engine.metric import Metric
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.measurement.feed import FEEDS
-from anisoscope.metrics.engine.estimate import jackknife
 from anisoscope.metrics.similarity import hollow_kernel, kernel_cka
 from anisoscope.models.modality import ROWS
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.quantity import jackknife
 from anisoscope.results.table import is_missing
 
 _STREAM = ("embed", "resid", "final")

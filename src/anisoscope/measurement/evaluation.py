@@ -19,7 +19,7 @@ from anisoscope.errors import TooFewRows
 from anisoscope.measurement.bank import FIRST, REST, WHOLE, Bank, Cell, SiteStats
 from anisoscope.measurement.site_plan import COUNTED, Setup, applies
 from anisoscope.metrics.attention import PAIRS
-from anisoscope.metrics.engine.estimate import Estimate, jackknife
+from anisoscope.metrics.engine.estimate import Estimate
 from anisoscope.metrics.engine.estimation import (
     NEIGHBOUR_BATCH,
     Part,
@@ -34,7 +34,8 @@ from anisoscope.metrics.engine.estimation import (
 from anisoscope.metrics.engine.metric import WEIGHT_KINDS, Request
 from anisoscope.metrics.engine.neighbourhoods import Graph, Neighbours, sample_graphs
 from anisoscope.numerics.hashing import FOLDS
-from anisoscope.results.table import FIRST_OUTLIER, variant_name
+from anisoscope.results.quantity import jackknife
+from anisoscope.results.schema import FIRST_OUTLIER, variant_name
 from anisoscope.stats.directions import Directions, Keys
 from anisoscope.stats.means import Coherence
 from anisoscope.stats.moments import Moments

@@ -16,10 +16,33 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from anisoscope.metrics.engine.estimate import jackknife
-
 FEWEST_FOLDS = 3  # fewer say next to nothing about the scatter between contexts
 THIN = (math.nan,)  # the folds of a number without live ones
+# two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom: FOLDS is 8, so 7 is the usual one
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365)
+
+
+def jackknife(
+    value: float, replicates: Sequence[float], *, bounds: tuple[float | None, float | None]
+) -> tuple[float, float]:
+    """A 95 % interval from leave-one-fold-out values: value ± t·√((G−1)/G Σ(θ₍ⱼ₎−θ̄)²), cut to the possible range.
+
+    Efron and Stein (1981). With fewer than two folds there is no interval (NaN).
+
+    >>> jackknife(2.0, [2.0, 2.0, 2.0], bounds=(None, None))
+    (2.0, 2.0)
+    """
+    finite = [r for r in replicates if math.isfinite(r)]
+    folds = len(finite)
+    if folds < 2 or not math.isfinite(value):
+        return math.nan, math.nan
+    centre = sum(finite) / folds
+    error = math.sqrt((folds - 1) / folds * sum((r - centre) ** 2 for r in finite))
+    half = _T95[min(folds - 1, len(_T95)) - 1] * error
+    low, high = bounds
+    lower = value - half if low is None else max(value - half, min(low, value))
+    upper = value + half if high is None else min(value + half, max(high, value))
+    return lower, upper
 
 
 @dataclass(frozen=True)
@@ -64,6 +87,16 @@ class Quantity:
         if self.folds:
             return jackknife(self.value, self.live, bounds=(None, None))
         return self.value - self.half, self.value + self.half
+
+    def record(self) -> dict[str, float]:
+        """Value and interval for a report."""
+        low, high = self.interval()
+        return {"value": self.value, "low": low, "high": high}
+
+    def unpaired(self) -> Quantity:
+        """The same without its folds, where those of another number do not belong to the same contexts."""
+        low, high = self.interval()
+        return self if self.thin else Quantity(self.value, half=(high - low) / 2)
 
     def interval_among(self, count: int) -> tuple[float, float]:
         """The 95 % interval when it must hold for `count` such numbers at once.

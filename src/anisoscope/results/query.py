@@ -22,17 +22,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from anisoscope.results.quantity import Quantity
-from anisoscope.results.table import SCHEMA, Table, variant_name
+from anisoscope.results.schema import SCHEMA, variant_name
 
 _NUMBERS = frozenset(f.name for f in SCHEMA if pa.types.is_floating(f.type))
-_WHOLE = frozenset(f.name for f in SCHEMA if pa.types.is_integer(f.type))
+
+
+class HasArrow(Protocol):
+    """A table of results, or whatever else holds one."""
+
+    @property
+    def arrow(self) -> pa.Table: ...
 
 
 @lru_cache(maxsize=65536)
@@ -58,10 +64,11 @@ def with_options(variant: str, **changes: Any) -> str:
 class Row:
     """One row of the table; its fields are attributes, `row["proxy"]` reads a variant key or a column."""
 
-    __slots__ = ("_at", "_columns")
+    __slots__ = ("_at", "_columns", "_quantity")
 
     def __init__(self, columns: _Columns, at: int) -> None:
         self._columns, self._at = columns, at
+        self._quantity: Quantity | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in SCHEMA.names:
@@ -97,7 +104,9 @@ class Row:
     @property
     def quantity(self) -> Quantity:
         """The value with its leave-one-fold-out values, for means and differences with honest intervals."""
-        return Quantity(self.value, self.folds, (self.high - self.low) / 2)
+        if self._quantity is None:
+            self._quantity = Quantity(self.value, self.folds, (self.high - self.low) / 2)
+        return self._quantity
 
     def record(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in SCHEMA.names if name != "replicates"}
@@ -110,7 +119,7 @@ class Row:
 class _Columns:
     """The columns of one or several tables, decoded when first asked for."""
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[HasArrow]) -> None:
         arrow = [t.arrow for t in tables]
         self.arrow = pa.concat_tables(arrow).combine_chunks() if arrow else SCHEMA.empty_table()
         self.sources = np.repeat(np.arange(len(arrow)), [t.num_rows for t in arrow])
@@ -130,13 +139,13 @@ class _Columns:
         encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.combine_chunks()
-        return np.asarray(encoded.indices, dtype=np.int64), encoded.dictionary.to_pylist() or [None]
+        return np.asarray(encoded.indices, dtype=np.int64), encoded.dictionary.to_pylist()
 
     def _option_codes(self, key: str) -> tuple[np.ndarray, list[Any]]:
         codes, variants = self.coded("variant")
         found = [options_of(variant).get(key) for variant in variants]
-        words = list(dict.fromkeys(found))
-        return np.array([words.index(word) for word in found], dtype=np.int64)[codes], words
+        places = {word: i for i, word in enumerate(dict.fromkeys(found))}
+        return np.array([places[word] for word in found], dtype=np.int64)[codes], list(places)
 
     def floats(self, name: str) -> np.ndarray:
         if name not in self._floats:
@@ -166,7 +175,7 @@ class _Columns:
 class Query:
     """Rows of one or several tables; `where` narrows it down, nothing is copied."""
 
-    def __init__(self, *tables: Table, _columns: _Columns | None = None, _rows: np.ndarray | None = None) -> None:
+    def __init__(self, *tables: HasArrow, _columns: _Columns | None = None, _rows: np.ndarray | None = None) -> None:
         self._columns = _columns or _Columns(tables)
         self._rows = np.arange(len(self._columns.sources)) if _rows is None else _rows
 
@@ -187,6 +196,10 @@ class Query:
         found = self._only(rows)
         return found if keep is None else self._only(np.array([r._at for r in found if keep(r)], dtype=np.int64))
 
+    def exactly(self, **options: Any) -> Query:
+        """Rows whose variant has these options and no others; an option that is None is left out."""
+        return self.where(variant=with_options("", **options))
+
     def known(self) -> Query:
         """Rows that have a number."""
         return self._only(self._rows[np.isfinite(self._columns.floats("value")[self._rows])])
@@ -196,6 +209,18 @@ class Query:
 
     def __iter__(self) -> Iterator[Row]:
         return (Row(self._columns, int(at)) for at in self._rows)
+
+    def fields(self) -> list[str]:
+        """The columns, and the keys of all variants."""
+        keys = {key for variant in self.values("variant") for key in options_of(variant)}
+        return [*SCHEMA.names, *sorted(keys)]
+
+    def column(self, field: str) -> list[Any]:
+        """A field row by row; NaN where a number is not there."""
+        if field in _NUMBERS:
+            return self.numbers(field).tolist()
+        codes, words = self._columns.coded(field)
+        return [words[code] for code in codes[self._rows].tolist()]
 
     def values(self, field: str) -> list[Any]:
         """The distinct values of a field, in order of appearance."""
@@ -209,11 +234,14 @@ class Query:
     def groups(self, *by: str) -> dict[Any, Query]:
         """The rows by the values of some fields, in order of appearance; the key is a tuple where there are several."""
         columns = [self._columns.coded(name) for name in by]
-        found: dict[tuple[int, ...], list[int]] = {}
-        for at in self._rows.tolist():
-            found.setdefault(tuple(int(codes[at]) for codes, _ in columns), []).append(at)
-        keyed = {tuple(w[c] for (_, w), c in zip(columns, key, strict=True)): rows for key, rows in found.items()}
-        return {k[0] if len(by) == 1 else k: self._only(np.array(rows)) for k, rows in keyed.items()}
+        key = np.zeros(len(self._rows), dtype=np.int64)
+        for codes, words in columns:
+            key = key * len(words) + codes[self._rows]
+        order = np.argsort(key, kind="stable")
+        starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+        parts = sorted(np.split(self._rows[order], starts[1:]), key=lambda rows: int(rows[0])) if len(order) else []
+        found = {tuple(words[codes[rows[0]]] for codes, words in columns): self._only(rows) for rows in parts}
+        return {key[0]: rows for key, rows in found.items()} if len(by) == 1 else found
 
     def lines(self, *by: str, along: str | Sequence[str] = "step") -> dict[Any, list[Row]]:
         """The rows of each group in order of one or several fields; None comes first."""
@@ -230,9 +258,9 @@ class Query:
             raise LookupError(f"{len(found)} rows match {fields}, expected at most one")
         return next(iter(found), None)
 
-    def table(self, about: dict[str, Any] | None = None) -> Table:
-        """The same rows as a table."""
-        return Table(self._columns.arrow.take(pa.array(self._rows)), about or {})
+    def arrow(self) -> pa.Table:
+        """The same rows as an Arrow table."""
+        return self._columns.arrow.take(pa.array(self._rows))
 
 
 def _matches(word: Any, wanted: Any, field: str) -> bool:

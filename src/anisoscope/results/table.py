@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,55 +14,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from anisoscope.errors import unknown_name
+from anisoscope.results.query import Query
+from anisoscope.results.schema import FIRST_OUTLIER as FIRST_OUTLIER
+from anisoscope.results.schema import SCHEMA as SCHEMA
+from anisoscope.results.schema import SCHEMA_VERSION as SCHEMA_VERSION
+from anisoscope.results.schema import variant_name as variant_name
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION = 1
-FIRST_OUTLIER = "the first position is an outlier here"  # the note of a row with first=out where it is one
-SCHEMA = pa.schema(
-    [
-        ("schema", pa.int32()),
-        ("run", pa.string()),
-        ("model", pa.string()),
-        ("revision", pa.string()),
-        ("data", pa.string()),
-        ("step", pa.int64()),  # null outside a series
-        ("stack", pa.string()),  # encoder | decoder | single
-        ("layer", pa.int32()),  # 0 = embed, l = after block l, final and unembed = L
-        ("depth", pa.float64()),  # layer / L
-        ("kind", pa.string()),
-        ("head", pa.int32()),  # null where there are no heads
-        ("group", pa.string()),  # "" = all rows
-        ("metric", pa.string()),
-        ("variant", pa.string()),  # canonical "key=value;key=value", sorted; "" = the metric's default
-        ("value", pa.float64()),  # NaN where it could not be computed; `note` says why
-        ("low", pa.float64()),
-        ("high", pa.float64()),
-        ("sd", pa.float64()),
-        ("n", pa.int64()),
-        ("contexts", pa.int64()),
-        ("dropped", pa.int64()),
-        ("seed", pa.int64()),
-        ("note", pa.string()),
-        ("replicates", pa.list_(pa.float64())),  # leave-one-fold-out values, for paired differences
-    ]
-)
-
-
-def variant_name(options: Mapping[str, Any]) -> str:
-    """A canonical string of options.
-
-    >>> variant_name({"first": "out", "centred": True})
-    'centred=1;first=out'
-    """
-    plain = {k: int(v) if isinstance(v, bool) else v for k, v in options.items()}
-    return ";".join(f"{key}={plain[key]}" for key in sorted(plain))
+DRAWING = "anisoscope.commands.drawing"  # the module that draws tables, imported when the first one is drawn
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of results with the schema above; `about` is the run's record (see run.json)."""
+    """Rows of results with the columns of `SCHEMA`; `about` is the run's record (see run.json)."""
 
     arrow: pa.Table
     about: dict[str, Any] = field(default_factory=dict)
@@ -85,22 +52,25 @@ class Table:
     def __len__(self) -> int:
         return self.arrow.num_rows
 
-    def where(self, **columns: Any) -> Table:
-        """Rows whose columns equal the values given; a list means any of them."""
-        mask: Any = None
-        for name, wanted in columns.items():
-            if name not in SCHEMA.names:
-                raise unknown_name("column", name, SCHEMA.names)
-            values = wanted if isinstance(wanted, list | tuple | set) else [wanted]
-            hit = pc.is_in(self.arrow[name], value_set=pa.array(list(values), type=SCHEMA.field(name).type))
-            mask = hit if mask is None else pc.and_(mask, hit)
-        return self if mask is None else Table(self.arrow.filter(mask), self.about)
+    def where(self, **fields: Any) -> Table:
+        """Rows whose columns and variant keys equal the values given; a list means any of them, None none at all.
 
-    def value(self, **columns: Any) -> float:
+        >>> table = Table.from_records([{"layer": 1, "variant": "first=out"}, {"layer": 2, "variant": ""}])
+        >>> len(table.where(layer=[1, 2], first="out")), len(table.where(first=None))
+        (1, 1)
+        """
+        query = Query(self)
+        known = query.fields() if any(name not in SCHEMA.names for name in fields) else SCHEMA.names
+        for name in fields:
+            if name not in known:
+                raise unknown_name("column", name, known)
+        return Table(query.where(**fields).arrow(), self.about) if fields else self
+
+    def value(self, **fields: Any) -> float:
         """The value of the single row that matches; an error when there is none or more than one."""
-        found = self.where(**columns)
+        found = self.where(**fields)
         if len(found) != 1:
-            raise LookupError(f"{len(found)} rows match {columns}, expected exactly one")
+            raise LookupError(f"{len(found)} rows match {fields}, expected exactly one")
         return float(found.arrow["value"][0].as_py())
 
     def records(self) -> list[dict[str, Any]]:
@@ -120,14 +90,10 @@ class Table:
 
     def plot(self, metric: str | None = None) -> Any:
         """An interactive figure of one metric (or the main ones) over layers."""
-        from anisoscope.view.plots import profile_figure
-
-        return profile_figure(self, metric)
+        return importlib.import_module(DRAWING).plot_metric(self, metric)
 
     def _repr_html_(self) -> str:
-        from anisoscope.view.tables import table_html
-
-        return table_html(self)
+        return str(importlib.import_module(DRAWING).table_html(self))
 
 
 def is_missing(value: float | None) -> bool:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.capture.gradients.gradient_pass import untouched
-from anisoscope.claims.engine.claim import claims, evaluate_claims, verdicts_to_dicts
+from anisoscope.claims.catalogue import claims, evaluate_claims
+from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import Schedule, parse_schedule

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from anisoscope.capture.sites.site import Site
-from anisoscope.metrics.engine.estimate import jackknife
 from anisoscope.metrics.tangent import (
     Anisotropy,
     Measured,
@@ -29,7 +28,8 @@ from anisoscope.metrics.tangent import (
     row_energies,
 )
 from anisoscope.numerics.hashing import FOLDS
-from anisoscope.results.table import variant_name
+from anisoscope.results.quantity import jackknife
+from anisoscope.results.schema import variant_name
 from anisoscope.stats.gradient_moments import GradientMoments
 from anisoscope.tangent.proxy import Label
 from anisoscope.tangent.step_rows import Half

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from anisoscope.capture.sites.layout import unwrapped
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.sites.weight import joined
-from anisoscope.metrics.engine.estimate import jackknife
 from anisoscope.metrics.frequency import bin_of
 from anisoscope.metrics.tangent import Draws, Measured, next_components
 from anisoscope.numerics.hashing import FOLDS, half_of
+from anisoscope.results.quantity import jackknife
 from anisoscope.stats.gradient_moments import GradientMoments
 from anisoscope.tangent.energy import (
     EnergyRows,

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics.engine.estimate import jackknife
 from anisoscope.metrics.frequency import (
     TypeSpread,
     bin_of,
@@ -41,7 +40,8 @@ from anisoscope.metrics.tangent import (
 )
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
-from anisoscope.results.table import variant_name
+from anisoscope.results.quantity import jackknife
+from anisoscope.results.schema import variant_name
 from anisoscope.stats.gradient_moments import GradientMoments
 from anisoscope.stats.moments import FoldCovariance
 from anisoscope.tangent.energy import (

@@ -290,7 +290,7 @@ def print_list(what: str) -> None:
 
         _two_columns(_family_lines(list_families()))
     elif what == "claims":
-        from anisoscope.claims.engine.claim import claims
+        from anisoscope.claims.catalogue import claims
 
         _two_columns([(name, f"{claim.statement} ({claim.source})") for name, claim in claims().items()])
     else:

@@ -91,7 +91,8 @@ def run_train(
 
 def run_sweep(options: Mapping[str, Any], *, out: Path | None, resume: bool, command: Sequence[str]) -> None:
     """Measure given models, judge the claims, draw the report."""
-    from anisoscope.claims.engine.claim import evaluate_claims, verdicts_to_dicts
+    from anisoscope.claims.catalogue import evaluate_claims
+    from anisoscope.claims.engine.claim import verdicts_to_dicts
     from anisoscope.results.folder import RunFolder
     from anisoscope.series.config import SweepConfig
     from anisoscope.series.sweep import Sweeper
@@ -138,7 +139,8 @@ def run_curvature_study(
 
 def print_claims(runs: Sequence[Path], names: Sequence[str] | None, *, proxy: str, fit: str, form: str) -> None:
     """Judge claims on the tables of some runs."""
-    from anisoscope.claims.engine.claim import evaluate_claims, verdicts_to_dicts
+    from anisoscope.claims.catalogue import evaluate_claims
+    from anisoscope.claims.engine.claim import verdicts_to_dicts
     from anisoscope.view.load import joint_table, open_runs
 
     if form not in ("table", "json"):

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from anisoscope.metrics.engine.estimate import jackknife
-from anisoscope.results.quantity import Quantity, mean
-from anisoscope.results.table import FIRST_OUTLIER
+from anisoscope.results.quantity import Quantity, jackknife, mean
+from anisoscope.results.schema import FIRST_OUTLIER
 from anisoscope.view.heads import HeadMap, head_maps
 from anisoscope.view.inputs import random_models
 from anisoscope.view.series import Line, Point, Sheet, Subject, short_names

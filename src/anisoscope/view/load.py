@@ -112,7 +112,8 @@ def open_runs(paths: Sequence[Path]) -> list[RunFolder]:
 
 def _judged_together(views: Sequence[RunView]) -> list[RunView]:
     """The claims asked of all runs at once: what each run said by itself may be false of them together."""
-    from anisoscope.claims.engine.claim import evaluate_claims, verdicts_to_dicts
+    from anisoscope.claims.catalogue import evaluate_claims
+    from anisoscope.claims.engine.claim import verdicts_to_dicts
 
     tables = [view.table for view in views]
     renamed = new_names(tables, [view.path for view in views])

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from anisoscope.metrics.engine.estimate import jackknife
-from anisoscope.results.table import variant_name
+from anisoscope.results.quantity import jackknife
+from anisoscope.results.schema import variant_name
 from anisoscope.view.words import finite, site_name
 
 REPAIRS = {"raw": "raw", "mean": "mean removed", "all_but_top": "all but the top", "whitened": "whitened"}

@@ -1,105 +1,115 @@
 """What the claims about depth read: the blocks 1 … L of a stack (kind resid), at one step or over all of them.
 
 The embedding and what comes after the final norm are no blocks. A model with an encoder and a decoder has two stacks,
-and each is judged by itself.
+and each is judged by itself; arms of an ablation are compared with each other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import Claim, attempt, claim
 from anisoscope.claims.engine.curve import Curve
-from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings, Run, Study
-from anisoscope.claims.engine.part import Finding
+from anisoscope.claims.engine.evidence import (
+    Cell,
+    Missing,
+    NotHere,
+    Numbers,
+    Readings,
+    Run,
+    Study,
+    arm_of,
+    listing,
+    steps_of,
+)
 from anisoscope.results.quantity import Quantity, mean
+from anisoscope.results.query import Row
 
 FEWEST_BLOCKS = 5  # fewer have no middle
 SOURCE = "Razzhigaev et al. 2023, The Shape of Learning, arXiv:2311.05928"
 
 
 @dataclass(frozen=True)
-class StackEvidence:
-    """One stack of blocks of one model."""
+class BlockStack:
+    """One stack of blocks of one model, over all steps."""
 
     run: Run
     name: str | None = None  # None = the only one
     kind: str = "resid"
     until: int | None = None  # nothing after this step is read
 
+    def ended(self, step: int) -> BlockStack:
+        return replace(self, until=step)
+
     @property
     def role(self) -> str:
         return self.name if self.run.role == "encoder-decoder" and self.name else self.run.role
 
-    def readings(self, metric: str, variant: str = "", *, group: str = "") -> Readings:
+    def blocks(self, metric: str, group: str = "", **options: Any) -> Readings:
         """A metric at the blocks."""
-        found = self.mine(self.run.plain(metric, variant, group=group))
-        return {cell: reading for cell, reading in found.items() if cell.kind == self.kind and cell.layer > 0}
+        found = self.sites(metric, group, **options)
+        return {cell: row for cell, row in found.items() if cell.kind == self.kind and cell.layer > 0}
 
-    def mine(self, readings: Readings) -> Readings:
-        """Those of this stack, whatever their kind, with nothing after the step that ends it."""
-        found = {cell: reading for cell, reading in readings.items() if self.name in (None, cell.stack)}
-        return {c: r for c, r in found.items() if self.until is None or c.step is None or c.step <= self.until}
+    def sites(self, metric: str, group: str = "", *, heads: bool = False, **options: Any) -> Readings:
+        """A metric at all sites of this stack, whatever their kind, with nothing after the step that ends it."""
+        found = self.run.rows(metric, group, heads=heads, **options)
+        end = math.inf if self.until is None else self.until
+        mine = {cell: row for cell, row in found.items() if self.name in (None, cell.stack)}
+        return {cell: row for cell, row in mine.items() if cell.step is None or cell.step <= end}
 
-    def needed(self, metric: str, variant: str = "", *, group: str = "", how: str = "") -> Readings:
-        found = self.readings(metric, variant, group=group)
+    def needed(self, metric: str, **options: Any) -> Readings:
+        """A metric at the blocks, or `Missing`."""
+        found = self.blocks(metric, **options)
         if not found:
-            words = f"{metric}{f' with {variant}' if variant else ''}{f' for group {group}' if group else ''}"
-            raise self.gap(metric, words, how=how)
+            raise self.gap(metric, f"{metric} with {listing(options)}" if options else metric)
         return found
 
     def gap(self, metric: str, words: str = "", *, how: str = "") -> Missing:
         """Why a metric is not there at the blocks: it may have been measured at the ends of stages alone."""
-        if any(cell.kind == "stage" for cell in self.mine(self.run.plain(metric, ""))):
+        if any(cell.kind == "stage" for cell in self.sites(metric)):
             stages = "it was measured at the ends of stages; ask for --sites resid too"
             return NotHere(f"{words or metric} after every block", stages)
         return Missing(f"{words or metric} at blocks", how or f"measure it with --metrics {metric}")
 
 
-def stacks(study: Study) -> dict[str, StackEvidence]:
+def stacks(study: Study) -> dict[str, BlockStack]:
     """The stacks of every model, by what a verdict calls them."""
-    found: dict[str, StackEvidence] = {}
+    found: dict[str, BlockStack] = {}
     for model, run in study.items():
         names = run.stacks()
         if len(names) < 2:
-            found[model] = StackEvidence(run)
+            found[model] = BlockStack(run)
         else:
-            found |= {f"{model}, {name} stack": StackEvidence(run, name) for name in names}
+            found |= {f"{model}, {name} stack": BlockStack(run, name) for name in names}
     return found
 
 
-def stack_claim(name: str, **declaration: Any) -> Callable[[Callable[[StackEvidence], Finding]], Claim]:
-    """Declare a claim about each stack of each model by itself."""
+@dataclass(frozen=True)
+class Arms:
+    """Models of one size that differ in one thing, by the name of the arm."""
 
-    def declare(function: Callable[[StackEvidence], Finding]) -> Claim:
-        def every_stack(study: Study) -> dict[str, Finding]:
-            return {n: judged(function, stack, margin=declaration["margin"]) for n, stack in stacks(study).items()}
+    runs: Mapping[str, Run]
+    until: int | None = None  # nothing after this step is read
 
-        every_stack.__doc__, every_stack.__module__ = function.__doc__, function.__module__
-        return claim(name, **declaration)(every_stack)
+    def ended(self, step: int) -> Arms:
+        return replace(self, until=step)
 
-    return declare
-
-
-def judged(function: Callable[[StackEvidence], Finding], stack: StackEvidence, *, margin: float) -> Finding:
-    """A finding that can be asked for again with nothing after some step."""
-    finding = attempt(function, stack, margin=margin)
-    return replace(finding, until=lambda step: judged(function, replace(stack, until=step), margin=margin))
+    def stack(self, arm: str, kind: str = "resid") -> BlockStack:
+        return BlockStack(self.runs[arm], kind=kind, until=self.until)
 
 
-def last_step(readings: Iterable[Cell]) -> int | None:
-    """The last measured step; None outside a series."""
-    return max((cell.step for cell in readings if cell.step is not None), default=None)
+def arms_of(study: Study, names: Iterable[str]) -> dict[str, Arms]:
+    """The arms of an ablation by size."""
+    found: dict[str, dict[str, Run]] = {}
+    for model, run in study.items():
+        if (arm := arm_of(model, names)) is not None:
+            found.setdefault(arm[1], {})[arm[0]] = run
+    return {size: Arms(runs) for size, runs in found.items()}
 
 
-def steps_of(readings: Iterable[Cell]) -> list[int]:
-    return sorted({cell.step for cell in readings if cell.step is not None})
-
-
-def series_of(readings: Readings, *, fewest: int = 2) -> list[int]:
+def series_of(readings: Iterable[Cell], *, fewest: int = 2) -> list[int]:
     """The measured steps, of which there must be some."""
     found = steps_of(readings)
     if len(found) < fewest:
@@ -124,20 +134,20 @@ def curve(readings: Readings, step: int | None) -> Curve:
     return Curve.of(layers, [layer / blocks for layer in layers], [readings[cell].quantity for cell in cells])
 
 
-def block_mean(readings: Readings, step: int | None, layers: Iterable[int] | None = None) -> Quantity:
+def block_mean(numbers: Numbers, step: int | None, layers: Iterable[int] | None = None) -> Quantity:
     """The mean over blocks (or some of them) at one step."""
     chosen = None if layers is None else set(layers)
-    return mean([r.quantity for c, r in readings.items() if c.step == step and (chosen is None or c.layer in chosen)])
+    mine = [n for c, n in numbers.items() if c.step == step and (chosen is None or c.layer in chosen)]
+    return mean([number.quantity if isinstance(number, Row) else number for number in mine])
 
 
-def shared_steps(courses: Iterable[Readings]) -> tuple[list[int], list[int]]:
+def shared_steps(courses: Iterable[Iterable[Cell]]) -> tuple[list[int], list[int]]:
     """The blocks measured at the last step in all of them, and the steps at which all of those blocks were.
 
     A block that has no number at the end is left out at every step, and a step at which one of the others has none is
     left out for all: a mean over other blocks would be another number.
     """
-    courses = list(courses)
-    common = set.intersection(*({(c.step, c.layer) for c in readings if c.step is not None} for readings in courses))
+    common = set.intersection(*({(c.step, c.layer) for c in cells if c.step is not None} for cells in courses))
     last = max((step for step, _ in common), default=None)
     layers = sorted(layer for step, layer in common if step == last)
     steps = sorted({step for step, _ in common})

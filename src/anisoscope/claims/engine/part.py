@@ -80,6 +80,10 @@ class Part:
     def measured(self) -> bool:
         return math.isfinite(self.effect)
 
+    def __neg__(self) -> Part:
+        """The same effect, counted in the other direction."""
+        return replace(self, effect=-self.effect, low=-self.high, high=-self.low)
+
     @property
     def lead(self) -> float:
         """How far beyond its margin it lies for sure: at the near end of its interval, or itself without one."""
@@ -121,10 +125,11 @@ class Finding:
 
     parts: tuple[Part, ...]
     sentence: Callable[[Parts, Status, Part], str]  # parts, the outcome, the part it hangs on
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)  # for the verdict's details
     settle: Callable[[dict[str, Part]], dict[str, Part]] = dict  # joins parts before they are judged
     doubt: Callable[[Parts], str] = lambda parts: ""  # a reason not to call it holding
-    aspects: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # groups of parts judged by themselves too
+    # groups of parts judged by themselves too; None where the verdict does not list them
+    aspects: Mapping[str, tuple[str, ...]] | None = field(default_factory=dict)
     scope: str = ONE_MODEL  # what a single seed speaks for
     until: Callable[[int], Finding] | None = None  # the same with nothing after a step
     note: str = ""  # said at the end of the sentence
@@ -189,21 +194,8 @@ def _pooled(parts: Sequence[Part]) -> Part:
         # ranks are coarse: seeds that agree to the last digit say nothing about how far others might lie
         low, high = min(part.low for part in parts), max(part.high for part in parts)
         p = max(part.p for part in parts)
-    return Part(
-        first.name,
-        centre,
-        low,
-        high,
-        margin=first.margin,
-        p=p,
-        needed=first.needed,
-        tested=tested,
-        guard=first.guard,
-        reason=reason if first.needed else "",
-        looks=first.looks,
-        below=first.below,
-        bounds=first.bounds,
-    )
+    reason = reason if first.needed else ""
+    return replace(first, effect=centre, low=low, high=high, p=p, tested=tested, reason=reason)
 
 
 def t_interval(values: Sequence[float], *, looks: int = 1) -> tuple[float, float]:

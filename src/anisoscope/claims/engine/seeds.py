@@ -1,7 +1,8 @@
-"""Which seeds of a model are runs of their own: a run that was measured again under another seed is one run, not two.
+"""Several seeds of a model: which of them are runs of their own, and the step at which they can be judged together.
 
-A general claim rests on independent trainings. The seed of a table may be that of the measurement alone (which draws,
-which starts of a fit), on weights that are the same; such seeds share the course of their loss, digit by digit.
+A general claim rests on independent trainings. The seed of a table may be that of the measurement alone (random
+directions, starts of a fit) on the same weights; such seeds have the same losses, digit by digit, and count as one run.
+A mean over seeds that end at different steps is taken at the last step that all of them have.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pyarrow.compute as pc
-
 from anisoscope.claims.engine.part import Finding
-from anisoscope.results.table import Table
+from anisoscope.results.query import Query
 
-# Seeds that end at different steps: a mean over them is taken at one step, the last that all of them have.
+LOSSES = ("probe_loss", "loss")
+ENERGY = "gradient_energy"
+CLOSE = 1e-12  # two trainings do not agree to so many digits
+Series = dict[tuple[Any, ...], float]  # by step, and by whatever else a value belongs to
 
 
 def at_one_step(findings: Sequence[Finding]) -> tuple[list[Finding], str]:
@@ -72,47 +74,29 @@ def _listed(steps: Sequence[int | None]) -> str:
     return f"{', '.join(before)} and {last}" if before else last
 
 
-LOSSES = ("probe_loss", "loss")
-ENERGY = "gradient_energy"
-CLOSE = 1e-12  # two trainings do not agree to so many digits
-Series = dict[tuple[Any, ...], float]  # by step, and by whatever else a value belongs to
-
-
-def repeats(table: Table, seeds: Mapping[str, Sequence[int]]) -> dict[str, dict[int, list[int]]]:
+def repeats(query: Query, seeds: Mapping[str, Sequence[int]]) -> dict[str, dict[int, list[int]]]:
     """For every model the seeds to keep, each with the later ones that are the same run, measured again."""
-    several = {model: found for model, found in seeds.items() if len(found) > 1}
-    found: dict[str, dict[int, list[int]]] = {model: {seed: [] for seed in s} for model, s in seeds.items()}
-    rows = _rows(table, several)
-    for model, numbers in several.items():
-        kept: dict[int, list[int]] = {}
+    several = [model for model, found in seeds.items() if len(found) > 1]
+    runs = _compared(query.where(model=several)) if several else {}
+    found: dict[str, dict[int, list[int]]] = {}
+    for model, numbers in seeds.items():
+        kept = found.setdefault(model, {})
         for seed in numbers:
-            original = next((k for k in kept if same_run(rows[model, k], rows[model, seed])), None)
-            if original is None:
-                kept[seed] = []
-            else:
-                kept[original].append(seed)
-        found[model] = kept
+            mine = runs.get((model, seed), {})
+            original = next((k for k in kept if same_run(runs.get((model, k), {}), mine)), None)
+            kept.setdefault(seed, []) if original is None else kept[original].append(seed)
     return found
 
 
-def _rows(table: Table, seeds: Mapping[str, Sequence[int]]) -> dict[tuple[str, int], dict[str, Series]]:
-    """The values that can tell two runs apart, by model and seed, then by metric."""
-    found: dict[tuple[str, int], dict[str, Series]] = {(m, s): {} for m, numbers in seeds.items() for s in numbers}
-    if not seeds:
-        return found
-    arrow = table.where(model=list(seeds), metric=[*LOSSES, ENERGY]).arrow
-    arrow = arrow.filter(pc.is_null(arrow["head"]))
-    drawn = pc.match_substring_regex(pc.fill_null(arrow["variant"], ""), "control=|proxy=random")
-    arrow = arrow.filter(pc.and_(pc.is_finite(pc.fill_null(arrow["value"], math.nan)), pc.invert(drawn)))
-    for row in arrow.select(_COLUMNS).to_pylist():
-        place = (row["model"], row["seed"])
-        if place in found:
-            key = tuple(row[name] for name in _COLUMNS[3:-1])
-            found[place].setdefault(row["metric"], {})[key] = row["value"]
+def _compared(query: Query) -> dict[tuple[str, int], dict[str, Series]]:
+    """The values that can tell two runs apart, by model and seed, then by metric: nothing that was drawn at random."""
+    fixed = {"control": None, "proxy": lambda name: not (name or "").startswith("random")}
+    found: dict[tuple[str, int], dict[str, Series]] = {}
+    rows = query.where(metric=[*LOSSES, ENERGY], head=None, **fixed).known()
+    for (model, seed, metric), mine in rows.groups("model", "seed", "metric").items():
+        places = zip(*map(mine.column, ("step", "stack", "layer", "kind", "group", "variant")), strict=True)
+        found.setdefault((model, seed), {})[metric] = dict(zip(places, mine.column("value"), strict=True))
     return found
-
-
-_COLUMNS = ["model", "seed", "metric", "step", "stack", "layer", "kind", "group", "variant", "value"]
 
 
 def same_run(one: Mapping[str, Series], two: Mapping[str, Series]) -> bool:

@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.blocks import StackEvidence, series_of, shared_steps, stack_claim
+from anisoscope.claims.engine.blocks import BlockStack, block_mean, series_of, shared_steps, stacks
+from anisoscope.claims.engine.claim import claim
 from anisoscope.claims.engine.correlation import rank_correlation
-from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Reading, Readings
-from anisoscope.claims.engine.learned import hardly_learned
+from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings, step_records, steps_of
 from anisoscope.claims.engine.part import CORRELATION, Finding, Part, Parts, Status, figure, left_open, outcome, span
 from anisoscope.claims.inherent.streams import SOURCE
-from anisoscope.claims.revisiting.controls import step_records
-from anisoscope.results.quantity import Quantity, combine, mean
+from anisoscope.results.quantity import Quantity, combine
 
 TREND_MARGIN = 0.5
 RISE_MARGIN = 0.05  # a twentieth of the way from even attention to a single key
@@ -43,14 +43,15 @@ _ROTARY = (  # how the names of classes begin whose attention rotates
 Course = dict[Cell, Quantity]
 
 
-@stack_claim(
+@claim(
     "queries_and_keys_drift_together",
+    of=stacks,
     statement="Over training the mean query and the mean key grow and turn parallel or opposite to each other.",
     source=SOURCE,
     metrics=("qk_cosine", "drift"),
     margin=TREND_MARGIN,
 )
-def queries_and_keys_drift_together(stack: StackEvidence) -> Finding:
+def queries_and_keys_drift_together(stack: BlockStack) -> Finding:
     """Spearman's correlation with the step of ‖mean q‖, of ‖mean k‖ and of |cos(mean q, mean k)|, each beyond .5.
 
     In each layer, of the mean over its heads; the mean over layers is judged, over five steps at least. At the last
@@ -71,23 +72,23 @@ def queries_and_keys_drift_together(stack: StackEvidence) -> Finding:
     others = _drift_parts(unrotated, _BEFORE)
     parts.append(_random_part(stack, unrotated or courses, "_unrotated" if unrotated else ""))
     aspects |= {"before rotation": tuple(part.name for part in others)} if others else {}
-    steps, layers = _steps(courses[_ALIGNED]), sorted({cell.layer for cell in courses[_ALIGNED]})
-    parts.append(Part.described("at the end", _level(courses[_ALIGNED], steps[-1])))
+    steps, layers = steps_of(courses[_ALIGNED]), sorted({cell.layer for cell in courses[_ALIGNED]})
+    parts.append(Part.described("at the end", block_mean(courses[_ALIGNED], steps[-1])))
     details: dict[str, Any] = {"step": steps[-1], "courses": {name: step_records(c) for name, c in courses.items()}}
     details["layers"] = [{"layer": n, **{w: _trend(c, [n]).value for w, c in courses.items()}} for n in layers]
     sentence = functools.partial(_drift_sentence, steps=len(steps), last=steps[-1], before=bool(unrotated))
     return Finding((*parts, *others), sentence, details, aspects=aspects, settle=_settle(stack, steps[-1]))
 
 
-def _settle(stack: StackEvidence, step: int) -> Any:
+def _settle(stack: BlockStack, step: int) -> Any:
     """Leaves a claim open for a model that hardly learned: what training does to attention is not seen there."""
-    words = hardly_learned(stack.run, step)
+    words = stack.run.hardly_learned(step)
     return functools.partial(left_open, reason=f"the model {words}" if words else "")
 
 
-def _courses(stack: StackEvidence, suffix: str) -> dict[str, Course]:
+def _courses(stack: BlockStack, suffix: str) -> dict[str, Course]:
     """The three numbers at the steps and layers that all of them have."""
-    query, key = (_quantities(replace(stack, kind=f"{kind}{suffix}").readings("drift")) for kind in ("query", "key"))
+    query, key = (_quantities(replace(stack, kind=f"{kind}{suffix}").blocks("drift")) for kind in ("query", "key"))
     aligned = _alignment(stack, f"query{suffix}")
     for readings, words in ((query, "drift at queries"), (key, "drift at keys"), (aligned, "qk_cosine by head")):
         if not readings:
@@ -96,47 +97,32 @@ def _courses(stack: StackEvidence, suffix: str) -> dict[str, Course]:
 
 
 def _quantities(readings: Readings) -> Course:
-    return {cell: reading.quantity for cell, reading in readings.items()}
+    return {cell: row.quantity for cell, row in readings.items()}
 
 
-def _alignment(stack: StackEvidence, kind: str) -> Course:
+def _alignment(stack: BlockStack, kind: str) -> Course:
     """|c| of every layer and step: heads may be parallel or opposed, so the sign goes before the mean over heads.
 
     Only heads with a number at every step count, so that the mean is always over the same ones.
     """
-    found = {c: r for c, r in stack.mine(stack.run.heads("qk_cosine")).items() if c.kind == kind and c.layer > 0}
-    steps = {cell.step for cell in found}
-    groups: dict[tuple[int, int | None], list[Cell]] = {}
-    for cell in found:
-        groups.setdefault((cell.layer, cell.head), []).append(cell)
-    whole = [cell for cells in groups.values() if len(cells) == len(steps) for cell in cells]
+    found = {c: r for c, r in stack.sites("qk_cosine", heads=True).items() if c.kind == kind and c.layer > 0}
+    steps = len({cell.step for cell in found})
+    seen = Counter((cell.layer, cell.head) for cell in found)
     heads: dict[Cell, list[Quantity]] = {}
-    for cell in whole:
-        heads.setdefault(cell._replace(head=None), []).append(found[cell].quantity)
+    for cell, row in found.items():
+        if seen[cell.layer, cell.head] == steps:
+            heads.setdefault(cell._replace(head=None), []).append(row.quantity)
     return {cell: combine(parts, lambda values: sum(map(abs, values)) / len(values)) for cell, parts in heads.items()}
 
 
 def _shared(courses: Mapping[str, Course]) -> dict[str, Course]:
     """The courses at the steps and layers that all have; refused with fewer than five steps."""
-    given = [{cell: _reading(q) for cell, q in course.items()} for course in courses.values()]
-    series_of(given[0], fewest=FEWEST_STEPS)
-    layers, steps = shared_steps(given)
+    series_of(next(iter(courses.values())), fewest=FEWEST_STEPS)
+    layers, steps = shared_steps(courses.values())
     if len(steps) < FEWEST_STEPS:
         raise Missing(f"{FEWEST_STEPS} steps with a number at the same layers", f"there are {len(steps)}")
     kept = {(layer, step) for layer in layers for step in steps}
     return {name: {c: q for c, q in course.items() if (c.layer, c.step) in kept} for name, course in courses.items()}
-
-
-def _reading(quantity: Quantity) -> Reading:
-    return Reading(quantity, math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, "")
-
-
-def _steps(course: Course) -> list[int]:
-    return sorted({cell.step for cell in course if cell.step is not None})
-
-
-def _level(course: Course, step: int) -> Quantity:
-    return mean([quantity for cell, quantity in course.items() if cell.step == step])
 
 
 def _trend(course: Course, layers: Sequence[int] | None = None) -> Quantity:
@@ -168,29 +154,25 @@ def _drift_parts(courses: Mapping[str, Course], prefix: str) -> list[Part]:
     return [_trend_part(f"{prefix}{name}", course, needed=not prefix) for name, course in courses.items()]
 
 
-def _random_part(stack: StackEvidence, courses: Mapping[str, Course], suffix: str) -> Part:
+def _random_part(stack: BlockStack, courses: Mapping[str, Course], suffix: str) -> Part:
     """|c| at the last step minus what random directions have; the margin is what they reach by luck."""
     course = courses[_ALIGNED]
-    last = _steps(course)[-1]
+    last = steps_of(course)[-1]
     queries, keys = (_heads(stack, kind, last) for kind in (f"query{suffix}", f"key{suffix}"))
     width = _head_width(stack, len({head for _, head in queries}))
+    rotates = str(stack.run.entry.get("architecture") or "").startswith(_ROTARY)
     reason = "the width of a head is not known, so that it cannot be told from random directions"
-    if width is None or (not suffix and _rotates(stack)):
+    if width is None or (not suffix and rotates):
         return Part.absent(_RANDOM, reason if width is None else _ROTATED, margin=TREND_MARGIN)
     luck = 1.96 * math.sqrt((1 - 2 / math.pi) / width / min(len(queries), len(keys) or len(queries)))
-    level = _level(course, last) - Quantity.constant(random_cosine(width))
+    level = block_mean(course, last) - Quantity.constant(random_cosine(width))
     return Part.of(_RANDOM, level, margin=luck, p=math.nan, guard=True, bounds=CORRELATION)
 
 
-def _heads(stack: StackEvidence, kind: str, step: int) -> set[tuple[int, int | None]]:
+def _heads(stack: BlockStack, kind: str, step: int) -> set[tuple[int, int | None]]:
     """The heads of all layers, as far as the table has them one by one; queries that share a key have fewer keys."""
-    found = {**stack.mine(stack.run.heads("qk_cosine")), **stack.mine(stack.run.heads("drift"))}
+    found = {**stack.sites("qk_cosine", heads=True), **stack.sites("drift", heads=True)}
     return {(cell.layer, cell.head) for cell in found if (cell.step, cell.kind) == (step, kind) and cell.layer > 0}
-
-
-def _rotates(stack: StackEvidence) -> bool:
-    """Whether the model is of a family that rotates, by the name of its class in run.json."""
-    return str(stack.run.entry.get("architecture") or "").startswith(_ROTARY)
 
 
 def random_cosine(width: int) -> float:
@@ -202,7 +184,7 @@ def random_cosine(width: int) -> float:
     return math.sqrt(2 / (math.pi * width))
 
 
-def _head_width(stack: StackEvidence, heads: int) -> int | None:
+def _head_width(stack: BlockStack, heads: int) -> int | None:
     """As run.json has it, or the model's width over its heads."""
     entry = stack.run.entry
     told, whole = entry.get("head_width"), entry.get("width")
@@ -230,14 +212,15 @@ _DECIDING = {
 }
 
 
-@stack_claim(
+@claim(
     "attention_sharpens",
+    of=stacks,
     statement="Attention becomes sharper in training: its largest weight grows and its entropy falls.",
     source=SOURCE,
     metrics=("attention_sharpness", "attention_max", "attention_entropy"),
     margin=TREND_MARGIN,
 )
-def attention_sharpens(stack: StackEvidence) -> Finding:
+def attention_sharpens(stack: BlockStack) -> Finding:
     """Spearman's correlation with the step of attention_sharpness and, turned round, of attention_entropy; beyond .5.
 
     In each layer, of the mean over its heads; the mean over layers is judged, over five steps at least. Where sharpness
@@ -248,11 +231,11 @@ def attention_sharpens(stack: StackEvidence) -> Finding:
     independent: it describes.
     """
     scores = replace(stack, kind="scores")
-    measured = {name: _quantities(scores.readings(name)) for name in _SHARP}
+    measured = {name: _quantities(scores.blocks(name)) for name in _SHARP}
     first = next((name for name, course in measured.items() if course), None)
     if first is None:
         raise NotHere("attention_sharpness or attention_max", _HOW)
-    entropy = _quantities(scores.readings("attention_entropy"))
+    entropy = _quantities(scores.blocks("attention_entropy"))
     courses = _shared({first: measured[first]} | ({"attention_entropy": entropy} if entropy else {}))
     parts = [_trend_part(_SHARPER, courses[first])]
     if entropy:
@@ -260,8 +243,8 @@ def attention_sharpens(stack: StackEvidence) -> Finding:
     else:
         parts.append(Part.absent(_ENTROPY, str(Missing("attention_entropy", _HOW)), margin=TREND_MARGIN))
     others = _without_first(scores, first)
-    steps = _steps(courses[first])
-    ends = {"at the start": _level(courses[first], steps[0]), "at the end": _level(courses[first], steps[-1])}
+    steps = steps_of(courses[first])
+    ends = {"at the start": block_mean(courses[first], steps[0]), "at the end": block_mean(courses[first], steps[-1])}
     rise = ends["at the end"] - ends["at the start"]
     parts.append(Part.of(_RISE, rise, margin=RISE_MARGIN, p=math.nan, guard=True, bounds=CORRELATION))
     parts += [Part.described(name, level) for name, level in ends.items()]
@@ -275,10 +258,10 @@ _SHARP = {"attention_sharpness": "sharpness", "attention_max": "mean row maximum
 _SHARPER, _ENTROPY, _NO_FIRST, _RISE = "sharpness", "entropy", "without the first key", "size of the rise"
 
 
-def _without_first(scores: StackEvidence, first: str) -> list[Part]:
+def _without_first(scores: BlockStack, first: str) -> list[Part]:
     """The same without the first key, where both measures have it."""
     names = {_SHARPER: first, _ENTROPY: "attention_entropy"}
-    given = {word: _quantities(scores.readings(metric, "first=0")) for word, metric in names.items()}
+    given = {word: _quantities(scores.blocks(metric, first=0)) for word, metric in names.items()}
     try:
         courses = _shared(given) if all(given.values()) else {}
     except Missing:

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.claims.engine.blocks import StackEvidence, at_step, judged, stacks
-from anisoscope.claims.engine.claim import attempt, claim
+from anisoscope.claims.engine.blocks import BlockStack, at_step, stacks
+from anisoscope.claims.engine.claim import claim, judged
 from anisoscope.claims.engine.correlation import (
     DESCRIPTIVE,
     FEWEST_CLUSTERS,
@@ -37,7 +37,7 @@ from anisoscope.claims.engine.correlation import (
     ranks,
     sites_interval,
 )
-from anisoscope.claims.engine.evidence import Missing, NotHere, Reading, Readings, Study, studies
+from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings, Study, studies
 from anisoscope.claims.engine.part import (
     ALPHA,
     CORRELATION,
@@ -65,6 +65,7 @@ from anisoscope.claims.inherent.streams import (
 )
 from anisoscope.claims.inherent.streams import uncounted_note as note_of
 from anisoscope.results.quantity import Quantity, combine
+from anisoscope.results.query import Row
 from anisoscope.results.table import Table
 
 CORRELATION_MARGIN = 0.3
@@ -78,7 +79,7 @@ _RANK, _SHARE, _LINEAR, _FIRST = (
     "linear correlation",
     "without the first position",
 )
-Pairs = Sequence[tuple[Reading, Reading]]
+Pairs = Sequence[tuple[Row, Row]]
 _HOW = "measure it with --metrics explained_by_drift"
 
 
@@ -87,23 +88,22 @@ _HOW = "measure it with --metrics explained_by_drift"
 
 def correlations(table: Table) -> list[dict[str, Any]]:
     """Drift against average cosine over the sites of every stack of every model, at its last step, for each seed."""
-    return [
-        _record(stream)
-        for study in studies(table, METRICS, proxy="semi_nmf", rank=None, fit="refit")
-        for stream in streams(study).values()
-    ]
+    return [_record(stream) for study in studies(table, METRICS) for stream in streams(study).values()]
 
 
 def _record(stream: Stream) -> dict[str, Any]:
     pairs = list(stream.pairs().values())
     linear, ranked = (_correlation("", pairs, ranked=ranked) for ranked in (False, True))
     share = Part.of(_SHARE, explained_share(stream), bounds=SHARE)
+    points = _points(stream)
+    counted = [point for point in points if point["counted"]]
+    squared = [point["relative_drift"] ** 2 for point in counted]
     return {
         "model": stream.model,
         "stack": stream.stack_name,
-        "subject": stream.name,
+        "subject": stream.subject,
         "modality": stream.modality,
-        "role": stream.stack.role,
+        "role": stream.role,
         "seed": stream.run.seed,
         "step": stream.step,
         "kind": stream.kind,
@@ -118,24 +118,20 @@ def _record(stream: Stream) -> dict[str, Any]:
         "p_note": DESCRIPTIVE,
         **_columns("explained", share),
         "status": _status(stream),
-        "near_identity": _near_identity(stream),
+        "near_identity": pearson(squared, [point["cosine"] for point in counted]),
         "near_identity_note": NEAR_IDENTITY,
-        "points": _points(stream),
+        "points": points,
         "note": _note(stream, pairs, linear),
     }
 
 
-def _over_sites(pairs: Pairs, function: Any) -> Quantity:
-    if len(pairs) < FEWEST_SITES:
-        return Quantity(math.nan)
-    return correlated([drift.quantity for drift, _ in pairs], [cosine.quantity for _, cosine in pairs], function)
-
-
 def _correlation(name: str, pairs: Pairs, *, ranked: bool, **more: Any) -> Part:
     """Drift with average cosine over sites, with the interval and the p that know how many sites there are."""
-    quantity = _over_sites(pairs, rank_correlation if ranked else pearson)
+    one, two = ([pair[side].quantity for pair in pairs] for side in (0, 1))
+    function = rank_correlation if ranked else pearson
+    quantity = correlated(one, two, function) if len(pairs) >= FEWEST_SITES else Quantity(math.nan)
     low, high = sites_interval(quantity, len(pairs), ranked=ranked)
-    values = [[reading.value for reading in side] for side in zip(*pairs, strict=True)] or [[], []]
+    values = [[number.value for number in side] for side in (one, two)]
     p = order_p(*([ranks(np.array(side)).tolist() for side in values] if ranked else values))
     return Part(name, quantity.value, low, high, p=p, bounds=CORRELATION, **more)
 
@@ -146,7 +142,7 @@ def _columns(name: str, part: Part) -> dict[str, float]:
 
 def _note(stream: Stream, pairs: Pairs, linear: Part) -> str:
     """Why a number is not there."""
-    if not stream.sites("drift"):
+    if not stream.counted("drift"):
         return "drift was not measured"
     if len(pairs) < FEWEST_SITES:
         return f"{len(pairs)} site{'s' if len(pairs) != 1 else ''} only: a correlation needs {FEWEST_SITES}"
@@ -160,38 +156,26 @@ def _note(stream: Stream, pairs: Pairs, linear: Part) -> str:
 
 def _points(stream: Stream) -> list[dict[str, Any]]:
     """Every site with its numbers, the final norm too, which the correlation leaves out."""
-    kinds = ("embed", stream.kind, "final")
-    cosine, drift, norm, relative, share = (stream.at(metric, kinds) for metric in METRICS)
+    cosine, drift, norm, relative, share = (stream.sites(metric) for metric in METRICS)
+    shown = [item for item in cosine.items() if item[0].kind in ("embed", stream.kind, "final")]
     points = []
-    for cell, reading in sorted(cosine.items(), key=lambda item: (item[0].layer, item[0].kind == "final")):
-        low, high = reading.quantity.interval()
-        found = {"layer": cell.layer, "depth": reading.depth, "kind": cell.kind, "counted": cell.kind != "final"}
-        found |= {"cosine": reading.value, "low": low, "high": high, "drift": _value(drift, cell)}
-        found["relative_drift"] = _relative(drift, norm, relative, cell)
+    for cell, row in sorted(shown, key=lambda item: (item[0].layer, item[0].kind == "final")):
+        low, high = row.quantity.interval()
+        found = {"layer": cell.layer, "depth": row.depth, "kind": cell.kind, "counted": cell.kind != "final"}
+        found |= {"cosine": row.value, "low": low, "high": high, "drift": _value(drift, cell)}
+        length = _value(norm, cell)  # the drift is told in its unit, too
+        found["relative_drift"] = found["drift"] / length if cell in drift and length > 0 else _value(relative, cell)
         points.append({**found, "explained": _value(share, cell)})
     return points
 
 
-def _value(readings: Readings, cell: Any) -> float:
+def _value(readings: Readings, cell: Cell) -> float:
     return readings[cell].value if cell in readings else math.nan
 
 
-def _relative(drift: Readings, norm: Readings, relative: Readings, cell: Any) -> float:
-    """Drift over the mean norm."""
-    if cell in drift and cell in norm and norm[cell].value > 0:
-        return drift[cell].value / norm[cell].value
-    return _value(relative, cell)
-
-
-def _near_identity(stream: Stream) -> float:
-    """Pearson's correlation of the squared relative drift with the average cosine."""
-    counted = [point for point in _points(stream) if point["counted"]]
-    return pearson([point["relative_drift"] ** 2 for point in counted], [point["cosine"] for point in counted])
-
-
-def explained_share(stream: Stream, variant: str = "") -> Quantity:
+def explained_share(stream: Stream) -> Quantity:
     """The median over sites of the share that vanishes with the mean; NaN where it was not measured."""
-    parts = [reading.quantity for reading in stream.sites("explained_by_drift", variant).values()]
+    parts = [reading.quantity for reading in stream.counted("explained_by_drift").values()]
     if not parts:
         return Quantity(math.nan)
     if len({len(part.folds) for part in parts}) > 1 or not parts[0].folds:
@@ -214,7 +198,7 @@ def pooled(table: Table, *, seed: int = 0) -> list[dict[str, Any]]:
     stacks and seeds, that of the claim; a model that is a copy of another is counted once.
     """
     units: dict[str, list[tuple[CorrelationUnit, CorrelationUnit]]] = {name: [] for name in ("", *MODALITIES)}
-    for study in studies(table, METRICS, proxy="semi_nmf", rank=None, fit="refit"):
+    for study in studies(table, METRICS):
         found = {name: stream for name, stream in streams(study).items() if not stream.doubt}
         for stream in (found[name] for name in found if name not in copies(found)):
             if (unit := _unit(stream)) is not None and (linear := _unit(stream, ranked=False)) is not None:
@@ -269,14 +253,14 @@ def drift_explains_anisotropy(study: Study) -> dict[str, Finding]:
     """
     found = {name: judged(_of_stack, stack, margin=CORRELATION_MARGIN) for name, stack in stacks(study).items()}
     if len(study) > 1:
-        found[ALL] = attempt(_of_all, study, margin=CORRELATION_MARGIN)
+        found[ALL] = judged(_of_all, study, margin=CORRELATION_MARGIN)
     return found
 
 
-def _of_stack(stack: StackEvidence) -> Finding:
+def _of_stack(stack: BlockStack) -> Finding:
     stream = Stream.of(stack.run.model, stack)
     parts = _parts(stream)
-    rest = list(stream.pairs("first=out").values())
+    rest = list(stream.pairs(first="out").values())
     if len(rest) >= FEWEST_LAYERS:
         parts.append(_correlation(_FIRST, rest, ranked=True, margin=CORRELATION_MARGIN, needed=False))
     parts.append(_correlation(_LINEAR, list(stream.pairs().values()), ranked=False, needed=False))
@@ -290,7 +274,7 @@ def _of_stack(stack: StackEvidence) -> Finding:
 def _parts(stream: Stream) -> list[Part]:
     """Both halves of the claim; the share stays open where it was not measured."""
     pairs = list(stream.pairs().values())
-    if not stream.sites("drift"):
+    if not stream.counted("drift"):
         raise NotHere("drift at blocks", "measure it with --metrics drift")
     if len(pairs) < FEWEST_SITES:
         raise Missing(f"profile of {FEWEST_LAYERS} sites with drift and average_cosine", f"{len(pairs)} have both")

@@ -15,10 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import attempt, claim
+from anisoscope.claims.engine.claim import claim, judged
 from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, welch
 from anisoscope.claims.engine.evidence import NotHere, Study, studies
-from anisoscope.claims.engine.learned import fall, learned
 from anisoscope.claims.engine.part import CORRELATION, Finding, Part, Parts, Status, figure, outcome, span, t_interval
 from anisoscope.claims.inherent.drift import correlations, explained_word
 from anisoscope.claims.inherent.streams import (
@@ -33,7 +32,7 @@ from anisoscope.claims.inherent.streams import (
     trained_streams,
     uncounted_note,
 )
-from anisoscope.results.quantity import Quantity, among, combine, mean, t_quantile, t_tail
+from anisoscope.results.quantity import among, combine, mean, t_quantile, t_tail
 from anisoscope.results.table import Table
 
 ANISOTROPIC = 0.1
@@ -62,7 +61,7 @@ def modality_table(table: Table) -> list[dict[str, Any]]:
     """
     told = {(found["subject"], found["seed"]): found for found in correlations(table)}
     records = []
-    for study in studies(table, METRICS, proxy="semi_nmf", rank=None, fit="refit"):
+    for study in studies(table, METRICS):
         for name, stream in streams(study).items():
             records.append(_record(stream, told[name, stream.run.seed]))
     order = {modality: i for i, modality in enumerate(MODALITIES)}
@@ -70,7 +69,7 @@ def modality_table(table: Table) -> list[dict[str, Any]]:
 
 
 def _record(stream: Stream, told: Mapping[str, Any]) -> dict[str, Any]:
-    cells = sorted(stream.blocks().items(), key=lambda item: item[0].layer)
+    cells = sorted(stream.blocks("average_cosine").items(), key=lambda item: item[0].layer)
     numbers = {cell.layer: reading.value for cell, reading in cells}
     depths = {cell.layer: reading.depth for cell, reading in cells}
     layers = list(numbers)
@@ -117,7 +116,7 @@ def anisotropic_in_every_modality(study: Study) -> dict[str, Finding]:
     named. Models with untrained weights do not count, nor do those that hardly learned (a loss that fell by less than a
     tenth since step 0) or were shown a text of unknown tokens.
     """
-    return {"modalities": attempt(_every_modality, study, margin=ANISOTROPIC)}
+    return {"modalities": judged(_every_modality, study, margin=ANISOTROPIC)}
 
 
 def _every_modality(study: Study) -> Finding:
@@ -195,7 +194,7 @@ def convolution_differs(study: Study) -> dict[str, Finding]:
     are read after a ReLU, and rows without negative coordinates have a high average cosine whatever a model has
     learned, which streams of transformers and of ConvNeXt have no part in: this does not tell convolution from ReLU.
     """
-    return {"attention and convolution": attempt(_differs, study, margin=DIFFERENCE_MARGIN)}
+    return {"attention and convolution": judged(_differs, study, margin=DIFFERENCE_MARGIN)}
 
 
 def _differs(study: Study) -> Finding:
@@ -210,22 +209,16 @@ def _differs(study: Study) -> Finding:
     if vision:
         parts.append(replace(difference(_IMAGES, vision, convolution, margin=DIFFERENCE_MARGIN), needed=False))
     sides = {"attention": model_means(attention), "convolution": model_means(convolution)}
-    parts += [Part(name, _level(means), needed=False) for name, means in sides.items()]
+    parts += [Part(name, mean(list(means.values())).value, needed=False) for name, means in sides.items()]
     details: dict[str, Any] = {"models": {n: {m: q.value for m, q in means.items()} for n, means in sides.items()}}
     counts = {name: len(means) for name, means in sides.items()}
     sentence = functools.partial(_difference_sentence, counts=counts)
     details |= {"counts": counts, "ends": ends_of(found)}
-    scope = _scope(counts["attention"], counts["convolution"])
+    scope = (
+        "for these models" if min(counts.values()) < 2 else "over {attention} models and {convolution}".format(**counts)
+    )
     note = "; ".join(filter(None, (RELU, uncounted_note(study))))
     return Finding(tuple(parts), sentence, details, settle=_oriented, scope=scope, note=note)
-
-
-def _scope(one: int, two: int) -> str:
-    return "for these models" if min(one, two) < 2 else f"over {one} models and {two}"
-
-
-def _level(means: Mapping[str, Quantity]) -> float:
-    return sum(quantity.value for quantity in means.values()) / len(means)
 
 
 def difference(name: str, one: Iterable[Stream], two: Iterable[Stream], *, margin: float, looks: int = 1) -> Part:
@@ -235,26 +228,17 @@ def difference(name: str, one: Iterable[Stream], two: Iterable[Stream], *, margi
     gap, error, degrees = welch(*([q.value for q in side] for side in sides))
     if not error > 0:  # one model on a side, or models that agree to the last digit
         # other models read other contexts: their folds do not belong together
-        apart = [_unpaired(mean(side)) for side in sides]
+        apart = [mean(side).unpaired() for side in sides]
         return Part.of(name, apart[0] - apart[1], **more)
     half = t_quantile(degrees, among(looks)) * error
     return Part(name, gap, gap - half, gap + half, p=t_tail(gap, error, degrees=degrees), **more)
 
 
-def _unpaired(quantity: Quantity) -> Quantity:
-    low, high = quantity.interval()
-    return quantity if quantity.thin else Quantity(quantity.value, half=(high - low) / 2)
-
-
 def _oriented(parts: dict[str, Part]) -> dict[str, Part]:
     """A difference in the direction in which it was found; p counts both directions."""
-    part = turned(parts[_GAP]) if parts[_GAP].effect < 0 else parts[_GAP]
+    part = -parts[_GAP] if parts[_GAP].effect < 0 else parts[_GAP]
     p = min(1.0, 2 * min(part.p, 1 - part.p)) if math.isfinite(part.p) else part.p
     return {**parts, _GAP: replace(part, p=p)}
-
-
-def turned(part: Part) -> Part:
-    return replace(part, effect=-part.effect, low=-part.high, high=-part.low)
 
 
 def _difference_sentence(parts: Parts, status: Status, part: Part, *, counts: Mapping[str, int]) -> str:
@@ -271,13 +255,8 @@ def _models(count: int) -> str:
     return f"{count} model{'s' if count > 1 else ''}"
 
 
-# The counter-claim: that anisotropy is not inherent to attention, by either of two routes on the same table.
-#
-# Notation
-#     A      average cosine of a block; the largest over the blocks of a stack counts
-#     K      stacks with attention that are looked at; the best of them is chosen, and of the two routes the better: all
-#            intervals hold at once (Bonferroni: 1 − .05/2K for each stack, 1 − .05/2 for the second route)
-
+# The counter-claim. Of K stacks with attention the best is chosen, and of the two routes the better: all intervals hold
+# at once (Bonferroni: 1 − .05/2K for each stack, 1 − .05/2 for the second route).
 
 FEWEST_WITH, FEWEST_WITHOUT = 3, 1  # trained models with attention and without any
 _WITHOUT = "without attention"
@@ -305,7 +284,7 @@ def not_inherent(study: Study) -> dict[str, Finding]:
     by less than a tenth since step 0: before training almost any is isotropic. Where the table has no loss, that is
     said.
     """
-    return {"with and without attention": attempt(_not_inherent, study, margin=ANISOTROPIC)}
+    return {"with and without attention": judged(_not_inherent, study, margin=ANISOTROPIC)}
 
 
 def _not_inherent(study: Study) -> Finding:
@@ -336,28 +315,19 @@ def _too_few(attention: int, without: int) -> str:
     return f"{needed}, and the table has {attention} and {without}"
 
 
-# whether a model has learned
-
-
 def _unknown(counted: Mapping[str, Stream]) -> str:
     """Names the models of which the table does not tell whether they learned anything."""
-    names = [name for name, stream in counted.items() if not learned(fall(stream.run, stream.step))]
+    names = [name for name, stream in counted.items() if not stream.run.learned(stream.step)]
     why = "learned anything is not known, since the table has no loss of the first and the last step"
     return f"whether {listed(names)} {why}" if names else ""
 
 
-# the two routes
-
-
 def _largest_part(name: str, stream: Stream, *, looks: int) -> Part:
     """The largest average cosine of the blocks, which must lie below the margin."""
-    largest = combine([reading.quantity for reading in stream.blocks().values()], _max)
+    cosines = [row.quantity for row in stream.blocks("average_cosine").values()]
+    largest = combine(cosines, lambda values: max(values) if all(map(math.isfinite, values)) else math.nan)
     more: dict[str, Any] = {"margin": ANISOTROPIC, "p": math.nan, "looks": looks, "below": True, "bounds": CORRELATION}
     return Part.of(f"{_LARGEST}{name}", largest, **more)
-
-
-def _max(values: Sequence[float]) -> float:
-    return max(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def _either(parts: dict[str, Part], *, few: str) -> dict[str, Part]:
@@ -383,7 +353,7 @@ def _either_sentence(parts: Parts, status: Status, part: Part) -> str:
     second = parts.get(_WITHOUT)
     if second is None or not second.measured:
         return text
-    words = f"{span(second)} higher" if second.effect >= 0 else f"{span(turned(second))} lower"
+    words = f"{span(second)} higher" if second.effect >= 0 else f"{span(-second)} lower"
     text += f"; in models without attention the average cosine over blocks is {words} than in those with it, "
     return text + _SECOND_ROUTE[replace(second, reason="").status]
 

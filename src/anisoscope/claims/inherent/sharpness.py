@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.blocks import StackEvidence, block_mean, shared_steps
-from anisoscope.claims.engine.claim import attempt, claim, missing
-from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Run, Study
+from anisoscope.claims.engine.blocks import Arms, BlockStack, arms_of, block_mean, shared_steps
+from anisoscope.claims.engine.claim import claim, judged, missing
+from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Study
 from anisoscope.claims.engine.part import (
     CORRELATION,
     ONE_REPLICATE,
@@ -44,8 +43,8 @@ RISE_MARGIN = 0.05
 FALL_MARGIN = 0.2  # of the sharpness with ordinary attention
 NO_DRIFT = 0.1
 UNIT: Bounds = (0.0, 1.0)
-_ARM = re.compile(r"^(?P<name>softmax|qk-norm|mean-removed|fixed-sharp|uniform)-(?P<size>\d+x\d+.*)$")
 _OTHERS = ("qk-norm", "fixed-sharp")
+_NAMES = (ORDINARY, CENTRED, FLAT, *_OTHERS)
 _ENTROPY, _SPREAD = "entropy", "spread of scores"
 _SIDES = {"query": "drift of queries", "key": "drift of keys"}
 _LASTS = {
@@ -53,16 +52,6 @@ _LASTS = {
     "fails": "no longer beyond the start by the margin",
     "undecided": "which may or may not be beyond the start by the margin",
 }
-Arms = Mapping[str, Run]
-
-
-def arms_of(study: Study) -> dict[str, dict[str, Run]]:
-    """The arms of every size by the name of their attention."""
-    found: dict[str, dict[str, Run]] = {}
-    for model, run in study.items():
-        if match := _ARM.match(model):
-            found.setdefault(match["size"], {})[match["name"]] = run
-    return found
 
 
 @claim(
@@ -83,9 +72,10 @@ def anisotropy_without_drift(study: Study) -> dict[str, Finding]:
     drift could have been needed for. The margins are ours.
     """
     found = {
-        run.model: _judged(_rising, (arms[ORDINARY], run), margin=RISE_MARGIN)
-        for arms in arms_of(study).values()
-        for run in (arms[name] for name in (CENTRED, FLAT) if name in arms and ORDINARY in arms)
+        arms.runs[name].model: judged(functools.partial(_rising, name=name), arms, margin=RISE_MARGIN)
+        for arms in arms_of(study, _NAMES).values()
+        for name in (CENTRED, FLAT)
+        if {name, ORDINARY} <= set(arms.runs)
     }
     return found or _nothing(RISE_MARGIN)
 
@@ -106,9 +96,9 @@ def sharpness_needs_drift(study: Study) -> dict[str, Finding]:
     needed. Entropy, the spread of scores, and the arms qk-norm and fixed-sharp are told beside it. Margins are ours.
     """
     found = {
-        size: _judged(_sharp, arms, margin=FALL_MARGIN)
-        for size, arms in arms_of(study).items()
-        if ORDINARY in arms and CENTRED in arms
+        size: judged(_sharp, arms, margin=FALL_MARGIN)
+        for size, arms in arms_of(study, _NAMES).items()
+        if {ORDINARY, CENTRED} <= set(arms.runs)
     }
     return found or _nothing(FALL_MARGIN)
 
@@ -118,40 +108,31 @@ def _nothing(margin: float) -> dict[str, Finding]:
     return {f"{ORDINARY} and {CENTRED}": missing(gap, margin=margin)}
 
 
-def _judged(function: Any, arms: Any, *, margin: float, until: int | None = None) -> Finding:
-    """A finding that can be asked for again with nothing after some step."""
-    finding = attempt(functools.partial(function, until=until), arms, margin=margin)
-    return replace(finding, until=lambda step: _judged(function, arms, margin=margin, until=step))
-
-
 # -- anisotropy --------------------------------------------------------------------------------------------------------
 
 
-def _rising(arms: tuple[Run, Run], *, until: int | None) -> Finding:
-    ordinary, own = (StackEvidence(run, until=until).needed("average_cosine") for run in arms)
+def _rising(arms: Arms, *, name: str) -> Finding:
+    ordinary, own = (arms.stack(arm).needed("average_cosine") for arm in (ORDINARY, name))
     layers, steps = shared_steps([ordinary, own])
     if not steps or steps[0] != 0 or len(steps) < 2:
         raise Missing("average_cosine of both arms at step 0 and later", "watch the training from its first step on")
     height = max(steps[1:], key=lambda step: block_mean(ordinary, step, layers).value)
     moments = {"before": 0, "then": height, "at the end": steps[-1]}
-    at = {name: block_mean(own, step, layers) for name, step in moments.items()}
-    usual = {name: block_mean(ordinary, step, layers) for name, step in moments.items()}
+    at = {when: block_mean(own, step, layers) for when, step in moments.items()}
+    usual = {when: block_mean(ordinary, step, layers) for when, step in moments.items()}
+    more: dict[str, Any] = {"margin": RISE_MARGIN, "needed": False, "bounds": CORRELATION}
     parts = [
         Part.of("rise", at["then"] - at["before"], margin=RISE_MARGIN, reason=ONE_REPLICATE, bounds=CORRELATION),
-        Part.of(
-            "rise at the end", at["at the end"] - at["before"], margin=RISE_MARGIN, needed=False, bounds=CORRELATION
-        ),
-        Part.of(
-            "rise of softmax", usual["then"] - usual["before"], margin=RISE_MARGIN, needed=False, bounds=CORRELATION
-        ),
-        *(_told(name, quantity, bounds=CORRELATION) for name, quantity in at.items()),
-        *(_told(f"softmax {name}", quantity, bounds=CORRELATION) for name, quantity in usual.items()),
-        *_drift_parts(arms[1], height, until),
-        *_drift_parts(arms[0], height, until, prefix="softmax: "),
+        Part.of("rise at the end", at["at the end"] - at["before"], **more),
+        Part.of("rise of softmax", usual["then"] - usual["before"], **more),
+        *(_told(when, quantity, bounds=CORRELATION) for when, quantity in at.items()),
+        *(_told(f"softmax {when}", quantity, bounds=CORRELATION) for when, quantity in usual.items()),
+        *_drift_parts(arms, name, height),
+        *_drift_parts(arms, ORDINARY, height, prefix="softmax: "),
         Part.described("height", Quantity.constant(height)),
     ]
     details = {"step": steps[-1], "height": height, "blocks": len(layers)}
-    sentence = functools.partial(_rise_sentence, last=steps[-1], name=_name(arms[1]))
+    sentence = functools.partial(_rise_sentence, last=steps[-1], name=name)
     return Finding(
         tuple(parts),
         sentence,
@@ -167,22 +148,14 @@ def _told(name: str, quantity: Quantity, *, bounds: Bounds = UNIT) -> Part:
     return replace(Part.described(name, quantity), bounds=bounds)
 
 
-def _name(run: Run) -> str:
-    match = _ARM.match(run.model)
-    return match["name"] if match else run.model
+def _drift_parts(arms: Arms, name: str, step: int | None, prefix: str = "") -> list[Part]:
+    return [_told(f"{prefix}{words}", drift_of(arms.stack(name, kind), step)) for kind, words in _SIDES.items()]
 
 
-def _drift_parts(run: Run, step: int | None, until: int | None, prefix: str = "") -> list[Part]:
-    return [_told(f"{prefix}{words}", drift_of(run, kind, step, until)) for kind, words in _SIDES.items()]
-
-
-def drift_of(run: Run, kind: str, step: int | None, until: int | None = None) -> Quantity:
+def drift_of(stack: BlockStack, step: int | None) -> Quantity:
     """‖mean‖ / mean ‖·‖ of queries or keys, means over blocks of both; 0 where all of them are zero."""
-    readings = [StackEvidence(run, kind=kind, until=until).needed(metric) for metric in ("drift", "mean_norm")]
-    above, below = (block_mean(found, step) for found in readings)
-    if below.value == 0:
-        return Quantity.constant(0.0)
-    return combine([above, below], lambda v: v[0] / v[1] if v[1] else math.nan)
+    above, below = (block_mean(stack.needed(metric), step) for metric in ("drift", "mean_norm"))
+    return above.over(below) if below.value else Quantity.constant(0.0)
 
 
 def _settle_rise(parts: dict[str, Part]) -> dict[str, Part]:
@@ -199,7 +172,7 @@ def _settle_rise(parts: dict[str, Part]) -> dict[str, Part]:
 
 def _still_drifting(parts: Parts) -> str:
     left = [parts[words] for words in _SIDES.values() if words in parts]
-    over = [part for part in left if not _upper(part) < NO_DRIFT]
+    over = [part for part in left if not (part.high if math.isfinite(part.high) else part.effect) < NO_DRIFT]
     worst = max(over, key=lambda part: part.effect, default=None)
     return "" if worst is None else f"the relative {worst.name} is still {span(worst)}, not below {figure(NO_DRIFT)}"
 
@@ -207,14 +180,10 @@ def _still_drifting(parts: Parts) -> str:
 def _never_drifting(parts: Parts) -> str:
     """Whether ordinary attention has drift that the other arm can do without."""
     usual = [parts[name] for words in _SIDES.values() if (name := f"softmax: {words}") in parts]
-    if not usual or any(_lower(part) > NO_DRIFT for part in usual):
+    if not usual or any((part.low if math.isfinite(part.low) else part.effect) > NO_DRIFT for part in usual):
         return ""
     there = " and ".join(span(part) for part in usual)
     return f"ordinary attention has no relative drift beyond {figure(NO_DRIFT)} there either ({there})"
-
-
-def _upper(part: Part) -> float:
-    return part.high if math.isfinite(part.high) else part.effect
 
 
 def _rise_sentence(parts: Parts, status: Status, part: Part, *, last: int, name: str) -> str:
@@ -244,11 +213,8 @@ def _without(name: str, parts: Parts) -> str:
 # -- sharpness ---------------------------------------------------------------------------------------------------------
 
 
-def _sharp(arms: Arms, *, until: int | None) -> Finding:
-    found = {
-        name: StackEvidence(run, kind="scores", until=until).readings("attention_sharpness")
-        for name, run in arms.items()
-    }
+def _sharp(arms: Arms) -> Finding:
+    found = {name: arms.stack(name, "scores").blocks("attention_sharpness") for name in arms.runs}
     if not found[ORDINARY] or not found[CENTRED]:
         raise Missing("attention_sharpness at blocks of both arms", "measure it with --metrics attention")
     layers, steps = shared_steps([found[ORDINARY], found[CENTRED]])
@@ -260,34 +226,34 @@ def _sharp(arms: Arms, *, until: int | None) -> Finding:
     parts = [
         Part.of("fall", fall, margin=FALL_MARGIN, reason=ONE_REPLICATE, bounds=SHARE),
         *(_told(name, quantity) for name, quantity in ((ORDINARY, a), (CENTRED, b))),
-        *_beside(arms, last, layers, until=until),
-        *_drift_parts(arms[CENTRED], last, until),
-        *_drift_parts(arms[ORDINARY], last, until, prefix="softmax: "),
-        *_other_parts(arms, found, last, until=until),
+        *_beside(arms, last, layers),
+        *_drift_parts(arms, CENTRED, last),
+        *_drift_parts(arms, ORDINARY, last, prefix="softmax: "),
+        *_other_parts(arms, found, last),
     ]
     sentence = functools.partial(_fall_sentence, last=last)
     details: dict[str, Any] = {"step": last, "blocks": len(layers)}
     return Finding(tuple(parts), sentence, details, settle=_settle_fall, scope="for these runs only", replicate=True)
 
 
-def _beside(arms: Arms, step: int, layers: list[int], *, until: int | None) -> list[Part]:
+def _beside(arms: Arms, step: int, layers: list[int]) -> list[Part]:
     """Entropy and spread of the scores in both arms, where they were measured."""
     parts = []
     for metric, words, most in (("attention_entropy", _ENTROPY, UNIT), ("score_spread", _SPREAD, (0.0, None))):
         for name in (ORDINARY, CENTRED):
-            readings = StackEvidence(arms[name], kind="scores", until=until).readings(metric)
+            readings = arms.stack(name, "scores").blocks(metric)
             if readings:
                 parts.append(_told(f"{name}: {words}", block_mean(readings, step, layers), bounds=most))
     return parts
 
 
-def _other_parts(arms: Arms, found: Mapping[str, Readings], step: int, *, until: int | None) -> list[Part]:
+def _other_parts(arms: Arms, found: Mapping[str, Readings], step: int) -> list[Part]:
     """Sharpness and drift of the arms whose queries and keys are normed, where they have this step."""
     parts = []
     for name in _OTHERS:
-        if name in arms and any(cell.step == step for cell in found[name]):
+        if name in arms.runs and any(cell.step == step for cell in found[name]):
             parts.append(_told(name, block_mean(found[name], step)))
-            parts += _drift_parts(arms[name], step, until, prefix=f"{name}: ")
+            parts += _drift_parts(arms, name, step, prefix=f"{name}: ")
     return parts
 
 
@@ -296,10 +262,6 @@ def _settle_fall(parts: dict[str, Part]) -> dict[str, Part]:
         return parts
     reason = _still_drifting(parts) or _never_drifting(parts)
     return parts | ({"fall": replace(parts["fall"], reason=parts["fall"].reason or reason)} if reason else {})
-
-
-def _lower(part: Part) -> float:
-    return part.low if math.isfinite(part.low) else part.effect
 
 
 def _fall_sentence(parts: Parts, status: Status, part: Part, *, last: int) -> str:

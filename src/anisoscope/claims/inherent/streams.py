@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from anisoscope.claims.engine.blocks import StackEvidence, last_step, stacks
-from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Reading, Readings, Run, Study
-from anisoscope.claims.engine.learned import hardly_learned
+from anisoscope.claims.engine.blocks import BlockStack, stacks
+from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings, Study, last_step
 from anisoscope.results.quantity import Quantity, mean
+from anisoscope.results.query import Row
 
 SOURCE = "Godey et al. 2024, Anisotropy Is Inherent to Self-Attention in Transformers, arXiv:2401.12143"
 MODALITIES = ("text", "characters", "speech", "vision", "convolution")
@@ -27,27 +27,31 @@ _NOT_MEASURED = "measure it with --metrics average_cosine,drift,mean_norm,explai
 
 
 @dataclass(frozen=True)
-class Stream:
-    """One stack of one model at one step, from the embedding to the final norm."""
+class Stream(BlockStack):
+    """One stack of one model at its last measured step, from the embedding to the final norm."""
 
-    name: str  # what a verdict calls it
-    stack: StackEvidence
-    kind: str  # of its blocks: resid | stage
-    step: int | None
+    subject: str = ""  # what a verdict calls it
+    step: int | None = None
 
     @classmethod
-    def of(cls, name: str, stack: StackEvidence) -> Stream:
+    def of(cls, subject: str, stack: BlockStack) -> Stream:
         """The stream of a stack; `NotHere` where no block has an average cosine."""
-        cells = [cell for cell in stack.mine(stack.run.plain("average_cosine", "")) if cell.layer > 0]
+        cells = [cell for cell in stack.sites("average_cosine") if cell.layer > 0]
         kinds = {cell.kind for cell in cells}
         kind = "stage" if "stage" in kinds else "resid"
         if kind not in kinds:
             raise NotHere("average_cosine at blocks", _NOT_MEASURED)
-        return cls(name, stack, kind, last_step([cell for cell in cells if cell.kind == kind]))
+        step = last_step([cell for cell in cells if cell.kind == kind])
+        return cls(stack.run, stack.name, kind, stack.until, subject, step)
 
-    @property
-    def run(self) -> Run:
-        return self.stack.run
+    def sites(self, metric: str, group: str = "", *, heads: bool = False, **options: Any) -> Readings:
+        """A metric at all sites of the stack at the step of the stream; layers count from 0, the embedding."""
+        found = super().sites(metric, group, heads=heads, **options)
+        return {cell: row for cell, row in found.items() if cell.step == self.step}
+
+    def counted(self, metric: str, **options: Any) -> Readings:
+        """A metric at the embedding and the blocks."""
+        return {c: row for c, row in self.sites(metric, **options).items() if c.kind in ("embed", self.kind)}
 
     @property
     def model(self) -> str:
@@ -56,27 +60,29 @@ class Stream:
     @property
     def stack_name(self) -> str:
         """As the table calls it."""
-        return next(iter(self.at("average_cosine", (self.kind,)))).stack
+        return next(cell.stack for cell in self.sites("average_cosine") if cell.kind == self.kind)
 
     @property
     def modality(self) -> str:
         return modality_of(self.run.entry, self.stack_name)
 
+    def noted(self, words: str) -> bool:
+        """Whether a note on the model in run.json begins so."""
+        return any(str(note).startswith(words) for note in self.run.entry.get("notes") or ())
+
     @property
     def untrained(self) -> bool:
         """Whether its weights are those of an initialisation."""
-        notes = self.run.entry.get("notes") or ()
-        return self.step == 0 or any(str(note).startswith("random weights") for note in notes)
+        return self.step == 0 or self.noted("random weights")
 
     @property
     def doubt(self) -> str:
         """Why it says nothing about what models learn, in words; empty where it may."""
-        notes = self.run.entry.get("notes") or ()
         if self.untrained:
             return UNTRAINED
-        if any(str(note).startswith("WRONG TEXT") for note in notes):
+        if self.noted("WRONG TEXT"):
             return "was shown a text that its tokenizer does not know"
-        return hardly_learned(self.run, self.step)
+        return self.run.hardly_learned(self.step)
 
     @property
     def attends(self) -> bool:
@@ -84,29 +90,16 @@ class Stream:
         if self.modality != CONVOLUTION:
             return True
         told = {str(kind) for kind in self.run.entry.get("sites") or ()}
-        seen = {cell.kind for metric in METRICS for cell in self.run.plain(metric, "")}
+        seen = {cell.kind for metric in METRICS for cell in self.run.rows(metric)}
         return bool((told | seen) & set(_ATTENTION)) or str(self.run.entry.get("architecture", "")).startswith("Cvt")
-
-    def at(self, metric: str, kinds: Iterable[str], variant: str = "") -> Readings:
-        """A metric at some kinds of site, from the embedding on; layers count from 0."""
-        chosen = set(kinds)
-        found = self.stack.mine(self.run.plain(metric, variant))
-        return {cell: reading for cell, reading in found.items() if cell.step == self.step and cell.kind in chosen}
-
-    def blocks(self, metric: str = "average_cosine", variant: str = "") -> Readings:
-        return {c: r for c, r in self.at(metric, (self.kind,), variant).items() if c.layer > 0}
-
-    def sites(self, metric: str, variant: str = "") -> Readings:
-        """The embedding and the blocks."""
-        return self.at(metric, ("embed", self.kind), variant)
 
     def mean(self) -> Quantity:
         """The average cosine, mean over blocks."""
-        return mean([reading.quantity for reading in self.blocks().values()])
+        return mean([row.quantity for row in self.blocks("average_cosine").values()])
 
-    def pairs(self, variant: str = "") -> dict[Cell, tuple[Reading, Reading]]:
-        """Drift and average cosine of every site that has both."""
-        drift, cosine = self.sites("drift", variant), self.sites("average_cosine", variant)
+    def pairs(self, **options: Any) -> dict[Cell, tuple[Row, Row]]:
+        """Drift and average cosine of every counted site that has both."""
+        drift, cosine = self.counted("drift", **options), self.counted("average_cosine", **options)
         return {cell: (drift[cell], cosine[cell]) for cell in cosine if cell in drift}
 
 
@@ -161,7 +154,7 @@ def copies(found: Mapping[str, Stream]) -> dict[str, str]:
 
 def _numbers(stream: Stream) -> Any:
     """All numbers of a stream, the leave-one-fold-out values too."""
-    cells = {(metric, cell): r for metric in METRICS for cell, r in stream.sites(metric).items()}
+    cells = {(metric, cell): r for metric in METRICS for cell, r in stream.counted(metric).items()}
     return tuple((metric, c.layer, c.kind, r.value, r.quantity.folds) for (metric, c), r in cells.items())
 
 

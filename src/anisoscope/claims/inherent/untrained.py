@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from anisoscope.claims.engine.claim import model_claim
+from anisoscope.claims.engine.claim import claim
 from anisoscope.claims.engine.correlation import rank_correlation
-from anisoscope.claims.engine.evidence import NotHere, Run
+from anisoscope.claims.engine.evidence import NotHere, Run, by_cell, models
 from anisoscope.claims.engine.part import (
     CORRELATION,
     ONE_REPLICATE,
@@ -52,8 +52,9 @@ class UntrainedArm(NamedTuple):
 Biased = dict[float, Quantity]  # by the size of the bias, ascending
 
 
-@model_claim(
+@claim(
     "anisotropic_at_initialisation",
+    of=models,
     statement="A block at initialisation makes rows that share a bias more anisotropic than they came: the average "
     "cosine of its outputs lies more than 0.05 above that of its inputs.",
     source=SOURCE,
@@ -121,8 +122,9 @@ def _added_sentence(parts: Parts, status: Status, part: Part, *, biases: dict[st
     return text + (f"; without a bias the outputs there have {span(alone)}" if alone is not None else "")
 
 
-@model_claim(
+@claim(
     "anisotropy_grows_with_bias",
+    of=models,
     statement="The larger the bias of its inputs, the more anisotropic are the outputs of a block at initialisation.",
     source=SOURCE,
     metrics=("average_cosine",),
@@ -138,8 +140,9 @@ def anisotropy_grows_with_bias(run: Run) -> Finding:
     return _growth(_arms(run, "average_cosine", "resid"), "the average cosine of the outputs", inputs=inputs)
 
 
-@model_claim(
+@claim(
     "sharpness_grows_with_bias",
+    of=models,
     statement="The larger the bias of its inputs, the sharper is the attention of a block at initialisation.",
     source=SOURCE,
     metrics=("attention_sharpness",),
@@ -156,8 +159,10 @@ def _growth(
     long = {arm: there for arm, there in arms.items() if len(there) >= FEWEST_BIASES}
     if not long:
         raise NotHere(f"block at initialisation with {FEWEST_BIASES} biases of its inputs or more", _HOW)
-    parts = [_judged(str(arm), combine(list(there.values()), _ranked(list(there))), margin=RANK_MARGIN)
-             for arm, there in long.items()]  # fmt: skip
+    parts = []
+    for arm, there in long.items():
+        trend = combine(list(there.values()), functools.partial(rank_correlation, list(there)))
+        parts.append(_judged(str(arm), trend, margin=RANK_MARGIN))
     for arm, there in long.items():
         for end, words in ((min(there), "smallest"), (max(there), "largest")):
             parts.append(_cosine(f"{arm}: at the {words} bias", there[end]))
@@ -166,10 +171,6 @@ def _growth(
     reach = max(max(there) for there in long.values())
     sentence = functools.partial(_growth_sentence, what=what, arms=[str(arm) for arm in long], reach=reach)
     return Finding(tuple(parts), sentence, {"arms": len(long)}, replicate=True)
-
-
-def _ranked(biases: list[float]) -> Callable[[object], float]:
-    return lambda values: rank_correlation(biases, values)  # type: ignore[arg-type]
 
 
 def _growth_sentence(parts: Parts, status: Status, part: Part, *, what: str, arms: list[str], reach: float) -> str:
@@ -191,14 +192,11 @@ def _ends(parts: Parts, name: str, what: str = "") -> list[str]:
 def _arms(run: Run, metric: str, kind: str) -> dict[UntrainedArm, Biased]:
     """What the table has of a metric, by arm and bias."""
     found: dict[UntrainedArm, Biased] = {}
-    variants = {key[3] for key in run.index.slices if key[0] == run.model and key[2] == metric and key[4] == ""}
-    for variant in sorted(variants):
-        words = dict(word.split("=", 1) for word in variant.split(";") if "=" in word)
-        if set(words) != {"bias", "init", "input_norm", "width"}:
-            continue
-        arm = UntrainedArm(words["init"], int(words["width"]), words["input_norm"] == "1")
-        for cell, reading in run.plain(metric, variant).items():
-            if cell.kind == kind:
-                found.setdefault(arm, {})[float(words["bias"])] = reading.quantity
+    mine = run.of(metric).where(kind=kind, group="", head=None)
+    for same in (mine.where(seed=run.seed) or mine.where(seed=None)).groups("variant").values():
+        for row in by_cell(same).values():
+            if set(row.options) == {"bias", "init", "input_norm", "width"}:
+                arm = UntrainedArm(row["init"], int(row["width"]), row["input_norm"] == "1")
+                found.setdefault(arm, {})[float(row["bias"])] = row.quantity
     order = {arm: dict(sorted(there.items())) for arm, there in found.items()}
     return dict(sorted(order.items(), key=lambda item: (item[0].init, item[0].width, not item[0].norm)))

@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from typing import Any
 
-from anisoscope.claims.engine.claim import attempt, claim, missing, model_claim
-from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Run, Study
+from anisoscope.claims.engine.claim import claim, judged, missing
+from anisoscope.claims.engine.evidence import (
+    Missing,
+    NotHere,
+    Readings,
+    Run,
+    Study,
+    layer_records,
+    models,
+    step_records,
+)
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, agreement, figure, judge, outcome, span
-from anisoscope.claims.revisiting.controls import MARGIN, average, control_parts, layer_records, step_records, trained
+from anisoscope.claims.revisiting.controls import MARGIN, average, control_parts, trained
 from anisoscope.claims.revisiting.frequency import RATIO_MARGIN
 from anisoscope.claims.revisiting.tangent import ENERGY_METRICS, SOURCE
 from anisoscope.results.quantity import Quantity, mean
@@ -29,13 +37,13 @@ NATURAL_EXPONENT = 1.0  # of Zipf's law in natural text
 )
 def encoder_and_decoder(study: Study) -> dict[str, Finding]:
     """`tangent_energy` in both kinds of model; masked and unmasked rows of an encoder are judged apart."""
-    return {"encoder and decoder": attempt(_both_kinds, study, margin=MARGIN)}
+    return {"encoder and decoder": judged(_both_kinds, study, margin=MARGIN)}
 
 
 def _both_kinds(study: Study) -> Finding:
     natural = {model: run for model, run in study.items() if not _ARM.search(model)}
     kinds = {"encoder": [r for r in natural.values() if is_encoder(r)]}
-    kinds["decoder"] = [r for r in natural.values() if r.readings("gradient_energy") and not is_encoder(r)]
+    kinds["decoder"] = [r for r in natural.values() if r.tangent("gradient_energy") and not is_encoder(r)]
     for kind, runs in kinds.items():
         if not runs:
             raise Missing(f"{kind} with gradient_energy", f"train one with --arch {kind} and put both into one table")
@@ -46,7 +54,7 @@ def _both_kinds(study: Study) -> Finding:
 
 def is_encoder(run: Run) -> bool:
     """Only a masked language model has masked rows."""
-    return bool(run.readings("gradient_energy", "masked") or run.readings("gradient_energy", "unmasked"))
+    return bool(run.tangent("gradient_energy", "masked") or run.tangent("gradient_energy", "unmasked"))
 
 
 def _of_model(run: Run, kind: str) -> list[Part]:
@@ -55,7 +63,7 @@ def _of_model(run: Run, kind: str) -> list[Part]:
     Where only all rows together have controls, as with a frozen proxy, they are judged together.
     """
     kinds = ("masked", "unmasked") if kind == "encoder" else ()
-    groups = [g for g in kinds if run.readings("gradient_energy", g, control="random")] or [""]
+    groups = [g for g in kinds if run.tangent("gradient_energy", g, control="random")] or [""]
     parts = []
     for group in groups:
         controls = control_parts(run, group)
@@ -85,8 +93,9 @@ def _kinds_sentence(parts: Parts, status: Status, part: Part) -> str:
     return text + outcome(status, part)
 
 
-@model_claim(
+@claim(
     "semi_nmf_beats_pca",
+    of=models,
     statement="Semi-NMF directions hold more gradient energy than principal components of the same rank.",
     source="not in the paper: the comparison it leaves out",
     metrics=("gradient_energy", "proxy_overlap"),
@@ -104,7 +113,7 @@ def semi_nmf_beats_pca(run: Run) -> Finding:
         Part.described("semi-NMF", average(ours, cells)),
         Part.described("PCA", average(theirs, cells)),
     ]
-    overlap = run.plain("proxy_overlap", f"rank={run.settings.rank}")
+    overlap = run.rows("proxy_overlap", rank=run.rank)
     if overlap:
         values = [overlap[cell].value for cell in trained(overlap)]
         parts.append(Part.described("overlap of the spans", Quantity.constant(sum(values) / len(values))))
@@ -139,7 +148,7 @@ def frequency_intervention(study: Study) -> dict[str, Finding]:
         )
         return {"frequency arms": missing(gap, margin=RATIO_MARGIN)}
     return {
-        f"{more.model} over {less.model}": attempt(_between_arms, (more, less), margin=RATIO_MARGIN)
+        f"{more.model} over {less.model}": judged(_between_arms, (more, less), margin=RATIO_MARGIN)
         for more, less in pairs
     }
 
@@ -163,7 +172,7 @@ def bias_of(run: Run) -> float:
 
     Whole contexts are resampled, so a target is not always approached from the side that its name says.
     """
-    entropy = run.plain("unigram_entropy", "")
+    entropy = run.rows("unigram_entropy")
     return -next(iter(entropy.values())).quantity.value if entropy else bias(run.model)
 
 
@@ -187,11 +196,16 @@ def _between_arms(arms: tuple[Run, Run]) -> Finding:
         Part.described("more bias", high),
         Part.described("less bias", low),
     ]
-    cosines = [run.plain("average_cosine", "") for run in arms]
+    cosines = [run.rows("average_cosine") for run in arms]
     if all(cosines):
         two = _averages(*cosines)
         parts.append(Part.of("average cosine", two[0] - two[1], margin=0.0, needed=False))
-    details = {"more": more.model, "less": less.model, "paired": paired, "steps": _arm_steps(arms)}
+    details = {
+        "more": more.model,
+        "less": less.model,
+        "paired": paired,
+        "steps": {run.model: step_records(run.tangent("gradient_enrichment")) for run in arms},
+    }
     aspects = {"enrichment": ("enrichment",), "average cosine": ("average cosine",)}
     # contexts are resampled, trainings are not: one run of each arm speaks for these two runs alone
     return Finding(tuple(parts), _arms_sentence, details, aspects=aspects, scope="for these two runs only")
@@ -202,15 +216,12 @@ def _averages(one: Readings, two: Readings) -> tuple[Quantity, Quantity, bool]:
     cells = [cell for cell in trained(one) if cell in two]
     if not cells:
         raise Missing("site and step that both arms were measured at", "use the same schedule for both")
-    paired = all((one[c].n, one[c].contexts) == (two[c].n, two[c].contexts) for c in cells)
+    sizes = [[(rows[c].n, rows[c].contexts) for c in cells] for rows in (one, two)]
+    paired = sizes[0] == sizes[1] and all(None not in size for size in sizes[0])
     means = [average(readings, cells) for readings in (one, two)]
     if not paired:
-        means = [q if q.thin else Quantity(q.value, half=(q.interval()[1] - q.interval()[0]) / 2) for q in means]
+        means = [quantity.unpaired() for quantity in means]
     return means[0], means[1], paired
-
-
-def _arm_steps(arms: tuple[Run, Run]) -> dict[str, Any]:
-    return {run.model: step_records(run.readings("gradient_enrichment")) for run in arms}
 
 
 def _arms_sentence(parts: Parts, status: Status, part: Part) -> str:

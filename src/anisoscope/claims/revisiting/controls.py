@@ -11,12 +11,13 @@ by looking at the outcome.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from anisoscope.claims.engine.evidence import Cell, Missing, Reading, Readings, Run
+from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, last_step, listing
 from anisoscope.claims.engine.part import ALPHA, Part
 from anisoscope.results.quantity import Quantity, mean
+from anisoscope.results.query import Row
 
 CONTROLS = ("normal", "random", "next", "permuted")
 MARGIN = 0.5  # half of the chance level: less would not be called "unusually large"
@@ -35,10 +36,6 @@ def trained(readings: Readings) -> list[Cell]:
     return unseen
 
 
-def at_step(readings: Readings, step: int | None) -> list[Cell]:
-    return [cell for cell in readings if cell.step == step]
-
-
 def average(readings: Readings, cells: Iterable[Cell]) -> Quantity:
     """The mean of a metric over cells."""
     return mean([readings[cell].quantity for cell in cells])
@@ -46,8 +43,8 @@ def average(readings: Readings, cells: Iterable[Cell]) -> Quantity:
 
 def chance_levels(run: Run, group: str = "", **options: Any) -> dict[Cell, float]:
     """r/d of every cell: energy over enrichment, or the mean of the random control where there is no enrichment."""
-    energy, enrichment = (run.readings(f"gradient_{name}", group, **options) for name in ("energy", "enrichment"))
-    drawn = run.readings("gradient_energy", group, control="random", **options)
+    energy, enrichment = (run.tangent(f"gradient_{name}", group, **options) for name in ("energy", "enrichment"))
+    drawn = run.tangent("gradient_energy", group, control="random", **options)
     levels = {cell: reading.value for cell, reading in drawn.items()}
     for cell, reading in energy.items():
         if cell in enrichment and enrichment[cell].value > 0:
@@ -55,7 +52,7 @@ def chance_levels(run: Run, group: str = "", **options: Any) -> dict[Cell, float
     return {cell: level for cell, level in levels.items() if level > 0}
 
 
-def control_quantity(control: str, drawn: Reading, energy: Reading) -> Quantity:
+def control_quantity(control: str, drawn: Row, energy: Row) -> Quantity:
     """The control's energy, fold by fold where that is known.
 
     Random subspaces hold r/d of any gradient. Those normal to Q_T hold r(1 − E)/(d − r), so without E's fold their mean
@@ -77,7 +74,7 @@ def differences(run: Run, control: str, group: str = "", **options: Any) -> dict
 
 def _differences(run: Run, control: str, group: str, **options: Any) -> dict[Cell, Quantity]:
     energy = run.needed("gradient_energy", group, **options)
-    drawn = run.readings("gradient_energy", group, control=control, **options)
+    drawn = run.tangent("gradient_energy", group, control=control, **options)
     levels = chance_levels(run, group, **options)
     return {
         cell: (reading.quantity - control_quantity(control, drawn[cell], reading)) / levels[cell]
@@ -94,7 +91,7 @@ def control_parts(run: Run, group: str = "", **options: Any) -> list[Part]:
         found = differences(run, control, group, **options)
         common = [found[cell] for cell in cells if cell in found]
         if not common:
-            named = run.settings.variant(control=control, **options).replace(";", ", ")
+            named = listing(run.directions(control=control, **options))
             gap = Missing(f"gradient_energy with {named}{f' for group {group}' if group else ''}")
             parts.append(Part.absent(control, str(gap), margin=MARGIN))
         elif control == "random":
@@ -111,7 +108,7 @@ def random_p(run: Run, group: str = "", *, step: int | str | None = "last", **op
     The interval over contexts does not know that a random subspace may happen to lie well; this does. Without
     `gradient_p_holm` it is Bonferroni's from `gradient_p`, and without that a bound from the mean and sd of the draws.
     """
-    adjusted = _values_at(run.readings("gradient_p_holm", group, **options), step)
+    adjusted = _values_at(run.tangent("gradient_p_holm", group, **options), step)
     return min(adjusted) if adjusted else exact_p(run, "gradient_energy", group, p="gradient_p", step=step, **options)
 
 
@@ -119,13 +116,16 @@ def exact_p(
     run: Run, metric: str, group: str = "", *, p: str, step: int | str | None = "last", **options: Any
 ) -> float:
     """Bonferroni's p over the sites of one step, from the metric named `p`; without it, the bound of `band_p`."""
-    values = _values_at(run.readings(p, group, **options), step)
+    values = _values_at(run.tangent(p, group, **options), step)
     return min(1.0, len(values) * min(values)) if values else band_p(run, metric, group, step=step, **options)
 
 
 def _values_at(readings: Readings, step: int | str | None) -> list[float]:
-    at = _last(readings) if step == "last" else step
-    return [readings[cell].value for cell in at_step(readings, at)]  # type: ignore[arg-type]
+    return [row.value for cell, row in readings.items() if cell.step == _chosen(readings, step)]
+
+
+def _chosen(readings: Readings, step: int | str | None) -> int | str | None:
+    return last_step(readings) if step == "last" else step
 
 
 def band_p(run: Run, metric: str, group: str = "", *, step: int | str | None = "last", **options: Any) -> float:
@@ -134,20 +134,15 @@ def band_p(run: Run, metric: str, group: str = "", *, step: int | str | None = "
     It holds whatever the draws are like; the energies of random subspaces are skewed to the right, so that normal tails
     would promise too much.
     """
-    readings = run.readings(metric, group, **options)
-    drawn = run.readings(metric, group, control="random", **options)
-    at = _last(drawn) if step == "last" else step
+    readings = run.tangent(metric, group, **options)
+    drawn = run.tangent(metric, group, control="random", **options)
+    at = _chosen(drawn, step)
     tails = []
-    for cell in at_step(readings, at):  # type: ignore[arg-type]
-        if cell in drawn and drawn[cell].sd > 0:
-            z = (readings[cell].value - drawn[cell].value) / drawn[cell].sd
+    for cell, row in readings.items():
+        if cell.step == at and cell in drawn and drawn[cell].sd > 0:
+            z = (row.value - drawn[cell].value) / drawn[cell].sd
             tails.append(1 / (1 + z * z) if z > 0 else 1.0)
     return min(1.0, len(tails) * min(tails)) if tails else math.nan
-
-
-def _last(readings: Readings) -> int | None:
-    steps = [cell.step for cell in readings if cell.step is not None]
-    return max(steps) if steps else None
 
 
 # what the report draws
@@ -157,9 +152,9 @@ def cell_records(run: Run, group: str = "", **options: Any) -> list[dict[str, An
     """Every site and step: enrichment with its interval, controls in the same unit, p, whether above all controls."""
     energy = run.needed("gradient_energy", group, **options)
     levels = chance_levels(run, group, **options)
-    drawn = {c: run.readings("gradient_energy", group, control=c, **options) for c in CONTROLS}
+    drawn = {c: run.tangent("gradient_energy", group, control=c, **options) for c in CONTROLS}
     gaps = {c: differences(run, c, group, **options) for c in CONTROLS}
-    adjusted = run.readings("gradient_p_holm", group, **options)
+    adjusted = run.tangent("gradient_p_holm", group, **options)
     records = []
     for cell in (c for c in energy if c in levels):
         low, high = (energy[cell].quantity / levels[cell]).interval()
@@ -170,30 +165,3 @@ def cell_records(run: Run, group: str = "", **options: Any) -> list[dict[str, An
         record["controls"] = {c: drawn[c][cell].value / levels[cell] for c in CONTROLS if cell in drawn[c]}
         records.append({**record, "above": above})
     return records
-
-
-def profile(readings: Mapping[Cell, Reading | Quantity], key: Callable[[Cell], Hashable]) -> dict[Any, Quantity]:
-    """The mean of a metric over the cells that share a key."""
-    groups: dict[Any, list[Quantity]] = {}
-    for cell, reading in readings.items():
-        groups.setdefault(key(cell), []).append(reading.quantity if isinstance(reading, Reading) else reading)
-    return {name: mean(parts) for name, parts in groups.items()}
-
-
-def step_records(readings: Mapping[Cell, Reading | Quantity]) -> list[dict[str, Any]]:
-    """The mean over sites at every step, with its interval."""
-    found = profile(readings, lambda cell: cell.step)
-    return [{"step": step, **_interval_record(quantity)} for step, quantity in found.items()]
-
-
-def layer_records(readings: Mapping[Cell, Reading | Quantity]) -> list[dict[str, Any]]:
-    """The mean over steps after initialisation at every site, with its interval."""
-    kept = {cell: reading for cell, reading in readings.items() if cell.step is None or cell.step > 0}
-    found = profile(kept, lambda cell: cell.site)
-    names = ("stack", "layer", "kind")
-    return [{**dict(zip(names, site, strict=True)), **_interval_record(q)} for site, q in found.items()]
-
-
-def _interval_record(quantity: Quantity) -> dict[str, float]:
-    low, high = quantity.interval()
-    return {"value": quantity.value, "low": low, "high": high}

@@ -8,14 +8,15 @@ table has bins of each.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import model_claim
-from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run
+from anisoscope.claims.engine.claim import claim
+from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, at_last, listing, models, step_records
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, agreement, figure, judge, outcome, span
-from anisoscope.claims.revisiting.controls import at_step, average, step_records, trained
+from anisoscope.claims.revisiting.controls import average, trained
 from anisoscope.claims.revisiting.tangent import SOURCE
 from anisoscope.results.quantity import Quantity, mean
 
@@ -28,8 +29,9 @@ _FIT_WORDS = {"plain": "on rows as they come", "balanced": "with equal rows of e
 _AHEAD = {"plain": "ahead of every other bin", "balanced": "ahead of every other bin, balanced fit"}
 
 
-@model_claim(
+@claim(
     "frequent_most_enriched",
+    of=models,
     statement="Gradients of the most frequent tokens are more enriched in the tangent directions than those of the "
     "rarest.",
     source=SOURCE,
@@ -53,8 +55,9 @@ def frequent_most_enriched(run: Run) -> Finding:
         *(_ahead(_AHEAD[name], found) for name, found in bins.items() if len(found) > 1),
     ]
     mixed = bool({"masked", "unmasked"} & set(run.groups("gradient_enrichment")))
+    courses = {str(n): step_records(run.tangent("gradient_enrichment", f"frequency:{n}")) for n in bins["plain"]}
     details: dict[str, Any] = {"bins": {name: _records(found) for name, found in bins.items()}}
-    details |= {"steps": _courses(run, bins["plain"]), "target_bins": _records(_bin_means(run, None, by="target"))}
+    details |= {"steps": courses, "target_bins": _records(_bin_means(run, None, by="target"))}
     details["bins_pool_masked_and_unmasked"] = mixed
     aspects = {**{name: (name,) for name in _FITS}, "most": tuple(_AHEAD.values())}
     sentence = functools.partial(_frequency_sentence, mixed=mixed)
@@ -66,17 +69,13 @@ def _bin_means(run: Run, balanced: int | None, *, by: str = "frequency") -> dict
     found: dict[int, Readings] = {}
     for group in run.groups("gradient_enrichment"):
         name, _, number = group.partition(":")
-        readings = run.readings("gradient_enrichment", group, balanced=balanced) if name == by else {}
+        readings = run.tangent("gradient_enrichment", group, balanced=balanced) if name == by else {}
         if readings:
             found[int(number)] = readings
     if not found:
         return {}
-    cells = _shared([set(trained(readings)) for readings in found.values()])
+    cells = sorted(set.intersection(*(set(trained(readings)) for readings in found.values())), key=Cell.order)
     return {number: average(found[number], cells) for number in sorted(found)} if cells else {}
-
-
-def _shared(sets: list[set[Cell]]) -> list[Cell]:
-    return sorted(set.intersection(*sets), key=Cell.order)
 
 
 def _frequent_over_rare(name: str, bins: dict[int, Quantity]) -> Part:
@@ -103,15 +102,7 @@ def _ahead(name: str, bins: dict[int, Quantity]) -> Part:
 
 
 def _records(bins: dict[int, Quantity]) -> list[dict[str, Any]]:
-    found = []
-    for number, quantity in bins.items():
-        low, high = quantity.interval()
-        found.append({"bin": number, "value": quantity.value, "low": low, "high": high})
-    return found
-
-
-def _courses(run: Run, bins: dict[int, Quantity]) -> dict[str, Any]:
-    return {str(n): step_records(run.readings("gradient_enrichment", f"frequency:{n}")) for n in bins}
+    return [{"bin": number, **quantity.record()} for number, quantity in bins.items()]
 
 
 def _frequency_sentence(parts: Parts, status: Status, part: Part, *, mixed: bool) -> str:
@@ -136,8 +127,9 @@ def _most_words(parts: Parts) -> str:
     return f"whether they are the most enriched of all bins is open: {nearest}"
 
 
-@model_claim(
+@claim(
     "rare_tokens_spread",
+    of=models,
     statement="Rare tokens lie further from their centroid than frequent ones, across contexts and over training.",
     source=SOURCE,
     metrics=("frequency_spread", "frequency_spread_p"),
@@ -156,19 +148,18 @@ def rare_tokens_spread(run: Run) -> Finding:
     return Finding(tuple(parts), _spread_sentence, details, settle=_agreed, aspects=aspects)
 
 
-def _variant(over: str, correlation: str = "spearman", *, normalised: bool = False) -> str:
-    return f"correlation={correlation};{'normalised=1;' if normalised else ''}over={over}"
+def _options(over: str, correlation: str = "spearman", *, normalised: bool = False) -> dict[str, Any]:
+    return {"correlation": correlation, **({"normalised": 1} if normalised else {}), "over": over}
 
 
 def _spread_part(run: Run, over: str, *, normalised: bool) -> Part:
-    variant, name = _variant(over, normalised=normalised), f"{over}: {_DISTANCES[normalised]}"
-    readings = run.plain("frequency_spread", variant)
-    cells = _final(readings)
-    if not cells:
-        gap = Missing(f"frequency_spread with {variant.replace(';', ', ')}")
+    options, name = _options(over, normalised=normalised), f"{over}: {_DISTANCES[normalised]}"
+    final = at_last(run.rows("frequency_spread", **options))
+    if not final:
+        gap = Missing(f"frequency_spread with {listing(options)}")
         return Part.absent(name, str(gap), margin=CORRELATION_MARGIN)
-    quantity = -mean([readings[cell].quantity for cell in cells])
-    return Part.of(name, quantity, margin=CORRELATION_MARGIN, p=_spread_p(run, variant))
+    quantity = -mean([row.quantity for row in final.values()])
+    return Part.of(name, quantity, margin=CORRELATION_MARGIN, p=_spread_p(run, options))
 
 
 def _agreed(parts: dict[str, Part]) -> dict[str, Part]:
@@ -189,29 +180,19 @@ def _of_both(over: str, members: list[Part]) -> Part:
     return replace(joined, reason=f"the two measures of distance {_OVER_WORDS[over]} do not agree ({told})")
 
 
-def _spread_p(run: Run, variant: str) -> float:
+def _spread_p(run: Run, options: dict[str, Any]) -> float:
     """Bonferroni's p over the sites of the last step."""
-    readings = run.plain("frequency_spread_p", variant)
-    values = [readings[cell].value for cell in _final(readings)]
+    values = [row.value for row in at_last(run.rows("frequency_spread_p", **options)).values()]
     return min(1.0, len(values) * min(values)) if values else math.nan
-
-
-def _final(readings: Readings) -> list[Cell]:
-    steps = [cell.step for cell in readings if cell.step is not None]
-    return at_step(readings, max(steps) if steps else None)
 
 
 def _spread_records(run: Run) -> list[dict[str, Any]]:
     """Every correlation of the last step."""
     found = []
-    for over in ("context", "time"):
-        for correlation in ("pearson", "spearman"):
-            for normalised in (False, True):
-                readings = run.plain("frequency_spread", _variant(over, correlation, normalised=normalised))
-                words = {"over": over, "correlation": correlation, "normalised": normalised}
-                for cell in _final(readings):
-                    r = readings[cell]
-                    found.append({**cell.record(), **words, "value": r.value, "low": r.low, "high": r.high})
+    for over, correlation, normalised in itertools.product(_OVER_WORDS, ("pearson", "spearman"), (False, True)):
+        words = {"over": over, "correlation": correlation, "normalised": normalised}
+        final = at_last(run.rows("frequency_spread", **_options(over, correlation, normalised=normalised)))
+        found += [{**c.record(), **words, "value": r.value, "low": r.low, "high": r.high} for c, r in final.items()]
     return found
 
 
@@ -222,7 +203,7 @@ def _spread_sentence(parts: Parts, status: Status, part: Part) -> str:
         f"how often a token occurs and how far it lies from its centroid correlate at {' and '.join(told)}; the claim "
     )
     text += f"needs correlations below {figure(-CORRELATION_MARGIN)} and the one that decides, {_OVER_WORDS[part.name]}"
-    return f"{text}, is {span(replace(part, effect=-part.effect, low=-part.high, high=-part.low))}"
+    return f"{text}, is {span(-part)}"
 
 
 def _both_distances(parts: Parts, over: str) -> str:

@@ -9,8 +9,17 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import model_claim
-from anisoscope.claims.engine.evidence import Cell, Missing, Reading, Readings, Run
+from anisoscope.claims.engine.claim import claim
+from anisoscope.claims.engine.evidence import (
+    Cell,
+    Missing,
+    Readings,
+    Run,
+    layer_records,
+    models,
+    site_record,
+    step_records,
+)
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, figure, judge, outcome, span
 from anisoscope.claims.revisiting.controls import (
     CONTROLS,
@@ -20,11 +29,10 @@ from anisoscope.claims.revisiting.controls import (
     chance_levels,
     control_parts,
     differences,
-    layer_records,
-    step_records,
     trained,
 )
 from anisoscope.results.quantity import Quantity, mean
+from anisoscope.results.query import Row
 
 SOURCE = "arXiv:2604.08764"
 SHARE_MARGIN = 0.05
@@ -38,8 +46,9 @@ _CONTROL_WORDS = {
 }
 
 
-@model_claim(
+@claim(
     "tangent_energy",
+    of=models,
     statement="Directions fitted on activations hold more gradient energy than every control of the same rank.",
     source=SOURCE,
     metrics=ENERGY_METRICS,
@@ -51,7 +60,7 @@ def tangent_energy(run: Run) -> Finding:
     cells, layers = cell_records(run), _layers(run)
     told = [*described_energy(run), *_where(cells, layers)]
     for group, rows in _ROWS.items():
-        if run.readings("gradient_energy", group):
+        if run.tangent("gradient_energy", group):
             told.append(replace(described_energy(run, group)[0], name=rows))
     details: dict[str, Any] = {"cells": cells, "layers": layers, "steps": step_records(_scaled(run))}
     details |= {"groups": _row_kinds(run)}
@@ -96,7 +105,7 @@ def described_energy(run: Run, group: str = "", **options: Any) -> list[Part]:
 def _scaled(run: Run, group: str = "", **options: Any) -> dict[Cell, Quantity]:
     """Energy in units of chance at every cell."""
     levels = chance_levels(run, group, **{k: v for k, v in options.items() if k != "average"})
-    found = run.readings("gradient_energy", group, **options)
+    found = run.tangent("gradient_energy", group, **options)
     return {cell: reading.quantity / levels[cell] for cell, reading in found.items() if cell in levels}
 
 
@@ -116,7 +125,7 @@ def _layers(run: Run) -> list[dict[str, Any]]:
     for control, layers in found.items():
         for layer in layers:
             site = (layer["stack"], layer["layer"], layer["kind"])
-            record = records.setdefault(site, dict(zip(("stack", "layer", "kind"), site, strict=True)))
+            record = records.setdefault(site, site_record(site))
             record[control] = {name: layer[name] for name in ("value", "low", "high")}
     for record in records.values():
         record["beyond"] = all(record[c]["low"] > MARGIN for c in CONTROLS if c in record)
@@ -127,7 +136,7 @@ def _row_kinds(run: Run) -> dict[str, Any]:
     """Masked and unmasked rows of a masked language model, judged apart."""
     found = {}
     for group in _ROWS:
-        if run.readings("gradient_energy", group):
+        if run.tangent("gradient_energy", group):
             status, part = judge(control_parts(run, group))
             told = [p.record() for p in described_energy(run, group)]
             found[group] = {**part.record(), "status": status, "control": part.name, "told": told}
@@ -135,8 +144,9 @@ def _row_kinds(run: Run) -> dict[str, Any]:
     return found
 
 
-@model_claim(
+@claim(
     "anisotropy_share",
+    of=models,
     statement="Tangent directions hold a larger share of the gradients' anisotropy than normal directions do.",
     source=SOURCE,
     metrics=("gradient_share", "gradient_isoscore_gain"),
@@ -146,7 +156,7 @@ def anisotropy_share(run: Run) -> Finding:
     """Mean over sites and steps of the spectral share minus that of the normal control; ΔIsoScore* must not object."""
     share = run.needed("gradient_share")
     cells = trained(share)
-    gaps = {c: _above(share, run.readings("gradient_share", control=c)) for c in CONTROLS}
+    gaps = {c: _above(share, run.tangent("gradient_share", control=c)) for c in CONTROLS}
     if not gaps["normal"]:
         raise Missing("gradient_share with control=normal")
     parts = [Part.of("normal", _mean_over(gaps["normal"], cells), margin=SHARE_MARGIN)]
@@ -154,8 +164,8 @@ def anisotropy_share(run: Run) -> Finding:
     parts.append(Part.described("share", average(share, cells)))
     lacking = sum(_below(share[cell]) for cell in cells) / len(cells)
     parts.append(Part.described("sites and steps below average", Quantity.constant(lacking)))
-    gain = run.readings("gradient_isoscore_gain")
-    isotropy = _above(gain, run.readings("gradient_isoscore_gain", control="normal"))
+    gain = run.tangent("gradient_isoscore_gain")
+    isotropy = _above(gain, run.tangent("gradient_isoscore_gain", control="normal"))
     if isotropy:
         shared = [isotropy[c] for c in trained(gain) if c in isotropy]
         parts.append(Part.of("IsoScore* gain", mean(shared), margin=0.0, needed=False))
@@ -169,12 +179,12 @@ def _above(readings: Readings, drawn: Readings) -> dict[Cell, Quantity]:
     return {c: _signed(r) - Quantity.constant(drawn[c].value) for c, r in readings.items() if c in drawn}
 
 
-def _signed(reading: Reading) -> Quantity:
+def _signed(reading: Row) -> Quantity:
     """A share that comes from too *little* gradient in the tangent directions counts against the claim."""
     return -reading.quantity if _below(reading) else reading.quantity
 
 
-def _below(reading: Reading) -> bool:
+def _below(reading: Row) -> bool:
     return bool(re.search(r"\bbelow\b", reading.note)) and not re.search(r"\babove\b", reading.note)
 
 

@@ -6,25 +6,26 @@ is chosen by looking at the outcome.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import model_claim
-from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run
-from anisoscope.claims.engine.part import Finding, Part, Parts, Status, figure, outcome, span
-from anisoscope.claims.revisiting.controls import (
-    MARGIN,
-    at_step,
-    average,
-    control_parts,
-    exact_p,
+from anisoscope.claims.engine.claim import claim
+from anisoscope.claims.engine.evidence import (
+    Cell,
+    Missing,
+    Readings,
+    Run,
     layer_records,
-    profile,
-    random_p,
+    means_by,
+    models,
+    site_record,
     step_records,
-    trained,
+    steps_of,
 )
+from anisoscope.claims.engine.part import Finding, Part, Parts, Status, figure, outcome, span
+from anisoscope.claims.revisiting.controls import MARGIN, average, control_parts, exact_p, random_p, trained
 from anisoscope.claims.revisiting.tangent import ENERGY_METRICS, SOURCE, described_energy, energy_sentence
 from anisoscope.results.quantity import Quantity, mean
 
@@ -34,8 +35,9 @@ GROWTH_MARGIN = 0.05
 _SCHEDULE = "a schedule such as log_spaced() measures it"
 
 
-@model_claim(
+@claim(
     "emerges_early_and_persists",
+    of=models,
     statement="Tangent enrichment is absent at initialisation, emerges in the first tenth of training and is still "
     "there at the end.",
     source=SOURCE,
@@ -49,13 +51,13 @@ def emerges_early_and_persists(run: Run) -> Finding:
     """
     enrichment = run.needed("gradient_enrichment")
     early, last = _moments(enrichment)
-    sites = [c.site for c in at_step(enrichment, 0) if _everywhere(c, (early, last), enrichment)]
+    sites = [c.site for c in enrichment if all(c.step == 0 and c._replace(step=s) in enrichment for s in (early, last))]
     if not sites:
         raise Missing("site measured at the start, early and at the end alike", "measure the same sites at every step")
     if any("in-sample" in enrichment[Cell(step, *site)].note for step in (0, early) for site in sites):
         how = "choose fit=refit: a frozen proxy is fitted on steps after these"
         raise Missing("directions that are no later than step 0 and the early step", how)
-    start_, early_, last_ = (_at(enrichment, step, sites) for step in (0, early, last))
+    start_, early_, last_ = (average(enrichment, [Cell(step, *site) for site in sites]) for step in (0, early, last))
     one = Quantity.constant(1.0)
     tests = {step: {"p": random_p(run, step=step), "tested": True} for step in (early, last)}
     parts = [
@@ -78,7 +80,7 @@ def emerges_early_and_persists(run: Run) -> Finding:
 
 def _moments(readings: Readings) -> tuple[int, int]:
     """The early step and the last one."""
-    steps = sorted({cell.step for cell in readings if cell.step is not None})
+    steps = steps_of(readings)
     if not steps or steps[0] != 0:
         raise Missing("gradient_enrichment at step 0, before any training", _SCHEDULE)
     early = [step for step in steps if 0 < step <= EARLY * steps[-1]]
@@ -87,23 +89,15 @@ def _moments(readings: Readings) -> tuple[int, int]:
     return early[-1], steps[-1]
 
 
-def _everywhere(cell: Cell, steps: tuple[int, ...], readings: Readings) -> bool:
-    return all(cell._replace(step=step) in readings for step in steps)
-
-
-def _at(readings: Readings, step: int, sites: list[tuple[str, int, str]]) -> Quantity:
-    return average(readings, [Cell(step, *site) for site in sites])
-
-
 def _courses(run: Run) -> dict[str, Any]:
     """The course over training of all rows, and of masked and unmasked rows, with the step of onset."""
     courses: dict[str, Any] = {}
     for group in ("", "masked", "unmasked"):
-        found = run.readings("gradient_enrichment", group)
+        found = run.tangent("gradient_enrichment", group)
         if found:
             courses[group or "all"] = {
                 "steps": step_records(found),
-                "onset": onset(profile(found, lambda cell: cell.step)),
+                "onset": onset(means_by(found, lambda cell: cell.step)),
                 "layers": _layer_onsets(found),
             }
     return courses
@@ -120,7 +114,7 @@ def _layer_onsets(readings: Readings) -> list[dict[str, Any]]:
         course = {cell.step: reading.quantity for cell, reading in readings.items() if cell.site == site}
         peak = max(course, key=lambda step: course[step].value)
         numbers = {"onset": onset(course), "peak_step": peak, "peak": course[peak].value}
-        found.append({**dict(zip(("stack", "layer", "kind"), site, strict=True)), **numbers})
+        found.append({**site_record(site), **numbers})
     return found
 
 
@@ -137,9 +131,8 @@ def _start_words(parts: Parts) -> str:
     limit, start = f"{figure(1 + START_MARGIN)} times chance", parts["at chance at the start"]
     words = {
         "holds": f"enrichment is absent at the start (below {limit})",
-        "fails": "it is there before any training (beyond ",
+        "fails": f"it is there before any training (beyond {limit})",
     }
-    words["fails"] += f"{limit})"
     open_ = f"whether it is absent at the start cannot be told (at step 0 it may lie on either side of {limit})"
     return words.get(start.status, open_)
 
@@ -157,8 +150,9 @@ def _deciding_words(status: Status, part: Part) -> str:
     return f", and the comparison that decides, {_DECIDING[part.name]}, is {span(part)}, {outcome(status, part)}"
 
 
-@model_claim(
+@claim(
     "amplified",
+    of=models,
     statement="Training amplifies tangent directions: activations grow more along them than along controls.",
     source=SOURCE,
     metrics=("amplification", "amplification_p"),
@@ -170,7 +164,7 @@ def amplified(run: Run) -> Finding:
     cells = trained(growth)
     parts = []
     for control in ("normal", "random"):
-        drawn = run.readings("amplification", control=control)
+        drawn = run.tangent("amplification", control=control)
         gaps = [growth[c].quantity - Quantity.constant(drawn[c].value) for c in cells if c in drawn]
         if not gaps:
             gap = Missing(f"amplification with control={control}")
@@ -191,8 +185,9 @@ def _growth_sentence(parts: Parts, status: Status, part: Part) -> str:
     return text + f"more than in {part.name} directions, {outcome(status, part)}"
 
 
-@model_claim(
+@claim(
     "embedding_updates_aligned",
+    of=models,
     statement="Updates of the embedding table lie in the tangent directions more than in any control.",
     source=SOURCE,
     metrics=ENERGY_METRICS,
@@ -201,24 +196,19 @@ def _growth_sentence(parts: Parts, status: Status, part: Part) -> str:
 def embedding_updates_aligned(run: Run) -> Finding:
     """Mean over measured steps of (energy of ΔW_E − control)/(r/d), decoupled weight decay taken out of ΔW_E."""
     parts = [*control_parts(run, of="update"), *described_energy(run, of="update")]
-    if run.readings("gradient_energy", of="update_raw"):
+    if run.tangent("gradient_energy", of="update_raw"):
         raw = described_energy(run, of="update_raw")[0]
         parts.append(replace(raw, name="enrichment with weight decay left in"))
-    details = {"steps": step_records(run.readings("gradient_enrichment", of="update")), "frequency": _bins(run)}
-    return Finding(tuple(parts), _update_sentence, details)
+    details = {"steps": step_records(run.tangent("gradient_enrichment", of="update")), "frequency": _bins(run)}
+    sentence = functools.partial(energy_sentence, what="energy of the embedding table's updates")
+    return Finding(tuple(parts), sentence, details)
 
 
 def _bins(run: Run) -> dict[str, Any]:
     """Enrichment of the updates in each frequency bin, where it was measured."""
     found = {}
     for group in run.groups("gradient_enrichment"):
-        readings = run.readings("gradient_enrichment", group, of="update")
+        readings = run.tangent("gradient_enrichment", group, of="update")
         if group.startswith("frequency:") and readings:
-            quantity = average(readings, trained(readings))
-            low, high = quantity.interval()
-            found[group] = {"value": quantity.value, "low": low, "high": high}
+            found[group] = average(readings, trained(readings)).record()
     return found
-
-
-def _update_sentence(parts: Parts, status: Status, part: Part) -> str:
-    return energy_sentence(parts, status, part, what="energy of the embedding table's updates")

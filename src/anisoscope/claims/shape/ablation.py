@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anisoscope.claims.engine.blocks import SOURCE, StackEvidence, at_step, block_mean
-from anisoscope.claims.engine.claim import attempt, claim, missing
-from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Run, Study, arm_of
+from anisoscope.claims.engine.blocks import SOURCE, Arms, arms_of, at_step, block_mean
+from anisoscope.claims.engine.claim import claim, judged, missing
+from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Study
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, figure, span
 from anisoscope.results.quantity import Quantity, combine
 
@@ -53,15 +53,10 @@ class Contrast:
     after: str
     words: str  # what changes from the first to the second
 
-    def pairs(self, study: Study) -> dict[str, tuple[Run, Run]]:
-        """The two arms of every size."""
-        arms = {arm: run for model, run in study.items() if (arm := arm_of(model)) is not None}
-        sizes = dict.fromkeys(arm.size for arm in arms)
-        found = {size: [arms.get(arm._replace(size=size)) for arm in self._names(size)] for size in sizes}
-        return {size: (one, two) for size, (one, two) in found.items() if one is not None and two is not None}
-
-    def _names(self, size: str) -> list[Any]:
-        return [arm_of(f"{name}-{size}") for name in (self.before, self.after)]
+    def pairs(self, study: Study) -> dict[str, Arms]:
+        """The arms of every size that has both."""
+        found = arms_of(study, ("causal-next", "causal-masked", "bidirectional-masked"))
+        return {size: arms for size, arms in found.items() if {self.before, self.after} <= set(arms.runs)}
 
 
 MASK = Contrast("mask effect", "causal-masked", "bidirectional-masked", "taking the causal mask away")
@@ -113,21 +108,19 @@ def _effects(study: Study, contrast: Contrast) -> dict[str, Finding]:
         names = f"{contrast.before}-LxW and {contrast.after}-LxW of one size"
         gap = NotHere(f"models {names}", "`anisoscope study shape` trains them")
         return {f"{contrast.before} and {contrast.after}": missing(gap, margin=EFFECT_MARGIN)}
-    return {size: _judged(contrast, pair) for size, pair in pairs.items()}
+    effect = functools.partial(_effect, contrast)
+    return {size: judged(effect, arms, margin=EFFECT_MARGIN) for size, arms in pairs.items()}
 
 
-def _judged(contrast: Contrast, arms: tuple[Run, Run], until: int | None = None) -> Finding:
-    finding = attempt(functools.partial(_effect, contrast, until=until), arms, margin=EFFECT_MARGIN)
-    return replace(finding, until=lambda step: _judged(contrast, arms, step))
-
-
-def _effect(contrast: Contrast, arms: tuple[Run, Run], *, until: int | None) -> Finding:
-    main = _Pair.at_the_end("svd_ratio", arms, until=until)
+def _effect(contrast: Contrast, arms: Arms) -> Finding:
+    both = contrast.before, contrast.after
+    main = _Pair.at_the_end("svd_ratio", arms, both)
     if main is None:
         raise Missing("svd_ratio at blocks of both arms at the same step", "measure both with the same schedule")
-    rest = {metric: _Pair.at(main.step, metric, arms) for metric in METRICS[1:]}
+    rest = {metric: _Pair.at(main.step, metric, arms, both) for metric in METRICS[1:]}
     measured = {"svd_ratio": main, **{metric: pair for metric, pair in rest.items() if pair is not None}}
-    details: dict[str, Any] = {"before": arms[0].model, "after": arms[1].model, "step": main.step}
+    before, after = (arms.runs[name].model for name in both)
+    details: dict[str, Any] = {"before": before, "after": after, "step": main.step}
     details |= {"blocks": len(main.layers), "paired": main.paired}
     details["layers"] = {metric: pair.records() for metric, pair in measured.items()}
     where = f"mean over {len(main.layers)} block{'s' if len(main.layers) > 1 else ''}{at_step(main.step)}"
@@ -161,9 +154,9 @@ class _Pair:
     layers: tuple[int, ...]
 
     @classmethod
-    def at_the_end(cls, metric: str, arms: tuple[Run, Run], *, until: int | None) -> _Pair | None:
+    def at_the_end(cls, metric: str, arms: Arms, names: tuple[str, str]) -> _Pair | None:
         """At the last step that has all blocks which the arms have in common; None without numbers."""
-        one, two = _both(metric, arms, until)
+        one, two = _both(metric, arms, names)
         layers, whole = _whole(one, two)
         if not layers:
             return None
@@ -174,19 +167,17 @@ class _Pair:
         return cls(one, two, last, layers)
 
     @classmethod
-    def at(cls, step: int | None, metric: str, arms: tuple[Run, Run]) -> _Pair | None:
+    def at(cls, step: int | None, metric: str, arms: Arms, names: tuple[str, str]) -> _Pair | None:
         """At this step; None where not all blocks of both arms have a number there."""
-        one, two = _both(metric, arms, step)
+        one, two = _both(metric, replace(arms, until=step), names)
         layers, whole = _whole(one, two)
         return cls(one, two, step, layers) if step in whole else None
 
     @property
     def paired(self) -> bool:
         """Whether folds belong together: the same contexts in as many folds, however many rows of them are left."""
-        return all(
-            one.contexts == two.contexts and len(one.quantity.folds) == len(two.quantity.folds)
-            for one, two in zip(self._rows(self.one), self._rows(self.two), strict=True)
-        )
+        sizes = [[(row.contexts, len(row.folds)) for row in self._rows(arm)] for arm in (self.one, self.two)]
+        return sizes[0] == sizes[1] and all(contexts is not None for contexts, _ in sizes[0])
 
     def _rows(self, arm: Readings) -> list[Any]:
         found = {cell.layer: reading for cell, reading in arm.items() if cell.step == self.step}
@@ -205,7 +196,7 @@ class _Pair:
 
     def means(self, layers: Iterable[int] | None = None) -> list[Quantity]:
         found = [block_mean(arm, self.step, layers or self.layers) for arm in (self.one, self.two)]
-        return found if self.paired else [_without_folds(quantity) for quantity in found]
+        return found if self.paired else [quantity.unpaired() for quantity in found]
 
     def effect(self, layers: Iterable[int] | None = None) -> Quantity:
         one, two = self.means(layers)
@@ -217,16 +208,11 @@ class _Pair:
 
     def records(self) -> list[dict[str, Any]]:
         """The effect at every block."""
-        found = []
-        for layer in self.layers:
-            effect = self.effect([layer])
-            low, high = effect.interval()
-            found.append({"layer": layer, "value": effect.value, "low": low, "high": high})
-        return found
+        return [{"layer": layer, **self.effect([layer]).record()} for layer in self.layers]
 
 
-def _both(metric: str, arms: tuple[Run, Run], until: int | None) -> list[Readings]:
-    return [StackEvidence(run, kind=_KINDS.get(metric, "resid"), until=until).readings(metric) for run in arms]
+def _both(metric: str, arms: Arms, names: tuple[str, str]) -> list[Readings]:
+    return [arms.stack(name, _KINDS.get(metric, "resid")).blocks(metric) for name in names]
 
 
 def _whole(one: Readings, two: Readings) -> tuple[tuple[int, ...], list[int | None]]:
@@ -234,11 +220,6 @@ def _whole(one: Readings, two: Readings) -> tuple[tuple[int, ...], list[int | No
     common = {(cell.step, cell.layer) for cell in one if cell in two}
     layers = tuple(sorted({layer for _, layer in common}))
     return layers, [s for s in {s for s, _ in common} if all((s, layer) in common for layer in layers)]
-
-
-def _without_folds(quantity: Quantity) -> Quantity:
-    low, high = quantity.interval()
-    return quantity if quantity.thin else Quantity(quantity.value, half=(high - low) / 2)
 
 
 def _sentence(parts: Parts, status: Status, part: Part, *, contrast: Contrast, where: str) -> str:

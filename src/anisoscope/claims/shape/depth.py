@@ -18,19 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.claims.engine.blocks import (
-    SOURCE,
-    StackEvidence,
-    at_step,
-    curve,
-    curve_records,
-    last_step,
-    stack_claim,
-    stacks,
-)
-from anisoscope.claims.engine.claim import attempt, claim
+from anisoscope.claims.engine.blocks import SOURCE, BlockStack, at_step, curve, curve_records, stacks
+from anisoscope.claims.engine.claim import claim, judged
 from anisoscope.claims.engine.curve import Curve, quantiles, roughness, spread
-from anisoscope.claims.engine.evidence import Missing, NotHere, Study
+from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Study, last_step
 from anisoscope.claims.engine.part import TOO_FEW, Finding, Part, Parts, Status, figure, judge, outcome, span
 from anisoscope.results.quantity import Quantity
 
@@ -41,21 +32,21 @@ FLAT = 0.8
 METRICS = ("svd_ratio", "svd_ratio_squared")
 _FIRST, _LAST, _PEAK, _SHAPE = ("above the first block", "above the last block", "peak from the ends", "up and down")
 _BELL = (_FIRST, _LAST, _PEAK, _SHAPE)
-_FORMULAS = {  # the first that was measured decides, the others are told
-    "svd_ratio": ("svd_ratio", "", "σ₁/Σσ"),
-    "squared": ("svd_ratio_squared", "", "σ₁²/Σσ²"),
-    "without the first position": ("svd_ratio", "first=out", "σ₁/Σσ without the first position"),
+_FORMULAS: dict[str, tuple[str, dict[str, str], str]] = {  # the first that was measured decides, the others are told
+    "svd_ratio": ("svd_ratio", {}, "σ₁/Σσ"),
+    "squared": ("svd_ratio_squared", {}, "σ₁²/Σσ²"),
+    "without the first position": ("svd_ratio", {"first": "out"}, "σ₁/Σσ without the first position"),
 }
 Profiles = dict[str, tuple[Curve, int | None]]
 
 
-def _profiles(stack: StackEvidence) -> Profiles:
+def _profiles(stack: BlockStack) -> Profiles:
     """The profile by each formula that was measured, and its step."""
     found: Profiles = {}
-    if not _has(stack):
+    if not _first(stack):
         raise stack.gap("svd_ratio")
-    for name, (metric, variant, _) in _FORMULAS.items():
-        readings = stack.readings(metric, variant)
+    for name, (metric, options, _) in _FORMULAS.items():
+        readings = stack.blocks(metric, **options)
         step = last_step(readings)
         try:
             found |= {name: (curve(readings, step), step)} if readings else {}
@@ -82,14 +73,15 @@ def _details(profiles: Profiles) -> dict[str, Any]:
     return found | {"profiles": {name: curve_records(one) for name, (one, _) in profiles.items()}}
 
 
-@stack_claim(
+@claim(
     "bell_shaped",
+    of=stacks,
     statement="Anisotropy over depth is bell-shaped: highest in the middle blocks and lower at both ends.",
     source=SOURCE,
     metrics=METRICS,
     margin=END_MARGIN,
 )
-def bell_shaped(stack: StackEvidence) -> Finding:
+def bell_shaped(stack: BlockStack) -> Finding:
     """The peak of svd_ratio over blocks 1 … L minus the first and the last block, at the last measured step.
 
     The peak must lie at a relative depth of .2 to .8 (its interval: 4000 draws of the profile from a multivariate t
@@ -161,14 +153,15 @@ def _others(parts: Parts, names: tuple[str, ...]) -> str:
     return f" (it {' and '.join(told)})" if told else ""
 
 
-@stack_claim(
+@claim(
     "flat_profile",
+    of=stacks,
     statement="Anisotropy is uniform over depth.",
     source=SOURCE,
     metrics=METRICS,
     margin=FLAT,
 )
-def flat_profile(stack: StackEvidence) -> Finding:
+def flat_profile(stack: BlockStack) -> Finding:
     """1 − (max − min)/mean of svd_ratio over blocks 1 … L: uniform where the spread stays below a fifth of the mean."""
     profiles = _profiles(stack)
     sentence = functools.partial(_flat_sentence, **_words(profiles))
@@ -204,13 +197,13 @@ def decoders_bell_encoders_flat(study: Study) -> dict[str, Finding]:
     Which is which is told by run.json, or by the names of the arms of the causal ablation, of which causal + masked LM
     is neither.
     """
-    return {"decoders and encoders": attempt(_both, study, margin=END_MARGIN)}
+    return {"decoders and encoders": judged(_both, study, margin=END_MARGIN)}
 
 
 def _both(study: Study) -> Finding:
     found = stacks(study)
-    kinds = {role: [n for n, s in found.items() if s.role == role and _has(s)] for role in ("decoder", "encoder")}
-    unknown = [name for name, stack in found.items() if not stack.role and _has(stack)]
+    kinds = {role: [n for n, s in found.items() if s.role == role and _first(s)] for role in ("decoder", "encoder")}
+    unknown = [name for name, stack in found.items() if not stack.role and _first(stack)]
     for role, names in kinds.items():
         if not names:
             raise NotHere(f"{role} with svd_ratio at blocks", _how(role, unknown))
@@ -219,17 +212,14 @@ def _both(study: Study) -> Finding:
         for name in names:
             parts += _of_stack(f"{role} {name}", found[name], bell_parts if role == "decoder" else flat_parts)
     sentence = functools.partial(_kinds_sentence, unknown=unknown)
-    ends = {name: _end(found[name]) for names in kinds.values() for name in names}
+    ends = {name: last_step(_first(found[name])) for names in kinds.values() for name in names}
     details = {"models": kinds, "unknown": unknown, "ends": ends}
     return Finding(tuple(parts), sentence, details, scope="for these models")
 
 
-def _has(stack: StackEvidence) -> bool:
-    return any(stack.readings(metric) for metric in METRICS)
-
-
-def _end(stack: StackEvidence) -> int | None:
-    return next(last_step(found) for found in map(stack.readings, METRICS) if found)
+def _first(stack: BlockStack) -> Readings:
+    """The first formula that was measured."""
+    return next((found for found in map(stack.blocks, METRICS) if found), {})
 
 
 def _how(role: str, unknown: list[str]) -> str:
@@ -238,7 +228,7 @@ def _how(role: str, unknown: list[str]) -> str:
     return f"measure {'an' if role == 'encoder' else 'a'} {role} too and give both runs to `anisoscope claims`"
 
 
-def _of_stack(name: str, stack: StackEvidence, parts_of: Callable[[Curve], list[Part]]) -> list[Part]:
+def _of_stack(name: str, stack: BlockStack, parts_of: Callable[[Curve], list[Part]]) -> list[Part]:
     try:
         profile = next(iter(_profiles(stack).values()))[0]
     except Missing as gap:  # too few blocks: this one stays open, the others are judged

@@ -6,27 +6,29 @@ import functools
 import itertools
 import math
 
-from anisoscope.claims.engine.blocks import FEWEST_BLOCKS, StackEvidence, at_step, curve_records, last_step, stack_claim
+from anisoscope.claims.engine.blocks import FEWEST_BLOCKS, BlockStack, at_step, curve_records, stacks
+from anisoscope.claims.engine.claim import claim
 from anisoscope.claims.engine.correlation import rank_correlation
 from anisoscope.claims.engine.curve import Curve
-from anisoscope.claims.engine.evidence import Missing, NotHere, Readings
+from anisoscope.claims.engine.evidence import Missing, NotHere, last_step
 from anisoscope.claims.engine.part import CORRELATION, Finding, Part, Parts, Status, outcome, span
 from anisoscope.claims.shape.phases import ESTIMATORS
-from anisoscope.results.quantity import Quantity, combine
+from anisoscope.results.quantity import combine
 
 AGREEMENT_MARGIN = 0.5
 
 
-@stack_claim(
+@claim(
     "estimators_agree",
+    of=stacks,
     statement="TwoNN, Levina–Bickel and GRIDE agree on which blocks have the higher intrinsic dimension.",
     source="not in the paper: a check of its estimator against others",
     metrics=tuple(ESTIMATORS),
     margin=AGREEMENT_MARGIN,
 )
-def estimators_agree(stack: StackEvidence) -> Finding:
+def estimators_agree(stack: BlockStack) -> Finding:
     """Spearman's correlation over blocks of the profiles of each two estimators, at the last measured step."""
-    found = {name: stack.readings(name) for name in ESTIMATORS}
+    found = {name: stack.blocks(name) for name in ESTIMATORS}
     found = {name: readings for name, readings in found.items() if readings}
     if len(found) < 2:
         raise NotHere("two estimators of intrinsic dimension", "measure two_nn, levina_bickel and gride")
@@ -34,7 +36,8 @@ def estimators_agree(stack: StackEvidence) -> Finding:
     layers = sorted(set.intersection(*({c.layer for c in r if c.step == step} for r in found.values())))
     if len(layers) < FEWEST_BLOCKS:
         raise Missing(f"profile of {FEWEST_BLOCKS} blocks by two estimators", f"{len(layers)} have numbers of all")
-    numbers = {name: [_at(readings, step, layer) for layer in layers] for name, readings in found.items()}
+    at = {n: {c.layer: row.quantity for c, row in rows.items() if c.step == step} for n, rows in found.items()}
+    numbers = {name: [mine[layer] for layer in layers] for name, mine in at.items()}
     parts = []
     for one, two in itertools.combinations(numbers, 2):
         quantity = combine(
@@ -44,10 +47,6 @@ def estimators_agree(stack: StackEvidence) -> Finding:
     depths = [layer / max(layers) for layer in layers]
     details = {"step": step, "profiles": {n: curve_records(Curve.of(layers, depths, q)) for n, q in numbers.items()}}
     return Finding(tuple(parts), functools.partial(_sentence, blocks=len(layers), when=at_step(step)), details)
-
-
-def _at(readings: Readings, step: int | None, layer: int) -> Quantity:
-    return next(r.quantity for c, r in readings.items() if (c.step, c.layer) == (step, layer))
 
 
 def _sentence(parts: Parts, status: Status, part: Part, *, blocks: int, when: str) -> str:

@@ -15,18 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.blocks import (
-    SOURCE,
-    StackEvidence,
-    block_mean,
-    series_of,
-    shared_steps,
-    stack_claim,
-    steps_of,
-)
-from anisoscope.claims.engine.evidence import Missing, NotHere, Readings
+from anisoscope.claims.engine.blocks import SOURCE, BlockStack, block_mean, series_of, shared_steps, stacks
+from anisoscope.claims.engine.claim import claim
+from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, step_records, steps_of
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, judge, outcome, span
-from anisoscope.claims.revisiting.controls import step_records
 from anisoscope.results.quantity import Quantity
 
 PHASE_MARGIN = 0.1
@@ -38,14 +30,15 @@ _LATER = "after step 0"
 _HALVES = "measure again with --halves: the peak is chosen on one half of the contexts and tested on the other"
 
 
-@stack_claim(
+@claim(
     "two_phases",
+    of=stacks,
     statement="Intrinsic dimension first rises and then falls in training.",
     source=SOURCE,
     metrics=tuple(ESTIMATORS),
     margin=PHASE_MARGIN,
 )
-def two_phases(stack: StackEvidence) -> Finding:
+def two_phases(stack: BlockStack) -> Finding:
     """Rise to the peak and fall from it, relative, of the mean over blocks; chosen on half:1, tested on half:2.
 
     It must hold with two of the estimators TwoNN, Levina–Bickel and GRIDE at least, and also with step 0 left out:
@@ -67,9 +60,9 @@ def two_phases(stack: StackEvidence) -> Finding:
 Halves = tuple[Readings, Readings]
 
 
-def _halves(stack: StackEvidence, metric: str) -> Halves | None:
+def _halves(stack: BlockStack, metric: str) -> Halves | None:
     """An estimator on both halves, at the blocks and steps that both share; None without three such steps."""
-    one, two = (stack.readings(metric, group=group) for group in (_CHOSEN, _TESTED))
+    one, two = (stack.blocks(metric, group=group) for group in (_CHOSEN, _TESTED))
     if not one or not two:
         return None
     layers, steps = shared_steps([one, two])
@@ -79,13 +72,13 @@ def _halves(stack: StackEvidence, metric: str) -> Halves | None:
     return chosen[0], chosen[1]
 
 
-def _why_not(stack: StackEvidence) -> Missing:
-    metric = next((name for name in ESTIMATORS if stack.readings(name)), None)
+def _why_not(stack: BlockStack) -> Missing:
+    metric = next((name for name in ESTIMATORS if stack.blocks(name)), None)
     if metric is None:
         return stack.gap("two_nn", how="measure it with --metrics two_nn,levina_bickel,gride")
-    if len(steps_of(stack.readings(metric))) < 3:
+    if len(steps_of(stack.blocks(metric))) < 3:
         return NotHere("series of 3 steps or more", "sweep the checkpoints of a model or watch its training")
-    if stack.readings(metric, group=_CHOSEN):
+    if stack.blocks(metric, group=_CHOSEN):
         return Missing("three steps with a number at the same blocks", "measure more steps")
     return Missing(f"{metric} for groups {_CHOSEN} and {_TESTED}", _HALVES)
 
@@ -186,14 +179,15 @@ def _phases_sentence(parts: Parts, status: Status, part: Part) -> str:
     return text + outcome(status, part)
 
 
-@stack_claim(
+@claim(
     "anisotropy_grows",
+    of=stacks,
     statement="Anisotropy grows in training.",
     source=SOURCE,
     metrics=("svd_ratio", "average_cosine"),
     margin=GROWTH_MARGIN,
 )
-def anisotropy_grows(stack: StackEvidence) -> Finding:
+def anisotropy_grows(stack: BlockStack) -> Finding:
     """svd_ratio, mean over blocks, at the last step minus step 0 and minus the first measured step after it."""
     readings = stack.needed("svd_ratio")
     series_of(readings)
@@ -208,7 +202,7 @@ def anisotropy_grows(stack: StackEvidence) -> Finding:
         for name, start in starts.items()
     ]
     parts.append(Part.described("at the end", block_mean(readings, steps[-1], layers)))
-    cosines = stack.readings("average_cosine")
+    cosines = stack.blocks("average_cosine")
     found, common = shared_steps([cosines]) if cosines else ([], [])
     for name, start in _starts(common).items():
         gap = block_mean(cosines, common[-1], found) - block_mean(cosines, start, found)

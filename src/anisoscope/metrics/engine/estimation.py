@@ -14,11 +14,12 @@ from anisoscope.errors import TooFewRows
 from anisoscope.metrics.engine.centring import Centred
 from anisoscope.metrics.engine.clusters import Clusters
 from anisoscope.metrics.engine.declaration import Declaration
-from anisoscope.metrics.engine.estimate import Estimate, jackknife
+from anisoscope.metrics.engine.estimate import Estimate
 from anisoscope.metrics.engine.lines import MomentLines, Part, line_of, stack_lines, tensors_of
 from anisoscope.metrics.engine.neighbourhoods import Graph, Neighbours, batches, sample_graphs
 from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import eigenvalues
+from anisoscope.results.quantity import jackknife
 from anisoscope.stats.directions import Keys
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample

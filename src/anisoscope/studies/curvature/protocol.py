@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anisoscope.claims.dynamics.curvature import EXPECTED_SLOPES, curvature_verdicts
 from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.metrics.curvature import (
     curvature_attenuation,
@@ -30,14 +31,15 @@ from anisoscope.numerics.host import one_thread
 from anisoscope.numerics.manifolds import MANIFOLDS, Manifold, make_manifold
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.manifest import new_manifest
-from anisoscope.results.table import Table, variant_name
+from anisoscope.results.schema import variant_name
+from anisoscope.results.table import Table
 from anisoscope.studies.curvature.config import REFERENCE_ZIPF, CurvatureConfig
 from anisoscope.studies.curvature.samples import (
-    EXPECTED_SLOPES,
     Ladder,
     Population,
     draw_rows,
     fit_neighbourhoods,
+    over_replicates,
     parabola_gradient,
     sample_ladder,
     see_neighbourhoods,
@@ -45,7 +47,6 @@ from anisoscope.studies.curvature.samples import (
     true_visibility,
     zipf_frequencies,
 )
-from anisoscope.studies.curvature.verdicts import over_replicates
 
 __all__ = ["CurvatureConfig", "run_curvature"]
 
@@ -62,9 +63,6 @@ class _Study:
     config: CurvatureConfig
     progress: Progress | None = None
     records: list[Record] = field(default_factory=list)
-    slopes: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  # manifold → of → repetitions
-    seen: dict[str, dict[tuple[str, str, float, float], np.ndarray]] = field(default_factory=dict)
-    recovery: dict[str, dict[tuple[str, float], np.ndarray]] = field(default_factory=dict)
 
     def run(self) -> None:
         for number, name in enumerate(self.config.manifolds):
@@ -116,7 +114,6 @@ class _Study:
 
     def _slope(self, name: str, ladder: Ladder, of: str) -> None:
         slopes, kept = ladder.slopes(of, limit=self.config.fit_limit)
-        self.slopes.setdefault(name, {})[of] = slopes
         few = f"{int(kept.sum())} of {len(kept)} scales are above the noise floor and ≤ {self.config.fit_limit:g}/κ"
         n = self.config.samples * int(kept.sum())
         self._add(
@@ -137,7 +134,6 @@ class _Study:
             for key, value in _see_everything(population, c, generator):
                 found.setdefault(key, []).append(value)
         arrays = {key: np.array(values) for key, values in found.items()}
-        self.seen[manifold.name] = arrays
         for (metric, variant, zipf, beta), values in arrays.items():
             words = dict(word.split("=") for word in variant.split(";") if word)
             log = metric in _RATIOS and bool((values > 0).all())
@@ -159,7 +155,6 @@ class _Study:
                 found.setdefault(("local_pca_angle", scale), []).append(local_pca_angle(angle, once))
                 found.setdefault(("curvature_error", scale), []).append(curvature_error(error, once))
         n = c.neighbourhoods * c.neighbours
-        self.recovery[manifold.name] = {key: np.array(medians) for key, medians in found.items()}
         for (metric, scale), medians in found.items():
             estimate = over_replicates(medians, n=n, log=not np.isnan(medians).any())
             self._add(manifold.name, metric, estimate, scale=scale)
@@ -243,8 +238,6 @@ def run_curvature(
 
     >>> run_curvature(CurvatureConfig.quick(), Path("runs/curvature"))  # doctest: +SKIP
     """
-    from anisoscope.studies.curvature.verdicts import judge
-
     folder = RunFolder.create(out, asdict(config), resume=False)
     about, started = _about(config, command), time.monotonic()
     folder.write_about(about)
@@ -252,9 +245,9 @@ def run_curvature(
     try:
         with one_thread():
             study.run()
-        verdicts = judge(config, slopes=study.slopes, seen=study.seen, recovery=study.recovery)
-        folder.write_table(Table.from_records({"run": folder.path.name, **record} for record in study.records))
-        text = json.dumps(verdicts_to_dicts(verdicts), indent=2, ensure_ascii=False)
+        table = Table.from_records(({"run": folder.path.name, **record} for record in study.records), about)
+        folder.write_table(table)
+        text = json.dumps(verdicts_to_dicts(curvature_verdicts(table)), indent=2, ensure_ascii=False)
         replace_file(folder.path / "verdicts.json", lambda p: p.write_text(text + "\n", encoding="utf-8"))
         about["status"] = "complete"
     except BaseException as error:

@@ -21,13 +21,14 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.data.tasks import NONE
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import registry
-from anisoscope.metrics.engine.estimate import Estimate, jackknife
+from anisoscope.metrics.engine.estimate import Estimate
 from anisoscope.metrics.engine.metric import Metric
 from anisoscope.models.tokenizer import special_ids
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of
 from anisoscope.numerics.linear_probes import LinearProbe, choose_probe, fit_centroids, fit_probe
 from anisoscope.numerics.repairs import Repair, fit_repairs
-from anisoscope.results.table import variant_name
+from anisoscope.results.quantity import jackknife
+from anisoscope.results.schema import variant_name
 from anisoscope.studies.performance.config import PerformanceConfig
 from anisoscope.studies.performance.rows import (
     VALIDATION,

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anisoscope.claims.dynamics.performance import PerformanceResults, performance_verdicts
 from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.data.tasks import embedded_units, labelled_units, spread_contexts
 from anisoscope.data.text import Document, read_documents
@@ -24,10 +25,9 @@ from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 from anisoscope.series.discovery import Checkpoint, find_series, has_loss, lossless
 from anisoscope.studies.performance.config import AUTO, PerformanceConfig
-from anisoscope.studies.performance.correlation import PerformanceResults, correlations
+from anisoscope.studies.performance.correlation import correlations
 from anisoscope.studies.performance.measurement import Measurement
 from anisoscope.studies.performance.rows import Material, make_material
-from anisoscope.studies.performance.verdicts import judge
 from anisoscope.training.corpus import Corpus
 from anisoscope.training.loop import train
 
@@ -214,13 +214,13 @@ class Performance:
     # what it comes to
 
     def _conclude(self, subjects: Sequence[PerformanceSubject]) -> None:
-        records = [row for table in self.tables for row in table.records()]
+        measured = Table.concat(self.tables)
         found, verdicts = [], []
         for subject in subjects:
-            results = PerformanceResults(records, subject.name)
+            results = PerformanceResults(measured, subject.name)
             columns = {"run": self.folder.path.name, "model": subject.name, "seed": self.config.seed, "revision": ""}
             found += [{**columns, "data": self.config.data, **row} for row in correlations(results)]
-            verdicts += judge(results)
+            verdicts += performance_verdicts(results)
         if found:
             self.tables.append(Table.from_records(found))
         self.folder.write_table(Table.concat(self.tables))

@@ -23,19 +23,21 @@ from anisoscope.capture.attention.call import Call
 from anisoscope.capture.rows.row import Index, Rows, Scores
 from anisoscope.capture.sites.family import list_families
 from anisoscope.capture.sites.site import Site
-from anisoscope.claims.engine.claim import evaluate_claims, verdicts_to_dicts
+from anisoscope.claims.catalogue import evaluate_claims
+from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.measurement.bank import Bank, chosen_rows
 from anisoscope.measurement.evaluation import evaluate_bank
 from anisoscope.measurement.site_plan import Setup, make_plan
 from anisoscope.metrics.attention import attention_median, attention_min, score_magnitude
 from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.metrics.engine.estimate import jackknife
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.numerics.attention_rows import SMALLEST_ROW
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.manifest import new_manifest
-from anisoscope.results.table import Table, variant_name
+from anisoscope.results.quantity import jackknife
+from anisoscope.results.schema import variant_name
+from anisoscope.results.table import Table
 from anisoscope.studies.untrained.block import UntrainedBlock, biased, build_block, direction, known_family
 from anisoscope.studies.untrained.config import BlockArm, UntrainedConfig, initialise
 

@@ -1,0 +1,117 @@
+"""The one reader of the table: columns and variant keys as fields."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.results.query import Query, pairs, with_options
+from anisoscope.results.table import Table
+
+
+def row(step: int | None, layer: int, value: float | None, variant: str = "", **more: Any) -> dict[str, Any]:
+    place = {"model": "m", "metric": "gradient_energy", "kind": "resid", "stack": "single", "group": ""}
+    return {**place, "step": step, "layer": layer, "value": value, "variant": variant, **more}
+
+
+def energies() -> Table:
+    return Table.from_records(
+        [
+            row(9, 1, 0.9, "proxy=pca;rank=16", replicates=[0.8, 1.0, 0.9]),
+            row(0, 1, 0.1, "proxy=pca;rank=16", replicates=[0.1, 0.2, 0.0]),
+            row(0, 2, 0.2, "proxy=pca;rank=16"),
+            row(0, 1, 0.05, "control=next;proxy=pca;rank=16", replicates=[0.05, 0.1, 0.0]),
+            row(0, 1, 0.3, "proxy=semi_nmf;rank=8"),
+            row(None, 1, None, "", metric="drift", head=2, group=None),
+        ],
+        {"kind": "training"},
+    )
+
+
+def test_columns_and_variant_keys_are_fields_alike() -> None:
+    query = Query(energies())
+    assert query.where(proxy="pca", control=None, step=0).column("value") == [0.1, 0.2]
+    assert len(query.where(rank=16)) == len(query.where(rank="16")) == 4, "values of variant keys are compared as text"
+    assert len(query.where(proxy=["pca", "semi_nmf"], control=None)) == 4
+    assert len(query.where(proxy=...)) == 5 and len(query.where(proxy=None)) == 1
+    assert len(query.where(layer=lambda layer: layer > 1)) == 1
+    assert len(query.where(lambda found: found["proxy"] == "pca" and found.value > 0.15)) == 2
+    assert len(query.where(step=None)) == len(query.where(head=2)) == 1
+    assert len(query.where(group=None)) == 6, "a missing word and an empty one are the same"
+
+
+def test_exactly_leaves_no_other_option() -> None:
+    query = Query(energies())
+    assert query.exactly(proxy="pca", rank=16, control=None, step=None).column("value") == [0.9, 0.1, 0.2]
+    assert query.exactly().column("metric") == ["drift"]
+    assert with_options("normalised=1;over=time", over="context", normalised=None, best=True) == "best=1;over=context"
+
+
+def test_rows_know_their_fields_interval_and_folds() -> None:
+    last = Query(energies()).where(step=9).one()
+    assert last is not None and (last.layer, last["proxy"], last["control"], last.known) == (1, "pca", None, True)
+    assert last.quantity.folds == (0.8, 1.0, 0.9) and last.interval is None and last.options["rank"] == "16"
+    missing = Query(energies()).one(metric="drift")
+    assert missing is not None and not missing.known and math.isnan(missing.value)
+    assert len(Query(energies()).known()) == 5
+    assert Query(energies()).one(step=77) is None
+    with pytest.raises(LookupError, match="2 rows match"):
+        Query(energies()).one(step=0, control=None, rank=16)
+
+
+def test_lines_walk_steps_or_layers_and_groups_keep_their_order() -> None:
+    mine = Query(energies()).where(proxy="pca", control=None)
+    lines = mine.lines("layer", "kind", along="step")
+    assert {place: [r.step for r in rows] for place, rows in lines.items()} == {(1, "resid"): [0, 9], (2, "resid"): [0]}
+    assert {step: [r.layer for r in rows] for step, rows in mine.lines("step", along="layer").items()} == {
+        9: [1],
+        0: [1, 2],
+    }
+    assert list(Query(energies()).groups("proxy")) == ["pca", "semi_nmf", None]
+    assert {key: len(rows) for key, rows in Query(energies()).groups("metric", "rank").items()} == {
+        ("gradient_energy", "16"): 4,
+        ("gradient_energy", "8"): 1,
+        ("drift", None): 1,
+    }
+    assert not Query().groups("metric") and not Query().values("proxy")
+
+
+def test_pairs_of_a_control_and_what_it_controls_give_an_interval_of_the_difference() -> None:
+    query = Query(energies()).where(proxy="pca")
+    found = pairs(query.where(control=None), query.where(control="next"), "step", "layer")
+    assert list(found) == [(0, 1)]
+    gap = found[0, 1][0].quantity - found[0, 1][1].quantity
+    assert gap.value == pytest.approx(0.05) and gap.folds == pytest.approx((0.05, 0.1, 0.0))
+
+
+def test_several_tables_are_one_and_rows_know_theirs() -> None:
+    query = Query(energies(), energies().where(step=9))
+    assert [found.source for found in query.where(step=9)] == [0, 1]
+    assert len(query) == 7 and query.values("step") == [9, 0, None]
+
+
+def test_a_table_is_filtered_by_variant_keys_and_misspelt_ones_are_told() -> None:
+    table = energies().where(metric="gradient_energy", proxy="pca", control=None)
+    assert len(table) == 3 and table.about == {"kind": "training"}
+    assert table.value(step=9) == 0.9 and len(table.where()) == 3
+    with pytest.raises(AnisoscopeError, match="did you mean 'proxy'"):
+        energies().where(prxy="pca")
+    with pytest.raises(AnisoscopeError, match="did you mean 'metric'"):
+        energies().where(metrics="drift")
+
+
+@pytest.mark.parametrize("room", ["results", "claims"])
+def test_the_room_loads_no_torch(room: str) -> None:
+    code = "import importlib, pkgutil, sys, anisoscope.{0} as room; "
+    code += "[importlib.import_module(m.name) for m in pkgutil.walk_packages(room.__path__, 'anisoscope.{0}.')]; "
+    code += (
+        "print(sorted({{m.split('.')[1] for m in sys.modules if m.startswith('anisoscope.')}}), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code.format(room)], capture_output=True, text=True, check=True)
+    rooms = sorted({"errors", "results", room})
+    assert done.stdout.strip() == f"{rooms} False"
