@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture import Capture, Site, find_layout, weight_rows
-from anisoscope.capture.sites.verification import verify
+from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
 from support.tiny_models import Record, captured, contexts, inputs, padded, tiny
 

@@ -12,8 +12,8 @@ from torch import nn
 from anisoscope import measure
 from anisoscope.capture import Capture, find_layout
 from anisoscope.capture.attention.reader import partition
-from anisoscope.capture.sites.part import CALLED_KINDS
-from anisoscope.capture.sites.verification import probabilities, verify
+from anisoscope.capture.sites.site import CALLED_KINDS
+from anisoscope.capture.verification import probabilities, verify
 from support import references
 from support.attending import CLOSE, attending, of_rows, softmaxes
 from support.tiny_images import IMAGES, images

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from anisoscope.capture.rows.argument import first_tensor
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import first_tensor
 from anisoscope.studies.untrained.block import UntrainedBlock, biased, block_config, build_block, direction
 from anisoscope.studies.untrained.config import initialise
 
@@ -36,8 +36,8 @@ FAMILIES = ["bert", "prenorm", "gpt2", "llama", "gpt_neox", "falcon", "bloom", "
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_block_alone_gives_what_it_gives_inside_its_model(family: str) -> None:
-    from anisoscope.capture.rows.argument import forward
     from anisoscope.models.checkpoint import Wish, fresh_model
+    from anisoscope.models.forward import forward
     from anisoscope.studies.untrained.block import _something
 
     shape = {"width": 32, "heads": 2, "length": 24}

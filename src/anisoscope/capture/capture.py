@@ -14,21 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.attention.reader import Attended
-from anisoscope.capture.rows.argument import by_name, evaluating, first_tensor, forward, given, positioned, with_ids
-from anisoscope.capture.rows.frame import SOUND, with_frame_mask
-from anisoscope.capture.rows.index import Contexts, PositionChoice, read_contexts, special_ids
+from anisoscope.capture.rows.frame import with_frame_mask
+from anisoscope.capture.rows.index import Contexts, PositionChoice, positioned, read_contexts, special_ids, with_ids
 from anisoscope.capture.rows.pixel import reads_last, with_pixel_mask
 from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink
-from anisoscope.capture.sites.layout import Layout, Stack, find_layout, refuse_compiled, unwrapped
-from anisoscope.capture.sites.part import CALLED_KINDS, PER_HEAD, Place
+from anisoscope.capture.sites.layout import Layout, Stack, find_layout, refuse_compiled
+from anisoscope.capture.sites.part import Place
 from anisoscope.capture.sites.patch import CUTTING, Patches, SpecialPositions, settle
-from anisoscope.capture.sites.site import Site
+from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import MEDIA, by_name, evaluating, first_tensor, forward, unwrapped
 
 # The two sides of an encoder–decoder where a batch of sound or images feeds one of them only.
 
 
-MEDIA = (*SOUND, "pixel_values")
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
 
 
@@ -389,7 +388,7 @@ class Capture:
         if side == "in":
 
             def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                act(first_tensor(path, *given(args, kwargs)))
+                act(first_tensor(path, *_given(args, kwargs)))
 
             self._keep(module.register_forward_pre_hook(self._untraced(before), with_kwargs=True))
         else:
@@ -478,6 +477,13 @@ def _layout(model: nn.Module, *, needed: bool) -> Layout | None:
         if needed:
             raise
         return None
+
+
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """Values a module was called with, the hidden states first."""
+    names = [name for name in ("hidden_states", "x", "input") if name in kwargs]
+    yield from args
+    yield from (kwargs[name] for name in [*names, *(name for name in kwargs if name not in names)])
 
 
 @contextlib.contextmanager

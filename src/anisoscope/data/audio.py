@@ -12,9 +12,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from anisoscope.data.media import SOUNDS, Item, MediaTally, items
+from anisoscope.data.media import Item, MediaTally, items
 from anisoscope.data.synthetic import make_clip
 from anisoscope.errors import AnisoscopeError
+from anisoscope.results.modality import SOUNDS_DATA
 
 RATE = 16_000
 SECONDS = 10.0
@@ -75,7 +76,7 @@ def _embedded(rate: int, seconds: float, group_by: str | None, *, tally: MediaTa
 def _read(
     source: str, rate: int, seconds: float, *, column: str | None, group_by: str | None, tally: MediaTally
 ) -> Iterator[Clip]:
-    for item in items(source, SOUNDS, column=column, group_by=group_by):
+    for item in items(source, SOUNDS_DATA, column=column, group_by=group_by):
         blocks = _decoded(item, most=max(1, int(PART // seconds)) * seconds)
         skipped, begun = len(tally.skipped), False
         while (found := _next(blocks, item, tally=tally)) is not None:
@@ -84,7 +85,7 @@ def _read(
             yield from _pieces(samples, item, rate=rate, seconds=seconds, tally=tally)
         if not begun and len(tally.skipped) == skipped:  # readable, and without a single sample
             tally.files, tally.dropped_pieces = tally.files + 1, tally.dropped_pieces + 1
-    tally.refuse_nothing(source, SOUNDS)
+    tally.refuse_nothing(source, SOUNDS_DATA)
 
 
 def _next(blocks: _Blocks, item: Item, *, tally: MediaTally) -> tuple[np.ndarray, int] | None:

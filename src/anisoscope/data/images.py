@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.data.media import PICTURES, Item, MediaTally, items
+from anisoscope.data.media import Item, MediaTally, items
 from anisoscope.data.synthetic import SHAPES, make_picture
 from anisoscope.errors import AnisoscopeError
+from anisoscope.results.modality import IMAGES_DATA
 
 EMBEDDED = (60, 128)  # pictures, and pixels of a side
 
@@ -57,7 +58,7 @@ def _embedded(group_by: str | None, *, tally: MediaTally) -> Iterator[Picture]:
 
 
 def _read(source: str, *, column: str | None, group_by: str | None, tally: MediaTally) -> Iterator[Picture]:
-    for item in items(source, PICTURES, column=column, group_by=group_by):
+    for item in items(source, IMAGES_DATA, column=column, group_by=group_by):
         try:
             array = as_rgb(_opened(item))
         except AnisoscopeError:
@@ -67,7 +68,7 @@ def _read(source: str, *, column: str | None, group_by: str | None, tally: Media
             continue
         tally.files += 1
         yield Picture(array, item.group, item.name)
-    tally.refuse_nothing(source, PICTURES)
+    tally.refuse_nothing(source, IMAGES_DATA)
 
 
 def _opened(item: Item) -> Any:

@@ -13,11 +13,10 @@ import numpy as np
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.measurement.feed.feed import READS
 from anisoscope.metrics.engine.estimate import jackknife
 from anisoscope.metrics.similarity import hollow_kernel, kernel_cka
-from anisoscope.models.modality import ROWS
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.modality import MODALITIES, TEXT_DATA
 from anisoscope.results.table import is_missing
 
 # Similarity between layers, from the sampled rows that a run keeps.
@@ -197,7 +196,8 @@ def _modalities(one: Side, two: Side) -> dict[str, tuple[str, str]]:
 def _alike(one: Side, two: Side) -> tuple[Side, Side, list[str]]:
     """The stacks that read the same kind of data; rows of sounds, pictures and text have nothing in common."""
     modalities = _modalities(one, two)
-    read = {stack: tuple(READS.get(modality, "text") for modality in pair) for stack, pair in modalities.items()}
+    media = {name: modality.medium.name for name, modality in MODALITIES.items()}
+    read = {stack: tuple(media.get(name, TEXT_DATA.name) for name in pair) for stack, pair in modalities.items()}
     apart = {stack: pair for stack, pair in read.items() if pair[0] != pair[1]}
     if apart and len(apart) == len(read):
         mine, theirs = next(iter(apart.values()))
@@ -208,7 +208,8 @@ def _alike(one: Side, two: Side) -> tuple[Side, Side, list[str]]:
     notes = [f"no {stack}: that of {one.name} reads {a}, that of {two.name} {b}" for stack, (a, b) in apart.items()]
     for mine, theirs in (pair for stack, pair in modalities.items() if stack not in apart):
         if mine != theirs:
-            notes.append(f"rows are of different kinds: {ROWS[mine]} of {one.name}, {ROWS[theirs]} of {two.name}")
+            rows = (MODALITIES[mine].row, MODALITIES[theirs].row)
+            notes.append(f"rows are of different kinds: {rows[0]} of {one.name}, {rows[1]} of {two.name}")
     return one.without(apart), two.without(apart), notes
 
 

@@ -15,9 +15,10 @@ from anisoscope.measurement import memory
 from anisoscope.measurement.bank import Bank, Plan
 from anisoscope.measurement.feed.feed import Feed, forward_failed, no_text
 from anisoscope.measurement.measure import ATTENTION_KINDS, Setup
-from anisoscope.models.modality import modalities_of, row_words
+from anisoscope.models.modality import modalities_of
 from anisoscope.models.processor import processor_fingerprint
 from anisoscope.models.tokenizer import tokenizer_fingerprint
+from anisoscope.results.modality import row_words
 
 if TYPE_CHECKING:
     from anisoscope.models.load import Loaded
@@ -55,7 +56,7 @@ def what_is_read(
 ) -> dict[str, Any]:
     """The modality of each stack of a model and what a row of it is, as run.json says them."""
     modalities = modalities_of(model, stacks, tokenizer)
-    return {"modality": modalities, "rows": row_words(modalities, layout)}
+    return {"modality": modalities, "rows": row_words(modalities, () if layout is None else layout.apart)}
 
 
 def reading_fingerprint(loaded: Loaded) -> str:
@@ -106,7 +107,7 @@ def _written_out(loaded: Loaded) -> int:
 
 def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: dict[str, Any]) -> Shapes:
     """Verify the sites numerically on a few rows before anything is measured; the shapes of what they will give."""
-    from anisoscope.capture.sites.verification import verify
+    from anisoscope.capture.verification import verify
 
     if not setup.captured:
         return {}
@@ -134,7 +135,7 @@ def _not_said(notes: list[str], setup: Setup) -> list[str]:
 def _shapes(loaded: Loaded, setup: Setup, few: Batch, entry: dict[str, Any]) -> Shapes:
     """The shapes of what the sites give, from one more pass over the few rows that they were verified on."""
     from anisoscope.capture.capture import Capture
-    from anisoscope.capture.rows.argument import evaluating, forward
+    from anisoscope.models.forward import evaluating, forward
 
     found = memory.ShapeReader()
     watched = Capture(loaded.model, setup.captured, found, layout=setup.layout)
@@ -146,7 +147,7 @@ def _shapes(loaded: Loaded, setup: Setup, few: Batch, entry: dict[str, Any]) -> 
 
 def _after_refusal(error: AnisoscopeError, loaded: Loaded, setup: Setup, few: Batch, *, named: bool) -> list[str]:
     """Notes on what could not be verified where the rest can still be measured; else the refusal itself."""
-    from anisoscope.capture.sites.verification import verify
+    from anisoscope.capture.verification import verify
 
     bad = _not_finite(loaded, setup, few)
     if bad:  # NaN equals nothing, so nothing can be verified; the rows are counted and left out

@@ -12,8 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.rows.row import Batch, Index, Rows, Scores
-from anisoscope.capture.sites.part import ABSENT, CROSS_KINDS, ROTARY_KINDS, SELF_KINDS
-from anisoscope.capture.sites.site import EVERY, Site, check_kinds, flow_order, names_of, too_deep
+from anisoscope.capture.sites.layout import pool_fits
+from anisoscope.capture.sites.part import ABSENT
+from anisoscope.capture.sites.site import (
+    CROSS_KINDS,
+    EVERY,
+    ROTARY_KINDS,
+    SELF_KINDS,
+    Site,
+    check_kinds,
+    flow_order,
+    names_of,
+    too_deep,
+)
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, Plan
 from anisoscope.measurement.evaluation import Progress, applies, evaluate_bank
@@ -22,7 +33,6 @@ from anisoscope.metrics.attention import PAIRS, Keys
 from anisoscope.metrics.engine.estimation import ON_SAMPLE
 from anisoscope.metrics.engine.metric import WEIGHT_KINDS, Request, parse_requests
 from anisoscope.metrics.engine.neighbourhoods import Neighbours
-from anisoscope.models.modality import pool_fits
 from anisoscope.results.table import Table
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.sample import Sample

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.rows.index import MASKED
 from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.models.forward import MASKED
 
 MODEL_TYPE = "anisoscope_neox"
 SHARP = 4.0  # a fixed temperature in units of √d, which is where the learned one starts

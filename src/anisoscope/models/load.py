@@ -17,11 +17,13 @@ from anisoscope.models.checkpoint import Wish, adapted_model, base_source
 from anisoscope.models.failures import one_sentence, quiet
 from anisoscope.models.modality import modality_of
 from anisoscope.models.placement import choose_device, choose_dtype, parameter_count, place, weight_fingerprint
-from anisoscope.models.processor import MEDIA, default_processor, load_processor
+from anisoscope.models.processor import PROCESSORS, load_processor
 from anisoscope.models.source import ROW_SUFFIXES as ROW_SUFFIXES
 from anisoscope.models.source import ModelSource, is_checkpoint, parse_model
 from anisoscope.models.source import load_rows as load_rows
+from anisoscope.results.modality import TEXT, Medium, Modality
 
+_TWO_SIDES = (("vision_model", "vision_config"), ("text_model", "text_config"))  # of CLIP and its relatives
 UNLIMITED = 1 << 20  # positions, for a model that states no limit
 _TWO_SIDED = ("xlnet",)  # registered as causal, yet every position sees all others
 _LIMITS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
@@ -46,12 +48,12 @@ class Loaded:
     main_input: str = "input_ids"  # what the model's forward reads first; `input_features` for speech
     notes: list[str] = field(default_factory=list)
     processor: Any = None  # feature extractor or image processor of a model that reads sounds or pictures
-    modality: str = "text"  # of what the model reads first; a decoder under it reads tokens
+    modality: Modality = TEXT  # of what the model reads first; a decoder under it reads tokens
 
     @property
     def reads_text(self) -> bool:
         """Whether tokens are what the model reads, and not sounds or pictures."""
-        return self.modality not in MEDIA
+        return self.modality.is_text
 
     @property
     def predicts_next(self) -> bool:
@@ -96,8 +98,8 @@ def load_model(
         places = token_places(source, plan)
         words = _tokenizer(places, config, model, wish=wish, given=tokenizer, needed=need_tokenizer, notes=notes)
         loaded = _described(model.eval(), words, source, config, wish=wish, notes=notes)
-        if loaded.modality in MEDIA:
-            loaded.processor = _processor(places, config, wish=wish, modality=loaded.modality, notes=notes)
+        if not loaded.reads_text:
+            loaded.processor = _processor(places, config, wish=wish, medium=loaded.modality.medium, notes=notes)
         return loaded
 
 
@@ -206,25 +208,24 @@ def _tokenizer_above(source: ModelSource, rows: int | None, *, notes: list[str])
     return found
 
 
-def _processor(places: list[ModelSource], config: Any, *, wish: Wish, modality: str, notes: list[str]) -> Any:
+def _processor(places: list[ModelSource], config: Any, *, wish: Wish, medium: Medium, notes: list[str]) -> Any:
     """What turns sounds or pictures into the model's input: its own, or one by the sizes of its configuration."""
     for where in places:
         if where.kind not in ("folder", "hub"):
             continue
         options = checkpoints.hub_options(where, wish)
-        found = load_processor(where.place, modality=modality, notes=notes, **options)
+        found = load_processor(where.place, medium=medium, notes=notes, **options)
         if found is not None:
             return found
-    made = default_processor(config, modality=modality)
+    made = PROCESSORS[medium].make(config)
     notes.append(f"no processor found: {type(made).__name__} by the sizes of its configuration is used")
     return made
 
 
 def _refuse_two(model: nn.Module, config: Any, source: ModelSource) -> None:
     """Two encoders side by side, as CLIP's, have no layers of one model."""
-    sides = ("vision", "text")
-    if all(hasattr(model, f"{side}_model") and hasattr(config, f"{side}_config") for side in sides):
-        names = [getattr(config, f"{side}_config").model_type for side in sides]
+    if all(hasattr(model, model_) and hasattr(config, config_) for model_, config_ in _TWO_SIDES):
+        names = [getattr(config, name).model_type for _, name in _TWO_SIDES]
         raise AnisoscopeError(
             f"{source.spec!r} holds two models; give one of them: --random-init takes {' or '.join(names)}, and "
             "anisoscope.measure takes model.vision_model or model.text_model."

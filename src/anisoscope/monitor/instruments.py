@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradients.gradient_pass import untouched
+from anisoscope.capture.gradients.gradient_pass import stream_readers, untouched
 from anisoscope.capture.gradients.live import MicroBatch
-from anisoscope.capture.sites.layout import Layout, unwrapped
+from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.sites.weight import stream_readers
 from anisoscope.measurement.bank import Bank
 from anisoscope.measurement.evaluation import evaluate_bank
 from anisoscope.measurement.measure import Setup, leave_unseen_out, make_plan
 from anisoscope.measurement.remarks import remarks, rows_read
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import entropy
+from anisoscope.models.forward import unwrapped
 from anisoscope.monitor.probe import Probe, unseen
 from anisoscope.tangent.concepts import card_sites, cards
 from anisoscope.tangent.energy import Record, holm_records, placed

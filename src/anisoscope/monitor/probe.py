@@ -18,12 +18,12 @@ from anisoscope.capture.capture import Capture
 from anisoscope.capture.gradients.gradient_pass import forward_rows, gradient_rows, untouched
 from anisoscope.capture.gradients.live import MicroBatch
 from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, LossRule, find_reading, output_part, unlabelled
-from anisoscope.capture.rows.argument import evaluating, forward
 from anisoscope.capture.rows.index import original_contexts
 from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import evaluating, forward
 from anisoscope.numerics.hashing import fold_of, half_of
 from anisoscope.tangent.step_rows import StepRows, take
 
@@ -246,7 +246,7 @@ def labelled(model: nn.Module, batch: Any) -> dict[str, Any]:
 
 
 def _predicts_next(model: nn.Module) -> bool:
-    from anisoscope.capture.sites.layout import unwrapped
+    from anisoscope.models.forward import unwrapped
 
     name = type(unwrapped(model)).__name__
     return name.endswith(("ForCausalLM", "LMHeadModel"))

@@ -261,7 +261,7 @@ class Sweeper:
 
     def _load(self, checkpoint: Checkpoint, downloads: Downloads | None, entry: Entry) -> Any:
         """The model of a checkpoint; None, with a flag in its entry, where it cannot be had."""
-        from anisoscope.capture import loading
+        from anisoscope.models import load
 
         spec = checkpoint.spec
         try:
@@ -269,7 +269,7 @@ class Sweeper:
                 self._tell(f"download {checkpoint.label}", 0, 1)
                 spec = str(downloads.ready(checkpoint.revision) or spec)
                 self._tell(f"download {checkpoint.label}", 1, 1)
-            return loading.load_model(spec, **{name: getattr(self.config, name) for name in LOADING})
+            return load.load_model(spec, **{name: getattr(self.config, name) for name in LOADING})
         except AnisoscopeError as error:
             if len(self.series) == 1:
                 raise AnisoscopeError(resumable(error) if self.config.series else str(error)) from error

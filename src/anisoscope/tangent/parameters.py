@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.sites.layout import unwrapped
+from anisoscope.capture.gradients.gradient_pass import joined
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.sites.weight import joined
 from anisoscope.metrics.engine.estimate import jackknife
 from anisoscope.metrics.frequency import bin_of
 from anisoscope.metrics.tangent import Draws, Measured, next_components
+from anisoscope.models.forward import unwrapped
 from anisoscope.numerics.hashing import FOLDS, half_of
 from anisoscope.stats.gradient_moments import GradientMoments
 from anisoscope.tangent.energy import (

@@ -25,13 +25,17 @@ from typing import Any
 import numpy as np
 
 from anisoscope.data.files import _hidden
-from anisoscope.data.media import AUDIO, SHOWN, MediaKind, MediaTally
+from anisoscope.data.media import SHOWN, MediaTally
 from anisoscope.errors import AnisoscopeError
+from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, Medium
 from anisoscope.training.corpus import made_beside
 
 RATE = 16_000  # samples a second
 HELD_OUT = 0.15  # of every class, and at least one example
-MADE = {"images": 8192, "audio": 2048}  # examples that are made at most where none are given: they take time and room
+MADE = {
+    IMAGES_DATA.name: 8192,
+    SOUNDS_DATA.name: 2048,
+}  # at most, where examples are made: it takes time and room
 MARK = "examples.json"
 _NAMES = (("images", "labels"), ("x_train", "y_train"), ("X", "y"))  # of the arrays in an .npz
 Labelled = Iterator[tuple[np.ndarray, str]]
@@ -53,7 +57,7 @@ class ExampleShape:
     @property
     def processor(self) -> dict[str, Any]:
         """The settings with which transformers reads such data: what `MediaStream` does to it."""
-        if self.medium == "audio":
+        if self.medium == SOUNDS_DATA.name:
             settings: dict[str, Any] = {"feature_extractor_type": "Wav2Vec2FeatureExtractor", "do_normalize": True}
             settings |= {"sampling_rate": RATE, "feature_size": 1, "padding_value": 0.0, "return_attention_mask": False}
             return settings
@@ -70,7 +74,7 @@ class ClassTally(MediaTally):
     classes: list[str] = field(default_factory=list)  # all that there are
     useless: list[str] = field(default_factory=list)  # recordings that were read and hold no whole window
 
-    def refuse_nothing(self, source: str, kind: MediaKind) -> None:
+    def refuse_nothing(self, source: str, medium: Medium) -> None:
         """Not for one class: whether enough is left is known once all were read."""
 
 
@@ -129,7 +133,7 @@ def prepare_examples(data: str, folder: str | Path, *, shape: ExampleShape, most
     """
     folder = Path(folder)
     wanted = {"data": data, "medium": shape.medium, "most": most}
-    wanted |= {"size": shape.size} if shape.medium == "images" else {"seconds": shape.seconds}
+    wanted |= {"size": shape.size} if shape.medium == IMAGES_DATA.name else {"seconds": shape.seconds}
     if not (folder / MARK).is_file():
         with made_beside(folder, MARK) as beside:
             _make(beside, wanted, shape)
@@ -144,9 +148,10 @@ def prepare_examples(data: str, folder: str | Path, *, shape: ExampleShape, most
 
 
 def _make(folder: Path, wanted: Mapping[str, Any], shape: ExampleShape) -> None:
-    read, tally = pictures if shape.medium == "images" else sounds, ClassTally()
+    of_images, tally = shape.medium == IMAGES_DATA.name, ClassTally()
+    read = pictures if of_images else sounds
     labelled = read(wanted["data"], shape, int(wanted["most"]), tally=tally)
-    found, repeated, digest = _by_class(labelled, sort=shape.medium == "images")
+    found, repeated, digest = _by_class(labelled, sort=of_images)
     kept = {name: values for name, values in found.items() if len(values) > 1}
     every = sorted({*found, *tally.classes})
     _check_classes(kept, every, wanted, tally)
@@ -178,12 +183,12 @@ def _first(names: Sequence[str]) -> str:
 def _check_classes(kept: Mapping[str, Any], every: Sequence[str], wanted: Mapping[str, Any], tally: MediaTally) -> None:
     if len(kept) > 1:
         return
-    what = "pictures" if wanted["medium"] == "images" else "windows of sound"
+    what = IMAGES_DATA.noun if wanted["medium"] == IMAGES_DATA.name else "windows of sound"
     of_all = f"of {len(every)} in all" + (f"; {tally.unread}" if tally.unread else "")
     raise AnisoscopeError(
         f"{wanted['data']!r} has {len(kept)} classes with two different {what} or more ({of_all}); "
         "a classifier needs two classes: give a folder with a folder for each"
-        + ("." if wanted["medium"] == "images" else ", or several recordings, or a shorter window.")
+        + ("." if wanted["medium"] == IMAGES_DATA.name else ", or several recordings, or a shorter window.")
     )
 
 
@@ -243,7 +248,7 @@ def pictures(data: str, shape: ExampleShape, most: int, *, tally: ClassTally) ->
 def _drawn(shape: ExampleShape, most: int) -> Labelled:
     from anisoscope.data.synthetic import make_picture
 
-    for index in range(min(most, MADE["images"])):
+    for index in range(min(most, MADE[shape.medium])):
         image, label = make_picture(index, size=shape.size)
         yield image, f"{label:02d}"
 
@@ -358,12 +363,12 @@ def sounds(data: str, shape: ExampleShape, most: int, *, tally: ClassTally) -> L
     if data == "embedded":
         from anisoscope.data.synthetic import make_clip
 
-        for index in range(min(most, MADE["audio"])):
+        for index in range(min(most, MADE[shape.medium])):
             samples, label = make_clip(index, seconds=shape.seconds, rate=RATE)
             yield _bytes(samples), f"{label:02d}"
         return
     path = Path(data)
-    alone = path.is_dir() and any(each.suffix.lower() in AUDIO for each in path.iterdir())
+    alone = path.is_dir() and any(each.suffix.lower() in SOUNDS_DATA.suffixes for each in path.iterdir())
     classes = _recordings(path) if alone else class_folders(path, "recordings")  # alone: each is a class of its own
     tally.classes = [os.path.relpath(each, path) for each in classes]
     for each, name in zip(classes, tally.classes, strict=True):
@@ -374,7 +379,7 @@ def sounds(data: str, shape: ExampleShape, most: int, *, tally: ClassTally) -> L
 def _recordings(path: Path) -> list[Path]:
     """The recordings in a folder and those below it."""
     found = (each for each in path.rglob("*") if each.is_file() and not _hidden(each.relative_to(path)))
-    return sorted(each for each in found if each.suffix.lower() in AUDIO)
+    return sorted(each for each in found if each.suffix.lower() in SOUNDS_DATA.suffixes)
 
 
 def _windows(source: Path, shape: ExampleShape, tally: ClassTally) -> Iterator[np.ndarray]:

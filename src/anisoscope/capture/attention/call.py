@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from anisoscope.capture.rows.index import MASKED
+from anisoscope.models.forward import MASKED
 
 
 @dataclass(frozen=True)

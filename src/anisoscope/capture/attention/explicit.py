@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from anisoscope.capture.attention.call import Call, Take, detached, head_scaling
-from anisoscope.capture.rows.index import MASKED
+from anisoscope.models.forward import MASKED
 
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 _MULTIPLIED, _DIVIDED = ("mul", "mul_", "multiply"), ("div", "div_", "true_divide")

@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from anisoscope.capture.attention.call import Call
 from anisoscope.capture.attention.interface import watching
 from anisoscope.capture.attention.rotation import Turn, turning, unrotated
-from anisoscope.capture.rows.argument import by_name
 from anisoscope.capture.rows.index import Contexts, PositionChoice
 from anisoscope.capture.rows.row import Index, Scores
 from anisoscope.capture.sites.layout import Stack
-from anisoscope.capture.sites.part import CROSS_KINDS, ROTARY_KINDS, SELF_KINDS
-from anisoscope.capture.sites.site import Site
+from anisoscope.capture.sites.site import CROSS_KINDS, ROTARY_KINDS, SELF_KINDS, Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import by_name
 
 # Attention within the windows of a feature map: which position each place of a window holds.
 #

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from anisoscope.capture.capture import Capture
 from anisoscope.capture.gradients.gradient_pass import GradientPass, SiteRows, probing
 from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, Words, find_reading, output_part
-from anisoscope.capture.rows.argument import by_name
 from anisoscope.capture.rows.index import original_contexts
 from anisoscope.capture.rows.row import Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import by_name
 from anisoscope.numerics.hashing import half_of
 
 

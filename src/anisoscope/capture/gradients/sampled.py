@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from anisoscope.capture.capture import Capture
 from anisoscope.capture.gradients.gradient_pass import probing
 from anisoscope.capture.gradients.live import refuse_graphless
-from anisoscope.capture.rows.argument import by_name, with_ids
-from anisoscope.capture.rows.frame import SOUND
-from anisoscope.capture.rows.index import CONTENT, MASKED, Contexts, PositionChoice, RowSelection, special_ids
-from anisoscope.capture.rows.pixel import MASK, reads_last
+from anisoscope.capture.rows.index import Contexts, PositionChoice, RowSelection, special_ids, with_ids
+from anisoscope.capture.rows.pixel import reads_last
 from anisoscope.capture.rows.row import Index, Rows, Scores
-from anisoscope.capture.sites.layout import Layout, Stack, unwrapped
+from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import CONTENT, MASKED, PIXEL_MASK, SOUND, by_name, unwrapped
 
 _GOLDEN = 0.6180339887498949  # its multiples are spread evenly over the unit interval
 
@@ -155,7 +154,7 @@ def _content(arguments: Mapping[str, Any], outer: Mapping[str, Any]) -> Tensor:
 
 
 def _refuse_unreadable(arguments: Mapping[str, Any]) -> None:
-    seen = [name for name in (*SOUND, MASK) if isinstance(arguments.get(name), Tensor)]
+    seen = [name for name in (*SOUND, PIXEL_MASK) if isinstance(arguments.get(name), Tensor)]
     if seen:
         raise AnisoscopeError(
             f"the model was given {seen[0]}, and which of its rows are data cannot be told without waiting for the "

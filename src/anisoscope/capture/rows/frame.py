@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import SOUND
 
-SOUND = ("input_values", "input_features")
 _RATE = 16_000  # samples per second of every speech model here; mel frames come every 10 ms
 _LEAST = 0.1  # seconds of one exact value at the end of a context that are no recording
 REPEATED = (

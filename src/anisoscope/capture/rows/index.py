@@ -14,15 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.capture.rows.frame import SOUND, trusted, without_repeated_end
-from anisoscope.capture.rows.pixel import MASK, read_pixels, unpadded_cells
+from anisoscope.capture.rows.frame import trusted, without_repeated_end
+from anisoscope.capture.rows.pixel import read_pixels, unpadded_cells
 from anisoscope.capture.rows.row import Index
+from anisoscope.capture.sites.site import PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
-
-# The names under which models take their content, in the order in which they identify a context.
-CONTENT = ("input_ids", "inputs_embeds", "input_values", "input_features", "pixel_values")
-# A float mask at or below this is a mask, whatever the precision: half precision ends at -65504.
-MASKED = -9999.0
+from anisoscope.models.forward import CONTENT, MASKED, PIXEL_MASK, SOUND
 
 Windows = Callable[[int, int], "tuple[Tensor, Tensor]"]
 """(input length T, site length) -> first and one-past-last input position that each row reads; T is never data."""
@@ -223,7 +220,7 @@ def read_contexts(
     name, content = _content(arguments)
     pixels = None
     if name == "pixel_values" and (real is None or real.dim() == 3):
-        pixels, real = read_pixels(arguments.get(MASK) if real is None else real, content), None
+        pixels, real = read_pixels(arguments.get(PIXEL_MASK) if real is None else real, content), None
     ids = content.detach().cpu().long() if name == "input_ids" else None
     notes: list[str] = []
     if real is None and name != "pixel_values":
@@ -357,3 +354,28 @@ def _hashes(content: Tensor, real: Tensor | None, above: Contexts | None, pixels
         parts = [row[:, seen] for row, seen in zip(content, pixels, strict=True)]
     values = [content_hash(part, prefix) for part, prefix in zip(parts, prefixes, strict=True)]
     return torch.tensor(values, dtype=torch.int64)
+
+
+def with_ids(arguments: dict[str, Any], outer: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a stack, with the ids of the outer model where the stack was only given their embeddings."""
+    ids, embeds = outer.get("input_ids"), arguments.get("inputs_embeds")
+    lacking = arguments.get("input_ids") is None and isinstance(embeds, Tensor) and isinstance(ids, Tensor)
+    return {**arguments, "input_ids": ids} if lacking and ids.shape == embeds.shape[:2] else arguments  # type: ignore[union-attr]
+
+
+def positioned(x: Tensor, contexts: Contexts, site: Site) -> Tensor:
+    """An activation as [B, T, …]: rows of a flattened one, positions of a feature map, or one row per context."""
+    batch, length = contexts.batch, contexts.length
+    if x.shape[0] == batch and (x.dim() == 3 or site.kind in PER_HEAD):
+        return x
+    if x.dim() == 4 and x.shape[0] == batch:
+        last = contexts.channels_last is not None and contexts.channels_last(site, x.shape)
+        return x.flatten(1, 2) if last else x.flatten(2).transpose(1, 2)
+    if x.dim() == 3 and x.shape[1] == batch and length in (None, x.shape[0]):
+        return x.transpose(0, 1)
+    if x.dim() == 2 and x.shape[0] % batch == 0:
+        return x.unflatten(0, (batch, -1))
+    raise AnisoscopeError(
+        f"site {site} gave a tensor of shape {tuple(x.shape)} for {batch} contexts of {length} positions; expected "
+        "[contexts, positions, width]."
+    )

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
-
-MASK = "pixel_mask"  # [B, H, W], nonzero where a pixel belongs to the image
+from anisoscope.models.forward import PIXEL_MASK
 
 
 def unpadded_cells(pixels: Tensor, length: int) -> Tensor:
@@ -85,8 +84,8 @@ def read_pixels(mask: Any, content: Tensor) -> Tensor | None:
 
 def with_pixel_mask(arguments: dict[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a forward, with the pixel_mask that its model was given and did not hand on."""
-    mask = next((found[MASK] for found in others if isinstance(found.get(MASK), Tensor)), None)
-    return arguments if mask is None or isinstance(arguments.get(MASK), Tensor) else {**arguments, MASK: mask}
+    given = [found[PIXEL_MASK] for found in (arguments, *others) if isinstance(found.get(PIXEL_MASK), Tensor)]
+    return {**arguments, PIXEL_MASK: given[0]} if given else arguments
 
 
 def reads_last(model: nn.Module, layout: Any, site: Any, shape: torch.Size) -> bool:

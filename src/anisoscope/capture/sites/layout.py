@@ -12,16 +12,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from anisoscope.capture.rows.index import CONTENT, Windows
+from anisoscope.capture.rows.index import Windows
 from anisoscope.capture.sites import part as parts
 from anisoscope.capture.sites.family import REFUSED, Family, family_of
 from anisoscope.capture.sites.part import Place
 from anisoscope.capture.sites.patch import SpecialPositions, named_tokens
-from anisoscope.capture.sites.site import Site, check_kinds
+from anisoscope.capture.sites.site import ROTARY_KINDS, SELF_KINDS, Site, check_kinds
 from anisoscope.capture.sites.stage import Trunk, find_trunk
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import CONTENT, attends, unwrapped
+from anisoscope.models.modality import modality_of
 
 # What a stack returns, and whether a norm or a projection lies between it and the last block.
 
@@ -57,7 +60,7 @@ def _after_blocks(model: nn.Module, path: str, *, blocks: str) -> list[str]:
 
 
 _LENGTHS = re.compile(r"^(n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers)$")
-_ATTENTION = (*parts.SELF_KINDS, *parts.ROTARY_KINDS)
+_ATTENTION = (*SELF_KINDS, *ROTARY_KINDS)
 _STAGED = ("depths", "depth", "hidden_sizes", "embed_dims")  # one number for each stage in a configuration
 
 
@@ -140,6 +143,11 @@ class Layout:
         """Every kind that at least one stack has, and the weight tables."""
         return [*dict.fromkeys(kind for stack in self.stacks for kind in stack.kinds), *self.tables]
 
+    @property
+    def apart(self) -> set[str]:
+        """The stacks that have class or register tokens, whose rows are kept apart."""
+        return {stack.name for stack in self.stacks if stack.prefix or stack.suffix}
+
     def stack(self, name: str) -> Stack:
         """The stack of that name."""
         for stack in self.stacks:
@@ -194,9 +202,17 @@ def find_layout(model: nn.Module) -> Layout:
         stacks: tuple[Stack, ...] = (_staged_stack(model, trunk),)
     else:
         stacks = tuple(_stack(model, name, paths) for name, paths in _block_lists(model, names).items())
-    from anisoscope.capture.sites.weight import table_kinds
+    return Layout(_called(model), stacks, tuple(kind for kind in _TABLES if _weight_table(model, kind) is not None))
 
-    return Layout(_called(model), stacks, tuple(table_kinds(model)))
+
+def pool_fits(model: nn.Module, pool: str, layout: Layout | None = None) -> bool:
+    """Whether the row that a pool takes of a context means something: a class token, the last position of a text.
+
+    Of sounds and pictures the first and the last position are frames or patches like any other.
+    """
+    if pool not in ("cls", "last") or modality_of(model).is_text:
+        return True
+    return pool == "cls" and any(stack.prefix for stack in (layout or find_layout(model)).stacks)
 
 
 def refuse_compiled(model: nn.Module) -> None:
@@ -212,18 +228,6 @@ def refuse_compiled(model: nn.Module) -> None:
 
 def _called(model: nn.Module) -> str:
     return type(unwrapped(model)).__name__
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside data-parallel and adapter wrappers."""
-    while True:
-        inner = getattr(model, "module", None)
-        if isinstance(inner, nn.Module) and "Parallel" in type(model).__name__:
-            model = inner
-        elif hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
-            model = model.get_base_model()  # type: ignore[operator]
-        else:
-            return model
 
 
 def _block_lists(model: nn.Module, names: dict[str, nn.Module]) -> dict[str, list[str]]:
@@ -355,7 +359,7 @@ def _staged_stack(model: nn.Module, trunk: Trunk) -> Stack:
         has_norm = family.final(config)
     without = dict(family.without) if family is not None else {}
     places = {at: place for at, place in stack.places.items() if at[1] not in without}
-    if not any(parts.attends(model.get_submodule(path)) for path in trunk.blocks):
+    if not any(attends(model.get_submodule(path)) for path in trunk.blocks):
         missing |= dict.fromkeys(_ATTENTION, "its blocks have no attention")
     missing = {kind: why for kind, why in (missing | without).items() if kind != "final"}
     missing |= {} if has_norm else {"final": "nothing follows the last stage"}
@@ -407,3 +411,30 @@ def _unwritten_scores(block: nn.Module, config: Any) -> str:
         return "its scores are capped before the softmax"
     sinks = any(name.endswith("sinks") for name, _ in block.named_parameters())
     return "its softmax has a sink besides the keys" if sinks else ""
+
+
+# -- weight tables as rows --------------------------------------------------------------------------------------------
+
+_TABLES = {"embed_weight": "get_input_embeddings", "unembed": "get_output_embeddings"}
+
+
+def weight_rows(model: nn.Module, kind: str) -> Tensor:
+    """Rows of `embed_weight` or `unembed` [V, d], one per token, in float32 or float64."""
+    table = _weight_table(model, kind)
+    if table is None:
+        want = "an embedding table" if kind == "embed_weight" else "an output head (…ForCausalLM or …ForMaskedLM)"
+        raise AnisoscopeError(f"{type(model).__name__} has no weight table {kind!r}; expected a model with {want}.")
+    weight = table.detach()
+    return weight if weight.dtype == torch.float64 else weight.float()
+
+
+def _weight_table(model: nn.Module, kind: str) -> Tensor | None:
+    if kind not in _TABLES:
+        raise AnisoscopeError(f"{kind!r} is no weight table; expected {' or '.join(_TABLES)}.")
+    reader = getattr(unwrapped(model), _TABLES[kind], None)
+    try:
+        module = reader() if reader is not None else None
+    except (NotImplementedError, AttributeError):  # how transformers says that a model has no such table
+        return None
+    weight = getattr(module, "weight", None)
+    return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None

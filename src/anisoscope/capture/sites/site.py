@@ -35,6 +35,12 @@ KINDS: dict[str, str] = {
     "rows": "rows of a file",
 }
 
+SELF_KINDS = ("query", "key", "scores")
+ROTARY_KINDS = ("query_unrotated", "key_unrotated")
+CROSS_KINDS = ("cross_query", "cross_key", "cross_scores")
+CALLED_KINDS = (*SELF_KINDS, *ROTARY_KINDS, *CROSS_KINDS)  # read from attention calls, not from a module's output
+PER_HEAD = frozenset(CALLED_KINDS) - {"scores", "cross_scores"}
+
 
 @dataclass(frozen=True, order=True)
 class Site:

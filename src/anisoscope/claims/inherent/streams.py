@@ -14,11 +14,12 @@ from typing import Any
 from anisoscope.claims.engine.blocks import StackEvidence, last_step, stacks
 from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Reading, Readings, Run, Study
 from anisoscope.claims.engine.learned import hardly_learned
+from anisoscope.results import modality
 from anisoscope.results.quantity import Quantity, mean
 
 SOURCE = "Godey et al. 2024, Anisotropy Is Inherent to Self-Attention in Transformers, arXiv:2401.12143"
-MODALITIES = ("text", "characters", "speech", "vision", "convolution")
-CONVOLUTION = "convolution"
+MODALITIES = tuple(modality.MODALITIES)
+CONVOLUTION = modality.CONVOLUTION.name
 METRICS = ("average_cosine", "drift", "mean_norm", "relative_drift", "explained_by_drift")
 UNTRAINED = "has untrained weights"
 MOST_NAMED = 4  # in a sentence
@@ -119,7 +120,7 @@ def modality_of(entry: Mapping[str, Any], stack: str) -> str:
     told = entry.get("modality") or {}
     if isinstance(told, str):
         return told
-    return str(told.get(stack) or next(iter(told.values()), "text"))
+    return str(told.get(stack) or next(iter(told.values()), modality.TEXT.name))
 
 
 def streams(study: Study) -> dict[str, Stream]:

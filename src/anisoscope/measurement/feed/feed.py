@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anisoscope.capture.rows.row import Batch
+from anisoscope.capture.sites.layout import pool_fits
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.modality import pool_fits
+from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, SPEECH, Medium
 
 if TYPE_CHECKING:
     from anisoscope.measurement.profile import ProfileConfig
@@ -20,7 +21,6 @@ DEFAULT_CONTEXT = 512
 _TOKENS_ONLY = {"context": None, "special": "in", "first": "in"}  # options that mean tokens, and when they are off
 _OPTIONS = {"special": "--skip-special", "first": "--skip-first", "text_field": "--text-field"}
 _FILMS = ("num_frames", "frames_per_clip", "tubelet_size")  # sizes that a configuration of images has none of
-READS = {"speech": "audio", "vision": "images", "convolution": "images"}
 Tell = Callable[[str, int, int], None]
 
 
@@ -72,8 +72,7 @@ class Feed(ABC):
 
     @property
     def _unit_words(self) -> str:
-        words = {"characters": "characters", "speech": "frames", "vision": "patches", "convolution": "positions"}
-        return words.get(self.loaded.modality, "tokens")
+        return self.loaded.modality.units
 
 
 @dataclass
@@ -122,12 +121,12 @@ class TextFeed(Feed):
 
 def make_feed(loaded: Loaded, config: ProfileConfig, *, tell: Tell | None = None) -> Feed:
     """The feed of what a model reads: text, sounds or pictures."""
-    from anisoscope.measurement.feed.media import ImageFeed, SpeechFeed
+    from anisoscope.measurement.feed.media import ImageFeed, MediaFeed, SpeechFeed
 
     if not loaded.reads_text:
         _refuse_videos(loaded)
-        kind = SpeechFeed if loaded.modality == "speech" else ImageFeed
-        return kind(loaded, config, 0, tell=tell).prepared()
+        feeds: dict[Medium, type[MediaFeed]] = {SOUNDS_DATA: SpeechFeed, IMAGES_DATA: ImageFeed}
+        return feeds[loaded.modality.medium](loaded, config, 0, tell=tell).prepared()
     if loaded.main_input != "input_ids":
         raise AnisoscopeError(
             f"{loaded.name} reads {loaded.main_input}, and how to make that of text, sounds or pictures is not known; "
@@ -146,7 +145,7 @@ def fitting(loaded: Loaded, config: ProfileConfig) -> tuple[ProfileConfig, list[
     idle = {name: off for name, off in _without_meaning(loaded, config).items() if getattr(config, name) != off}
     if not idle:
         return config, []
-    reads = READS.get(loaded.modality, "text")
+    reads = loaded.modality.medium.name
     named = [f"--pool {config.pool}" if name == "pool" else _OPTIONS.get(name, f"--{name}") for name in idle]
     why = f"{reads} and has no class token" if list(idle) == ["pool"] and config.pool == "cls" else reads
     if len(config.models) == 1:
@@ -160,37 +159,37 @@ def _without_meaning(loaded: Loaded, config: ProfileConfig) -> dict[str, Any]:
 
     if loaded.reads_text:
         return {"seconds": None}
-    idle: dict[str, Any] = {**_TOKENS_ONLY} if loaded.modality == "speech" else {**_TOKENS_ONLY, "seconds": None}
+    idle: dict[str, Any] = {**_TOKENS_ONLY} if loaded.modality is SPEECH else {**_TOKENS_ONLY, "seconds": None}
     if not config.modules and not pool_fits(loaded.model, config.pool):
         idle["pool"] = "none"
-    return idle if has_columns(config.data) else {**idle, "text_field": "text"}
+    return idle if has_columns(config.data) else {**idle, "text_field": type(config).text_field}
 
 
 def no_text(loaded: Loaded, data: str) -> AnisoscopeError:
     """The sentence for data of which no context of text could be cut; sounds and pictures among it are named."""
-    from anisoscope.data.media import kind_of
+    from anisoscope.data.media import medium_of
 
-    kind = None if data == "embedded" else kind_of(data)
-    beside = "" if kind is None else f" (it holds {kind.what}, which {loaded.name} does not read)"
+    kind = None if data == "embedded" else medium_of(data)
+    beside = "" if kind is None else f" (it holds {kind.name}, which {loaded.name} does not read)"
     return AnisoscopeError(f"no context could be cut from {data!r}{beside}; give more text.")
 
 
 def _refuse_media(loaded: Loaded, data: str) -> None:
     """A sentence for sounds or pictures that are given to a model of text."""
     from anisoscope.data.files import SUPPORTED, suffix_of
-    from anisoscope.data.media import kind_of
+    from anisoscope.data.media import medium_of
 
     path = Path(data).expanduser()
     if data == "embedded" or not path.is_file() or suffix_of(path.name) in set(SUPPORTED) - {".zip"}:
         return
-    kind = kind_of(data)
+    kind = medium_of(data)
     if kind is not None:
-        raise AnisoscopeError(f"{loaded.name} reads text, but {data!r} holds {kind.what}; give it text.")
+        raise AnisoscopeError(f"{loaded.name} reads text, but {data!r} holds {kind.name}; give it text.")
 
 
 def _refuse_videos(loaded: Loaded) -> None:
     config = getattr(loaded.model, "config", None)
-    if loaded.modality != "speech" and any(hasattr(config, name) for name in _FILMS):
+    if loaded.modality is not SPEECH and any(hasattr(config, name) for name in _FILMS):
         raise AnisoscopeError(
             f"{loaded.name} reads videos, which are not supported as data; anisoscope.measure takes any batches."
         )

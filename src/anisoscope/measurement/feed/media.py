@@ -12,13 +12,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from anisoscope.capture.rows.argument import evaluating, input_device
 from anisoscope.capture.rows.row import Batch, Rows, Scores
 from anisoscope.capture.sites.site import Site
 from anisoscope.data.media import SHOWN, MediaTally
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.feed.feed import Feed, Tell, forward_failed
 from anisoscope.measurement.memory import COUNTED
+from anisoscope.models.forward import evaluating, input_device
 from anisoscope.models.processor import longest, picture_inputs, sampling_rate, sound_inputs
 
 # What the decoder of a model that hears or sees is given to read: its own greedy text, or the text that is known.

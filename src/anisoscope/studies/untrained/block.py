@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from anisoscope.capture.attention.call import Call
 from anisoscope.capture.attention.interface import watching
-from anisoscope.capture.rows.argument import first_tensor
 from anisoscope.capture.sites.layout import Stack, find_layout
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import first_tensor
 
 PRENORM = "prenorm"  # our own: the blocks of GPT-NeoX, sublayers in sequence, attention to both sides
 STANDARD_DEVIATION = 0.02
@@ -286,7 +286,7 @@ def _hooked(module: nn.Module, hook: Callable[..., None]) -> Iterator[None]:
 
 def _feed(model: nn.Module, family: str, *, sequences: int, length: int, seed: int) -> None:
     """Run a model on something that it reads, until its first block is called."""
-    from anisoscope.capture.rows.argument import forward
+    from anisoscope.models.forward import forward
 
     try:
         forward(model, _something(model, sequences=sequences, length=length, seed=seed))

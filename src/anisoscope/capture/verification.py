@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture
-from anisoscope.capture.rows.argument import evaluating, forward
 from anisoscope.capture.rows.row import Batch, Index, Rows, Scores
-from anisoscope.capture.sites.layout import Layout, Stack, unwrapped
-from anisoscope.capture.sites.part import CALLED_KINDS
-from anisoscope.capture.sites.site import Site
+from anisoscope.capture.sites.layout import Layout, Stack
+from anisoscope.capture.sites.site import CALLED_KINDS, Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import evaluating, forward, unwrapped
 
 _STREAM = ("embed", "resid", "stage", "final")
 _ADDED = ("attn_in", "attn_out", "mlp_in", "mlp_out")
