@@ -12,8 +12,7 @@ from typing import Any, BinaryIO
 
 from anisoscope.data.files import _hidden, files_seen, readable
 from anisoscope.data.records import open_dataset, read_records
-from anisoscope.errors import AnisoscopeError
-from anisoscope.models.source import missing_path
+from anisoscope.errors import AnisoscopeError, missing_path
 from anisoscope.results.modality import IMAGES_DATA, MEDIA, SOUNDS_DATA, Medium
 
 TABLES = (".parquet", ".arrow")

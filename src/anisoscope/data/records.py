@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from anisoscope.data.files import FileEntry, decoded, lines, readable
-from anisoscope.errors import AnisoscopeError
-from anisoscope.models.source import hub_reachable, near_miss
+from anisoscope.errors import AnisoscopeError, near_miss
+from anisoscope.models.source import hub_reachable
 
 Record = Mapping[str, Any]
 JSON_LIMIT = 1 << 30  # a JSON list has to be parsed whole

@@ -19,8 +19,7 @@ from anisoscope.data.files import RECORD_SUFFIXES, entries
 from anisoscope.data.records import read_records
 from anisoscope.data.text import Document
 from anisoscope.data.tokens import FEWEST, Context, contexts
-from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.models.source import missing_path
+from anisoscope.errors import AnisoscopeError, missing_path, unknown_name
 from anisoscope.models.tokenizer import plain_ids, special_frame
 
 NONE = -1  # the label of a token that has none

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from anisoscope.data.files import RECORD_SUFFIXES, SUPPORTED, FileEntry, articles, decoded, entries, suffix_of
 from anisoscope.data.records import Record, hub_records, read_records
-from anisoscope.errors import AnisoscopeError
-from anisoscope.models.source import missing_path
+from anisoscope.errors import AnisoscopeError, missing_path
 
 PART = 1 << 23  # characters; a longer plain text comes in parts, so that memory stays bounded
 SEPARATOR = "\n\f\n"  # between the articles of the embedded corpus

@@ -13,8 +13,8 @@ from torch import nn
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models import checkpoint as checkpoints
 from anisoscope.models import tokenizer as tokenizers
-from anisoscope.models.checkpoint import Wish, adapted_model, base_source
-from anisoscope.models.failures import one_sentence, quiet
+from anisoscope.models.checkpoint import LoadOptions, adapted_model, base_source
+from anisoscope.models.failures import quiet, readable_errors
 from anisoscope.models.modality import modality_of
 from anisoscope.models.placement import choose_device, choose_dtype, parameter_count, place, weight_fingerprint
 from anisoscope.models.processor import PROCESSORS, load_processor
@@ -84,56 +84,48 @@ def load_model(
     source = parse_model(spec, random_init=random_init, state=architecture is not None)
     plan = parse_model(architecture, random_init=True) if architecture and source.kind == "state" else source
     place_ = choose_device(device)
-    wish = Wish(place_, choose_dtype(dtype, place_), seed, trust_remote_code, device_map, with_head)
-    _check_wish(source, wish, random_init=random_init)
+    wanted = LoadOptions(place_, choose_dtype(dtype, place_), seed, trust_remote_code, device_map, with_head)
+    _check_options(source, wanted, random_init=random_init)
     notes: list[str] = []
-    with quiet(source), one_sentence(source):
+    with quiet(source), readable_errors(source):
         if source.kind == "state":
-            model, config = _state(source, plan, wish, notes=notes)
+            config = checkpoints.read_config(plan, options=checkpoints.hub_options(plan, wanted), notes=notes)
+            model = checkpoints.model_of_state(source, config, wanted, notes=notes)
         else:
-            model, config = _model(source, wish, random_init=random_init, notes=notes)
+            model, config = _model(source, wanted, random_init=random_init, notes=notes)
         _refuse_two(model, config, source)
         if device_map is None:
-            model = place(model, device=wish.device, dtype=wish.dtype, notes=notes)
+            model = place(model, device=wanted.device, dtype=wanted.dtype, notes=notes)
         places = token_places(source, plan)
-        words = _tokenizer(places, config, model, wish=wish, given=tokenizer, needed=need_tokenizer, notes=notes)
-        loaded = _described(model.eval(), words, source, config, wish=wish, notes=notes)
+        words = _tokenizer(places, config, model, wanted=wanted, given=tokenizer, needed=need_tokenizer, notes=notes)
+        loaded = _described(model.eval(), words, source, config, wanted=wanted, notes=notes)
         if not loaded.reads_text:
-            loaded.processor = _processor(places, config, wish=wish, medium=loaded.modality.medium, notes=notes)
+            loaded.processor = _processor(places, config, wanted=wanted, medium=loaded.modality.medium, notes=notes)
         return loaded
 
 
-def _check_wish(source: ModelSource, wish: Wish, *, random_init: bool) -> None:
+def _check_options(source: ModelSource, wanted: LoadOptions, *, random_init: bool) -> None:
     if source.kind == "rows":
         raise AnisoscopeError(f"{source.spec!r} is a file of rows, not a model; read it with load_rows.")
     if source.kind == "gguf" and importlib.util.find_spec("gguf") is None:
         raise AnisoscopeError(f"{source.spec!r} is a GGUF file, which needs `gguf`; install it: pip install gguf.")
-    if wish.device_map is not None and importlib.util.find_spec("accelerate") is None:
+    if wanted.device_map is not None and importlib.util.find_spec("accelerate") is None:
         raise AnisoscopeError("--device-map needs `accelerate`; install it: pip install accelerate.")
     if random_init and source.kind in ("peft", "gguf"):
         raise AnisoscopeError(f"{source.spec!r} cannot be initialised afresh; give its base model with --random-init.")
-    if random_init and wish.device_map is not None:
+    if random_init and wanted.device_map is not None:
         raise AnisoscopeError("--random-init and --device-map do not go together; choose a --device.")
 
 
-def _model(source: ModelSource, wish: Wish, *, random_init: bool, notes: list[str]) -> tuple[nn.Module, Any]:
+def _model(source: ModelSource, wanted: LoadOptions, *, random_init: bool, notes: list[str]) -> tuple[nn.Module, Any]:
     if source.kind == "peft":
-        return adapted_model(source, wish, notes)
-    options = checkpoints.hub_options(source, wish)
+        return adapted_model(source, wanted, notes)
+    options = checkpoints.hub_options(source, wanted)
     config = checkpoints.read_config(source, options=options, notes=notes)
     if random_init:
-        notes.append(f"random weights (seed {wish.seed})")
-        return checkpoints.fresh_model(config, wish), config
-    return checkpoints.stored_model(source, config, wish, options=options, notes=notes), config
-
-
-def _state(source: ModelSource, plan: ModelSource, wish: Wish, *, notes: list[str]) -> tuple[nn.Module, Any]:
-    """The model of a file of weights, as its architecture says."""
-    from anisoscope.models.state_file import model_of_state
-
-    config = checkpoints.read_config(plan, options=checkpoints.hub_options(plan, wish), notes=notes)
-    assert source.path is not None
-    return model_of_state(source.path, config, wish, notes=notes), config
+        notes.append(f"random weights (seed {wanted.seed})")
+        return checkpoints.fresh_model(config, wanted), config
+    return checkpoints.stored_model(source, config, wanted, options=options, notes=notes), config
 
 
 def token_places(source: ModelSource, plan: ModelSource) -> list[ModelSource]:
@@ -153,13 +145,13 @@ def _tokenizer(
     config: Any,
     model: nn.Module,
     *,
-    wish: Wish,
+    wanted: LoadOptions,
     given: str | None,
     needed: bool,
     notes: list[str],
 ) -> Any:
     """The tokenizer the user names, the model's own, or bytes."""
-    found = _found_tokenizer(places, config, wish=wish, given=given, notes=notes)
+    found = _found_tokenizer(places, config, wanted=wanted, given=given, notes=notes)
     rows = _vocabulary(model, config)
     if found is not None:
         _check_vocabulary(found, rows, notes)
@@ -179,16 +171,16 @@ def _tokenizer(
 
 
 def _found_tokenizer(
-    places: list[ModelSource], config: Any, *, wish: Wish, given: str | None, notes: list[str]
+    places: list[ModelSource], config: Any, *, wanted: LoadOptions, given: str | None, notes: list[str]
 ) -> Any | None:
     if given is not None:
-        return tokenizers.named_tokenizer(given, notes=notes, trust_remote_code=wish.trust_remote_code)
+        return tokenizers.named_tokenizer(given, notes=notes, trust_remote_code=wanted.trust_remote_code)
     for where in places:
         if where.kind == "config":
             found = tokenizers.architecture_tokenizer(where.name)
         else:
             gguf = where.path.name if where.kind == "gguf" and where.path is not None else None
-            options = checkpoints.hub_options(where, wish)
+            options = checkpoints.hub_options(where, wanted)
             found = tokenizers.load_tokenizer(where.place, config=config, notes=notes, gguf_file=gguf, **options)
         if found is not None:
             return found
@@ -208,12 +200,12 @@ def _tokenizer_above(source: ModelSource, rows: int | None, *, notes: list[str])
     return found
 
 
-def _processor(places: list[ModelSource], config: Any, *, wish: Wish, medium: Medium, notes: list[str]) -> Any:
+def _processor(places: list[ModelSource], config: Any, *, wanted: LoadOptions, medium: Medium, notes: list[str]) -> Any:
     """What turns sounds or pictures into the model's input: its own, or one by the sizes of its configuration."""
     for where in places:
         if where.kind not in ("folder", "hub"):
             continue
-        options = checkpoints.hub_options(where, wish)
+        options = checkpoints.hub_options(where, wanted)
         found = load_processor(where.place, medium=medium, notes=notes, **options)
         if found is not None:
             return found
@@ -261,7 +253,7 @@ def _check_vocabulary(tokenizer: Any, rows: int | None, notes: list[str]) -> Non
 
 
 def _described(
-    model: nn.Module, tokenizer: Any, source: ModelSource, config: Any, *, wish: Wish, notes: list[str]
+    model: nn.Module, tokenizer: Any, source: ModelSource, config: Any, *, wanted: LoadOptions, notes: list[str]
 ) -> Loaded:
     both = bool(getattr(config, "is_encoder_decoder", False)) and _has_decoder(model)
     return Loaded(
@@ -276,7 +268,7 @@ def _described(
         pad_id=_pad_id(tokenizer, config, notes, rows=_vocabulary(model, config)),
         decoder_start=_decoder_start(model, config) if both else None,
         parameters=parameter_count(model),
-        device=next((p.device for p in model.parameters()), wish.device),
+        device=next((p.device for p in model.parameters()), wanted.device),
         main_input=_main_input(model),
         notes=notes,
         modality=modality_of(model, tokenizer),

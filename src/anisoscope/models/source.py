@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.errors import AnisoscopeError
+from anisoscope.errors import AnisoscopeError, missing_path
 
 Kind = Literal["folder", "hub", "gguf", "config", "rows", "peft", "state"]
 ROW_SUFFIXES = (".npy", ".safetensors")
@@ -266,24 +266,6 @@ def short_name(path: Path) -> str:
     last = path.stem if path.suffix == ".gguf" else parts[-1]
     says_little = _SAYS_LITTLE.fullmatch(last)
     return f"{parts[-2]}/{last}" if says_little and len(parts) > 2 else last
-
-
-def missing_path(path: str | Path) -> AnisoscopeError:
-    """An error for a path that is not there, with the nearest names beside it suggested."""
-    hint = near_miss(path) or "check the spelling."
-    return AnisoscopeError(f"there is no file or folder {str(path)!r}; {hint}")
-
-
-def near_miss(path: str | Path) -> str:
-    """A question that names files or folders spelled almost like a path that is not there, or nothing."""
-    path = Path(path)
-    parent = path.parent
-    while not parent.is_dir() and parent != parent.parent:
-        parent = parent.parent
-    depth = len(parent.parts) if str(parent) != "." else 0
-    wanted = path.parts[depth] if len(path.parts) > depth else path.name
-    near = difflib.get_close_matches(wanted, sorted(p.name for p in parent.iterdir()), n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(repr(str(parent / name)) for name in near)}?" if near else ""
 
 
 def hub_reachable(timeout: float = 4.0) -> bool:

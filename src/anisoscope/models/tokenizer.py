@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anisoscope.errors import AnisoscopeError
-from anisoscope.models.source import hub_reachable, looks_like_path, missing_path
+from anisoscope.errors import AnisoscopeError, missing_path
+from anisoscope.models.source import hub_reachable, looks_like_path
 
 FILES = (
     "tokenizer.json",

@@ -141,11 +141,11 @@ def build_model(config: TrainConfig, *, vocab_size: int) -> nn.Module:
     In a family of both architectures that holds over mask and objective, too: arms differ in nothing else.
     The initial weights come from a generator of their own: the global one is left as it was.
     """
-    from anisoscope.models.checkpoint import Wish, fresh_model
+    from anisoscope.models.checkpoint import LoadOptions, fresh_model
 
     with hushed():
         description = model_config(config, vocab_size=vocab_size)
-        model = fresh_model(description, Wish(torch.device("cpu"), seed=config.seed))
+        model = fresh_model(description, LoadOptions(torch.device("cpu"), seed=config.seed))
     return model.double() if config.dtype == "float64" else model
 
 

@@ -14,8 +14,7 @@ from anisoscope.data.enwik8.markup import CleaningStats, clean_article
 from anisoscope.data.enwik8.symbols import SYMBOLS, decode, decode_bytes, encode, vocabulary
 from anisoscope.data.files import BLOCK, entries, readable
 from anisoscope.data.text import Document
-from anisoscope.errors import AnisoscopeError
-from anisoscope.models.source import missing_path
+from anisoscope.errors import AnisoscopeError, missing_path
 
 __all__ = [
     "MD5",

@@ -158,13 +158,13 @@ def build_block(
     family: str, *, width: int, heads: int, length: int, sequences: int, seed: int, device: str = "cpu"
 ) -> UntrainedBlock:
     """The first block of a fresh one-block model of a family, ready to be called on [sequences, length, width]."""
-    from anisoscope.models.checkpoint import Wish, fresh_model
+    from anisoscope.models.checkpoint import LoadOptions, fresh_model
     from anisoscope.training.models import hushed
 
     with hushed():
         config = block_config(family, width=width, heads=heads, length=length)
         try:
-            model = fresh_model(config, Wish(torch.device("cpu"), seed=seed, with_head=False))
+            model = fresh_model(config, LoadOptions(torch.device("cpu"), seed=seed, with_head=False))
         except _FOREIGN as error:
             raise _refused(family, f"no model of it can be made with width {width} and {heads} heads") from error
     model = model.eval().to(device)
