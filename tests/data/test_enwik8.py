@@ -18,18 +18,10 @@ import numpy as np
 import pytest
 
 from anisoscope.data.enwik8 import folder as prepare
-from anisoscope.data.enwik8.article import (
-    SYMBOLS,
-    CleaningStats,
-    clean,
-    clean_article,
-    decode,
-    decode_bytes,
-    encode,
-    read_raw,
-)
+from anisoscope.data.enwik8.article import clean, read_raw
 from anisoscope.data.enwik8.folder import open_prepared, prepare_enwik8
-from anisoscope.data.enwik8.symbols import OUTSIDE
+from anisoscope.data.enwik8.markup import CleaningStats, clean_article
+from anisoscope.data.enwik8.symbols import OUTSIDE, SYMBOLS, decode, decode_bytes, encode
 from anisoscope.data.text import read_documents
 from anisoscope.errors import AnisoscopeError
 

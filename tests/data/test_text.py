@@ -18,10 +18,12 @@ import torch
 
 from anisoscope.data import text as text_module
 from anisoscope.data.embedded.build import pack, prose, spread
-from anisoscope.data.enwik8.article import CleaningStats, clean, clean_article
+from anisoscope.data.enwik8.article import clean
+from anisoscope.data.enwik8.markup import CleaningStats, clean_article
 from anisoscope.data.text import Document, read_documents
-from anisoscope.data.tokens import ByteTokenizer, Context, DataFingerprint, Tally, batches, contexts, slices
+from anisoscope.data.tokens import Context, DataFingerprint, Tally, batches, contexts, slices
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.tokenizer import ByteTokenizer
 
 
 def texts(source: object, **options: object) -> list[str]:

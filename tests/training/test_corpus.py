@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from anisoscope.data.enwik8.article import SYMBOLS, encode
 from anisoscope.data.enwik8.folder import prepare_enwik8
+from anisoscope.data.enwik8.symbols import SYMBOLS, encode
 from anisoscope.data.text import read_documents
 from anisoscope.errors import AnisoscopeError
 from anisoscope.training import corpus as corpus_module

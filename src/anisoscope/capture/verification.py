@@ -79,7 +79,8 @@ class _Check:
             raise AnisoscopeError("the sites cannot be verified: the batch has only padding; give one with tokens.")
         for stack in self.layout.stacks:
             self._hidden(stack, record, _named(output, stack, "hidden_states"))
-            self._last(stack, record, _last_hidden(output, stack, len(self.layout.stacks)))
+            outer = "encoder_" if stack.name == "encoder" and len(self.layout.stacks) > 1 else ""
+            self._last(stack, record, getattr(output, f"{outer}last_hidden_state", None))
             if added:
                 for layer in range(1, stack.depth + 1):
                     self._block(stack, layer, record.x)
@@ -278,11 +279,6 @@ def _named(output: Any, stack: Stack, what: str) -> Sequence[Tensor] | None:
     names = [what] if stack.name == "single" else [f"{stack.name}_{what}"]
     found = next((getattr(output, name, None) for name in names if getattr(output, name, None) is not None), None)
     return found if found is not None or stack.name != "single" else getattr(output, f"decoder_{what}", None)
-
-
-def _last_hidden(output: Any, stack: Stack, stacks: int) -> Tensor | None:
-    name = "encoder_last_hidden_state" if stack.name == "encoder" and stacks > 1 else "last_hidden_state"
-    return getattr(output, name, None)
 
 
 def _few(inputs: Mapping[str, Any]) -> dict[str, Any]:

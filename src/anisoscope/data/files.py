@@ -55,7 +55,7 @@ def entries(path: Path) -> Iterator[FileEntry]:
 
 
 def _folder_entries(folder: Path) -> Iterator[FileEntry]:
-    found = sorted(p for p in folder.rglob("*") if p.is_file() and not _hidden(p.relative_to(folder)))
+    found = sorted(p for p in folder.rglob("*") if p.is_file() and not is_hidden(p.relative_to(folder)))
     usable = [p for p in found if _supported(p.name) and not (p.name in _ITS_SIDECARS and is_prepared(p.parent))]
     if not usable:
         seen = files_seen([p.name for p in found], none="none that can be read as text")
@@ -84,7 +84,7 @@ def is_prepared(folder: Path) -> bool:
     return all((folder / name).is_file() for name in PREPARED)
 
 
-def _hidden(path: Path | PurePosixPath) -> bool:
+def is_hidden(path: Path | PurePosixPath) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
 
 
@@ -114,7 +114,7 @@ def _file_entries(path: Path, *, label: str) -> Iterator[FileEntry]:
 def _zip_entries(path: Path, *, label: str) -> Iterator[FileEntry]:
     with readable(str(path)), zipfile.ZipFile(path) as archive:
         infos = sorted((i for i in archive.infolist() if not i.is_dir()), key=lambda i: i.filename)
-        members = [i.filename for i in infos if not _hidden(PurePosixPath(i.filename))]
+        members = [i.filename for i in infos if not is_hidden(PurePosixPath(i.filename))]
         usable = [m for m in members if _supported(m)] or members
         if not usable:
             raise AnisoscopeError(f"the archive {str(path)!r} holds no files; expected text or records inside it.")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from anisoscope.data.files import _hidden, files_seen, readable
+from anisoscope.data.files import entries, files_seen, is_hidden, readable
 from anisoscope.data.records import open_dataset, read_records
+from anisoscope.data.text import looks_like_dataset
 from anisoscope.errors import AnisoscopeError, missing_path
 from anisoscope.results.modality import IMAGES_DATA, MEDIA, SOUNDS_DATA, Medium
 
@@ -75,7 +76,7 @@ def medium_of(source: str) -> Medium | None:
     path = Path(source).expanduser()
     names = [path.name]
     if path.is_dir():
-        names = [p.name for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path))]
+        names = [p.name for p in path.rglob("*") if p.is_file() and not is_hidden(p.relative_to(path))]
     elif path.suffix.lower() == ".zip" and path.is_file():
         with readable(str(path)), zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -89,8 +90,6 @@ def items(source: str, medium: Medium, *, column: str | None = None, group_by: s
 
     `group_by` is `folder` (the folder a file lies in, as classes often do), `file`, or a field of a dataset.
     """
-    from anisoscope.data.text import _looks_like_dataset
-
     path = Path(source).expanduser()
     if path.is_dir():
         return _of_folder(path, medium, group_by=group_by)
@@ -98,9 +97,10 @@ def items(source: str, medium: Medium, *, column: str | None = None, group_by: s
         return _of_archive(path, medium, group_by=group_by)
     if path.is_file():
         return _of_file(path, medium, column=column, group_by=group_by)
-    if not _looks_like_dataset(source) or _suffix(source) in (*SOUNDS_DATA.suffixes, *IMAGES_DATA.suffixes):
+    if not looks_like_dataset(source) or _suffix(source) in (*SOUNDS_DATA.suffixes, *IMAGES_DATA.suffixes):
         raise missing_path(path)
-    return _of_dataset(source, medium, column=column, group_by=group_by)
+    rows = _undecoded(open_dataset(source, split="train"), medium)
+    return _of_rows(source, rows, medium, column=column, group_by=group_by)
 
 
 def has_columns(source: str) -> bool:
@@ -118,7 +118,7 @@ def _suffix(name: str) -> str:
 
 
 def _of_folder(folder: Path, medium: Medium, *, group_by: str | None) -> Iterator[Item]:
-    found = sorted(p for p in folder.rglob("*") if p.is_file() and not _hidden(p.relative_to(folder)))
+    found = sorted(p for p in folder.rglob("*") if p.is_file() and not is_hidden(p.relative_to(folder)))
     paths = [p for p in found if _suffix(p.name) in medium.suffixes]
     if not paths:
         raise _none(f"the folder {str(folder)!r}", [p.name for p in found], medium)
@@ -135,7 +135,7 @@ def _item(path: Path, inside: str, *, group_by: str | None) -> Item:
 def _of_archive(path: Path, medium: Medium, *, group_by: str | None) -> Iterator[Item]:
     with readable(str(path)), zipfile.ZipFile(path) as archive:
         members = sorted(i.filename for i in archive.infolist() if not i.is_dir())
-        members = [name for name in members if not _hidden(PurePosixPath(name))]
+        members = [name for name in members if not is_hidden(PurePosixPath(name))]
         wanted = [name for name in members if _suffix(name) in medium.suffixes]
         if not wanted:
             raise _none(f"the archive {str(path)!r}", members, medium)
@@ -148,7 +148,8 @@ def _of_archive(path: Path, medium: Medium, *, group_by: str | None) -> Iterator
 
 def _of_file(path: Path, medium: Medium, *, column: str | None, group_by: str | None) -> Iterator[Item]:
     if _suffix(path.name) in TABLES:
-        yield from _of_table(path, medium, column=column, group_by=group_by)
+        for entry in entries(path):
+            yield from _of_rows(str(path), read_records(entry, []), medium, column=column, group_by=group_by)
         return
     if _suffix(path.name) not in medium.suffixes:
         raise AnisoscopeError(
@@ -181,20 +182,11 @@ def _group(inside: str, group_by: str | None) -> str:
 # -- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _of_table(path: Path, medium: Medium, *, column: str | None, group_by: str | None) -> Iterator[Item]:
-    from anisoscope.data.files import entries
-
-    for entry in entries(path):
-        for number, record in enumerate(read_records(entry, [])):
-            name = column or _column(record, medium, str(path))
-            yield _of_value(f"{path}[{number}]", record, name, group_by=group_by)
-
-
-def _of_dataset(name: str, medium: Medium, *, column: str | None, group_by: str | None) -> Iterator[Item]:
-    rows = _undecoded(open_dataset(name, split="train"), medium)
+def _of_rows(
+    name: str, rows: Iterable[Any], medium: Medium, *, column: str | None, group_by: str | None
+) -> Iterator[Item]:
     for number, record in enumerate(rows):
-        chosen = column or _column(record, medium, name)
-        yield _of_value(f"{name}[{number}]", record, chosen, group_by=group_by)
+        yield _of_value(f"{name}[{number}]", record, column or _column(record, medium, name), group_by=group_by)
 
 
 def _undecoded(rows: Any, medium: Medium) -> Any:

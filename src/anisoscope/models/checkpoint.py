@@ -194,8 +194,7 @@ def classes(config: Any, *, with_head: bool, remote: bool = False) -> list[Any]:
     if remote and getattr(config, "auto_map", None):
         usable = [auto for auto in heads if auto.__name__ in config.auto_map]
         return [*usable, transformers.AutoModel] if with_head else [transformers.AutoModel]
-    named = {auto: _class_name(auto, config) for auto in heads}
-    named = {auto: name for auto, name in named.items() if name}
+    named = {auto: class_of(auto, config).__name__ for auto in heads if type(config) in auto._model_mapping}
     stated = (getattr(config, "architectures", None) or [""])[0]
     alone = type(config) not in transformers.AutoModel._model_mapping  # vision-encoder-decoder: no bare model
     if (stated.endswith("EncoderModel") or alone) and hasattr(transformers, stated):
@@ -213,10 +212,6 @@ def _with_head(named: dict[Any, str], stated: str, config: Any) -> list[Any]:
         return []  # the bare model, or a head that gives no words
     order = list(named)
     return order[::-1] if getattr(config, "is_decoder", False) else order
-
-
-def _class_name(auto: Any, config: Any) -> str:
-    return str(class_of(auto, config).__name__) if type(config) in auto._model_mapping else ""
 
 
 def class_of(auto: Any, config: Any) -> Any:

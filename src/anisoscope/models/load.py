@@ -96,11 +96,11 @@ def load_model(
         _refuse_two(model, config, source)
         if device_map is None:
             model = place(model, device=wanted.device, dtype=wanted.dtype, notes=notes)
-        places = token_places(source, plan)
-        words = _tokenizer(places, config, model, wanted=wanted, given=tokenizer, needed=need_tokenizer, notes=notes)
+        beside = _Companions(_places(source, plan), config, wanted, notes)
+        words = beside.tokenizer(model, given=tokenizer, needed=need_tokenizer)
         loaded = _described(model.eval(), words, source, config, wanted=wanted, notes=notes)
         if not loaded.reads_text:
-            loaded.processor = _processor(places, config, wanted=wanted, medium=loaded.modality.medium, notes=notes)
+            loaded.processor = beside.processor(loaded.modality.medium)
         return loaded
 
 
@@ -128,7 +128,7 @@ def _model(source: ModelSource, wanted: LoadOptions, *, random_init: bool, notes
     return checkpoints.stored_model(source, config, wanted, options=options, notes=notes), config
 
 
-def token_places(source: ModelSource, plan: ModelSource) -> list[ModelSource]:
+def _places(source: ModelSource, plan: ModelSource) -> list[ModelSource]:
     """Where the tokenizer of a model may lie: with it, with its base or architecture, or above a checkpoint of many."""
     if source.kind == "peft":
         return [source, base_source(source)]
@@ -140,78 +140,72 @@ def token_places(source: ModelSource, plan: ModelSource) -> list[ModelSource]:
     return places
 
 
-def _tokenizer(
-    places: list[ModelSource],
-    config: Any,
-    model: nn.Module,
-    *,
-    wanted: LoadOptions,
-    given: str | None,
-    needed: bool,
-    notes: list[str],
-) -> Any:
-    """The tokenizer the user names, the model's own, or bytes."""
-    found = _found_tokenizer(places, config, wanted=wanted, given=given, notes=notes)
-    rows = _vocabulary(model, config)
-    if found is not None:
-        _check_vocabulary(found, rows, notes)
+@dataclass(frozen=True)
+class _Companions:
+    """The tokenizer and the processor of a model: `places` are where they may lie."""
+
+    places: list[ModelSource]
+    config: Any
+    wanted: LoadOptions
+    notes: list[str]
+
+    def tokenizer(self, model: nn.Module, *, given: str | None, needed: bool) -> Any:
+        """The tokenizer that the user names, the model's own, or bytes."""
+        found, rows = self._found(given), _vocabulary(model, self.config)
+        if found is not None:
+            _check_vocabulary(found, rows, self.notes)
+            return found
+        if given is not None:
+            raise AnisoscopeError(
+                f"no tokenizer could be loaded from {given!r}; give a folder, a hub id or a tokenizer.json."
+            )
+        if not needed or _main_input(model) != "input_ids":  # a decoder under sounds or pictures writes its own text
+            return None
+        if (above := self._above(rows)) is not None:
+            return above
+        if rows is None:
+            spec = self.places[0].spec
+            raise AnisoscopeError(f"{spec!r} has no tokenizer and no embedding table; give one with --tokenizer.")
+        self.notes.append("no tokenizer found: UTF-8 bytes are used as token ids")
+        return tokenizers.ByteTokenizer(rows)
+
+    def _found(self, given: str | None) -> Any | None:
+        if given is not None:
+            trusted = self.wanted.trust_remote_code
+            return tokenizers.named_tokenizer(given, notes=self.notes, trust_remote_code=trusted)
+        for where in self.places:
+            if where.kind == "config":
+                found = tokenizers.architecture_tokenizer(where.name)
+            else:
+                options = checkpoints.hub_options(where, self.wanted)
+                options["gguf_file"] = where.path.name if where.kind == "gguf" and where.path is not None else None
+                found = tokenizers.load_tokenizer(where.place, config=self.config, notes=self.notes, **options)
+            if found is not None:
+                return found
+        return None
+
+    def _above(self, rows: int | None) -> Any | None:
+        """The tokenizer one folder up, as packages of several models keep it, where it has one word for each id."""
+        source = self.places[0]
+        if source.kind != "folder" or source.path is None:
+            return None
+        above = Path(source.place).resolve().parent
+        told: list[str] = []
+        found = tokenizers.load_tokenizer(str(above), config=None, notes=told, local_files_only=True)
+        if found is None or len(found) != rows:
+            return None
+        self.notes.extend([*told, f"the tokenizer is that of the folder above, {above.name!r}"])
         return found
-    if given is not None:
-        raise AnisoscopeError(
-            f"no tokenizer could be loaded from {given!r}; give a folder, a hub id or a tokenizer.json."
-        )
-    if not needed or _main_input(model) != "input_ids":  # a decoder under sounds or pictures writes its own text
-        return None
-    if (above := _tokenizer_above(places[0], rows, notes=notes)) is not None:
-        return above
-    if rows is None:
-        raise AnisoscopeError(f"{places[0].spec!r} has no tokenizer and no embedding table; give one with --tokenizer.")
-    notes.append("no tokenizer found: UTF-8 bytes are used as token ids")
-    return tokenizers.ByteTokenizer(rows)
 
-
-def _found_tokenizer(
-    places: list[ModelSource], config: Any, *, wanted: LoadOptions, given: str | None, notes: list[str]
-) -> Any | None:
-    if given is not None:
-        return tokenizers.named_tokenizer(given, notes=notes, trust_remote_code=wanted.trust_remote_code)
-    for where in places:
-        if where.kind == "config":
-            found = tokenizers.architecture_tokenizer(where.name)
-        else:
-            gguf = where.path.name if where.kind == "gguf" and where.path is not None else None
-            options = checkpoints.hub_options(where, wanted)
-            found = tokenizers.load_tokenizer(where.place, config=config, notes=notes, gguf_file=gguf, **options)
-        if found is not None:
-            return found
-    return None
-
-
-def _tokenizer_above(source: ModelSource, rows: int | None, *, notes: list[str]) -> Any | None:
-    """The tokenizer one folder up, as packages of several models keep it, where it has one word for each id."""
-    if source.kind != "folder" or source.path is None:
-        return None
-    above = Path(source.place).resolve().parent
-    told: list[str] = []
-    found = tokenizers.load_tokenizer(str(above), config=None, notes=told, local_files_only=True)
-    if found is None or len(found) != rows:
-        return None
-    notes += [*told, f"the tokenizer is that of the folder above, {above.name!r}"]
-    return found
-
-
-def _processor(places: list[ModelSource], config: Any, *, wanted: LoadOptions, medium: Medium, notes: list[str]) -> Any:
-    """What turns sounds or pictures into the model's input: its own, or one by the sizes of its configuration."""
-    for where in places:
-        if where.kind not in ("folder", "hub"):
-            continue
-        options = checkpoints.hub_options(where, wanted)
-        found = load_processor(where.place, medium=medium, notes=notes, **options)
-        if found is not None:
-            return found
-    made = PROCESSORS[medium].make(config)
-    notes.append(f"no processor found: {type(made).__name__} by the sizes of its configuration is used")
-    return made
+    def processor(self, medium: Medium) -> Any:
+        """What turns sounds or pictures into the model's input: its own, or one by the sizes of its configuration."""
+        for where in (where for where in self.places if where.kind in ("folder", "hub")):
+            options = checkpoints.hub_options(where, self.wanted)
+            if (found := load_processor(where.place, medium=medium, notes=self.notes, **options)) is not None:
+                return found
+        made = PROCESSORS[medium].make(self.config)
+        self.notes.append(f"no processor found: {type(made).__name__} by the sizes of its configuration is used")
+        return made
 
 
 def _refuse_two(model: nn.Module, config: Any, source: ModelSource) -> None:
@@ -255,7 +249,8 @@ def _check_vocabulary(tokenizer: Any, rows: int | None, notes: list[str]) -> Non
 def _described(
     model: nn.Module, tokenizer: Any, source: ModelSource, config: Any, *, wanted: LoadOptions, notes: list[str]
 ) -> Loaded:
-    both = bool(getattr(config, "is_encoder_decoder", False)) and _has_decoder(model)
+    decodes = any(name.rpartition(".")[2] == "decoder" for name, _ in model.named_modules())
+    both = bool(getattr(config, "is_encoder_decoder", False)) and decodes
     return Loaded(
         model=model,
         tokenizer=tokenizer,
@@ -285,10 +280,6 @@ def _revision(source: ModelSource) -> str:
     return Path(file).parent.name if isinstance(file, str) else source.revision or ""
 
 
-def _has_decoder(model: nn.Module) -> bool:
-    return any(name.rpartition(".")[2] == "decoder" for name, _ in model.named_modules())
-
-
 def is_causal(config: Any) -> bool:
     """Whether a position sees only those before it: a causal architecture that has no masked-language-model twin."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
@@ -297,11 +288,9 @@ def is_causal(config: Any) -> bool:
         return True
     if config.model_type in _TWO_SIDED or getattr(config, "is_causal", True) is False:
         return False
-    kind = type(config)
-    causal = kind in AutoModelForCausalLM._model_mapping or "AutoModelForCausalLM" in (
-        getattr(config, "auto_map", None) or {}
-    )
-    return causal and kind not in AutoModelForMaskedLM._model_mapping
+    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    causal = remote or type(config) in AutoModelForCausalLM._model_mapping
+    return causal and type(config) not in AutoModelForMaskedLM._model_mapping
 
 
 def max_context(model: nn.Module, config: Any, tokenizer: Any = None) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -57,25 +56,17 @@ def place(model: nn.Module, *, device: torch.device, dtype: torch.dtype | None, 
     if dtype is None and device.type == "cpu" and stored in HALF:
         notes.append(f"the checkpoint is {str(stored).removeprefix('torch.')}; computed in float32 on the CPU")
         dtype = torch.float32
-    with out_of_memory(model, device=device, dtype=dtype or stored):
+    needed, free = parameter_count(model) * (dtype or stored).itemsize, free_memory(device)
+    try:
         model = model.to(dtype) if dtype is not None and dtype != stored else model
         return model.to(device)
+    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+        raise _does_not_fit(needed, free, device) from error
 
 
 def parameter_count(model: nn.Module) -> int:
     """Number of parameters, shared ones once."""
     return sum(p.numel() for p in model.parameters())
-
-
-@contextlib.contextmanager
-def out_of_memory(model: nn.Module, *, device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Turns a failed allocation into the sentence of `check_fits`."""
-    needed = parameter_count(model) * dtype.itemsize
-    free = free_memory(device)
-    try:
-        yield
-    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
-        raise _does_not_fit(needed, free, device) from error
 
 
 def check_fits(parameters: int, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -96,8 +87,7 @@ def free_memory(device: torch.device) -> int:
     """Free bytes on a device; for MPS and the CPU those of the host."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    limit = _control_group()
-    available = int(psutil.virtual_memory().available)
+    available, limit = int(psutil.virtual_memory().available), _control_group()
     return available if limit is None else min(available, limit)
 
 
@@ -108,16 +98,13 @@ def _control_group() -> int | None:
         limit, used = (folder / "memory.max").read_text().strip(), (folder / "memory.current").read_text().strip()
     except OSError:
         return None
-    return None if limit == "max" else int(limit) - int(used) + _reclaimable(folder)
-
-
-def _reclaimable(folder: Path) -> int:
-    """File cache that the control group counts as used but gives back on demand."""
-    try:
+    if limit == "max":
+        return None
+    stat: dict[str, str] = {}
+    with contextlib.suppress(OSError):
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except OSError:
-        return 0
-    return int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+    cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))  # counted as used, freed on demand
+    return int(limit) - int(used) + cached
 
 
 def weight_fingerprint(model: nn.Module) -> str:

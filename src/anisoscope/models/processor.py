@@ -188,18 +188,13 @@ def sound_inputs(processor: Any, samples: np.ndarray, model: nn.Module) -> dict[
     if content is None or "attention_mask" in inputs or not masked:
         return inputs
     if hasattr(processor, "nb_max_frames"):
-        inputs["attention_mask"] = _whole_frames(processor, len(samples), content.shape[-1])[None]
+        # the window of a frame is n_fft samples about every hop_length-th
+        ends = torch.arange(content.shape[-1]) * processor.hop_length + processor.n_fft // 2
+        whole = len(samples) >= processor.n_samples
+        inputs["attention_mask"] = (torch.ones_like(ends) if whole else (ends <= len(samples)).long())[None]
     elif content.dim() == 2:  # else silence at the end of a recording could be taken for padding
         inputs["attention_mask"] = torch.ones(content.shape, dtype=torch.int64)
     return inputs
-
-
-def _whole_frames(processor: Any, samples: int, frames: int) -> Tensor:
-    """1 for the frames whose window (n_fft samples about every hop_length-th) ends within the samples."""
-    if samples >= processor.n_samples:
-        return torch.ones(frames, dtype=torch.int64)
-    ends = torch.arange(frames) * processor.hop_length + processor.n_fft // 2
-    return (ends <= samples).long()
 
 
 def picture_inputs(processor: Any, array: np.ndarray, model: nn.Module) -> dict[str, Tensor]:

@@ -92,20 +92,15 @@ def parse_model(spec: str, *, random_init: bool = False, state: bool = False) ->
 def _split_overrides(spec: str) -> tuple[str, dict[str, Any]]:
     match = _OVERRIDES.fullmatch(spec)
     if not match:
-        _refuse_bare_word(spec)
+        name, colon, rest = spec.partition(":")
+        if colon and not Path(spec).expanduser().exists() and _architecture(name) is not None:
+            raise AnisoscopeError(f"{spec!r} has {rest!r} after {name!r}; expected {_EXAMPLE}.")
         return spec, {}
     pairs = [piece.partition("=") for piece in _pieces(match["values"], spec)]
     for key, sign, text in pairs:
         if not (key.strip().isidentifier() and sign and text.strip()):
             raise AnisoscopeError(f"{spec!r} has {key + sign + text!r}; expected {_EXAMPLE}.")
     return match["name"], {key.strip(): _value(text.strip(), spec) for key, _, text in pairs}
-
-
-def _refuse_bare_word(spec: str) -> None:
-    """An architecture that is followed by something else than fields of its configuration."""
-    name, colon, rest = spec.partition(":")
-    if colon and not Path(spec).expanduser().exists() and _architecture(name) is not None:
-        raise AnisoscopeError(f"{spec!r} has {rest!r} after {name!r}; expected {_EXAMPLE}.")
 
 
 def _pieces(text: str, spec: str) -> list[str]:
@@ -214,7 +209,8 @@ def _local_source(path: Path, spec: str, overrides: dict[str, Any]) -> ModelSour
             f"{spec!r} is a {path.suffix or 'suffixless'} file, which is no model; expected a model folder, a .gguf "
             f"file, or rows as .npy or .safetensors."
         )
-    if (path / "adapter_config.json").exists() and not _holds_weights(path):
+    weights = {file.name for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)} - {"training_args.bin"}
+    if (path / "adapter_config.json").exists() and all(name.startswith("adapter_") for name in weights):
         return ModelSource(spec, "peft", name, path=path)
     if (path / "config.json").exists():
         return ModelSource(spec, "folder", name, path=path, overrides=overrides)
@@ -222,11 +218,6 @@ def _local_source(path: Path, spec: str, overrides: dict[str, Any]) -> ModelSour
     if len(ggufs) == 1:
         return ModelSource(spec, "gguf", short_name(ggufs[0]), path=ggufs[0])
     raise _not_a_model(path)
-
-
-def _holds_weights(path: Path) -> bool:
-    names = {file.name for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)}
-    return any(not name.startswith("adapter_") and name != "training_args.bin" for name in names)
 
 
 def _not_a_model(path: Path) -> AnisoscopeError:

@@ -96,11 +96,6 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(ids - {unknown} if unknown not in others else ids)
 
 
-def is_hollow(tokenizer: Any) -> bool:
-    """Whether a tokenizer has nothing but special tokens: what transformers builds when the vocabulary is not found."""
-    return len(tokenizer) <= len(set(tokenizer.all_special_ids))
-
-
 def load_tokenizer(
     place: str, *, config: Any, notes: list[str], gguf_file: str | None = None, **options: Any
 ) -> Any | None:
@@ -109,9 +104,10 @@ def load_tokenizer(
     if path.is_file():
         return tokenizer_from_file(path)
     if gguf_file is None and path.is_dir() and not any(any(path.glob(name)) for name in FILES):
-        return _fileless(config)
+        return architecture_tokenizer(str(getattr(config, "model_type", "")))
     tokenizer = _auto_tokenizer(place, config=config, gguf_file=gguf_file, **options)
-    if tokenizer is not None and not is_hollow(tokenizer):
+    # with special tokens alone it is what transformers builds when the vocabulary is not found
+    if tokenizer is not None and len(tokenizer) > len(set(tokenizer.all_special_ids)):
         return tokenizer
     if (path / "vocab.txt").exists():
         notes.append("the tokenizer was read from vocab.txt as a WordPiece vocabulary")
@@ -144,26 +140,12 @@ def _auto_tokenizer(place: str, *, config: Any, gguf_file: str | None, **options
         return None
 
 
-def _fileless(config: Any) -> Any | None:
-    """Tokenizers that need no vocabulary: CANINE's code points."""
-    if getattr(config, "model_type", None) != "canine":
-        return None
-    from transformers import CanineTokenizer
-
-    return CanineTokenizer()
-
-
 def architecture_tokenizer(name: str) -> Any | None:
-    """The tokenizer that an architecture implies without any file, for fresh models."""
-    if name.lower() == "byt5":
-        from transformers import ByT5Tokenizer
+    """The tokenizer of an architecture that needs no vocabulary: ByT5's bytes, CANINE's code points."""
+    import transformers
 
-        return ByT5Tokenizer()
-    if name.lower() == "canine":
-        from transformers import CanineTokenizer
-
-        return CanineTokenizer()
-    return None
+    known = {"byt5": "ByT5Tokenizer", "canine": "CanineTokenizer"}.get(name.lower())
+    return getattr(transformers, known)() if known else None
 
 
 def tokenizer_from_file(path: Path) -> Any:

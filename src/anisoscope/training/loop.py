@@ -32,6 +32,7 @@ from anisoscope.training.config import TrainConfig as TrainConfig
 from anisoscope.training.corpus import Corpus, prepare_corpus
 from anisoscope.training.models import build_model
 from anisoscope.training.record import WAIT, Record, TrainingLog, options_of
+from anisoscope.training.vocabulary import SPECIALS
 from anisoscope.training.windows import WindowStream, training_windows
 
 Progress = Callable[[str, int, int], None]  # what, done, of
@@ -161,6 +162,7 @@ def _window_weights(config: TrainConfig, corpus: Corpus, path: Path) -> tuple[np
             starts,
             context=config.context,
             vocab_size=corpus.vocab_size,
+            specials=len(SPECIALS),
             frequency=config.frequency,
         )
         report = json.dumps(found.report)

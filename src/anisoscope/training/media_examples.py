@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.data.files import _hidden
+from anisoscope.data.files import is_hidden
 from anisoscope.data.media import SHOWN, MediaTally
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, Medium
@@ -378,7 +378,7 @@ def sounds(data: str, shape: ExampleShape, most: int, *, tally: ClassTally) -> L
 
 def _recordings(path: Path) -> list[Path]:
     """The recordings in a folder and those below it."""
-    found = (each for each in path.rglob("*") if each.is_file() and not _hidden(each.relative_to(path)))
+    found = (each for each in path.rglob("*") if each.is_file() and not is_hidden(each.relative_to(path)))
     return sorted(each for each in found if each.suffix.lower() in SOUNDS_DATA.suffixes)
 
 

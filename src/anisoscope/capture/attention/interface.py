@@ -1,8 +1,8 @@
-"""Queries and keys as they meet: taken from transformers' attention interface, or from the products around a softmax.
+"""Attention calls of models that use transformers' attention interface.
 
-Most models look their attention function up in one registry and hand it queries, keys, mask and scaling; there a relay
-stands in for the look-up while a capture runs, and delegates to the original. The models that write attention out are
-watched by `written.py`.
+Such models look their attention function up in one registry and hand it queries, keys, mask and scaling. While a
+capture runs, the look-up returns a relay that reports the call and delegates to the original function. Models that
+compute attention in their own code are read by `explicit.py`.
 """
 
 from __future__ import annotations
@@ -19,24 +19,17 @@ from torch import Tensor, nn
 from anisoscope.capture.attention.call import Call, Take, detached, head_scaling
 from anisoscope.capture.attention.explicit import watched
 
-__all__ = ["Call", "watching"]
-
 
 @contextlib.contextmanager
 def watching(modules: Sequence[nn.Module], take: Take) -> Iterator[None]:
     """Hands every call of these attention modules to `take`, and leaves what they compute as it is."""
     with contextlib.ExitStack() as stack:
         for module in modules:
-            stack.enter_context(_relayed(module, take) if _uses_interface(module) else watched(module, take))
+            classes = [base for part in module.modules() for base in type(part).__mro__]
+            named = any(hasattr(sys.modules.get(base.__module__), "ALL_ATTENTION_FUNCTIONS") for base in classes)
+            stack.enter_context(_relayed(module, take) if named else watched(module, take))
         yield
 
-
-def _uses_interface(module: nn.Module) -> bool:
-    classes = [base for part in module.modules() for base in type(part).__mro__]
-    return any(hasattr(sys.modules.get(base.__module__), "ALL_ATTENTION_FUNCTIONS") for base in classes)
-
-
-# the interface of transformers
 
 _takers: dict[int, list[Take]] = {}  # by id of the module that calls the interface; several captures may share one
 _lock = threading.Lock()

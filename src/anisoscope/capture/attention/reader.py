@@ -1,4 +1,4 @@
-"""What the attention of a stack shows while a pass runs: queries, keys and scores, and in words what was taken.
+"""Queries, keys and scores of every attention call of a stack, handed to a sink while a forward pass runs.
 
 Shapes: B contexts, W windows of a context (1 where a model has none), H heads, T queries, S keys, d head width.
 """
@@ -58,9 +58,7 @@ class Grid:
         total = self.places.numel()
         keep = index.keep // index.length * total + self._order().to(index.keep.device)[index.keep % index.length]
         keep, order = keep.sort()
-        names = ("context", "position", "token", "first")
-        moved = {name: None if (x := getattr(index, name)) is None else x[order] for name in names}
-        return replace(index, length=total, keep=keep, **moved)  # type: ignore[arg-type]
+        return replace(index.taken(order), length=total, keep=keep)
 
     def masks(self, contexts: int) -> Tensor:
         """Places that may attend to each other, [B·W, 1, w, w]."""
@@ -112,7 +110,7 @@ class Running(Protocol):
 
 
 @dataclass
-class Attended:
+class AttentionReader:
     """Hands the attention calls of one stack on as rows and scores."""
 
     stack: Stack

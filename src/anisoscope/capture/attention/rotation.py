@@ -145,22 +145,15 @@ def unrotated(x: Tensor, turns: list[Turn]) -> Tensor | None:
     Channels that are not rotated are those of x.
     """
     for turn in turns:
-        for way in (_same, _swapped):
-            before, after = way(turn.before), way(turn.after)
+        pairs = [(turn.before, turn.after)]
+        if turn.after.dim() == 4:  # positions may come before heads
+            pairs.append((turn.before.transpose(1, 2), turn.after.transpose(1, 2)))
+        for before, after in pairs:
             width = after.shape[-1]
             for start in dict.fromkeys((0, x.shape[-1] - width)):
                 if _within(after, x, start):
                     return torch.cat((x[..., :start], before.to(x.dtype), x[..., start + width :]), dim=-1)
     return None
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-def _swapped(x: Tensor) -> Tensor:
-    """Positions before heads."""
-    return x.transpose(1, 2) if x.dim() == 4 else x
 
 
 def _within(after: Tensor, x: Tensor, start: int) -> bool:

@@ -262,7 +262,7 @@ def stream_readers(model: nn.Module, layout: Layout, inputs: Mapping[str, Any]) 
     handles = [
         module.register_forward_pre_hook(_keeper(f"{path}.weight", given))
         for path, module in model.named_modules()
-        if _is_linear(module)
+        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
     ]
     try:
         capture = Capture(model, sites, collector, layout=layout, watch=collector.watch)
@@ -282,10 +282,6 @@ def _keeper(name: str, given: list[tuple[str, Tensor]]) -> Any:
             given.append((name, args[0]))
 
     return keep
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def _same(x: Tensor, y: Tensor) -> bool:

@@ -7,7 +7,7 @@ the number of micro-batches – is seen at the loss the model returned, whose ow
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -220,20 +220,8 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = No
         if halves is not None:
             chosen = chosen[halves[rows.index.keep.cpu() // max(1, rows.index.length)] == half]
         at = chosen.to(rows.x.device)
-        out.sites[site] = SiteRows(
-            rows.x[at], None if g is None else g[at], _picked_index(rows, chosen), _picked_words(words, chosen)
-        )
+        masked = None if words.masked is None else words.masked[chosen]
+        words = Words(words.original[chosen], words.target[chosen], masked)
+        index = rows.index.taken(chosen.to(rows.index.keep.device))
+        out.sites[site] = SiteRows(rows.x[at], None if g is None else g[at], index, words)
     return out
-
-
-def _picked_index(rows: Rows, chosen: Tensor) -> Any:
-    at = chosen.to(rows.index.keep.device)
-    names = ("keep", "context", "position", "token")
-    picked = {name: getattr(rows.index, name)[at] for name in names}
-    first = rows.index.first
-    return replace(rows.index, **picked, first=None if first is None else first[at])
-
-
-def _picked_words(words: Words, chosen: Tensor) -> Words:
-    masked = None if words.masked is None else words.masked[chosen]
-    return Words(words.original[chosen], words.target[chosen], masked)

@@ -1,4 +1,4 @@
-"""A fixed number of rows of every site of a training step, with their gradients, and no word to the host.
+"""A fixed number of rows of every site of a training step, with their gradients, without device–host synchronisation.
 
 Which positions are data is read from the model's own arguments, as everywhere; but here the mask stays on its device,
 and the rows are chosen there. Shapes: B contexts, T positions, m of the B·T positions data, k rows taken.
@@ -17,13 +17,21 @@ from torch import Tensor, nn
 from anisoscope.capture.capture import Capture
 from anisoscope.capture.gradients.gradient_pass import probing
 from anisoscope.capture.gradients.live import refuse_graphless
-from anisoscope.capture.rows.index import Contexts, PositionChoice, RowSelection, special_ids, with_ids
+from anisoscope.capture.rows.index import (
+    Contexts,
+    PositionChoice,
+    RowSelection,
+    no_content,
+    stated_mask,
+    unpadded_ids,
+    with_ids,
+)
 from anisoscope.capture.rows.pixel import reads_last
 from anisoscope.capture.rows.row import Index, Rows, Scores
 from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import CONTENT, MASKED, PIXEL_MASK, SOUND, by_name, unwrapped
+from anisoscope.models.forward import CONTENT, PIXEL_MASK, SOUND, by_name, unwrapped
 
 _GOLDEN = 0.6180339887498949  # its multiples are spread evenly over the unit interval
 
@@ -91,32 +99,8 @@ def spread(count: int | Tensor, most: int, *, turn: float, device: torch.device)
 
 def mask_of(arguments: Mapping[str, Any], content: Tensor, config: Any) -> Tensor | None:
     """Which positions are data [B, T], on their device, as `read_contexts` says it; None where all are."""
-    mask, (batch, length) = arguments.get("attention_mask"), content.shape[:2]
-    if isinstance(mask, Mapping):
-        mask = next((value for value in mask.values() if isinstance(value, Tensor)), None)
-    if isinstance(mask, Tensor):
-        mask = mask.detach()
-        open_ = mask > MASKED if mask.dim() > 2 and mask.is_floating_point() else mask != 0
-        open_ = open_.flatten(1, -2).any(1).expand(batch, -1) if mask.dim() > 2 else open_
-        return open_[:, -length:]
-    for name, value in arguments.items():
-        if "mask" in name and isinstance(value, Tensor) and value.shape == content.shape[:2]:
-            padding = "pad" in name
-            return (value == 0) if padding else (value != 0)
-    return None if content.is_floating_point() else _unpadded(content, config)
-
-
-def _unpadded(ids: Tensor, config: Any) -> Tensor | None:
-    """No mask was given: all is data, except runs of a pad token at the ends that cannot be anything else."""
-    pad = getattr(config, "pad_token_id", None)
-    if pad is None or pad in special_ids(config, "bos", "eos", "sep", "cls"):
-        return None
-    content = ids != pad
-    if pad in special_ids(config, "decoder_start"):
-        content[:, 0] = True
-    inside = (content.long().cumsum(1) > 0) & (content.flip(1).long().cumsum(1).flip(1) > 0)
-    meant = (inside & ~content).any() | ~content.any()  # pad tokens between others are tokens like any other
-    return content | meant
+    stated = stated_mask(arguments, content, [])
+    return stated if stated is not None or content.is_floating_point() else unpadded_ids(content, config)
 
 
 class SampledCapture(Capture):
@@ -146,10 +130,7 @@ def _content(arguments: Mapping[str, Any], outer: Mapping[str, Any]) -> Tensor:
     named = [given[name] for given in (arguments, outer) for name in CONTENT if isinstance(given.get(name), Tensor)]
     found: Tensor | None = next(iter([*named, *tensors]), None)
     if found is None:
-        raise AnisoscopeError(
-            f"the forward pass was given no tensor that says what its contexts are (seen: "
-            f"{', '.join(arguments) or 'nothing'}); expected one of {', '.join(CONTENT)}."
-        )
+        raise no_content(arguments)
     return found
 
 

@@ -41,7 +41,9 @@ def _grid(size: tuple[int, int], length: int) -> tuple[tuple[int, int], tuple[in
         common = _strides(size[0], counts[0]) & _strides(size[1], counts[1])
         if common:
             ratio = size[0] * counts[1] / (size[1] * counts[0])
-            found.append((max(ratio, 1 / ratio), counts, _likeliest(common, size, counts)))
+            exact = {s for s in common if size == (s * counts[0], s * counts[1])}
+            meant = exact or {s for s in common if s & (s - 1) == 0} or common  # exact, a power of two, or any
+            found.append((max(ratio, 1 / ratio), counts, (min(meant), max(meant))))
     if not found:
         raise AnisoscopeError(
             f"a site has {length} positions where the padded images have {size[0]}×{size[1]} pixels, and how they "
@@ -53,13 +55,6 @@ def _grid(size: tuple[int, int], length: int) -> tuple[tuple[int, int], tuple[in
 def _strides(side: int, count: int) -> set[int]:
     """Strides that make `count` positions of a side: a remainder is left out, or filled up to one position more."""
     return {stride for stride in range(1, side + 1) if count in (side // stride, -(-side // stride))}
-
-
-def _likeliest(strides: set[int], size: tuple[int, int], counts: tuple[int, int]) -> tuple[int, int]:
-    """The least and the greatest stride that may be meant: an exact one, else a power of two, else all of them."""
-    exact = {s for s in strides if (size[0], size[1]) == (s * counts[0], s * counts[1])}
-    chosen = exact or {s for s in strides if s & (s - 1) == 0} or strides
-    return min(chosen), max(chosen)
 
 
 def _cells(side: int, count: int, strides: tuple[int, int]) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,8 @@ Shapes: B contexts, T positions, n kept rows, d width, H heads.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
@@ -41,6 +41,12 @@ class Index:
     token: Tensor  # [n] int64, -1 where there is no token
     group: tuple[str, ...] | None = None  # name per *context* of the batch (B of them)
     first: Tensor | None = None  # [n] bool, True at the first real position of a context; None for pooled rows
+
+    def taken(self, at: Tensor) -> Self:
+        """The index of some of the rows, in the order of `at` [m]."""
+        names = ("keep", "context", "position", "token", "first")
+        found = {name: x[at] for name in names if (x := getattr(self, name)) is not None}
+        return replace(self, **found)
 
 
 @dataclass(frozen=True)

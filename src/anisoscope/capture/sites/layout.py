@@ -26,8 +26,6 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, attends, unwrapped
 from anisoscope.models.modality import modality_of
 
-# What a stack returns, and whether a norm or a projection lies between it and the last block.
-
 
 def find_final(model: nn.Module, owner: str, *, block: str, config: Any) -> tuple[Place, bool]:
     """Where the output of a stack is read, and whether something acts on it after the last block."""
@@ -82,9 +80,7 @@ class Stack:
     prefix: int = 0  # leading positions that are no part of the input: class, distillation and register tokens
     prefixed: frozenset[int] | None = None  # the layers that have them; None: all
     suffix: int = 0  # trailing positions that are no part of the input: detection tokens
-    tokens: SpecialPositions | None = (
-        None  # both, by the names of parameters, to be checked in a pass; None where a family says
-    )
+    tokens: SpecialPositions | None = None  # both by parameter names, to be checked in a pass; None where a family says
 
     @property
     def depth(self) -> int:
@@ -160,8 +156,11 @@ class Layout:
         asked = check_kinds(list(kinds) if kinds is not None else ["embed", "resid", "final"])
         wanted = None if layers is None else set(layers)
         self._refuse_unknown(asked)
-        found = [site for stack in self.stacks for site in self._of(stack, asked)]
-        found += [self._table(kind) for kind in asked if kind in self.tables]
+        alone = asked == ["final"]  # beside others it is dropped where it would repeat the last block
+        found = [s for stack in self.stacks for s in stack.sites(asked) if stack.has_norm or alone or s.kind != "final"]
+        last = self.stacks[-1]
+        tables = {"embed_weight": Site(0, "embed_weight", last.name), "unembed": Site(last.depth, "unembed", last.name)}
+        found += [tables[kind] for kind in asked if kind in self.tables]
         found = [site for site in found if wanted is None or site.layer in wanted]
         if not found:
             raise AnisoscopeError(
@@ -170,24 +169,13 @@ class Layout:
             )
         return found
 
-    def _of(self, stack: Stack, asked: list[str]) -> list[Site]:
-        """Final beside others is dropped where it would repeat the last block; asked for alone it is given."""
-        given = stack.has_norm or asked == ["final"]
-        return [site for site in stack.sites(asked) if given or site.kind != "final"]
-
     def _refuse_unknown(self, asked: list[str]) -> None:
         has = set(self.kinds)
         for kind in asked:
             if kind not in has and kind != "final":
                 known = ", ".join(self.kinds)
-                raise AnisoscopeError(f"{self.model} has no site {kind!r}{self._why(kind)}; it has {known}.")
-
-    def _why(self, kind: str) -> str:
-        reasons = [stack.missing[kind] for stack in self.stacks if kind in stack.missing]
-        return f" ({reasons[0]})" if reasons else ""
-
-    def _table(self, kind: str) -> Site:
-        return Site(0 if kind == "embed_weight" else self.stacks[-1].depth, kind, self.stacks[-1].name)
+                reason = next((f" ({stack.missing[kind]})" for stack in self.stacks if kind in stack.missing), "")
+                raise AnisoscopeError(f"{self.model} has no site {kind!r}{reason}; it has {known}.")
 
 
 def find_layout(model: nn.Module) -> Layout:
@@ -310,9 +298,8 @@ def _sides(lists: list[str]) -> dict[str, str]:
 
 
 def _uniform(blocks: nn.Module) -> bool:
-    classes = {type(block) for block in blocks.children()}
-    count = len(list(blocks.children()))
-    return count > 1 and len(classes) == 1 and any(True for _ in blocks.parameters())
+    classes = [type(block) for block in blocks.children()]
+    return len(classes) > 1 and len(set(classes)) == 1 and next(blocks.parameters(), None) is not None
 
 
 def _lengths(config: Any, depth: int = 2) -> set[int]:
@@ -336,14 +323,13 @@ def _stack(model: nn.Module, name: str, blocks: list[str]) -> Stack:
         places = {at: place for at, place in places.items() if at[1] != "scores"}
         missing["scores"] = reason
     final, has_norm = find_final(model, owner, block=blocks[0], config=config)
-    if family is not None and family.final is not None:
-        has_norm = family.final(config)
+    has_norm = family.has_final(config, has_norm) if family is not None else has_norm
     if not has_norm:
         missing["final"] = "no norm follows the last block"
     windows = family.windows(config) if family is not None and family.windows is not None else None
     stack = Stack(name, owner, tuple(blocks), places, final, has_norm, config, windows, family, missing)
     if family is not None:
-        return replace(stack, prefix=family.prefix(config) if family.prefix is not None else 0)
+        return replace(stack, prefix=family.prefix_of(config))
     tokens = named_tokens(model, owner)
     return replace(stack, prefix=tokens.before, suffix=tokens.after, tokens=tokens) if tokens is not None else stack
 
@@ -355,8 +341,8 @@ def _staged_stack(model: nn.Module, trunk: Trunk) -> Stack:
     final, has_norm = find_final(model, stack.owner, block=trunk.stages[0].path, config=config)
     if not hasattr(config, "model_type"):  # what a plain module returns is the answer of its head
         final, has_norm = trunk.final or Place(trunk.stages[-1].path, "out"), trunk.final is not None
-    elif family is not None and family.final is not None:
-        has_norm = family.final(config)
+    elif family is not None:
+        has_norm = family.has_final(config, has_norm)
     without = dict(family.without) if family is not None else {}
     places = {at: place for at, place in stack.places.items() if at[1] not in without}
     if not any(attends(model.get_submodule(path)) for path in trunk.blocks):
@@ -364,14 +350,8 @@ def _staged_stack(model: nn.Module, trunk: Trunk) -> Stack:
     missing = {kind: why for kind, why in (missing | without).items() if kind != "final"}
     missing |= {} if has_norm else {"final": "nothing follows the last stage"}
     prefixed = family.prefixed(config) if family is not None and family.prefixed is not None else None
-    parts_of: dict[str, Any] = {
-        "places": places,
-        "final": final,
-        "has_norm": has_norm,
-        "missing": missing,
-        "prefixed": prefixed,
-    }
-    return replace(stack, fixed=trunk.fixed(), **parts_of)
+    changed: dict[str, Any] = {"places": places, "final": final, "has_norm": has_norm, "missing": missing}
+    return replace(stack, fixed=trunk.fixed(), prefixed=prefixed, **changed)
 
 
 def _owner(model: nn.Module, block: str) -> str:
@@ -393,7 +373,7 @@ def _places(
     missing: dict[str, str] = {}
     for layer, path in enumerate(blocks, start=1):
         found = parts.places_of(model.get_submodule(path), path, scale=scale)
-        reason = family.attention(layer, len(blocks)) if family is not None and family.attention is not None else ""
+        reason = family.attention if family is not None else ""
         for kind, place in found.items():
             if reason and kind in _ATTENTION:
                 missing[kind] = reason

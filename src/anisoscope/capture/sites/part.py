@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -75,11 +75,10 @@ def places_of(block: nn.Module, prefix: str, *, scale: float = 1.0) -> dict[str,
     if cross:
         found["cross_out"] = Place(_added_by_attention(block, cross), "out", scale)
         found |= {kind: Place(cross, "call") for kind in CROSS_KINDS}
-    return {kind: _under(prefix, place) for kind, place in found.items()}
-
-
-def _under(prefix: str, place: Place) -> Place:
-    return Place(f"{prefix}.{place.path}", place.side, place.scale, place.gain and f"{prefix}.{place.gain}")
+    return {
+        kind: replace(place, path=f"{prefix}.{place.path}", gain=place.gain and f"{prefix}.{place.gain}")
+        for kind, place in found.items()
+    }
 
 
 def _gain(block: nn.Module, name: str) -> str:

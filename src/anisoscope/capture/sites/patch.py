@@ -47,7 +47,7 @@ def named_tokens(model: nn.Module, owner: str) -> SpecialPositions | None:
         return None
     around = _around(root)
     found = {name: p for name, p in root.named_parameters() if _NAMES.match(name.rpartition(".")[2])}
-    sizes = {name: _count(p) for name, p in found.items() if around(name.rpartition(".")[0])}
+    sizes = {name: int(p.shape[:-1].numel()) for name, p in found.items() if around(name.rpartition(".")[0])}
     after = sum(size for name, size in sizes.items() if _LAST.match(name.rpartition(".")[2]))
     return SpecialPositions(sum(sizes.values()) - after, after, tuple(name.rpartition(".")[2] for name in sizes))
 
@@ -66,11 +66,6 @@ def _around(root: nn.Module) -> Any:
     if first is None:  # patches come cut, or unfolded
         return lambda path: not path or "embed" in path
     return lambda path: not path or f"{first}.".startswith(f"{path}.")
-
-
-def _count(parameter: Tensor) -> int:
-    """Tokens that a parameter holds: all but its last dimension."""
-    return int(parameter.shape[:-1].numel())
 
 
 class Patches:
@@ -107,18 +102,13 @@ def settle(tokens: SpecialPositions, x: Tensor, patches: Sequence[int]) -> tuple
     if not k and (positions in fitting or not fitting):
         return SpecialPositions(), ""  # every position is a patch, or patches were merged
     if positions in fitting:
-        return (
-            SpecialPositions(),
-            f"{', '.join(tokens.names)} is at no position of the first block: all positions are patches",
-        )
+        note = f"{', '.join(tokens.names)} is at no position of the first block: all positions are patches"
+        return SpecialPositions(), note
     told = f"{positions} positions where the image has {(fitting or list(patches))[-1]} patches"
-    if not k:
-        what = "and no parameter says what the others are"
-    else:
-        what = f"which its {k} tokens ({', '.join(tokens.names)}) do not explain"
-    return (
-        SpecialPositions(),
-        f"the first block reads {told}, {what}: all positions are counted, and none as a class token",
+    what = f"which its {k} tokens ({', '.join(tokens.names)}) do not explain"
+    what = what if k else "and no parameter says what the others are"
+    return SpecialPositions(), (
+        f"the first block reads {told}, {what}: all positions are counted, and none as a class token"
     )
 
 

@@ -15,8 +15,9 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from anisoscope.data.enwik8.article import CleaningStats, clean, read_raw
+from anisoscope.data.enwik8.article import clean, read_raw
 from anisoscope.data.enwik8.folder import RULES
+from anisoscope.data.enwik8.markup import CleaningStats
 from anisoscope.data.text import SEPARATOR, Document
 
 TARGET = 1_500_000  # characters

@@ -28,7 +28,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from anisoscope.data.enwik8.article import MD5, SIZE, SYMBOLS, CleaningStats, clean, encode, read_raw, vocabulary
+from anisoscope.data.enwik8.article import MD5, SIZE, clean, read_raw
+from anisoscope.data.enwik8.markup import CleaningStats
+from anisoscope.data.enwik8.symbols import SYMBOLS, encode, vocabulary
 from anisoscope.data.files import ARTICLES, suffix_of
 from anisoscope.data.text import Document, read_documents
 from anisoscope.errors import AnisoscopeError
