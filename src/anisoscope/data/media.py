@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from anisoscope.data.files import entries, files_seen, is_hidden, readable
+from anisoscope.data.files import entries, files_in, files_seen, members_of, readable
 from anisoscope.data.records import open_dataset, read_records
 from anisoscope.data.text import looks_like_dataset
 from anisoscope.errors import AnisoscopeError, missing_path
@@ -76,7 +76,7 @@ def medium_of(source: str) -> Medium | None:
     path = Path(source).expanduser()
     names = [path.name]
     if path.is_dir():
-        names = [p.name for p in path.rglob("*") if p.is_file() and not is_hidden(p.relative_to(path))]
+        names = [p.name for p in files_in(path)]
     elif path.suffix.lower() == ".zip" and path.is_file():
         with readable(str(path)), zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -118,7 +118,7 @@ def _suffix(name: str) -> str:
 
 
 def _of_folder(folder: Path, medium: Medium, *, group_by: str | None) -> Iterator[Item]:
-    found = sorted(p for p in folder.rglob("*") if p.is_file() and not is_hidden(p.relative_to(folder)))
+    found = files_in(folder)
     paths = [p for p in found if _suffix(p.name) in medium.suffixes]
     if not paths:
         raise _none(f"the folder {str(folder)!r}", [p.name for p in found], medium)
@@ -134,8 +134,7 @@ def _item(path: Path, inside: str, *, group_by: str | None) -> Item:
 
 def _of_archive(path: Path, medium: Medium, *, group_by: str | None) -> Iterator[Item]:
     with readable(str(path)), zipfile.ZipFile(path) as archive:
-        members = sorted(i.filename for i in archive.infolist() if not i.is_dir())
-        members = [name for name in members if not is_hidden(PurePosixPath(name))]
+        members = members_of(archive)
         wanted = [name for name in members if _suffix(name) in medium.suffixes]
         if not wanted:
             raise _none(f"the archive {str(path)!r}", members, medium)

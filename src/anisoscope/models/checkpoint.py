@@ -31,7 +31,7 @@ HEADLESS = "the output head is not in the checkpoint; the model was loaded witho
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model shall be loaded."""
+    """How a model is loaded."""
 
     device: torch.device
     dtype: torch.dtype | None = None
@@ -95,7 +95,7 @@ def fresh_config(model_type: str, overrides: dict[str, Any]) -> Any:
 def check_architecture(spec: str, *, trust_remote_code: bool = False) -> None:
     """Refuse what is neither a folder with config.json, nor a hub id, nor a known architecture with its fields.
 
-    What is here is read, so that a slip is told once and not at every checkpoint.
+    A local configuration is read, so that a mistake is reported once and not at every checkpoint.
     """
     source = parse_model(spec, random_init=True)
     if source.kind == "hub" and "/" not in source.name:
@@ -230,7 +230,7 @@ def class_of(auto: Any, config: Any) -> Any:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The global generator at a seed, and back: parts that a checkpoint lacks (a pooler) are the same at every load."""
+    """Seed the global generator and restore it: parts that a checkpoint lacks (a pooler) are equal at every load."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -247,11 +247,9 @@ def fresh_model(config: Any, wanted: LoadOptions) -> nn.Module:
 
 
 def with_own_loss(model: Any) -> Any:
-    """The model with the loss it was trained with: a class for the next token may have filled in masked ones.
+    """Set the loss that the model was trained with: `objective` in the configuration of our own trainings tells it.
 
-    Names such as GPT2LMHeadModel do not tell transformers which loss is theirs, so they are told.
-
-    `objective` in a configuration is a word of this project's own trainings.
+    transformers does not derive the loss from names such as GPT2LMHeadModel, so it is set for them as well.
     """
     if getattr(getattr(model, "config", None), "objective", None) == "masked":
         model.loss_type = "ForMaskedLM"

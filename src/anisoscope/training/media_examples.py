@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.data.files import is_hidden
+from anisoscope.data.files import files_in
 from anisoscope.data.media import SHOWN, MediaTally
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, Medium
@@ -378,8 +378,7 @@ def sounds(data: str, shape: ExampleShape, most: int, *, tally: ClassTally) -> L
 
 def _recordings(path: Path) -> list[Path]:
     """The recordings in a folder and those below it."""
-    found = (each for each in path.rglob("*") if each.is_file() and not is_hidden(each.relative_to(path)))
-    return sorted(each for each in found if each.suffix.lower() in SOUNDS_DATA.suffixes)
+    return [each for each in files_in(path) if each.suffix.lower() in SOUNDS_DATA.suffixes]
 
 
 def _windows(source: Path, shape: ExampleShape, tally: ClassTally) -> Iterator[np.ndarray]:

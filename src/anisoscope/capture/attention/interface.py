@@ -22,7 +22,7 @@ from anisoscope.capture.attention.explicit import watched
 
 @contextlib.contextmanager
 def watching(modules: Sequence[nn.Module], take: Take) -> Iterator[None]:
-    """Hands every call of these attention modules to `take`, and leaves what they compute as it is."""
+    """Pass every attention call of these modules to `take`; what they compute does not change."""
     with contextlib.ExitStack() as stack:
         for module in modules:
             classes = [base for part in module.modules() for base in type(part).__mro__]

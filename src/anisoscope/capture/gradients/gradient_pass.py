@@ -1,6 +1,6 @@
-"""Activations and the gradients of the summed loss for the same rows, from one pass of our own.
+"""Activations and gradients of the summed loss for the same rows, from a forward and backward pass run here.
 
-The pass leaves no trace: evaluation mode and every module's own mode back, random numbers forked, `.grad` untouched.
+The pass changes nothing: training modes and random states are restored, and `.grad` is not touched.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import evaluating, forward, unwrapped
 
-_PROBES: list[None] = []  # passes of our own that are running
+_PROBES: list[None] = []  # one entry for each pass run here that has not ended
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SiteRows:
 
 @dataclass
 class GradientPass:
-    """What one pass over some contexts gave."""
+    """The result of one pass over some contexts."""
 
     sites: dict[Site, SiteRows] = field(default_factory=dict)
     loss: float = 0.0  # summed over target tokens
@@ -70,7 +70,7 @@ class Collector:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, forked random numbers and the eager forward; everything back afterwards."""
+    """Evaluation mode, forked random state and the uncompiled forward; everything is restored afterwards."""
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     compiled = [(m, m._compiled_call_impl) for m in model.modules() if getattr(m, "_compiled_call_impl", None)]
     with torch.random.fork_rng(devices=devices), evaluating(model):
@@ -86,7 +86,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 def probing() -> bool:
-    """Whether a pass of our own is running, which no other monitor may take for training."""
+    """Whether a pass run here is under way, which a monitor must not take for training."""
     return bool(_PROBES)
 
 
@@ -191,7 +191,7 @@ def _total(
 
 
 class _Table:
-    """The output of the input embedding: its gradient, summed by token, is the table's gradient in its input role."""
+    """Outputs of the input embedding: their gradients, summed by token, are the table's gradient as an input."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -289,7 +289,7 @@ def _same(x: Tensor, y: Tensor) -> bool:
 
 
 def as_rows(model: nn.Module, name: str, gradient: Tensor) -> Tensor:
-    """A weight's gradient as rows in the space of its input [out, in]; Conv1D keeps it the other way round."""
+    """A weight's gradient as rows in the space of its input [out, in]; that of a Conv1D is transposed."""
     module = model.get_submodule(name.rpartition(".")[0])
     return gradient.T if type(module).__name__ == "Conv1D" else gradient
 

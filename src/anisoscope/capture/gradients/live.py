@@ -1,7 +1,7 @@
-"""Activations and gradients of a training step that somebody else runs: read by hooks, changed by nothing.
+"""Activations and gradients of the user's own training step, read by hooks that change nothing.
 
-Raw gradients: tensor hooks fire during the backward pass, before clipping. What scales them – loss scaling, division by
-the number of micro-batches – is seen at the loss the model returned, whose own gradient is exactly that factor.
+Gradients are raw: tensor hooks fire during the backward pass, before clipping. The factor that scales them – loss
+scaling, division by the number of micro-batches – is the gradient that arrives at the loss the model returned.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MicroBatch:
     shared: bool = True  # whether the loss is a part of the mean over num_items_in_batch, where that is given
 
     def feed(self, sink: Sink) -> None:
-        """Hand on what the pass showed: only known to be part of the training once its gradients have come."""
+        """Send the recorded rows and scores to a sink; only gradients show that a pass was part of the training."""
         for item in self.shown:
             if isinstance(item, Rows):
                 sink.rows(item)
@@ -52,7 +52,7 @@ class MicroBatch:
         return bool(self.gradients) or self.seed is not None
 
     def has_targets(self) -> bool:
-        """Whether the model was given anything to learn from; labels may also be somebody else's business."""
+        """Whether some label is not ignored; True without labels, where the user computes the loss."""
         labels = self.arguments.get("labels")
         return not isinstance(labels, Tensor) or bool((labels != IGNORED).any())
 
@@ -68,8 +68,8 @@ class MicroBatch:
 class LiveGradients:
     """Hooks that stay on a model for a whole training run and do nothing until a step is to be measured.
 
-    They are attached before torch.compile, or not at all; they are kept out of the compiled graph. Where gradients are
-    not `scaled`, only whether they came is of interest, and the loss may be anything.
+    They must be attached before torch.compile and are kept out of the compiled graph. Without `scaled` only the arrival
+    of gradients matters, and the loss may be of any kind.
     """
 
     def __init__(
@@ -105,21 +105,21 @@ class LiveGradients:
         self._capture._stack.close()
 
     def begin(self, *, geometry: bool = False) -> None:
-        """Look at everything from now on; with `geometry` keep what metrics of the activations need."""
+        """Record every pass from now on; with `geometry` keep what metrics of the activations need."""
         self.batches, self.active, self.geometry = [], True, geometry
 
     def end(self) -> list[MicroBatch]:
-        """Stop looking; what was seen."""
+        """Stop recording and return the micro-batches."""
         self.active, self.geometry = False, False
         found, self.batches = self.batches, []
         return found
 
     def drop(self) -> None:
-        """The step broke off: forget what was seen."""
+        """Forget the passes of a step that was interrupted."""
         self.end()
 
     def _idle(self) -> bool:
-        # an evaluation inside the step runs without gradients and is not the training batch; nor is anybody's probe
+        # an evaluation inside the step runs without gradients; neither it nor a probe is the training batch
         return not self.active or not torch.is_grad_enabled() or probing()
 
     # hooks
@@ -197,7 +197,7 @@ class LiveGradients:
 
 
 def refuse_graphless(site: Site) -> None:
-    """A site that is shown without a graph, in a pass that has one, lies in a re-entrant checkpoint."""
+    """Refuse a site without a graph in a pass that has one: it lies in a re-entrant checkpoint."""
     if not torch.is_grad_enabled():
         raise AnisoscopeError(
             f"site {site} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
@@ -206,7 +206,7 @@ def refuse_graphless(site: Site) -> None:
 
 
 def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = None) -> GradientPass:
-    """The rows of a micro-batch, or of the contexts of one half of it, with their gradients as they came."""
+    """The rows of a micro-batch, or of the contexts of one half of it, with their unscaled gradients."""
     halves = half_of(original_contexts(batch.arguments)) if half is not None else None
     out = GradientPass(tokens=batch.tokens(), unreached=list(batch.unreached))
     labels = batch.arguments.get("labels")

@@ -1,7 +1,8 @@
 """A fixed number of rows of every site of a training step, with their gradients, without device–host synchronisation.
 
-Which positions are data is read from the model's own arguments, as everywhere; but here the mask stays on its device,
-and the rows are chosen there. Shapes: B contexts, T positions, m of the B·T positions data, k rows taken.
+The mask is read from the model's own arguments and stays on its device, where the rows are chosen.
+
+Shapes: B contexts, T positions, m of the B·T positions data, k rows taken.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _GOLDEN = 0.6180339887498949  # its multiples are spread evenly over the unit in
 
 @dataclass(frozen=True)
 class SampledIndex(Index):
-    """Rows taken from a pass; a row that is not `valid` is there to make their number the same at every step."""
+    """Rows taken from a pass; rows that are not `valid` fill up to the same number at every step."""
 
     valid: Tensor | None = None  # [k] bool; None where all are
 
@@ -57,7 +58,7 @@ class SampledContexts(Contexts):
         key = (length, prefix, suffix, device)
         if key not in self._taken:
             take, valid = self._sample(length, prefix, suffix, device)
-            nothing = take[:0]  # nobody asks what the rows are
+            nothing = take[:0]  # context, position and token of these rows are not used
             index = SampledIndex(self.batch, length, take, nothing, nothing, nothing, valid=valid)
             self._taken[key] = RowSelection(take, index)
         return self._taken[key]
@@ -104,7 +105,7 @@ def mask_of(arguments: Mapping[str, Any], content: Tensor, config: Any) -> Tenso
 
 
 class SampledCapture(Capture):
-    """A capture whose contexts are read without waiting for the device."""
+    """A capture that reads contexts without device–host synchronisation."""
 
     most = 2048
     turn = 0.0
@@ -145,7 +146,7 @@ def _refuse_unreadable(arguments: Mapping[str, Any]) -> None:
 
 @dataclass
 class SampledPass:
-    """What one forward and backward pass showed."""
+    """Rows and gradients of one forward and backward pass."""
 
     rows: dict[Site, Tensor] = field(default_factory=dict)  # [k, d]
     valid: dict[Site, Tensor | None] = field(default_factory=dict)  # [k] bool
@@ -158,7 +159,7 @@ class SampledPass:
 
     @property
     def learned_from(self) -> bool:
-        """Whether a backward pass came through it, or none could be seen."""
+        """Whether gradients arrived, or no site could receive any."""
         return bool(self.rows) and (bool(self.gradients) or not self.awaited)
 
 
@@ -194,12 +195,12 @@ class SampledRows:
         self._capture._stack.close()
 
     def begin(self, step: int) -> None:
-        """Look at every pass from now on; which rows are taken depends on the step and the number of the pass."""
+        """Record every pass from now on; which rows are taken depends on the step and the number of the pass."""
         self._passes, self._number, self.active = [], 0, True
         self._start = step * _GOLDEN % 1.0
 
     def end(self) -> None:
-        """Stop looking, and hand on what was learned from."""
+        """Stop recording and pass on what was learned from."""
         passes = self._passes
         self.drop()
         for seen in passes:
@@ -207,7 +208,7 @@ class SampledRows:
                 self.take(seen)
 
     def drop(self) -> None:
-        """Stop looking, and forget what was seen."""
+        """Stop recording and forget the passes."""
         self._passes, self.active = [], False
 
     def _idle(self) -> bool:

@@ -1,4 +1,4 @@
-"""Frames of audio: which samples each row reads, and which of them are padding that no mask speaks of."""
+"""Frames of audio: which samples each row reads, and padding that no mask marks."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def without_repeated_end(content: Tensor, *, config: Any, notes: list[str]) -> T
 
 
 def with_frame_mask(arguments: dict[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an encoder, with the mask that its model was given and did not hand on (Whisper reads none)."""
+    """The arguments of an encoder with the mask of the outer model, where that did not pass it on (Whisper)."""
     content = next((arguments[name] for name in SOUND if isinstance(arguments.get(name), Tensor)), None)
     mask = outer.get("attention_mask")
     if content is None or not isinstance(mask, Tensor) or isinstance(arguments.get("attention_mask"), Tensor):

@@ -1,7 +1,7 @@
-"""Which positions of a forward pass are data: read from the arguments the model itself was given.
+"""Which positions of a forward pass are data, read from the arguments of the model's own forward.
 
-Shapes: B contexts, T positions, n kept rows. All tensors here live on the host; what takes rows from an
-activation is moved to its device once a pass.
+Shapes: B contexts, T positions, n kept rows. Tensors here are on the host; the indices that take rows from an
+activation are moved to its device once per pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Windows = Callable[[int, int], "tuple[Tensor, Tensor]"]
 
 @dataclass(frozen=True)
 class PositionChoice:
-    """What the user wants of the real positions."""
+    """Which of the real positions the user wants."""
 
     special: str = "in"
     first: str = "in"
@@ -52,7 +52,7 @@ class RowSelection:
     count: Tensor | None = None  # [n] positions averaged into each row
 
     def to(self, device: torch.device) -> RowSelection:
-        """What takes rows on the device of the activations; the index stays on the host, where it is read."""
+        """The same with its indices on the device of the activations; `index` stays on the host."""
         segment, count = (None if x is None else x.to(device) for x in (self.segment, self.count))
         return RowSelection(self.take.to(device), self.index, segment, count)
 
@@ -240,7 +240,7 @@ def read_contexts(
 
 
 def original_contexts(arguments: Mapping[str, Any], *, config: Any = None) -> Tensor:
-    """Hashes [B] of what the contexts are, not of what of them is shown: a text masked twice is the same text."""
+    """Hashes [B] of the contexts before masking: a text masked in two ways has one hash."""
     ids, labels = arguments.get("input_ids"), arguments.get("labels")
     whole = dict(arguments)
     if isinstance(ids, Tensor) and isinstance(labels, Tensor) and ids.shape == labels.shape:
@@ -251,9 +251,9 @@ def original_contexts(arguments: Mapping[str, Any], *, config: Any = None) -> Te
 
 
 def _hidden_tokens(ids: Tensor, labels: Tensor) -> bool:
-    """Whether labels are tokens that a mask hides: where there is a label, most ids are one and the same, the mask.
+    """Whether labels are masked tokens: where there is a label, most ids are the same one, the mask token.
 
-    Tags of a token classifier, or the target text of a translation, are labels of the same shape and no such thing.
+    Tags of a token classifier, or the target text of a translation, have the same shape but are no masked tokens.
 
     >>> _hidden_tokens(torch.tensor([[5, 3, 3, 8]]), torch.tensor([[-100, 6, 7, -100]]))
     True

@@ -65,7 +65,7 @@ def _cells(side: int, count: int, strides: tuple[int, int]) -> tuple[Tensor, Ten
 
 
 def read_pixels(mask: Any, content: Tensor) -> Tensor | None:
-    """A bool mask [B, H, W] from what came as pixel_mask of images [B, C, H, W]; None without one."""
+    """A bool mask [B, H, W] from the pixel_mask of images [B, C, H, W]; None without one."""
     if not isinstance(mask, Tensor):
         return None
     expected = (content.shape[0], *content.shape[-2:])
@@ -78,7 +78,7 @@ def read_pixels(mask: Any, content: Tensor) -> Tensor | None:
 
 
 def with_pixel_mask(arguments: dict[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a forward, with the pixel_mask that its model was given and did not hand on."""
+    """The arguments of a forward with the pixel_mask of the outer model or batch, where that was not passed on."""
     given = [found[PIXEL_MASK] for found in (arguments, *others) if isinstance(found.get(PIXEL_MASK), Tensor)]
     return {**arguments, PIXEL_MASK: given[0]} if given else arguments
 

@@ -1,4 +1,4 @@
-"""Rows: what flows out of a model, already without padding.
+"""Rows of activations without padding, and who takes them.
 
 Shapes: B contexts, T positions, n kept rows, d width, H heads.
 """
@@ -27,7 +27,7 @@ class Batch:
 class Index:
     """Which of the B·T positions are data, and what they are; the same for every site of one stack and resolution.
 
-    It lies on the host, whatever the device of the rows: reading it never waits for a device.
+    It is on the host whatever the device of the rows, so reading it needs no device–host synchronisation.
 
     `context` is a hash of the context's own unpadded content, so it does not depend on batch, order or padding side.
     `position` counts real positions from 0.
@@ -77,7 +77,7 @@ class Scores:
 
 
 class Sink(Protocol):
-    """Whoever takes the rows; called once per site and forward pass, while the pass is running."""
+    """Takes the rows and scores; called once per site and forward pass, while the pass is running."""
 
     def rows(self, rows: Rows) -> None: ...
 

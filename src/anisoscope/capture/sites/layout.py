@@ -1,6 +1,6 @@
 """Where the sites of a model are: block lists found by their configured length, parts found by their usual names.
 
-Nothing here is trusted: `verify` checks every site numerically against what the model itself says.
+`verify` checks every site found here numerically against the model's own outputs.
 """
 
 from __future__ import annotations

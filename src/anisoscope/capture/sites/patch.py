@@ -1,6 +1,6 @@
 """Positions of an image model that are no patches: class, distillation, register and detection tokens.
 
-A family's row in `families.py` says how many there are. Any other model has them as parameters beside its patch
+A family's row in `family.py` says how many there are. Any other model has them as parameters beside its patch
 projection; a pass then checks them: positions of the first block = patches + tokens, P + k = T.
 """
 

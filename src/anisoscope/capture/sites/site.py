@@ -73,7 +73,7 @@ def check_kinds(kinds: list[str]) -> list[str]:
     return kinds
 
 
-# what a user asked to look at, in words: names of sites, modules and layers
+# -- names of sites, modules and layers as a user gives them -----------------------------------------------------------
 
 EVERY = "all"  # in place of the names of sites: all that a model has
 
