@@ -12,12 +12,7 @@ from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HALF = (torch.float16, torch.bfloat16)
 HASHED_WHOLE = 256 << 20  # bytes of weights up to which every byte enters the fingerprint
 SAMPLE = 1 << 14  # elements of each tensor that enter it above

@@ -213,13 +213,7 @@ class AttentionReader:
         return grid if windows > 1 or grid.padded else None
 
     def _scores(
-        self,
-        site: Site,
-        call: Call,
-        contexts: Contexts,
-        *,
-        keys: Contexts | None,
-        grid: WindowGrid | None = None,
+        self, site: Site, call: Call, contexts: Contexts, *, keys: Contexts | None, grid: WindowGrid | None = None
     ) -> Scores:
         allowed, bias = self._parted(call)
         plain = PositionChoice(self.choice.special, self.choice.first)

@@ -97,11 +97,7 @@ class _Source:
 
 
 def prepare_enwik8(
-    source: str | Path | None,
-    folder: str | Path,
-    *,
-    limit: float | None = None,
-    progress: Progress | None = None,
+    source: str | Path | None, folder: str | Path, *, limit: float | None = None, progress: Progress | None = None
 ) -> Prepared:
     """Clean enwik8 (plain, `.gz`, `.zip`; `None` or `"embedded"` is the slice that ships) into a folder.
 
