@@ -20,7 +20,7 @@ from anisoscope.capture.rows.pixel import reads_last, with_pixel_mask
 from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout, Stack, find_layout, refuse_compiled
 from anisoscope.capture.sites.part import Place
-from anisoscope.capture.sites.patch import CUTTING, Patches, SpecialPositions, settle
+from anisoscope.capture.sites.patch import CUTTING, SpecialPositions, patch_counts, settle
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import MEDIA, by_name, evaluating, first_tensor, forward, unwrapped
@@ -72,7 +72,7 @@ class StackPass:
         self.layer = 0
         self.layers = {path: i for i, path in enumerate(stack.blocks, start=1)} if stack else {}
         self.counted = False  # whether positions that may be tokens were counted as patches
-        self._patches = Patches()
+        self._patches: list[int] = []  # numbers of patches that the image may be cut into
         self._tokens = stack.tokens if stack is not None else None  # as found by name, then as seen
         self._among: SpecialPositions | None = None  # of this pass
         self._positions = 0
@@ -81,7 +81,7 @@ class StackPass:
         """Start a pass over these contexts, given the arguments of the stack's forward."""
         self.contexts, self.layer, self._among = contexts, 0, None
         if self.stack is not None:
-            self._patches.begin(arguments, self.stack.config)
+            self._patches = patch_counts(arguments, self.stack.config)
 
     def end(self) -> None:
         self.contexts, self.layer = None, 0
@@ -89,7 +89,7 @@ class StackPass:
     def cut(self, output: Any) -> None:
         """A convolution outside the blocks was called; before the first block it may be what cuts patches."""
         if self.contexts is not None and self.layer == 0 and isinstance(output, Tensor):
-            self._patches.cut(output, self.contexts.batch)
+            self._patches.append(output[:, 0].numel() // self.contexts.batch)  # frames of a film may be contexts there
 
     def enter(self, path: str, x: Tensor) -> None:
         """The block at a path is called with x."""
@@ -107,7 +107,7 @@ class StackPass:
         """Decide which positions are patches where no family says it: at the first block, and where more come in."""
         assert self.stack is not None and self._tokens is not None
         if self._among is None:
-            self._among, note = settle(self._tokens, x, self._patches.counts)
+            self._among, note = settle(self._tokens, x, self._patches)
             self._tokens, self._positions = (self._among if self._among.count else self._tokens), x.shape[1]
             self._say(note)
         elif x.shape[1] > self._positions and not self.stack.staged:
@@ -117,7 +117,7 @@ class StackPass:
 
     def _say(self, words: str) -> None:
         self.counted |= bool(words)
-        note = words if self.stack is None or self.stack.name == "single" else f"{self.stack.name}: {words}"
+        note = words if self.stack is None else self.stack.labelled(words)
         if words and note not in self.notes:
             self.notes.append(note)
 

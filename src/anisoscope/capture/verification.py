@@ -91,7 +91,7 @@ class _Check:
 
     def _hidden(self, stack: Stack, record: _Record, hidden: Sequence[Tensor] | None) -> None:
         if not hidden:
-            self.notes.append(f"{_of(stack)}the model gives no hidden_states; its sites rest on their names")
+            self.notes.append(stack.labelled("the model gives no hidden_states; its sites rest on their names"))
             return
         if stack.staged:
             self._maps(stack, record, hidden)
@@ -134,11 +134,10 @@ class _Check:
             self._equal(record, site, last)
         same = record.x[site].shape == record.x[block].shape and self._close(record.x[site], record.x[block])
         if same:
-            self.notes.append(
-                f"{_of(stack)}no final norm: final equals the last {'stage' if stack.staged else 'block'}"
-            )
+            last_site = "stage" if stack.staged else "block"
+            self.notes.append(stack.labelled(f"no final norm: final equals the last {last_site}"))
         elif not stack.has_norm:
-            self.notes.append(f"{_of(stack)}something follows the last block; ask for final alone to see it")
+            self.notes.append(stack.labelled("something follows the last block; ask for final alone to see it"))
 
     def _same(self, record: _Record, site: Site, theirs: Tensor) -> bool:
         ours, index = record.x[site], record.index[site]
@@ -212,7 +211,7 @@ class _Check:
         if not calls:
             return
         if not theirs or len(theirs) != len(calls) or any(one is None for one in theirs):
-            self.notes.append(f"{_of(stack)}the model gives no attention probabilities; scores are not verified")
+            self.notes.append(stack.labelled("the model gives no attention probabilities; scores are not verified"))
             return
         for call, probability in zip(calls, theirs, strict=True):
             if not self._attends(call, probability):
@@ -230,11 +229,6 @@ class _Check:
             ours, theirs = ours.mean(1, keepdim=True), theirs[:, :1]
         pair = (x.transpose(1, 2).flatten(0, 1)[keep].float() for x in (ours, theirs))
         return _distance(*pair) <= max(self.tolerance, 1e-5)  # models take the softmax in float32 at most
-
-
-def _of(stack: Stack) -> str:
-    """Which stack a note speaks of, where a model has several."""
-    return "" if stack.name == "single" else f"{stack.name}: "
 
 
 def probabilities(call: Scores) -> Tensor:

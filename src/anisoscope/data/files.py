@@ -1,4 +1,4 @@
-"""Files behind a path: folders walked, archives opened, bytes decoded, lazily, and never with errors ignored."""
+"""Files at a path, read lazily: folders, archives, packed files; bytes that cannot be decoded are an error."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _folder_entries(folder: Path) -> Iterator[FileEntry]:
 
 
 def files_seen(names: list[str], *, none: str) -> str:
-    """What lies where nothing usable does, in words.
+    """The files of a place without usable ones, in words.
 
     >>> files_seen([], none="none that is audio"), files_seen(["a.png"], none="none that is audio")
     ('no files', '1 file with suffix .png, none that is audio')

@@ -1,4 +1,4 @@
-"""Files of sounds and pictures behind a path or a dataset name, one at a time; what cannot be read is named."""
+"""Sounds and pictures at a path or in a dataset, one at a time; files that cannot be read are counted and named."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Item:
 
 @dataclass
 class MediaTally:
-    """What was read, and what was not."""
+    """Counts of what was read, and of what was not."""
 
     files: int = 0
     skipped: list[str] = field(default_factory=list)  # why each unreadable file was left out
@@ -68,7 +68,7 @@ class MediaTally:
 
 
 def medium_of(source: str) -> Medium | None:
-    """The medium that a path's own suffix, or the files of a folder or archive, say; None where they do not.
+    """The medium by the suffix of a path, or of most files of a folder or archive; None where there is none.
 
     >>> medium_of("a/b.WAV").name, medium_of("notes.txt")
     ('audio', None)
@@ -189,7 +189,7 @@ def _of_rows(
 
 
 def _undecoded(rows: Any, medium: Medium) -> Any:
-    """The same rows, their media as bytes: how they are decoded is decided here, and needs no further library."""
+    """The same rows with their media as bytes, which are decoded here without further libraries."""
     import datasets
 
     for name, feature in (getattr(rows, "features", None) or {}).items():

@@ -31,7 +31,7 @@ Label = int | np.ndarray
 
 @dataclass(frozen=True)
 class Task:
-    """What a probe is asked."""
+    """A classification task for a linear probe."""
 
     name: str
     level: str  # token | context

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anisoscope.data.files import RECORD_SUFFIXES, SUPPORTED, FileEntry, articles, decoded, entries, suffix_of
-from anisoscope.data.records import Record, hub_records, read_records
+from anisoscope.data.records import Record, open_dataset, read_records
 from anisoscope.errors import AnisoscopeError, missing_path
 
 PART = 1 << 23  # characters; a longer plain text comes in parts, so that memory stays bounded
@@ -47,7 +47,7 @@ def read_documents(
         return _not_empty(found, name=str(source))
     if not looks_like_dataset(str(source)):
         raise missing_path(path)
-    records = hub_records(str(source), split=split)
+    records = iter(open_dataset(str(source), split=split))
     wanted = _Fields(text_field, group_by, name=str(source), label=str(source))
     return _not_empty(_from_records(records, wanted), name=str(source))
 

@@ -1,4 +1,4 @@
-"""Documents to contexts to batches: token ids in pieces that a model takes, with nothing lost silently.
+"""From documents to contexts to batches: token ids in pieces that a model takes; what is dropped is counted.
 
 Shapes: B contexts, T positions.
 """
@@ -40,7 +40,7 @@ class Context:
 
 @dataclass
 class Tally:
-    """What went into the contexts, and what did not."""
+    """Counts of what went into contexts, and of what was dropped."""
 
     documents: int = 0
     contexts: int = 0

@@ -19,7 +19,14 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.attention_variant import refuse_unhonoured, register_variants
 from anisoscope.models.failures import quiet, readable_errors
 from anisoscope.models.placement import check_fits
-from anisoscope.models.source import ModelSource, architecture, hub_reachable, parse_model, unknown_of_many
+from anisoscope.models.source import (
+    WEIGHT_PATTERNS,
+    ModelSource,
+    architecture,
+    hub_reachable,
+    parse_model,
+    unknown_of_many,
+)
 from anisoscope.models.state_file import read_state
 
 _NEXT_TOKEN = re.compile(r"LMHead|CausalLM")
@@ -159,7 +166,8 @@ def _type_of_weights(folder: Path) -> str | None:
     """The architecture whose name is the first part of most weight names, as in `bert.encoder.layer.0…`."""
     from transformers import CONFIG_MAPPING
 
-    first = [name.partition(".")[0] for name in _weight_names(folder)]
+    files = [file for pattern in WEIGHT_PATTERNS[:2] for file in sorted(folder.glob(pattern))]
+    first = [name.partition(".")[0] for name in read_state(files[0], device="meta").tensors] if files else []
     common = max(set(first), key=first.count) if first else ""
     return common if common in CONFIG_MAPPING else None
 
@@ -170,17 +178,6 @@ def _type_of_name(name: str) -> str | None:
 
     found = [kind for kind in CONFIG_MAPPING if len(kind) > 3 and kind in name.lower().replace("-", "_")]
     return max(found, key=len) if found else None
-
-
-def _weight_names(folder: Path) -> list[str]:
-    for file in sorted(folder.glob("*.safetensors")):
-        from safetensors import safe_open
-
-        with safe_open(file, framework="pt") as handle:
-            return list(handle.keys())
-    for file in sorted(folder.glob("pytorch_model*.bin")):
-        return list(torch.load(file, map_location="meta", weights_only=True))
-    return []
 
 
 # -- class ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Models from anywhere, ready to be measured: complete weights, a tokenizer, and what was noticed on the way."""
+"""Load a model to be measured: its weights, its tokenizer or processor, and notes on what was decided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model is put and in which precision, whether it fits, and a fingerprint of its weights."""
+"""Device and precision of a model, whether it fits into memory, and a fingerprint of its weights."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def _control_group() -> int | None:
-    """What a container may still take (cgroup v2)."""
+    """Bytes that a container may still allocate (cgroup v2); None without a limit."""
     folder = Path("/sys/fs/cgroup")
     try:
         limit, used = (folder / "memory.max").read_text().strip(), (folder / "memory.current").read_text().strip()

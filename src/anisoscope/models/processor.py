@@ -152,7 +152,7 @@ PROCESSORS = {
 
 
 def processor_fingerprint(processor: Any) -> str:
-    """What tells a processor from another: its settings.
+    """A digest of the settings of a processor.
 
     >>> processor_fingerprint(PlainImages(8, 8)) == processor_fingerprint(PlainImages(8, 9))
     False

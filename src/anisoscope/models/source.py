@@ -104,7 +104,7 @@ def _split_overrides(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def _pieces(text: str, spec: str) -> list[str]:
-    """Parts between the commas that lie in no bracket."""
+    """Split at commas outside brackets."""
     pieces, depth = [""], 0
     for letter in text:
         depth += (letter in "[(") - (letter in "])")
@@ -174,7 +174,7 @@ def unknown_of_many(what: str, name: str, known: Iterable[str], *, all_of: str) 
 
 
 def looks_like_path(name: str) -> bool:
-    """Whether a name that is no file here was meant as one."""
+    """Whether a name that is no existing file was meant as a path."""
     suffixes = (*ROW_SUFFIXES, *STATE_SUFFIXES, ".gguf", ".json", ".npz")
     parent = Path(name).parent
     return (
@@ -282,8 +282,7 @@ def hub_reachable(timeout: float = 4.0) -> bool:
     return bool(answers and answers[0])
 
 
-# Rows that were saved before: `.npy` and `.safetensors` files.
-
+# -- files of rows: `.npy` and `.safetensors` --------------------------------------------------------------------------
 
 _PICKLED = re.compile("pickle|Python objects")
 _EXPECTED = "expected floating-point rows of shape (rows, width)"

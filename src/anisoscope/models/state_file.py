@@ -61,7 +61,7 @@ def recorded_step(path: Path) -> int | None:
 
 
 def damaged_file(folder: Path) -> Path | None:
-    """The first file of weights of a model's folder that is no such file, or only part of one."""
+    """The first file of weights in a folder that is damaged or incomplete; None where all are whole."""
     for path in sorted(p for pattern in WEIGHT_PATTERNS[:2] for p in folder.glob(pattern)):
         try:
             _safetensors(path, device="meta") if path.suffix == ".safetensors" else _unpickled(path, device="meta")

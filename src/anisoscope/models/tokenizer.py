@@ -75,7 +75,7 @@ def plain_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def special_frame(tokenizer: Any) -> Frame:
-    """What the tokenizer adds around a text, found by encoding a word with and without: true for any tokenizer."""
+    """The special tokens around a text, found by encoding a word with and without them."""
     for probe in _PROBES:
         plain = plain_ids(tokenizer, probe)
         full = list(tokenizer(probe)["input_ids"])
@@ -187,7 +187,7 @@ def _split_letters(tokenizer: Any) -> None:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """What tells a tokenizer from another: its tokens, and the ids it gives a text."""
+    """A digest of a tokenizer's vocabulary and of the ids that it gives a text."""
     vocabulary = sorted(tokenizer.get_vocab().items()) if hasattr(tokenizer, "get_vocab") else len(tokenizer)
     ids = [int(i) for i in tokenizer('The 2 élèves said: "go on".')["input_ids"]]
     return hashlib.sha256(json.dumps([vocabulary, ids]).encode()).hexdigest()

@@ -250,7 +250,7 @@ class AttentionReader:
     def _say(self, what: Any, words: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            self.notes.append(words if self.stack.name == "single" else f"{self.stack.name}: {words}")
+            self.notes.append(self.stack.labelled(words))
 
     def _tell(self, call: Call, grid: WindowGrid | None, *, apart: int) -> None:
         """Note what is special about a call, once for each of its sizes."""

@@ -97,6 +97,10 @@ class Stack:
         """Whether it ends in several feature maps."""
         return any(kind == "stage" for _, kind in self.fixed)
 
+    def labelled(self, note: str) -> str:
+        """A note with the name of the stack, where a model has several."""
+        return note if self.name == "single" else f"{self.name}: {note}"
+
     def prefix_at(self, layer: int) -> int:
         """Leading positions of a layer that are no part of the input."""
         return self.prefix if self.prefixed is None or layer in self.prefixed else 0

@@ -68,26 +68,14 @@ def _around(root: nn.Module) -> Any:
     return lambda path: not path or f"{first}.".startswith(f"{path}.")
 
 
-class Patches:
-    """Sizes that the image had, cut into patches, before the first block of a pass."""
-
-    def __init__(self) -> None:
-        self.counts: list[int] = []
-
-    def begin(self, arguments: Mapping[str, Any], config: Any) -> None:
-        """What the pixels themselves say: patches that come cut, or images and the configured size of a patch."""
-        self.counts = []
-        pixels, size = arguments.get("pixel_values"), getattr(config, "patch_size", None)
-        if not isinstance(pixels, Tensor):
-            return
-        if pixels.dim() == 3:
-            self.counts.append(int(pixels.shape[1]))
-        elif pixels.dim() == 4 and isinstance(size, int):
-            self.counts.append((pixels.shape[2] // size) * (pixels.shape[3] // size))
-
-    def cut(self, output: Tensor, batch: int) -> None:
-        """A convolution before the blocks gave this map; frames of a film may be contexts of their own there."""
-        self.counts.append(output[:, 0].numel() // batch)
+def patch_counts(arguments: Mapping[str, Any], config: Any) -> list[int]:
+    """The number of patches by the pixels: they come cut into patches, or the configuration has the patch size."""
+    pixels, size = arguments.get("pixel_values"), getattr(config, "patch_size", None)
+    if isinstance(pixels, Tensor) and pixels.dim() == 3:
+        return [int(pixels.shape[1])]
+    if isinstance(pixels, Tensor) and pixels.dim() == 4 and isinstance(size, int):
+        return [(pixels.shape[2] // size) * (pixels.shape[3] // size)]
+    return []
 
 
 def settle(tokens: SpecialPositions, x: Tensor, patches: Sequence[int]) -> tuple[SpecialPositions, str]:
