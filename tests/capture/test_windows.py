@@ -24,7 +24,7 @@ WINDOWED = {"image_size": 48, "patch_size": 4, "embed_dim": 8, "depths": [2, 2, 
             "window_size": 3}  # fmt: skip
 
 
-# speech and images; tests/test_families.py has the text families
+# speech and images; tests/capture/test_family.py has the text families
 SCORED = sorted(set(MEDIA) - {"sew-d"})  # its scores are a sum of content and position products
 
 

@@ -1,6 +1,6 @@
-"""Where in a model, and how rows flow out of it.
+"""Sites of a model, and how their activations are captured as rows.
 
-The names are loaded when first used, so that the vocabulary of places costs no import of torch.
+Names are loaded when first used, so that the vocabulary of sites can be read without importing torch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from anisoscope.capture.sites.family import list_families
     from anisoscope.capture.sites.layout import Layout, Stack, find_layout, weight_rows
     from anisoscope.capture.sites.site import KINDS, Site, check_kinds
+    from anisoscope.capture.verification import verify
 
 _HOMES = {
     "sites.family": ("list_families",),

@@ -101,7 +101,7 @@ class _Check:
         if len(layers) != len(hidden):
             raise AnisoscopeError(
                 f"{self.layout.model}: {stack.depth} blocks were found in {stack.name}, but the model gives "
-                f"{len(hidden)} hidden states; add a row to families.py, or name modules with modules=[…]."
+                f"{len(hidden)} hidden states; add a row to family.py, or name modules with modules=[…]."
             )
         last = Site(stack.depth, "final", stack.name)
         for layer, theirs in zip(layers, hidden, strict=True):
@@ -154,7 +154,7 @@ class _Check:
     def _other(self, site: Site) -> AnisoscopeError:
         return AnisoscopeError(
             f"site {site} of {self.layout.model} is not what the model itself calls this hidden state; add a row "
-            "to families.py, or name modules with modules=[…]."
+            "to family.py, or name modules with modules=[…]."
         )
 
     def _close(self, ours: Tensor, theirs: Tensor) -> bool:
@@ -187,7 +187,7 @@ class _Check:
     def _refused(self, site: Site, off: float) -> AnisoscopeError:
         return AnisoscopeError(
             f"site {site} of {self.layout.model} is not what its block adds to the residual stream (off by {off:.2g} "
-            "of the stream); leave attn_out and mlp_out out, or add a row to families.py."
+            "of the stream); leave attn_out and mlp_out out, or add a row to family.py."
         )
 
     def attention(self, inputs: Mapping[str, Any]) -> None:

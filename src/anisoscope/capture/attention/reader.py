@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from anisoscope.capture.rows.index import Contexts, PositionChoice
 from anisoscope.capture.rows.row import Index, Scores
 from anisoscope.capture.sites.layout import Stack
 from anisoscope.capture.sites.site import CROSS_KINDS, ROTARY_KINDS, SELF_KINDS, Site
+from anisoscope.capture.stack_pass import StackPass
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import by_name
 
@@ -100,19 +101,12 @@ def grid_of(block: Any, dimensions: Any, *, windows: int, places: int) -> Window
     return WindowGrid(counted, torch.ones(windows, places, places, dtype=torch.bool), known=False)
 
 
-class Running(Protocol):
-    """The forward pass through the stack."""
-
-    contexts: Contexts | None
-    layer: int
-
-
 @dataclass
 class AttentionReader:
     """Turns the attention calls of one stack into rows and scores."""
 
     stack: Stack
-    running: Running
+    running: StackPass
     wanted: set[Site]
     emit: Callable[[Site, Tensor, Contexts], None]
     show: Callable[[Scores], None]

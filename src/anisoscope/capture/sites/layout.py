@@ -233,7 +233,7 @@ def _block_lists(model: nn.Module, names: dict[str, nn.Module]) -> dict[str, lis
         return {side: _members(path, names) for side, path in sides.items()}
     raise AnisoscopeError(
         f"{_called(model)}: found {'several' if lists else 'no'} block lists of the configured length"
-        f"{' (' + ', '.join(lists) + ')' if lists else ' and no stages'}; add a row to families.py like the one of "
+        f"{' (' + ', '.join(lists) + ')' if lists else ' and no stages'}; add a row to family.py like the one of "
         "ALBERT, give one submodel, or name modules with modules=[…]."
     )
 
