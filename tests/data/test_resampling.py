@@ -120,7 +120,7 @@ def test_what_is_drawn_has_the_reported_frequencies(embedded: Corpus) -> None:
 
 
 def test_an_exponent_that_moves_the_other_way_is_said() -> None:
-    before, after, target = (resampling.Shape(e, 4.0, k, 9) for e, k in ((1.2, 0.5), (1.1, 0.3), (1.5, 0.0)))
+    before, after, target = (resampling.FrequencyShape(e, 4.0, k, 9) for e, k in ((1.2, 0.5), (1.1, 0.3), (1.5, 0.0)))
     assert "moved the other way (1.200 to 1.100)" in resampling._note(before, after, target)
     assert "other way" not in resampling._note(after, before, target)
 

@@ -14,7 +14,7 @@ from anisoscope.capture import find_layout
 from anisoscope.models import modality
 from anisoscope.models.modality import modalities_of
 from anisoscope.models.tokenizer import ByteTokenizer
-from anisoscope.results.modality import MODALITIES, row_words
+from anisoscope.results.modality import MODALITIES, Medium, Modality, row_words
 from support.tiny_media import IMAGES, MEDIA, SPEECH, media
 from support.tiny_models import FAMILIES, _plain, tiny
 
@@ -221,3 +221,12 @@ def test_every_modality_says_what_a_row_is() -> None:
     rows = {name: found.row for name, found in MODALITIES.items()}
     assert set(rows) == {"text", "characters", "speech", "vision", "convolution"}
     assert row_words({"encoder": "speech", "decoder": "text"}) == {"encoder": rows["speech"], "decoder": rows["text"]}
+
+
+def test_a_row_of_the_table_is_all_that_recognising_a_new_modality_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    medium = Medium("signals", "signals", "the embedded signals", inputs=("signal_values",))
+    monkeypatch.setitem(MODALITIES, "signals", Modality("signals", medium, "one beat", "beats", hue=5))
+    model = _Own(block=_Own(qkv=nn.Linear(8, 24)))
+    model.main_input_name, model.config = "signal_values", None  # type: ignore[assignment]
+    assert modalities_of(model, ["single"]) == {"single": "signals"}
+    assert row_words({"single": "signals"}) == {"single": "one beat"}

@@ -32,14 +32,14 @@ def _called_part(
     model: nn.Module, layout: Layout | None, inputs: Mapping[str, Any], *, sites: Sequence[Site]
 ) -> tuple[nn.Module, str]:
     """The model and "", or its encoder alone and a note where a batch of sounds or images has no decoder inputs."""
-    sides = {stack.name: stack for stack in (layout.stacks if layout is not None else ())}
+    stacks = {stack.name: stack for stack in (layout.stacks if layout is not None else ())}
     media = any(name in inputs for name in MEDIA)
-    if not media or set(sides) != {"encoder", "decoder"} or any(inputs.get(name) is not None for name in _DECODED):
+    if not media or set(stacks) != {"encoder", "decoder"} or any(inputs.get(name) is not None for name in _DECODED):
         return model, ""
     what = f"the batch has no decoder_input_ids for the decoder of {type(unwrapped(model)).__name__}"
     if not any(site.stack == "encoder" for site in sites):
         raise AnisoscopeError(f"{what}; add them (the start token alone will do), or ask for sites of the encoder.")
-    return model.get_submodule(sides["encoder"].owner), f"{what}: its encoder alone was measured"
+    return model.get_submodule(stacks["encoder"].owner), f"{what}: its encoder alone was measured"
 
 
 @contextlib.contextmanager

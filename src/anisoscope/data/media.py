@@ -14,7 +14,7 @@ from anisoscope.data.files import entries, files_in, files_seen, members_of, rea
 from anisoscope.data.records import open_dataset, read_records
 from anisoscope.data.text import looks_like_dataset
 from anisoscope.errors import AnisoscopeError, missing_path
-from anisoscope.results.modality import IMAGES_DATA, MEDIA, SOUNDS_DATA, Medium
+from anisoscope.results.modality import MEDIA, Medium
 
 TABLES = (".parquet", ".arrow")
 _STREAM = re.compile(r"\s*<_io\.[^<>]*>")  # how readers name a file that they were given open
@@ -33,7 +33,7 @@ class Item:
 
 
 @dataclass
-class MediaTally:
+class MediaCounts:
     """Counts of what was read, and of what was not."""
 
     files: int = 0
@@ -97,7 +97,7 @@ def items(source: str, medium: Medium, *, column: str | None = None, group_by: s
         return _of_archive(path, medium, group_by=group_by)
     if path.is_file():
         return _of_file(path, medium, column=column, group_by=group_by)
-    if not looks_like_dataset(source) or _suffix(source) in (*SOUNDS_DATA.suffixes, *IMAGES_DATA.suffixes):
+    if not looks_like_dataset(source) or any(_suffix(source) in each.suffixes for each in MEDIA.values()):
         raise missing_path(path)
     rows = _undecoded(open_dataset(source, split="train"), medium)
     return _of_rows(source, rows, medium, column=column, group_by=group_by)

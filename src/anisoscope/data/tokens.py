@@ -39,7 +39,7 @@ class Context:
 
 
 @dataclass
-class Tally:
+class TextCounts:
     """Counts of what went into contexts, and of what was dropped."""
 
     documents: int = 0
@@ -74,11 +74,16 @@ class DataFingerprint:
 
 
 def contexts(
-    documents: Iterable[Document], tokenizer: Any, *, length: int, tokens: int | None = None, tally: Tally | None = None
+    documents: Iterable[Document],
+    tokenizer: Any,
+    *,
+    length: int,
+    tokens: int | None = None,
+    counts: TextCounts | None = None,
 ) -> Iterator[Context]:
     """Each document in pieces of at most `length` tokens, special tokens included; no piece crosses documents.
 
-    Pieces with fewer than two ordinary tokens are dropped and counted in `tally`. Stops after the context that
+    Pieces with fewer than two ordinary tokens are dropped and counted in `counts`. Stops after the context that
     reaches `tokens`.
 
     >>> from anisoscope.models.tokenizer import ByteTokenizer
@@ -86,25 +91,27 @@ def contexts(
     >>> [c.ids.tolist() for c in pieces]
     [[97, 98, 99, 100], [101, 102, 103]]
     """
-    tally = tally if tally is not None else Tally()
-    return _counted(_Cutter(tokenizer, length), documents, tokens=tokens, tally=tally)
+    counts = counts if counts is not None else TextCounts()
+    return _counted(_Cutter(tokenizer, length), documents, tokens=tokens, counts=counts)
 
 
-def _counted(cut: _Cutter, documents: Iterable[Document], *, tokens: int | None, tally: Tally) -> Iterator[Context]:
+def _counted(
+    cut: _Cutter, documents: Iterable[Document], *, tokens: int | None, counts: TextCounts
+) -> Iterator[Context]:
     for document in documents:
-        tally.documents += 1
+        counts.documents += 1
         for context in cut(document):
             ordinary = int((~context.special).sum())
             if ordinary < FEWEST:
-                tally.dropped_pieces += 1
-                tally.dropped_tokens += ordinary
+                counts.dropped_pieces += 1
+                counts.dropped_tokens += ordinary
                 continue
-            tally.contexts += 1
-            tally.tokens += len(context)
-            tally.special += int(context.special.sum())
-            tally.unknown += int((context.ids == cut.unknown).sum())
+            counts.contexts += 1
+            counts.tokens += len(context)
+            counts.special += int(context.special.sum())
+            counts.unknown += int((context.ids == cut.unknown).sum())
             yield context
-            if tokens is not None and tally.tokens >= tokens:
+            if tokens is not None and counts.tokens >= tokens:
                 return
 
 
@@ -136,11 +143,15 @@ class _Cutter:
             yield self._framed(ids, document.group)
 
     def _framed(self, piece: list[int], group: str) -> Context:
-        ids = np.array([*self.frame.before, *piece, *self.frame.after], dtype=np.int64)
-        special = np.isin(ids, self.special)
-        special[: len(self.frame.before)] = True
-        special[len(ids) - len(self.frame.after) :] = True
-        return Context(ids, special, group)
+        context = framed(self.frame, piece)
+        return Context(context.ids, context.special | np.isin(context.ids, self.special), group)
+
+
+def framed(frame: Frame, piece: list[int]) -> Context:
+    """Ids with the special tokens before and after them."""
+    ids = np.array([*frame.before, *piece, *frame.after], dtype=np.int64)
+    place = np.arange(len(ids))
+    return Context(ids, (place < len(frame.before)) | (place >= len(ids) - len(frame.after)))
 
 
 def slices(text: str, *, size: int = SLICE) -> Iterator[str]:

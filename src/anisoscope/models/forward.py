@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA
+from anisoscope.results import modality
+from anisoscope.results.modality import SOUNDS_DATA, TEXT_DATA
 
 SOUND = SOUNDS_DATA.inputs
-MEDIA = (*SOUND, *IMAGES_DATA.inputs)
+MEDIA = tuple(name for medium in modality.MEDIA.values() if medium is not TEXT_DATA for name in medium.inputs)
 # The names under which models take their content, in the order in which they identify a context.
 CONTENT = (*TEXT_DATA.inputs, *MEDIA)
 PIXEL_MASK = "pixel_mask"  # [B, H, W], nonzero where a pixel belongs to the image

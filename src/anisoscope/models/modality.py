@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from anisoscope.models.forward import MEDIA, attends, unwrapped
+from anisoscope.models.forward import attends, unwrapped
 from anisoscope.results.modality import CHARACTERS, MODALITIES, TEXT, Modality
 
 _CHARACTER_FAMILIES = ("canine", "byt5")
@@ -22,12 +22,16 @@ _PLACEHOLDERS = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|<[^<>]
 def modality_of(model: nn.Module, tokenizer: Any = None) -> Modality:
     """The modality of what a model reads first."""
     inner = _reading_part(unwrapped(model))
-    reads, config = _main_input(inner), getattr(inner, "config", None)
-    if reads not in MEDIA:
+    config, found = getattr(inner, "config", None), _reading(_main_input(inner))
+    if not found:
         return _token_modality(config, tokenizer)
     mixes = getattr(config, "model_type", "") not in _CONVOLUTION_FAMILIES and attends(inner)
-    found = [modality for modality in MODALITIES.values() if reads in modality.medium.inputs]
     return next((modality for modality in found if modality.attends == mixes), found[0])
+
+
+def _reading(name: str) -> list[Modality]:
+    """The modalities other than text whose medium a forward takes under this name."""
+    return [modality for modality in MODALITIES.values() if name in modality.medium.inputs and not modality.is_text]
 
 
 def modalities_of(model: nn.Module, stacks: Iterable[str], tokenizer: Any = None) -> dict[str, str]:
@@ -43,7 +47,7 @@ def _reading_part(model: nn.Module) -> nn.Module:
     named = (part for part in model.modules() if hasattr(part, "main_input_name") and hasattr(part, "config"))
     found = next(named, model)
     encoder = getattr(found, "encoder", None)
-    reads_media = getattr(encoder, "main_input_name", "") in MEDIA  # an encoder inside may not name its input
+    reads_media = _reading(getattr(encoder, "main_input_name", ""))  # an encoder inside may not name its input
     return encoder if reads_media and isinstance(encoder, nn.Module) else found
 
 

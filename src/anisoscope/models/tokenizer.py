@@ -162,6 +162,7 @@ def tokenizer_from_file(path: Path) -> Any:
 
 
 def _wordpiece(path: Path) -> Any:
+    from tokenizers import Regex, pre_tokenizers
     from transformers import BertTokenizer
 
     words = path.read_text(encoding="utf-8").splitlines()
@@ -173,17 +174,9 @@ def _wordpiece(path: Path) -> Any:
             f"{str(path)!r} is no WordPiece vocabulary: it lacks one of [UNK], [CLS], [SEP], [PAD], [MASK]."
         )
     if all(len(word) == 1 for word in words if not word.startswith("[")):  # residues of proteins are written unspaced
-        _split_letters(tokenizer)
+        inner, letters = tokenizer.backend_tokenizer, pre_tokenizers.Split(Regex("."), "isolated")
+        inner.pre_tokenizer = pre_tokenizers.Sequence([inner.pre_tokenizer, letters])
     return tokenizer
-
-
-def _split_letters(tokenizer: Any) -> None:
-    """Make every letter a word of its own."""
-    from tokenizers import Regex, pre_tokenizers
-
-    inner = tokenizer.backend_tokenizer
-    letters = pre_tokenizers.Split(Regex("."), "isolated")
-    inner.pre_tokenizer = pre_tokenizers.Sequence([inner.pre_tokenizer, letters])
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

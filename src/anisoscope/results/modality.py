@@ -1,7 +1,7 @@
 """The table of modalities: what a model reads, what one row of it is, and the words for both.
 
-A new modality is one row in `MODALITIES`, a medium beside those below where the data is of a new kind, and one file
-with the code that reads it: see `models.processor.PROCESSORS` and `measurement.feed.media.FEEDS`.
+A new modality is one row in `MODALITIES`. Where its data is of a new kind, it also needs a `Medium` below and one file
+with a processor (`models.processor.PROCESSORS`) and a feed of batches (`measurement.feed`).
 """
 
 from __future__ import annotations

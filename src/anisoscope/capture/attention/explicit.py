@@ -64,10 +64,6 @@ class _Product:
     latest: weakref.ref[Tensor]
     scaling: float | Tensor | None = None
 
-    def times(self, factor: float | Tensor, result: Tensor) -> None:
-        self.scaling = factor if self.scaling is None else factor * self.scaling
-        self.latest = weakref.ref(result)
-
 
 class _Watcher(TorchFunctionMode):
     """Observes the torch functions that are called while it is active."""
@@ -114,7 +110,9 @@ class _Watcher(TorchFunctionMode):
             other = args[1] if args[0] is latest else args[0]
             factor = _factor(other, product.query)
             if factor is not None and (name in _MULTIPLIED or args[0] is latest):
-                product.times(factor if name in _MULTIPLIED else 1.0 / factor, result)
+                factor = factor if name in _MULTIPLIED else 1.0 / factor
+                product.scaling = factor if product.scaling is None else factor * product.scaling
+                product.latest = weakref.ref(result)
 
     def _softmax(self, scores: Tensor) -> None:
         # the values of one chunk come before the queries of the next, and may have the same shape
@@ -225,7 +223,8 @@ def _written(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor
     candidates = (float(query.shape[-1] ** -0.5), 1.0) if scaling is None else (scaling,)
     allowed = _open_keys(scores)
     for candidate in candidates:
-        if all(_nothing(rest, seen) for rest, seen in _rests(query, key, scores, candidate)):
+        rests = _rests(query, key, scores, candidate)
+        if all(float(rest.abs().max()) <= 1e-5 * max(1.0, float(seen.abs().max())) for rest, seen in rests):
             return Call(query, key, candidate, mask=allowed)
     rest = [rest for rest, _ in _rests(query, key, scores, candidates[0])]
     bias = torch.stack(rest, 1) if scores.dim() == 4 else torch.cat(rest)
@@ -262,10 +261,6 @@ def _rests(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor) 
         factor = scaling if isinstance(scaling, float) else scaling[h % len(scaling)].to(zero.dtype)
         s, allowed = s.to(zero.dtype), _open(s)
         yield (s - factor * (q.to(zero.dtype) @ k.to(zero.dtype).mT)).where(allowed, zero), s.where(allowed, zero)
-
-
-def _nothing(rest: Tensor, scores: Tensor) -> bool:
-    return float(rest.abs().max()) <= 1e-5 * max(1.0, float(scores.abs().max()))
 
 
 def _joined(chunks: Sequence[Call]) -> Call | None:

@@ -33,7 +33,7 @@ def watching(modules: Sequence[nn.Module], take: Take) -> Iterator[None]:
 
 _takers: dict[int, list[Take]] = {}  # by id of the module that calls the interface; several captures may share one
 _lock = threading.Lock()
-_original: list[Callable[..., Any]] = []
+_original: list[Callable[..., Any]] = []  # the look-up of the registry, while it is replaced
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def _relayed(module: nn.Module, take: Take) -> Iterator[None]:
     with _lock:
         for part in parts:
             _takers.setdefault(id(part), []).append(take)
-        _install()
+        _replace_look_up()
     try:
         yield
     finally:
@@ -51,28 +51,23 @@ def _relayed(module: nn.Module, take: Take) -> Iterator[None]:
                 _takers[id(part)].remove(take)
                 if not _takers[id(part)]:
                     del _takers[id(part)]
-            _remove()
+            _replace_look_up()
 
 
-def _install() -> None:
+def _replace_look_up() -> None:
+    """Route the registry's look-up through `_relay` while anything is captured, and restore it afterwards."""
     from transformers.modeling_utils import AttentionInterface
 
-    if _original:
-        return
-    look_up = AttentionInterface.get_interface
-    _original.append(look_up)
+    if _takers and not _original:
+        look_up = AttentionInterface.get_interface
+        _original.append(look_up)
 
-    @functools.wraps(look_up)
-    def routed(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        return functools.partial(_relay, look_up(self, attn_implementation, default), str(attn_implementation))
+        @functools.wraps(look_up)
+        def routed(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+            return functools.partial(_relay, look_up(self, attn_implementation, default), str(attn_implementation))
 
-    AttentionInterface.get_interface = routed  # type: ignore[method-assign]
-
-
-def _remove() -> None:
-    from transformers.modeling_utils import AttentionInterface
-
-    if not _takers and _original:
+        AttentionInterface.get_interface = routed  # type: ignore[method-assign]
+    elif _original and not _takers:
         AttentionInterface.get_interface = _original.pop()  # type: ignore[method-assign]
 
 

@@ -65,7 +65,14 @@ def _plain(value: Any) -> Any:
 
 _lock = threading.Lock()
 _originals: dict[tuple[int, str], tuple[Any, int]] = {}  # by name and place: the function, and how many stand-ins
-_active = threading.local()  # .rotations: a list per attention module that is running in this thread
+
+
+class _Active(threading.local):
+    def __init__(self) -> None:
+        self.rotations: list[list[Rotation]] = []  # a list for each attention module that is running in this thread
+
+
+_active = _Active()
 
 
 @contextlib.contextmanager
@@ -76,11 +83,11 @@ def recorded_rotations(attention: nn.Module) -> Iterator[list[Rotation]]:
 
     def begin(*_: Any) -> None:
         rotations.clear()
-        _running().append(rotations)
+        _active.rotations.append(rotations)
 
     def end(*_: Any) -> None:
         rotations.clear()
-        _running()[:] = [other for other in _running() if other is not rotations]
+        _active.rotations[:] = [other for other in _active.rotations if other is not rotations]
 
     handles = [attention.register_forward_pre_hook(begin), attention.register_forward_hook(end, always_call=True)]
     for space, name in functions:
@@ -93,13 +100,6 @@ def recorded_rotations(attention: nn.Module) -> Iterator[list[Rotation]]:
         end()  # an interrupt leaves a forward without running its hooks
         for handle in handles:
             handle.remove()
-
-
-def _running() -> list[list[Rotation]]:
-    if not hasattr(_active, "rotations"):
-        _active.rotations = []
-    found: list[list[Rotation]] = _active.rotations
-    return found
 
 
 def _install(space: dict[str, Any], name: str) -> None:
@@ -124,8 +124,8 @@ def _relay(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def relay(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if running := _running():
-            running[-1].extend(_rotations((*args, *kwargs.values()), result))
+        if _active.rotations:
+            _active.rotations[-1].extend(_rotations((*args, *kwargs.values()), result))
         return result
 
     return relay

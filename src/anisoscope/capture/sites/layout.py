@@ -229,8 +229,8 @@ def _block_lists(model: nn.Module, names: dict[str, nn.Module]) -> dict[str, lis
     lists = _candidates(names)
     if len(lists) == 1:
         return {"single": _members(lists[0], names)}
-    if sides := _sides(lists):
-        return {side: _members(path, names) for side, path in sides.items()}
+    if pair := _encoder_and_decoder(lists):
+        return {side: _members(path, names) for side, path in pair.items()}
     raise AnisoscopeError(
         f"{_called(model)}: found {'several' if lists else 'no'} block lists of the configured length"
         f"{' (' + ', '.join(lists) + ')' if lists else ' and no stages'}; add a row to family.py like the one of "
@@ -287,14 +287,14 @@ def _candidates(names: dict[str, nn.Module]) -> list[str]:
     else:  # a plain module: a list of at least two blocks of one class
         lists = [path for path in lists if _uniform(names[path])]
     lists = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
-    if len(lists) == 1 or _sides(lists):
+    if len(lists) == 1 or _encoder_and_decoder(lists):
         return lists
     attending = [path for path in lists if all(parts.attention_of(block) for block in names[path].children())]
     return attending or lists
 
 
-def _sides(lists: list[str]) -> dict[str, str]:
-    """The two lists of an encoder and its decoder, or nothing."""
+def _encoder_and_decoder(lists: list[str]) -> dict[str, str]:
+    """The block lists of an encoder and its decoder, or nothing."""
     names = {path: next((part for part in path.split(".") if part in ("encoder", "decoder")), "") for path in lists}
     sides = {side: [path for path in lists if names[path] == side] for side in ("encoder", "decoder")}
     apart = all(len(paths) == 1 for paths in sides.values()) and sides["encoder"] != sides["decoder"]

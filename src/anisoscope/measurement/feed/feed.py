@@ -81,11 +81,11 @@ class TextFeed(Feed):
 
     def batches(self) -> Iterator[Batch]:
         from anisoscope.data.text import read_documents
-        from anisoscope.data.tokens import DataFingerprint, Tally, batches, contexts
+        from anisoscope.data.tokens import DataFingerprint, TextCounts, batches, contexts
 
-        c, tally, digest = self.config, Tally(), DataFingerprint()
+        c, counts, digest = self.config, TextCounts(), DataFingerprint()
         documents = read_documents(c.data, text_field=c.text_field, group_by=c.group_by)
-        pieces = contexts(documents, self.loaded.tokenizer, length=self.length, tokens=c.tokens, tally=tally)
+        pieces = contexts(documents, self.loaded.tokenizer, length=self.length, tokens=c.tokens, counts=counts)
 
         def watched() -> Iterator[Any]:
             for piece in pieces:
@@ -97,9 +97,9 @@ class TextFeed(Feed):
         for batch in batches(watched(), batch_size=c.batch_size, **settings):
             self.padding += int((batch.inputs["attention_mask"] == 0).sum())
             yield batch if c.group_by else Batch(batch.inputs, batch.special, None)
-        self.tokens, self.contexts, self.special = tally.tokens, tally.contexts, tally.special
-        self.documents, self.dropped_pieces = tally.documents, tally.dropped_pieces
-        self.fingerprint, self.unknown = digest.hexdigest(), tally.unknown
+        self.tokens, self.contexts, self.special = counts.tokens, counts.contexts, counts.special
+        self.documents, self.dropped_pieces = counts.documents, counts.dropped_pieces
+        self.fingerprint, self.unknown = digest.hexdigest(), counts.unknown
 
     def seen(self, batch: Batch) -> int:
         return int(batch.inputs["attention_mask"].sum())

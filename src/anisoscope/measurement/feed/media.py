@@ -14,7 +14,7 @@ from torch import Tensor
 
 from anisoscope.capture.rows.row import Batch, Rows, Scores
 from anisoscope.capture.sites.site import Site
-from anisoscope.data.media import SHOWN, MediaTally
+from anisoscope.data.media import SHOWN, MediaCounts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.feed.feed import Feed, Tell, forward_failed
 from anisoscope.measurement.memory import COUNTED
@@ -128,7 +128,7 @@ class MediaFeed(Feed):
     """What sounds and pictures share."""
 
     tell: Tell | None = None
-    tally: MediaTally = field(default_factory=MediaTally)
+    counts: MediaCounts = field(default_factory=MediaCounts)
     ended: bool = False  # all the data was seen
     _unit: tuple[int, int, int] | None = None  # rows, positions and size of one context that was counted
     _texts: dict[bytes, list[int]] | None = None  # what the decoder reads, by digest
@@ -181,7 +181,7 @@ class MediaFeed(Feed):
         """Contexts of one shape, at most a batch of them; those that wait too long for others come in smaller ones."""
         from anisoscope.data.tokens import DataFingerprint
 
-        self.tally, digest, rows, contexts, self.ended = MediaTally(), DataFingerprint(), 0, 0, False
+        self.counts, digest, rows, contexts, self.ended = MediaCounts(), DataFingerprint(), 0, 0, False
         waiting: dict[tuple[Any, ...], list[Ready]] = {}
         for one in self.ready():
             digest.add(one.digest)
@@ -197,7 +197,7 @@ class MediaFeed(Feed):
             self.ended = True
         yield from waiting.values()
         self.tokens, self.contexts, self.fingerprint = rows, contexts, digest.hexdigest()
-        self.documents, self.dropped_pieces = self.tally.files, self.tally.dropped_pieces
+        self.documents, self.dropped_pieces = self.counts.files, self.counts.dropped_pieces
 
     @property
     def _room(self) -> int:
@@ -224,7 +224,7 @@ class MediaFeed(Feed):
         return sum(self._unit[1] - self._rows(one) for one in chunk) if padded else 0
 
     def _why_none(self) -> str:
-        count = self.tally.dropped_pieces
+        count = self.counts.dropped_pieces
         pieces = "one piece was" if count == 1 else f"{count} pieces were"
         return f" ({pieces} too short or not finite, and dropped)" if count else ""
 
@@ -238,7 +238,7 @@ class MediaFeed(Feed):
         return Batch({name: value[:2] for name, value in batch.inputs.items()})
 
     def notes(self) -> list[str]:
-        found = [*super().notes(), *filter(None, [self.tally.unread])]
+        found = [*super().notes(), *filter(None, [self.counts.unread])]
         if self._texts is not None:
             found.append("its decoder reads the model's own greedy text, or the text beside a clip where there is one")
         return found
@@ -248,8 +248,8 @@ class MediaFeed(Feed):
             "name": self.config.data,
             "fingerprint": self.fingerprint,
             "files": self.documents,
-            "skipped_files": len(self.tally.skipped),
-            "skipped": self.tally.skipped[:SHOWN],
+            "skipped_files": len(self.counts.skipped),
+            "skipped": self.counts.skipped[:SHOWN],
             "contexts": self.contexts,
             **self._amount(),
             "tokens": self.tokens,
@@ -274,7 +274,7 @@ class SpeechFeed(MediaFeed):
         from anisoscope.data.audio import read_audio
 
         processor, c = self.loaded.processor, self.config
-        words: dict[str, Any] = {"column": self._column, "group_by": c.group_by, "tally": self.tally}
+        words: dict[str, Any] = {"column": self._column, "group_by": c.group_by, "counts": self.counts}
         for clip in read_audio(c.data, rate=sampling_rate(processor), seconds=self.seconds, **words):
             inputs = sound_inputs(processor, clip.samples, self.loaded.model)
             raw = hashlib.sha256(clip.samples.astype("<f4").tobytes() + clip.text.encode()).digest()
@@ -293,7 +293,7 @@ class SpeechFeed(MediaFeed):
         return asked
 
     def _amount(self) -> dict[str, Any]:
-        return {"seconds": round(self.tally.seconds, 3), "context_seconds": self.seconds}
+        return {"seconds": round(self.counts.seconds, 3), "context_seconds": self.seconds}
 
 
 @dataclass
@@ -304,7 +304,7 @@ class ImageFeed(MediaFeed):
         from anisoscope.data.images import read_images
 
         c = self.config
-        for picture in read_images(c.data, column=self._column, group_by=c.group_by, tally=self.tally):
+        for picture in read_images(c.data, column=self._column, group_by=c.group_by, counts=self.counts):
             inputs = picture_inputs(self.loaded.processor, picture.array, self.loaded.model)
             size = repr(picture.array.shape).encode()
             yield Ready(inputs, hashlib.sha256(size + picture.array.tobytes()).digest(), picture.group)
