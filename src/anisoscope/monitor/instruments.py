@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.gradients.gradient_pass import stream_readers, untouched
-from anisoscope.capture.gradients.live import MicroBatch
+from anisoscope.capture.gradients.micro_batch import MicroBatch
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.measurement.bank import Bank

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture
 from anisoscope.capture.gradients.gradient_pass import forward_rows, gradient_rows, untouched
-from anisoscope.capture.gradients.live import MicroBatch
 from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, LossRule, find_reading, output_part, unlabelled
+from anisoscope.capture.gradients.micro_batch import MicroBatch
 from anisoscope.capture.rows.index import original_contexts
 from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout

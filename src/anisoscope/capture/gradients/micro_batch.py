@@ -65,11 +65,30 @@ class MicroBatch:
         return self.reading.count(labels) if self.reading is not None and isinstance(labels, Tensor) else 0
 
 
-class LiveGradients:
+class StepHooks:
     """Hooks that stay on a model for a whole training run and do nothing until a step is to be measured.
 
-    They must be attached before torch.compile and are kept out of the compiled graph. Without `scaled` only the arrival
-    of gradients matters, and the loss may be of any kind.
+    They must be attached before torch.compile and are kept out of the compiled graph.
+    """
+
+    def __init__(self, model: nn.Module, capture: Capture) -> None:
+        self.model, self.active, self._capture = model, False, capture
+        self._handles: list[Any] = []
+
+    def __exit__(self, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._capture._stack.close()
+
+    def _idle(self) -> bool:
+        # an evaluation inside the step runs without gradients; neither it nor a probe is the training batch
+        return not self.active or not torch.is_grad_enabled() or probing()
+
+
+class LiveGradients(StepHooks):
+    """Records the micro-batches of a training step with rows and gradients.
+
+    Without `scaled` only the arrival of gradients matters, and the loss may be of any kind.
     """
 
     def __init__(
@@ -81,13 +100,10 @@ class LiveGradients:
         extra: Sequence[Site] = (),
         scaled: bool = True,
     ) -> None:
-        self.model, self.sites, self.scaled = model, list(sites), scaled
-        self.active = False
-        self.batches: list[MicroBatch] = []
-        self.geometry = False
         options: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle}
-        self._capture = Capture(model, [*sites, *extra], self, **options)
-        self._handles: list[Any] = []
+        super().__init__(model, Capture(model, [*sites, *extra], self, **options))
+        self.sites, self.scaled, self.geometry = list(sites), scaled, False
+        self.batches: list[MicroBatch] = []
         self._reading: LabelConvention | None = None
         self._shared: bool | None = None
 
@@ -98,11 +114,6 @@ class LiveGradients:
         self._capture.__enter__()
         self._handles.append(self.model.register_forward_hook(after, with_kwargs=True))
         return self
-
-    def __exit__(self, *error: Any) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._capture._stack.close()
 
     def begin(self, *, geometry: bool = False) -> None:
         """Record every pass from now on; with `geometry` keep what metrics of the activations need."""
@@ -117,10 +128,6 @@ class LiveGradients:
     def drop(self) -> None:
         """Forget the passes of a step that was interrupted."""
         self.end()
-
-    def _idle(self) -> bool:
-        # an evaluation inside the step runs without gradients; neither it nor a probe is the training batch
-        return not self.active or not torch.is_grad_enabled() or probing()
 
     # hooks
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture
-from anisoscope.capture.gradients.gradient_pass import probing
-from anisoscope.capture.gradients.live import refuse_graphless
+from anisoscope.capture.gradients.micro_batch import StepHooks, refuse_graphless
 from anisoscope.capture.rows.index import (
     Contexts,
     PositionChoice,
@@ -163,7 +162,7 @@ class SampledPass:
         return bool(self.rows) and (bool(self.gradients) or not self.awaited)
 
 
-class SampledRows:
+class SampledRows(StepHooks):
     """Hooks that stay on a model for a whole training run; `take` is given every pass that was learned from."""
 
     def __init__(
@@ -175,24 +174,22 @@ class SampledRows:
         take: Callable[[SampledPass], None],
         most: int = 2048,
     ) -> None:
-        self.model, self.take = model, take
-        self.active = False
+        self._sampled = SampledCapture(model, sites, self, layout=layout, watch=self._watch, idle=self._idle)
+        self._sampled.most = most
+        super().__init__(model, self._sampled)
+        self.take = take
         self._passes: list[SampledPass] = []
         self._number, self._start = 0, 0.0
-        self._capture = SampledCapture(model, sites, self, layout=layout, watch=self._watch, idle=self._idle)
-        self._capture.most = most
-        self._handle: Any = None
 
     def __enter__(self) -> SampledRows:
         before = torch.compiler.disable(self._begin)
-        self._handle = self.model.register_forward_pre_hook(before)
+        self._handles.append(self.model.register_forward_pre_hook(before))
         self._capture.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.drop()
-        self._handle.remove()
-        self._capture._stack.close()
+        super().__exit__(*error)
 
     def begin(self, step: int) -> None:
         """Record every pass from now on; which rows are taken depends on the step and the number of the pass."""
@@ -211,9 +208,6 @@ class SampledRows:
         """Stop recording and forget the passes."""
         self._passes, self.active = [], False
 
-    def _idle(self) -> bool:
-        return not self.active or not torch.is_grad_enabled() or probing()
-
     # hooks
 
     def _begin(self, *_: Any) -> None:
@@ -224,7 +218,7 @@ class SampledRows:
             self._passes.remove(seen)
             self.take(seen)
         self._passes.append(SampledPass())
-        self._capture.turn = (self._start + self._number * _GOLDEN**2) % 1.0
+        self._sampled.turn = (self._start + self._number * _GOLDEN**2) % 1.0
         self._number += 1
 
     def rows(self, rows: Rows) -> None:
