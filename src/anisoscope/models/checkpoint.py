@@ -146,7 +146,7 @@ def _without_model_type(folder: Path, notes: list[str]) -> Any | None:
         raise AnisoscopeError(f"{str(file)!r} is not JSON ({error}); copy the model again.") from error
     if not isinstance(fields, dict) or fields.get("model_type"):
         return None
-    kind = _type_of_class(fields.get("architectures")) or _type_of_weights(folder) or _type_of_name(folder.name)
+    kind = _guessed_type(fields, folder)
     if kind is None:
         raise AnisoscopeError(
             f'{str(file)!r} does not say its model type; add a line such as "model_type": "bert" to it.'
@@ -155,28 +155,23 @@ def _without_model_type(folder: Path, notes: list[str]) -> Any | None:
     return CONFIG_MAPPING[kind].from_dict(fields)
 
 
-def _type_of_class(architectures: list[str] | None) -> str | None:
+def _guessed_type(fields: dict[str, Any], folder: Path) -> str | None:
+    """The model type by the stated class, by the first part of most weight names, or by the name of the folder.
+
+    Weight names are such as `bert.encoder.layer.0…`; of a folder `bert_ft` the longest known name in it counts.
+    """
     import transformers
-
-    kind = getattr(transformers, (architectures or [""])[0] or "", None)
-    return getattr(getattr(kind, "config_class", None), "model_type", None)
-
-
-def _type_of_weights(folder: Path) -> str | None:
-    """The architecture whose name is the first part of most weight names, as in `bert.encoder.layer.0…`."""
     from transformers import CONFIG_MAPPING
 
+    stated = getattr(transformers, (fields.get("architectures") or [""])[0] or "", None)
+    if kind := getattr(getattr(stated, "config_class", None), "model_type", None):
+        return str(kind)
     files = [file for pattern in WEIGHT_PATTERNS[:2] for file in sorted(folder.glob(pattern))]
     first = [name.partition(".")[0] for name in read_state(files[0], device="meta").tensors] if files else []
     common = max(set(first), key=first.count) if first else ""
-    return common if common in CONFIG_MAPPING else None
-
-
-def _type_of_name(name: str) -> str | None:
-    """The longest architecture name within the folder's, as `bert` of `bert_ft`; weights are checked later."""
-    from transformers import CONFIG_MAPPING
-
-    found = [kind for kind in CONFIG_MAPPING if len(kind) > 3 and kind in name.lower().replace("-", "_")]
+    if common in CONFIG_MAPPING:
+        return common
+    found = [kind for kind in CONFIG_MAPPING if len(kind) > 3 and kind in folder.name.lower().replace("-", "_")]
     return max(found, key=len) if found else None
 
 

@@ -81,12 +81,14 @@ def patch_counts(arguments: Mapping[str, Any], config: Any) -> list[int]:
 def settle(tokens: SpecialPositions, x: Tensor, patches: Sequence[int]) -> tuple[SpecialPositions, str]:
     """The tokens among the positions of the first block's input x [B, T, d], and a note where they cannot be told.
 
-    Tokens are the same for every image, so with several images their place is seen.
+    Tokens are the same for every image: of several images, the last positions are the tokens where they, and not the
+    first ones, are equal in all.
     """
     positions, k = int(x.shape[1]), tokens.count
     fitting = [count for count in patches if 0 < count <= positions]
     if not patches or positions - k in fitting:
-        return _in_place(tokens, x), ""
+        last = len(x) > 1 and tokens.before and not _same(x[:, : tokens.before]) and _same(x[:, -k:])
+        return (SpecialPositions(0, k, tokens.names) if last else tokens), ""
     if not k and (positions in fitting or not fitting):
         return SpecialPositions(), ""  # every position is a patch, or patches were merged
     if positions in fitting:
@@ -98,14 +100,6 @@ def settle(tokens: SpecialPositions, x: Tensor, patches: Sequence[int]) -> tuple
     return SpecialPositions(), (
         f"the first block reads {told}, {what}: all positions are counted, and none as a class token"
     )
-
-
-def _in_place(tokens: SpecialPositions, x: Tensor) -> SpecialPositions:
-    """The same tokens; all of them last where those positions, and not the first ones, are equal in all images."""
-    k = tokens.count
-    if len(x) < 2 or not tokens.before or _same(x[:, : tokens.before]):
-        return tokens
-    return SpecialPositions(0, k, tokens.names) if _same(x[:, -k:]) else tokens
 
 
 def _same(x: Tensor) -> bool:

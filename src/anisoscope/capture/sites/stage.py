@@ -95,7 +95,10 @@ def _numbered(children: Sequence[Item]) -> tuple[list[Stage], str] | None:
 def _listed(items: Sequence[Item]) -> tuple[list[Stage], str] | None:
     """A list of stages, of blocks, or of single convolutions."""
     nested = _nested(items)
-    if len(nested) > 1 and _differ([child for at, child in items if at in nested]):
+    modules = [child for at, child in items if at in nested] if len(nested) > 1 else []
+    widths = {(_reads(module), _width(module), _normed(module)) for module in modules}
+    # blocks of a plain transformer are lists of sublayers, too: stages convolve, or differ in their widths
+    if any(map(_convolves, modules)) or len(widths) > 1:
         return [_stage(child, at, nested[at]) for at, child in items if at in nested], ""
     blocks = [(at, child) for at, child in items if _is_block(child)]
     if len(blocks) > 1:
@@ -113,12 +116,6 @@ def _nested(items: Sequence[Item]) -> dict[str, list[str]]:
             inner = _children(child.get_submodule(place), f"{at}.{place}" if place else at)
             found[at] = [path for path, part in inner if _is_block(part)] or [at]
     return found
-
-
-def _differ(modules: Sequence[nn.Module]) -> bool:
-    """Blocks of a plain transformer are lists of sublayers too: stages convolve, or differ in their widths."""
-    widths = {(_reads(module), _width(module), _normed(module)) for module in modules}
-    return any(map(_convolves, modules)) or len(widths) > 1
 
 
 def _stage(module: nn.Module, path: str, blocks: Sequence[str]) -> Stage:
