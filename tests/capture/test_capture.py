@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture import Capture, Site, find_layout, weight_rows
-from anisoscope.capture.sites.verification import verify
+from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
 from support.tiny_models import Record, captured, contexts, inputs, padded, tiny
 
@@ -85,7 +85,7 @@ def test_unknown_models_are_refused_with_the_way_out() -> None:
             self.a = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
             self.b = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
 
-    with pytest.raises(AnisoscopeError, match=r"several block lists.*families.py.*modules="):
+    with pytest.raises(AnisoscopeError, match=r"several block lists.*family.py.*modules="):
         find_layout(Two())
     with pytest.raises(AnisoscopeError, match="no block lists"):
         find_layout(nn.Linear(2, 2))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from anisoscope.capture import Capture, Scores, Site, find_layout, list_families
 from anisoscope.capture.sites import family as families
 from anisoscope.capture.sites.layout import Layout
-from anisoscope.capture.sites.verification import verify
+from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
 from support.tiny_media import TYPES
 from support.tiny_models import FAMILIES, Record, inputs, tiny

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradients.gradient_pass import GradientPass, forward_rows
+from anisoscope.capture.gradients.gradient_pass import GradientPass, as_rows, forward_rows, stream_readers
 from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, find_reading
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.sites.weight import as_rows, stream_readers
 from anisoscope.errors import AnisoscopeError
 from support.gradient_models import (
     CAUSAL,

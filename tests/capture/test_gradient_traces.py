@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradients.gradient_pass import forward_rows
-from anisoscope.capture.gradients.live import LiveGradients
+from anisoscope.capture.gradients.gradient_pass import forward_rows, stream_readers
 from anisoscope.capture.gradients.loss import IGNORED, find_reading
+from anisoscope.capture.gradients.micro_batch import LiveGradients
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.sites.weight import stream_readers
 from anisoscope.errors import AnisoscopeError
 from support.gradient_models import batch_of, by_name, captured, hooks_of, language_model, live_batches
 from support.tiny_models import PAD, tiny

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from anisoscope import measure
 from anisoscope.capture import Batch, Capture, find_layout
 from anisoscope.capture.sites.patch import SpecialPositions, named_tokens, settle
-from anisoscope.capture.sites.verification import verify
-from anisoscope.models.modality import APART, ROWS, row_words
+from anisoscope.capture.verification import verify
+from anisoscope.results.modality import APART, VISION, row_words
 from support.tiny_media import IMAGES, PREFIX, UNNAMED, media, media_inputs
 from support.tiny_models import Record, captured
 
@@ -228,13 +228,13 @@ def test_settling_knows_merged_patches_from_tokens() -> None:
 
 
 def test_rows_are_said_to_be_apart_only_where_tokens_are() -> None:
-    assert row_words({"single": "vision"}, find_layout(media("dinov3"))) == {"single": ROWS["vision"] + APART}
+    assert row_words({"single": "vision"}, find_layout(media("dinov3")).apart) == {"single": VISION.row + APART}
     for name in WITHOUT:
-        assert row_words({"single": "vision"}, find_layout(media(name))) == {"single": "one patch of an image"}
+        assert row_words({"single": "vision"}, find_layout(media(name)).apart) == {"single": "one patch of an image"}
     layout = find_layout(media("vit"))
-    assert row_words({"single": "vision"}, layout)["single"].endswith(APART)
+    assert row_words({"single": "vision"}, layout.apart)["single"].endswith(APART)
     bare = replace(layout, stacks=(replace(layout.stacks[0], prefix=0),))
-    assert row_words({"single": "vision"}, bare) == row_words({"single": "vision"}) == {"single": ROWS["vision"]}
+    assert row_words({"single": "vision"}, bare.apart) == row_words({"single": "vision"}) == {"single": VISION.row}
 
 
 def test_a_run_does_not_say_apart_where_everything_was_counted() -> None:
@@ -244,8 +244,11 @@ def test_a_run_does_not_say_apart_where_everything_was_counted() -> None:
     for name, tokens in (("explained", {"cls_token": 1}), ("unexplained", {"cls_token": 1, "prompts": 2})):
         model = Seeing(before=tokens).eval()
         layout = find_layout(model)
-        entry: dict[str, Any] = {"modality": {"single": "vision"}, "rows": row_words({"single": "vision"}, layout)}
+        entry: dict[str, Any] = {
+            "modality": {"single": "vision"},
+            "rows": row_words({"single": "vision"}, layout.apart),
+        }
         setup: Any = SimpleNamespace(layout=layout, captured=layout.sites(["resid"]))
         _shapes(SimpleNamespace(model=model), setup, Batch({"": _pixels()}), entry)  # type: ignore[arg-type]
         said[name] = entry["rows"]["single"]
-    assert said == {"explained": ROWS["vision"] + APART, "unexplained": ROWS["vision"]}
+    assert said == {"explained": VISION.row + APART, "unexplained": VISION.row}

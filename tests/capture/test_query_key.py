@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from anisoscope import measure
 from anisoscope.capture import Site, find_layout
-from anisoscope.capture.sites.part import CROSS_KINDS, ROTARY_KINDS
-from anisoscope.capture.sites.verification import probabilities
+from anisoscope.capture.sites.site import CROSS_KINDS, ROTARY_KINDS
+from anisoscope.capture.verification import probabilities
 from anisoscope.errors import AnisoscopeError
 from anisoscope.tangent.plan import ATTENTION
 from support.attending import CLOSE, attending, of_rows

@@ -118,7 +118,7 @@ def test_rotary_functions_come_back_whatever_happens(name: str, error: type[Base
     with pytest.raises(error):
         captured(model, inputs(model, 4), sites, sink=Interrupting(error))
     assert _rotary_function(model) is before
-    assert not rotation._running() and not rotation._originals
+    assert not rotation._active.rotations and not rotation._originals
     with Capture(model, sites, Record()) as one:  # the counter-test: while a capture runs it is another
         assert _rotary_function(model) is not before
         with Capture(model, sites, Record()) as two:

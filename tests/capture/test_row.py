@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from anisoscope.capture import Batch, Capture, Site, find_layout
-from anisoscope.capture.sites.verification import verify
+from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
 from support.tiny_models import PAD, Record, captured, contexts, inputs, padded, tiny
 

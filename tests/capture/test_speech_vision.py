@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import anisoscope
 from anisoscope.capture import Capture, Site, find_layout
-from anisoscope.capture.sites.verification import verify
+from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
 from support.tiny_media import IMAGES, MEDIA, PREFIX, media, media_inputs, words
 from support.tiny_models import FAMILIES, Record, captured, padded, tiny

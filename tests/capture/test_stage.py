@@ -14,7 +14,7 @@ from anisoscope.capture import Batch, Capture, find_layout, list_families
 from anisoscope.capture.rows.pixel import unpadded_cells
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.part import Place
-from anisoscope.capture.sites.verification import verify
+from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
 from support.plain_images import Numbered
 from support.tiny_images import IMAGES, UNNAMED, images, tiny_images

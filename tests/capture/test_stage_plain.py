@@ -12,7 +12,7 @@ from anisoscope import measure
 from anisoscope.capture import Capture, find_layout
 from anisoscope.capture.rows.pixel import channels_last
 from anisoscope.capture.sites.part import Place
-from anisoscope.capture.sites.verification import verify
+from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
 from support.plain_images import Attending, Grouped, Mixed, Nested, Numbered, Scattered, Windowed, chain, inverted
 from support.tiny_images import images

@@ -12,8 +12,8 @@ from torch import nn
 from anisoscope import measure
 from anisoscope.capture import Capture, find_layout
 from anisoscope.capture.attention.reader import partition
-from anisoscope.capture.sites.part import CALLED_KINDS
-from anisoscope.capture.sites.verification import probabilities, verify
+from anisoscope.capture.sites.site import CALLED_KINDS
+from anisoscope.capture.verification import probabilities, verify
 from support import references
 from support.attending import CLOSE, attending, of_rows, softmaxes
 from support.tiny_images import IMAGES, images
@@ -24,7 +24,7 @@ WINDOWED = {"image_size": 48, "patch_size": 4, "embed_dim": 8, "depths": [2, 2, 
             "window_size": 3}  # fmt: skip
 
 
-# speech and images; tests/test_families.py has the text families
+# speech and images; tests/capture/test_family.py has the text families
 SCORED = sorted(set(MEDIA) - {"sew-d"})  # its scores are a sum of content and position products
 
 

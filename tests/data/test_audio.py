@@ -15,7 +15,7 @@ import pytest
 from scipy.io import wavfile
 
 from anisoscope.data.audio import EMBEDDED, Clip, read_audio, resampled
-from anisoscope.data.media import MediaTally
+from anisoscope.data.media import MediaCounts
 from anisoscope.data.synthetic import CLASSES, make_clip
 from anisoscope.errors import AnisoscopeError
 
@@ -62,19 +62,19 @@ def test_a_class_of_clips_sounds_like_itself() -> None:
 
 
 def test_the_embedded_clips_are_cut_and_counted() -> None:
-    tally = MediaTally()
-    found = clips(None, seconds=3.0, tally=tally)
+    counts = MediaCounts()
+    found = clips(None, seconds=3.0, counts=counts)
     assert len(found) == EMBEDDED[0] * 3 and {c.source for c in found} == {"embedded"}
     assert [len(c.samples) for c in found[:3]] == [48000, 48000, 32000], "8 s in pieces of 3: the last has 2"
-    assert tally.files == EMBEDDED[0] and tally.seconds == pytest.approx(EMBEDDED[0] * EMBEDDED[1])
+    assert counts.files == EMBEDDED[0] and counts.seconds == pytest.approx(EMBEDDED[0] * EMBEDDED[1])
     assert {c.group for c in clips("embedded", group_by="folder")} == {f"vowel-{i}" for i in range(CLASSES)}
 
 
 def test_a_last_piece_below_a_second_is_dropped_and_counted(tmp_path: Path) -> None:
     write(tmp_path / "a.wav", tone(2.9))
-    tally = MediaTally()
-    assert [len(c.samples) for c in clips(tmp_path, seconds=2.0, tally=tally)] == [32000]
-    assert (tally.dropped_pieces, tally.seconds) == (1, 2.0)
+    counts = MediaCounts()
+    assert [len(c.samples) for c in clips(tmp_path, seconds=2.0, counts=counts)] == [32000]
+    assert (counts.dropped_pieces, counts.seconds) == (1, 2.0)
     write(tmp_path / "a.wav", tone(3.0))
     assert [len(c.samples) for c in clips(tmp_path, seconds=2.0)] == [32000, 16000], "one of a second stays"
     assert [len(c.samples) for c in clips(tmp_path, seconds=0.5)] == [8000] * 6, "short contexts are wanted ones"
@@ -145,9 +145,9 @@ def test_samples_that_are_not_finite_are_dropped_with_their_piece(tmp_path: Path
     bad[20_000] = np.nan
     bad[70_000] = np.inf
     write(tmp_path / "a.wav", bad)
-    tally = MediaTally()
-    found = clips(tmp_path, seconds=2.0, tally=tally)
-    assert len(found) == 1 and tally.dropped_pieces == 2
+    counts = MediaCounts()
+    found = clips(tmp_path, seconds=2.0, counts=counts)
+    assert len(found) == 1 and counts.dropped_pieces == 2
     assert all(np.isfinite(c.samples).all() for c in found)
 
 
@@ -155,10 +155,10 @@ def test_silence_one_sample_and_nothing_at_all(tmp_path: Path) -> None:
     write(tmp_path / "silence.wav", np.zeros(20_000, np.float32))
     write(tmp_path / "one.wav", np.ones(1, np.float32))
     write(tmp_path / "none.wav", np.ones(0, np.float32))
-    tally = MediaTally()
-    (clip,) = clips(tmp_path, tally=tally)
+    counts = MediaCounts()
+    (clip,) = clips(tmp_path, counts=counts)
     assert Path(clip.source).name == "silence.wav" and not clip.samples.any()
-    assert (tally.files, tally.dropped_pieces, tally.skipped) == (3, 2, [])
+    assert (counts.files, counts.dropped_pieces, counts.skipped) == (3, 2, [])
 
 
 def test_a_long_recording_comes_in_parts_without_a_seam_in_the_count(
@@ -203,9 +203,9 @@ def test_broken_files_are_named_and_skipped_unless_all_are(tmp_path: Path) -> No
     with pytest.raises(AnisoscopeError, match=said):
         clips(tmp_path)
     write(tmp_path / "good.wav", tone(1.5))
-    tally = MediaTally()
-    assert len(clips(tmp_path, tally=tally)) == 1
-    assert tally.files == 1 and len(tally.skipped) == 1 and "bad.wav" in tally.skipped[0]
+    counts = MediaCounts()
+    assert len(clips(tmp_path, counts=counts)) == 1
+    assert counts.files == 1 and len(counts.skipped) == 1 and "bad.wav" in counts.skipped[0]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from anisoscope.data.images import EMBEDDED, Picture, as_rgb, read_images
-from anisoscope.data.media import MediaTally
+from anisoscope.data.media import MediaCounts
 from anisoscope.data.synthetic import CLASSES, SHAPES, make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.processor import PlainImages, picture_inputs, plain_images, processor_fingerprint
@@ -44,9 +44,9 @@ def test_pictures_that_are_made_are_the_same_each_time_and_tell_their_class() ->
 
 
 def test_the_embedded_pictures_are_grouped_by_shape() -> None:
-    tally = MediaTally()
-    found = pictures(None, group_by="folder", tally=tally)
-    assert len(found) == tally.files == EMBEDDED[0]
+    counts = MediaCounts()
+    found = pictures(None, group_by="folder", counts=counts)
+    assert len(found) == counts.files == EMBEDDED[0]
     assert {p.group for p in found} == set(SHAPES)
     with pytest.raises(AnisoscopeError, match="group by `folder`"):
         pictures(None, group_by="colour")
@@ -134,11 +134,11 @@ def test_broken_files_are_named_and_skipped_unless_all_are(tmp_path: Path) -> No
     ):
         pictures(tmp_path)
     save(tmp_path / "good.png", make_picture(0, size=8)[0])
-    tally = MediaTally()
-    assert len(pictures(tmp_path, tally=tally)) == 1
-    assert not any("<" in words for words in tally.skipped), "the file is named once, and no object of a reader's"
-    assert tally.unread.startswith("3 files could not be read and were skipped: ")
-    assert tally.files == 1 and sorted(Path(s.split(": ")[0]).name for s in tally.skipped) == [
+    counts = MediaCounts()
+    assert len(pictures(tmp_path, counts=counts)) == 1
+    assert not any("<" in words for words in counts.skipped), "the file is named once, and no object of a reader's"
+    assert counts.unread.startswith("3 files could not be read and were skipped: ")
+    assert counts.files == 1 and sorted(Path(s.split(": ")[0]).name for s in counts.skipped) == [
         "cut.jpg", "nothing.png", "text.png",
     ]  # fmt: skip
 

@@ -35,7 +35,9 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def resampled(corpus: Corpus, frequency: str, *, context: int = 32, least: float = 0.1) -> resampling.Resampling:
     starts = WindowStream(corpus, context).starts
     tokens = corpus.train.tokens
-    return resample(tokens, starts, context=context, vocab_size=corpus.vocab_size, frequency=frequency, least=least)
+    return resample(
+        tokens, starts, context=context, vocab_size=corpus.vocab_size, specials=FIRST, frequency=frequency, least=least
+    )
 
 
 def pure_windows(counts: list[int], context: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +49,7 @@ def pure_windows(counts: list[int], context: int = 4) -> tuple[np.ndarray, np.nd
 @pytest.mark.parametrize(("frequency", "wanted"), [("flat", [1, 1, 1]), ("zipf:1", [6, 3, 2]), ("zipf:2", [36, 9, 4])])
 def test_a_target_that_can_be_reached_is_reached(frequency: str, wanted: list[int]) -> None:
     tokens, starts = pure_windows([600, 300, 100])
-    found = resample(tokens, starts, context=4, vocab_size=FIRST + 3, frequency=frequency)
+    found = resample(tokens, starts, context=4, vocab_size=FIRST + 3, specials=FIRST, frequency=frequency)
     mass = found.weights.reshape(-1) @ np.eye(3)[tokens[starts] - FIRST]
     target = np.array(wanted) / sum(wanted)
     assert np.allclose(mass, target, atol=2e-3)
@@ -58,7 +60,7 @@ def test_a_target_that_can_be_reached_is_reached(frequency: str, wanted: list[in
 def test_the_sample_size_bounds_the_intervention() -> None:
     tokens, starts = pure_windows([9990, 10])
     free, bound = (
-        resample(tokens, starts, context=4, vocab_size=FIRST + 2, frequency="flat", least=least)
+        resample(tokens, starts, context=4, vocab_size=FIRST + 2, specials=FIRST, frequency="flat", least=least)
         for least in (0.001, 0.1)
     )
     assert free.report["after"]["kl_bits"] < 1e-3, "flat can be reached, on 20 windows"
@@ -118,7 +120,7 @@ def test_what_is_drawn_has_the_reported_frequencies(embedded: Corpus) -> None:
 
 
 def test_an_exponent_that_moves_the_other_way_is_said() -> None:
-    before, after, target = (resampling.Shape(e, 4.0, k, 9) for e, k in ((1.2, 0.5), (1.1, 0.3), (1.5, 0.0)))
+    before, after, target = (resampling.FrequencyShape(e, 4.0, k, 9) for e, k in ((1.2, 0.5), (1.1, 0.3), (1.5, 0.0)))
     assert "moved the other way (1.200 to 1.100)" in resampling._note(before, after, target)
     assert "other way" not in resampling._note(after, before, target)
 
@@ -127,7 +129,7 @@ def test_the_count_matrix_counts_and_leaves_specials_out(monkeypatch: pytest.Mon
     monkeypatch.setattr(resampling, "ROWS", 3)
     tokens = np.random.default_rng(1).integers(SEP, FIRST + 6, 200).astype(np.int16)
     starts = np.arange(0, 190, 7)
-    dense = count_matrix(tokens, starts, context=10, vocab_size=FIRST + 9).toarray()
+    dense = count_matrix(tokens, starts, context=10, vocab_size=FIRST + 9, specials=FIRST).toarray()
     for row, start in zip(dense, starts, strict=True):
         slow = np.bincount(tokens[start : start + 10], minlength=FIRST + 9)
         slow[:FIRST] = 0
@@ -155,5 +157,5 @@ def test_a_malformed_frequency_is_refused_with_what_was_expected(bad: str) -> No
 def test_a_window_of_nothing_but_specials_does_no_harm(tmp_path: Path) -> None:
     tokens, starts = pure_windows([50, 30])
     tokens[:4] = SEP
-    found = resample(tokens, starts, context=4, vocab_size=FIRST + 2, frequency="flat")
+    found = resample(tokens, starts, context=4, vocab_size=FIRST + 2, specials=FIRST, frequency="flat")
     assert np.isfinite(found.weights).all() and found.report["after"]["kl_bits"] < found.report["before"]["kl_bits"]

@@ -21,7 +21,7 @@ from anisoscope.data.embedded.build import pack, prose, spread
 from anisoscope.data.enwik8.article import clean
 from anisoscope.data.enwik8.markup import CleaningStats, clean_article
 from anisoscope.data.text import Document, read_documents
-from anisoscope.data.tokens import Context, DataFingerprint, Tally, batches, contexts, slices
+from anisoscope.data.tokens import Context, DataFingerprint, TextCounts, batches, contexts, slices
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.tokenizer import ByteTokenizer
 
@@ -184,11 +184,11 @@ def test_contexts_hold_all_tokens_of_each_document_and_cross_none() -> None:
 
 
 def test_pieces_of_one_token_are_dropped_and_counted() -> None:
-    tally = Tally()
-    got = list(contexts([Document("abcde"), Document("z")], Framed(), length=6, tally=tally))
+    counts = TextCounts()
+    got = list(contexts([Document("abcde"), Document("z")], Framed(), length=6, counts=counts))
     assert len(got) == 1
-    assert (tally.documents, tally.contexts, tally.dropped_pieces, tally.dropped_tokens) == (2, 1, 2, 2)
-    assert (tally.tokens, tally.special) == (6, 2)
+    assert (counts.documents, counts.contexts, counts.dropped_pieces, counts.dropped_tokens) == (2, 1, 2, 2)
+    assert (counts.tokens, counts.special) == (6, 2)
 
 
 def test_the_token_limit_stops_after_the_context_that_reaches_it() -> None:
@@ -268,9 +268,9 @@ def test_a_real_tokenizer_gives_what_it_gives_by_itself(recwarn: pytest.Warnings
     plain = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     assert [i for p in pieces for i in p.ids[~p.special]] == plain
     assert all(p.ids[0] == tokenizer.cls_token_id and p.ids[-1] == tokenizer.sep_token_id for p in pieces)
-    tally = Tally()
-    (unknown,) = contexts([Document("cat ☃ cat")], tokenizer, length=64, tally=tally)
-    assert unknown.special.sum() == 2 and tally.unknown == 1  # an unknown word is text, not a special token
+    counts = TextCounts()
+    (unknown,) = contexts([Document("cat ☃ cat")], tokenizer, length=64, counts=counts)
+    assert unknown.special.sum() == 2 and counts.unknown == 1  # an unknown word is text, not a special token
 
 
 # -- enwik8 and the embedded corpus -----------------------------------------------------------------------------------

@@ -68,8 +68,8 @@ def test_rows_and_fingerprint_do_not_depend_on_the_batches(shelf: dict[str, Path
 def test_rows_are_counted_where_they_come_from(shelf: dict[str, Path]) -> None:
     for name in ("wav2vec2", "whisper", "vit", "resnet"):
         model = loaded(shelf[name])
-        data = shelf["sounds"] if model.modality == "speech" else shelf["pictures"]
-        feed = feed_of(model, data, **({"seconds": 1.0} if model.modality == "speech" else {}))
+        data = shelf["sounds"] if model.modality.name == "speech" else shelf["pictures"]
+        feed = feed_of(model, data, **({"seconds": 1.0} if model.modality.name == "speech" else {}))
         kind, stack = ("stage" if name == "resnet" else "resid"), find_layout(model.model).stacks[0].name
         rows = rows_of(model, feed, kind, stack)
         assert len(rows) == feed.tokens, name

@@ -211,7 +211,7 @@ def test_models_whose_blocks_read_parts_of_a_map_are_refused_with_the_reason() -
 def test_two_models_side_by_side_are_named() -> None:
     with pytest.raises(AnisoscopeError, match="--random-init takes clip_vision_model or clip_text_model"):
         fresh("clip")
-    assert fresh(f"clip_vision_model:{TINY},image_size=32,patch_size=8").modality == "vision"
+    assert fresh(f"clip_vision_model:{TINY},image_size=32,patch_size=8").modality.name == "vision"
 
 
 def test_a_model_of_videos_is_refused_as_such() -> None:

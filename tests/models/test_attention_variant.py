@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from anisoscope.capture.capture import Capture
 from anisoscope.capture.rows.row import Rows, Scores
 from anisoscope.capture.sites.layout import find_layout
-from anisoscope.capture.sites.verification import probabilities
+from anisoscope.capture.verification import probabilities
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models import attention_variant as variants
 from anisoscope.models.attention_variant import SHARP, VARIANTS

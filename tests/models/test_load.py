@@ -229,6 +229,6 @@ def test_a_tokenizer_one_folder_up_is_found_where_it_has_a_word_for_each_id(tmp_
     (tmp_path / "models" / "vocab.txt").write_text("\n".join(words))
     found = load_model(str(tmp_path / "models" / "fits"), device="cpu")
     assert found.tokenizer("QVQL", add_special_tokens=False)["input_ids"] == [words.index(c) for c in "QVQL"]
-    assert found.modality == "characters" and any("folder above, 'models'" in note for note in found.notes)
+    assert found.modality.name == "characters" and any("folder above, 'models'" in note for note in found.notes)
     with pytest.raises(AnisoscopeError, match="too few for UTF-8 bytes"):
         load_model(str(tmp_path / "models" / "other"), device="cpu")

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture import find_layout
-from anisoscope.models.modality import ROWS, modalities_of, modality_of, row_words
+from anisoscope.models import modality
+from anisoscope.models.modality import modalities_of
 from anisoscope.models.tokenizer import ByteTokenizer
+from anisoscope.results.modality import MODALITIES, Medium, Modality, row_words
 from support.tiny_media import IMAGES, MEDIA, SPEECH, media
 from support.tiny_models import FAMILIES, _plain, tiny
 
@@ -30,6 +32,10 @@ OTHERS = {
 }  # fmt: skip
 
 
+def modality_of(model: nn.Module, tokenizer: Any = None) -> str:
+    return modality.modality_of(model, tokenizer).name
+
+
 def _empty(name: str) -> nn.Module:
     import transformers
 
@@ -38,9 +44,9 @@ def _empty(name: str) -> nn.Module:
         return kind(kind.config_class())
 
 
-@pytest.mark.parametrize(("modality", "name"), [(m, name) for m, names in OTHERS.items() for name in names])
-def test_families_are_recognised_by_what_they_read_and_are_made_of(modality: str, name: str) -> None:
-    assert modality_of(_empty(name)) == modality
+@pytest.mark.parametrize(("expected", "name"), [(m, name) for m, names in OTHERS.items() for name in names])
+def test_families_are_recognised_by_what_they_read_and_are_made_of(expected: str, name: str) -> None:
+    assert modality_of(_empty(name)) == expected
 
 
 def test_speech_and_vision_are_recognised_at_any_head() -> None:
@@ -194,9 +200,9 @@ PLAIN: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("modality", "parts"), PLAIN)
-def test_plain_modules_are_told_by_their_layers(modality: str, parts: dict[str, Any]) -> None:
-    assert modality_of(_Own(**parts)) == modality
+@pytest.mark.parametrize(("expected", "parts"), PLAIN)
+def test_plain_modules_are_told_by_their_layers(expected: str, parts: dict[str, Any]) -> None:
+    assert modality_of(_Own(**parts)) == expected
 
 
 def test_a_known_model_inside_a_module_of_ones_own_is_asked() -> None:
@@ -212,5 +218,15 @@ def test_efficientnet_lite_is_convolutional() -> None:
 
 
 def test_every_modality_says_what_a_row_is() -> None:
-    assert set(ROWS) == {"text", "characters", "speech", "vision", "convolution"}
-    assert row_words({"encoder": "speech", "decoder": "text"}) == {"encoder": ROWS["speech"], "decoder": ROWS["text"]}
+    rows = {name: found.row for name, found in MODALITIES.items()}
+    assert set(rows) == {"text", "characters", "speech", "vision", "convolution"}
+    assert row_words({"encoder": "speech", "decoder": "text"}) == {"encoder": rows["speech"], "decoder": rows["text"]}
+
+
+def test_a_row_of_the_table_is_all_that_recognising_a_new_modality_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    medium = Medium("signals", "signals", "the embedded signals", inputs=("signal_values",))
+    monkeypatch.setitem(MODALITIES, "signals", Modality("signals", medium, "one beat", "beats", hue=5))
+    model = _Own(block=_Own(qkv=nn.Linear(8, 24)))
+    model.main_input_name, model.config = "signal_values", None  # type: ignore[assignment]
+    assert modalities_of(model, ["single"]) == {"single": "signals"}
+    assert row_words({"single": "signals"}) == {"single": "one beat"}

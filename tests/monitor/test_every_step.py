@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anisoscope.capture.gradients.sampled import SampledContexts, mask_of, spread
+from anisoscope.capture.gradients.row_sample import SampledContexts, mask_of, spread
 from anisoscope.capture.rows.index import PositionChoice
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.errors import AnisoscopeError

@@ -41,11 +41,16 @@ def small() -> Any:
 
 
 def _shrunk(name: str, training: CommonTrainConfig) -> CommonTrainConfig:
-    sizes: dict[str, Any] = {"layers": 3 if ARMS[name] == "images" else 2, "width": 16, "heads": 2, "batch_size": 4}
+    sizes: dict[str, Any] = {
+        "layers": 3 if ARMS[name].name == "images" else 2,
+        "width": 16,
+        "heads": 2,
+        "batch_size": 4,
+    }
     more: dict[str, dict[str, Any]] = {"text": {"context": 16}, "audio": {"seconds": 0.3}, "images": {"size": 16}}
     if name.startswith("text"):
         sizes["tokens"] = "bpe:300"
-    return replace(training, **sizes, **more[ARMS[name]])
+    return replace(training, **sizes, **more[ARMS[name].name])
 
 
 def study(out: Path, *, jobs: int = 1, resume: bool = False, **more: Any) -> Path:

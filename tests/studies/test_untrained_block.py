@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from anisoscope.capture.rows.argument import first_tensor
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import first_tensor
 from anisoscope.studies.untrained.block import UntrainedBlock, biased, block_config, build_block, direction
 from anisoscope.studies.untrained.config import initialise
 
@@ -36,13 +36,13 @@ FAMILIES = ["bert", "prenorm", "gpt2", "llama", "gpt_neox", "falcon", "bloom", "
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_block_alone_gives_what_it_gives_inside_its_model(family: str) -> None:
-    from anisoscope.capture.rows.argument import forward
-    from anisoscope.models.checkpoint import Wish, fresh_model
+    from anisoscope.models.checkpoint import LoadOptions, fresh_model
+    from anisoscope.models.forward import forward
     from anisoscope.studies.untrained.block import _something
 
     shape = {"width": 32, "heads": 2, "length": 24}
     block = build_block(family, **shape, sequences=2, seed=3)
-    wish = Wish(torch.device("cpu"), seed=3, with_head=False)
+    wish = LoadOptions(torch.device("cpu"), seed=3, with_head=False)
     model = fresh_model(block_config(family, **shape), wish).eval()
     inside = next(m for m in model.modules() if type(m) is type(block.module))
     seen: list[Any] = []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture import Capture, Scores, find_layout
-from anisoscope.capture.sites.part import CALLED_KINDS
+from anisoscope.capture.sites.site import CALLED_KINDS
 from support.tiny_models import Record
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.gradients.gradient_pass import GradientPass, gradient_rows
-from anisoscope.capture.gradients.live import LiveGradients, MicroBatch
 from anisoscope.capture.gradients.loss import IGNORED, LabelConvention
+from anisoscope.capture.gradients.micro_batch import LiveGradients, MicroBatch
 from anisoscope.capture.sites.layout import find_layout
 from support.tiny_models import FAMILIES, _config, contexts, padded, tiny
 

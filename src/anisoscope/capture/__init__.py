@@ -1,7 +1,6 @@
-"""Where in a model, and how rows flow out of it.
+"""Sites of a model, and how their activations are captured as rows.
 
-The names are loaded when first used, so that the vocabulary of places costs no import of torch.
-`verify` is called from its own module: `from anisoscope.capture.sites.verification import verify`.
+Names are loaded when first used, so that the vocabulary of sites can be read without importing torch.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ if TYPE_CHECKING:
     from anisoscope.capture.capture import Capture
     from anisoscope.capture.rows.row import Batch, Index, Rows, Scores, Sink
     from anisoscope.capture.sites.family import list_families
-    from anisoscope.capture.sites.layout import Layout, Stack, find_layout
+    from anisoscope.capture.sites.layout import Layout, Stack, find_layout, weight_rows
     from anisoscope.capture.sites.site import KINDS, Site, check_kinds
-    from anisoscope.capture.sites.weight import weight_rows
+    from anisoscope.capture.verification import verify
 
 _HOMES = {
     "sites.family": ("list_families",),
     "capture": ("Capture",),
-    "sites.layout": ("Layout", "Stack", "find_layout"),
+    "sites.layout": ("Layout", "Stack", "find_layout", "weight_rows"),
     "rows.row": ("Batch", "Index", "Rows", "Scores", "Sink"),
     "sites.site": ("KINDS", "Site", "check_kinds"),
-    "sites.weight": ("weight_rows",),
+    "verification": ("verify",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -41,6 +40,7 @@ __all__ = [
     "check_kinds",
     "find_layout",
     "list_families",
+    "verify",
     "weight_rows",
 ]
 

@@ -13,134 +13,54 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.attention.reader import Attended
-from anisoscope.capture.rows.argument import by_name, evaluating, first_tensor, forward, given, positioned, with_ids
-from anisoscope.capture.rows.frame import SOUND, with_frame_mask
-from anisoscope.capture.rows.index import Contexts, PositionChoice, read_contexts, special_ids
+from anisoscope.capture.attention.reader import AttentionReader
+from anisoscope.capture.rows.frame import with_frame_mask
+from anisoscope.capture.rows.index import Contexts, PositionChoice, positioned, read_contexts, special_ids, with_ids
 from anisoscope.capture.rows.pixel import reads_last, with_pixel_mask
 from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink
-from anisoscope.capture.sites.layout import Layout, Stack, find_layout, refuse_compiled, unwrapped
-from anisoscope.capture.sites.part import CALLED_KINDS, PER_HEAD, Place
-from anisoscope.capture.sites.patch import CUTTING, Patches, SpecialPositions, settle
-from anisoscope.capture.sites.site import Site
+from anisoscope.capture.sites.layout import Layout, Stack, find_layout, refuse_compiled
+from anisoscope.capture.sites.part import Place
+from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
+from anisoscope.capture.stack_pass import StackPass, patch_cutters
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import MEDIA, by_name, evaluating, first_tensor, forward, unwrapped
 
-# The two sides of an encoder–decoder where a batch of sound or images feeds one of them only.
-
-
-MEDIA = (*SOUND, "pixel_values")
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
 
 
-def reader_of(
+def _called_part(
     model: nn.Module, layout: Layout | None, inputs: Mapping[str, Any], *, sites: Sequence[Site]
 ) -> tuple[nn.Module, str]:
-    """The model and "", or its encoder alone and a note where a batch has nothing for the decoder to read."""
-    sides = {stack.name: stack for stack in (layout.stacks if layout is not None else ())}
+    """The model and "", or its encoder alone and a note where a batch of sounds or images has no decoder inputs."""
+    stacks = {stack.name: stack for stack in (layout.stacks if layout is not None else ())}
     media = any(name in inputs for name in MEDIA)
-    if not media or set(sides) != {"encoder", "decoder"} or any(inputs.get(name) is not None for name in _DECODED):
+    if not media or set(stacks) != {"encoder", "decoder"} or any(inputs.get(name) is not None for name in _DECODED):
         return model, ""
     what = f"the batch has no decoder_input_ids for the decoder of {type(unwrapped(model)).__name__}"
     if not any(site.stack == "encoder" for site in sites):
         raise AnisoscopeError(f"{what}; add them (the start token alone will do), or ask for sites of the encoder.")
-    return model.get_submodule(sides["encoder"].owner), f"{what}: its encoder alone was measured"
-
-
-# Logits that nobody reads are not computed: of a large vocabulary they are wider than all else in a pass.
+    return model.get_submodule(stacks["encoder"].owner), f"{what}: its encoder alone was measured"
 
 
 @contextlib.contextmanager
-def few_logits(model: nn.Module) -> Iterator[None]:
-    """While this lasts the output layer of a model is given the last position of each context alone.
+def _few_logits(model: nn.Module) -> Iterator[None]:
+    """Give the output layer the last position of each context only: logits of a large vocabulary are costly.
 
-    For models that take no `logits_to_keep`. Hooks that were there before still see what all positions bring.
+    For models that take no `logits_to_keep`. Hooks that were attached before still see all positions.
     """
     find = getattr(unwrapped(model), "get_output_embeddings", None)
     head = find() if callable(find) else None
-    if not isinstance(head, nn.Module):
-        yield
-        return
-    handle = head.register_forward_pre_hook(_last)
+
+    def last(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        whole = args and isinstance(args[0], Tensor) and args[0].dim() == 3
+        return (args[0][:, -1:], *args[1:]) if whole else None
+
+    handle = head.register_forward_pre_hook(last) if isinstance(head, nn.Module) else None
     try:
         yield
     finally:
-        handle.remove()
-
-
-def _last(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    whole = args and isinstance(args[0], Tensor) and args[0].dim() == 3
-    return (args[0][:, -1:], *args[1:]) if whole else None
-
-
-# What a stack knows while a forward pass runs through it: its contexts, its layer, and which positions are patches.
-
-
-class Pass:
-    """One pass through one stack; `notes` are those of the capture."""
-
-    def __init__(self, stack: Stack | None, notes: list[str]) -> None:
-        self.stack, self.notes = stack, notes
-        self.contexts: Contexts | None = None
-        self.layer = 0
-        self.layers = {path: i for i, path in enumerate(stack.blocks, start=1)} if stack else {}
-        self.counted = False  # whether positions that may be tokens were counted as patches
-        self._patches = Patches()
-        self._tokens = stack.tokens if stack is not None else None  # as found by name, then as seen
-        self._among: SpecialPositions | None = None  # of this pass
-        self._positions = 0
-
-    def begin(self, contexts: Contexts, arguments: Mapping[str, Any]) -> None:
-        """A pass over these contexts, from what the stack was given."""
-        self.contexts, self.layer, self._among = contexts, 0, None
-        if self.stack is not None:
-            self._patches.begin(arguments, self.stack.config)
-
-    def end(self) -> None:
-        self.contexts, self.layer = None, 0
-
-    def cut(self, output: Any) -> None:
-        """A convolution outside the blocks was called; before the first block it may be what cuts patches."""
-        if self.contexts is not None and self.layer == 0 and isinstance(output, Tensor):
-            self._patches.cut(output, self.contexts.batch)
-
-    def enter(self, path: str, x: Tensor) -> None:
-        """The block of a path begins with the rows x."""
-        shared = self.stack is not None and self.stack.shared
-        self.layer = self.layer + 1 if shared else self.layers[path]
-        if self.contexts is None or self.stack is None:
-            return
-        if self._tokens is not None and x.dim() == 3 and x.shape[0] == self.contexts.batch:
-            self._look(x)
-        before, after = self.stack.prefix_at(self.layer), self.stack.suffix
-        among = self._among or SpecialPositions(before, after)
-        self.contexts.prefix, self.contexts.suffix = among.before, among.after
-
-    def _look(self, x: Tensor) -> None:
-        """Settles which positions are patches where no family says it: at the first block, and where more come in."""
-        assert self.stack is not None and self._tokens is not None
-        if self._among is None:
-            self._among, note = settle(self._tokens, x, self._patches.counts)
-            self._tokens, self._positions = (self._among if self._among.count else self._tokens), x.shape[1]
-            self._say(note)
-        elif x.shape[1] > self._positions and not self.stack.staged:
-            more, self._positions, self._among = x.shape[1] - self._positions, x.shape[1], SpecialPositions()
-            words = f"from layer {self.layer} on the blocks read {more} positions more than before, and what they are"
-            self._say(f"{words} is not known: all positions are counted there, and none as a class token")
-
-    def _say(self, words: str) -> None:
-        self.counted |= bool(words)
-        note = words if self.stack is None or self.stack.name == "single" else f"{self.stack.name}: {words}"
-        if words and note not in self.notes:
-            self.notes.append(note)
-
-
-def patch_cutters(model: nn.Module, stack: Stack) -> list[nn.Module]:
-    """Convolutions over images outside the blocks, one of which cuts the patches; none where a family says all."""
-    if stack.tokens is None:
-        return []
-    inside = tuple(f"{path}." for path in stack.blocks)
-    parts = model.get_submodule(stack.owner).named_modules(prefix=stack.owner)
-    return [part for path, part in parts if isinstance(part, CUTTING) and not path.startswith(inside)]
+        if handle is not None:
+            handle.remove()
 
 
 Rule = Callable[[tuple[Any, ...], dict[str, Any]], Tensor | Mapping[str, Any]]
@@ -194,13 +114,16 @@ class Capture:
         self.model, self.sink, self.rule, self.watch, self.idle = model, sink, rows, watch, idle
         self.choice = PositionChoice(special, first, pool)
         self.notes: list[str] = []
-        self.layout = layout or _layout(model, needed=bool(sites))
+        self.layout = layout
+        if layout is None:  # where only named modules are wanted, it is not needed
+            with contextlib.nullcontext() if sites else contextlib.suppress(AnisoscopeError):
+                self.layout = find_layout(model)
         self.named = _named(model, modules or ())
         self.sites = [*sites, *self.named.values()]
         self._check(sites)
         self._wanted = set(self.sites)
         self._seen: set[Site] = set()
-        self._passes: dict[str, Pass] = {}
+        self._passes: dict[str, StackPass] = {}
         self._batch: Batch | None = None
         self._above: Contexts | None = None  # of the encoder, for its decoder
         self._outer: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -243,11 +166,11 @@ class Capture:
         """One forward pass in evaluation and inference mode over a batch, on the device of the model's inputs."""
         batch = batch if isinstance(batch, Batch) else Batch(batch if isinstance(batch, Mapping) else {"": batch})
         self._batch, self._seen = batch, set()
-        reader, note = reader_of(self.model, self.layout, batch.inputs, sites=self.sites)
+        reader, note = _called_part(self.model, self.layout, batch.inputs, sites=self.sites)
         self._unfed = {"decoder"} if note else set()
         self.notes += [note] if note and note not in self.notes else []
         try:
-            unread = contextlib.nullcontext() if self.named or "labels" in batch.inputs else few_logits(reader)
+            unread = contextlib.nullcontext() if self.named or "labels" in batch.inputs else _few_logits(reader)
             with evaluating(self.model), torch.inference_mode(), unread:
                 forward(reader, batch.inputs)
         finally:
@@ -287,7 +210,7 @@ class Capture:
             if stack.name in used:
                 self._hook_stack(stack)
         if "" in used:
-            self._passes[""] = Pass(None, self.notes)
+            self._passes[""] = StackPass(None, self.notes)
         for path, site in self.named.items():
             self._on(path, "out", functools.partial(self._emit, site, running=self._passes[within[path]]))
         # Hooks run in the order in which they were added: the pass ends after everything else has been read.
@@ -319,13 +242,17 @@ class Capture:
         self._stack.callback(handle.remove)
 
     def _hook_stack(self, stack: Stack) -> None:
-        running = self._passes[stack.name] = Pass(stack, self.notes)
+        running = self._passes[stack.name] = StackPass(stack, self.notes)
         owner = self.model.get_submodule(stack.owner)
 
         def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.idle is not None and self.idle():
                 return
             running.begin(self._contexts(module, args, kwargs, stack=stack), by_name(module, args, kwargs))
+
+        def end(*_: Any) -> None:
+            self._finished += 1 if self._outer is None else 0
+            running.end()
 
         self._keep(owner.register_forward_pre_hook(self._untraced(begin), with_kwargs=True))
         kinds = {site.kind for site in self.sites if site.stack == stack.name}
@@ -343,20 +270,12 @@ class Capture:
                 self._on(place.path, place.side, functools.partial(self._emit, site, running=running))
         if "final" in kinds:
             site = Site(stack.depth, "final", stack.name)
-            self._on(
-                stack.final.path, stack.final.side, functools.partial(self._emit, site, running=running), last=True
-            )
+            emit = functools.partial(self._emit, site, running=running)
+            self._on(stack.final.path, stack.final.side, emit, last=True)
         if stack.owner:  # the model's own hook ends the pass when it is the owner
-            self._keep(owner.register_forward_hook(self._untraced(self._end_stack(running)), always_call=True))
+            self._keep(owner.register_forward_hook(self._untraced(end), always_call=True))
 
-    def _end_stack(self, running: Pass) -> Callable[..., None]:
-        def end(*_: Any) -> None:
-            self._finished += 1 if self._outer is None else 0
-            running.end()
-
-        return end
-
-    def _hook_blocks(self, stack: Stack, running: Pass) -> None:
+    def _hook_blocks(self, stack: Stack, running: StackPass) -> None:
         for path in dict.fromkeys(stack.blocks):
 
             def enter(x: Tensor, path: str = path) -> None:
@@ -375,7 +294,7 @@ class Capture:
             self._on(path, "in", enter)
             self._on(path, "out", leave)
 
-    def _taker(self, running: Pass, kind: str, place: Place) -> Callable[[Tensor], None]:
+    def _taker(self, running: StackPass, kind: str, place: Place) -> Callable[[Tensor], None]:
         def take(x: Tensor) -> None:
             assert running.stack is not None
             scaled = x if place.scale == 1.0 else x * place.scale
@@ -384,13 +303,13 @@ class Capture:
 
         return take
 
-    def _hook_attention(self, stack: Stack, running: Pass) -> None:
+    def _hook_attention(self, stack: Stack, running: StackPass) -> None:
         def emit(site: Site, x: Tensor, contexts: Contexts) -> None:
             self._emit(site, x, running, contexts)
 
-        wanted, above = self._wanted, lambda: self._above
-        attended = Attended(stack, running, wanted, emit, self._show, self.choice, above, self.notes)
-        self._stack.enter_context(attended.watching(self.model))
+        wanted, encoder = self._wanted, lambda: self._above
+        reader = AttentionReader(stack, running, wanted, emit, self._show, self.choice, encoder, self.notes)
+        self._stack.enter_context(reader.watching(self.model))
 
     def _show(self, scores: Scores) -> None:
         self._seen.add(scores.site)
@@ -403,7 +322,7 @@ class Capture:
         if side == "in":
 
             def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                act(first_tensor(path, *given(args, kwargs)))
+                act(first_tensor(path, *_given(args, kwargs)))
 
             self._keep(module.register_forward_pre_hook(self._untraced(before), with_kwargs=True))
         else:
@@ -415,7 +334,7 @@ class Capture:
 
     # rows
 
-    def _emit(self, site: Site, x: Tensor, running: Pass, contexts: Contexts | None = None) -> None:
+    def _emit(self, site: Site, x: Tensor, running: StackPass, contexts: Contexts | None = None) -> None:
         contexts, activation = contexts or running.contexts, x
         if site not in self._wanted or contexts is None:
             return
@@ -426,7 +345,10 @@ class Capture:
         if site.kind != "cls" and self._unpooled(contexts, whole=whole, known=running.stack is not None):
             return
         x = positioned(x, contexts, site)
-        selection = contexts.select(x.shape[1], self._choice(site, whole=whole), x.device)
+        pool = {"cls": "cls", "stage_mean": "mean"}.get(
+            site.kind, self.choice.pool
+        )  # some sites are one row per context
+        selection = contexts.select(x.shape[1], replace(self.choice, pool=pool, whole=whole), x.device)
         if selection.index.keep.numel():
             with _plain(x.device):
                 self.sink.rows(Rows(site, selection.rows(x), selection.index))
@@ -443,11 +365,6 @@ class Capture:
         note = f"pool={pool}: sites of sounds or pictures without {what} are left out"
         self.notes += [note] if note not in self.notes else []
         return True
-
-    def _choice(self, site: Site, *, whole: bool) -> PositionChoice:
-        """What the user wants of the positions; some sites are one row per context by their nature."""
-        pool = {"cls": "cls", "stage_mean": "mean"}.get(site.kind)
-        return self.choice if not (pool or whole) else replace(self.choice, pool=pool or self.choice.pool, whole=whole)
 
     def _contexts(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, stack: Stack | None
@@ -485,14 +402,11 @@ class Capture:
             contexts.special = batch.special.cpu().bool()
 
 
-def _layout(model: nn.Module, *, needed: bool) -> Layout | None:
-    """The layout; where only named modules are wanted it is welcome (an encoder and its decoder), not needed."""
-    try:
-        return find_layout(model)
-    except AnisoscopeError:
-        if needed:
-            raise
-        return None
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """Values a module was called with, the hidden states first."""
+    names = [name for name in ("hidden_states", "x", "input") if name in kwargs]
+    yield from args
+    yield from (kwargs[name] for name in [*names, *(name for name in kwargs if name not in names)])
 
 
 @contextlib.contextmanager

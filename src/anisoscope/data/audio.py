@@ -12,9 +12,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from anisoscope.data.media import SOUNDS, Item, MediaTally, items
+from anisoscope.data.media import Item, MediaCounts, items
 from anisoscope.data.synthetic import make_clip
 from anisoscope.errors import AnisoscopeError
+from anisoscope.results.modality import SOUNDS_DATA
 
 RATE = 16_000
 SECONDS = 10.0
@@ -42,71 +43,71 @@ def read_audio(
     seconds: float = SECONDS,
     column: str | None = None,
     group_by: str | None = None,
-    tally: MediaTally | None = None,
+    counts: MediaCounts | None = None,
 ) -> Iterator[Clip]:
     """Contexts of `seconds` at `rate`, mono, read lazily; None or "embedded" are clips made by `synthetic.make_clip`.
 
     A last piece below a second (or below `seconds` where that is less) and pieces whose samples are not all finite are
-    dropped, files that cannot be read are skipped; both are counted in `tally`.
+    dropped, files that cannot be read are skipped; both are counted in `counts`.
 
     >>> clip = next(read_audio(None, seconds=2.0))
     >>> clip.samples.shape, clip.rate, clip.source
     ((32000,), 16000, 'embedded')
     """
-    tally = tally if tally is not None else MediaTally()
+    counts = counts if counts is not None else MediaCounts()
     cut = round(seconds * rate)
     if cut < 1:
         raise AnisoscopeError(f"contexts of {seconds} s hold no sample at {rate} per second; ask for longer ones.")
     if source is None or source == "embedded":
-        return _embedded(rate, seconds, group_by, tally=tally)
-    return _read(str(source), rate, seconds, column=column, group_by=group_by, tally=tally)
+        return _embedded(rate, seconds, group_by, counts=counts)
+    return _read(str(source), rate, seconds, column=column, group_by=group_by, counts=counts)
 
 
-def _embedded(rate: int, seconds: float, group_by: str | None, *, tally: MediaTally) -> Iterator[Clip]:
+def _embedded(rate: int, seconds: float, group_by: str | None, *, counts: MediaCounts) -> Iterator[Clip]:
     if group_by not in (None, "folder", "file"):
         raise AnisoscopeError(f"the embedded clips have no field {group_by!r} to group by; group by `folder`.")
     for index in range(EMBEDDED[0]):
         samples, label = make_clip(index, seconds=EMBEDDED[1], rate=rate)
         group = {None: "", "folder": f"vowel-{label}", "file": f"clip-{index}"}[group_by]
-        tally.files += 1
-        yield from _pieces(samples, Item("embedded", group), rate=rate, seconds=seconds, tally=tally)
+        counts.files += 1
+        yield from _pieces(samples, Item("embedded", group), rate=rate, seconds=seconds, counts=counts)
 
 
 def _read(
-    source: str, rate: int, seconds: float, *, column: str | None, group_by: str | None, tally: MediaTally
+    source: str, rate: int, seconds: float, *, column: str | None, group_by: str | None, counts: MediaCounts
 ) -> Iterator[Clip]:
-    for item in items(source, SOUNDS, column=column, group_by=group_by):
+    for item in items(source, SOUNDS_DATA, column=column, group_by=group_by):
         blocks = _decoded(item, most=max(1, int(PART // seconds)) * seconds)
-        skipped, begun = len(tally.skipped), False
-        while (found := _next(blocks, item, tally=tally)) is not None:
-            tally.files, begun = tally.files + (not begun), True
+        skipped, begun = len(counts.skipped), False
+        while (found := _next(blocks, item, counts=counts)) is not None:
+            counts.files, begun = counts.files + (not begun), True
             samples = resampled(mono(found[0]), found[1], rate)
-            yield from _pieces(samples, item, rate=rate, seconds=seconds, tally=tally)
-        if not begun and len(tally.skipped) == skipped:  # readable, and without a single sample
-            tally.files, tally.dropped_pieces = tally.files + 1, tally.dropped_pieces + 1
-    tally.refuse_nothing(source, SOUNDS)
+            yield from _pieces(samples, item, rate=rate, seconds=seconds, counts=counts)
+        if not begun and len(counts.skipped) == skipped:  # readable, and without a single sample
+            counts.files, counts.dropped_pieces = counts.files + 1, counts.dropped_pieces + 1
+    counts.refuse_nothing(source, SOUNDS_DATA)
 
 
-def _next(blocks: _Blocks, item: Item, *, tally: MediaTally) -> tuple[np.ndarray, int] | None:
+def _next(blocks: _Blocks, item: Item, *, counts: MediaCounts) -> tuple[np.ndarray, int] | None:
     """The next block of a file; None at its end, and where the rest of it cannot be read."""
     try:
         return next(blocks, None)
     except AnisoscopeError:
         raise
     except Exception as error:  # readers of damaged files raise many kinds; each is named with its file
-        tally.skip(item, error)
+        counts.skip(item, error)
         return None
 
 
-def _pieces(samples: np.ndarray, item: Item, *, rate: int, seconds: float, tally: MediaTally) -> Iterator[Clip]:
+def _pieces(samples: np.ndarray, item: Item, *, rate: int, seconds: float, counts: MediaCounts) -> Iterator[Clip]:
     cut = round(seconds * rate)
     least = min(cut, round(SHORTEST * rate))
     for start in range(0, max(len(samples), 1), cut):
         piece = samples[start : start + cut]
         if len(piece) < least or not np.isfinite(piece).all():
-            tally.dropped_pieces += 1
+            counts.dropped_pieces += 1
             continue
-        tally.seconds += len(piece) / rate
+        counts.seconds += len(piece) / rate
         # What is said in a recording belongs to it as a whole: a part of it has no text of its own.
         text = item.text if len(piece) == len(samples) else ""
         yield Clip(np.ascontiguousarray(piece, dtype=np.float32), rate, item.group, item.name, text)

@@ -1,4 +1,4 @@
-"""Files behind a path: folders walked, archives opened, bytes decoded, lazily, and never with errors ignored."""
+"""Files at a path, read lazily: folders, archives, packed files; bytes that cannot be decoded are an error."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from anisoscope.errors import AnisoscopeError
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".tex", ".org")
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv", ".tsv")
-PACKED_SUFFIXES = (".gz", ".bz2", ".xz")
+_UNPACKERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 SUPPORTED = (*TEXT_SUFFIXES, *RECORD_SUFFIXES, ".zip")
 BLOCK = 1 << 20  # bytes decoded at a time
 ARTICLES = "\n\n\n"  # between the articles of a text that `anisoscope data enwik8` made: two blank lines
@@ -54,8 +54,19 @@ def entries(path: Path) -> Iterator[FileEntry]:
     return _file_entries(path, label=path.name)
 
 
+def files_in(folder: Path) -> list[Path]:
+    """All files in and below a folder that are not hidden, sorted."""
+    return sorted(p for p in folder.rglob("*") if p.is_file() and not _is_hidden(p.relative_to(folder)))
+
+
+def members_of(archive: zipfile.ZipFile) -> list[str]:
+    """All files in an archive that are not hidden, sorted."""
+    found = (info.filename for info in archive.infolist() if not info.is_dir())
+    return sorted(name for name in found if not _is_hidden(PurePosixPath(name)))
+
+
 def _folder_entries(folder: Path) -> Iterator[FileEntry]:
-    found = sorted(p for p in folder.rglob("*") if p.is_file() and not _hidden(p.relative_to(folder)))
+    found = files_in(folder)
     usable = [p for p in found if _supported(p.name) and not (p.name in _ITS_SIDECARS and is_prepared(p.parent))]
     if not usable:
         seen = files_seen([p.name for p in found], none="none that can be read as text")
@@ -67,7 +78,7 @@ def _folder_entries(folder: Path) -> Iterator[FileEntry]:
 
 
 def files_seen(names: list[str], *, none: str) -> str:
-    """What lies where nothing usable does, in words.
+    """The files of a place without usable ones, in words.
 
     >>> files_seen([], none="none that is audio"), files_seen(["a.png"], none="none that is audio")
     ('no files', '1 file with suffix .png, none that is audio')
@@ -84,7 +95,7 @@ def is_prepared(folder: Path) -> bool:
     return all((folder / name).is_file() for name in PREPARED)
 
 
-def _hidden(path: Path | PurePosixPath) -> bool:
+def _is_hidden(path: Path | PurePosixPath) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
 
 
@@ -99,7 +110,7 @@ def suffix_of(name: str) -> str:
     ('.jsonl', '', '')
     """
     path = PurePosixPath(name.lower())
-    return PurePosixPath(path.stem).suffix if path.suffix in PACKED_SUFFIXES else path.suffix
+    return PurePosixPath(path.stem).suffix if path.suffix in _UNPACKERS else path.suffix
 
 
 def _file_entries(path: Path, *, label: str) -> Iterator[FileEntry]:
@@ -113,8 +124,7 @@ def _file_entries(path: Path, *, label: str) -> Iterator[FileEntry]:
 
 def _zip_entries(path: Path, *, label: str) -> Iterator[FileEntry]:
     with readable(str(path)), zipfile.ZipFile(path) as archive:
-        infos = sorted((i for i in archive.infolist() if not i.is_dir()), key=lambda i: i.filename)
-        members = [i.filename for i in infos if not _hidden(PurePosixPath(i.filename))]
+        members = members_of(archive)
         usable = [m for m in members if _supported(m)] or members
         if not usable:
             raise AnisoscopeError(f"the archive {str(path)!r} holds no files; expected text or records inside it.")
@@ -124,14 +134,8 @@ def _zip_entries(path: Path, *, label: str) -> Iterator[FileEntry]:
 
 
 def _unpacked(name: str, opener: Callable[[], BinaryIO]) -> Callable[[], BinaryIO]:
-    packed = PurePosixPath(name.lower()).suffix
-    if packed == ".gz":
-        return lambda: cast(BinaryIO, gzip.GzipFile(fileobj=opener()))
-    if packed == ".bz2":
-        return lambda: cast(BinaryIO, bz2.BZ2File(opener()))
-    if packed == ".xz":
-        return lambda: cast(BinaryIO, lzma.LZMAFile(opener()))
-    return opener
+    unpack = _UNPACKERS.get(PurePosixPath(name.lower()).suffix)
+    return opener if unpack is None else lambda: cast(BinaryIO, unpack(opener()))
 
 
 @contextlib.contextmanager

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.data.media import PICTURES, Item, MediaTally, items
+from anisoscope.data.media import Item, MediaCounts, items
 from anisoscope.data.synthetic import SHAPES, make_picture
 from anisoscope.errors import AnisoscopeError
+from anisoscope.results.modality import IMAGES_DATA
 
 EMBEDDED = (60, 128)  # pictures, and pixels of a side
 
@@ -30,44 +31,44 @@ def read_images(
     *,
     column: str | None = None,
     group_by: str | None = None,
-    tally: MediaTally | None = None,
+    counts: MediaCounts | None = None,
 ) -> Iterator[Picture]:
     """Pictures of any size and mode as RGB, read lazily; None or "embedded" are made by `synthetic.make_picture`.
 
-    Files that cannot be read are skipped and named in `tally`.
+    Files that cannot be read are skipped and named in `counts`.
 
     >>> picture = next(read_images(None))
     >>> picture.array.shape, picture.source
     ((128, 128, 3), 'embedded')
     """
-    tally = tally if tally is not None else MediaTally()
+    counts = counts if counts is not None else MediaCounts()
     if source is None or source == "embedded":
-        return _embedded(group_by, tally=tally)
-    return _read(str(source), column=column, group_by=group_by, tally=tally)
+        return _embedded(group_by, counts=counts)
+    return _read(str(source), column=column, group_by=group_by, counts=counts)
 
 
-def _embedded(group_by: str | None, *, tally: MediaTally) -> Iterator[Picture]:
+def _embedded(group_by: str | None, *, counts: MediaCounts) -> Iterator[Picture]:
     if group_by not in (None, "folder", "file"):
         raise AnisoscopeError(f"the embedded pictures have no field {group_by!r} to group by; group by `folder`.")
     for index in range(EMBEDDED[0]):
         array, label = make_picture(index, size=EMBEDDED[1])
         group = {None: "", "folder": SHAPES[label], "file": f"picture-{index}"}[group_by]
-        tally.files += 1
+        counts.files += 1
         yield Picture(array, group, "embedded")
 
 
-def _read(source: str, *, column: str | None, group_by: str | None, tally: MediaTally) -> Iterator[Picture]:
-    for item in items(source, PICTURES, column=column, group_by=group_by):
+def _read(source: str, *, column: str | None, group_by: str | None, counts: MediaCounts) -> Iterator[Picture]:
+    for item in items(source, IMAGES_DATA, column=column, group_by=group_by):
         try:
             array = as_rgb(_opened(item))
         except AnisoscopeError:
             raise
         except Exception as error:  # readers of damaged files raise many kinds; each is named with its file
-            tally.skip(item, error)
+            counts.skip(item, error)
             continue
-        tally.files += 1
+        counts.files += 1
         yield Picture(array, item.group, item.name)
-    tally.refuse_nothing(source, PICTURES)
+    counts.refuse_nothing(source, IMAGES_DATA)
 
 
 def _opened(item: Item) -> Any:

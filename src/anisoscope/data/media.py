@@ -1,38 +1,24 @@
-"""Files of sounds and pictures behind a path or a dataset name, one at a time; what cannot be read is named."""
+"""Sounds and pictures at a path or in a dataset, one at a time; files that cannot be read are counted and named."""
 
 from __future__ import annotations
 
 import io
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from anisoscope.data.files import _hidden, files_seen, readable
+from anisoscope.data.files import entries, files_in, files_seen, members_of, readable
 from anisoscope.data.records import open_dataset, read_records
-from anisoscope.errors import AnisoscopeError
-from anisoscope.models.source import missing_path
+from anisoscope.data.text import looks_like_dataset
+from anisoscope.errors import AnisoscopeError, missing_path
+from anisoscope.results.modality import MEDIA, Medium
 
-AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".au")
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 TABLES = (".parquet", ".arrow")
 _STREAM = re.compile(r"\s*<_io\.[^<>]*>")  # how readers name a file that they were given open
 SHOWN = 5  # names of skipped files that a sentence lists
-
-
-@dataclass(frozen=True)
-class MediaKind:
-    """One kind of data: its words, its files, and the columns that hold it in a dataset."""
-
-    what: str
-    suffixes: tuple[str, ...]
-    columns: tuple[str, ...]
-
-
-SOUNDS = MediaKind("audio", AUDIO, ("audio", "speech", "sound", "wav", "file"))
-PICTURES = MediaKind("images", IMAGES, ("image", "img", "picture", "pixel_values", "jpg", "png"))
 
 
 @dataclass(frozen=True)
@@ -47,8 +33,8 @@ class Item:
 
 
 @dataclass
-class MediaTally:
-    """What was read, and what was not."""
+class MediaCounts:
+    """Counts of what was read, and of what was not."""
 
     files: int = 0
     skipped: list[str] = field(default_factory=list)  # why each unreadable file was left out
@@ -69,7 +55,7 @@ class MediaTally:
         files = "1 file could not be read and was" if count == 1 else f"{count} files could not be read and were"
         return f"{files} skipped: {shown}"
 
-    def refuse_nothing(self, source: str, kind: MediaKind) -> None:
+    def refuse_nothing(self, source: str, medium: Medium) -> None:
         """An error where not one file could be read."""
         if self.files:
             return
@@ -78,44 +64,43 @@ class MediaTally:
         if count:
             said = "one file, not" if count == 1 else f"{count} files, none of them"
             why = f"{said} readable; the first, {self.skipped[0]}"
-        raise AnisoscopeError(f"{source!r} holds no {kind.what} ({why}); give readable files.")
+        raise AnisoscopeError(f"{source!r} holds no {medium.name} ({why}); give readable files.")
 
 
-def kind_of(source: str) -> MediaKind | None:
-    """The kind that a path's own suffix, or the files of a folder or archive, say; None where they do not.
+def medium_of(source: str) -> Medium | None:
+    """The medium by the suffix of a path, or of most files of a folder or archive; None where there is none.
 
-    >>> kind_of("a/b.WAV").what, kind_of("notes.txt")
+    >>> medium_of("a/b.WAV").name, medium_of("notes.txt")
     ('audio', None)
     """
     path = Path(source).expanduser()
     names = [path.name]
     if path.is_dir():
-        names = [p.name for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path))]
+        names = [p.name for p in files_in(path)]
     elif path.suffix.lower() == ".zip" and path.is_file():
         with readable(str(path)), zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    counts = {kind: sum(_suffix(name) in kind.suffixes for name in names) for kind in (SOUNDS, PICTURES)}
-    best = max((SOUNDS, PICTURES), key=lambda kind: counts[kind])
+    counts = {medium: sum(_suffix(name) in medium.suffixes for name in names) for medium in MEDIA.values()}
+    best = max(counts, key=lambda medium: counts[medium])
     return best if counts[best] else None
 
 
-def items(source: str, kind: MediaKind, *, column: str | None = None, group_by: str | None = None) -> Iterator[Item]:
+def items(source: str, medium: Medium, *, column: str | None = None, group_by: str | None = None) -> Iterator[Item]:
     """The items of a folder, a file, an archive, a table with a column of bytes, or a name of the `datasets` library.
 
     `group_by` is `folder` (the folder a file lies in, as classes often do), `file`, or a field of a dataset.
     """
-    from anisoscope.data.text import _looks_like_dataset
-
     path = Path(source).expanduser()
     if path.is_dir():
-        return _of_folder(path, kind, group_by=group_by)
+        return _of_folder(path, medium, group_by=group_by)
     if path.suffix.lower() == ".zip" and path.is_file():
-        return _of_archive(path, kind, group_by=group_by)
+        return _of_archive(path, medium, group_by=group_by)
     if path.is_file():
-        return _of_file(path, kind, column=column, group_by=group_by)
-    if not _looks_like_dataset(source) or _suffix(source) in (*AUDIO, *IMAGES):
+        return _of_file(path, medium, column=column, group_by=group_by)
+    if not looks_like_dataset(source) or any(_suffix(source) in each.suffixes for each in MEDIA.values()):
         raise missing_path(path)
-    return _of_dataset(source, kind, column=column, group_by=group_by)
+    rows = _undecoded(open_dataset(source, split="train"), medium)
+    return _of_rows(source, rows, medium, column=column, group_by=group_by)
 
 
 def has_columns(source: str) -> bool:
@@ -132,11 +117,11 @@ def _suffix(name: str) -> str:
     return PurePosixPath(name.lower()).suffix
 
 
-def _of_folder(folder: Path, kind: MediaKind, *, group_by: str | None) -> Iterator[Item]:
-    found = sorted(p for p in folder.rglob("*") if p.is_file() and not _hidden(p.relative_to(folder)))
-    paths = [p for p in found if _suffix(p.name) in kind.suffixes]
+def _of_folder(folder: Path, medium: Medium, *, group_by: str | None) -> Iterator[Item]:
+    found = files_in(folder)
+    paths = [p for p in found if _suffix(p.name) in medium.suffixes]
     if not paths:
-        raise _none(f"the folder {str(folder)!r}", [p.name for p in found], kind)
+        raise _none(f"the folder {str(folder)!r}", [p.name for p in found], medium)
     for path in paths:
         yield _item(path, path.relative_to(folder).as_posix(), group_by=group_by)
 
@@ -147,13 +132,12 @@ def _item(path: Path, inside: str, *, group_by: str | None) -> Item:
     return Item(str(path), _group(inside, group_by), lambda: path.open("rb"), text)
 
 
-def _of_archive(path: Path, kind: MediaKind, *, group_by: str | None) -> Iterator[Item]:
+def _of_archive(path: Path, medium: Medium, *, group_by: str | None) -> Iterator[Item]:
     with readable(str(path)), zipfile.ZipFile(path) as archive:
-        members = sorted(i.filename for i in archive.infolist() if not i.is_dir())
-        members = [name for name in members if not _hidden(PurePosixPath(name))]
-        wanted = [name for name in members if _suffix(name) in kind.suffixes]
+        members = members_of(archive)
+        wanted = [name for name in members if _suffix(name) in medium.suffixes]
         if not wanted:
-            raise _none(f"the archive {str(path)!r}", members, kind)
+            raise _none(f"the archive {str(path)!r}", members, medium)
         for name in wanted:
             beside = str(PurePosixPath(name).with_suffix(".txt"))
             text = archive.read(beside).decode("utf-8", errors="replace").strip() if beside in members else ""
@@ -161,21 +145,22 @@ def _of_archive(path: Path, kind: MediaKind, *, group_by: str | None) -> Iterato
             yield Item(f"{path}:{name}", _group(name, group_by), opener, text)
 
 
-def _of_file(path: Path, kind: MediaKind, *, column: str | None, group_by: str | None) -> Iterator[Item]:
+def _of_file(path: Path, medium: Medium, *, column: str | None, group_by: str | None) -> Iterator[Item]:
     if _suffix(path.name) in TABLES:
-        yield from _of_table(path, kind, column=column, group_by=group_by)
+        for entry in entries(path):
+            yield from _of_rows(str(path), read_records(entry, []), medium, column=column, group_by=group_by)
         return
-    if _suffix(path.name) not in kind.suffixes:
+    if _suffix(path.name) not in medium.suffixes:
         raise AnisoscopeError(
-            f"{str(path)!r} is no file of {kind.what}; expected {', '.join(kind.suffixes[:6])}, …, a folder or .zip of "
-            f"such files, a {' or '.join(TABLES)} with a column of them, a datasets name, or 'embedded'."
+            f"{str(path)!r} is no file of {medium.name}; expected {', '.join(medium.suffixes[:6])}, …, a folder or "
+            f".zip of such files, a {' or '.join(TABLES)} with a column of them, a datasets name, or 'embedded'."
         )
     yield _item(path, f"{path.parent.name}/{path.name}", group_by=group_by)
 
 
-def _none(where: str, names: list[str], kind: MediaKind) -> AnisoscopeError:
-    expected = f"expected {', '.join(kind.suffixes[:6])}, …."
-    return AnisoscopeError(f"{where} holds {files_seen(names, none=f'none that is {kind.what}')}; {expected}")
+def _none(where: str, names: list[str], medium: Medium) -> AnisoscopeError:
+    expected = f"expected {', '.join(medium.suffixes[:6])}, …."
+    return AnisoscopeError(f"{where} holds {files_seen(names, none=f'none that is {medium.name}')}; {expected}")
 
 
 def _group(inside: str, group_by: str | None) -> str:
@@ -196,41 +181,32 @@ def _group(inside: str, group_by: str | None) -> str:
 # -- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _of_table(path: Path, kind: MediaKind, *, column: str | None, group_by: str | None) -> Iterator[Item]:
-    from anisoscope.data.files import entries
-
-    for entry in entries(path):
-        for number, record in enumerate(read_records(entry, [])):
-            name = column or _column(record, kind, str(path))
-            yield _of_value(f"{path}[{number}]", record, name, group_by=group_by)
-
-
-def _of_dataset(name: str, kind: MediaKind, *, column: str | None, group_by: str | None) -> Iterator[Item]:
-    rows = _undecoded(open_dataset(name, split="train"), kind)
+def _of_rows(
+    name: str, rows: Iterable[Any], medium: Medium, *, column: str | None, group_by: str | None
+) -> Iterator[Item]:
     for number, record in enumerate(rows):
-        chosen = column or _column(record, kind, name)
-        yield _of_value(f"{name}[{number}]", record, chosen, group_by=group_by)
+        yield _of_value(f"{name}[{number}]", record, column or _column(record, medium, name), group_by=group_by)
 
 
-def _undecoded(rows: Any, kind: MediaKind) -> Any:
-    """The same rows, their media as bytes: how they are decoded is decided here, and needs no further library."""
+def _undecoded(rows: Any, medium: Medium) -> Any:
+    """The same rows with their media as bytes, which are decoded here without further libraries."""
     import datasets
 
     for name, feature in (getattr(rows, "features", None) or {}).items():
-        if type(feature).__name__ == ("Audio" if kind is SOUNDS else "Image"):
+        if type(feature).__name__ == medium.feature:
             rows = rows.cast_column(name, getattr(datasets, type(feature).__name__)(decode=False))
     return rows
 
 
-def _column(record: Any, kind: MediaKind, name: str) -> str:
+def _column(record: Any, medium: Medium, name: str) -> str:
     """The column that holds the media: by its usual name, else the only one that holds bytes."""
-    usual = [column for column in kind.columns if column in record]
+    usual = [column for column in medium.columns if column in record]
     blobs = [column for column, value in record.items() if _is_media(value)]
     found = [column for column in usual if column in blobs] or (blobs if len(blobs) == 1 else [])
     if not found:
         raise AnisoscopeError(
-            f"{name!r} has no column that is clearly {kind.what}; its columns are: {', '.join(map(str, record))}. Name "
-            "one with --text-field."
+            f"{name!r} has no column that is clearly {medium.name}; its columns are: {', '.join(map(str, record))}. "
+            "Name one with --text-field."
         )
     return str(found[0])
 

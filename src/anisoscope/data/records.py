@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from anisoscope.data.files import FileEntry, decoded, lines, readable
-from anisoscope.errors import AnisoscopeError
-from anisoscope.models.source import hub_reachable, near_miss
+from anisoscope.errors import AnisoscopeError, near_miss
+from anisoscope.models.source import hub_reachable
 
 Record = Mapping[str, Any]
 JSON_LIMIT = 1 << 30  # a JSON list has to be parsed whole
@@ -94,7 +94,7 @@ def _parquet(entry: FileEntry, columns: list[str]) -> Iterator[Record]:
         file = pq.ParquetFile(pa.PythonFile(stream, mode="r"))
         known = file.schema_arrow.names
         for batch in file.iter_batches(batch_size=1024, columns=[c for c in columns if c in known] or known):
-            yield from _with_all_fields(batch.to_pylist(), known)
+            yield from (Columns(record, known) for record in batch.to_pylist())
 
 
 def _arrow(entry: FileEntry, columns: list[str]) -> Iterator[Record]:
@@ -111,17 +111,11 @@ def _arrow(entry: FileEntry, columns: list[str]) -> Iterator[Record]:
             batches = iter(pa.ipc.open_stream(file))
         for batch in batches:
             chosen = [c for c in columns if c in batch.schema.names] or batch.schema.names
-            yield from _with_all_fields(batch.select(chosen).to_pylist(), batch.schema.names)
-
-
-def _with_all_fields(records: list[dict[str, Any]], known: list[str]) -> Iterator[Record]:
-    """Records whose *listing* shows every column of the file, also those that were not read."""
-    for record in records:
-        yield Columns(record, known)
+            yield from (Columns(record, batch.schema.names) for record in batch.select(chosen).to_pylist())
 
 
 class Columns(dict[str, Any]):
-    """A record that knows the names of all columns of its file."""
+    """A record with the names of all columns of its file, also of those that were not read."""
 
     def __init__(self, values: Record, fields: list[str]) -> None:
         super().__init__(values)
@@ -139,13 +133,8 @@ def _arrow_errors(entry: FileEntry, kind: str) -> Iterator[None]:
         raise AnisoscopeError(f"{entry.name!r} is not a readable {kind} file ({reason}); write it again.") from error
 
 
-def hub_records(name: str, *, split: str) -> Iterator[Record]:
-    """Records of a dataset of the `datasets` library, named `name` or `name:config`, streamed where possible."""
-    return iter(open_dataset(name, split=split))
-
-
 def open_dataset(name: str, *, split: str) -> Any:
-    """A dataset of the `datasets` library with its features, streamed where possible."""
+    """A dataset of the `datasets` library, named `name` or `name:config`, streamed where possible."""
     try:
         import datasets
     except ImportError as error:

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.data.vocabulary import SPECIALS
 from anisoscope.errors import AnisoscopeError
 
 LEAST_SAMPLE = 0.1  # effective number of windows over their number, at least
@@ -80,12 +79,16 @@ def resample(
     *,
     context: int,
     vocab_size: int,
+    specials: int,
     frequency: str,
     least: float = LEAST_SAMPLE,
 ) -> Resampling:
-    """Weights of the windows that bring the unigram distribution as near to the target as the sample size allows."""
+    """Weights of the windows that bring the unigram distribution as near to the target as the sample size allows.
+
+    Ids below `specials` are special tokens and are not counted.
+    """
     exponent = parse_frequency(frequency)
-    counts = count_matrix(tokens, starts, context=context, vocab_size=vocab_size)
+    counts = count_matrix(tokens, starts, context=context, vocab_size=vocab_size, specials=specials)
     natural = np.asarray(counts.sum(axis=0)).ravel()
     shares = _shares(counts[:, np.flatnonzero(natural)])
     weights = np.full(len(starts), 1 / len(starts))
@@ -103,15 +106,15 @@ def _shares(counts: Any) -> Any:
     return counts
 
 
-def count_matrix(tokens: np.ndarray, starts: np.ndarray, *, context: int, vocab_size: int) -> Any:
-    """Occurrences of each ordinary type in each window, a sparse float64 matrix [N, vocab]; specials are left out."""
+def count_matrix(tokens: np.ndarray, starts: np.ndarray, *, context: int, vocab_size: int, specials: int) -> Any:
+    """Occurrences of each ordinary type in each window, sparse float64 [N, vocab]; special tokens are left out."""
     from scipy import sparse
 
     blocks = []
     for at in range(0, len(starts), ROWS):
         ids = tokens[starts[at : at + ROWS, None] + np.arange(context)].astype(np.int32)
         pointers = np.arange(0, ids.size + 1, context)
-        block = sparse.csr_array(((ids >= len(SPECIALS)).ravel().astype(np.float64), ids.ravel(), pointers))
+        block = sparse.csr_array(((ids >= specials).ravel().astype(np.float64), ids.ravel(), pointers))
         block.resize(len(ids), vocab_size)
         block.sum_duplicates()
         block.eliminate_zeros()

@@ -18,9 +18,8 @@ from anisoscope.capture.rows.index import content_hash
 from anisoscope.data.files import RECORD_SUFFIXES, entries
 from anisoscope.data.records import read_records
 from anisoscope.data.text import Document
-from anisoscope.data.tokens import FEWEST, Context, contexts
-from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.models.source import missing_path
+from anisoscope.data.tokens import FEWEST, Context, contexts, framed
+from anisoscope.errors import AnisoscopeError, missing_path, unknown_name
 from anisoscope.models.tokenizer import plain_ids, special_frame
 
 NONE = -1  # the label of a token that has none
@@ -32,7 +31,7 @@ Label = int | np.ndarray
 
 @dataclass(frozen=True)
 class Task:
-    """What a probe is asked."""
+    """A classification task for a linear probe."""
 
     name: str
     level: str  # token | context
@@ -307,19 +306,12 @@ class _Cut:
         ids = ids[: self.room]
         if len(ids) < FEWEST:
             return None
-        context = self._framed(ids)
+        context = framed(self.frame, ids)
         if given is None:
             return Unit(context, key_of(context), {"labels": self.classes[_name(label)]})
         labels = np.full(len(context), NONE, dtype=np.int64)
         labels[~context.special] = given[: self.room]
         return Unit(context, key_of(context), {"labels": labels})
-
-    def _framed(self, ids: list[int]) -> Context:
-        whole = np.array([*self.frame.before, *ids, *self.frame.after], dtype=np.int64)
-        special = np.zeros(len(whole), dtype=bool)
-        special[: len(self.frame.before)] = True
-        special[len(whole) - len(self.frame.after) :] = True
-        return Context(whole, special)
 
     def _token_ids(self, text: Any, labels: list[int], *, where: str) -> tuple[list[int], list[int]]:
         """Ids and the label of each: given for the words of a text, or for its tokens."""

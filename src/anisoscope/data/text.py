@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anisoscope.data.files import RECORD_SUFFIXES, SUPPORTED, FileEntry, articles, decoded, entries, suffix_of
-from anisoscope.data.records import Record, hub_records, read_records
-from anisoscope.errors import AnisoscopeError
-from anisoscope.models.source import missing_path
+from anisoscope.data.records import Record, open_dataset, read_records
+from anisoscope.errors import AnisoscopeError, missing_path
 
 PART = 1 << 23  # characters; a longer plain text comes in parts, so that memory stays bounded
 SEPARATOR = "\n\f\n"  # between the articles of the embedded corpus
@@ -46,17 +45,17 @@ def read_documents(
     if path.exists():
         found = _local(path, text_field=text_field, group_by=group_by)
         return _not_empty(found, name=str(source))
-    if not _looks_like_dataset(str(source)):
+    if not looks_like_dataset(str(source)):
         raise missing_path(path)
-    records = hub_records(str(source), split=split)
+    records = iter(open_dataset(str(source), split=split))
     wanted = _Fields(text_field, group_by, name=str(source), label=str(source))
     return _not_empty(_from_records(records, wanted), name=str(source))
 
 
-def _looks_like_dataset(name: str) -> bool:
+def looks_like_dataset(name: str) -> bool:
     """Whether a name that is no path here can be one of the `datasets` library.
 
-    >>> [_looks_like_dataset(n) for n in ("wikitext:wikitext-2-raw-v1", "org/name", "./name", "corpus.txt", "a/b/c")]
+    >>> [looks_like_dataset(n) for n in ("wikitext:wikitext-2-raw-v1", "org/name", "./name", "corpus.txt", "a/b/c")]
     [True, True, False, False, False]
     """
     if name.startswith((".", "/", "~")) or not _DATASET.fullmatch(name):

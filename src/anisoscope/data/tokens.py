@@ -1,4 +1,4 @@
-"""Documents to contexts to batches: token ids in pieces that a model takes, with nothing lost silently.
+"""From documents to contexts to batches: token ids in pieces that a model takes; what is dropped is counted.
 
 Shapes: B contexts, T positions.
 """
@@ -18,7 +18,6 @@ from torch import Tensor
 from anisoscope.capture.rows.row import Batch
 from anisoscope.data.text import Document
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.tokenizer import ByteTokenizer as ByteTokenizer
 from anisoscope.models.tokenizer import Frame, plain_ids, special_frame, special_ids
 from anisoscope.numerics.hashing import mix, row_hash
 
@@ -40,8 +39,8 @@ class Context:
 
 
 @dataclass
-class Tally:
-    """What went into the contexts, and what did not."""
+class TextCounts:
+    """Counts of what went into contexts, and of what was dropped."""
 
     documents: int = 0
     contexts: int = 0
@@ -50,12 +49,6 @@ class Tally:
     unknown: int = 0  # positions that the tokenizer had no word for
     dropped_pieces: int = 0  # with fewer than two ordinary tokens
     dropped_tokens: int = 0
-
-    def note(self, context: Context, *, unknown: int) -> None:
-        self.contexts += 1
-        self.tokens += len(context)
-        self.special += int(context.special.sum())
-        self.unknown += unknown
 
 
 @dataclass
@@ -81,33 +74,44 @@ class DataFingerprint:
 
 
 def contexts(
-    documents: Iterable[Document], tokenizer: Any, *, length: int, tokens: int | None = None, tally: Tally | None = None
+    documents: Iterable[Document],
+    tokenizer: Any,
+    *,
+    length: int,
+    tokens: int | None = None,
+    counts: TextCounts | None = None,
 ) -> Iterator[Context]:
     """Each document in pieces of at most `length` tokens, special tokens included; no piece crosses documents.
 
-    Pieces with fewer than two ordinary tokens are dropped and counted in `tally`. Stops after the context that
+    Pieces with fewer than two ordinary tokens are dropped and counted in `counts`. Stops after the context that
     reaches `tokens`.
 
+    >>> from anisoscope.models.tokenizer import ByteTokenizer
     >>> pieces = contexts([Document("abcdefg")], ByteTokenizer(), length=4)
     >>> [c.ids.tolist() for c in pieces]
     [[97, 98, 99, 100], [101, 102, 103]]
     """
-    cut = _Cutter(tokenizer, length)
-    return _limited(cut, documents, tokens=tokens, tally=tally if tally is not None else Tally())
+    counts = counts if counts is not None else TextCounts()
+    return _counted(_Cutter(tokenizer, length), documents, tokens=tokens, counts=counts)
 
 
-def _limited(cut: _Cutter, documents: Iterable[Document], *, tokens: int | None, tally: Tally) -> Iterator[Context]:
+def _counted(
+    cut: _Cutter, documents: Iterable[Document], *, tokens: int | None, counts: TextCounts
+) -> Iterator[Context]:
     for document in documents:
-        tally.documents += 1
+        counts.documents += 1
         for context in cut(document):
             ordinary = int((~context.special).sum())
             if ordinary < FEWEST:
-                tally.dropped_pieces += 1
-                tally.dropped_tokens += ordinary
+                counts.dropped_pieces += 1
+                counts.dropped_tokens += ordinary
                 continue
-            tally.note(context, unknown=int((context.ids == cut.unknown).sum()))
+            counts.contexts += 1
+            counts.tokens += len(context)
+            counts.special += int(context.special.sum())
+            counts.unknown += int((context.ids == cut.unknown).sum())
             yield context
-            if tokens is not None and tally.tokens >= tokens:
+            if tokens is not None and counts.tokens >= tokens:
                 return
 
 
@@ -139,11 +143,15 @@ class _Cutter:
             yield self._framed(ids, document.group)
 
     def _framed(self, piece: list[int], group: str) -> Context:
-        ids = np.array([*self.frame.before, *piece, *self.frame.after], dtype=np.int64)
-        special = np.isin(ids, self.special)
-        special[: len(self.frame.before)] = True
-        special[len(ids) - len(self.frame.after) :] = True
-        return Context(ids, special, group)
+        context = framed(self.frame, piece)
+        return Context(context.ids, context.special | np.isin(context.ids, self.special), group)
+
+
+def framed(frame: Frame, piece: list[int]) -> Context:
+    """Ids with the special tokens before and after them."""
+    ids = np.array([*frame.before, *piece, *frame.after], dtype=np.int64)
+    place = np.arange(len(ids))
+    return Context(ids, (place < len(frame.before)) | (place >= len(ids) - len(frame.after)))
 
 
 def slices(text: str, *, size: int = SLICE) -> Iterator[str]:
@@ -197,10 +205,7 @@ def _padded(rows: list[np.ndarray], *, fill: int | bool, side: str) -> Tensor:
     return torch.from_numpy(out)
 
 
-# Masked-language-model inputs for a model that somebody else trained: the usual 15 %, the same for the same context.
-#
-# Shapes: B contexts, T positions.
-
+# -- masked-language-model inputs: the usual 15 %, the same for the same context ---------------------------------------
 
 IGNORED = -100
 RATE = 0.15
@@ -217,10 +222,11 @@ def mask_batch(inputs: dict[str, Tensor], special: Tensor, tokenizer: Any, *, ra
             "the tokenizer has no mask token, so no masked-language-model loss can be made; give --tokenizer with one."
         )
     ids = inputs["input_ids"]
-    usable = (inputs["attention_mask"] != 0) & ~special
-    keys = torch.stack([_content(row[keep]) for row, keep in zip(ids, inputs["attention_mask"] != 0, strict=True)])
-    position = (inputs["attention_mask"] != 0).long().cumsum(1) - 1  # within the context, whichever side is padded
+    real = inputs["attention_mask"] != 0
+    keys = torch.stack([_content(row[keep]) for row, keep in zip(ids, real, strict=True)])
+    position = real.long().cumsum(1) - 1  # within the context, whichever side is padded
     chance = (row_hash(keys[:, None].expand_as(ids), position, seed=seed) >> 1) & ((1 << 62) - 1)
+    usable = real & ~special
     chosen = usable & _smallest(chance, usable, rate)
     other = (mix(chance + 1) >> 3) & ((1 << 60) - 1)
     noise = (other // 10) % max(1, len(tokenizer))
@@ -230,9 +236,8 @@ def mask_batch(inputs: dict[str, Tensor], special: Tensor, tokenizer: Any, *, ra
 
 
 def _content(ids: Tensor) -> Tensor:
-    """A number for the content of one context."""
-    place = torch.arange(len(ids))
-    return mix(row_hash(ids, place).sum())
+    """A hash of the content of one context."""
+    return mix(row_hash(ids, torch.arange(len(ids))).sum())
 
 
 def _smallest(chance: Tensor, usable: Tensor, rate: float) -> Tensor:

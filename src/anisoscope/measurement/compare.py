@@ -16,10 +16,9 @@ import numpy as np
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.measurement.feed import FEEDS
 from anisoscope.metrics.similarity import hollow_kernel, kernel_cka
-from anisoscope.models.modality import ROWS
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.modality import MODALITIES
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.table import is_missing
 
@@ -185,7 +184,7 @@ def _alike(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, Compa
     """The stacks that read the same kind of data; rows of sounds, pictures and text have nothing in common."""
     mine, theirs = (side.entry.get("modality") or {} for side in (one, two))
     modalities = {stack: (mine[stack], theirs[stack]) for stack in mine if stack in theirs}
-    read = {stack: tuple(FEEDS[modality].reads for modality in pair) for stack, pair in modalities.items()}
+    read = {stack: tuple(MODALITIES[name].medium.name for name in pair) for stack, pair in modalities.items()}
     apart = {stack: pair for stack, pair in read.items() if pair[0] != pair[1]}
     if apart and len(apart) == len(read):
         reads = next(iter(apart.values()))
@@ -196,7 +195,8 @@ def _alike(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, Compa
     notes = [f"no {stack}: that of {one.name} reads {a}, that of {two.name} {b}" for stack, (a, b) in apart.items()]
     for a, b in (pair for stack, pair in modalities.items() if stack not in apart):
         if a != b:
-            notes.append(f"rows are of different kinds: {ROWS[a]} of {one.name}, {ROWS[b]} of {two.name}")
+            rows = (MODALITIES[a].row, MODALITIES[b].row)
+            notes.append(f"rows are of different kinds: {rows[0]} of {one.name}, {rows[1]} of {two.name}")
     return one.without(apart), two.without(apart), notes
 
 

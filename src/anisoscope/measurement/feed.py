@@ -17,22 +17,22 @@ import torch
 from torch import Tensor
 
 from anisoscope.capture.capture import Capture
-from anisoscope.capture.rows.argument import evaluating, input_device
 from anisoscope.capture.rows.row import Batch, Rows, Scores
-from anisoscope.capture.sites.layout import find_layout
+from anisoscope.capture.sites.layout import find_layout, pool_fits
 from anisoscope.capture.sites.site import Site
 from anisoscope.data.audio import SECONDS, read_audio
 from anisoscope.data.files import SUPPORTED, suffix_of
 from anisoscope.data.images import read_images
-from anisoscope.data.media import SHOWN, MediaTally, has_columns, kind_of
+from anisoscope.data.media import SHOWN, MediaCounts, has_columns, medium_of
 from anisoscope.data.text import read_documents
-from anisoscope.data.tokens import DataFingerprint, Tally, batches, contexts
+from anisoscope.data.tokens import DataFingerprint, TextCounts, batches, contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.site_plan import COUNTED
+from anisoscope.models.forward import evaluating, input_device
 from anisoscope.models.load import Loaded
-from anisoscope.models.modality import pool_fits
 from anisoscope.models.processor import longest, picture_inputs, sampling_rate, sound_inputs
+from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA
 
 DEFAULT_CONTEXT = 512
 _OPTIONS = {"special": "--skip-special", "first": "--skip-first", "text_field": "--text-field"}
@@ -89,8 +89,8 @@ class Feed(ABC):
         """What a reader of the numbers should know of the data, once all of it was seen."""
         if self.enough:
             return []
-        unit = FEEDS[self.loaded.modality].unit
-        return [f"the data ended after {self.tokens:,} of the {self.config.tokens:,} {unit} asked for"]
+        units = self.loaded.modality.units
+        return [f"the data ended after {self.tokens:,} of the {self.config.tokens:,} {units} asked for"]
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -111,9 +111,9 @@ class TextFeed(Feed):
         return cls(loaded, config, context_length(loaded, config))
 
     def batches(self) -> Iterator[Batch]:
-        c, tally, digest = self.config, Tally(), DataFingerprint()
+        c, counts, digest = self.config, TextCounts(), DataFingerprint()
         documents = read_documents(c.data, text_field=c.text_field, group_by=c.group_by)
-        pieces = contexts(documents, self.loaded.tokenizer, length=self.length, tokens=c.tokens, tally=tally)
+        pieces = contexts(documents, self.loaded.tokenizer, length=self.length, tokens=c.tokens, counts=counts)
 
         def hashed() -> Iterator[Any]:
             for piece in pieces:
@@ -125,9 +125,9 @@ class TextFeed(Feed):
         for batch in batches(hashed(), batch_size=c.batch_size, **settings):
             self.padding += int((batch.inputs["attention_mask"] == 0).sum())
             yield batch if c.group_by else Batch(batch.inputs, batch.special, None)
-        self.tokens, self.contexts, self.special = tally.tokens, tally.contexts, tally.special
-        self.documents, self.dropped_pieces = tally.documents, tally.dropped_pieces
-        self.fingerprint, self.unknown = digest.hexdigest(), tally.unknown
+        self.tokens, self.contexts, self.special = counts.tokens, counts.contexts, counts.special
+        self.documents, self.dropped_pieces = counts.documents, counts.dropped_pieces
+        self.fingerprint, self.unknown = digest.hexdigest(), counts.unknown
 
     def seen(self, batch: Batch) -> int:
         return int(batch.inputs["attention_mask"].sum())
@@ -155,8 +155,8 @@ def context_length(loaded: Loaded, config: ProfileConfig) -> int:
 
 def no_text(loaded: Loaded, data: str) -> AnisoscopeError:
     """The sentence for data of which no context of text could be cut; sounds and pictures among it are named."""
-    kind = None if data == "embedded" else kind_of(data)
-    beside = "" if kind is None else f" (it holds {kind.what}, which {loaded.name} does not read)"
+    kind = None if data == "embedded" else medium_of(data)
+    beside = "" if kind is None else f" (it holds {kind.name}, which {loaded.name} does not read)"
     return AnisoscopeError(f"no context could be cut from {data!r}{beside}; give more text.")
 
 
@@ -165,9 +165,9 @@ def _refuse_media(loaded: Loaded, data: str) -> None:
     path = Path(data).expanduser()
     if data == "embedded" or not path.is_file() or suffix_of(path.name) in set(SUPPORTED) - {".zip"}:
         return
-    kind = kind_of(data)
+    kind = medium_of(data)
     if kind is not None:
-        raise AnisoscopeError(f"{loaded.name} reads text, but {data!r} holds {kind.what}; give it text.")
+        raise AnisoscopeError(f"{loaded.name} reads text, but {data!r} holds {kind.name}; give it text.")
 
 
 # -- sounds and pictures -----------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class MediaFeed(Feed):
     """What sounds and pictures share."""
 
     tell: Tell | None = None
-    tally: MediaTally = field(default_factory=MediaTally)
+    counts: MediaCounts = field(default_factory=MediaCounts)
     ended: bool = False  # all the data was seen
     _unit: tuple[int, int, int] | None = None  # rows, positions and size of one context that was counted
     _texts: dict[bytes, list[int]] | None = None  # what the decoder reads, by digest
@@ -229,7 +229,7 @@ class MediaFeed(Feed):
         try:
             first = next(iter(self.media()), None)
             if first is None:
-                count = self.tally.dropped_pieces
+                count = self.counts.dropped_pieces
                 pieces = "one piece was" if count == 1 else f"{count} pieces were"
                 why = f" ({pieces} too short or not finite, and dropped)" if count else ""
                 raise AnisoscopeError(f"no context could be cut from {self.config.data!r}{why}.")
@@ -255,7 +255,7 @@ class MediaFeed(Feed):
 
     def _chunks(self) -> Iterator[list[MediaContext]]:
         """Contexts of one shape, at most a batch of them; those that wait too long for others come in smaller ones."""
-        self.tally, digest, rows, count, self.ended = MediaTally(), DataFingerprint(), 0, 0, False
+        self.counts, digest, rows, count, self.ended = MediaCounts(), DataFingerprint(), 0, 0, False
         waiting: dict[tuple[Any, ...], list[MediaContext]] = {}
         for one in self.media():
             digest.add(one.digest)
@@ -272,7 +272,7 @@ class MediaFeed(Feed):
             self.ended = True
         yield from waiting.values()
         self.tokens, self.contexts, self.fingerprint = rows, count, digest.hexdigest()
-        self.documents, self.dropped_pieces = self.tally.files, self.tally.dropped_pieces
+        self.documents, self.dropped_pieces = self.counts.files, self.counts.dropped_pieces
 
     def _written(self) -> dict[bytes, list[int]]:
         """What the decoder reads with each context: the text that is known, or the model's own."""
@@ -316,13 +316,13 @@ class MediaFeed(Feed):
         self.tokens = rows
 
     def notes(self) -> list[str]:
-        found = [*super().notes(), *filter(None, [self.tally.unread])]
+        found = [*super().notes(), *filter(None, [self.counts.unread])]
         if self._texts is not None:
             found.append("its decoder reads the model's own greedy text, or the text beside a clip where there is one")
         return found
 
     def about(self) -> dict[str, Any]:
-        skipped = {"skipped_files": len(self.tally.skipped), "skipped": self.tally.skipped[:SHOWN]}
+        skipped = {"skipped_files": len(self.counts.skipped), "skipped": self.counts.skipped[:SHOWN]}
         found = {"name": self.config.data, "fingerprint": self.fingerprint, "files": self.documents, **skipped}
         found |= {"contexts": self.contexts, **self._amount()}
         return {**found, "tokens": self.tokens, "dropped_pieces": self.dropped_pieces}
@@ -330,8 +330,8 @@ class MediaFeed(Feed):
     def _reading(self) -> dict[str, Any]:
         """How the data is read: from a column of a dataset where one was named."""
         c = self.config
-        column = None if c.text_field == "text" else c.text_field
-        return {"column": column, "group_by": c.group_by, "tally": self.tally}
+        column = None if c.text_field == type(c).text_field else c.text_field
+        return {"column": column, "group_by": c.group_by, "counts": self.counts}
 
 
 @dataclass
@@ -357,7 +357,7 @@ class SpeechFeed(MediaFeed):
         return wanted
 
     def _amount(self) -> dict[str, Any]:
-        return {"seconds": round(self.tally.seconds, 3), "context_seconds": self.seconds}
+        return {"seconds": round(self.counts.seconds, 3), "context_seconds": self.seconds}
 
 
 @dataclass
@@ -428,26 +428,22 @@ _IMAGES_OFF = {**_AUDIO_OFF, "seconds": None}
 
 @dataclass(frozen=True)
 class FeedKind:
-    """How data of one modality is fed."""
+    """How data of one kind is fed."""
 
     feed: type[Feed]
-    reads: str  # text, audio or images
-    unit: str  # what rows are called
     off: dict[str, Any]  # options without a meaning for such data, each with its value when off
 
 
 FEEDS = {
-    "text": FeedKind(TextFeed, "text", "tokens", _TEXT_OFF),
-    "characters": FeedKind(TextFeed, "text", "characters", _TEXT_OFF),
-    "speech": FeedKind(SpeechFeed, "audio", "frames", _AUDIO_OFF),
-    "vision": FeedKind(ImageFeed, "images", "patches", _IMAGES_OFF),
-    "convolution": FeedKind(ImageFeed, "images", "positions", _IMAGES_OFF),
+    TEXT_DATA: FeedKind(TextFeed, _TEXT_OFF),
+    SOUNDS_DATA: FeedKind(SpeechFeed, _AUDIO_OFF),
+    IMAGES_DATA: FeedKind(ImageFeed, _IMAGES_OFF),
 }
 
 
 def make_feed(loaded: Loaded, config: ProfileConfig, *, tell: Tell | None = None) -> Feed:
     """The feed of what a model reads: text, sounds or pictures."""
-    return FEEDS[loaded.modality].feed.of(loaded, config, tell=tell)
+    return FEEDS[loaded.modality.medium].feed.of(loaded, config, tell=tell)
 
 
 def fitting(loaded: Loaded, config: ProfileConfig) -> tuple[ProfileConfig, list[str]]:
@@ -459,7 +455,7 @@ def fitting(loaded: Loaded, config: ProfileConfig) -> tuple[ProfileConfig, list[
     idle = {name: off for name, off in _without_meaning(loaded, config).items() if getattr(config, name) != off}
     if not idle:
         return config, []
-    reads = FEEDS[loaded.modality].reads
+    reads = loaded.modality.medium.name
     named = [f"--pool {config.pool}" if name == "pool" else _OPTIONS.get(name, f"--{name}") for name in idle]
     why = f"{reads} and has no class token" if list(idle) == ["pool"] and config.pool == "cls" else reads
     if len(config.models) == 1:
@@ -469,12 +465,12 @@ def fitting(loaded: Loaded, config: ProfileConfig) -> tuple[ProfileConfig, list[
 
 def _without_meaning(loaded: Loaded, config: ProfileConfig) -> dict[str, Any]:
     """Options that do nothing for a model, or harm, each with its value when off."""
-    idle = dict(FEEDS[loaded.modality].off)
+    idle = dict(FEEDS[loaded.modality.medium].off)
     if loaded.reads_text:
         return idle
     if not config.modules and not pool_fits(loaded.model, config.pool):
         idle["pool"] = "none"
-    return idle if has_columns(config.data) else {**idle, "text_field": "text"}
+    return idle if has_columns(config.data) else {**idle, "text_field": type(config).text_field}
 
 
 def forward_failed(error: Exception, loaded: Loaded) -> Exception:

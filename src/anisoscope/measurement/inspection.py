@@ -8,20 +8,21 @@ import torch
 from torch import nn
 
 from anisoscope.capture.capture import Capture
-from anisoscope.capture.rows.argument import evaluating, forward
 from anisoscope.capture.rows.row import Batch
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import EVERY, Site
-from anisoscope.capture.sites.verification import verify
+from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement import memory
 from anisoscope.measurement.bank import Bank, Plan
 from anisoscope.measurement.feed import Feed, forward_failed, no_text
 from anisoscope.measurement.site_plan import ATTENTION_KINDS, Setup
+from anisoscope.models.forward import evaluating, forward
 from anisoscope.models.load import Loaded
-from anisoscope.models.modality import modalities_of, row_words
+from anisoscope.models.modality import modalities_of
 from anisoscope.models.processor import processor_fingerprint
 from anisoscope.models.tokenizer import tokenizer_fingerprint
+from anisoscope.results.modality import row_words
 
 Shapes = dict[Site, memory.SiteShape]
 Entry = dict[str, Any]  # of a model in run.json
@@ -60,7 +61,7 @@ def modality_words(
 ) -> dict[str, Any]:
     """The modality of each stack of a model and what a row of it is, as run.json says them."""
     modalities = modalities_of(model, stacks, tokenizer)
-    return {"modality": modalities, "rows": row_words(modalities, layout)}
+    return {"modality": modalities, "rows": row_words(modalities, () if layout is None else layout.apart)}
 
 
 def reading_fingerprint(loaded: Loaded) -> str:
@@ -106,6 +107,7 @@ def plan_passes(
 
 def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: Entry) -> Shapes:
     """Verify the sites numerically on a few rows before anything is measured; the shapes of what they will give."""
+
     if not setup.captured:
         return {}
     try:
@@ -133,6 +135,8 @@ def _verified(loaded: Loaded, setup: Setup, few: Batch, kinds: list[str]) -> lis
 
 def _shapes(loaded: Loaded, setup: Setup, few: Batch, entry: Entry) -> Shapes:
     """The shapes of what the sites give, from one more pass over the few rows that they were verified on."""
+    from anisoscope.capture.capture import Capture
+
     found = memory.ShapeReader()
     capture = Capture(loaded.model, setup.captured, found, layout=setup.layout)
     with evaluating(loaded.model), torch.inference_mode(), capture:
@@ -143,6 +147,7 @@ def _shapes(loaded: Loaded, setup: Setup, few: Batch, entry: Entry) -> Shapes:
 
 def _after_refusal(error: AnisoscopeError, loaded: Loaded, setup: Setup, few: Batch, *, named: bool) -> list[str]:
     """Notes on what could not be verified where the rest can still be measured; else the refusal itself."""
+
     bad = _not_finite(loaded, setup, few)
     if bad:  # NaN equals nothing, so nothing can be verified; the rows are counted and left out
         return [f"activations are not finite at {', '.join(bad[:3])}{' …' if len(bad) > 3 else ''}: not verified"]

@@ -13,14 +13,18 @@ from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture, Rule
 from anisoscope.capture.rows.row import Batch, Index, Rows, Scores, Sink
-from anisoscope.capture.sites.site import EVERY, Site, flow_order, names_of
-from anisoscope.capture.sites.weight import weight_rows
+from anisoscope.capture.sites.layout import pool_fits, weight_rows
+from anisoscope.capture.sites.site import (
+    EVERY,
+    Site,
+    flow_order,
+    names_of,
+)
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
 from anisoscope.measurement.evaluation import Progress, evaluate_bank, row_notes
 from anisoscope.measurement.site_plan import ATTENTION_KINDS, Setup, make_plan, prepare
 from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.models.modality import pool_fits
 from anisoscope.results.table import Table
 
 _CHUNK = 4096

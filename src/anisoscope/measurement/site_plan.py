@@ -9,8 +9,17 @@ from typing import Any
 from torch import nn
 
 from anisoscope.capture.sites.layout import Layout, find_layout
-from anisoscope.capture.sites.part import ABSENT, CROSS_KINDS, ROTARY_KINDS, SELF_KINDS
-from anisoscope.capture.sites.site import EVERY, Site, check_kinds, names_of, too_deep
+from anisoscope.capture.sites.part import ABSENT
+from anisoscope.capture.sites.site import (
+    CROSS_KINDS,
+    EVERY,
+    ROTARY_KINDS,
+    SELF_KINDS,
+    Site,
+    check_kinds,
+    names_of,
+    too_deep,
+)
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Plan
 from anisoscope.metrics.attention import PAIRS

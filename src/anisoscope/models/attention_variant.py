@@ -1,8 +1,8 @@
-"""Attention whose queries and keys are changed before they meet: small decoders of the study of sharpness.
+"""GPT-NeoX decoders whose queries and keys are changed before attention, for the study of sharpness.
 
-A variant is a projection. The fused linear of a GPT-NeoX block that gives queries, keys and values gives changed
-queries and keys instead; rotation, mask, softmax and whichever implementation of attention stay transformers' own. So
-a capture, the model's own probabilities and a change of the implementation all see queries and keys as they meet.
+A variant replaces the fused linear of a block by one that changes queries and keys; rotation, mask, softmax and the
+implementation of attention stay those of transformers. So a capture and the model's own attention probabilities see
+the changed queries and keys.
 
 Notation: q, k of one head, width d; q̂ = q/‖q‖; E the mean over positions so far; scores are q·k/√d.
 
@@ -12,8 +12,8 @@ Notation: q, k of one head, width d; q̂ = q/‖q‖; E the mean over positions 
     fixed-sharp   as qk-norm, τ = 4√d and not learned     scores from −4√d to 4√d, whatever the weights do
     uniform       0, 0                                    every key that the mask allows has the same weight
 
-The configuration says which (`attention_variant`) under a model type of its own: whoever does not know the type
-refuses the checkpoint, and nobody measures it as ordinary attention by mistake.
+`attention_variant` in the configuration names the variant, under a model type of its own: a program that does not know
+the type refuses the checkpoint instead of running it with ordinary attention.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.rows.index import MASKED
 from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.models.forward import MASKED
 
 MODEL_TYPE = "anisoscope_neox"
 SHARP = 4.0  # a fixed temperature in units of √d, which is where the learned one starts
 
 
 class Projection(nn.Linear, abc.ABC):
-    """The fused linear of an attention module, whose queries and keys are changed on their way out."""
+    """The fused linear of an attention module with changed queries and keys."""
 
     def __init__(self, plain: nn.Linear, heads: int) -> None:
         nn.Module.__init__(self)  # the weights are those of the plain one: none are drawn
@@ -50,15 +50,15 @@ class Projection(nn.Linear, abc.ABC):
 
     @abc.abstractmethod
     def changed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys […, heads, d] as they shall meet."""
+        """The queries and keys […, heads, d] that attention is given."""
 
 
 class FixedSharp(Projection):
-    """Directions alone count, at a temperature that no training softens."""
+    """Cosine scores at a fixed temperature."""
 
     @property
     def temperature(self) -> Tensor:
-        """Of every head: the largest score there can be."""
+        """Per head: the largest possible score."""
         return torch.full((self.heads,), SHARP * math.sqrt(self.head_width), device=self.weight.device)
 
     def changed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ class FixedSharp(Projection):
 
 
 class Normed(FixedSharp):
-    """Directions alone count, at a temperature that every head learns (Henry et al. 2020, arXiv:2010.04245)."""
+    """Cosine scores at a learned temperature per head (Query-Key Normalization for Transformers, arXiv:2010.04245)."""
 
     def __init__(self, plain: nn.Linear, heads: int) -> None:
         super().__init__(plain, heads)
@@ -88,11 +88,10 @@ def _unit(x: Tensor, scale: Tensor) -> Tensor:
 class MeanRemoved(Projection):
     """Queries and keys without their mean over the positions of the context so far.
 
-    A vector that is added to all queries, or to all keys, changes nothing: whatever the weights are, there is no drift
-    for attention to use, at any step, in training as outside of it. A mean over the whole context or batch would tell a
-    position what comes after it; a memory of the means of earlier batches lags behind just when drift is fastest (in
-    the first updates it left half of it). The price: what is common to one context so far goes, too, and the first
-    position, a query and a key minus themselves, has no score to give.
+    A vector added to all queries, or to all keys, changes nothing, so attention cannot use drift at any step. A mean
+    over the whole context or batch would leak later positions; a running mean of earlier batches lags behind when drift
+    is fastest (in the first updates it left half of it). The price: what a context has in common so far is removed,
+    too, and the first position has no scores.
     """
 
     def changed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""From a source to a module: the configuration, the class, and weights of which none is silently random."""
+"""From a source to a module: its configuration, its class, and weights of which none is silently random."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ import importlib.util
 import json
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.attention_variant import refuse_unhonoured, register_variants
-from anisoscope.models.failures import one_sentence, quiet
+from anisoscope.models.failures import quiet, readable_errors
 from anisoscope.models.placement import check_fits
-from anisoscope.models.source import ModelSource, architecture, hub_reachable, parse_model, unknown_of_many
+from anisoscope.models.source import (
+    WEIGHT_PATTERNS,
+    ModelSource,
+    architecture,
+    hub_reachable,
+    parse_model,
+    unknown_of_many,
+)
+from anisoscope.models.state_file import read_state
 
 _NEXT_TOKEN = re.compile(r"LMHead|CausalLM")
 _HEADS = ("AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
@@ -29,8 +37,8 @@ HEADLESS = "the output head is not in the checkpoint; the model was loaded witho
 
 
 @dataclass(frozen=True)
-class Wish:
-    """How a model shall be loaded."""
+class LoadOptions:
+    """How a model is loaded."""
 
     device: torch.device
     dtype: torch.dtype | None = None
@@ -40,9 +48,9 @@ class Wish:
     with_head: bool = True
 
 
-def hub_options(source: ModelSource, wish: Wish) -> dict[str, Any]:
+def hub_options(source: ModelSource, wanted: LoadOptions) -> dict[str, Any]:
     """What every `from_pretrained` of one source is given."""
-    options: dict[str, Any] = {"trust_remote_code": wish.trust_remote_code}
+    options: dict[str, Any] = {"trust_remote_code": wanted.trust_remote_code}
     if source.kind == "hub":
         options["revision"] = source.revision or "main"
         options["local_files_only"] = not hub_reachable()
@@ -94,7 +102,7 @@ def fresh_config(model_type: str, overrides: dict[str, Any]) -> Any:
 def check_architecture(spec: str, *, trust_remote_code: bool = False) -> None:
     """Refuse what is neither a folder with config.json, nor a hub id, nor a known architecture with its fields.
 
-    What is here is read, so that a slip is told once and not at every checkpoint.
+    A local configuration is read, so that a mistake is reported once and not at every checkpoint.
     """
     source = parse_model(spec, random_init=True)
     if source.kind == "hub" and "/" not in source.name:
@@ -104,7 +112,7 @@ def check_architecture(spec: str, *, trust_remote_code: bool = False) -> None:
             f"--architecture {spec!r} is no folder with config.json; expected one, or such as bert:hidden_size=256."
         )
     if source.kind != "hub":
-        with quiet(source), one_sentence(source):
+        with quiet(source), readable_errors(source):
             words = {"local_files_only": True, "trust_remote_code": trust_remote_code}
             read_config(source, options=words, notes=[])
 
@@ -138,7 +146,7 @@ def _without_model_type(folder: Path, notes: list[str]) -> Any | None:
         raise AnisoscopeError(f"{str(file)!r} is not JSON ({error}); copy the model again.") from error
     if not isinstance(fields, dict) or fields.get("model_type"):
         return None
-    kind = _type_of_class(fields.get("architectures")) or _type_of_weights(folder) or _type_of_name(folder.name)
+    kind = _guessed_type(fields, folder)
     if kind is None:
         raise AnisoscopeError(
             f'{str(file)!r} does not say its model type; add a line such as "model_type": "bert" to it.'
@@ -147,39 +155,24 @@ def _without_model_type(folder: Path, notes: list[str]) -> Any | None:
     return CONFIG_MAPPING[kind].from_dict(fields)
 
 
-def _type_of_class(architectures: list[str] | None) -> str | None:
+def _guessed_type(fields: dict[str, Any], folder: Path) -> str | None:
+    """The model type by the stated class, by the first part of most weight names, or by the name of the folder.
+
+    Weight names are such as `bert.encoder.layer.0…`; of a folder `bert_ft` the longest known name in it counts.
+    """
     import transformers
-
-    kind = getattr(transformers, (architectures or [""])[0] or "", None)
-    return getattr(getattr(kind, "config_class", None), "model_type", None)
-
-
-def _type_of_weights(folder: Path) -> str | None:
-    """The architecture whose name is the first part of most weight names, as in `bert.encoder.layer.0…`."""
     from transformers import CONFIG_MAPPING
 
-    first = [name.partition(".")[0] for name in _weight_names(folder)]
+    stated = getattr(transformers, (fields.get("architectures") or [""])[0] or "", None)
+    if kind := getattr(getattr(stated, "config_class", None), "model_type", None):
+        return str(kind)
+    files = [file for pattern in WEIGHT_PATTERNS[:2] for file in sorted(folder.glob(pattern))]
+    first = [name.partition(".")[0] for name in read_state(files[0], device="meta").tensors] if files else []
     common = max(set(first), key=first.count) if first else ""
-    return common if common in CONFIG_MAPPING else None
-
-
-def _type_of_name(name: str) -> str | None:
-    """The longest architecture name within the folder's, as `bert` of `bert_ft`; weights are checked later."""
-    from transformers import CONFIG_MAPPING
-
-    found = [kind for kind in CONFIG_MAPPING if len(kind) > 3 and kind in name.lower().replace("-", "_")]
+    if common in CONFIG_MAPPING:
+        return common
+    found = [kind for kind in CONFIG_MAPPING if len(kind) > 3 and kind in folder.name.lower().replace("-", "_")]
     return max(found, key=len) if found else None
-
-
-def _weight_names(folder: Path) -> list[str]:
-    for file in sorted(folder.glob("*.safetensors")):
-        from safetensors import safe_open
-
-        with safe_open(file, framework="pt") as handle:
-            return list(handle.keys())
-    for file in sorted(folder.glob("pytorch_model*.bin")):
-        return list(torch.load(file, map_location="meta", weights_only=True))
-    return []
 
 
 # -- class ------------------------------------------------------------------------------------------------------------
@@ -193,8 +186,7 @@ def classes(config: Any, *, with_head: bool, remote: bool = False) -> list[Any]:
     if remote and getattr(config, "auto_map", None):
         usable = [auto for auto in heads if auto.__name__ in config.auto_map]
         return [*usable, transformers.AutoModel] if with_head else [transformers.AutoModel]
-    named = {auto: _class_name(auto, config) for auto in heads}
-    named = {auto: name for auto, name in named.items() if name}
+    named = {auto: class_of(auto, config).__name__ for auto in heads if type(config) in auto._model_mapping}
     stated = (getattr(config, "architectures", None) or [""])[0]
     alone = type(config) not in transformers.AutoModel._model_mapping  # vision-encoder-decoder: no bare model
     if (stated.endswith("EncoderModel") or alone) and hasattr(transformers, stated):
@@ -214,10 +206,6 @@ def _with_head(named: dict[Any, str], stated: str, config: Any) -> list[Any]:
     return order[::-1] if getattr(config, "is_decoder", False) else order
 
 
-def _class_name(auto: Any, config: Any) -> str:
-    return str(class_of(auto, config).__name__) if type(config) in auto._model_mapping else ""
-
-
 def class_of(auto: Any, config: Any) -> Any:
     """The class that an auto class stands for with this configuration; a class that is none stays as it is."""
     mapping = getattr(auto, "_model_mapping", None)
@@ -234,28 +222,26 @@ def class_of(auto: Any, config: Any) -> Any:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The global generator at a seed, and back: parts that a checkpoint lacks (a pooler) are the same at every load."""
+    """Seed the global generator and restore it: parts that a checkpoint lacks (a pooler) are equal at every load."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
-def fresh_model(config: Any, wish: Wish) -> nn.Module:
+def fresh_model(config: Any, wanted: LoadOptions) -> nn.Module:
     """A new model of that configuration, its weights given by the seed; the global generator stays as it was."""
-    auto = classes(config, with_head=wish.with_head)[0]
-    check_fits(_size(auto, config), dtype=wish.dtype or torch.float32, device=wish.device)
-    with seeded(wish.seed):
+    auto = classes(config, with_head=wanted.with_head)[0]
+    check_fits(_size(auto, config), dtype=wanted.dtype or torch.float32, device=wanted.device)
+    with seeded(wanted.seed):
         build = auto.from_config if hasattr(auto, "from_config") else auto._from_config
         model: nn.Module = build(config, dtype=torch.float32)
     return with_own_loss(model)
 
 
 def with_own_loss(model: Any) -> Any:
-    """The model with the loss it was trained with: a class for the next token may have filled in masked ones.
+    """Set the loss that the model was trained with: `objective` in the configuration of our own trainings tells it.
 
-    Names such as GPT2LMHeadModel do not tell transformers which loss is theirs, so they are told.
-
-    `objective` in a configuration is a word of this project's own trainings.
+    transformers does not derive the loss from names such as GPT2LMHeadModel, so it is set for them as well.
     """
     if getattr(getattr(model, "config", None), "objective", None) == "masked":
         model.loss_type = "ForMaskedLM"
@@ -276,15 +262,15 @@ def _size(auto: Any, config: Any, *, remote: bool = False) -> int:
 
 
 def stored_model(
-    source: ModelSource, config: Any, wish: Wish, *, options: dict[str, Any], notes: list[str]
+    source: ModelSource, config: Any, wanted: LoadOptions, *, options: dict[str, Any], notes: list[str]
 ) -> nn.Module:
     """The model with the checkpoint's weights, with its head where that is stored, and never with random blocks."""
     if source.kind == "gguf":
         notes.append("the quantised weights of the GGUF file were expanded to full precision")
-    candidates = classes(config, with_head=wish.with_head, remote=wish.trust_remote_code)
-    _check_size(candidates[-1], config, wish)
+    candidates = classes(config, with_head=wanted.with_head, remote=wanted.trust_remote_code)
+    _check_size(candidates[-1], config, wanted)
     for auto in candidates:
-        model, info = _from_pretrained(auto, source, config, wish, options)
+        model, info = _from_pretrained(auto, source, config, wanted, options)
         missing = [key for key in sorted(info["missing_keys"]) if not any(part in key for part in UNUSED)]
         if not missing:
             if auto is not candidates[0]:
@@ -298,26 +284,26 @@ def stored_model(
     )
 
 
-def _check_size(auto: Any, config: Any, wish: Wish) -> None:
-    if wish.device_map is not None or getattr(config, "quantization_config", None):
+def _check_size(auto: Any, config: Any, wanted: LoadOptions) -> None:
+    if wanted.device_map is not None or getattr(config, "quantization_config", None):
         return
     stored = getattr(config, "dtype", None)
     stored = stored if isinstance(stored, torch.dtype) else torch.float32
-    dtype = wish.dtype or (torch.float32 if wish.device.type == "cpu" else stored)
-    check_fits(_size(auto, config, remote=wish.trust_remote_code), dtype=dtype, device=wish.device)
+    dtype = wanted.dtype or (torch.float32 if wanted.device.type == "cpu" else stored)
+    check_fits(_size(auto, config, remote=wanted.trust_remote_code), dtype=dtype, device=wanted.device)
 
 
 def _from_pretrained(
-    auto: Any, source: ModelSource, config: Any, wish: Wish, options: dict[str, Any]
+    auto: Any, source: ModelSource, config: Any, wanted: LoadOptions, options: dict[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
     extra: dict[str, Any] = {"config": config}
     if source.kind == "gguf":
         extra["gguf_file"] = _file(source).name
-    if wish.device_map is not None:
-        extra["device_map"] = wish.device_map
-    with seeded(wish.seed):
+    if wanted.device_map is not None:
+        extra["device_map"] = wanted.device_map
+    with seeded(wanted.seed):
         loaded = auto.from_pretrained(
-            source.place, dtype=wish.dtype or "auto", output_loading_info=True, **extra, **options
+            source.place, dtype=wanted.dtype or "auto", output_loading_info=True, **extra, **options
         )
     return loaded[0], loaded[1]
 
@@ -332,16 +318,16 @@ def _note_leftovers(model: nn.Module, info: dict[str, Any], notes: list[str]) ->
         notes.append(f"{len(surplus)} tensors of the checkpoint have no place in {type(model).__name__}: {shown}")
 
 
-# PEFT adapters: the base model they name, with the adapter merged into its weights.
+# -- PEFT adapters -----------------------------------------------------------------------------------------------------
 
 
-def adapted_model(source: ModelSource, wish: Wish, notes: list[str]) -> tuple[nn.Module, Any]:
+def adapted_model(source: ModelSource, wanted: LoadOptions, notes: list[str]) -> tuple[nn.Module, Any]:
     """The base model that an adapter names, with the adapter merged into its weights."""
     if importlib.util.find_spec("peft") is None:
         raise AnisoscopeError(f"{source.spec!r} is a PEFT adapter, which needs `peft`; install it: pip install peft.")
     base = base_source(source)
-    for with_head in (wish.with_head, not wish.with_head):  # the adapter's names are those of one of the two
-        trial = replace(wish, with_head=with_head)
+    for with_head in (wanted.with_head, not wanted.with_head):  # the adapter's names are those of one of the two
+        trial = replace(wanted, with_head=with_head)
         said: list[str] = []
         options = hub_options(base, trial)
         config = read_config(base, options=options, notes=said)
@@ -391,3 +377,100 @@ def _merged(adapted: Any, notes: list[str]) -> nn.Module:
     notes.append("the adapter cannot be merged and stays around the model")
     wrapped: nn.Module = adapted
     return wrapped
+
+
+# -- files of weights of an architecture that is given -----------------------------------------------------------------
+
+_TRIED = 64  # names of the model that its prefix in the file is looked for with
+
+
+def prefix_of(names: Collection[str], wanted: Collection[str]) -> str:
+    """What stands before the model's own names in a file: the prefix that most of them are found with.
+
+    >>> prefix_of(["module.net.a.weight", "module.net.b.weight", "loss.c"], ["a.weight", "b.weight"])
+    'module.net.'
+    """
+    some = sorted(wanted, key=len, reverse=True)[:_TRIED]
+    found = [name[: -len(mine)] for mine in some for name in names if name.endswith(mine)]
+    prefixes = {prefix for prefix in found if not prefix or prefix.endswith(".")}
+    there = set(names)
+    return max(sorted(prefixes), key=lambda p: sum(p + mine in there for mine in wanted), default="")
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """One class with the weights of a file."""
+
+    model: nn.Module
+    missing: list[str]
+    surplus: list[str]
+    beside: list[str]  # names of the file that lie beside the body of the model
+
+
+def model_of_state(source: ModelSource, config: Any, wanted: LoadOptions, *, notes: list[str]) -> nn.Module:
+    """A model of the architecture with the weights of a file; what does not match is named and refused.
+
+    Heads that give no words (a classifier), and whatever else lies beside the model, are left out with a note.
+    """
+    path = _file(source)
+    tensors = read_state(path).tensors
+    fits: list[_Fit] = []
+    candidates = classes(config, with_head=wanted.with_head)
+    for auto in candidates:
+        fit = _fit(class_of(auto, config), tensors, config, wanted)
+        if not fit.missing and not fit.surplus:
+            if fit.beside:
+                notes.append(f"{len(fit.beside)} tensors beside the model were left out ({_some(fit.beside)})")
+            if len(candidates) > 1 and auto is candidates[-1]:
+                notes.append(HEADLESS)
+            return with_own_loss(fit.model)
+        fits.append(fit)
+    best = min(fits, key=lambda fit: len(fit.missing) + len(fit.surplus))
+    words = [f"the file lacks {_some(best.missing)}"] if best.missing else []
+    words += [f"the architecture has no place for {_some(best.surplus)}"] if best.surplus else []
+    raise AnisoscopeError(
+        f"the weights of {str(path)!r} do not fit {type(best.model).__name__}: {' and '.join(words)}; check "
+        "--architecture."
+    )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+
+
+def _fit(kind: Any, tensors: Mapping[str, Tensor], config: Any, wanted: LoadOptions) -> _Fit:
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        shapes = {name: tuple(value.shape) for name, value in kind(config).state_dict().items()}
+    prefix = prefix_of(tensors, shapes)
+    mine = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    _check_shapes(mine, shapes, kind)
+    extra: dict[str, Any] = {} if wanted.device_map is None else {"device_map": wanted.device_map}
+    dtype = wanted.dtype or next((t.dtype for t in mine.values() if t.is_floating_point()), torch.float32)
+    with seeded(wanted.seed):
+        model, info = kind.from_pretrained(
+            None, config=config, state_dict=mine, output_loading_info=True, dtype=dtype, **extra
+        )
+    surplus = [name for name in sorted(info["unexpected_keys"]) if not _idle(name)]
+    body = f"{model.base_model_prefix}."
+    beside = [name for name in surplus if not name.startswith(body)] if any(n.startswith(body) for n in shapes) else []
+    return _Fit(
+        model,
+        [name for name in sorted(info["missing_keys"]) if not _idle(name)],
+        [name for name in surplus if name not in beside],
+        beside + [name for name in tensors if not name.startswith(prefix) and not _idle(name)],
+    )
+
+
+def _idle(name: str) -> bool:
+    """Whether a tensor is a part that no site looks at, or a constant that older versions stored."""
+    return any(part in name for part in UNUSED) or name.endswith((".attn.bias", ".attn.masked_bias", "inv_freq"))
+
+
+def _check_shapes(mine: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], kind: Any) -> None:
+    for name, value in mine.items():
+        if name in shapes and shapes[name] != tuple(value.shape) and not _idle(name):
+            raise AnisoscopeError(
+                f"{name} has the shape {list(value.shape)} in the file and {list(shapes[name])} in {kind.__name__}; "
+                "check the sizes of --architecture."
+            )

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +125,10 @@ class Downloads:
         scan_cache_dir().delete_revisions(fetch.path.name).execute()
         self._note([name for name in ours if name != revision])
 
-    @property
+    @cached_property
     def _online(self) -> bool:
-        known = self.__dict__.setdefault("_reachable", None)
-        if known is None:  # asked once: a machine without network should not wait at every checkpoint
-            known = self.__dict__["_reachable"] = sources.hub_reachable()
-        return bool(known)
+        """Whether the hub can be reached; asked once: without network nobody should wait at every checkpoint."""
+        return sources.hub_reachable()
 
     def _begin(self, revision: str) -> _Fetch:
         if revision not in self.fetches:
@@ -160,6 +159,7 @@ class Downloads:
         return [*_NEVER, *code, *(["*.bin", "*.pt", "*.pth", "*.ckpt"] if pickled else [])]
 
     def _ours(self) -> list[str]:
+        """The revisions that this run downloaded, by its journal."""
         try:
             found = json.loads(self.journal.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError):

@@ -1,4 +1,4 @@
-"""transformers made quiet, and one sentence where it fails."""
+"""transformers without its messages, and its failures as one sentence."""
 
 from __future__ import annotations
 
@@ -13,8 +13,27 @@ from pathlib import Path
 
 import torch
 
-from anisoscope.errors import AnisoscopeError
-from anisoscope.models.source import ALIASES, ModelSource, hub_reachable, near_miss
+from anisoscope.errors import AnisoscopeError, near_miss
+from anisoscope.models.source import ALIASES, ModelSource, hub_reachable
+from anisoscope.models.state_file import damaged_file
+
+_LIBRARIES = ("safetensors", "safetensors_rust", "huggingface_hub")  # whose own errors are failures of a model, too
+_FAILURES = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    ImportError,
+    AttributeError,
+    TypeError,
+    # what reading damaged bytes as a pickle can end in
+    pickle.UnpicklingError,
+    EOFError,
+    AssertionError,
+    ArithmeticError,
+    LookupError,
+    SyntaxError,
+    struct.error,
+)
 
 
 @contextlib.contextmanager
@@ -38,7 +57,7 @@ def quiet(source: ModelSource) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def one_sentence(source: ModelSource) -> Iterator[None]:
+def readable_errors(source: ModelSource) -> Iterator[None]:
     """Whatever goes wrong inside transformers becomes an `AnisoscopeError`; the cause stays attached."""
     try:
         yield
@@ -48,14 +67,8 @@ def one_sentence(source: ModelSource) -> Iterator[None]:
         raise AnisoscopeError(
             f"{source.spec!r} does not fit into memory; use --dtype bfloat16, --device-map auto, or a smaller model."
         ) from error
-    except (OSError, ValueError, RuntimeError, ImportError, AttributeError, TypeError) as error:
-        raise _failure(source, error) from error
-    except (pickle.UnpicklingError, EOFError, AssertionError, ArithmeticError) as error:
-        raise _failure(source, error) from error
-    except (LookupError, SyntaxError, struct.error) as error:  # what reading damaged bytes as a pickle can end in
-        raise _failure(source, error) from error
     except Exception as error:
-        if type(error).__module__.partition(".")[0] in ("safetensors", "safetensors_rust", "huggingface_hub"):
+        if isinstance(error, _FAILURES) or type(error).__module__.partition(".")[0] in _LIBRARIES:
             raise _failure(source, error) from error
         raise
 
@@ -74,20 +87,12 @@ def _failure(source: ModelSource, error: BaseException) -> AnisoscopeError:
             f"the folder {source.place!r} has a config.json but no weights; expected model.safetensors or "
             f"pytorch_model.bin (for fresh weights add --random-init)."
         )
-    if source.kind in ("folder", "peft") and (file := _damaged(source)):
+    if source.kind in ("folder", "peft") and (file := damaged_file(Path(source.place))) is not None:
         shown = f" ({reason})" if " " in reason else ""
         return AnisoscopeError(
-            f"{source.spec!r} could not be loaded: {file} is cut off or damaged{shown}; copy it again."
+            f"{source.spec!r} could not be loaded: {file.name} is cut off or damaged{shown}; copy it again."
         )
     return AnisoscopeError(f"{source.spec!r} could not be loaded: {reason}")
-
-
-def _damaged(source: ModelSource) -> str:
-    """The name of a file of weights that is not whole, or nothing."""
-    from anisoscope.models.state_file import damaged_file
-
-    file = damaged_file(Path(source.place))
-    return file.name if file is not None else ""
 
 
 def _hub_failure(source: ModelSource, text: str) -> AnisoscopeError:

@@ -1,4 +1,4 @@
-"""Models from anywhere, ready to be measured: complete weights, a tokenizer, and what was noticed on the way."""
+"""Load a model to be measured: its weights, its tokenizer or processor, and notes on what was decided."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from torch import nn
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models import checkpoint as checkpoints
 from anisoscope.models import tokenizer as tokenizers
-from anisoscope.models.checkpoint import Wish, adapted_model, base_source
-from anisoscope.models.failures import one_sentence, quiet
+from anisoscope.models.checkpoint import LoadOptions, adapted_model, base_source
+from anisoscope.models.failures import quiet, readable_errors
 from anisoscope.models.modality import modality_of
 from anisoscope.models.placement import choose_device, choose_dtype, parameter_count, place, weight_fingerprint
-from anisoscope.models.processor import MEDIA, default_processor, load_processor
+from anisoscope.models.processor import PROCESSORS, load_processor
 from anisoscope.models.source import ROW_SUFFIXES as ROW_SUFFIXES
 from anisoscope.models.source import ModelSource, is_checkpoint, parse_model
 from anisoscope.models.source import load_rows as load_rows
+from anisoscope.results.modality import TEXT, Medium, Modality
 
+_TWO_SIDES = (("vision_model", "vision_config"), ("text_model", "text_config"))  # of CLIP and its relatives
 UNLIMITED = 1 << 20  # positions, for a model that states no limit
 _TWO_SIDED = ("xlnet",)  # registered as causal, yet every position sees all others
 _LIMITS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
@@ -46,12 +48,12 @@ class Loaded:
     main_input: str = "input_ids"  # what the model's forward reads first; `input_features` for speech
     notes: list[str] = field(default_factory=list)
     processor: Any = None  # feature extractor or image processor of a model that reads sounds or pictures
-    modality: str = "text"  # of what the model reads first; a decoder under it reads tokens
+    modality: Modality = TEXT  # of what the model reads first; a decoder under it reads tokens
 
     @property
     def reads_text(self) -> bool:
         """Whether tokens are what the model reads, and not sounds or pictures."""
-        return self.modality not in MEDIA
+        return self.modality.is_text
 
     @property
     def predicts_next(self) -> bool:
@@ -82,59 +84,51 @@ def load_model(
     source = parse_model(spec, random_init=random_init, state=architecture is not None)
     plan = parse_model(architecture, random_init=True) if architecture and source.kind == "state" else source
     place_ = choose_device(device)
-    wish = Wish(place_, choose_dtype(dtype, place_), seed, trust_remote_code, device_map, with_head)
-    _check_wish(source, wish, random_init=random_init)
+    wanted = LoadOptions(place_, choose_dtype(dtype, place_), seed, trust_remote_code, device_map, with_head)
+    _check_options(source, wanted, random_init=random_init)
     notes: list[str] = []
-    with quiet(source), one_sentence(source):
+    with quiet(source), readable_errors(source):
         if source.kind == "state":
-            model, config = _state(source, plan, wish, notes=notes)
+            config = checkpoints.read_config(plan, options=checkpoints.hub_options(plan, wanted), notes=notes)
+            model = checkpoints.model_of_state(source, config, wanted, notes=notes)
         else:
-            model, config = _model(source, wish, random_init=random_init, notes=notes)
+            model, config = _model(source, wanted, random_init=random_init, notes=notes)
         _refuse_two(model, config, source)
         if device_map is None:
-            model = place(model, device=wish.device, dtype=wish.dtype, notes=notes)
-        places = token_places(source, plan)
-        words = _tokenizer(places, config, model, wish=wish, given=tokenizer, needed=need_tokenizer, notes=notes)
-        loaded = _described(model.eval(), words, source, config, wish=wish, notes=notes)
-        if loaded.modality in MEDIA:
-            loaded.processor = _processor(places, config, wish=wish, modality=loaded.modality, notes=notes)
+            model = place(model, device=wanted.device, dtype=wanted.dtype, notes=notes)
+        beside = _Companions(_places(source, plan), config, wanted, notes)
+        words = beside.tokenizer(model, given=tokenizer, needed=need_tokenizer)
+        loaded = _described(model.eval(), words, source, config, wanted=wanted, notes=notes)
+        if not loaded.reads_text:
+            loaded.processor = beside.processor(loaded.modality.medium)
         return loaded
 
 
-def _check_wish(source: ModelSource, wish: Wish, *, random_init: bool) -> None:
+def _check_options(source: ModelSource, wanted: LoadOptions, *, random_init: bool) -> None:
     if source.kind == "rows":
         raise AnisoscopeError(f"{source.spec!r} is a file of rows, not a model; read it with load_rows.")
     if source.kind == "gguf" and importlib.util.find_spec("gguf") is None:
         raise AnisoscopeError(f"{source.spec!r} is a GGUF file, which needs `gguf`; install it: pip install gguf.")
-    if wish.device_map is not None and importlib.util.find_spec("accelerate") is None:
+    if wanted.device_map is not None and importlib.util.find_spec("accelerate") is None:
         raise AnisoscopeError("--device-map needs `accelerate`; install it: pip install accelerate.")
     if random_init and source.kind in ("peft", "gguf"):
         raise AnisoscopeError(f"{source.spec!r} cannot be initialised afresh; give its base model with --random-init.")
-    if random_init and wish.device_map is not None:
+    if random_init and wanted.device_map is not None:
         raise AnisoscopeError("--random-init and --device-map do not go together; choose a --device.")
 
 
-def _model(source: ModelSource, wish: Wish, *, random_init: bool, notes: list[str]) -> tuple[nn.Module, Any]:
+def _model(source: ModelSource, wanted: LoadOptions, *, random_init: bool, notes: list[str]) -> tuple[nn.Module, Any]:
     if source.kind == "peft":
-        return adapted_model(source, wish, notes)
-    options = checkpoints.hub_options(source, wish)
+        return adapted_model(source, wanted, notes)
+    options = checkpoints.hub_options(source, wanted)
     config = checkpoints.read_config(source, options=options, notes=notes)
     if random_init:
-        notes.append(f"random weights (seed {wish.seed})")
-        return checkpoints.fresh_model(config, wish), config
-    return checkpoints.stored_model(source, config, wish, options=options, notes=notes), config
+        notes.append(f"random weights (seed {wanted.seed})")
+        return checkpoints.fresh_model(config, wanted), config
+    return checkpoints.stored_model(source, config, wanted, options=options, notes=notes), config
 
 
-def _state(source: ModelSource, plan: ModelSource, wish: Wish, *, notes: list[str]) -> tuple[nn.Module, Any]:
-    """The model of a file of weights, as its architecture says."""
-    from anisoscope.models.state_file import model_of_state
-
-    config = checkpoints.read_config(plan, options=checkpoints.hub_options(plan, wish), notes=notes)
-    assert source.path is not None
-    return model_of_state(source.path, config, wish, notes=notes), config
-
-
-def token_places(source: ModelSource, plan: ModelSource) -> list[ModelSource]:
+def _places(source: ModelSource, plan: ModelSource) -> list[ModelSource]:
     """Where the tokenizer of a model may lie: with it, with its base or architecture, or above a checkpoint of many."""
     if source.kind == "peft":
         return [source, base_source(source)]
@@ -146,85 +140,78 @@ def token_places(source: ModelSource, plan: ModelSource) -> list[ModelSource]:
     return places
 
 
-def _tokenizer(
-    places: list[ModelSource],
-    config: Any,
-    model: nn.Module,
-    *,
-    wish: Wish,
-    given: str | None,
-    needed: bool,
-    notes: list[str],
-) -> Any:
-    """The tokenizer the user names, the model's own, or bytes."""
-    found = _found_tokenizer(places, config, wish=wish, given=given, notes=notes)
-    rows = _vocabulary(model, config)
-    if found is not None:
-        _check_vocabulary(found, rows, notes)
+@dataclass(frozen=True)
+class _Companions:
+    """The tokenizer and the processor of a model: `places` are where they may lie."""
+
+    places: list[ModelSource]
+    config: Any
+    wanted: LoadOptions
+    notes: list[str]
+
+    def tokenizer(self, model: nn.Module, *, given: str | None, needed: bool) -> Any:
+        """The tokenizer that the user names, the model's own, or bytes."""
+        found, rows = self._found(given), _vocabulary(model, self.config)
+        if found is not None:
+            _check_vocabulary(found, rows, self.notes)
+            return found
+        if given is not None:
+            raise AnisoscopeError(
+                f"no tokenizer could be loaded from {given!r}; give a folder, a hub id or a tokenizer.json."
+            )
+        if not needed or _main_input(model) != "input_ids":  # a decoder under sounds or pictures writes its own text
+            return None
+        if (above := self._above(rows)) is not None:
+            return above
+        if rows is None:
+            spec = self.places[0].spec
+            raise AnisoscopeError(f"{spec!r} has no tokenizer and no embedding table; give one with --tokenizer.")
+        self.notes.append("no tokenizer found: UTF-8 bytes are used as token ids")
+        return tokenizers.ByteTokenizer(rows)
+
+    def _found(self, given: str | None) -> Any | None:
+        if given is not None:
+            trusted = self.wanted.trust_remote_code
+            return tokenizers.named_tokenizer(given, notes=self.notes, trust_remote_code=trusted)
+        for where in self.places:
+            if where.kind == "config":
+                found = tokenizers.architecture_tokenizer(where.name)
+            else:
+                options = checkpoints.hub_options(where, self.wanted)
+                options["gguf_file"] = where.path.name if where.kind == "gguf" and where.path is not None else None
+                found = tokenizers.load_tokenizer(where.place, config=self.config, notes=self.notes, **options)
+            if found is not None:
+                return found
+        return None
+
+    def _above(self, rows: int | None) -> Any | None:
+        """The tokenizer one folder up, as packages of several models keep it, where it has one word for each id."""
+        source = self.places[0]
+        if source.kind != "folder" or source.path is None:
+            return None
+        above = Path(source.place).resolve().parent
+        told: list[str] = []
+        found = tokenizers.load_tokenizer(str(above), config=None, notes=told, local_files_only=True)
+        if found is None or len(found) != rows:
+            return None
+        self.notes.extend([*told, f"the tokenizer is that of the folder above, {above.name!r}"])
         return found
-    if given is not None:
-        raise AnisoscopeError(
-            f"no tokenizer could be loaded from {given!r}; give a folder, a hub id or a tokenizer.json."
-        )
-    if not needed or _main_input(model) != "input_ids":  # a decoder under sounds or pictures writes its own text
-        return None
-    if (above := _tokenizer_above(places[0], rows, notes=notes)) is not None:
-        return above
-    if rows is None:
-        raise AnisoscopeError(f"{places[0].spec!r} has no tokenizer and no embedding table; give one with --tokenizer.")
-    notes.append("no tokenizer found: UTF-8 bytes are used as token ids")
-    return tokenizers.ByteTokenizer(rows)
 
-
-def _found_tokenizer(
-    places: list[ModelSource], config: Any, *, wish: Wish, given: str | None, notes: list[str]
-) -> Any | None:
-    if given is not None:
-        return tokenizers.named_tokenizer(given, notes=notes, trust_remote_code=wish.trust_remote_code)
-    for where in places:
-        if where.kind == "config":
-            found = tokenizers.architecture_tokenizer(where.name)
-        else:
-            gguf = where.path.name if where.kind == "gguf" and where.path is not None else None
-            options = checkpoints.hub_options(where, wish)
-            found = tokenizers.load_tokenizer(where.place, config=config, notes=notes, gguf_file=gguf, **options)
-        if found is not None:
-            return found
-    return None
-
-
-def _tokenizer_above(source: ModelSource, rows: int | None, *, notes: list[str]) -> Any | None:
-    """The tokenizer one folder up, as packages of several models keep it, where it has one word for each id."""
-    if source.kind != "folder" or source.path is None:
-        return None
-    above = Path(source.place).resolve().parent
-    told: list[str] = []
-    found = tokenizers.load_tokenizer(str(above), config=None, notes=told, local_files_only=True)
-    if found is None or len(found) != rows:
-        return None
-    notes += [*told, f"the tokenizer is that of the folder above, {above.name!r}"]
-    return found
-
-
-def _processor(places: list[ModelSource], config: Any, *, wish: Wish, modality: str, notes: list[str]) -> Any:
-    """What turns sounds or pictures into the model's input: its own, or one by the sizes of its configuration."""
-    for where in places:
-        if where.kind not in ("folder", "hub"):
-            continue
-        options = checkpoints.hub_options(where, wish)
-        found = load_processor(where.place, modality=modality, notes=notes, **options)
-        if found is not None:
-            return found
-    made = default_processor(config, modality=modality)
-    notes.append(f"no processor found: {type(made).__name__} by the sizes of its configuration is used")
-    return made
+    def processor(self, medium: Medium) -> Any:
+        """What turns sounds or pictures into the model's input: its own, or one by the sizes of its configuration."""
+        for where in (where for where in self.places if where.kind in ("folder", "hub")):
+            options = checkpoints.hub_options(where, self.wanted)
+            if (found := load_processor(where.place, medium=medium, notes=self.notes, **options)) is not None:
+                return found
+        made = PROCESSORS[medium].make(self.config)
+        self.notes.append(f"no processor found: {type(made).__name__} by the sizes of its configuration is used")
+        return made
 
 
 def _refuse_two(model: nn.Module, config: Any, source: ModelSource) -> None:
     """Two encoders side by side, as CLIP's, have no layers of one model."""
-    sides = ("vision", "text")
-    if all(hasattr(model, f"{side}_model") and hasattr(config, f"{side}_config") for side in sides):
-        names = [getattr(config, f"{side}_config").model_type for side in sides]
+    if all(hasattr(model, model_) and hasattr(config, config_) for model_, config_ in _TWO_SIDES):
+        names = [getattr(config, name).model_type for _, name in _TWO_SIDES]
         raise AnisoscopeError(
             f"{source.spec!r} holds two models; give one of them: --random-init takes {' or '.join(names)}, and "
             "anisoscope.measure takes model.vision_model or model.text_model."
@@ -260,9 +247,10 @@ def _check_vocabulary(tokenizer: Any, rows: int | None, notes: list[str]) -> Non
 
 
 def _described(
-    model: nn.Module, tokenizer: Any, source: ModelSource, config: Any, *, wish: Wish, notes: list[str]
+    model: nn.Module, tokenizer: Any, source: ModelSource, config: Any, *, wanted: LoadOptions, notes: list[str]
 ) -> Loaded:
-    both = bool(getattr(config, "is_encoder_decoder", False)) and _has_decoder(model)
+    decodes = any(name.rpartition(".")[2] == "decoder" for name, _ in model.named_modules())
+    both = bool(getattr(config, "is_encoder_decoder", False)) and decodes
     return Loaded(
         model=model,
         tokenizer=tokenizer,
@@ -275,7 +263,7 @@ def _described(
         pad_id=_pad_id(tokenizer, config, notes, rows=_vocabulary(model, config)),
         decoder_start=_decoder_start(model, config) if both else None,
         parameters=parameter_count(model),
-        device=next((p.device for p in model.parameters()), wish.device),
+        device=next((p.device for p in model.parameters()), wanted.device),
         main_input=_main_input(model),
         notes=notes,
         modality=modality_of(model, tokenizer),
@@ -292,10 +280,6 @@ def _revision(source: ModelSource) -> str:
     return Path(file).parent.name if isinstance(file, str) else source.revision or ""
 
 
-def _has_decoder(model: nn.Module) -> bool:
-    return any(name.rpartition(".")[2] == "decoder" for name, _ in model.named_modules())
-
-
 def is_causal(config: Any) -> bool:
     """Whether a position sees only those before it: a causal architecture that has no masked-language-model twin."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
@@ -304,11 +288,9 @@ def is_causal(config: Any) -> bool:
         return True
     if config.model_type in _TWO_SIDED or getattr(config, "is_causal", True) is False:
         return False
-    kind = type(config)
-    causal = kind in AutoModelForCausalLM._model_mapping or "AutoModelForCausalLM" in (
-        getattr(config, "auto_map", None) or {}
-    )
-    return causal and kind not in AutoModelForMaskedLM._model_mapping
+    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    causal = remote or type(config) in AutoModelForCausalLM._model_mapping
+    return causal and type(config) not in AutoModelForMaskedLM._model_mapping
 
 
 def max_context(model: nn.Module, config: Any, tokenizer: Any = None) -> int:

@@ -1,81 +1,54 @@
-"""What kind of data a model reads, and what one row of it is."""
+"""Which modality a model is of: by the argument its forward reads, what it is made of, and its tokenizer."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
-from anisoscope.capture.rows.frame import SOUND
-from anisoscope.capture.sites.layout import Layout, find_layout, unwrapped
-from anisoscope.capture.sites.part import attends
+from anisoscope.models.forward import attends, unwrapped
+from anisoscope.results.modality import CHARACTERS, MODALITIES, TEXT, Modality
 
-ROWS: dict[str, str] = {
-    "text": "one token",
-    "characters": "one character (or byte) of text",
-    "speech": "one frame of audio",
-    "vision": "one patch of an image",
-    "convolution": "one position of a feature map",
-}
-APART = "; class and register tokens are apart"
-_CHARACTERS = ("canine", "byt5")
-_CONVOLUTION = ("cvt",)  # attends, but between convolutions: the literature counts it with them
-_LETTERS = ("ByteTokenizer", "ByT5Tokenizer", "CanineTokenizer")
+_CHARACTER_FAMILIES = ("canine", "byt5")
+_CONVOLUTION_FAMILIES = ("cvt",)  # attends, but between convolutions: the literature counts it with them
+_CHARACTER_TOKENIZERS = ("ByteTokenizer", "ByT5Tokenizer", "CanineTokenizer")
 _BYT5_WORDS = 384  # three special tokens, 256 bytes, 125 sentinels
 _PLACEHOLDERS = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|<[^<>]+>")
 
 
-def modality_of(model: nn.Module, tokenizer: Any = None) -> str:
-    """Text, characters, speech, vision or convolution: by what the model reads and what it is made of."""
-    inner = _reading(unwrapped(model))
-    reads = _main_input(inner)
-    config = getattr(inner, "config", None)
-    if reads in SOUND:
-        return "speech"
-    if reads == "pixel_values":
-        counted = getattr(config, "model_type", "") in _CONVOLUTION or not attends(inner)
-        return "convolution" if counted else "vision"
-    return "characters" if _letters(config, tokenizer) else "text"
+def modality_of(model: nn.Module, tokenizer: Any = None) -> Modality:
+    """The modality of what a model reads first."""
+    inner = _reading_part(unwrapped(model))
+    config, found = getattr(inner, "config", None), _reading(_main_input(inner))
+    if not found:
+        return _token_modality(config, tokenizer)
+    mixes = getattr(config, "model_type", "") not in _CONVOLUTION_FAMILIES and attends(inner)
+    return next((modality for modality in found if modality.attends == mixes), found[0])
 
 
-def modalities_of(model: nn.Module, stacks: list[str], tokenizer: Any = None) -> dict[str, str]:
-    """The modality of every stack: a decoder under a speech or image encoder reads tokens."""
+def _reading(name: str) -> list[Modality]:
+    """The modalities other than text whose medium a forward takes under this name."""
+    return [modality for modality in MODALITIES.values() if name in modality.medium.inputs and not modality.is_text]
+
+
+def modalities_of(model: nn.Module, stacks: Iterable[str], tokenizer: Any = None) -> dict[str, str]:
+    """The name of the modality of every stack: a decoder under a speech or image encoder reads tokens."""
     whole = modality_of(model, tokenizer)
-    inner = getattr(unwrapped(model), "decoder", None)
-    token = "characters" if _letters(getattr(inner, "config", None), tokenizer) else "text"
-    under = whole not in ("text", "characters")
-    return {stack: token if stack == "decoder" and under else whole for stack in stacks}
+    decoder = getattr(unwrapped(model), "decoder", None)
+    below = whole if whole.is_text else _token_modality(getattr(decoder, "config", None), tokenizer)
+    return {stack: (below if stack == "decoder" else whole).name for stack in stacks}
 
 
-def pool_fits(model: nn.Module, pool: str, layout: Layout | None = None) -> bool:
-    """Whether the row that a pool takes of a context means something in a model: a class token, the last of a text.
-
-    Of sounds and pictures the first and the last position are frames or patches like any other.
-    """
-    if pool not in ("cls", "last") or modality_of(model) in ("text", "characters"):
-        return True
-    return pool == "cls" and any(stack.prefix for stack in (layout or find_layout(model)).stacks)
-
-
-def row_words(modalities: dict[str, str], layout: Layout | None = None) -> dict[str, str]:
-    """What a row is, by stack; where a layout has tokens that are no part of the input, that they are apart.
-
-    >>> row_words({"encoder": "speech"})
-    {'encoder': 'one frame of audio'}
-    """
-    apart = {s.name for s in layout.stacks if s.prefix or s.suffix} if layout is not None else set()
-    return {stack: ROWS[modality] + (APART if stack in apart else "") for stack, modality in modalities.items()}
-
-
-def _reading(model: nn.Module) -> nn.Module:
-    """The outermost part that says what it reads (a module of one's own may hold such a model), of two the encoder."""
-    said = (part for part in model.modules() if hasattr(part, "main_input_name") and hasattr(part, "config"))
-    found = next(said, model)
+def _reading_part(model: nn.Module) -> nn.Module:
+    """The outermost part that names its input (a user's module may hold such a model); of two the encoder."""
+    named = (part for part in model.modules() if hasattr(part, "main_input_name") and hasattr(part, "config"))
+    found = next(named, model)
     encoder = getattr(found, "encoder", None)
-    heard = getattr(encoder, "main_input_name", "") in (*SOUND, "pixel_values")  # an encoder inside may not say
-    return encoder if heard and isinstance(encoder, nn.Module) else found
+    reads_media = _reading(getattr(encoder, "main_input_name", ""))  # an encoder inside may not name its input
+    return encoder if reads_media and isinstance(encoder, nn.Module) else found
 
 
 def _main_input(model: nn.Module) -> str:
@@ -91,20 +64,19 @@ def _main_input(model: nn.Module) -> str:
     return "input_values" if isinstance(parts[0], nn.Conv1d) else "input_ids"
 
 
-def _letters(config: Any, tokenizer: Any) -> bool:
-    """Whether tokens are single characters or bytes, by the family or by the tokenizer."""
-    kind = str(getattr(config, "model_type", ""))
+def _token_modality(config: Any, tokenizer: Any) -> Modality:
+    """Characters where tokens are single characters or bytes, by the family or by the tokenizer."""
+    family = str(getattr(config, "model_type", ""))
     named = str(getattr(config, "tokenizer_class", "") or "")
-    byt5 = kind == "t5" and getattr(config, "vocab_size", None) == _BYT5_WORDS
-    return kind in _CHARACTERS or named in _LETTERS or byt5 or _single_letters(tokenizer)
+    byt5 = family == "t5" and getattr(config, "vocab_size", None) == _BYT5_WORDS
+    known = family in _CHARACTER_FAMILIES or named in _CHARACTER_TOKENIZERS or byt5
+    return CHARACTERS if known or _splits_characters(tokenizer) else TEXT
 
 
-def _single_letters(tokenizer: Any) -> bool:
+def _splits_characters(tokenizer: Any) -> bool:
     """Whether the ordinary tokens of a tokenizer are single characters or bytes."""
-    if tokenizer is None:
-        return False
-    if type(tokenizer).__name__ in _LETTERS:
-        return True
+    if tokenizer is None or type(tokenizer).__name__ in _CHARACTER_TOKENIZERS:
+        return tokenizer is not None
     special = set(getattr(tokenizer, "all_special_tokens", ()))
     vocabulary: dict[str, int] = getattr(tokenizer, "get_vocab", dict)()
     words = [word for word in vocabulary if word not in special and not _PLACEHOLDERS.fullmatch(word)]

@@ -1,10 +1,9 @@
-"""Where a model is put and in which precision, whether it fits, and a fingerprint of its weights."""
+"""Device and precision of a model, whether it fits into memory, and a fingerprint of its weights."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,12 +12,7 @@ from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HALF = (torch.float16, torch.bfloat16)
 HASHED_WHOLE = 256 << 20  # bytes of weights up to which every byte enters the fingerprint
 SAMPLE = 1 << 14  # elements of each tensor that enter it above
@@ -57,25 +51,17 @@ def place(model: nn.Module, *, device: torch.device, dtype: torch.dtype | None, 
     if dtype is None and device.type == "cpu" and stored in HALF:
         notes.append(f"the checkpoint is {str(stored).removeprefix('torch.')}; computed in float32 on the CPU")
         dtype = torch.float32
-    with out_of_memory(model, device=device, dtype=dtype or stored):
+    needed, free = parameter_count(model) * (dtype or stored).itemsize, free_memory(device)
+    try:
         model = model.to(dtype) if dtype is not None and dtype != stored else model
         return model.to(device)
+    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+        raise _does_not_fit(needed, free, device) from error
 
 
 def parameter_count(model: nn.Module) -> int:
     """Number of parameters, shared ones once."""
     return sum(p.numel() for p in model.parameters())
-
-
-@contextlib.contextmanager
-def out_of_memory(model: nn.Module, *, device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Turns a failed allocation into the sentence of `check_fits`."""
-    needed = parameter_count(model) * dtype.itemsize
-    free = free_memory(device)
-    try:
-        yield
-    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
-        raise _does_not_fit(needed, free, device) from error
 
 
 def check_fits(parameters: int, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -96,28 +82,24 @@ def free_memory(device: torch.device) -> int:
     """Free bytes on a device; for MPS and the CPU those of the host."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    limit = _control_group()
-    available = int(psutil.virtual_memory().available)
+    available, limit = int(psutil.virtual_memory().available), _control_group()
     return available if limit is None else min(available, limit)
 
 
 def _control_group() -> int | None:
-    """What a container may still take (cgroup v2)."""
+    """Bytes that a container may still allocate (cgroup v2); None without a limit."""
     folder = Path("/sys/fs/cgroup")
     try:
         limit, used = (folder / "memory.max").read_text().strip(), (folder / "memory.current").read_text().strip()
     except OSError:
         return None
-    return None if limit == "max" else int(limit) - int(used) + _reclaimable(folder)
-
-
-def _reclaimable(folder: Path) -> int:
-    """File cache that the control group counts as used but gives back on demand."""
-    try:
+    if limit == "max":
+        return None
+    stat: dict[str, str] = {}
+    with contextlib.suppress(OSError):
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except OSError:
-        return 0
-    return int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+    cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))  # counted as used, freed on demand
+    return int(limit) - int(used) + cached
 
 
 def weight_fingerprint(model: nn.Module) -> str:

@@ -9,7 +9,7 @@ import hashlib
 import importlib.util
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.sites.layout import unwrapped
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import unwrapped
+from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, Medium
 
 FILES = ("preprocessor_config.json", "processor_config.json", "image_processor_config.json")
-MEDIA = ("speech", "vision", "convolution")
 RATE = 16_000
 SIDE = 224  # pixels, where a configuration names no size
 _MELS = ("num_mel_bins", "input_feat_per_channel", "feature_size")
@@ -53,17 +53,13 @@ class PlainImages:
 # -- loading ----------------------------------------------------------------------------------------------------------
 
 
-def load_processor(place: str, *, modality: str, notes: list[str], **options: Any) -> Any | None:
+def load_processor(place: str, *, medium: Medium, notes: list[str], **options: Any) -> Any | None:
     """The processor that lies at `place` (a folder or hub id), or None where there is none or it cannot be used."""
     folder = Path(place).expanduser()
     if folder.exists() and not any((folder / name).is_file() for name in FILES):
         return None
-    from transformers import AutoFeatureExtractor, AutoImageProcessor
-
     try:
-        if modality == "speech":
-            return AutoFeatureExtractor.from_pretrained(place, **options)
-        return AutoImageProcessor.from_pretrained(place, **_on_arrays(), **options)
+        return PROCESSORS[medium].load(place, **options)
     except Exception as error:  # each class has failures of its own: an optional library, a field it does not know
         if folder.exists():
             reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -73,16 +69,20 @@ def load_processor(place: str, *, modality: str, notes: list[str], **options: An
         return None
 
 
-def _on_arrays() -> dict[str, Any]:
-    """The word of this transformers for image processors that need no torchvision."""
-    if importlib.util.find_spec("transformers.image_processing_backends") is not None:
-        return {"backend": "pil"}
-    return {"use_fast": False}
+def _load_extractor(place: str, **options: Any) -> Any:
+    from transformers import AutoFeatureExtractor
+
+    return AutoFeatureExtractor.from_pretrained(place, **options)
 
 
-def default_processor(config: Any, *, modality: str) -> Any:
-    """A processor made from the sizes that a configuration names, for weights that come without one."""
-    return _extractor(config) if modality == "speech" else plain_images(config)
+def _load_image_processor(place: str, **options: Any) -> Any:
+    """The image processor in the form that works on arrays, which needs no torchvision."""
+    from transformers import AutoImageProcessor
+
+    backends = importlib.util.find_spec("transformers.image_processing_backends") is not None
+    return AutoImageProcessor.from_pretrained(
+        place, **({"backend": "pil"} if backends else {"use_fast": False}), **options
+    )
 
 
 def plain_images(config: Any) -> PlainImages:
@@ -134,11 +134,25 @@ def _extractor(config: Any) -> Any:
     return made
 
 
+@dataclass(frozen=True)
+class ProcessorKind:
+    """How the processor of one medium is loaded, and made from the sizes in a configuration where there is none."""
+
+    load: Callable[..., Any]
+    make: Callable[[Any], Any]
+
+
+PROCESSORS = {
+    SOUNDS_DATA: ProcessorKind(_load_extractor, _extractor),
+    IMAGES_DATA: ProcessorKind(_load_image_processor, plain_images),
+}
+
+
 # -- using ------------------------------------------------------------------------------------------------------------
 
 
 def processor_fingerprint(processor: Any) -> str:
-    """What tells a processor from another: its settings.
+    """A digest of the settings of a processor.
 
     >>> processor_fingerprint(PlainImages(8, 8)) == processor_fingerprint(PlainImages(8, 9))
     False
@@ -174,18 +188,13 @@ def sound_inputs(processor: Any, samples: np.ndarray, model: nn.Module) -> dict[
     if content is None or "attention_mask" in inputs or not masked:
         return inputs
     if hasattr(processor, "nb_max_frames"):
-        inputs["attention_mask"] = _whole_frames(processor, len(samples), content.shape[-1])[None]
+        # the window of a frame is n_fft samples about every hop_length-th
+        ends = torch.arange(content.shape[-1]) * processor.hop_length + processor.n_fft // 2
+        whole = len(samples) >= processor.n_samples
+        inputs["attention_mask"] = (torch.ones_like(ends) if whole else (ends <= len(samples)).long())[None]
     elif content.dim() == 2:  # else silence at the end of a recording could be taken for padding
         inputs["attention_mask"] = torch.ones(content.shape, dtype=torch.int64)
     return inputs
-
-
-def _whole_frames(processor: Any, samples: int, frames: int) -> Tensor:
-    """1 for the frames whose window (n_fft samples about every hop_length-th) ends within the samples."""
-    if samples >= processor.n_samples:
-        return torch.ones(frames, dtype=torch.int64)
-    ends = torch.arange(frames) * processor.hop_length + processor.n_fft // 2
-    return (ends <= samples).long()
 
 
 def picture_inputs(processor: Any, array: np.ndarray, model: nn.Module) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.errors import AnisoscopeError
+from anisoscope.errors import AnisoscopeError, missing_path
 
 Kind = Literal["folder", "hub", "gguf", "config", "rows", "peft", "state"]
 ROW_SUFFIXES = (".npy", ".safetensors")
@@ -92,7 +92,9 @@ def parse_model(spec: str, *, random_init: bool = False, state: bool = False) ->
 def _split_overrides(spec: str) -> tuple[str, dict[str, Any]]:
     match = _OVERRIDES.fullmatch(spec)
     if not match:
-        _refuse_bare_word(spec)
+        name, colon, rest = spec.partition(":")
+        if colon and not Path(spec).expanduser().exists() and _architecture(name) is not None:
+            raise AnisoscopeError(f"{spec!r} has {rest!r} after {name!r}; expected {_EXAMPLE}.")
         return spec, {}
     pairs = [piece.partition("=") for piece in _pieces(match["values"], spec)]
     for key, sign, text in pairs:
@@ -101,15 +103,8 @@ def _split_overrides(spec: str) -> tuple[str, dict[str, Any]]:
     return match["name"], {key.strip(): _value(text.strip(), spec) for key, _, text in pairs}
 
 
-def _refuse_bare_word(spec: str) -> None:
-    """An architecture that is followed by something else than fields of its configuration."""
-    name, colon, rest = spec.partition(":")
-    if colon and not Path(spec).expanduser().exists() and _architecture(name) is not None:
-        raise AnisoscopeError(f"{spec!r} has {rest!r} after {name!r}; expected {_EXAMPLE}.")
-
-
 def _pieces(text: str, spec: str) -> list[str]:
-    """Parts between the commas that lie in no bracket."""
+    """Split at commas outside brackets."""
     pieces, depth = [""], 0
     for letter in text:
         depth += (letter in "[(") - (letter in "])")
@@ -179,7 +174,7 @@ def unknown_of_many(what: str, name: str, known: Iterable[str], *, all_of: str) 
 
 
 def looks_like_path(name: str) -> bool:
-    """Whether a name that is no file here was meant as one."""
+    """Whether a name that is no existing file was meant as a path."""
     suffixes = (*ROW_SUFFIXES, *STATE_SUFFIXES, ".gguf", ".json", ".npz")
     parent = Path(name).parent
     return (
@@ -214,7 +209,8 @@ def _local_source(path: Path, spec: str, overrides: dict[str, Any]) -> ModelSour
             f"{spec!r} is a {path.suffix or 'suffixless'} file, which is no model; expected a model folder, a .gguf "
             f"file, or rows as .npy or .safetensors."
         )
-    if (path / "adapter_config.json").exists() and not _holds_weights(path):
+    weights = {file.name for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)} - {"training_args.bin"}
+    if (path / "adapter_config.json").exists() and all(name.startswith("adapter_") for name in weights):
         return ModelSource(spec, "peft", name, path=path)
     if (path / "config.json").exists():
         return ModelSource(spec, "folder", name, path=path, overrides=overrides)
@@ -222,11 +218,6 @@ def _local_source(path: Path, spec: str, overrides: dict[str, Any]) -> ModelSour
     if len(ggufs) == 1:
         return ModelSource(spec, "gguf", short_name(ggufs[0]), path=ggufs[0])
     raise _not_a_model(path)
-
-
-def _holds_weights(path: Path) -> bool:
-    names = {file.name for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)}
-    return any(not name.startswith("adapter_") and name != "training_args.bin" for name in names)
 
 
 def _not_a_model(path: Path) -> AnisoscopeError:
@@ -268,24 +259,6 @@ def short_name(path: Path) -> str:
     return f"{parts[-2]}/{last}" if says_little and len(parts) > 2 else last
 
 
-def missing_path(path: str | Path) -> AnisoscopeError:
-    """An error for a path that is not there, with the nearest names beside it suggested."""
-    hint = near_miss(path) or "check the spelling."
-    return AnisoscopeError(f"there is no file or folder {str(path)!r}; {hint}")
-
-
-def near_miss(path: str | Path) -> str:
-    """A question that names files or folders spelled almost like a path that is not there, or nothing."""
-    path = Path(path)
-    parent = path.parent
-    while not parent.is_dir() and parent != parent.parent:
-        parent = parent.parent
-    depth = len(parent.parts) if str(parent) != "." else 0
-    wanted = path.parts[depth] if len(path.parts) > depth else path.name
-    near = difflib.get_close_matches(wanted, sorted(p.name for p in parent.iterdir()), n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(repr(str(parent / name)) for name in near)}?" if near else ""
-
-
 def hub_reachable(timeout: float = 4.0) -> bool:
     """Whether the hub answers at all; asked once, so that a machine without network does not wait for retries."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
@@ -309,8 +282,7 @@ def hub_reachable(timeout: float = 4.0) -> bool:
     return bool(answers and answers[0])
 
 
-# Rows that were saved before: `.npy` and `.safetensors` files.
-
+# -- files of rows: `.npy` and `.safetensors` --------------------------------------------------------------------------
 
 _PICKLED = re.compile("pickle|Python objects")
 _EXPECTED = "expected floating-point rows of shape (rows, width)"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anisoscope.errors import AnisoscopeError
-from anisoscope.models.source import hub_reachable, looks_like_path, missing_path
+from anisoscope.errors import AnisoscopeError, missing_path
+from anisoscope.models.source import hub_reachable, looks_like_path
 
 FILES = (
     "tokenizer.json",
@@ -75,7 +75,7 @@ def plain_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def special_frame(tokenizer: Any) -> Frame:
-    """What the tokenizer adds around a text, found by encoding a word with and without: true for any tokenizer."""
+    """The special tokens around a text, found by encoding a word with and without them."""
     for probe in _PROBES:
         plain = plain_ids(tokenizer, probe)
         full = list(tokenizer(probe)["input_ids"])
@@ -96,11 +96,6 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(ids - {unknown} if unknown not in others else ids)
 
 
-def is_hollow(tokenizer: Any) -> bool:
-    """Whether a tokenizer has nothing but special tokens: what transformers builds when the vocabulary is not found."""
-    return len(tokenizer) <= len(set(tokenizer.all_special_ids))
-
-
 def load_tokenizer(
     place: str, *, config: Any, notes: list[str], gguf_file: str | None = None, **options: Any
 ) -> Any | None:
@@ -109,9 +104,10 @@ def load_tokenizer(
     if path.is_file():
         return tokenizer_from_file(path)
     if gguf_file is None and path.is_dir() and not any(any(path.glob(name)) for name in FILES):
-        return _fileless(config)
+        return architecture_tokenizer(str(getattr(config, "model_type", "")))
     tokenizer = _auto_tokenizer(place, config=config, gguf_file=gguf_file, **options)
-    if tokenizer is not None and not is_hollow(tokenizer):
+    # with special tokens alone it is what transformers builds when the vocabulary is not found
+    if tokenizer is not None and len(tokenizer) > len(set(tokenizer.all_special_ids)):
         return tokenizer
     if (path / "vocab.txt").exists():
         notes.append("the tokenizer was read from vocab.txt as a WordPiece vocabulary")
@@ -144,26 +140,12 @@ def _auto_tokenizer(place: str, *, config: Any, gguf_file: str | None, **options
         return None
 
 
-def _fileless(config: Any) -> Any | None:
-    """Tokenizers that need no vocabulary: CANINE's code points."""
-    if getattr(config, "model_type", None) != "canine":
-        return None
-    from transformers import CanineTokenizer
-
-    return CanineTokenizer()
-
-
 def architecture_tokenizer(name: str) -> Any | None:
-    """The tokenizer that an architecture implies without any file, for fresh models."""
-    if name.lower() == "byt5":
-        from transformers import ByT5Tokenizer
+    """The tokenizer of an architecture that needs no vocabulary: ByT5's bytes, CANINE's code points."""
+    import transformers
 
-        return ByT5Tokenizer()
-    if name.lower() == "canine":
-        from transformers import CanineTokenizer
-
-        return CanineTokenizer()
-    return None
+    known = {"byt5": "ByT5Tokenizer", "canine": "CanineTokenizer"}.get(name.lower())
+    return getattr(transformers, known)() if known else None
 
 
 def tokenizer_from_file(path: Path) -> Any:
@@ -180,6 +162,7 @@ def tokenizer_from_file(path: Path) -> Any:
 
 
 def _wordpiece(path: Path) -> Any:
+    from tokenizers import Regex, pre_tokenizers
     from transformers import BertTokenizer
 
     words = path.read_text(encoding="utf-8").splitlines()
@@ -191,21 +174,13 @@ def _wordpiece(path: Path) -> Any:
             f"{str(path)!r} is no WordPiece vocabulary: it lacks one of [UNK], [CLS], [SEP], [PAD], [MASK]."
         )
     if all(len(word) == 1 for word in words if not word.startswith("[")):  # residues of proteins are written unspaced
-        _split_letters(tokenizer)
+        inner, letters = tokenizer.backend_tokenizer, pre_tokenizers.Split(Regex("."), "isolated")
+        inner.pre_tokenizer = pre_tokenizers.Sequence([inner.pre_tokenizer, letters])
     return tokenizer
 
 
-def _split_letters(tokenizer: Any) -> None:
-    """Make every letter a word of its own."""
-    from tokenizers import Regex, pre_tokenizers
-
-    inner = tokenizer.backend_tokenizer
-    letters = pre_tokenizers.Split(Regex("."), "isolated")
-    inner.pre_tokenizer = pre_tokenizers.Sequence([inner.pre_tokenizer, letters])
-
-
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """What tells a tokenizer from another: its tokens, and the ids it gives a text."""
+    """A digest of a tokenizer's vocabulary and of the ids that it gives a text."""
     vocabulary = sorted(tokenizer.get_vocab().items()) if hasattr(tokenizer, "get_vocab") else len(tokenizer)
     ids = [int(i) for i in tokenizer('The 2 élèves said: "go on".')["input_ids"]]
     return hashlib.sha256(json.dumps([vocabulary, ids]).encode()).hexdigest()

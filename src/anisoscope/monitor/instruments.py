@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Rule
-from anisoscope.capture.gradients.gradient_pass import untouched
-from anisoscope.capture.gradients.live import MicroBatch, live_pass
+from anisoscope.capture.gradients.gradient_pass import stream_readers, untouched
 from anisoscope.capture.gradients.loss import unlabelled
-from anisoscope.capture.sites.layout import Layout, unwrapped
+from anisoscope.capture.gradients.micro_batch import MicroBatch, live_pass
+from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.sites.weight import stream_readers
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
 from anisoscope.measurement.evaluation import evaluate_bank, row_counts, row_notes
@@ -25,6 +24,7 @@ from anisoscope.measurement.site_plan import Setup, make_plan
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import unigram_entropy
 from anisoscope.metrics.training import probe_loss
+from anisoscope.models.forward import unwrapped
 from anisoscope.monitor.probe import Probe, labelled
 from anisoscope.tangent.concepts import card_sites, cards
 from anisoscope.tangent.energy import Record, holm_records, placed

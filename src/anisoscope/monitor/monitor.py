@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from anisoscope.capture.capture import Rule
 from anisoscope.capture.gradients.gradient_pass import original
-from anisoscope.capture.gradients.live import LiveGradients, MicroBatch
 from anisoscope.capture.gradients.loss import LossRule
+from anisoscope.capture.gradients.micro_batch import LiveGradients, MicroBatch
 from anisoscope.capture.sites.layout import Layout, find_layout, refuse_compiled
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError

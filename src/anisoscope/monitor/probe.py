@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from anisoscope.capture.capture import Capture, Rule, by_rule
 from anisoscope.capture.gradients.gradient_pass import forward_rows, gradient_rows, untouched
 from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, LossRule, find_reading, output_part, unlabelled
-from anisoscope.capture.rows.argument import evaluating, forward
 from anisoscope.capture.rows.index import original_contexts
 from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink
-from anisoscope.capture.sites.layout import Layout, unwrapped
+from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import evaluating, forward, unwrapped
 from anisoscope.numerics.hashing import fold_of, half_of
 from anisoscope.tangent.step_rows import StepRows, take
 

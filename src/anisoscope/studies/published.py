@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.results.folder import RunFolder, slug
+from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Medium
 from anisoscope.tangent.plan import GEOMETRY
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def make_room() -> None:
 class Published(PaperModel):
     """A model, or the checkpoints of one training under ids of their own, and what it reads."""
 
-    data: str = "text"  # or images, audio
+    data: Medium = TEXT_DATA
     others: tuple[str, ...] = ()  # further checkpoints, in the order of training
 
 
@@ -165,11 +166,11 @@ INHERENT_PAPER: tuple[Published, ...] = (
     *(Published(name) for name in ("bert-base-uncased", "roberta-base", "albert-base-v2", "gpt2", "t5-base")),
     *(Published(name) for name in ("google/canine-c", "google/canine-s", "google/byt5-base")),
     *(
-        Published(name, data="audio")
+        Published(name, data=SOUNDS_DATA)
         for name in ("facebook/wav2vec2-base", "facebook/hubert-base-ls960", "openai/whisper-base")
     ),
     *(
-        Published(name, data="images")
+        Published(name, data=IMAGES_DATA)
         for name in (
             "google/vit-base-patch16-224",
             "microsoft/beit-base-patch16-224",
@@ -207,7 +208,7 @@ def _measure_modality(study: Inherent, model: Published, path: Path) -> None:
     from anisoscope.measurement.profile import Profiler
 
     c = study.config
-    data = getattr(c, model.data)
+    data = getattr(c, model.data.name)
     metrics = GEOMETRY["attention"]
     config = ProfileConfig(models=(model.spec,), data=data, tokens=c.tokens, metrics=metrics, device=c.device)
     folder = RunFolder.create(path, asdict(config), resume=True)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.sites.layout import unwrapped
+from anisoscope.capture.gradients.gradient_pass import joined
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.sites.weight import joined
 from anisoscope.metrics.frequency import bin_of
 from anisoscope.metrics.tangent import Draws, Measured, next_components
+from anisoscope.models.forward import unwrapped
 from anisoscope.numerics.hashing import FOLDS, half_of
 from anisoscope.results.quantity import jackknife
 from anisoscope.stats.gradient_moments import GradientMoments

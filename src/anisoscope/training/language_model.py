@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from anisoscope.data.resampling import resample
-from anisoscope.data.vocabulary import MASK, PAD, SEP
+from anisoscope.data.vocabulary import MASK, PAD, SEP, SPECIALS
 from anisoscope.models.attention_variant import MODEL_TYPE, VARIANTS
-from anisoscope.models.checkpoint import Wish, fresh_config, fresh_model
+from anisoscope.models.checkpoint import LoadOptions, fresh_config, fresh_model
 from anisoscope.models.placement import choose_device
 from anisoscope.results.folder import replace_file
 from anisoscope.training.config import TrainConfig
@@ -45,7 +45,7 @@ def make_stream(
 
 def _window_weights(config: TrainConfig, corpus: Corpus, path: Path) -> tuple[np.ndarray, dict[str, Any]]:
     if not path.is_file():
-        words: dict[str, Any] = {"context": config.context, "frequency": config.frequency}
+        words: dict[str, Any] = {"context": config.context, "frequency": config.frequency, "specials": len(SPECIALS)}
         starts = training_windows(corpus, config.context)
         found = resample(corpus.train.tokens, starts, vocab_size=corpus.vocab_size, **words)
         report = json.dumps(found.report)
@@ -67,7 +67,7 @@ def build_model(config: TrainConfig, *, vocab_size: int) -> nn.Module:
     """
     with hushed():
         description = model_config(config, vocab_size=vocab_size)
-        model = fresh_model(description, Wish(torch.device("cpu"), seed=config.seed))
+        model = fresh_model(description, LoadOptions(torch.device("cpu"), seed=config.seed))
     return model.double() if config.dtype == "float64" else model
 
 

@@ -18,6 +18,7 @@ from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.models.checkpoint import fresh_config, seeded
 from anisoscope.models.placement import choose_device
 from anisoscope.numerics.hashing import row_hash
+from anisoscope.results.modality import CONVOLUTION, IMAGES_DATA, SPEECH, VISION, Modality
 from anisoscope.training.config import CommonTrainConfig
 from anisoscope.training.loop import Progress, Recipe, train
 from anisoscope.training.media_examples import Examples, ExampleShape, prepare_examples
@@ -41,9 +42,13 @@ class MediaModelKind:
     name: str
     model_type: str
     architecture: str  # the class with a classifier on top
-    medium: str  # images or audio
+    modality: Modality
     fields: Callable[[MediaConfig], dict[str, Any]]
-    type: str = "encoder"
+
+    @property
+    def type(self) -> str:
+        """What run.json calls it: an encoder, or a convolution, which is none."""
+        return "encoder" if self.modality.attends else self.modality.name
 
 
 def _vit(config: MediaConfig) -> dict[str, Any]:
@@ -81,11 +86,9 @@ def _wav2vec2(config: MediaConfig) -> dict[str, Any]:
 KINDS: dict[str, MediaModelKind] = {
     kind.name: kind
     for kind in (
-        MediaModelKind("vit", "vit", "ViTForImageClassification", "images", _vit),
-        MediaModelKind(
-            "convnext", "convnext", "ConvNextForImageClassification", "images", _convnext, type="convolution"
-        ),
-        MediaModelKind("wav2vec2", "wav2vec2", "Wav2Vec2ForSequenceClassification", "audio", _wav2vec2),
+        MediaModelKind("vit", "vit", "ViTForImageClassification", VISION, _vit),
+        MediaModelKind("convnext", "convnext", "ConvNextForImageClassification", CONVOLUTION, _convnext),
+        MediaModelKind("wav2vec2", "wav2vec2", "Wav2Vec2ForSequenceClassification", SPEECH, _wav2vec2),
     )
 }
 
@@ -122,14 +125,14 @@ def check_media_sizes(config: MediaConfig) -> None:
     """Refuse what does not divide evenly."""
     kind = kind_of(config.arch)
     whole = {"width": (config.width, 2 * config.heads)}
-    if kind.medium == "images":
-        steps = config.patch * (2 ** (len(STAGES) - 1) if kind.type == "convolution" else 1)
+    if kind.modality.medium is IMAGES_DATA:
+        steps = config.patch * (2 ** (len(STAGES) - 1) if not kind.modality.attends else 1)
         whole["size"] = (config.size, steps)
     for name, (value, step) in whole.items():
         if value % step or not value:
             raise AnisoscopeError(f"{name} is {value}; a {config.arch} here needs a multiple of {step}.")
     least = (8 * prod(STRIDES) + _FIRST) / 16_000
-    if kind.medium == "audio" and frames(round(config.seconds * 16_000)) < 8:
+    if kind.modality is SPEECH and frames(round(config.seconds * 16_000)) < 8:
         raise AnisoscopeError(f"seconds is {config.seconds}; expected at least {least:.2f}, which is eight frames.")
 
 
@@ -142,7 +145,7 @@ def media_model(config: MediaConfig, *, classes: int) -> nn.Module:
         described = fresh_config(kind.model_type, kind.fields(config))
         described.num_labels = classes
         described.problem_type = "single_label_classification"
-        if kind.type != "convolution":
+        if kind.modality.attends:
             described._attn_implementation = "sdpa"
         with seeded(config.seed):
             model: nn.Module = getattr(transformers, kind.architecture)(described)
@@ -177,12 +180,12 @@ class MediaConfig(CommonTrainConfig):
     @property
     def shape(self) -> ExampleShape:
         """What one example is."""
-        return ExampleShape(kind_of(self.arch).medium, self.size, self.seconds)
+        return ExampleShape(kind_of(self.arch).modality.medium.name, self.size, self.seconds)
 
     @property
     def positions(self) -> int:
         """Patches of a picture, or frames of a sound."""
-        return (self.size // self.patch) ** 2 if self.shape.medium == "images" else frames(self.shape.samples)
+        return (self.size // self.patch) ** 2 if self.shape.medium == IMAGES_DATA.name else frames(self.shape.samples)
 
     @property
     def arm(self) -> str:
@@ -225,7 +228,7 @@ class MediaStream:
         """What the examples are, for run.json."""
         about, width = self.examples.about, self.examples.values.shape[1]
         kept = {name: about[name] for name in ("fingerprint", "classes", "examples", "held_out", "repeated")}
-        unit = {"pixels": width} if self.medium == "images" else {"samples": width}
+        unit = {"pixels": width} if self.medium == IMAGES_DATA.name else {"samples": width}
         left_out = {name: about[name] for name in LEFT_OUT if about.get(name)}
         return {**kept, **left_out, "medium": self.medium, **unit, "notes": self.examples.notes}
 
@@ -258,7 +261,7 @@ class MediaStream:
 
     def _inputs(self, values: Tensor, labels: Tensor) -> dict[str, Tensor]:
         x = values.to(self.dtype)
-        if self.medium == "images":  # ±1, channels first
+        if self.medium == IMAGES_DATA.name:  # ±1, channels first
             return {"pixel_values": (x / 255 - 0.5).div_(0.5).permute(0, 3, 1, 2).contiguous(), "labels": labels}
         x = x / 32767  # back within ±1, so that the little that is added to the variance weighs the same
         x = (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, unbiased=False) + _QUIET).sqrt()

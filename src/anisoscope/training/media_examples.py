@@ -25,16 +25,20 @@ from typing import Any
 import numpy as np
 
 from anisoscope.data.audio import read_audio
-from anisoscope.data.files import _hidden
+from anisoscope.data.files import files_in
 from anisoscope.data.images import read_images
-from anisoscope.data.media import AUDIO, SHOWN, MediaKind, MediaTally
+from anisoscope.data.media import SHOWN, MediaCounts
 from anisoscope.data.synthetic import make_clip, make_picture
 from anisoscope.errors import AnisoscopeError
+from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, Medium
 from anisoscope.training.corpus import check_made_of, made_beside
 
 RATE = 16_000  # samples a second
 HELD_OUT = 0.15  # of every class, and at least one example
-MADE = {"images": 8192, "audio": 2048}  # examples that are made at most where none are given: they take time and room
+MADE = {
+    IMAGES_DATA.name: 8192,
+    SOUNDS_DATA.name: 2048,
+}  # at most, where examples are made: it takes time and room
 MARK = "examples.json"
 _NAMES = (("images", "labels"), ("x_train", "y_train"), ("X", "y"))  # of the arrays in an .npz
 Labelled = Iterator[tuple[np.ndarray, str]]
@@ -56,7 +60,7 @@ class ExampleShape:
     @property
     def processor(self) -> dict[str, Any]:
         """The settings with which transformers reads such data: what `MediaStream` does to it."""
-        if self.medium == "audio":
+        if self.medium == SOUNDS_DATA.name:
             settings: dict[str, Any] = {"feature_extractor_type": "Wav2Vec2FeatureExtractor", "do_normalize": True}
             settings |= {"sampling_rate": RATE, "feature_size": 1, "padding_value": 0.0, "return_attention_mask": False}
             return settings
@@ -67,13 +71,13 @@ class ExampleShape:
 
 
 @dataclass
-class ClassTally(MediaTally):
+class ClassCounts(MediaCounts):
     """What was read of all classes; one without a readable file is left out, and is no reason to stop."""
 
     classes: list[str] = field(default_factory=list)  # all that there are
     useless: list[str] = field(default_factory=list)  # recordings that were read and hold no whole window
 
-    def refuse_nothing(self, source: str, kind: MediaKind) -> None:
+    def refuse_nothing(self, source: str, medium: Medium) -> None:
         """Not for one class: whether enough is left is known once all were read."""
 
 
@@ -132,7 +136,7 @@ def prepare_examples(data: str, folder: str | Path, *, shape: ExampleShape, most
     """
     folder = Path(folder)
     wanted = {"data": data, "medium": shape.medium, "most": most}
-    wanted |= {"size": shape.size} if shape.medium == "images" else {"seconds": shape.seconds}
+    wanted |= {"size": shape.size} if shape.medium == IMAGES_DATA.name else {"seconds": shape.seconds}
     if not (folder / MARK).is_file():
         with made_beside(folder, MARK) as beside:
             _make(beside, wanted, shape)
@@ -142,12 +146,13 @@ def prepare_examples(data: str, folder: str | Path, *, shape: ExampleShape, most
 
 
 def _make(folder: Path, wanted: Mapping[str, Any], shape: ExampleShape) -> None:
-    read, tally = pictures if shape.medium == "images" else sounds, ClassTally()
-    labelled = read(wanted["data"], shape, int(wanted["most"]), tally=tally)
-    found, repeated, digest = _by_class(labelled, sort=shape.medium == "images")
+    of_images, counts = shape.medium == IMAGES_DATA.name, ClassCounts()
+    read = pictures if of_images else sounds
+    labelled = read(wanted["data"], shape, int(wanted["most"]), counts=counts)
+    found, repeated, digest = _by_class(labelled, sort=of_images)
     kept = {name: values for name, values in found.items() if len(values) > 1}
-    every = sorted({*found, *tally.classes})
-    _check_classes(kept, every, wanted, tally)
+    every = sorted({*found, *counts.classes})
+    _check_classes(kept, every, wanted, counts)
     names = sorted(kept)
     labels = np.concatenate([np.full(len(kept[name]), i) for i, name in enumerate(names)])
     held = np.concatenate([_last(len(kept[name])) for name in names])
@@ -159,8 +164,8 @@ def _make(folder: Path, wanted: Mapping[str, Any], shape: ExampleShape) -> None:
     (folder / "processor" / "preprocessor_config.json").write_text(text, encoding="utf-8")
     about = {"made_of": dict(wanted), "fingerprint": digest, "classes": names, "repeated": repeated}
     about |= {"left_out": sorted(set(every) - set(kept)), "examples": len(labels), "held_out": int(held.sum())}
-    about |= {"skipped": tally.skipped, "unread": tally.unread}
-    about |= {"useless": tally.useless, "dropped_pieces": tally.dropped_pieces}
+    about |= {"skipped": counts.skipped, "unread": counts.unread}
+    about |= {"useless": counts.useless, "dropped_pieces": counts.dropped_pieces}
     (folder / MARK).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
@@ -173,15 +178,17 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
-def _check_classes(kept: Mapping[str, Any], every: Sequence[str], wanted: Mapping[str, Any], tally: MediaTally) -> None:
+def _check_classes(
+    kept: Mapping[str, Any], every: Sequence[str], wanted: Mapping[str, Any], counts: MediaCounts
+) -> None:
     if len(kept) > 1:
         return
-    what = "pictures" if wanted["medium"] == "images" else "windows of sound"
-    of_all = f"of {len(every)} in all" + (f"; {tally.unread}" if tally.unread else "")
+    what = IMAGES_DATA.noun if wanted["medium"] == IMAGES_DATA.name else "windows of sound"
+    of_all = f"of {len(every)} in all" + (f"; {counts.unread}" if counts.unread else "")
     raise AnisoscopeError(
         f"{wanted['data']!r} has {len(kept)} classes with two different {what} or more ({of_all}); "
         "a classifier needs two classes: give a folder with a folder for each"
-        + ("." if wanted["medium"] == "images" else ", or several recordings, or a shorter window.")
+        + ("." if wanted["medium"] == IMAGES_DATA.name else ", or several recordings, or a shorter window.")
     )
 
 
@@ -213,7 +220,7 @@ def _by_class(examples: Labelled, *, sort: bool) -> tuple[dict[str, list[np.ndar
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def pictures(data: str, shape: ExampleShape, most: int, *, tally: ClassTally) -> Labelled:
+def pictures(data: str, shape: ExampleShape, most: int, *, counts: ClassCounts) -> Labelled:
     """Pictures of one size with the names of their classes."""
     if data == "embedded":
         for index in range(min(most, MADE["images"])):
@@ -228,9 +235,9 @@ def pictures(data: str, shape: ExampleShape, most: int, *, tally: ClassTally) ->
             yield square(coloured, shape.size), str(label)
         return
     classes = class_folders(Path(data), "pictures")
-    tally.classes = [folder.name for folder in classes]
+    counts.classes = [folder.name for folder in classes]
     for folder in classes:
-        for picture in islice(read_images(str(folder), tally=tally), -(-most // len(classes))):
+        for picture in islice(read_images(str(folder), counts=counts), -(-most // len(classes))):
             yield square(picture.array, shape.size), folder.name
 
 
@@ -333,40 +340,39 @@ def square(image: np.ndarray, size: int) -> np.ndarray:
 # -- sounds ------------------------------------------------------------------------------------------------------------
 
 
-def sounds(data: str, shape: ExampleShape, most: int, *, tally: ClassTally) -> Labelled:
+def sounds(data: str, shape: ExampleShape, most: int, *, counts: ClassCounts) -> Labelled:
     """Windows of sound of one length with the names of their classes."""
     if data == "embedded":
-        for index in range(min(most, MADE["audio"])):
+        for index in range(min(most, MADE[shape.medium])):
             samples, label = make_clip(index, seconds=shape.seconds, rate=RATE)
             yield _bytes(samples), f"{label:02d}"
         return
     path = Path(data)
-    alone = path.is_dir() and any(each.suffix.lower() in AUDIO for each in path.iterdir())
+    alone = path.is_dir() and any(each.suffix.lower() in SOUNDS_DATA.suffixes for each in path.iterdir())
     classes = _recordings(path) if alone else class_folders(path, "recordings")  # alone: each is a class of its own
-    tally.classes = [os.path.relpath(each, path) for each in classes]
-    for each, name in zip(classes, tally.classes, strict=True):
-        for samples in islice(_windows(each, shape, tally), -(-most // len(classes))):
+    counts.classes = [os.path.relpath(each, path) for each in classes]
+    for each, name in zip(classes, counts.classes, strict=True):
+        for samples in islice(_windows(each, shape, counts), -(-most // len(classes))):
             yield _bytes(samples), name
 
 
 def _recordings(path: Path) -> list[Path]:
     """The recordings in a folder and those below it."""
-    found = (each for each in path.rglob("*") if each.is_file() and not _hidden(each.relative_to(path)))
-    return sorted(each for each in found if each.suffix.lower() in AUDIO)
+    return [each for each in files_in(path) if each.suffix.lower() in SOUNDS_DATA.suffixes]
 
 
-def _windows(source: Path, shape: ExampleShape, tally: ClassTally) -> Iterator[np.ndarray]:
+def _windows(source: Path, shape: ExampleShape, counts: ClassCounts) -> Iterator[np.ndarray]:
     """The whole windows of a recording, or of all in a folder."""
     for file in [source] if source.is_file() else _recordings(source):
-        count, skipped = 0, len(tally.skipped)
-        for clip in read_audio(file, rate=RATE, seconds=shape.seconds, tally=tally):
+        count, skipped = 0, len(counts.skipped)
+        for clip in read_audio(file, rate=RATE, seconds=shape.seconds, counts=counts):
             if len(clip.samples) == shape.samples:
                 count += 1
                 yield clip.samples
             else:  # the end of a recording
-                tally.dropped_pieces += 1
-        if not count and len(tally.skipped) == skipped:
-            tally.useless.append(str(file))
+                counts.dropped_pieces += 1
+        if not count and len(counts.skipped) == skipped:
+            counts.useless.append(str(file))
 
 
 def _bytes(samples: np.ndarray) -> np.ndarray:

@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from anisoscope.results.modality import TEXT, modality_in
 from anisoscope.view.words import listed
 
 About = Mapping[str, Any]
-# data that ships with the program, by what reads it
-SHIPPED = {"speech": "the embedded sounds", "vision": "the embedded images", "convolution": "the embedded images"}
 
 
 def row_noun(words: str, count: int = 2) -> str:
@@ -48,9 +47,9 @@ def data_phrase(abouts: Sequence[About]) -> str:
 
 def _seen(entry: About, data: About) -> tuple[str, str]:
     """The name of what a model read, and how many rows of its first stack in how many contexts that gave."""
-    modality = next(iter(_told(entry.get("modality")).values()), "text")
+    shipped = (modality_in(entry, "") or TEXT).medium.shipped
     name = str(data.get("name") or "").replace("\\", "/").rstrip("/").split("/")[-1]
-    name = SHIPPED.get(modality, "the embedded corpus") if data.get("name") == "embedded" else name
+    name = shipped if data.get("name") == "embedded" else name
     rows, contexts = entry.get("row_count") or data.get("tokens"), data.get("contexts") or entry.get("contexts")
     word = next(iter(_told(entry.get("rows")).values()), "one token")
     size = [f"{int(rows):,} {row_noun(word, int(rows))}"] if rows else []
@@ -58,14 +57,10 @@ def _seen(entry: About, data: About) -> tuple[str, str]:
     return name, " in ".join(size)
 
 
-def modality_told(entry: About, stack: str) -> str:
-    """The modality of a stack where its run says it, else nothing.
-
-    >>> modality_told({"modality": {"encoder": "speech"}}, "encoder"), modality_told({}, "single")
-    ('speech', '')
-    """
-    told = _told(entry.get("modality"))
-    return told.get(stack) or next(iter(told.values()), "")
+def kind_told(entry: About) -> str:
+    """Encoder, decoder or both, as the run says; a model of convolutions is neither."""
+    modality = modality_in(entry, "single")
+    return str(entry.get("type") or "") if modality is None or modality.attends else modality.name
 
 
 def random_models(abouts: Sequence[About]) -> tuple[list[str], int]:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from anisoscope.claims.inherent.drift import correlations, pooled
 from anisoscope.claims.inherent.modalities import BEYOND, modality_table
 from anisoscope.claims.inherent.streams import METRICS
+from anisoscope.results.modality import MODALITIES
 from anisoscope.results.table import Table
 from anisoscope.view.charts import Chart
 from anisoscope.view.findings import Finding
@@ -31,7 +32,6 @@ from anisoscope.view.words import estimate, finite, listed, number, shortened, s
 
 Record = Mapping[str, Any]
 Owner = tuple[str, str, Any]  # model, stack, seed
-HUES = {"text": 0, "characters": 4, "speech": 1, "vision": 2, "convolution": 3}
 # by what the claim says of a stack: its word, its marker, and what the key says of that
 LOOKS = {
     "holds": ("yes", "circle", "explained by drift"),
@@ -103,7 +103,7 @@ def _labels(rows: Sequence[Record], *, seeded: bool = True) -> dict[Owner, str]:
 
 
 def hue_of(modality: str) -> int:
-    return HUES.get(modality, 6)
+    return MODALITIES[modality].hue if modality in MODALITIES else 6
 
 
 # modalities side by side

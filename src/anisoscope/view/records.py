@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from anisoscope.view.findings import Mean, mean_over_blocks
-from anisoscope.view.inputs import modality_told
+from anisoscope.view.inputs import kind_told
 from anisoscope.view.series import Sheet
 from anisoscope.view.tables import default_metrics
 from anisoscope.view.words import number, plural, shortened, site_name, spans
@@ -57,7 +57,7 @@ def _facts(model: Mapping[str, Any]) -> dict[str, str]:
     found = {
         "Model": str(model.get("name") or "unnamed"),
         "Revision": str(model.get("revision") or ""),
-        "Kind": _kind(model),
+        "Kind": kind_told(model),
         "Architecture": str(model.get("architecture") or ""),
         "Shape": ", ".join(part for part in shape if part),
         "Parameters": _millions(model.get("parameters")),
@@ -66,11 +66,6 @@ def _facts(model: Mapping[str, Any]) -> dict[str, str]:
         "Contexts": _count(model.get("contexts")),
     }
     return {name: text for name, text in found.items() if text}
-
-
-def _kind(model: Mapping[str, Any]) -> str:
-    """Encoder, decoder or both; a model of convolutions is neither."""
-    return "convolution" if modality_told(model, "single") == "convolution" else str(model.get("type") or "")
 
 
 def _count(value: Any) -> str:

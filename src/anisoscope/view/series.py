@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anisoscope.view.catalogue import Catalogue, Entry
-from anisoscope.view.inputs import modality_told
+from anisoscope.view.inputs import kind_told
 from anisoscope.view.words import finite, site_name
 
 if TYPE_CHECKING:
@@ -317,6 +317,4 @@ def _role(key: tuple[Any, ...], about: Mapping[str, Any]) -> str:
 def role_told(entries: Iterable[Any], model: str) -> str:
     """What a run says of a model of one stack: encoder, decoder, or convolution, which is neither."""
     mine = [entry for entry in entries if isinstance(entry, Mapping) and entry.get("name") == model]
-    if mine and modality_told(mine[0], "single") == "convolution":
-        return "convolution"
-    return str(mine[0].get("type") or "") if mine else ""
+    return kind_told(mine[0]) if mine else ""

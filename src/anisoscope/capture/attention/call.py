@@ -1,4 +1,4 @@
-"""What one attention call is given: queries, keys, mask, bias and scaling, in the same words for every model.
+"""The arguments of one attention call: queries, keys, mask, bias and scaling, in one form for every model.
 
 Shapes: B contexts, H heads (H_kv of keys), T queries, S keys, d head width.
 """
@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from anisoscope.capture.rows.index import MASKED
+from anisoscope.models.forward import MASKED
 
 
 @dataclass(frozen=True)
 class Call:
-    """What one attention call was given; `mask` is bool (True: may attend), additive float, or None."""
+    """The arguments of one attention call; `mask` is bool (True: may attend), additive float, or None."""
 
     query: Tensor  # [B, H, T, d]
     key: Tensor  # [B, H_kv, S, d]
@@ -29,14 +29,14 @@ class Call:
     chunk: int = 0  # positions of a chunk, where the model attends within chunks that were put together here
 
     def batched(self, batch: int) -> Call:
-        """The same call with heads apart, where contexts and heads came flattened into one dimension."""
+        """The same call with a dimension for heads, where contexts and heads were flattened into one."""
         if self.query.dim() == 4:
             return self
         apart = {name: _apart(getattr(self, name), batch) for name in ("query", "key", "mask", "bias")}
         return replace(self, **apart)  # type: ignore[arg-type]
 
     def parted(self) -> tuple[Tensor, Tensor | None]:
-        """`allowed` [B or 1, 1, T, S], and the additive scores that are no mask."""
+        """Split the mask into `allowed` [B or 1, 1, T, S] and the additive bias, which masks nothing."""
         shape, mask, bias = (self.query.shape[2], self.key.shape[2]), self.mask, self.bias
         if mask is None or mask.dim() == 2:
             allowed = self._pattern(shape)
@@ -65,7 +65,7 @@ def _apart(x: Tensor | None, batch: int) -> Tensor | None:
 
 
 def _floor(mask: Tensor, mask_only: bool) -> float:
-    """Below this a float is a mask; where biases are in the same tensor (ALiBi) only the dtype's end is."""
+    """Values below this are masked; where the same tensor holds a bias (ALiBi), only those near the dtype's minimum."""
     return MASKED if mask_only or mask.shape[1] == 1 else float(torch.finfo(mask.dtype).min) / 2
 
 

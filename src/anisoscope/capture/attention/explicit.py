@@ -1,8 +1,8 @@
-"""Attention that a model writes out itself: the calls inside its module are watched, and nothing is changed.
+"""Attention that a model computes in its own code: torch calls inside its module are observed, none is changed.
 
-A fused attention call says everything; else the product whose shape a later softmax has gives queries and keys, the
-numbers it is multiplied with are the scaling, and what the softmax sees beyond them is mask and bias. A model that
-attends within chunks is watched to its end, and the chunks are put together.
+A fused attention call has all arguments. Otherwise the matrix product whose shape equals that of a later softmax gives
+queries and keys, the factors it is multiplied with are the scaling, and what the softmax input holds beyond them is
+mask and bias. Where a model attends within chunks, the calls of all chunks are joined at the end of its forward.
 
 Shapes: B contexts, H heads, T queries, S keys, d head width; N = B·H where a model flattens both.
 """
@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from anisoscope.capture.attention.call import Call, Take, detached, head_scaling
-from anisoscope.capture.rows.index import MASKED
+from anisoscope.models.forward import MASKED
 
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 _MULTIPLIED, _DIVIDED = ("mul", "mul_", "multiply"), ("div", "div_", "true_divide")
@@ -31,7 +31,7 @@ _HOPELESS = 5e3  # scores below the largest of their row: exp underflows in ever
 
 @contextlib.contextmanager
 def watched(module: nn.Module, take: Take) -> Iterator[None]:
-    """Hands the attention that a module writes out to `take` while it runs."""
+    """Pass the attention call that a module computes to `take` while it runs."""
     active: list[_Watcher] = []
     chunked = bool(getattr(module, "local", False)) and hasattr(module, "attend_from_chunk_width")
 
@@ -57,20 +57,16 @@ def watched(module: nn.Module, take: Take) -> Iterator[None]:
 
 @dataclass
 class _Product:
-    """A product of queries with keys, what it was multiplied with since, and the latest of its tensors."""
+    """A product of queries with keys, the factors it was multiplied with since, and the latest resulting tensor."""
 
     query: Tensor
     key: Tensor
     latest: weakref.ref[Tensor]
     scaling: float | Tensor | None = None
 
-    def times(self, factor: float | Tensor, result: Tensor) -> None:
-        self.scaling = factor if self.scaling is None else factor * self.scaling
-        self.latest = weakref.ref(result)
-
 
 class _Watcher(TorchFunctionMode):
-    """Sees the functions called while it is active."""
+    """Observes the torch functions that are called while it is active."""
 
     def __init__(self, take: Take, *, chunked: bool) -> None:
         super().__init__()
@@ -114,7 +110,9 @@ class _Watcher(TorchFunctionMode):
             other = args[1] if args[0] is latest else args[0]
             factor = _factor(other, product.query)
             if factor is not None and (name in _MULTIPLIED or args[0] is latest):
-                product.times(factor if name in _MULTIPLIED else 1.0 / factor, result)
+                factor = factor if name in _MULTIPLIED else 1.0 / factor
+                product.scaling = factor if product.scaling is None else factor * product.scaling
+                product.latest = weakref.ref(result)
 
     def _softmax(self, scores: Tensor) -> None:
         # the values of one chunk come before the queries of the next, and may have the same shape
@@ -135,7 +133,7 @@ class _Watcher(TorchFunctionMode):
 
 
 def _factors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
-    """The left factor and the right one turned over, of a product over the last dimension."""
+    """The left factor and the transposed right factor of a matrix product."""
     named = (kwargs.get(name) for name in ("batch1", "batch2", "mat2", "other"))
     listed = args[1] if name == "einsum" and isinstance(args[-1], (list, tuple)) else args
     tensors = [x.detach() for x in (*listed, *named) if isinstance(x, Tensor)]
@@ -147,7 +145,7 @@ def _factors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
 
 
 def _meets(equation: str) -> bool:
-    """Whether an einsum is one of queries with keys over their last dimension.
+    """Whether an einsum multiplies queries with keys over their last dimension.
 
     >>> _meets("bhlk,bhtk->bhlt"), _meets("bhlt,bhtv->bhlv")
     (True, False)
@@ -184,7 +182,7 @@ def _fused(
 
 
 def _multihead(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-    """The call inside torch's own multi-head attention, whose projections are done again; None where it adds keys."""
+    """The call inside torch's multi-head attention, its projections recomputed; None where it adds keys."""
     given = inspect.signature(functional.multi_head_attention_forward).bind(*args, **kwargs)
     given.apply_defaults()
     a = given.arguments
@@ -205,7 +203,7 @@ def _multihead(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
 
 
 def _torch_masks(scores: Tensor | None, padding: Tensor | None, batch: int) -> tuple[Tensor | None, Tensor | None]:
-    """What may be attended to [B, 1, T or 1, S], and what is added to scores, of torch's masks: True hides there."""
+    """`allowed` [B, 1, T or 1, S] and the additive bias from torch's masks, in which True means hidden."""
     allowed = bias = None
     if scores is not None:
         four = scores.detach()[None, None] if scores.dim() == 2 else scores.detach().unflatten(0, (batch, -1))
@@ -219,13 +217,14 @@ def _torch_masks(scores: Tensor | None, padding: Tensor | None, batch: int) -> t
 
 
 def _written(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor | None) -> Call:
-    """The call behind a softmax: the scaling that leaves no bias, and the rest as additive scores."""
+    """The call behind a softmax: with the scaling that leaves no rest, else the rest as a bias."""
     if scores.dim() == 4:
         query, key = ((x if x.dim() == 4 else x.unflatten(0, (scores.shape[0], -1))) for x in (query, key))
     candidates = (float(query.shape[-1] ** -0.5), 1.0) if scaling is None else (scaling,)
     allowed = _open_keys(scores)
     for candidate in candidates:
-        if all(_nothing(rest, seen) for rest, seen in _rests(query, key, scores, candidate)):
+        rests = _rests(query, key, scores, candidate)
+        if all(float(rest.abs().max()) <= 1e-5 * max(1.0, float(seen.abs().max())) for rest, seen in rests):
             return Call(query, key, candidate, mask=allowed)
     rest = [rest for rest, _ in _rests(query, key, scores, candidates[0])]
     bias = torch.stack(rest, 1) if scores.dim() == 4 else torch.cat(rest)
@@ -233,12 +232,12 @@ def _written(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor
 
 
 def _by_head(x: Tensor) -> Sequence[Tensor]:
-    """[B, T, S] of each head; where contexts and heads are one dimension, [1, T, S] of each of its entries."""
+    """[B, T, S] per head; where contexts and heads are one dimension, [1, T, S] per entry."""
     return x.unbind(1) if x.dim() == 4 else x.split(1)
 
 
 def _open(scores: Tensor) -> Tensor:
-    """Keys with a weight: a model that masks by itself adds finfo.min, divided or not, or -1e4, and exp gives 0."""
+    """Keys that are not masked: models that mask in their own code add finfo.min, divided or not, or -1e4."""
     largest = scores.amax(-1, keepdim=True)
     return (scores > largest - _HOPELESS) & (largest > -_HOPELESS)
 
@@ -254,7 +253,7 @@ def _open_keys(scores: Tensor) -> Tensor:
 
 
 def _rests(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Head by head, scores less the scaled product of queries and keys, and the scores, both at the open keys."""
+    """Per head: scores minus scaled products of queries and keys, and the scores, both 0 at masked keys."""
     zero = scores.new_zeros((), dtype=torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else None)
     keys = _by_head(key)  # fewer than queries where heads share them
     for h, (q, s) in enumerate(zip(_by_head(query), _by_head(scores), strict=True)):
@@ -264,12 +263,8 @@ def _rests(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor) 
         yield (s - factor * (q.to(zero.dtype) @ k.to(zero.dtype).mT)).where(allowed, zero), s.where(allowed, zero)
 
 
-def _nothing(rest: Tensor, scores: Tensor) -> bool:
-    return float(rest.abs().max()) <= 1e-5 * max(1.0, float(scores.abs().max()))
-
-
 def _joined(chunks: Sequence[Call]) -> Call | None:
-    """One call of all chunks of a sequence, in which keys of other chunks are not allowed."""
+    """One call for all chunks of a sequence; keys of other chunks are not allowed."""
     queries, keys = ([getattr(c, name).shape[2] for c in chunks] for name in ("query", "key"))
     if not chunks or sum(queries) != sum(keys):  # chunks that overlap are not put together
         return None

@@ -1,8 +1,8 @@
-"""Queries and keys as they meet: taken from transformers' attention interface, or from the products around a softmax.
+"""Attention calls of models that use transformers' attention interface.
 
-Most models look their attention function up in one registry and hand it queries, keys, mask and scaling; there a relay
-stands in for the look-up while a capture runs, and delegates to the original. The models that write attention out are
-watched by `written.py`.
+Such models look their attention function up in one registry and hand it queries, keys, mask and scaling. While a
+capture runs, the look-up returns a relay that reports the call and delegates to the original function. Models that
+compute attention in their own code are read by `explicit.py`.
 """
 
 from __future__ import annotations
@@ -19,28 +19,21 @@ from torch import Tensor, nn
 from anisoscope.capture.attention.call import Call, Take, detached, head_scaling
 from anisoscope.capture.attention.explicit import watched
 
-__all__ = ["Call", "watching"]
-
 
 @contextlib.contextmanager
 def watching(modules: Sequence[nn.Module], take: Take) -> Iterator[None]:
-    """Hands every call of these attention modules to `take`, and leaves what they compute as it is."""
+    """Pass every attention call of these modules to `take`; what they compute does not change."""
     with contextlib.ExitStack() as stack:
         for module in modules:
-            stack.enter_context(_relayed(module, take) if _uses_interface(module) else watched(module, take))
+            classes = [base for part in module.modules() for base in type(part).__mro__]
+            named = any(hasattr(sys.modules.get(base.__module__), "ALL_ATTENTION_FUNCTIONS") for base in classes)
+            stack.enter_context(_relayed(module, take) if named else watched(module, take))
         yield
 
 
-def _uses_interface(module: nn.Module) -> bool:
-    classes = [base for part in module.modules() for base in type(part).__mro__]
-    return any(hasattr(sys.modules.get(base.__module__), "ALL_ATTENTION_FUNCTIONS") for base in classes)
-
-
-# the interface of transformers
-
 _takers: dict[int, list[Take]] = {}  # by id of the module that calls the interface; several captures may share one
 _lock = threading.Lock()
-_original: list[Callable[..., Any]] = []
+_original: list[Callable[..., Any]] = []  # the look-up of the registry, while it is replaced
 
 
 @contextlib.contextmanager
@@ -49,7 +42,7 @@ def _relayed(module: nn.Module, take: Take) -> Iterator[None]:
     with _lock:
         for part in parts:
             _takers.setdefault(id(part), []).append(take)
-        _install()
+        _replace_look_up()
     try:
         yield
     finally:
@@ -58,28 +51,23 @@ def _relayed(module: nn.Module, take: Take) -> Iterator[None]:
                 _takers[id(part)].remove(take)
                 if not _takers[id(part)]:
                     del _takers[id(part)]
-            _remove()
+            _replace_look_up()
 
 
-def _install() -> None:
+def _replace_look_up() -> None:
+    """Route the registry's look-up through `_relay` while anything is captured, and restore it afterwards."""
     from transformers.modeling_utils import AttentionInterface
 
-    if _original:
-        return
-    look_up = AttentionInterface.get_interface
-    _original.append(look_up)
+    if _takers and not _original:
+        look_up = AttentionInterface.get_interface
+        _original.append(look_up)
 
-    @functools.wraps(look_up)
-    def routed(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        return functools.partial(_relay, look_up(self, attn_implementation, default), str(attn_implementation))
+        @functools.wraps(look_up)
+        def routed(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+            return functools.partial(_relay, look_up(self, attn_implementation, default), str(attn_implementation))
 
-    AttentionInterface.get_interface = routed  # type: ignore[method-assign]
-
-
-def _remove() -> None:
-    from transformers.modeling_utils import AttentionInterface
-
-    if not _takers and _original:
+        AttentionInterface.get_interface = routed  # type: ignore[method-assign]
+    elif _original and not _takers:
         AttentionInterface.get_interface = _original.pop()  # type: ignore[method-assign]
 
 

@@ -1,4 +1,4 @@
-"""What the attention of a stack shows while a pass runs: queries, keys and scores, and in words what was taken.
+"""Queries, keys and scores of every attention call of a stack, handed to a sink while a forward pass runs.
 
 Shapes: B contexts, W windows of a context (1 where a model has none), H heads, T queries, S keys, d head width.
 """
@@ -10,30 +10,28 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.attention.call import Call
 from anisoscope.capture.attention.interface import watching
-from anisoscope.capture.attention.rotation import Turn, turning, unrotated
-from anisoscope.capture.rows.argument import by_name
+from anisoscope.capture.attention.rotation import Rotation, recorded_rotations, unrotated
 from anisoscope.capture.rows.index import Contexts, PositionChoice
 from anisoscope.capture.rows.row import Index, Scores
 from anisoscope.capture.sites.layout import Stack
-from anisoscope.capture.sites.part import CROSS_KINDS, ROTARY_KINDS, SELF_KINDS
-from anisoscope.capture.sites.site import Site
+from anisoscope.capture.sites.site import CROSS_KINDS, ROTARY_KINDS, SELF_KINDS, Site
+from anisoscope.capture.stack_pass import StackPass
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import by_name
 
-# Attention within the windows of a feature map: which position each place of a window holds.
-#
-# Shapes: B contexts, W windows of w places each, h·w positions of the map in row-major order.
+# -- attention within windows of a feature map: W windows of w places each, h·w positions in row-major order -----------
 
 
 @dataclass(frozen=True)
-class Grid:
-    """How the positions of a feature map lie in windows."""
+class WindowGrid:
+    """Which position of a feature map each place of a window holds."""
 
     places: Tensor  # [W, w] position that each place holds, −1 where the map was padded
     allowed: Tensor  # [W, w, w] bool: places that are neighbours in the map, not only in the window
@@ -55,27 +53,25 @@ class Grid:
         return flat.index_select(1, self._order().to(x.device))
 
     def index(self, index: Index) -> Index:
-        """An index of the map's positions as one of the windows' places: the same rows, in another order."""
+        """An index of positions of the map as an index of places of the windows: the same rows in another order."""
         total = self.places.numel()
         keep = index.keep // index.length * total + self._order().to(index.keep.device)[index.keep % index.length]
         keep, order = keep.sort()
-        names = ("context", "position", "token", "first")
-        moved = {name: None if (x := getattr(index, name)) is None else x[order] for name in names}
-        return replace(index, length=total, keep=keep, **moved)  # type: ignore[arg-type]
+        return replace(index.taken(order), length=total, keep=keep)
 
     def masks(self, contexts: int) -> Tensor:
-        """Places that may attend to each other, [B·W, 1, w, w]."""
+        """Which places may attend to each other, [B·W, 1, w, w]."""
         return self.allowed.repeat(contexts, 1, 1).unsqueeze(1)
 
     def _order(self) -> Tensor:
-        """The place of each position among those of all windows."""
+        """For each position its place among those of all windows."""
         flat = self.places.flatten()
         found = (flat >= 0).nonzero().squeeze(1)
         return found[flat[found].argsort()]
 
 
-def partition(height: int, width: int, *, size: int, shift: int) -> Grid:
-    """Windows of size×size over a map that is padded to a multiple of it and, where shifted, turned around its edges.
+def partition(height: int, width: int, *, size: int, shift: int) -> WindowGrid:
+    """Windows of size×size over a map that is padded to a multiple of `size` and rolled by `shift`.
 
     >>> partition(2, 3, size=2, shift=0).places.tolist()
     [[0, 1, 3, 4], [2, -1, 5, -1]]
@@ -85,7 +81,7 @@ def partition(height: int, width: int, *, size: int, shift: int) -> Grid:
     position = torch.where((row < height) & (column < width), row * width + column, -1)
     places, rows, columns = (_windows(x.roll((-shift, -shift), (0, 1)), size) for x in (position, row, column))
     near = [(x[:, :, None] - x[:, None, :]).abs() < size for x in (rows, columns)]
-    return Grid(places, near[0] & near[1])
+    return WindowGrid(places, near[0] & near[1])
 
 
 def _windows(x: Tensor, size: int) -> Tensor:
@@ -94,30 +90,23 @@ def _windows(x: Tensor, size: int) -> Tensor:
     return parts.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
 
-def grid_of(block: Any, dimensions: Any, *, windows: int, places: int) -> Grid:
-    """The grid of a block that says its window and shift and is told the map's height and width; else a plain one."""
+def grid_of(block: Any, dimensions: Any, *, windows: int, places: int) -> WindowGrid:
+    """The grid of a block whose window, shift, height and width are known; else windows in the order of their rows."""
     size, shift = getattr(block, "window_size", None), getattr(block, "shift_size", None)
     if isinstance(size, int) and isinstance(shift, int) and dimensions is not None:
         found = partition(int(dimensions[0]), int(dimensions[1]), size=size, shift=max(0, shift))
         if tuple(found.places.shape) == (windows, places):
             return found
     counted = torch.arange(windows * places).view(windows, places)
-    return Grid(counted, torch.ones(windows, places, places, dtype=torch.bool), known=False)
-
-
-class Running(Protocol):
-    """The pass that is going through the stack."""
-
-    contexts: Contexts | None
-    layer: int
+    return WindowGrid(counted, torch.ones(windows, places, places, dtype=torch.bool), known=False)
 
 
 @dataclass
-class Attended:
-    """Hands the attention calls of one stack on as rows and scores."""
+class AttentionReader:
+    """Turns the attention calls of one stack into rows and scores."""
 
     stack: Stack
-    running: Running
+    running: StackPass
     wanted: set[Site]
     emit: Callable[[Site, Tensor, Contexts], None]
     show: Callable[[Scores], None]
@@ -131,15 +120,15 @@ class Attended:
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Watches every attention module of the stack that a wanted kind needs."""
+        """Read every attention module of the stack that a wanted kind needs."""
         kinds = {site.kind for site in self.wanted if site.stack == self.stack.name}
         with contextlib.ExitStack() as stack:
             if kinds & {*SELF_KINDS, *ROTARY_KINDS}:
                 self._watch_blocks(model, stack)
                 for path in self._paths("query"):
                     module = model.get_submodule(path)
-                    turns = stack.enter_context(turning(module)) if kinds & set(ROTARY_KINDS) else []
-                    take = functools.partial(self._within, turns=turns)
+                    rotations = stack.enter_context(recorded_rotations(module)) if kinds & set(ROTARY_KINDS) else []
+                    take = functools.partial(self._within, rotations=rotations)
                     stack.enter_context(watching([module], take))
             if kinds & set(CROSS_KINDS):
                 modules = [model.get_submodule(path) for path in self._paths("cross_query")]
@@ -150,7 +139,7 @@ class Attended:
         return list(dict.fromkeys(place.path for (_, k), place in self.stack.places.items() if k == kind))
 
     def _watch_blocks(self, model: nn.Module, stack: contextlib.ExitStack) -> None:
-        """Notes the height and width that blocks with windows are told."""
+        """Record the height and width that blocks with windows are called with."""
         for path in dict.fromkeys(self.stack.blocks):
             block = model.get_submodule(path)
             if hasattr(block, "window_size"):
@@ -162,7 +151,7 @@ class Attended:
 
     # attention within the stack
 
-    def _within(self, call: Call, *, turns: list[Turn]) -> None:
+    def _within(self, call: Call, *, rotations: list[Rotation]) -> None:
         contexts = self.running.contexts
         if contexts is None:
             return
@@ -172,7 +161,7 @@ class Attended:
             return
         grid = self._grid(call, windows)
         self._tell(call, grid, apart=contexts.prefix + contexts.suffix)
-        for kind, x in self._rows(call, turns).items():
+        for kind, x in self._rows(call, rotations).items():
             rows = x.transpose(1, 2) if grid is None else grid.restored(x)
             self.emit(self._site(kind), rows, contexts)
         site = self._site("scores")
@@ -180,9 +169,9 @@ class Attended:
             self.show(self._scores(site, call, contexts, keys=contexts, grid=grid))
 
     def _parted(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """What may attend to what, and the bias; layers of a pass that are given one mask share one answer.
+        """`allowed` and bias of a call, computed once for all layers of a pass that share the mask.
 
-        The mask that an answer belongs to is kept with it, so that nothing else can come to lie at its address.
+        The mask is kept with the result, so that its memory address cannot be reused meanwhile.
         """
         given = (call.mask, call.bias)
         key: tuple[Any, ...] = (id(self.running.contexts),)
@@ -200,31 +189,25 @@ class Attended:
             )
         return call
 
-    def _rows(self, call: Call, turns: list[Turn]) -> dict[str, Tensor]:
+    def _rows(self, call: Call, rotations: list[Rotation]) -> dict[str, Tensor]:
         found = {"query": call.query, "key": call.key}
         for kind, x in (("query_unrotated", call.query), ("key_unrotated", call.key)):
             if self._site(kind) in self.wanted:
-                before = unrotated(x, turns)
+                before = unrotated(x, rotations)
                 if before is None:
                     layer = self.running.layer
                     self._say(kind, f"{kind} from layer {layer} on is as it meets: no rotation leads to it")
                 found[kind] = x if before is None else before
         return found
 
-    def _grid(self, call: Call, windows: int) -> Grid | None:
+    def _grid(self, call: Call, windows: int) -> WindowGrid | None:
         path = self.stack.blocks[self.running.layer - 1]
         block, dimensions = self._dimensions.get(path, (None, None))
         grid = grid_of(block, dimensions, windows=windows, places=call.query.shape[2])
         return grid if windows > 1 or grid.padded else None
 
     def _scores(
-        self,
-        site: Site,
-        call: Call,
-        contexts: Contexts,
-        *,
-        keys: Contexts | None,
-        grid: Grid | None = None,
+        self, site: Site, call: Call, contexts: Contexts, *, keys: Contexts | None, grid: WindowGrid | None = None
     ) -> Scores:
         allowed, bias = self._parted(call)
         plain = PositionChoice(self.choice.special, self.choice.first)
@@ -261,10 +244,10 @@ class Attended:
     def _say(self, what: Any, words: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            self.notes.append(words if self.stack.name == "single" else f"{self.stack.name}: {words}")
+            self.notes.append(self.stack.labelled(words))
 
-    def _tell(self, call: Call, grid: Grid | None, *, apart: int) -> None:
-        """What is special about a call, once for each size it has."""
+    def _tell(self, call: Call, grid: WindowGrid | None, *, apart: int) -> None:
+        """Note what is special about a call, once for each of its sizes."""
         queries, keys, since = call.query.shape[2], call.key.shape[2], f"from layer {self.running.layer} on"
         if grid is not None:
             self._say((len(grid.places), queries), f"{since} {_window_words(grid)}")
@@ -286,8 +269,8 @@ class Attended:
                 self._say(site.kind, f"{site.kind} reach padded positions, as the model does: m counts them")
 
 
-def _window_words(grid: Grid) -> str:
-    """What is taken of attention within windows."""
+def _window_words(grid: WindowGrid) -> str:
+    """The note on attention within windows."""
     count, places = grid.places.shape
     words = f"attention is within {count} windows of {places} positions: scores are of one window, m counts its keys"
     if grid.padded:
@@ -296,7 +279,7 @@ def _window_words(grid: Grid) -> str:
 
 
 def _reduced_words(queries: int, keys: int) -> str:
-    """How many queries share a key.
+    """The note on models with fewer keys than queries.
 
     >>> _reduced_words(4096, 64)
     '64 keys meet 4096 queries: the model reduces its keys 8×8'

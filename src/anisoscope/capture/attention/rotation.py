@@ -1,9 +1,9 @@
-"""Queries and keys before rotation: what the model's own rotary function is given while an attention module runs.
+"""Queries and keys before rotation: the arguments of the model's own rotary function.
 
-Models rotate through a function of their module (`apply_rotary_pos_emb` and its relatives); while a capture runs, a
-relay stands in for it, notes what went in and what came out, and returns the original's result. Which of the tensors
-that came out is a query, and which of its channels are rotated, is found by comparing them with what the attention is
-given: nothing is assumed about the order of the arguments, of the dimensions or of the channels.
+Models rotate through a function of their Python module (`apply_rotary_pos_emb` and its relatives). While a capture
+runs, a relay replaces it, records arguments and results, and returns the original's result. Which result is a query,
+and which of its channels are rotated, is found by comparison with the queries and keys of the attention call: nothing
+is assumed about the order of arguments, dimensions or channels.
 
 Shapes: B contexts, H heads, T positions, d head width, r ≤ d rotated channels.
 """
@@ -25,7 +25,7 @@ _ALIBI = ("alibi",)  # configurations that have the code of a rotation and anoth
 
 
 @dataclass(frozen=True)
-class Turn:
+class Rotation:
     """One tensor that was rotated, before and after."""
 
     before: Tensor
@@ -41,7 +41,7 @@ def rotates(attention: nn.Module) -> bool:
 
 
 def _rotary_functions(attention: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """The rotary functions that the code of a module and of its parts looks up: where, and under which name."""
+    """The rotary functions that the code of a module and of its parts calls: (global namespace, name) of each."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for function in _methods(attention):
         space = function.__globals__
@@ -65,41 +65,41 @@ def _plain(value: Any) -> Any:
 
 _lock = threading.Lock()
 _originals: dict[tuple[int, str], tuple[Any, int]] = {}  # by name and place: the function, and how many stand-ins
-_active = threading.local()  # .turns: a list per attention module that is running in this thread
+
+
+class _Active(threading.local):
+    def __init__(self) -> None:
+        self.rotations: list[list[Rotation]] = []  # a list for each attention module that is running in this thread
+
+
+_active = _Active()
 
 
 @contextlib.contextmanager
-def turning(attention: nn.Module) -> Iterator[list[Turn]]:
-    """A list of what the module's current call has rotated so far; its functions come back afterwards."""
-    turns: list[Turn] = []
+def recorded_rotations(attention: nn.Module) -> Iterator[list[Rotation]]:
+    """A list of what the module's current call has rotated so far; the original functions are restored afterwards."""
+    rotations: list[Rotation] = []
     functions = _rotary_functions(attention)
 
     def begin(*_: Any) -> None:
-        turns.clear()
-        _running().append(turns)
+        rotations.clear()
+        _active.rotations.append(rotations)
 
     def end(*_: Any) -> None:
-        turns.clear()
-        _running()[:] = [other for other in _running() if other is not turns]
+        rotations.clear()
+        _active.rotations[:] = [other for other in _active.rotations if other is not rotations]
 
     handles = [attention.register_forward_pre_hook(begin), attention.register_forward_hook(end, always_call=True)]
     for space, name in functions:
         _install(space, name)
     try:
-        yield turns
+        yield rotations
     finally:
         for space, name in functions:
             _remove(space, name)
         end()  # an interrupt leaves a forward without running its hooks
         for handle in handles:
             handle.remove()
-
-
-def _running() -> list[list[Turn]]:
-    if not hasattr(_active, "turns"):
-        _active.turns = []
-    found: list[list[Turn]] = _active.turns
-    return found
 
 
 def _install(space: dict[str, Any], name: str) -> None:
@@ -124,29 +124,31 @@ def _relay(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def relay(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if running := _running():
-            running[-1].extend(_turns((*args, *kwargs.values()), result))
+        if _active.rotations:
+            _active.rotations[-1].extend(_rotations((*args, *kwargs.values()), result))
         return result
 
     return relay
 
 
-def _turns(given: tuple[Any, ...], result: Any) -> Iterator[Turn]:
-    """What went in beside what came out: in the same order, and of the same shape."""
+def _rotations(given: tuple[Any, ...], result: Any) -> Iterator[Rotation]:
+    """Pairs of arguments and results in the same order and of the same shape."""
     before = [x.detach() for x in given if isinstance(x, Tensor)]
     for i, after in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
         if isinstance(after, Tensor) and i < len(before) and before[i].shape == after.shape:
-            yield Turn(before[i], after.detach())
+            yield Rotation(before[i], after.detach())
 
 
-def unrotated(x: Tensor, turns: list[Turn]) -> Tensor | None:
-    """The queries or keys [B, H, T, d] that an attention is given, before their rotation; None where none led to them.
+def unrotated(x: Tensor, rotations: list[Rotation]) -> Tensor | None:
+    """Queries or keys [B, H, T, d] of an attention call before their rotation; None where no rotation gave them.
 
     Channels that are not rotated are those of x.
     """
-    for turn in turns:
-        for way in (_same, _swapped):
-            before, after = way(turn.before), way(turn.after)
+    for rotation in rotations:
+        pairs = [(rotation.before, rotation.after)]
+        if rotation.after.dim() == 4:  # positions may come before heads
+            pairs.append((rotation.before.transpose(1, 2), rotation.after.transpose(1, 2)))
+        for before, after in pairs:
             width = after.shape[-1]
             for start in dict.fromkeys((0, x.shape[-1] - width)):
                 if _within(after, x, start):
@@ -154,17 +156,8 @@ def unrotated(x: Tensor, turns: list[Turn]) -> Tensor | None:
     return None
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-def _swapped(x: Tensor) -> Tensor:
-    """Positions before heads."""
-    return x.transpose(1, 2) if x.dim() == 4 else x
-
-
 def _within(after: Tensor, x: Tensor, start: int) -> bool:
-    """Whether these channels of x are what the rotation gave."""
+    """Whether these channels of x equal the result of a rotation."""
     if after.dim() != 4 or start < 0 or after.shape[:-1] != x.shape[:-1]:
         return False
     return torch.equal(after.to(x.dtype), x[..., start : start + after.shape[-1]])

@@ -1,6 +1,6 @@
-"""Activations and the gradients of the summed loss for the same rows, from one pass of our own.
+"""Activations and gradients of the summed loss for the same rows, from a forward and backward pass run here.
 
-The pass leaves no trace: evaluation mode and every module's own mode back, random numbers forked, `.grad` untouched.
+The pass changes nothing: training modes and random states are restored, and `.grad` is not touched.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture, Rule
 from anisoscope.capture.gradients.loss import LabelConvention, LossRule, Words, find_reading, output_part, unlabelled
-from anisoscope.capture.rows.argument import evaluating, forward
 from anisoscope.capture.rows.row import Index, Rows, Scores, Sink
-from anisoscope.capture.sites.layout import Layout, unwrapped
+from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import evaluating, forward, unwrapped
 
-_PROBES: list[None] = []  # passes of our own that are running
+_PROBES: list[None] = []  # one entry for each pass run here that has not ended
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SiteRows:
 
 @dataclass
 class GradientPass:
-    """What one pass over some contexts gave."""
+    """The result of one pass over some contexts."""
 
     sites: dict[Site, SiteRows] = field(default_factory=dict)
     loss: float = 0.0  # summed over target tokens
@@ -70,7 +70,7 @@ class Collector:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, forked random numbers and the eager forward; everything back afterwards."""
+    """Evaluation mode, forked random state and the uncompiled forward; everything is restored afterwards."""
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     compiled = [(m, m._compiled_call_impl) for m in model.modules() if getattr(m, "_compiled_call_impl", None)]
     with torch.random.fork_rng(devices=devices), evaluating(model):
@@ -86,7 +86,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 def probing() -> bool:
-    """Whether a pass of our own is running, which no other monitor may take for training."""
+    """Whether a pass run here is under way, which a monitor must not take for training."""
     return bool(_PROBES)
 
 
@@ -193,7 +193,7 @@ def _total(
 
 
 class _Table:
-    """The output of the input embedding: its gradient, summed by token, is the table's gradient in its input role."""
+    """Outputs of the input embedding: their gradients, summed by token, are the table's gradient as an input."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -243,3 +243,65 @@ def _gathered(
         cut = collector.live[site][1](g) if g is not None else None
         out.sites[site] = SiteRows(rows.x, cut, rows.index, words[key])
     return out
+
+
+# -- weights that read the residual stream, found by what they are given ----------------------------------------------
+
+READ_KINDS = ("attn_in", "mlp_in")
+
+
+def stream_readers(
+    model: nn.Module, layout: Layout, inputs: Mapping[str, Any], *, rows: Rule | None = None
+) -> dict[Site, list[str]]:
+    """The weights (parameter names) of the linears that read `attn_in` and `mlp_in` of each layer.
+
+    A linear reads a site when it is handed the very same memory. A weight that several layers share belongs to none.
+    """
+    kinds = [kind for kind in READ_KINDS if kind in layout.kinds]
+    if not kinds:
+        return {}
+    sites = layout.sites(kinds)
+    given: list[tuple[str, Tensor]] = []
+    collector = Collector()
+    handles = [
+        module.register_forward_pre_hook(_keeper(f"{path}.weight", given))
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    ]
+    try:
+        capture = Capture(model, sites, collector, layout=layout, watch=collector.watch, rows=rows)
+        with untouched(model), torch.no_grad(), capture:
+            forward(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    found = {site: [name for name, x in given if _same(x, collector.live[site][0])] for site in collector.live}
+    uses = [name for names in found.values() for name in names]
+    return {s: names for s, names in found.items() if names and all(uses.count(name) == 1 for name in names)}
+
+
+def _keeper(name: str, given: list[tuple[str, Tensor]]) -> Any:
+    def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor):
+            given.append((name, args[0]))
+
+    return keep
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    return x.data_ptr() == y.data_ptr() and x.shape[-1] == y.shape[-1] and x.numel() == y.numel()
+
+
+def as_rows(model: nn.Module, name: str, gradient: Tensor) -> Tensor:
+    """A weight's gradient as rows in the space of its input [out, in]; that of a Conv1D is transposed."""
+    module = model.get_submodule(name.rpartition(".")[0])
+    return gradient.T if type(module).__name__ == "Conv1D" else gradient
+
+
+def joined(model: nn.Module, names: Sequence[str], gradients: Mapping[str, Tensor]) -> Tensor | None:
+    """The rows of all weights that read one site."""
+    parts = [as_rows(model, name, gradients[name]) for name in names if name in gradients]
+    if not parts:
+        return None
+    whole = torch.cat(parts)
+    return whole if whole.dtype == torch.float64 else whole.float()

@@ -1,4 +1,4 @@
-"""The summed loss of a model, and what each position is and should be: read from its own labels, and checked.
+"""The summed loss of a model, and the token and target token of every row, read from the labels and checked.
 
 A gradient of a *mean* loss depends on the batching, so gradients here are always of the sum over target tokens.
 """
@@ -96,7 +96,7 @@ def _gap(reading: LabelConvention, logits: Tensor, labels: Tensor, loss: Tensor)
 
 @dataclass(frozen=True)
 class Words:
-    """What each row is and should be: original token, target token (−1 for none), hidden from the model or not."""
+    """Per row: original token, target token (−1 for none), and whether it was masked."""
 
     original: Tensor  # [n]
     target: Tensor  # [n]
@@ -104,7 +104,7 @@ class Words:
 
     @staticmethod
     def of(index: Index, labels: Tensor | None, reading: LabelConvention | None, *, stack: str) -> Words:
-        """The words of the kept rows. In a masked LM the original of a masked position is its label."""
+        """Token and target of the kept rows; in a masked LM the original of a masked position is its label."""
         token = index.token.cpu()
         nothing = torch.full_like(token, -1)
         fits = labels is not None and reading is not None and labels.shape == (index.batch, index.length)

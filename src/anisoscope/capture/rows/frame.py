@@ -1,4 +1,4 @@
-"""Frames of audio: which samples each row reads, and which of them are padding that no mask speaks of."""
+"""Frames of audio: which samples each row reads, and padding that no mask marks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import SOUND
 
-SOUND = ("input_values", "input_features")
 _RATE = 16_000  # samples per second of every speech model here; mel frames come every 10 ms
 _LEAST = 0.1  # seconds of one exact value at the end of a context that are no recording
 REPEATED = (
@@ -105,7 +105,7 @@ def without_repeated_end(content: Tensor, *, config: Any, notes: list[str]) -> T
 
 
 def with_frame_mask(arguments: dict[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an encoder, with the mask that its model was given and did not hand on (Whisper reads none)."""
+    """The arguments of an encoder with the mask of the outer model, where that did not pass it on (Whisper)."""
     content = next((arguments[name] for name in SOUND if isinstance(arguments.get(name), Tensor)), None)
     mask = outer.get("attention_mask")
     if content is None or not isinstance(mask, Tensor) or isinstance(arguments.get("attention_mask"), Tensor):

@@ -1,11 +1,12 @@
-"""Which positions of a forward pass are data: read from the arguments the model itself was given.
+"""Which positions of a forward pass are data, read from the arguments of the model's own forward.
 
-Shapes: B contexts, T positions, n kept rows. All tensors here live on the host; what takes rows from an
-activation is moved to its device once a pass.
+Shapes: B contexts, T positions, n kept rows. Tensors here are on the host; the indices that take rows from an
+activation are moved to its device once per pass.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,15 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.capture.rows.frame import SOUND, trusted, without_repeated_end
-from anisoscope.capture.rows.pixel import MASK, read_pixels, unpadded_cells
+from anisoscope.capture.rows.frame import trusted, without_repeated_end
+from anisoscope.capture.rows.pixel import read_pixels, unpadded_cells
 from anisoscope.capture.rows.row import Index
+from anisoscope.capture.sites.site import PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
-
-# The names under which models take their content, in the order in which they identify a context.
-CONTENT = ("input_ids", "inputs_embeds", "input_values", "input_features", "pixel_values")
-# A float mask at or below this is a mask, whatever the precision: half precision ends at -65504.
-MASKED = -9999.0
+from anisoscope.models.forward import CONTENT, MASKED, PIXEL_MASK, SOUND
 
 Windows = Callable[[int, int], "tuple[Tensor, Tensor]"]
 """(input length T, site length) -> first and one-past-last input position that each row reads; T is never data."""
@@ -30,7 +28,7 @@ Windows = Callable[[int, int], "tuple[Tensor, Tensor]"]
 
 @dataclass(frozen=True)
 class PositionChoice:
-    """What the user wants of the real positions."""
+    """Which of the real positions the user wants."""
 
     special: str = "in"
     first: str = "in"
@@ -54,8 +52,9 @@ class RowSelection:
     count: Tensor | None = None  # [n] positions averaged into each row
 
     def to(self, device: torch.device) -> RowSelection:
-        """What takes rows on the device of the activations; the index stays on the host, where it is read."""
-        return RowSelection(self.take.to(device), self.index, _moved(self.segment, device), _moved(self.count, device))
+        """The same with its indices on the device of the activations; `index` stays on the host."""
+        segment, count = (None if x is None else x.to(device) for x in (self.segment, self.count))
+        return RowSelection(self.take.to(device), self.index, segment, count)
 
     def rows(self, x: Tensor) -> Tensor:
         """The kept rows of x [B, T, …] as a fresh float32 or float64 tensor [n, …]."""
@@ -65,10 +64,6 @@ class RowSelection:
             return flat
         total = flat.new_zeros((self.count.numel(), *flat.shape[1:])).index_add_(0, self.segment, flat)
         return total / self.count.view(-1, *[1] * (total.dim() - 1))
-
-
-def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-    return None if tensor is None else tensor.to(device)
 
 
 @dataclass
@@ -173,7 +168,13 @@ class Contexts:
 
     def _covered(self, flags: Tensor, length: int) -> Tensor:
         whole = bool(flags.all()) and length < flags.shape[1]
-        if self.windows is not None and (windows := self._windows(flags.shape[1], length, needed=not whole)):
+        windows = None
+        if self.windows is not None:
+            with (
+                contextlib.suppress(AnisoscopeError) if whole else contextlib.nullcontext()
+            ):  # without padding none needed
+                windows = self.windows(flags.shape[1], length)
+        if windows is not None:
             start, stop = windows
             beyond = torch.nn.functional.pad(flags.long(), (0, 1))  # one position past the input, never data
             counts = torch.nn.functional.pad(beyond.cumsum(1), (1, 0))
@@ -186,16 +187,6 @@ class Contexts:
             f"a site has {length} positions where the padded input has {flags.shape[1]}, and how they correspond is "
             "not known; give contexts of equal length, or a mask at the site's resolution with rows=…."
         )
-
-    def _windows(self, given: int, length: int, *, needed: bool) -> tuple[Tensor, Tensor] | None:
-        """The windows of a site, or None where none are known and, without padding, none are needed."""
-        assert self.windows is not None
-        try:
-            return self.windows(given, length)
-        except AnisoscopeError:
-            if needed:
-                raise
-            return None
 
 
 def first_of(real: Tensor) -> Tensor:
@@ -223,18 +214,22 @@ def read_contexts(
     name, content = _content(arguments)
     pixels = None
     if name == "pixel_values" and (real is None or real.dim() == 3):
-        pixels, real = read_pixels(arguments.get(MASK) if real is None else real, content), None
+        pixels, real = read_pixels(arguments.get(PIXEL_MASK) if real is None else real, content), None
     ids = content.detach().cpu().long() if name == "input_ids" else None
     notes: list[str] = []
     if real is None and name != "pixel_values":
-        length = None if name == "input_features" else content.shape[1]
-        real = _mask(arguments.get("attention_mask"), content.shape[0], length)
-        if real is None:
-            real = _padding_mask(arguments, content, notes)
+        real = stated_mask(arguments, content, notes, whole=name != "input_features")
+        real = None if real is None else real.cpu()
         if real is None and name in SOUND:
             real = without_repeated_end(content, config=config, notes=notes)
     if real is None and ids is not None:
-        real = _unmasked(ids, config, notes)
+        real = unpadded_ids(ids, config)
+        real = torch.ones_like(ids, dtype=torch.bool) if real is None else real
+        if not bool(real.all()):
+            notes.append(
+                f"no attention_mask was given; leading and trailing tokens {config.pad_token_id} (pad_token_id) were "
+                "taken as padding, though the model attended to them"
+            )
     elif real is None and name == "inputs_embeds":
         real = torch.ones(content.shape[:2], dtype=torch.bool)
     hashes = _hashes(content if ids is None else ids, real, above, pixels)
@@ -245,7 +240,7 @@ def read_contexts(
 
 
 def original_contexts(arguments: Mapping[str, Any], *, config: Any = None, real: Tensor | None = None) -> Tensor:
-    """Hashes [B] of what the contexts are, not of what of them is shown: a text masked twice is the same text."""
+    """Hashes [B] of the contexts before masking: a text masked in two ways has one hash."""
     ids, labels = arguments.get("input_ids"), arguments.get("labels")
     whole = dict(arguments)
     if isinstance(ids, Tensor) and isinstance(labels, Tensor) and ids.shape == labels.shape:
@@ -256,9 +251,9 @@ def original_contexts(arguments: Mapping[str, Any], *, config: Any = None, real:
 
 
 def _hidden_tokens(ids: Tensor, labels: Tensor) -> bool:
-    """Whether labels are tokens that a mask hides: where there is a label, most ids are one and the same, the mask.
+    """Whether labels are masked tokens: where there is a label, most ids are the same one, the mask token.
 
-    Tags of a token classifier, or the target text of a translation, are labels of the same shape and no such thing.
+    Tags of a token classifier, or the target text of a translation, have the same shape but are no masked tokens.
 
     >>> _hidden_tokens(torch.tensor([[5, 3, 3, 8]]), torch.tensor([[-100, 6, 7, -100]]))
     True
@@ -278,62 +273,60 @@ def _content(arguments: Mapping[str, Any]) -> tuple[str, Tensor]:
             return name, arguments[name]
     tensors = [(k, v) for k, v in arguments.items() if isinstance(v, Tensor) and v.dim() > 0 and "mask" not in k]
     if not tensors:
-        raise AnisoscopeError(
-            f"the forward pass was given no tensor that says what its contexts are (seen: "
-            f"{', '.join(arguments) or 'nothing'}); expected one of {', '.join(CONTENT)}."
-        )
+        raise no_content(arguments)
     name, value = tensors[0]
     ids = value.dim() == 2 and not value.is_floating_point() and not value.is_complex()
     image = value.dim() == 4 and value.is_floating_point()
     return ("input_ids" if ids else "pixel_values" if image else name), value
 
 
-def _padding_mask(arguments: Mapping[str, Any], content: Tensor, notes: list[str]) -> Tensor | None:
-    """What is data by a mask [B, T] of another name: True is padding in `…padding_mask`, data in any other."""
+def no_content(arguments: Mapping[str, Any]) -> AnisoscopeError:
+    """The error for a forward whose arguments do not say what its contexts are."""
+    return AnisoscopeError(
+        f"the forward pass was given no tensor that says what its contexts are (seen: "
+        f"{', '.join(arguments) or 'nothing'}); expected one of {', '.join(CONTENT)}."
+    )
+
+
+def stated_mask(
+    arguments: Mapping[str, Any], content: Tensor, notes: list[str], *, whole: bool = True
+) -> Tensor | None:
+    """Which positions [B, T] are data by the mask that a forward was given, on its device; None without a mask.
+
+    `attention_mask` is without cached positions where `whole`; in a mask of another name True is padding if its name
+    says so. Needs no device–host synchronisation.
+    """
+    mask = arguments.get("attention_mask")
+    if isinstance(mask, Mapping):
+        mask = next((value for value in mask.values() if isinstance(value, Tensor)), None)
+    if isinstance(mask, Tensor):
+        mask = mask.detach()
+        real = mask > MASKED if mask.dim() > 2 and mask.is_floating_point() else mask != 0
+        if mask.dim() > 2:  # a position is real when some query may attend to it
+            real = real.flatten(1, -2).any(1).expand(content.shape[0], -1)
+        return real[:, -content.shape[1] :] if whole else real
     for name, value in arguments.items():
         if "mask" in name and isinstance(value, Tensor) and value.shape == content.shape[:2]:
             padding = "pad" in name
             notes.append(f"{name} was read as the mask: {'True is padding' if padding else 'nonzero is data'}")
-            value = value.detach().cpu()
-            if value.is_floating_point() and padding:  # added to scores: −∞ is padding
-                return value == 0
-            return ~value.bool() if padding else value != 0
+            return value.detach() == 0 if padding else value.detach() != 0
     return None
 
 
-def _mask(mask: Any, batch: int, length: int | None) -> Tensor | None:
-    """A bool mask [B, T] from what a model accepts as attention_mask, without cached positions; None without one."""
-    if isinstance(mask, Mapping):
-        mask = next((value for value in mask.values() if isinstance(value, Tensor)), None)
-    if not isinstance(mask, Tensor):
-        return None
-    mask = mask.detach().cpu()
-    if mask.dim() >= 3:  # a position is real when some query may attend to it
-        open_ = mask if mask.dtype == torch.bool else (mask > MASKED if mask.is_floating_point() else mask != 0)
-        open_ = open_.flatten(1, -2).any(1)
-        real = open_.expand(batch, -1)
-    else:
-        real = mask != 0
-    return real if length is None else real[:, -length:]
+def unpadded_ids(ids: Tensor, config: Any) -> Tensor | None:
+    """Positions [B, T] that are data where no mask was given; None where all are.
 
-
-def _unmasked(ids: Tensor, config: Any, notes: list[str]) -> Tensor:
-    """No mask was given: all is data, except runs of a pad token at the ends that cannot be anything else."""
+    Only runs of a pad token at the ends that cannot be anything else are padding. Needs no device–host synchronisation.
+    """
     pad = getattr(config, "pad_token_id", None)
-    everything = torch.ones_like(ids, dtype=torch.bool)
     if pad is None or pad in special_ids(config, "bos", "eos", "sep", "cls"):
-        return everything
+        return None
     content = ids != pad
     if pad in special_ids(config, "decoder_start"):  # T5 starts its decoder with the pad token
         content[:, 0] = True
     inside = (content.long().cumsum(1) > 0) & (content.flip(1).long().cumsum(1).flip(1) > 0)
-    if bool(content.all()) or bool((inside & ~content).any()) or not bool(content.any()):
-        return everything
-    notes.append(
-        f"no attention_mask was given; leading and trailing tokens {pad} (pad_token_id) were taken as padding, "
-        "though the model attended to them"
-    )
-    return content
+    meant = (inside & ~content).any() | ~content.any()  # pad tokens between others are tokens like any other
+    return content | meant
 
 
 def special_ids(config: Any, *names: str) -> set[int]:
@@ -357,3 +350,28 @@ def _hashes(content: Tensor, real: Tensor | None, above: Contexts | None, pixels
         parts = [row[:, seen] for row, seen in zip(content, pixels, strict=True)]
     values = [content_hash(part, prefix) for part, prefix in zip(parts, prefixes, strict=True)]
     return torch.tensor(values, dtype=torch.int64)
+
+
+def with_ids(arguments: dict[str, Any], outer: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a stack, with the ids of the outer model where the stack was only given their embeddings."""
+    ids, embeds = outer.get("input_ids"), arguments.get("inputs_embeds")
+    lacking = arguments.get("input_ids") is None and isinstance(embeds, Tensor) and isinstance(ids, Tensor)
+    return {**arguments, "input_ids": ids} if lacking and ids.shape == embeds.shape[:2] else arguments  # type: ignore[union-attr]
+
+
+def positioned(x: Tensor, contexts: Contexts, site: Site) -> Tensor:
+    """An activation as [B, T, …]: rows of a flattened one, positions of a feature map, or one row per context."""
+    batch, length = contexts.batch, contexts.length
+    if x.shape[0] == batch and (x.dim() == 3 or site.kind in PER_HEAD):
+        return x
+    if x.dim() == 4 and x.shape[0] == batch:
+        last = contexts.channels_last is not None and contexts.channels_last(site, x.shape)
+        return x.flatten(1, 2) if last else x.flatten(2).transpose(1, 2)
+    if x.dim() == 3 and x.shape[1] == batch and length in (None, x.shape[0]):
+        return x.transpose(0, 1)
+    if x.dim() == 2 and x.shape[0] % batch == 0:
+        return x.unflatten(0, (batch, -1))
+    raise AnisoscopeError(
+        f"site {site} gave a tensor of shape {tuple(x.shape)} for {batch} contexts of {length} positions; expected "
+        "[contexts, positions, width]."
+    )

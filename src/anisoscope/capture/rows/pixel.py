@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
-
-MASK = "pixel_mask"  # [B, H, W], nonzero where a pixel belongs to the image
+from anisoscope.models.forward import PIXEL_MASK
 
 
 def unpadded_cells(pixels: Tensor, length: int) -> Tensor:
@@ -42,7 +41,9 @@ def _grid(size: tuple[int, int], length: int) -> tuple[tuple[int, int], tuple[in
         common = _strides(size[0], counts[0]) & _strides(size[1], counts[1])
         if common:
             ratio = size[0] * counts[1] / (size[1] * counts[0])
-            found.append((max(ratio, 1 / ratio), counts, _likeliest(common, size, counts)))
+            exact = {s for s in common if size == (s * counts[0], s * counts[1])}
+            meant = exact or {s for s in common if s & (s - 1) == 0} or common  # exact, a power of two, or any
+            found.append((max(ratio, 1 / ratio), counts, (min(meant), max(meant))))
     if not found:
         raise AnisoscopeError(
             f"a site has {length} positions where the padded images have {size[0]}×{size[1]} pixels, and how they "
@@ -56,13 +57,6 @@ def _strides(side: int, count: int) -> set[int]:
     return {stride for stride in range(1, side + 1) if count in (side // stride, -(-side // stride))}
 
 
-def _likeliest(strides: set[int], size: tuple[int, int], counts: tuple[int, int]) -> tuple[int, int]:
-    """The least and the greatest stride that may be meant: an exact one, else a power of two, else all of them."""
-    exact = {s for s in strides if (size[0], size[1]) == (s * counts[0], s * counts[1])}
-    chosen = exact or {s for s in strides if s & (s - 1) == 0} or strides
-    return min(chosen), max(chosen)
-
-
 def _cells(side: int, count: int, strides: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """First and one-past-last pixel of each cell, whichever of the strides is meant; one alone has the whole side."""
     number = torch.arange(count)
@@ -71,7 +65,7 @@ def _cells(side: int, count: int, strides: tuple[int, int]) -> tuple[Tensor, Ten
 
 
 def read_pixels(mask: Any, content: Tensor) -> Tensor | None:
-    """A bool mask [B, H, W] from what came as pixel_mask of images [B, C, H, W]; None without one."""
+    """A bool mask [B, H, W] from the pixel_mask of images [B, C, H, W]; None without one."""
     if not isinstance(mask, Tensor):
         return None
     expected = (content.shape[0], *content.shape[-2:])
@@ -84,9 +78,9 @@ def read_pixels(mask: Any, content: Tensor) -> Tensor | None:
 
 
 def with_pixel_mask(arguments: dict[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a forward, with the pixel_mask that its model was given and did not hand on."""
-    mask = next((found[MASK] for found in others if isinstance(found.get(MASK), Tensor)), None)
-    return arguments if mask is None or isinstance(arguments.get(MASK), Tensor) else {**arguments, MASK: mask}
+    """The arguments of a forward with the pixel_mask of the outer model or batch, where that was not passed on."""
+    given = [found[PIXEL_MASK] for found in (arguments, *others) if isinstance(found.get(PIXEL_MASK), Tensor)]
+    return {**arguments, PIXEL_MASK: given[0]} if given else arguments
 
 
 def reads_last(model: nn.Module, layout: Any, site: Any, shape: torch.Size) -> bool:

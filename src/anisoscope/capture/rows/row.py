@@ -1,4 +1,4 @@
-"""Rows: what flows out of a model, already without padding.
+"""Rows of activations without padding, and who takes them.
 
 Shapes: B contexts, T positions, n kept rows, d width, H heads.
 """
@@ -6,8 +6,8 @@ Shapes: B contexts, T positions, n kept rows, d width, H heads.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
@@ -27,7 +27,7 @@ class Batch:
 class Index:
     """Which of the B·T positions are data, and what they are; the same for every site of one stack and resolution.
 
-    It lies on the host, whatever the device of the rows: reading it never waits for a device.
+    It is on the host whatever the device of the rows, so reading it needs no device–host synchronisation.
 
     `context` is a hash of the context's own unpadded content, so it does not depend on batch, order or padding side.
     `position` counts real positions from 0.
@@ -41,6 +41,12 @@ class Index:
     token: Tensor  # [n] int64, -1 where there is no token
     group: tuple[str, ...] | None = None  # name per *context* of the batch (B of them)
     first: Tensor | None = None  # [n] bool, True at the first real position of a context; None for pooled rows
+
+    def taken(self, at: Tensor) -> Self:
+        """The index of some of the rows, in the order of `at` [m]."""
+        names = ("keep", "context", "position", "token", "first")
+        found = {name: x[at] for name in names if (x := getattr(self, name)) is not None}
+        return replace(self, **found)
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Scores:
 
 
 class Sink(Protocol):
-    """Whoever takes the rows; called once per site and forward pass, while the pass is running."""
+    """Takes the rows and scores; called once per site and forward pass, while the pass is running."""
 
     def rows(self, rows: Rows) -> None: ...
 

@@ -23,27 +23,35 @@ Blocks = Callable[[nn.Module, Any], "list[str]"]
 
 @dataclass(frozen=True)
 class Family:
-    """What is special about one family of models.
+    """What is special about one family of models; a field may be a function of the configuration where it varies.
 
     `blocks` gives the path of the module applied at each layer, one entry per application (a shared block repeats).
     `hidden` maps (number of blocks, length of the model's own `hidden_states`) to the layer each entry must equal,
     None where it has no site. `windows` relates a lower resolution to the input's. `final` False: what looks like a
-    final norm is none. `attention` says for which layers query, key and scores cannot be had, and why. `prefix` counts
-    the leading positions that are no part of the input: class, distillation and register tokens, `prefixed` the layers
-    that have them where not all do. `staged`: its blocks lie in stages. `without` names kinds of a block that cannot be
-    read as rows, and why.
+    final norm is none. `attention` says why query, key and scores cannot be had. `prefix` counts the leading positions
+    that are no part of the input: class, distillation and register tokens; `prefixed` are the layers that have them
+    where not all do. `staged`: its blocks lie in stages. `without` names kinds that cannot be read as rows, and why.
     """
 
     about: str
     blocks: Blocks | None = None
     hidden: Callable[[int, int], list[int | None]] | None = None
     windows: Callable[[Any], Windows] | None = None
-    final: Callable[[Any], bool] | None = None
-    attention: Callable[[int, int], str] | None = None  # (layer, number of blocks) -> reason, "" where all is well
-    prefix: Callable[[Any], int] | None = None
+    final: bool | Callable[[Any], bool] | None = None
+    attention: str = ""
+    prefix: int | Callable[[Any], int] = 0
     prefixed: Callable[[Any], frozenset[int]] | None = None
     staged: bool = False
     without: Mapping[str, str] = field(default_factory=dict)
+
+    def has_final(self, config: Any, found: bool) -> bool:
+        """Whether something follows the last block: as the family says it, else as found."""
+        given = self.final(config) if callable(self.final) else self.final
+        return found if given is None else given
+
+    def prefix_of(self, config: Any) -> int:
+        """Leading positions that are no part of the input."""
+        return self.prefix(config) if callable(self.prefix) else self.prefix
 
 
 def albert_blocks(backbone: nn.Module, config: Any) -> list[str]:
@@ -60,12 +68,6 @@ def canine_blocks(backbone: nn.Module, config: Any) -> list[str]:
     return [f"{path}.{i}" for path in lists for i in range(len(backbone.get_submodule(path)))]  # type: ignore[arg-type]
 
 
-def canine_hidden(blocks: int, given: int) -> list[int | None]:
-    """CANINE's own hidden states repeat the input of each of its three encoders."""
-    deep = blocks - 2
-    return [0, 1, None, *range(2, 2 + deep), None, blocks]
-
-
 def canine_windows(config: Any) -> Windows:
     """Molecule 0 is the first character again; molecule j reads characters r(j-1) … rj-1 of rate r."""
     rate = config.downsampling_rate
@@ -79,11 +81,6 @@ def canine_windows(config: Any) -> Windows:
     return windows
 
 
-def mamba_hidden(blocks: int, given: int) -> list[int | None]:
-    """Mamba's own hidden states start after the first block."""
-    return [*range(1, blocks + 1), blocks]
-
-
 def padding_windows(config: Any) -> Windows:
     """A model that lengthens its input on the right: row j reads position j, and what it added is no data."""
 
@@ -94,9 +91,13 @@ def padding_windows(config: Any) -> Windows:
     return windows
 
 
+def _convolutions(config: Any) -> list[tuple[int, int, int]]:
+    return [(kernel, stride, 0) for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True)]
+
+
 def speech_windows(config: Any) -> Windows:
     """wav2vec 2.0 and its relatives: convolutions over samples, then those of an adapter where there is one."""
-    layers = [(kernel, stride, 0) for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True)]
+    layers = _convolutions(config)
     if getattr(config, "add_adapter", False):
         kernel = int(getattr(config, "adapter_kernel_size", 3))
         layers += [(kernel, int(config.adapter_stride), 1)] * int(config.num_adapter_layers)
@@ -105,18 +106,12 @@ def speech_windows(config: Any) -> Windows:
 
 def squeezed_windows(config: Any) -> Windows:
     """SEW: blocks read the mean of several frames, and what they give is spread over as many frames again."""
-    layers = [(kernel, stride, 0) for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True)]
-    return lambda length, rows: squeezed(length, rows, layers, factor=int(config.squeeze_factor))
+    return lambda length, rows: squeezed(length, rows, _convolutions(config), factor=int(config.squeeze_factor))
 
 
-def whisper_windows(config: Any) -> Windows:
-    """Row j reads the mel frames 2j-2 … 2j+2, those before the beginning and after the end left out."""
-    return lambda length, rows: convolved(length, rows, [(3, 1, 1), (3, 2, 1)])
-
-
-def moonshine_windows(config: Any) -> Windows:
-    """Row j reads the 895 samples from 384j on."""
-    return lambda length, rows: convolved(length, rows, [(127, 64, 0), (7, 3, 0), (3, 2, 0)])
+def _convolved(*layers: tuple[int, int, int]) -> Callable[[Any], Windows]:
+    """Windows of fixed convolutions (kernel, stride, padding)."""
+    return lambda config: lambda length, rows: convolved(length, rows, layers)
 
 
 def spectrogram_windows(config: Any) -> Windows:
@@ -133,26 +128,6 @@ def spectrogram_windows(config: Any) -> Windows:
     return windows
 
 
-def registers(config: Any) -> int:
-    """A class token and the registers after it."""
-    return 1 + int(config.num_register_tokens)
-
-
-def stable_norm(config: Any) -> bool:
-    """wav2vec 2.0 norms after the last block only where it norms before each sublayer."""
-    return bool(config.do_stable_layer_norm)
-
-
-def local_attention(layer: int, blocks: int) -> str:
-    """Attention computed in bands or chunks."""
-    return "its attention is computed in bands"
-
-
-def deberta_attention(layer: int, blocks: int) -> str:
-    """DeBERTa's scores are not one product of queries with keys."""
-    return "its scores are a sum of content and position products"
-
-
 def cvt_classes(config: Any) -> frozenset[int]:
     """CvT: the layers of the stages that have a class token; the input of the first block is layer 0."""
     stages = [stage for stage, depth in enumerate(config.depth) for _ in range(depth)]
@@ -166,71 +141,83 @@ def pvt_classes(config: Any) -> frozenset[int]:
     return frozenset(range(depth - config.depths[-1] + 1, depth + 1))
 
 
+_DISENTANGLED = "its scores are a sum of content and position products"
 _WINDOWED = dict.fromkeys(("attn_in", "attn_out"), "its attention reads windows of the map, one after another")
 _NORMED = dict.fromkeys(("mlp_in", "mlp_out"), "what its feed-forward part gives is normed before it is added")
+
+
+def _stable_norm(config: Any) -> bool:
+    """wav2vec 2.0 norms after the last block only where it norms before each sublayer."""
+    return bool(config.do_stable_layer_norm)
+
 
 FAMILIES: dict[str, Family] = {
     "albert": Family("one shared layer: as many sites as applications", blocks=albert_blocks),
     "canine": Family(
         "characters, then molecules of several characters, then characters again",
         blocks=canine_blocks,
-        hidden=canine_hidden,
+        # its own hidden states repeat the input of each of its three encoders
+        hidden=lambda blocks, given: [0, 1, None, *range(2, blocks), None, blocks],
         windows=canine_windows,
     ),
-    "deberta": Family("disentangled attention", final=lambda config: False, attention=deberta_attention),
-    "deberta-v2": Family("disentangled attention", final=lambda config: False, attention=deberta_attention),
-    "mamba": Family("state space, no attention", hidden=mamba_hidden),
-    "longformer": Family("banded attention, lengthens its input", windows=padding_windows, attention=local_attention),
-    "wav2vec2": Family("frames of speech", final=stable_norm, windows=speech_windows),
-    "hubert": Family("frames of speech", final=stable_norm, windows=speech_windows),
-    "wavlm": Family("frames of speech, gated relative bias", final=stable_norm, windows=speech_windows),
-    "data2vec-audio": Family("frames of speech", final=lambda config: False, windows=speech_windows),
+    "deberta": Family("disentangled attention", final=False, attention=_DISENTANGLED),
+    "deberta-v2": Family("disentangled attention", final=False, attention=_DISENTANGLED),
+    "mamba": Family(  # its own hidden states start after the first block
+        "state space, no attention", hidden=lambda blocks, given: [*range(1, blocks + 1), blocks]
+    ),
+    "longformer": Family(
+        "banded attention, lengthens its input", windows=padding_windows, attention="its attention is computed in bands"
+    ),
+    "wav2vec2": Family("frames of speech", final=_stable_norm, windows=speech_windows),
+    "hubert": Family("frames of speech", final=_stable_norm, windows=speech_windows),
+    "wavlm": Family("frames of speech, gated relative bias", final=_stable_norm, windows=speech_windows),
+    "data2vec-audio": Family("frames of speech", final=False, windows=speech_windows),
     "sew": Family("frames of speech, several squeezed to a row", windows=squeezed_windows),
     "sew-d": Family(
         "frames of speech, several squeezed to a row, disentangled attention",
         windows=squeezed_windows,
-        attention=deberta_attention,
+        attention=_DISENTANGLED,
     ),
-    "whisper": Family("speech encoder over 30 s of mel frames, and text decoder", windows=whisper_windows),
-    "moonshine": Family("speech encoder over samples, and text decoder, rotary", windows=moonshine_windows),
+    "whisper": Family(
+        "speech encoder over 30 s of mel frames, and text decoder", windows=_convolved((3, 1, 1), (3, 2, 1))
+    ),
+    "moonshine": Family(
+        "speech encoder over samples, and text decoder, rotary", windows=_convolved((127, 64, 0), (7, 3, 0), (3, 2, 0))
+    ),
     "audio-spectrogram-transformer": Family(
-        "patches of a spectrogram, class and distillation token apart",
-        windows=spectrogram_windows,
-        prefix=lambda config: 2,
+        "patches of a spectrogram, class and distillation token apart", windows=spectrogram_windows, prefix=2
     ),
-    "vit": Family("image patches, class token apart", prefix=lambda config: 1),
-    "deit": Family("image patches, class and distillation token apart", prefix=lambda config: 2),
-    "beit": Family("image patches, class token apart, scaled sublayers", prefix=lambda config: 1),
-    "dinov2": Family("image patches, class token apart, scaled sublayers", prefix=lambda config: 1),
-    "dinov2_with_registers": Family("as DINOv2, registers apart too", prefix=registers),
-    "vit_mae": Family("the image patches that are shown, class token apart", prefix=lambda config: 1),
-    "clip_vision_model": Family(
-        "image patches, class token apart", final=lambda config: False, prefix=lambda config: 1
+    "vit": Family("image patches, class token apart", prefix=1),
+    "deit": Family("image patches, class and distillation token apart", prefix=2),
+    "beit": Family("image patches, class token apart, scaled sublayers", prefix=1),
+    "dinov2": Family("image patches, class token apart, scaled sublayers", prefix=1),
+    "dinov2_with_registers": Family(
+        "as DINOv2, registers apart too", prefix=lambda config: 1 + int(config.num_register_tokens)
     ),
-    "resnet": Family("feature maps of residual convolutions", staged=True, final=lambda config: False),
-    "convnext": Family("feature maps, norm after the pooling alone", staged=True, final=lambda config: False),
-    "convnextv2": Family("feature maps, norm after the pooling alone", staged=True, final=lambda config: False),
+    "vit_mae": Family("the image patches that are shown, class token apart", prefix=1),
+    "clip_vision_model": Family("image patches, class token apart", final=False, prefix=1),
+    "resnet": Family("feature maps of residual convolutions", staged=True, final=False),
+    "convnext": Family("feature maps, norm after the pooling alone", staged=True, final=False),
+    "convnextv2": Family("feature maps, norm after the pooling alone", staged=True, final=False),
     "efficientnet": Family("feature maps, a flat list of blocks, final after its last convolution", staged=True),
-    "mobilenet_v1": Family("feature maps, a flat list of convolutions", staged=True, final=lambda config: False),
+    "mobilenet_v1": Family("feature maps, a flat list of convolutions", staged=True, final=False),
     "mobilenet_v2": Family(
-        "feature maps, a flat list of blocks, final after its last convolution", staged=True, final=lambda config: True
+        "feature maps, a flat list of blocks, final after its last convolution", staged=True, final=True
     ),
     "cvt": Family(
         "attention between convolutions, class token of the last stage apart",
         staged=True,
-        final=lambda config: False,
+        final=False,
         prefix=lambda config: int(any(config.cls_token)),
         prefixed=cvt_classes,
     ),
     "pvt": Family(
         "patches in stages, class token of the last stage apart; keys of fewer positions",
         staged=True,
-        prefix=lambda config: 1,
+        prefix=1,
         prefixed=pvt_classes,
     ),
-    "segformer": Family(
-        "patches in stages, a norm ends each stage; keys of fewer positions", staged=True, final=lambda config: False
-    ),
+    "segformer": Family("patches in stages, a norm ends each stage; keys of fewer positions", staged=True, final=False),
     "swin": Family(
         "patches in stages, merged where a stage ends; attention in windows", staged=True, without=_WINDOWED
     ),
@@ -309,6 +296,6 @@ def _verified(name: str) -> str:
         return "embed, resid, stage, stage_mean, final" + (", query, key, scores" if attends else "")
     if name == "mamba":
         return "embed, resid, final"
-    if family is not None and family.attention in (deberta_attention, local_attention):
+    if family is not None and family.attention:
         return sites
     return f"{sites}, query, key" + ("" if name == "gemma2" else ", scores")

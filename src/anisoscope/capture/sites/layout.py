@@ -1,6 +1,6 @@
 """Where the sites of a model are: block lists found by their configured length, parts found by their usual names.
 
-Nothing here is trusted: `verify` checks every site numerically against what the model itself says.
+`verify` checks every site found here numerically against the model's own outputs.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from anisoscope.capture.rows.index import CONTENT, Windows
+from anisoscope.capture.rows.index import Windows
 from anisoscope.capture.sites import part as parts
 from anisoscope.capture.sites.family import REFUSED, Family, family_of
 from anisoscope.capture.sites.part import Place
 from anisoscope.capture.sites.patch import SpecialPositions, named_tokens
-from anisoscope.capture.sites.site import Site, check_kinds
+from anisoscope.capture.sites.site import ROTARY_KINDS, SELF_KINDS, Site, check_kinds
 from anisoscope.capture.sites.stage import Trunk, find_trunk
 from anisoscope.errors import AnisoscopeError
-
-# What a stack returns, and whether a norm or a projection lies between it and the last block.
+from anisoscope.models.forward import CONTENT, attends, unwrapped
+from anisoscope.models.modality import modality_of
 
 
 def find_final(model: nn.Module, owner: str, *, block: str, config: Any) -> tuple[Place, bool]:
@@ -57,7 +58,7 @@ def _after_blocks(model: nn.Module, path: str, *, blocks: str) -> list[str]:
 
 
 _LENGTHS = re.compile(r"^(n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers)$")
-_ATTENTION = (*parts.SELF_KINDS, *parts.ROTARY_KINDS)
+_ATTENTION = (*SELF_KINDS, *ROTARY_KINDS)
 _STAGED = ("depths", "depth", "hidden_sizes", "embed_dims")  # one number for each stage in a configuration
 
 
@@ -79,9 +80,7 @@ class Stack:
     prefix: int = 0  # leading positions that are no part of the input: class, distillation and register tokens
     prefixed: frozenset[int] | None = None  # the layers that have them; None: all
     suffix: int = 0  # trailing positions that are no part of the input: detection tokens
-    tokens: SpecialPositions | None = (
-        None  # both, by the names of parameters, to be checked in a pass; None where a family says
-    )
+    tokens: SpecialPositions | None = None  # both by parameter names, to be checked in a pass; None where a family says
 
     @property
     def depth(self) -> int:
@@ -97,6 +96,10 @@ class Stack:
     def staged(self) -> bool:
         """Whether it ends in several feature maps."""
         return any(kind == "stage" for _, kind in self.fixed)
+
+    def labelled(self, note: str) -> str:
+        """A note with the name of the stack, where a model has several."""
+        return note if self.name == "single" else f"{self.name}: {note}"
 
     def prefix_at(self, layer: int) -> int:
         """Leading positions of a layer that are no part of the input."""
@@ -140,6 +143,11 @@ class Layout:
         """Every kind that at least one stack has, and the weight tables."""
         return [*dict.fromkeys(kind for stack in self.stacks for kind in stack.kinds), *self.tables]
 
+    @property
+    def apart(self) -> set[str]:
+        """The stacks that have class or register tokens, whose rows are kept apart."""
+        return {stack.name for stack in self.stacks if stack.prefix or stack.suffix}
+
     def stack(self, name: str) -> Stack:
         """The stack of that name."""
         for stack in self.stacks:
@@ -152,8 +160,11 @@ class Layout:
         asked = check_kinds(list(kinds) if kinds is not None else ["embed", "resid", "final"])
         wanted = None if layers is None else set(layers)
         self._refuse_unknown(asked)
-        found = [site for stack in self.stacks for site in self._of(stack, asked)]
-        found += [self._table(kind) for kind in asked if kind in self.tables]
+        alone = asked == ["final"]  # beside others it is dropped where it would repeat the last block
+        found = [s for stack in self.stacks for s in stack.sites(asked) if stack.has_norm or alone or s.kind != "final"]
+        last = self.stacks[-1]
+        tables = {"embed_weight": Site(0, "embed_weight", last.name), "unembed": Site(last.depth, "unembed", last.name)}
+        found += [tables[kind] for kind in asked if kind in self.tables]
         found = [site for site in found if wanted is None or site.layer in wanted]
         if not found:
             raise AnisoscopeError(
@@ -162,24 +173,13 @@ class Layout:
             )
         return found
 
-    def _of(self, stack: Stack, asked: list[str]) -> list[Site]:
-        """Final beside others is dropped where it would repeat the last block; asked for alone it is given."""
-        given = stack.has_norm or asked == ["final"]
-        return [site for site in stack.sites(asked) if given or site.kind != "final"]
-
     def _refuse_unknown(self, asked: list[str]) -> None:
         has = set(self.kinds)
         for kind in asked:
             if kind not in has and kind != "final":
                 known = ", ".join(self.kinds)
-                raise AnisoscopeError(f"{self.model} has no site {kind!r}{self._why(kind)}; it has {known}.")
-
-    def _why(self, kind: str) -> str:
-        reasons = [stack.missing[kind] for stack in self.stacks if kind in stack.missing]
-        return f" ({reasons[0]})" if reasons else ""
-
-    def _table(self, kind: str) -> Site:
-        return Site(0 if kind == "embed_weight" else self.stacks[-1].depth, kind, self.stacks[-1].name)
+                reason = next((f" ({stack.missing[kind]})" for stack in self.stacks if kind in stack.missing), "")
+                raise AnisoscopeError(f"{self.model} has no site {kind!r}{reason}; it has {known}.")
 
 
 def find_layout(model: nn.Module) -> Layout:
@@ -194,9 +194,17 @@ def find_layout(model: nn.Module) -> Layout:
         stacks: tuple[Stack, ...] = (_staged_stack(model, trunk),)
     else:
         stacks = tuple(_stack(model, name, paths) for name, paths in _block_lists(model, names).items())
-    from anisoscope.capture.sites.weight import table_kinds
+    return Layout(_called(model), stacks, tuple(kind for kind in _TABLES if _weight_table(model, kind) is not None))
 
-    return Layout(_called(model), stacks, tuple(table_kinds(model)))
+
+def pool_fits(model: nn.Module, pool: str, layout: Layout | None = None) -> bool:
+    """Whether the row that a pool takes of a context means something: a class token, the last position of a text.
+
+    Of sounds and pictures the first and the last position are frames or patches like any other.
+    """
+    if pool not in ("cls", "last") or modality_of(model).is_text:
+        return True
+    return pool == "cls" and any(stack.prefix for stack in (layout or find_layout(model)).stacks)
 
 
 def refuse_compiled(model: nn.Module) -> None:
@@ -214,18 +222,6 @@ def _called(model: nn.Module) -> str:
     return type(unwrapped(model)).__name__
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside data-parallel and adapter wrappers."""
-    while True:
-        inner = getattr(model, "module", None)
-        if isinstance(inner, nn.Module) and "Parallel" in type(model).__name__:
-            model = inner
-        elif hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
-            model = model.get_base_model()  # type: ignore[operator]
-        else:
-            return model
-
-
 def _block_lists(model: nn.Module, names: dict[str, nn.Module]) -> dict[str, list[str]]:
     special = _from_table(names)
     if special is not None:
@@ -233,11 +229,11 @@ def _block_lists(model: nn.Module, names: dict[str, nn.Module]) -> dict[str, lis
     lists = _candidates(names)
     if len(lists) == 1:
         return {"single": _members(lists[0], names)}
-    if sides := _sides(lists):
-        return {side: _members(path, names) for side, path in sides.items()}
+    if pair := _encoder_and_decoder(lists):
+        return {side: _members(path, names) for side, path in pair.items()}
     raise AnisoscopeError(
         f"{_called(model)}: found {'several' if lists else 'no'} block lists of the configured length"
-        f"{' (' + ', '.join(lists) + ')' if lists else ' and no stages'}; add a row to families.py like the one of "
+        f"{' (' + ', '.join(lists) + ')' if lists else ' and no stages'}; add a row to family.py like the one of "
         "ALBERT, give one submodel, or name modules with modules=[…]."
     )
 
@@ -291,14 +287,14 @@ def _candidates(names: dict[str, nn.Module]) -> list[str]:
     else:  # a plain module: a list of at least two blocks of one class
         lists = [path for path in lists if _uniform(names[path])]
     lists = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
-    if len(lists) == 1 or _sides(lists):
+    if len(lists) == 1 or _encoder_and_decoder(lists):
         return lists
     attending = [path for path in lists if all(parts.attention_of(block) for block in names[path].children())]
     return attending or lists
 
 
-def _sides(lists: list[str]) -> dict[str, str]:
-    """The two lists of an encoder and its decoder, or nothing."""
+def _encoder_and_decoder(lists: list[str]) -> dict[str, str]:
+    """The block lists of an encoder and its decoder, or nothing."""
     names = {path: next((part for part in path.split(".") if part in ("encoder", "decoder")), "") for path in lists}
     sides = {side: [path for path in lists if names[path] == side] for side in ("encoder", "decoder")}
     apart = all(len(paths) == 1 for paths in sides.values()) and sides["encoder"] != sides["decoder"]
@@ -306,9 +302,8 @@ def _sides(lists: list[str]) -> dict[str, str]:
 
 
 def _uniform(blocks: nn.Module) -> bool:
-    classes = {type(block) for block in blocks.children()}
-    count = len(list(blocks.children()))
-    return count > 1 and len(classes) == 1 and any(True for _ in blocks.parameters())
+    classes = [type(block) for block in blocks.children()]
+    return len(classes) > 1 and len(set(classes)) == 1 and next(blocks.parameters(), None) is not None
 
 
 def _lengths(config: Any, depth: int = 2) -> set[int]:
@@ -332,14 +327,13 @@ def _stack(model: nn.Module, name: str, blocks: list[str]) -> Stack:
         places = {at: place for at, place in places.items() if at[1] != "scores"}
         missing["scores"] = reason
     final, has_norm = find_final(model, owner, block=blocks[0], config=config)
-    if family is not None and family.final is not None:
-        has_norm = family.final(config)
+    has_norm = family.has_final(config, has_norm) if family is not None else has_norm
     if not has_norm:
         missing["final"] = "no norm follows the last block"
     windows = family.windows(config) if family is not None and family.windows is not None else None
     stack = Stack(name, owner, tuple(blocks), places, final, has_norm, config, windows, family, missing)
     if family is not None:
-        return replace(stack, prefix=family.prefix(config) if family.prefix is not None else 0)
+        return replace(stack, prefix=family.prefix_of(config))
     tokens = named_tokens(model, owner)
     return replace(stack, prefix=tokens.before, suffix=tokens.after, tokens=tokens) if tokens is not None else stack
 
@@ -351,23 +345,17 @@ def _staged_stack(model: nn.Module, trunk: Trunk) -> Stack:
     final, has_norm = find_final(model, stack.owner, block=trunk.stages[0].path, config=config)
     if not hasattr(config, "model_type"):  # what a plain module returns is the answer of its head
         final, has_norm = trunk.final or Place(trunk.stages[-1].path, "out"), trunk.final is not None
-    elif family is not None and family.final is not None:
-        has_norm = family.final(config)
+    elif family is not None:
+        has_norm = family.has_final(config, has_norm)
     without = dict(family.without) if family is not None else {}
     places = {at: place for at, place in stack.places.items() if at[1] not in without}
-    if not any(parts.attends(model.get_submodule(path)) for path in trunk.blocks):
+    if not any(attends(model.get_submodule(path)) for path in trunk.blocks):
         missing |= dict.fromkeys(_ATTENTION, "its blocks have no attention")
     missing = {kind: why for kind, why in (missing | without).items() if kind != "final"}
     missing |= {} if has_norm else {"final": "nothing follows the last stage"}
     prefixed = family.prefixed(config) if family is not None and family.prefixed is not None else None
-    parts_of: dict[str, Any] = {
-        "places": places,
-        "final": final,
-        "has_norm": has_norm,
-        "missing": missing,
-        "prefixed": prefixed,
-    }
-    return replace(stack, fixed=trunk.fixed(), **parts_of)
+    changed: dict[str, Any] = {"places": places, "final": final, "has_norm": has_norm, "missing": missing}
+    return replace(stack, fixed=trunk.fixed(), prefixed=prefixed, **changed)
 
 
 def _owner(model: nn.Module, block: str) -> str:
@@ -389,7 +377,7 @@ def _places(
     missing: dict[str, str] = {}
     for layer, path in enumerate(blocks, start=1):
         found = parts.places_of(model.get_submodule(path), path, scale=scale)
-        reason = family.attention(layer, len(blocks)) if family is not None and family.attention is not None else ""
+        reason = family.attention if family is not None else ""
         for kind, place in found.items():
             if reason and kind in _ATTENTION:
                 missing[kind] = reason
@@ -407,3 +395,30 @@ def _unwritten_scores(block: nn.Module, config: Any) -> str:
         return "its scores are capped before the softmax"
     sinks = any(name.endswith("sinks") for name, _ in block.named_parameters())
     return "its softmax has a sink besides the keys" if sinks else ""
+
+
+# -- weight tables as rows --------------------------------------------------------------------------------------------
+
+_TABLES = {"embed_weight": "get_input_embeddings", "unembed": "get_output_embeddings"}
+
+
+def weight_rows(model: nn.Module, kind: str) -> Tensor:
+    """Rows of `embed_weight` or `unembed` [V, d], one per token, in float32 or float64."""
+    table = _weight_table(model, kind)
+    if table is None:
+        want = "an embedding table" if kind == "embed_weight" else "an output head (…ForCausalLM or …ForMaskedLM)"
+        raise AnisoscopeError(f"{type(model).__name__} has no weight table {kind!r}; expected a model with {want}.")
+    weight = table.detach()
+    return weight if weight.dtype == torch.float64 else weight.float()
+
+
+def _weight_table(model: nn.Module, kind: str) -> Tensor | None:
+    if kind not in _TABLES:
+        raise AnisoscopeError(f"{kind!r} is no weight table; expected {' or '.join(_TABLES)}.")
+    reader = getattr(unwrapped(model), _TABLES[kind], None)
+    try:
+        module = reader() if reader is not None else None
+    except (NotImplementedError, AttributeError):  # how transformers says that a model has no such table
+        return None
+    weight = getattr(module, "weight", None)
+    return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None

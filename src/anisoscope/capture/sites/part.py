@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from anisoscope.capture.attention.rotation import rotates
+from anisoscope.capture.sites.site import CALLED_KINDS, CROSS_KINDS, ROTARY_KINDS, SELF_KINDS
 
-SELF_KINDS = ("query", "key", "scores")
-ROTARY_KINDS = ("query_unrotated", "key_unrotated")
-CROSS_KINDS = ("cross_query", "cross_key", "cross_scores")
-CALLED_KINDS = (*SELF_KINDS, *ROTARY_KINDS, *CROSS_KINDS)  # read from attention calls, not from a module's output
-PER_HEAD = frozenset(CALLED_KINDS) - {"scores", "cross_scores"}
 KINDS_OF_BLOCK = ("attn_in", "attn_out", "mlp_in", "mlp_out", *CALLED_KINDS)
 ABSENT = {  # why most models have no such site, which is no lack
     **dict.fromkeys(ROTARY_KINDS, "its attention calls no rotary function"),
@@ -31,10 +26,6 @@ _FEED_LAST = ("layer.2.DenseReluDense", *_FEED)
 # norm after the feed-forward part; `post_mlp_layernorm` only beside a norm before the attention.
 _AFTER_ATTENTION = ("layer_scale1", "post_self_attn_layernorm", "post_attention_layernorm", "post_attention_norm")
 _AFTER_FEED = ("layer_scale2", "post_feedforward_layernorm", "post_ffw_layernorm", "post_feedforward_norm")
-# Projections to queries and keys: their names say more than the word attention, which gates of channels go by, too.
-_PROJECTIONS = re.compile(
-    r"^((to_|c_|W|projection_)?(q|k|qk|kv|qkv|query|key|query_key_value|attn)(_proj|_lin)?|queries_.*)$"
-)
 
 
 @dataclass(frozen=True)
@@ -56,13 +47,6 @@ def child(module: nn.Module, paths: Iterable[str]) -> str:
         except AttributeError:
             continue
     return ""
-
-
-def attends(module: nn.Module) -> bool:
-    """Whether anything in a module makes queries and keys."""
-    if any(isinstance(part, nn.MultiheadAttention) for part in module.modules()):
-        return True
-    return any(_PROJECTIONS.match(path.rpartition(".")[2]) for path, _ in module.named_modules())
 
 
 def attention_of(block: nn.Module) -> str:
@@ -91,11 +75,10 @@ def places_of(block: nn.Module, prefix: str, *, scale: float = 1.0) -> dict[str,
     if cross:
         found["cross_out"] = Place(_added_by_attention(block, cross), "out", scale)
         found |= {kind: Place(cross, "call") for kind in CROSS_KINDS}
-    return {kind: _under(prefix, place) for kind, place in found.items()}
-
-
-def _under(prefix: str, place: Place) -> Place:
-    return Place(f"{prefix}.{place.path}", place.side, place.scale, place.gain and f"{prefix}.{place.gain}")
+    return {
+        kind: replace(place, path=f"{prefix}.{place.path}", gain=place.gain and f"{prefix}.{place.gain}")
+        for kind, place in found.items()
+    }
 
 
 def _gain(block: nn.Module, name: str) -> str:

@@ -1,6 +1,6 @@
 """Positions of an image model that are no patches: class, distillation, register and detection tokens.
 
-A family's row in `families.py` says how many there are. Any other model has them as parameters beside its patch
+A family's row in `family.py` says how many there are. Any other model has them as parameters beside its patch
 projection; a pass then checks them: positions of the first block = patches + tokens, P + k = T.
 """
 
@@ -47,7 +47,7 @@ def named_tokens(model: nn.Module, owner: str) -> SpecialPositions | None:
         return None
     around = _around(root)
     found = {name: p for name, p in root.named_parameters() if _NAMES.match(name.rpartition(".")[2])}
-    sizes = {name: _count(p) for name, p in found.items() if around(name.rpartition(".")[0])}
+    sizes = {name: int(p.shape[:-1].numel()) for name, p in found.items() if around(name.rpartition(".")[0])}
     after = sum(size for name, size in sizes.items() if _LAST.match(name.rpartition(".")[2]))
     return SpecialPositions(sum(sizes.values()) - after, after, tuple(name.rpartition(".")[2] for name in sizes))
 
@@ -68,66 +68,38 @@ def _around(root: nn.Module) -> Any:
     return lambda path: not path or f"{first}.".startswith(f"{path}.")
 
 
-def _count(parameter: Tensor) -> int:
-    """Tokens that a parameter holds: all but its last dimension."""
-    return int(parameter.shape[:-1].numel())
-
-
-class Patches:
-    """Sizes that the image had, cut into patches, before the first block of a pass."""
-
-    def __init__(self) -> None:
-        self.counts: list[int] = []
-
-    def begin(self, arguments: Mapping[str, Any], config: Any) -> None:
-        """What the pixels themselves say: patches that come cut, or images and the configured size of a patch."""
-        self.counts = []
-        pixels, size = arguments.get("pixel_values"), getattr(config, "patch_size", None)
-        if not isinstance(pixels, Tensor):
-            return
-        if pixels.dim() == 3:
-            self.counts.append(int(pixels.shape[1]))
-        elif pixels.dim() == 4 and isinstance(size, int):
-            self.counts.append((pixels.shape[2] // size) * (pixels.shape[3] // size))
-
-    def cut(self, output: Tensor, batch: int) -> None:
-        """A convolution before the blocks gave this map; frames of a film may be contexts of their own there."""
-        self.counts.append(output[:, 0].numel() // batch)
+def patch_counts(arguments: Mapping[str, Any], config: Any) -> list[int]:
+    """The number of patches by the pixels: they come cut into patches, or the configuration has the patch size."""
+    pixels, size = arguments.get("pixel_values"), getattr(config, "patch_size", None)
+    if isinstance(pixels, Tensor) and pixels.dim() == 3:
+        return [int(pixels.shape[1])]
+    if isinstance(pixels, Tensor) and pixels.dim() == 4 and isinstance(size, int):
+        return [(pixels.shape[2] // size) * (pixels.shape[3] // size)]
+    return []
 
 
 def settle(tokens: SpecialPositions, x: Tensor, patches: Sequence[int]) -> tuple[SpecialPositions, str]:
     """The tokens among the positions of the first block's input x [B, T, d], and a note where they cannot be told.
 
-    Tokens are the same for every image, so with several images their place is seen.
+    Tokens are the same for every image: of several images, the last positions are the tokens where they, and not the
+    first ones, are equal in all.
     """
     positions, k = int(x.shape[1]), tokens.count
     fitting = [count for count in patches if 0 < count <= positions]
     if not patches or positions - k in fitting:
-        return _in_place(tokens, x), ""
+        last = len(x) > 1 and tokens.before and not _same(x[:, : tokens.before]) and _same(x[:, -k:])
+        return (SpecialPositions(0, k, tokens.names) if last else tokens), ""
     if not k and (positions in fitting or not fitting):
         return SpecialPositions(), ""  # every position is a patch, or patches were merged
     if positions in fitting:
-        return (
-            SpecialPositions(),
-            f"{', '.join(tokens.names)} is at no position of the first block: all positions are patches",
-        )
+        note = f"{', '.join(tokens.names)} is at no position of the first block: all positions are patches"
+        return SpecialPositions(), note
     told = f"{positions} positions where the image has {(fitting or list(patches))[-1]} patches"
-    if not k:
-        what = "and no parameter says what the others are"
-    else:
-        what = f"which its {k} tokens ({', '.join(tokens.names)}) do not explain"
-    return (
-        SpecialPositions(),
-        f"the first block reads {told}, {what}: all positions are counted, and none as a class token",
+    what = f"which its {k} tokens ({', '.join(tokens.names)}) do not explain"
+    what = what if k else "and no parameter says what the others are"
+    return SpecialPositions(), (
+        f"the first block reads {told}, {what}: all positions are counted, and none as a class token"
     )
-
-
-def _in_place(tokens: SpecialPositions, x: Tensor) -> SpecialPositions:
-    """The same tokens; all of them last where those positions, and not the first ones, are equal in all images."""
-    k = tokens.count
-    if len(x) < 2 or not tokens.before or _same(x[:, : tokens.before]):
-        return tokens
-    return SpecialPositions(0, k, tokens.names) if _same(x[:, -k:]) else tokens
 
 
 def _same(x: Tensor) -> bool:

@@ -35,6 +35,12 @@ KINDS: dict[str, str] = {
     "rows": "rows of a file",
 }
 
+SELF_KINDS = ("query", "key", "scores")
+ROTARY_KINDS = ("query_unrotated", "key_unrotated")
+CROSS_KINDS = ("cross_query", "cross_key", "cross_scores")
+CALLED_KINDS = (*SELF_KINDS, *ROTARY_KINDS, *CROSS_KINDS)  # read from attention calls, not from a module's output
+PER_HEAD = frozenset(CALLED_KINDS) - {"scores", "cross_scores"}
+
 
 @dataclass(frozen=True, order=True)
 class Site:
@@ -67,7 +73,7 @@ def check_kinds(kinds: list[str]) -> list[str]:
     return kinds
 
 
-# what a user asked to look at, in words: names of sites, modules and layers
+# -- names of sites, modules and layers as a user gives them -----------------------------------------------------------
 
 EVERY = "all"  # in place of the names of sites: all that a model has
 

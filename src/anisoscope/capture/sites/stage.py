@@ -95,7 +95,10 @@ def _numbered(children: Sequence[Item]) -> tuple[list[Stage], str] | None:
 def _listed(items: Sequence[Item]) -> tuple[list[Stage], str] | None:
     """A list of stages, of blocks, or of single convolutions."""
     nested = _nested(items)
-    if len(nested) > 1 and _differ([child for at, child in items if at in nested]):
+    modules = [child for at, child in items if at in nested] if len(nested) > 1 else []
+    widths = {(_reads(module), _width(module), _normed(module)) for module in modules}
+    # blocks of a plain transformer are lists of sublayers, too: stages convolve, or differ in their widths
+    if any(map(_convolves, modules)) or len(widths) > 1:
         return [_stage(child, at, nested[at]) for at, child in items if at in nested], ""
     blocks = [(at, child) for at, child in items if _is_block(child)]
     if len(blocks) > 1:
@@ -110,15 +113,9 @@ def _nested(items: Sequence[Item]) -> dict[str, list[str]]:
     for at, child in items:
         place = places.get(type(child))
         if at not in found and place is not None and not isinstance(child, _LISTS):
-            inner = _children(child.get_submodule(place), _joined(at, place))
+            inner = _children(child.get_submodule(place), f"{at}.{place}" if place else at)
             found[at] = [path for path, part in inner if _is_block(part)] or [at]
     return found
-
-
-def _differ(modules: Sequence[nn.Module]) -> bool:
-    """Blocks of a plain transformer are lists of sublayers too: stages convolve, or differ in their widths."""
-    widths = {(_reads(module), _width(module), _normed(module)) for module in modules}
-    return any(map(_convolves, modules)) or len(widths) > 1
 
 
 def _stage(module: nn.Module, path: str, blocks: Sequence[str]) -> Stage:
@@ -171,7 +168,7 @@ def _chain(items: Sequence[Item]) -> tuple[list[Stage], str] | None:
         elif units and units[-1] == len(order) - 1:
             order[-1] = (path, order[-1][1])
     found = [order[i] for i in units]
-    stem = found[0][0] if found and _reads_pixels(found[0][1]) else ""
+    stem = found[0][0] if found and _reads(found[0][1]) <= _PIXELS else ""
     if len(found) < 2:
         return None
     blocks = found[1:] if stem else found
@@ -183,21 +180,15 @@ def _head(following: Sequence[Item]) -> Place | None:
     after: list[str] = []
     for path, module in following:
         if _pools(module) or isinstance(module, nn.Linear):
-            return Place(path, "in") if after and _pools(module) else _out(after)
+            if after and _pools(module):
+                return Place(path, "in")
+            break
         after += [path] if _convolves(module) or "norm" in type(module).__name__.lower() else []
-    return _out(after)
-
-
-def _out(paths: Sequence[str]) -> Place | None:
-    return Place(paths[-1], "out") if paths else None
+    return Place(after[-1], "out") if after else None
 
 
 def _children(module: nn.Module, path: str) -> list[Item]:
-    return [(_joined(path, name), child) for name, child in module.named_children()]
-
-
-def _joined(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
+    return [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
 
 
 def _weights(module: nn.Module) -> list[nn.Module]:
@@ -214,10 +205,6 @@ def _convolves(module: nn.Module) -> bool:
 
 def _pools(module: nn.Module) -> bool:
     return any(_POOLED.search(type(part).__name__) for part in module.modules())
-
-
-def _reads_pixels(module: nn.Module) -> bool:
-    return _reads(module) <= _PIXELS
 
 
 def _strides(module: nn.Module) -> bool:

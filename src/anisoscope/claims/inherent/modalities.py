@@ -32,6 +32,7 @@ from anisoscope.claims.inherent.streams import (
     trained_streams,
     uncounted_note,
 )
+from anisoscope.results.modality import VISION
 from anisoscope.results.quantity import among, combine, mean, t_quantile, t_tail
 from anisoscope.results.table import Table
 
@@ -205,10 +206,10 @@ def _differs(study: Study) -> Finding:
         if not side:
             raise NotHere(f"{words} with average_cosine at blocks", MORE)
     parts = [difference(_GAP, attention, convolution, margin=DIFFERENCE_MARGIN)]
-    vision = [s for s in attention if s.modality == "vision"]
+    vision = [s for s in attention if s.modality == VISION.name]
     if vision:
         parts.append(replace(difference(_IMAGES, vision, convolution, margin=DIFFERENCE_MARGIN), needed=False))
-    sides = {"attention": model_means(attention), "convolution": model_means(convolution)}
+    sides = {"attention": model_means(attention), CONVOLUTION: model_means(convolution)}
     parts += [Part(name, mean(list(means.values())).value, needed=False) for name, means in sides.items()]
     details: dict[str, Any] = {"models": {n: {m: q.value for m, q in means.items()} for n, means in sides.items()}}
     counts = {name: len(means) for name, means in sides.items()}
@@ -242,10 +243,10 @@ def _oriented(parts: dict[str, Part]) -> dict[str, Part]:
 
 
 def _difference_sentence(parts: Parts, status: Status, part: Part, *, counts: Mapping[str, int]) -> str:
-    one, two = parts["attention"], parts["convolution"]
-    more, less = ("attention", "convolution") if one.effect >= two.effect else ("convolution", "attention")
+    one, two = parts["attention"], parts[CONVOLUTION]
+    more, less = ("attention", CONVOLUTION) if one.effect >= two.effect else (CONVOLUTION, "attention")
     text = f"the average cosine over blocks is {figure(one.effect)} in {_models(counts['attention'])} with attention "
-    text += f"and {figure(two.effect)} in {_models(counts['convolution'])} of convolutions, {span(parts[_GAP])} higher "
+    text += f"and {figure(two.effect)} in {_models(counts[CONVOLUTION])} of convolutions, {span(parts[_GAP])} higher "
     text += f"with {more} than with {less}, {outcome(status, part)}"
     images = parts.get(_IMAGES)
     return text + (f" (vision minus convolution is {span(images)})" if images and images.measured else "")

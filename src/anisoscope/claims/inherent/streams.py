@@ -13,12 +13,13 @@ from typing import Any
 
 from anisoscope.claims.engine.blocks import BlockStack, stacks
 from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings, Study, last_step
+from anisoscope.results import modality
 from anisoscope.results.quantity import Quantity, mean
 from anisoscope.results.query import Row
 
 SOURCE = "Godey et al. 2024, Anisotropy Is Inherent to Self-Attention in Transformers, arXiv:2401.12143"
-MODALITIES = ("text", "characters", "speech", "vision", "convolution")
-CONVOLUTION = "convolution"
+MODALITIES = tuple(modality.MODALITIES)
+CONVOLUTION = modality.CONVOLUTION.name
 METRICS = ("average_cosine", "drift", "mean_norm", "relative_drift", "explained_by_drift")
 UNTRAINED = "has untrained weights"
 MOST_NAMED = 4  # in a sentence
@@ -112,7 +113,7 @@ def modality_of(entry: Mapping[str, Any], stack: str) -> str:
     told = entry.get("modality") or {}
     if isinstance(told, str):
         return told
-    return str(told.get(stack) or next(iter(told.values()), "text"))
+    return str(told.get(stack) or next(iter(told.values()), modality.TEXT.name))
 
 
 def streams(study: Study) -> dict[str, Stream]:

@@ -1,7 +1,4 @@
-"""enwik8, the first 10⁸ bytes of the English Wikipedia of March 2006: from XML to plain articles, one at a time.
-
-`enwik8_markup` cleans an article, `enwik8_symbols` has the 205 symbols, `prepare` writes a folder.
-"""
+"""enwik8, the first 10⁸ bytes of the English Wikipedia of March 2006: from XML to plain articles, one at a time."""
 
 from __future__ import annotations
 
@@ -11,30 +8,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from anisoscope.data.enwik8.markup import CleaningStats, clean_article
-from anisoscope.data.enwik8.symbols import SYMBOLS, decode, decode_bytes, encode, vocabulary
 from anisoscope.data.files import BLOCK, entries, readable
 from anisoscope.data.text import Document
-from anisoscope.errors import AnisoscopeError
-from anisoscope.models.source import missing_path
-
-__all__ = [
-    "MD5",
-    "SIZE",
-    "SYMBOLS",
-    "CleaningStats",
-    "clean",
-    "clean_article",
-    "decode",
-    "decode_bytes",
-    "encode",
-    "read_raw",
-    "vocabulary",
-]
+from anisoscope.errors import AnisoscopeError, missing_path
 
 MD5 = "a1fa5ffddb56f4953e226637dabbb36a"  # of the plain 100,000,000 bytes
 SIZE = 100_000_000
 HEAD = 4 << 20  # bytes within which an export shows its first page
 
+_TEXT = re.compile(r"<text[^>]*>(.*?)</text>", re.DOTALL)
 _TITLE = re.compile(r"<title>([^<]*)</title>")
 _NAMESPACES = (
     "Media|Special|Talk|User|User talk|Wikipedia|Wikipedia talk|Image|Image talk|MediaWiki|MediaWiki talk|Template|"
@@ -107,7 +89,8 @@ def _decoded(page: bytes, offset: int) -> str:
 
 
 def _article(page: str, stats: CleaningStats) -> Document | None:
-    title, wiki = _TITLE.search(page), _xml_unescaped(_text(page))
+    title, text = _TITLE.search(page), _TEXT.search(page)
+    wiki = _xml_unescaped(text[1]) if text else ""
     if not title or not wiki:
         stats.empty += 1
         return None
@@ -124,14 +107,6 @@ def _article(page: str, stats: CleaningStats) -> Document | None:
         stats.empty += 1
         return None
     return Document(plain, source=name)
-
-
-def _text(page: str) -> str:
-    """What stands inside of <text …>…</text>; nothing where there is none."""
-    mark = page.find("<text")
-    begin = page.find(">", mark) + 1
-    end = page.find("</text>", begin)
-    return page[begin:end] if mark >= 0 and begin > 0 and end >= 0 else ""
 
 
 def _xml_unescaped(text: str) -> str:

@@ -71,7 +71,7 @@ class Prepared:
 
 @dataclass
 class _Source:
-    """Bytes on their way: how many, and their MD5, while they pass."""
+    """The raw file as it is read: its size and MD5 so far."""
 
     path: Path
     limit: int | None
@@ -97,11 +97,7 @@ class _Source:
 
 
 def prepare_enwik8(
-    source: str | Path | None,
-    folder: str | Path,
-    *,
-    limit: float | None = None,
-    progress: Progress | None = None,
+    source: str | Path | None, folder: str | Path, *, limit: float | None = None, progress: Progress | None = None
 ) -> Prepared:
     """Clean enwik8 (plain, `.gz`, `.zip`; `None` or `"embedded"` is the slice that ships) into a folder.
 
@@ -116,7 +112,7 @@ def prepare_enwik8(
     if (found := _found(folder, made_of)) is not None:
         return found
     with whole_folder(folder) as beside:
-        stats = _write(beside, source, limit, progress or _silent)
+        stats = _write(beside, source, limit, progress or (lambda what, done, total: None))
         _save_json(beside / "vocabulary.json", vocabulary())
         _save_json(beside / "stats.json", {"made_of": made_of, **stats})
     return open_prepared(folder)
@@ -133,15 +129,11 @@ def open_prepared(folder: str | Path, *, made: bool = True) -> Prepared:
         ) from error
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    """No progress is shown."""
-
-
 # -- the folder --------------------------------------------------------------------------------------------------------
 
 
 def _made_of(source: str | Path | None, limit: float | None) -> dict[str, Any]:
-    """What decides about the result, as far as it is known before reading."""
+    """The inputs that determine the result, as far as they are known before reading."""
     if source is None or str(source) == EMBEDDED:
         return {"source": EMBEDDED, "bytes_on_disk": None, "limit": limit, "rules": RULES}
     path = Path(source).expanduser()
@@ -180,7 +172,7 @@ def _found(folder: Path, made_of: dict[str, Any]) -> Prepared | None:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that takes its place when all went well, and disappears when not."""
+    """A temporary folder that becomes `folder` on success and is removed on failure."""
     folder = folder.absolute()
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -197,7 +189,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def sweep_leftovers(folder: Path) -> None:
-    """What a killed process left half made; another that is still at work keeps its own."""
+    """Remove temporary folders of killed processes, not those of processes still at work."""
     if not folder.parent.is_dir():
         return
     for path in list(folder.parent.iterdir()):  # no pattern: a name may hold the marks of one
@@ -207,8 +199,7 @@ def sweep_leftovers(folder: Path) -> None:
 
 
 def _at_work(number: int, path: Path) -> bool:
-    """Whether the process that makes `path` lives: one that is dead but not yet buried, and one that got its number
-    after the last change of the folder, do not make it."""
+    """Whether the process that writes `path` is alive: no zombie, and not a later process with the same number."""
     if number == os.getpid():
         return False
     try:
@@ -235,7 +226,7 @@ def _write(folder: Path, source: str | Path | None, limit: float | None, tell: P
         about: dict[str, Any] = {"raw": None, "cleaning": None, "note": "the slice that ships is clean already"}
     else:
         raw, cleaning = _Source(Path(source).expanduser(), room, tell), CleaningStats()
-        with _named(raw.path), _limited(raw, cleaning):
+        with _explained(raw, cleaning):
             out = _write_articles(folder, clean(raw.blocks(), stats=cleaning))
         about = _about(raw, cleaning)
         about["raw"]["as_expected"] = out["sha256"] == FINGERPRINT if about["raw"]["is_enwik8"] else None
@@ -245,29 +236,19 @@ def _write(folder: Path, source: str | Path | None, limit: float | None, tell: P
 
 
 @contextmanager
-def _limited(raw: _Source, cleaning: CleaningStats) -> Iterator[None]:
-    """Where a limit ends before the first page does, that is what is wrong, and not the file."""
-    try:
-        yield
-    except AnisoscopeError as error:
-        raise _too_little(raw) if raw.cut and not cleaning.pages else error from error
-    if raw.cut and not cleaning.articles:
-        raise _too_little(raw)
-
-
-def _too_little(raw: _Source) -> AnisoscopeError:
-    return AnisoscopeError(
-        f"no whole article was found within the first {(raw.limit or 0) / _MEGABYTE:g} MB; raise --limit."
+def _explained(raw: _Source, cleaning: CleaningStats) -> Iterator[None]:
+    """Name the file in errors of the cleaning; where a limit ended before the first article did, say that instead."""
+    too_little = AnisoscopeError(
+        f"{str(raw.path)!r}: no whole article was found within the first {(raw.limit or 0) / _MEGABYTE:g} MB; raise "
+        "--limit."
     )
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Errors of the cleaning know offsets; here the name of the file is added."""
     try:
         yield
     except AnisoscopeError as error:
-        raise error if path.name in str(error) else AnisoscopeError(f"{str(path)!r}: {error}") from error
+        told = error if raw.path.name in str(error) else AnisoscopeError(f"{str(raw.path)!r}: {error}")
+        raise too_little if raw.cut and not cleaning.pages else told from error
+    if raw.cut and not cleaning.articles:
+        raise too_little
 
 
 def _first(documents: Iterator[Document], room: int | None) -> Iterator[Document]:
@@ -280,7 +261,7 @@ def _first(documents: Iterator[Document], room: int | None) -> Iterator[Document
 
 
 def _write_articles(folder: Path, documents: Iterator[Document]) -> dict[str, Any]:
-    """Text, ids, ends and titles; what was kept."""
+    """Write text, ids, ends and titles; return what was kept."""
     ends: list[int] = []
     position, characters, counts, digest = 0, 0, np.zeros(len(SYMBOLS), np.int64), hashlib.sha256()
     with (
@@ -336,7 +317,7 @@ def _verdict(raw: _Source, md5: str, cleaning: CleaningStats) -> str:
 
 
 def _expected_size(path: Path) -> int:
-    """Bytes after unpacking, as far as the file says so: for the progress bar only."""
+    """Bytes after unpacking, as far as the file states it: for the progress bar only."""
     packed = path.suffix.lower()
     if packed == ".zip":
         with zipfile.ZipFile(path) as archive:

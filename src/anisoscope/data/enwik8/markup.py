@@ -1,8 +1,8 @@
 """One article: from wiki markup to plain text.
 
 Nothing of the markup stays: no templates, tables, media, references, formulas, code, tags, entities or addresses.
-Most patterns begin with a letter that is rare in prose (a line feed, a bracket), and what an article does not hold at
-all is looked for by plain search first: that is where the speed comes from.
+For speed most patterns begin with a character that is rare in prose (a line feed, a bracket), and a plain search tells
+first whether an article holds a mark at all.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import re
 from dataclasses import dataclass, field
 
 from anisoscope.data.enwik8.symbols import OUTSIDE
-
-# What the cleaning of enwik8 counts.
 
 
 @dataclass
@@ -150,7 +148,7 @@ def clean_article(wiki: str, stats: CleaningStats | None = None) -> str:
 
 
 def _drop(text: str, pattern: re.Pattern[str], kind: str, stats: CleaningStats, *, by: object = "") -> str:
-    """The text with all matches replaced, and noted."""
+    """Replace all matches and count what was removed."""
     kept, count = pattern.subn(by, text)  # type: ignore[call-overload]
     if count:
         stats.note(kind, count, len(text) - len(kept))
@@ -297,7 +295,7 @@ def _unwrapped_loosely(text: str, stats: CleaningStats) -> tuple[str, bool]:
 
 
 def _hidden_kind(body: str) -> str:
-    """What a link is when nothing of it is shown in the text, else an empty word."""
+    """The kind of a link of which nothing is shown in the text, else ""."""
     target, piped, _ = body.partition("|")
     if _MEDIA.match(target) and not (piped and target.lstrip().startswith(":")):
         return "media"
@@ -344,7 +342,7 @@ def _without_tags(text: str, stats: CleaningStats) -> str:
 
 
 def _plain_lines(text: str, stats: CleaningStats) -> str:
-    """Headings, lists, and what is left of tables; then white space and the holes that removals leave."""
+    """Clean headings, lists and remains of tables; then white space and the gaps that removals leave."""
     text = f"\n{text}\n"
     text = _drop(text, _INVISIBLE, "symbols", stats)
     text = text if text.isascii() else _drop(text, OUTSIDE, "symbols", stats)
@@ -371,7 +369,7 @@ def _marked_heading(match: re.Match[str]) -> str:
 
 
 def _without_holes(text: str) -> str:
-    """Single spaces, at most one blank line, and nothing hollow: no empty brackets, no comma after another."""
+    """Single spaces, at most one blank line, no empty brackets, no repeated commas."""
     text = _ODD_SPACES.sub(" ", text)
     for _ in range(4):  # a hole may be filled with holes
         before = text
@@ -402,7 +400,7 @@ def _without_spaces(text: str) -> str:
 
 
 def _without_empty_sections(text: str, stats: CleaningStats) -> str:
-    """Headings in lines of their own; one under which nothing is left goes, up to the next that stands as high."""
+    """Put headings on lines of their own; drop those without text before the next heading of the same level."""
     first, *sections = text.split(_SECTION)
     kept: list[str] = []
     below = 0  # level of the section kept last, which comes after this one

@@ -8,6 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.results.modality import (
+    CHARACTERS,
+    CONVOLUTION,
+    IMAGES_DATA,
+    SOUNDS_DATA,
+    SPEECH,
+    TEXT_DATA,
+    VISION,
+    Medium,
+)
 from anisoscope.studies.arms import schedule_of
 from anisoscope.training.config import CommonTrainConfig, TrainConfig
 from anisoscope.training.media import MediaConfig
@@ -41,21 +51,21 @@ class RandomFamily:
     """One architecture of transformers at a small size, and what it reads."""
 
     model_type: str
-    data: str  # text, images or audio
+    data: Medium
     fields: dict[str, Any] = field(default_factory=dict)
     norms: bool = False  # has batch norms, which must see data before they do anything
     words: bool = False  # reads the tokens that the text arms are trained on, not single bytes
 
 
 FAMILIES: dict[str, RandomFamily] = {
-    "roberta": RandomFamily("roberta", "text", {**_BLOCKS, "max_position_embeddings": 514}, words=True),
-    "t5": RandomFamily("t5", "text", _T5, words=True),
-    "canine": RandomFamily("canine", "text", {**_BLOCKS, "num_hash_buckets": 512, "max_position_embeddings": 512}),
-    "byt5": RandomFamily("t5", "text", {**_T5, "vocab_size": 384, "feed_forward_proj": "gated-gelu"}),
-    "hubert": RandomFamily("hubert", "audio", _SPEECH),
+    "roberta": RandomFamily("roberta", TEXT_DATA, {**_BLOCKS, "max_position_embeddings": 514}, words=True),
+    "t5": RandomFamily("t5", TEXT_DATA, _T5, words=True),
+    "canine": RandomFamily("canine", TEXT_DATA, {**_BLOCKS, "num_hash_buckets": 512, "max_position_embeddings": 512}),
+    "byt5": RandomFamily("t5", TEXT_DATA, {**_T5, "vocab_size": 384, "feed_forward_proj": "gated-gelu"}),
+    "hubert": RandomFamily("hubert", SOUNDS_DATA, _SPEECH),
     "whisper": RandomFamily(
         "whisper",
-        "audio",
+        SOUNDS_DATA,
         {
             "d_model": WIDTH,
             "vocab_size": 512,
@@ -66,11 +76,11 @@ FAMILIES: dict[str, RandomFamily] = {
             **_SIDES,
         },
     ),
-    "beit": RandomFamily("beit", "images", _PATCHES),
-    "deit": RandomFamily("deit", "images", _PATCHES),
+    "beit": RandomFamily("beit", IMAGES_DATA, _PATCHES),
+    "deit": RandomFamily("deit", IMAGES_DATA, _PATCHES),
     "segformer": RandomFamily(
         "segformer",
-        "images",
+        IMAGES_DATA,
         {
             "num_encoder_blocks": 3,
             "depths": [1, 2, 1],
@@ -84,7 +94,7 @@ FAMILIES: dict[str, RandomFamily] = {
     ),
     "swin": RandomFamily(
         "swin",
-        "images",
+        IMAGES_DATA,
         {
             "image_size": PIXELS,
             "patch_size": 4,
@@ -96,16 +106,16 @@ FAMILIES: dict[str, RandomFamily] = {
     ),
     "resnet": RandomFamily(
         "resnet",
-        "images",
+        IMAGES_DATA,
         {"embedding_size": 32, "hidden_sizes": [32, WIDTH, 128], "depths": [2, 2, 2], "layer_type": "basic"},
         norms=True,
     ),
     "mobilenet_v2": RandomFamily(
-        "mobilenet_v2", "images", {"image_size": PIXELS, "depth_multiplier": 0.35}, norms=True
+        "mobilenet_v2", IMAGES_DATA, {"image_size": PIXELS, "depth_multiplier": 0.35}, norms=True
     ),
     "efficientnet": RandomFamily(
         "efficientnet",
-        "images",
+        IMAGES_DATA,
         {
             "image_size": PIXELS,
             "width_coefficient": 0.25,
@@ -117,7 +127,7 @@ FAMILIES: dict[str, RandomFamily] = {
         norms=True,
     ),
     "cvt": RandomFamily(
-        "cvt", "images", {"embed_dim": [16, 32, WIDTH], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}, norms=True
+        "cvt", IMAGES_DATA, {"embed_dim": [16, 32, WIDTH], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}, norms=True
     ),
 }
 
@@ -139,7 +149,7 @@ def write_configuration(family: str, folder: Path, *, vocabulary: int = 512) -> 
     path = folder / random_name(family)
     if not (path / "config.json").is_file():
         described = fresh_config(row.model_type, row.fields)
-        if hasattr(described, "image_size") or row.data == "images":
+        if hasattr(described, "image_size") or row.data is IMAGES_DATA:
             described.image_size = PIXELS
         if row.words:
             described.vocab_size = vocabulary
@@ -147,13 +157,10 @@ def write_configuration(family: str, folder: Path, *, vocabulary: int = 512) -> 
     return path
 
 
-ARMS: dict[str, str] = {  # with the data that each reads
-    "text-decoder": "text",
-    "text-encoder": "text",
-    "characters": "text",
-    "speech": "audio",
-    "vision": "images",
-    "convolution": "images",
+_TEXT_ARMS = ("text-decoder", "text-encoder")
+ARMS: dict[str, Medium] = {  # with the data that each reads
+    **dict.fromkeys(_TEXT_ARMS, TEXT_DATA),
+    **{modality.name: modality.medium for modality in (CHARACTERS, SPEECH, VISION, CONVOLUTION)},
 }
 _GPT2, _BERT = TrainConfig(family="gpt2"), TrainConfig(arch="encoder", family="bert")
 _CHARACTERS = TrainConfig(family="prenorm", tokens="enwik8")
@@ -184,10 +191,10 @@ PRESETS = {
         {
             "text-decoder": replace(_GPT2, tokens="bpe:1024", **_TEXT, **_KEPT),
             "text-encoder": replace(_BERT, tokens="bpe:1024", **_TEXT, **_KEPT),
-            "characters": replace(_CHARACTERS, **_TEXT, **_KEPT),
-            "speech": replace(_WAV2VEC2, **{**_MEDIA, "batch_size": 16}, steps=200, examples=800, **_KEPT),
-            "vision": replace(_VIT, **_IMAGES, steps=400, patch=4, **_KEPT),
-            "convolution": replace(_CONVNEXT, **_IMAGES, steps=200, patch=2, **_KEPT),
+            CHARACTERS.name: replace(_CHARACTERS, **_TEXT, **_KEPT),
+            SPEECH.name: replace(_WAV2VEC2, **{**_MEDIA, "batch_size": 16}, steps=200, examples=800, **_KEPT),
+            VISION.name: replace(_VIT, **_IMAGES, steps=400, patch=4, **_KEPT),
+            CONVOLUTION.name: replace(_CONVNEXT, **_IMAGES, steps=200, patch=2, **_KEPT),
         },
         seeds=(0,),
         contexts=64,
@@ -200,10 +207,10 @@ PRESETS = {
         {
             "text-decoder": replace(_GPT2, tokens="bpe:8192", context=256, **_LARGER, **_SERIES),
             "text-encoder": replace(_BERT, tokens="bpe:8192", context=256, **_LARGER, **_SERIES),
-            "characters": replace(_CHARACTERS, context=256, **_LARGER, **_SERIES),
-            "speech": replace(_WAV2VEC2, seconds=2.0, examples=20_000, **_LARGER, **_SERIES),
-            "vision": replace(_VIT, size=32, patch=4, examples=60_000, **_LARGER, **_SERIES),
-            "convolution": replace(_CONVNEXT, size=32, patch=2, examples=60_000, **_LARGER, **_SERIES),
+            CHARACTERS.name: replace(_CHARACTERS, context=256, **_LARGER, **_SERIES),
+            SPEECH.name: replace(_WAV2VEC2, seconds=2.0, examples=20_000, **_LARGER, **_SERIES),
+            VISION.name: replace(_VIT, size=32, patch=4, examples=60_000, **_LARGER, **_SERIES),
+            CONVOLUTION.name: replace(_CONVNEXT, size=32, patch=2, examples=60_000, **_LARGER, **_SERIES),
         },
         seeds=(0, 1, 2),
         contexts=96,
@@ -285,10 +292,10 @@ class InherentConfig:
 
     def _training(self, arm: str, seed: int) -> CommonTrainConfig:
         training, medium = PRESETS[self.preset].arms[arm], ARMS[arm]
-        changes: dict[str, Any] = {"seed": seed, "device": self.device, "data": getattr(self, medium)}
+        changes: dict[str, Any] = {"seed": seed, "device": self.device, "data": getattr(self, medium.name)}
         if self.steps is not None:
             changes["steps"] = self.steps
-        if medium == "text":
+        if medium is TEXT_DATA:
             changes["limit"] = self.limit
         elif self.examples is not None:
             changes["examples"] = self.examples

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.profile import Profiler
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.modality import IMAGES_DATA, MEDIA, SOUNDS_DATA, TEXT_DATA, Medium
 from anisoscope.studies.arms import INHERENT, ArmsStudy, Progress, StudyArm, probed, schedule_of, train_arm
 from anisoscope.studies.inherent.config import ARMS, FAMILIES, PRESETS, random_name, write_configuration
 from anisoscope.studies.inherent.config import InherentConfig as InherentConfig
@@ -79,7 +80,6 @@ def show_once(model: nn.Module, inputs: dict[str, Tensor]) -> None:
 
 
 _DESIGN = ("random weights", "no processor found", "no tokenizer found", ": no final", ": no query", NORMED)
-MEDIA = {"text": "text", "images": "pictures", "audio": "sound"}
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Inherent(ArmsStudy):
 
     def arms(self) -> None:
         """The models of the preset: trained here, or the paper's own."""
-        read = {medium: getattr(self.config, medium) for medium in MEDIA}
+        read = {m.name: getattr(self.config, m.name) for m in (TEXT_DATA, IMAGES_DATA, SOUNDS_DATA)}
         self.about["data"] = {"name": ", ".join(f"{medium}: {name}" for medium, name in read.items()), **read}
         if self.config.preset == "paper":
             from anisoscope.studies.published import measure_published
@@ -116,13 +116,13 @@ class Inherent(ArmsStudy):
                 "real text, pictures and recordings"
             )
         for medium in sorted({FAMILIES[family].data for family in self.config.every_family}):
-            if (data := getattr(self.config, medium)) != self.probe_data(medium):
+            if (data := getattr(self.config, medium.name)) != self.probe_data(medium):
                 self.about["warnings"].append(
-                    f"untrained families look at the embedded {MEDIA[medium]}: {data!r} is no folder of files"
+                    f"untrained families look at the embedded {medium.noun}: {data!r} is no folder of files"
                 )
 
-    def _made(self, medium: str) -> bool:
-        return getattr(self.config, medium) == "embedded"
+    def _made(self, medium: Medium) -> bool:
+        return getattr(self.config, medium.name) == "embedded"
 
     # trained models
 
@@ -200,13 +200,13 @@ class Inherent(ArmsStudy):
         folder = self.folder.path / "corpus" / corpus_name(training)
         return prepare_corpus(self.config.text, folder, tokens=training.tokens, limit=self.config.limit)
 
-    def probe_data(self, medium: str) -> str:
+    def probe_data(self, medium: Medium) -> str:
         """What a profile reads: the data of the study where it is text or a folder of such files, else what ships."""
-        from anisoscope.data.media import kind_of
+        from anisoscope.data.media import medium_of
 
-        data: str = getattr(self.config, medium)
-        kind = kind_of(data) if Path(data).is_dir() else None
-        return data if medium == "text" or (kind is not None and kind.what == medium) else "embedded"
+        data: str = getattr(self.config, medium.name)
+        kind = medium_of(data) if Path(data).is_dir() else None
+        return data if medium is TEXT_DATA or (kind is not None and kind is medium) else "embedded"
 
     def join(self, path: Path, **words: Any) -> None:
         """As the other studies do; every model says what it was looked at with, as the arms read different data."""
@@ -245,7 +245,7 @@ def prepare_data(training: CommonTrainConfig, corpus: Path) -> list[str]:
 
 
 def _medium(training: CommonTrainConfig) -> str:
-    return MEDIA[training.shape.medium] if isinstance(training, MediaConfig) else MEDIA["text"]
+    return MEDIA[training.shape.medium].noun if isinstance(training, MediaConfig) else TEXT_DATA.noun
 
 
 def run_arm(arm: StudyArm, progress: Progress | None = None) -> None:

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from anisoscope.capture.capture import Capture
 from anisoscope.capture.gradients.gradient_pass import Collector, untouched
 from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, find_reading, output_part, unlabelled
-from anisoscope.capture.rows.argument import evaluating, forward
-from anisoscope.capture.sites.layout import Layout, Stack, unwrapped
+from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import Site
 from anisoscope.data.tasks import NONE, Task, Unit
 from anisoscope.data.tokens import batches, mask_batch
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import evaluating, forward, unwrapped
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of, row_hash
 from anisoscope.training.models import hushed
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from anisoscope.capture.attention.call import Call
 from anisoscope.capture.attention.interface import watching
-from anisoscope.capture.rows.argument import first_tensor
 from anisoscope.capture.sites.layout import Stack, find_layout
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import first_tensor
 
 PRENORM = "prenorm"  # our own: the blocks of GPT-NeoX, sublayers in sequence, attention to both sides
 STANDARD_DEVIATION = 0.02
@@ -158,13 +158,13 @@ def build_block(
     family: str, *, width: int, heads: int, length: int, sequences: int, seed: int, device: str = "cpu"
 ) -> UntrainedBlock:
     """The first block of a fresh one-block model of a family, ready to be called on [sequences, length, width]."""
-    from anisoscope.models.checkpoint import Wish, fresh_model
+    from anisoscope.models.checkpoint import LoadOptions, fresh_model
     from anisoscope.training.models import hushed
 
     with hushed():
         config = block_config(family, width=width, heads=heads, length=length)
         try:
-            model = fresh_model(config, Wish(torch.device("cpu"), seed=seed, with_head=False))
+            model = fresh_model(config, LoadOptions(torch.device("cpu"), seed=seed, with_head=False))
         except _FOREIGN as error:
             raise _refused(family, f"no model of it can be made with width {width} and {heads} heads") from error
     model = model.eval().to(device)
@@ -286,7 +286,7 @@ def _hooked(module: nn.Module, hook: Callable[..., None]) -> Iterator[None]:
 
 def _feed(model: nn.Module, family: str, *, sequences: int, length: int, seed: int) -> None:
     """Run a model on something that it reads, until its first block is called."""
-    from anisoscope.capture.rows.argument import forward
+    from anisoscope.models.forward import forward
 
     try:
         forward(model, _something(model, sequences=sequences, length=length, seed=seed))

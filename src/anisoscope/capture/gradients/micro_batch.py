@@ -1,13 +1,13 @@
-"""Activations and gradients of a training step that somebody else runs: read by hooks, changed by nothing.
+"""Activations and gradients of the user's own training step, read by hooks that change nothing.
 
-Raw gradients: tensor hooks fire during the backward pass, before clipping. What scales them – loss scaling, division by
-the number of micro-batches – is seen at the loss the model returned, whose own gradient is exactly that factor.
+Gradients are raw: tensor hooks fire during the backward pass, before clipping. The factor that scales them – loss
+scaling, division by the number of micro-batches – is the gradient that arrives at the loss the model returned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from anisoscope.capture.capture import Capture, Rule, by_rule
 from anisoscope.capture.gradients.gradient_pass import GradientPass, SiteRows, probing
 from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, Words, find_reading, output_part
-from anisoscope.capture.rows.argument import by_name
 from anisoscope.capture.rows.index import original_contexts
 from anisoscope.capture.rows.row import Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import by_name
 from anisoscope.numerics.hashing import half_of
 
 
@@ -41,7 +41,7 @@ class MicroBatch:
     shared: bool = True  # whether the loss is a part of the mean over num_items_in_batch, where that is given
 
     def feed(self, sink: Sink) -> None:
-        """Hand on what the pass showed: only known to be part of the training once its gradients have come."""
+        """Send the recorded rows and scores to a sink; only gradients show that a pass was part of the training."""
         for item in self.shown:
             if isinstance(item, Rows):
                 sink.rows(item)
@@ -53,7 +53,7 @@ class MicroBatch:
         return bool(self.gradients) or self.seed is not None
 
     def has_targets(self) -> bool:
-        """Whether the model was given anything to learn from; labels may also be somebody else's business."""
+        """Whether some label is not ignored; True without labels, where the user computes the loss."""
         labels = self.arguments.get("labels")
         return not isinstance(labels, Tensor) or bool((labels != IGNORED).any())
 
@@ -66,11 +66,30 @@ class MicroBatch:
         return self.reading.count(labels) if self.reading is not None and isinstance(labels, Tensor) else 0
 
 
-class LiveGradients:
+class StepHooks:
     """Hooks that stay on a model for a whole training run and do nothing until a step is to be measured.
 
-    They are attached before torch.compile, or not at all; they are kept out of the compiled graph. Where gradients are
-    not `scaled`, only whether they came is of interest, and the loss may be anything.
+    They must be attached before torch.compile and are kept out of the compiled graph.
+    """
+
+    def __init__(self, model: nn.Module, capture: Capture) -> None:
+        self.model, self.active, self._capture = model, False, capture
+        self._handles: list[Any] = []
+
+    def __exit__(self, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._capture._stack.close()
+
+    def _idle(self) -> bool:
+        # an evaluation inside the step runs without gradients; neither it nor a probe is the training batch
+        return not self.active or not torch.is_grad_enabled() or probing()
+
+
+class LiveGradients(StepHooks):
+    """Records the micro-batches of a training step with rows and gradients.
+
+    Without `scaled` only the arrival of gradients matters, and the loss may be of any kind.
     """
 
     def __init__(
@@ -83,13 +102,10 @@ class LiveGradients:
         scaled: bool = True,
         rows: Rule | None = None,
     ) -> None:
-        self.model, self.sites, self.scaled, self.rule = model, list(sites), scaled, rows
-        self.active = False
-        self.batches: list[MicroBatch] = []
-        self.geometry = False
         options: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle, "rows": rows}
-        self._capture = Capture(model, [*sites, *extra], self, **options)
-        self._handles: list[Any] = []
+        super().__init__(model, Capture(model, [*sites, *extra], self, **options))
+        self.sites, self.scaled, self.rule, self.geometry = list(sites), scaled, rows, False
+        self.batches: list[MicroBatch] = []
         self._reading: LabelConvention | None = None
         self._shared: bool | None = None
 
@@ -101,28 +117,19 @@ class LiveGradients:
         self._handles.append(self.model.register_forward_hook(after, with_kwargs=True))
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._capture._stack.close()
-
     def begin(self, *, geometry: bool = False) -> None:
-        """Look at everything from now on; with `geometry` keep what metrics of the activations need."""
+        """Record every pass from now on; with `geometry` keep what metrics of the activations need."""
         self.batches, self.active, self.geometry = [], True, geometry
 
     def end(self) -> list[MicroBatch]:
-        """Stop looking; what was seen."""
+        """Stop recording and return the micro-batches."""
         self.active, self.geometry = False, False
         found, self.batches = self.batches, []
         return found
 
     def drop(self) -> None:
-        """The step broke off: forget what was seen."""
+        """Forget the passes of a step that was interrupted."""
         self.end()
-
-    def _idle(self) -> bool:
-        # an evaluation inside the step runs without gradients and is not the training batch; nor is anybody's probe
-        return not self.active or not torch.is_grad_enabled() or probing()
 
     # hooks
 
@@ -201,7 +208,7 @@ class LiveGradients:
 
 
 def refuse_graphless(site: Site) -> None:
-    """A site that is shown without a graph, in a pass that has one, lies in a re-entrant checkpoint."""
+    """Refuse a site without a graph in a pass that has one: it lies in a re-entrant checkpoint."""
     if not torch.is_grad_enabled():
         raise AnisoscopeError(
             f"site {site} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
@@ -210,7 +217,7 @@ def refuse_graphless(site: Site) -> None:
 
 
 def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = None) -> GradientPass:
-    """The rows of a micro-batch, or of the contexts of one half of it, with their gradients as they came."""
+    """The rows of a micro-batch, or of the contexts of one half of it, with their unscaled gradients."""
     halves = half_of(original_contexts(batch.arguments, real=batch.real)) if half is not None else None
     out = GradientPass(tokens=batch.tokens(), unreached=list(batch.unreached))
     labels = batch.arguments.get("labels")
@@ -224,20 +231,8 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = No
         if halves is not None:
             chosen = chosen[halves[rows.index.keep.cpu() // max(1, rows.index.length)] == half]
         at = chosen.to(rows.x.device)
-        out.sites[site] = SiteRows(
-            rows.x[at], None if g is None else g[at], _picked_index(rows, chosen), _picked_words(words, chosen)
-        )
+        masked = None if words.masked is None else words.masked[chosen]
+        words = Words(words.original[chosen], words.target[chosen], masked)
+        index = rows.index.taken(chosen.to(rows.index.keep.device))
+        out.sites[site] = SiteRows(rows.x[at], None if g is None else g[at], index, words)
     return out
-
-
-def _picked_index(rows: Rows, chosen: Tensor) -> Any:
-    at = chosen.to(rows.index.keep.device)
-    names = ("keep", "context", "position", "token")
-    picked = {name: getattr(rows.index, name)[at] for name in names}
-    first = rows.index.first
-    return replace(rows.index, **picked, first=None if first is None else first[at])
-
-
-def _picked_words(words: Words, chosen: Tensor) -> Words:
-    masked = None if words.masked is None else words.masked[chosen]
-    return Words(words.original[chosen], words.target[chosen], masked)

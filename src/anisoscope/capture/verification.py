@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture
-from anisoscope.capture.rows.argument import evaluating, forward
 from anisoscope.capture.rows.row import Batch, Index, Rows, Scores
-from anisoscope.capture.sites.layout import Layout, Stack, unwrapped
-from anisoscope.capture.sites.part import CALLED_KINDS
-from anisoscope.capture.sites.site import Site
+from anisoscope.capture.sites.layout import Layout, Stack
+from anisoscope.capture.sites.site import CALLED_KINDS, Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import evaluating, forward, unwrapped
 
 _STREAM = ("embed", "resid", "stage", "final")
 _ADDED = ("attn_in", "attn_out", "mlp_in", "mlp_out")
@@ -80,7 +79,8 @@ class _Check:
             raise AnisoscopeError("the sites cannot be verified: the batch has only padding; give one with tokens.")
         for stack in self.layout.stacks:
             self._hidden(stack, record, _named(output, stack, "hidden_states"))
-            self._last(stack, record, _last_hidden(output, stack, len(self.layout.stacks)))
+            outer = "encoder_" if stack.name == "encoder" and len(self.layout.stacks) > 1 else ""
+            self._last(stack, record, getattr(output, f"{outer}last_hidden_state", None))
             if added:
                 for layer in range(1, stack.depth + 1):
                     self._block(stack, layer, record.x)
@@ -91,7 +91,7 @@ class _Check:
 
     def _hidden(self, stack: Stack, record: _Record, hidden: Sequence[Tensor] | None) -> None:
         if not hidden:
-            self.notes.append(f"{_of(stack)}the model gives no hidden_states; its sites rest on their names")
+            self.notes.append(stack.labelled("the model gives no hidden_states; its sites rest on their names"))
             return
         if stack.staged:
             self._maps(stack, record, hidden)
@@ -101,7 +101,7 @@ class _Check:
         if len(layers) != len(hidden):
             raise AnisoscopeError(
                 f"{self.layout.model}: {stack.depth} blocks were found in {stack.name}, but the model gives "
-                f"{len(hidden)} hidden states; add a row to families.py, or name modules with modules=[…]."
+                f"{len(hidden)} hidden states; add a row to family.py, or name modules with modules=[…]."
             )
         last = Site(stack.depth, "final", stack.name)
         for layer, theirs in zip(layers, hidden, strict=True):
@@ -134,11 +134,10 @@ class _Check:
             self._equal(record, site, last)
         same = record.x[site].shape == record.x[block].shape and self._close(record.x[site], record.x[block])
         if same:
-            self.notes.append(
-                f"{_of(stack)}no final norm: final equals the last {'stage' if stack.staged else 'block'}"
-            )
+            last_site = "stage" if stack.staged else "block"
+            self.notes.append(stack.labelled(f"no final norm: final equals the last {last_site}"))
         elif not stack.has_norm:
-            self.notes.append(f"{_of(stack)}something follows the last block; ask for final alone to see it")
+            self.notes.append(stack.labelled("something follows the last block; ask for final alone to see it"))
 
     def _same(self, record: _Record, site: Site, theirs: Tensor) -> bool:
         ours, index = record.x[site], record.index[site]
@@ -155,7 +154,7 @@ class _Check:
     def _other(self, site: Site) -> AnisoscopeError:
         return AnisoscopeError(
             f"site {site} of {self.layout.model} is not what the model itself calls this hidden state; add a row "
-            "to families.py, or name modules with modules=[…]."
+            "to family.py, or name modules with modules=[…]."
         )
 
     def _close(self, ours: Tensor, theirs: Tensor) -> bool:
@@ -188,7 +187,7 @@ class _Check:
     def _refused(self, site: Site, off: float) -> AnisoscopeError:
         return AnisoscopeError(
             f"site {site} of {self.layout.model} is not what its block adds to the residual stream (off by {off:.2g} "
-            "of the stream); leave attn_out and mlp_out out, or add a row to families.py."
+            "of the stream); leave attn_out and mlp_out out, or add a row to family.py."
         )
 
     def attention(self, inputs: Mapping[str, Any]) -> None:
@@ -212,7 +211,7 @@ class _Check:
         if not calls:
             return
         if not theirs or len(theirs) != len(calls) or any(one is None for one in theirs):
-            self.notes.append(f"{_of(stack)}the model gives no attention probabilities; scores are not verified")
+            self.notes.append(stack.labelled("the model gives no attention probabilities; scores are not verified"))
             return
         for call, probability in zip(calls, theirs, strict=True):
             if not self._attends(call, probability):
@@ -230,11 +229,6 @@ class _Check:
             ours, theirs = ours.mean(1, keepdim=True), theirs[:, :1]
         pair = (x.transpose(1, 2).flatten(0, 1)[keep].float() for x in (ours, theirs))
         return _distance(*pair) <= max(self.tolerance, 1e-5)  # models take the softmax in float32 at most
-
-
-def _of(stack: Stack) -> str:
-    """Which stack a note speaks of, where a model has several."""
-    return "" if stack.name == "single" else f"{stack.name}: "
 
 
 def probabilities(call: Scores) -> Tensor:
@@ -279,11 +273,6 @@ def _named(output: Any, stack: Stack, what: str) -> Sequence[Tensor] | None:
     names = [what] if stack.name == "single" else [f"{stack.name}_{what}"]
     found = next((getattr(output, name, None) for name in names if getattr(output, name, None) is not None), None)
     return found if found is not None or stack.name != "single" else getattr(output, f"decoder_{what}", None)
-
-
-def _last_hidden(output: Any, stack: Stack, stacks: int) -> Tensor | None:
-    name = "encoder_last_hidden_state" if stack.name == "encoder" and stacks > 1 else "last_hidden_state"
-    return getattr(output, name, None)
 
 
 def _few(inputs: Mapping[str, Any]) -> dict[str, Any]:

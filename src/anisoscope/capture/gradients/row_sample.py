@@ -1,7 +1,8 @@
-"""A fixed number of rows of every site of a training step, with their gradients, and no word to the host.
+"""A fixed number of rows of every site of a training step, with their gradients, without device–host synchronisation.
 
-Which positions are data is read from the model's own arguments, as everywhere; but here the mask stays on its device,
-and the rows are chosen there. Shapes: B contexts, T positions, m of the B·T positions data, k rows taken.
+The mask is read from the model's own arguments and stays on its device, where the rows are chosen.
+
+Shapes: B contexts, T positions, m of the B·T positions data, k rows taken.
 """
 
 from __future__ import annotations
@@ -15,23 +16,29 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture, Rule, by_rule
-from anisoscope.capture.gradients.gradient_pass import probing
-from anisoscope.capture.gradients.live import refuse_graphless
-from anisoscope.capture.rows.argument import by_name, with_ids
-from anisoscope.capture.rows.frame import SOUND
-from anisoscope.capture.rows.index import CONTENT, MASKED, Contexts, PositionChoice, RowSelection, special_ids
-from anisoscope.capture.rows.pixel import MASK, reads_last
+from anisoscope.capture.gradients.micro_batch import StepHooks, refuse_graphless
+from anisoscope.capture.rows.index import (
+    Contexts,
+    PositionChoice,
+    RowSelection,
+    no_content,
+    stated_mask,
+    unpadded_ids,
+    with_ids,
+)
+from anisoscope.capture.rows.pixel import reads_last
 from anisoscope.capture.rows.row import Index, Rows, Scores
-from anisoscope.capture.sites.layout import Layout, Stack, unwrapped
+from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import CONTENT, PIXEL_MASK, SOUND, by_name, unwrapped
 
 _GOLDEN = 0.6180339887498949  # its multiples are spread evenly over the unit interval
 
 
 @dataclass(frozen=True)
 class SampledIndex(Index):
-    """Rows taken from a pass; a row that is not `valid` is there to make their number the same at every step."""
+    """Rows taken from a pass; rows that are not `valid` fill up to the same number at every step."""
 
     valid: Tensor | None = None  # [k] bool; None where all are
 
@@ -50,7 +57,7 @@ class SampledContexts(Contexts):
         key = (length, prefix, suffix, device)
         if key not in self._taken:
             take, valid = self._sample(length, prefix, suffix, device)
-            nothing = take[:0]  # nobody asks what the rows are
+            nothing = take[:0]  # context, position and token of these rows are not used
             index = SampledIndex(self.batch, length, take, nothing, nothing, nothing, valid=valid)
             self._taken[key] = RowSelection(take, index)
         return self._taken[key]
@@ -92,36 +99,12 @@ def spread(count: int | Tensor, most: int, *, turn: float, device: torch.device)
 
 def mask_of(arguments: Mapping[str, Any], content: Tensor, config: Any) -> Tensor | None:
     """Which positions are data [B, T], on their device, as `read_contexts` says it; None where all are."""
-    mask, (batch, length) = arguments.get("attention_mask"), content.shape[:2]
-    if isinstance(mask, Mapping):
-        mask = next((value for value in mask.values() if isinstance(value, Tensor)), None)
-    if isinstance(mask, Tensor):
-        mask = mask.detach()
-        open_ = mask > MASKED if mask.dim() > 2 and mask.is_floating_point() else mask != 0
-        open_ = open_.flatten(1, -2).any(1).expand(batch, -1) if mask.dim() > 2 else open_
-        return open_[:, -length:]
-    for name, value in arguments.items():
-        if "mask" in name and isinstance(value, Tensor) and value.shape == content.shape[:2]:
-            padding = "pad" in name
-            return (value == 0) if padding else (value != 0)
-    return None if content.is_floating_point() else _unpadded(content, config)
-
-
-def _unpadded(ids: Tensor, config: Any) -> Tensor | None:
-    """No mask was given: all is data, except runs of a pad token at the ends that cannot be anything else."""
-    pad = getattr(config, "pad_token_id", None)
-    if pad is None or pad in special_ids(config, "bos", "eos", "sep", "cls"):
-        return None
-    content = ids != pad
-    if pad in special_ids(config, "decoder_start"):
-        content[:, 0] = True
-    inside = (content.long().cumsum(1) > 0) & (content.flip(1).long().cumsum(1).flip(1) > 0)
-    meant = (inside & ~content).any() | ~content.any()  # pad tokens between others are tokens like any other
-    return content | meant
+    stated = stated_mask(arguments, content, [])
+    return stated if stated is not None or content.is_floating_point() else unpadded_ids(content, config)
 
 
 class SampledCapture(Capture):
-    """A capture whose contexts are read without waiting for the device."""
+    """A capture that reads contexts without device–host synchronisation."""
 
     most = 2048
     turn = 0.0
@@ -149,15 +132,12 @@ def _content(arguments: Mapping[str, Any], outer: Mapping[str, Any]) -> Tensor:
     named = [given[name] for given in (arguments, outer) for name in CONTENT if isinstance(given.get(name), Tensor)]
     found: Tensor | None = next(iter([*named, *tensors]), None)
     if found is None:
-        raise AnisoscopeError(
-            f"the forward pass was given no tensor that says what its contexts are (seen: "
-            f"{', '.join(arguments) or 'nothing'}); expected one of {', '.join(CONTENT)}."
-        )
+        raise no_content(arguments)
     return found
 
 
 def _refuse_unreadable(arguments: Mapping[str, Any]) -> None:
-    seen = [name for name in (*SOUND, MASK) if isinstance(arguments.get(name), Tensor)]
+    seen = [name for name in (*SOUND, PIXEL_MASK) if isinstance(arguments.get(name), Tensor)]
     if seen:
         raise AnisoscopeError(
             f"the model was given {seen[0]}, and which of its rows are data cannot be told without waiting for the "
@@ -167,7 +147,7 @@ def _refuse_unreadable(arguments: Mapping[str, Any]) -> None:
 
 @dataclass
 class SampledPass:
-    """What one forward and backward pass showed."""
+    """Rows and gradients of one forward and backward pass."""
 
     rows: dict[Site, Tensor] = field(default_factory=dict)  # [k, d]
     valid: dict[Site, Tensor | None] = field(default_factory=dict)  # [k] bool
@@ -180,11 +160,11 @@ class SampledPass:
 
     @property
     def learned_from(self) -> bool:
-        """Whether a backward pass came through it, or none could be seen."""
+        """Whether gradients arrived, or no site could receive any."""
         return bool(self.rows) and (bool(self.gradients) or not self.awaited)
 
 
-class SampledRows:
+class SampledRows(StepHooks):
     """Hooks that stay on a model for a whole training run; `take` is given every pass that was learned from."""
 
     def __init__(
@@ -197,33 +177,31 @@ class SampledRows:
         most: int = 2048,
         rows: Rule | None = None,
     ) -> None:
-        self.model, self.take = model, take
-        self.active = False
+        options: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle, "rows": rows}
+        self._sampled = SampledCapture(model, sites, self, **options)
+        self._sampled.most = most
+        super().__init__(model, self._sampled)
+        self.take = take
         self._passes: list[SampledPass] = []
         self._number, self._start = 0, 0.0
-        options: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle, "rows": rows}
-        self._capture = SampledCapture(model, sites, self, **options)
-        self._capture.most = most
-        self._handle: Any = None
 
     def __enter__(self) -> SampledRows:
         before = torch.compiler.disable(self._begin)
-        self._handle = self.model.register_forward_pre_hook(before)
+        self._handles.append(self.model.register_forward_pre_hook(before))
         self._capture.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.drop()
-        self._handle.remove()
-        self._capture._stack.close()
+        super().__exit__(*error)
 
     def begin(self, step: int) -> None:
-        """Look at every pass from now on; which rows are taken depends on the step and the number of the pass."""
+        """Record every pass from now on; which rows are taken depends on the step and the number of the pass."""
         self._passes, self._number, self.active = [], 0, True
         self._start = step * _GOLDEN % 1.0
 
     def end(self) -> None:
-        """Stop looking, and hand on what was learned from."""
+        """Stop recording and pass on what was learned from."""
         passes = self._passes
         self.drop()
         for seen in passes:
@@ -231,11 +209,8 @@ class SampledRows:
                 self.take(seen)
 
     def drop(self) -> None:
-        """Stop looking, and forget what was seen."""
+        """Stop recording and forget the passes."""
         self._passes, self.active = [], False
-
-    def _idle(self) -> bool:
-        return not self.active or not torch.is_grad_enabled() or probing()
 
     # hooks
 
@@ -247,7 +222,7 @@ class SampledRows:
             self._passes.remove(seen)
             self.take(seen)
         self._passes.append(SampledPass())
-        self._capture.turn = (self._start + self._number * _GOLDEN**2) % 1.0
+        self._sampled.turn = (self._start + self._number * _GOLDEN**2) % 1.0
         self._number += 1
 
     def rows(self, rows: Rows) -> None:

@@ -1,0 +1,131 @@
+"""How a model is called: the names of its forward's arguments, wrappers around it, and one pass over some inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.results import modality
+from anisoscope.results.modality import SOUNDS_DATA, TEXT_DATA
+
+SOUND = SOUNDS_DATA.inputs
+MEDIA = tuple(name for medium in modality.MEDIA.values() if medium is not TEXT_DATA for name in medium.inputs)
+# The names under which models take their content, in the order in which they identify a context.
+CONTENT = (*TEXT_DATA.inputs, *MEDIA)
+PIXEL_MASK = "pixel_mask"  # [B, H, W], nonzero where a pixel belongs to the image
+# An additive mask hides what is at or below this, whatever the precision: half precision ends at -65504.
+MASKED = -9999.0
+_FLOATS = CONTENT[1:]  # all but token ids
+# Projections to queries and keys: their names say more than the word attention, which gates of channels go by, too.
+_PROJECTIONS = re.compile(
+    r"^((to_|c_|W|projection_)?(q|k|qk|kv|qkv|query|key|query_key_value|attn)(_proj|_lin)?|queries_.*)$"
+)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside data-parallel and adapter wrappers."""
+    while True:
+        inner = getattr(model, "module", None)
+        if isinstance(inner, nn.Module) and "Parallel" in type(model).__name__:
+            model = inner
+        elif hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
+            model = model.get_base_model()  # type: ignore[operator]
+        else:
+            return model
+
+
+def attends(module: nn.Module) -> bool:
+    """Whether any part of a module makes queries and keys."""
+    if any(isinstance(part, nn.MultiheadAttention) for part in module.modules()):
+        return True
+    return any(_PROJECTIONS.match(path.rpartition(".")[2]) for path, _ in module.named_modules())
+
+
+def forward(model: nn.Module, inputs: Mapping[str, Any], **extra: Any) -> Any:
+    """Call a model on inputs moved to its device and precision, without a cache and with as few logits as it allows."""
+    device = input_device(model)
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    moved = {name: _moved(name, value, device, dtype) for name, value in inputs.items()}
+    accepted = inspect.signature(unwrapped(model).forward).parameters
+    if "use_cache" in accepted:
+        moved.setdefault("use_cache", False)
+    if "logits_to_keep" in accepted and moved.get("labels") is None:
+        moved.setdefault("logits_to_keep", 1)
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
+        moved = _accepted(moved, accepted)
+    plain = moved.pop("", None)
+    if plain is not None and "input_ids" in accepted:
+        moved["input_ids"], plain = plain, None
+    return model(**moved, **extra) if plain is None else model(plain, **moved, **extra)
+
+
+def _accepted(moved: dict[str, Any], accepted: Mapping[str, Any]) -> dict[str, Any]:
+    """Images under the name that a plain module has for them, without a pixel mask that it does not read."""
+    named = "pixel_values" in accepted or "" in moved or "pixel_values" not in moved
+    renamed = moved if named else {"" if name == "pixel_values" else name: x for name, x in moved.items()}
+    return {name: x for name, x in renamed.items() if name != PIXEL_MASK or PIXEL_MASK in accepted}
+
+
+def _moved(name: str, value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(device, dtype) if name in _FLOATS and dtype is not None else value.to(device)
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """Where a model takes its inputs: the device of its embedding, or of its first parameter that is not offloaded."""
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        device = unwrapped(model).get_input_embeddings().weight.device  # type: ignore[operator]
+        if device.type != "meta":
+            return torch.device(device)
+    devices = (parameter.device for parameter in model.parameters())
+    return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode (no dropout); every module's own mode is restored afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a forward by name, those of *args and **kwargs included."""
+    signature = inspect.signature(module.forward)
+    named: dict[str, Any] = {}
+    for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            named |= value
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            named |= {f"{name}{i}": item for i, item in enumerate(value)}
+        else:
+            named[name] = value
+    return named
+
+
+def first_tensor(path: str, *values: Any) -> Tensor:
+    """The first floating-point tensor among values, also inside tuples and mappings."""
+    found = _search(values)
+    if found is None:
+        raise AnisoscopeError(f"module {path!r} handled no floating tensor; name another one.")
+    return found
+
+
+def _search(value: Any) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
+    return next((found for item in items if (found := _search(item)) is not None), None)

@@ -1,0 +1,97 @@
+"""The table of modalities: what a model reads, what one row of it is, and the words for both.
+
+A new modality is one row in `MODALITIES`. Where its data is of a new kind, it also needs a `Medium` below and one file
+with a processor (`models.processor.PROCESSORS`) and a feed of batches (`measurement.feed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class Medium:
+    """One kind of data: `name` stands in options and run.json, `noun` and `shipped` in sentences."""
+
+    name: str
+    noun: str
+    shipped: str  # what the data that comes with the package is called
+    inputs: tuple[str, ...]  # names under which a model's forward takes it
+    suffixes: tuple[str, ...] = ()  # of its files
+    columns: tuple[str, ...] = ()  # of a table or dataset that usually hold it
+    feature: str = ""  # the class of such a column in the `datasets` library
+
+    def __str__(self) -> str:
+        return self.name
+
+
+TEXT_DATA = Medium("text", "text", "the embedded corpus", ("input_ids", "inputs_embeds"))
+SOUNDS_DATA = Medium(
+    "audio",
+    "sound",
+    "the embedded sounds",
+    inputs=("input_values", "input_features"),
+    suffixes=(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".au"),
+    columns=("audio", "speech", "sound", "wav", "file"),
+    feature="Audio",
+)
+IMAGES_DATA = Medium(
+    "images",
+    "pictures",
+    "the embedded images",
+    inputs=("pixel_values",),
+    suffixes=(".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"),
+    columns=("image", "img", "picture", "pixel_values", "jpg", "png"),
+    feature="Image",
+)
+MEDIA = {medium.name: medium for medium in (TEXT_DATA, SOUNDS_DATA, IMAGES_DATA)}
+
+
+@dataclass(frozen=True)
+class Modality:
+    """What a stack of a model reads, and what one row of it is."""
+
+    name: str
+    medium: Medium
+    row: str  # what one row is
+    units: str  # what rows are counted in
+    hue: int  # colour in figures
+    attends: bool = True  # False: positions are mixed by convolutions
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it reads tokens: then a first and a last position mean something."""
+        return self.medium is TEXT_DATA
+
+
+TEXT = Modality("text", TEXT_DATA, "one token", "tokens", hue=0)
+CHARACTERS = Modality("characters", TEXT_DATA, "one character (or byte) of text", "characters", hue=4)
+SPEECH = Modality("speech", SOUNDS_DATA, "one frame of audio", "frames", hue=1)
+VISION = Modality("vision", IMAGES_DATA, "one patch of an image", "patches", hue=2)
+CONVOLUTION = Modality("convolution", IMAGES_DATA, "one position of a feature map", "positions", hue=3, attends=False)
+MODALITIES = {found.name: found for found in (TEXT, CHARACTERS, SPEECH, VISION, CONVOLUTION)}
+APART = "; class and register tokens are apart"
+
+
+def row_words(modalities: Mapping[str, str], apart: Collection[str] = ()) -> dict[str, str]:
+    """What a row is, by stack; stacks `apart` have tokens that are no part of the input, which are rows of their own.
+
+    >>> row_words({"encoder": "speech"})
+    {'encoder': 'one frame of audio'}
+    """
+    return {stack: MODALITIES[name].row + (APART if stack in apart else "") for stack, name in modalities.items()}
+
+
+def modality_in(entry: Mapping[str, object], stack: str) -> Modality | None:
+    """The modality that run.json states for a stack of a model; None where it states none.
+
+    Runs of earlier versions have one word for all stacks.
+
+    >>> modality_in({"modality": {"encoder": "speech"}}, "encoder").name, modality_in({}, "single")
+    ('speech', None)
+    """
+    told = entry.get("modality")
+    words = told if isinstance(told, Mapping) else {"": told}
+    name = words.get(stack) or next(filter(None, words.values()), "")
+    return MODALITIES.get(str(name))
