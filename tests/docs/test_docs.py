@@ -48,11 +48,13 @@ def test_every_command_of_the_documentation_parses(line: str) -> None:
     _, *words = shlex.split(line.replace("…", "x").replace("RUN [RUN x]", "RUN"))
     context = parse(words)
     if words[0] == "profile":
-        from anisoscope.cli import _layers, _words
         from anisoscope.metrics.engine.metric import parse_requests
+        from anisoscope.option import distinct, layer_numbers
 
-        parse_requests(_words(context.params["metrics"]))
-        _layers(context.params["layers"])
+        if (metrics := context.params["metrics"]) is not None:
+            parse_requests(distinct(metrics))
+        if (layers := context.params["layers"]) is not None:
+            layer_numbers(layers)
 
 
 def test_there_are_commands_and_a_wrong_one_would_not_parse() -> None:

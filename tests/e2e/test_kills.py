@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from anisoscope.results.folder import RunFolder
-from anisoscope.series.sweep import sweep
+from anisoscope import sweep
 from support.tiny_series import FORKS, LOOK, TEXT, killed, make_series, same
 
 Command = Callable[..., Any]
@@ -47,7 +47,7 @@ def compare(one: Path, other: Path) -> None:
 
 def train_into(out: Path, when: str) -> Path:
     """What `anisoscope train` does, without its report."""
-    from anisoscope.studies.revisiting import training_monitor
+    from anisoscope.studies.arms import training_monitor
     from anisoscope.training.loop import TrainConfig, train
 
     sizes = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch_size": 4, "limit": 0.1, "device": "cpu"}

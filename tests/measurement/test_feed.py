@@ -17,7 +17,8 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.feed.feed import TextFeed
 from anisoscope.measurement.feed.media import MOST, ImageFeed, SpeechFeed
 from anisoscope.measurement.memory import SiteShape, activation_bytes, amount_of, bank_bytes
-from anisoscope.measurement.profile import ProfileConfig, profile
+from anisoscope import profile
+from anisoscope.measurement.profile import ProfileConfig
 from anisoscope.models.load import load_model
 from anisoscope.models.processor import sound_inputs
 from support.tiny_listeners import Fixed, feed_of, loaded, make_model, make_pictures, make_shelf, make_sounds, rows_of

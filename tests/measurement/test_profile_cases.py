@@ -15,7 +15,7 @@ from anisoscope.data.text import Document
 from anisoscope.data.tokens import ByteTokenizer, DataFingerprint, contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement import passes
-from anisoscope.measurement.profile import profile
+from anisoscope import profile
 from anisoscope.metrics.engine.neighbourhoods import Neighbours
 from anisoscope.results.folder import RunFolder
 from support.tiny_models import tiny

@@ -17,7 +17,8 @@ from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.table import Table
 from anisoscope.series.config import SweepConfig
-from anisoscope.series.sweep import Sweeper, sweep
+from anisoscope import sweep
+from anisoscope.series.sweep import Sweeper
 from support.tiny_series import ARCHITECTURE, FORKS, LOOK, Hub, flags, gpt, killed, make_series, moved, put, same, swap
 
 
@@ -192,7 +193,7 @@ def test_a_series_that_grew_goes_on(shelf: Path, series: Path, tmp_path: Path) -
 
 
 def test_metrics_are_exactly_those_named_and_the_numbers_are_profiles(series: Path, tmp_path: Path) -> None:
-    from anisoscope.measurement.profile import profile
+    from anisoscope import profile
 
     metrics = ("two_nn", "svd_ratio", "attention_sharpness")
     look = LOOK | {"metrics": metrics}

@@ -18,10 +18,10 @@ from transformers import AutoConfig, AutoModel
 from anisoscope.data.synthetic import make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder, slug
-from anisoscope.studies import published as inherent_paper
 from anisoscope.studies.inherent.config import ARMS, FAMILIES, PRESETS, write_configuration
-from anisoscope.studies.inherent.protocol import NORMED, Inherent, InherentConfig, run_arm, show_once
-from anisoscope.studies.published import ABSENT, INHERENT_PAPER, Published
+from anisoscope.studies.inherent.protocol import NORMED, Inherent, InherentConfig, show_once
+from anisoscope.studies.jobs import LocalExecutor
+from anisoscope.studies.published import ABSENT, INHERENT_MODELS, PaperModel
 from anisoscope.tangent.plan import GEOMETRY
 from anisoscope.training.config import Course
 from anisoscope.training.loop import Trainer
@@ -283,7 +283,7 @@ def test_seeds_are_runs_of_their_own(tmp_path: Path) -> None:
 
 
 def test_small_without_data_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anisoscope.studies.inherent.protocol.run_arms", lambda arms, **_: {})
+    monkeypatch.setattr(LocalExecutor, "map", lambda *_: {})
     study(tmp_path / "study", preset="small", arms=("vision", "speech"), families=(), audio="embedded")
     warned = RunFolder.open(tmp_path / "study").about()["warnings"][0]
     assert "without --audio, --images" in warned and "--text" not in warned
@@ -318,22 +318,22 @@ def test_every_family_can_be_built_small(family: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def shelf(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Published, ...]:
+def shelf(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PaperModel, ...]:
     """Folders that stand for hub ids: a text model, one of pictures, one that is missing."""
     for name in ("text-decoder", "vision"):
         source = whole / "arms" / f"{name}-seed0" / "checkpoints" / "checkpoint-4"
         shutil.copytree(source, tmp_path / "hub" / name, ignore=shutil.ignore_patterns("training"))
     models = (
-        Published(str(tmp_path / "hub" / "text-decoder")),
-        Published(str(tmp_path / "hub" / "missing"), data="audio"),
-        Published(str(tmp_path / "hub" / "vision"), data="images"),
+        PaperModel(str(tmp_path / "hub" / "text-decoder")),
+        PaperModel(str(tmp_path / "hub" / "missing"), data="audio"),
+        PaperModel(str(tmp_path / "hub" / "vision"), data="images"),
     )
-    monkeypatch.setattr(inherent_paper, "PAPER", models)
+    monkeypatch.setattr("anisoscope.studies.inherent.protocol.INHERENT_MODELS", models)
     monkeypatch.setitem(GEOMETRY, "attention", ("average_cosine", "drift"))
     return models
 
 
-def test_what_cannot_be_had_is_skipped_and_the_rest_goes_on(shelf: tuple[Published, ...], tmp_path: Path) -> None:
+def test_what_cannot_be_had_is_skipped_and_the_rest_goes_on(shelf: tuple[PaperModel, ...], tmp_path: Path) -> None:
     config = InherentConfig(preset="paper", tokens=256, device="cpu")
     out = Inherent(config, RunFolder.create(tmp_path / "paper", asdict(config), resume=False)).run()
     about = RunFolder.open(out).about()
@@ -353,11 +353,11 @@ def test_what_cannot_be_had_is_skipped_and_the_rest_goes_on(shelf: tuple[Publish
 
 
 def test_the_papers_models_are_all_there() -> None:
-    specs = [model.spec for model in INHERENT_PAPER]
+    specs = [model.spec for model in INHERENT_MODELS]
     assert len(set(specs)) == len(specs)
     words = "bert-base roberta gpt2 t5 canine-c canine-s byt5 wav2vec2 hubert whisper vit beit deit mit-b0"
     words += " resnet efficientnet cvt convnext multiberts"
     assert all(any(word in spec for spec in specs) for word in words.split())
-    assert {model.data for model in INHERENT_PAPER} == {"text", "audio", "images"}
-    series = [model for model in INHERENT_PAPER if model.series]
+    assert {model.data for model in INHERENT_MODELS} == {"text", "audio", "images"}
+    series = [model for model in INHERENT_MODELS if model.series]
     assert len(series) == 1 and len(series[0].others) > 8

@@ -11,8 +11,14 @@ from torch import nn
 
 from anisoscope.capture.rows.argument import first_tensor
 from anisoscope.errors import AnisoscopeError
-from anisoscope.studies.untrained.block import UntrainedBlock, biased, block_config, build_block, direction
-from anisoscope.studies.untrained.config import initialise
+from anisoscope.studies.untrained.block import (
+    UntrainedBlock,
+    biased,
+    block_config,
+    build_block,
+    direction,
+    initialise,
+)
 
 SMALL = {"width": 32, "heads": 2, "length": 24, "sequences": 3}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from anisoscope.capture.rows.row import Index, Rows
 from anisoscope.capture.sites.site import Site
 from anisoscope.results.folder import RunFolder
-from anisoscope.series.sweep import sweep
+from anisoscope import sweep
 from anisoscope.tangent.row_map import (
     DENSE,
     RowMap,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,88 +10,21 @@ from typing import Any
 
 import torch
 
-from anisoscope.capture.sites.site import EVERY, Site, check_kinds
-from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
+from anisoscope.capture.sites.site import Site
+from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement import memory
 from anisoscope.measurement.bank import Bank
+from anisoscope.measurement.config import ProfileConfig as ProfileConfig
 from anisoscope.measurement.evaluation import Progress, applies, evaluate_bank
 from anisoscope.measurement.measure import Setup, feed_rows, make_plan, prepare
 from anisoscope.measurement.passes import counts, run_model, save_arrays
 from anisoscope.measurement.remarks import left_out
-from anisoscope.metrics.engine.metric import STREAM_KINDS, Request, parse_requests
-from anisoscope.models.placement import choose_device, choose_dtype
+from anisoscope.metrics.engine.metric import Request, parse_requests
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.manifest import opening
 from anisoscope.results.table import Table
 
-LEAST_SECONDS = 0.1
 LONGEST = 100  # letters of a model in the names of its files, which have a limit of their own
-_POOLS = ("none", "mean", "cls", "last")
-_LEAST = {"tokens": 2, "context": 2, "batch_size": 1, "sample_size": 32, "attention_rows": 0, "memory_mb": 1, "seed": 0}
-
-
-@dataclass(frozen=True)
-class ProfileConfig:
-    """Everything that decides the numbers of a profile."""
-
-    models: tuple[str, ...]
-    data: str = "embedded"
-    tokens: int = 65_536
-    context: int | None = None
-    seconds: float | None = None  # of a context of speech
-    batch_size: int = 8
-    sites: tuple[str, ...] = ()
-    layers: tuple[int, ...] = ()
-    metrics: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    text_field: str = "text"
-    group_by: str | None = None
-    pool: str = "none"
-    special: str = "in"
-    first: str = "in"
-    random_init: bool = False
-    tokenizer: str | None = None
-    device: str = "auto"
-    device_map: str | None = None
-    dtype: str = "auto"
-    trust_remote_code: bool = False
-    seed: int = 0
-    sample_size: int = 2 * 4096
-    attention_rows: int = 16
-    halves: bool = False  # two disjoint halves of the contexts beside the whole
-    save_rows: bool = False
-    memory_mb: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise AnisoscopeError(f"{name} is {value}; expected at least {least}.")
-        check_seconds(self.seconds)
-        if self.seed >= 1 << 63:
-            raise AnisoscopeError(f"seed is {self.seed}; expected less than 2**63.")
-        if self.pool not in _POOLS:
-            raise unknown_name("pool", self.pool, _POOLS)
-        if not self.models:
-            raise AnisoscopeError("no model was given; name a folder, a hub id, a .gguf file or a file of rows.")
-        check_kinds([kind for kind in self.sites if kind != EVERY])
-        check_options(parse_requests(self.metrics))
-        choose_dtype(self.dtype, choose_device(self.device))
-
-
-def check_seconds(seconds: float | None) -> None:
-    """Refuse contexts of speech that no frame fits into."""
-    if seconds is not None and not LEAST_SECONDS <= seconds < math.inf:
-        raise AnisoscopeError(f"seconds is {seconds:g}; expected at least {LEAST_SECONDS:g}.")
-
-
-def check_options(requests: Sequence[Request]) -> None:
-    """Try each metric's options on a few rows, so that a bad value is known before the pass and not after it."""
-    rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
-    for request in requests:
-        if request.options and request.metric.kinds & STREAM_KINDS:
-            with contextlib.suppress(TooFewRows):
-                request.metric(rows, tokens=torch.arange(64) // 8, contexts=torch.arange(64) // 4, **request.options)
 
 
 @dataclass
@@ -253,14 +184,3 @@ class Profiler:
         if self.progress is not None:
             self.progress(what, done, total)
 
-
-def profile(
-    *models: str, out: str | Path, resume: bool = False, progress: Progress | None = None, **options: Any
-) -> Table:
-    """Profile models into a run folder, as the command does, and return the table; `options` as in ProfileConfig.
-
-    >>> profile("gpt2", "bert-base-uncased", out="runs/both", tokens=32_768)  # doctest: +SKIP
-    """
-    config = ProfileConfig(models=models, **options)
-    folder = RunFolder.create(out, asdict(config), resume=resume)
-    return Profiler(config, folder, progress=progress).run()

@@ -7,9 +7,7 @@ the same as one that was not.
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -376,25 +374,3 @@ def _make_room(entry: Entry) -> None:
 def _key(checkpoint: Checkpoint) -> int:
     """The number under which a checkpoint's results are kept."""
     return checkpoint.step if checkpoint.step is not None else 0
-
-
-def sweep(
-    model: str | Sequence[str],
-    *,
-    out: str | Path | None = None,
-    resume: bool = False,
-    progress: Progress | None = None,
-    **options: Any,
-) -> Table:
-    """Measure a series of checkpoints and return the table; `out` keeps the run folder, `options` as in SweepConfig.
-
-    `model` is a folder of checkpoints, a hub id with `revisions`, or several models in the order of training.
-
-    >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
-    """
-    models = [model] if isinstance(model, str) else list(model)
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    config = SweepConfig(models[0], others=tuple(models[1:]), **plain)
-    with contextlib.ExitStack() as stack:
-        place = out if out is not None else stack.enter_context(tempfile.TemporaryDirectory())
-        return Sweeper.at(config, place, resume=resume, progress=progress).run()

@@ -1,12 +1,15 @@
-"""The contexts of the study and the rows that a model makes of them.
+"""The contexts of the study, the rows that a model makes of them, and the scores of rows.
 
 Shapes: B contexts of a batch, T positions, n rows, d width. A context is in the fit half or in the test half by its
-key; the fold of its key says which part of the test half a jackknife leaves out.
+key; the fold of its key says which part of the test half a jackknife leaves out. An interval says how far another
+sample of test contexts might have moved a number; the repair and the probe stay as they were fitted, so the chance in
+their own fit is not in it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +26,8 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.data.tasks import NONE, Task, Unit
 from anisoscope.data.tokens import batches, mask_batch
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.engine.estimate import Estimate, jackknife
+from anisoscope.metrics.engine.metric import Metric
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of, row_hash
 from anisoscope.training.models import hushed
 
@@ -237,10 +242,7 @@ def pooled(rows: RowSet, how: str, *, units: int) -> tuple[Tensor, Tensor]:
     return rows.x[order[first].to(rows.x.device)].double(), unit[first]
 
 
-# The loss of a model that goes on from changed rows: what its later layers make of a repair.
-#
-# Shapes: B contexts, T positions, d width, V tokens of the vocabulary.
-
+# -- the loss of a model that goes on from changed rows: what its later layers make of a repair ------------------------
 
 Change = Callable[[Tensor], Tensor]
 """Rows [n, d] to the rows that take their place [n, d]."""
@@ -351,3 +353,68 @@ def _real(inputs: Mapping[str, Any]) -> Tensor:
     """Which positions of the stack that is patched are data."""
     mask = inputs.get("decoder_attention_mask", inputs["attention_mask"])
     return mask != 0
+
+
+# -- scores of test rows, with intervals over the folds of their contexts ----------------------------------------------
+
+Bounds = tuple[float | None, float | None]
+SHARE: Bounds = (0.0, 1.0)
+LOSS: Bounds = (0.0, None)
+FREE: Bounds = (None, None)
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeScores:
+    """One number for each test row, and the context each belongs to."""
+
+    value: Tensor  # [n] float64, on the host
+    key: Tensor  # [n]
+
+    def estimate(self, bounds: Bounds, *, note: str = "", dropped: int = 0) -> Estimate:
+        """The mean over rows; replicates in the order of the folds, NaN for a fold without contexts.
+
+        >>> ProbeScores(torch.ones(100), torch.arange(100)).estimate((0.0, 1.0)).value
+        1.0
+        """
+        n, fold = len(self.value), fold_of(self.key)
+        if not n:
+            return Estimate(math.nan, note="no test row", dropped=dropped)
+        sums = torch.zeros(FOLDS, dtype=torch.float64).index_add_(0, fold, self.value.double())
+        counts = torch.bincount(fold, minlength=FOLDS).double()
+        total, size = float(sums.sum()), float(counts.sum())
+        left = [
+            float((total - s) / (size - c)) if c and size > c else math.nan
+            for s, c in zip(sums.tolist(), counts.tolist(), strict=True)
+        ]
+        low, high = jackknife(total / size, left, bounds=bounds)
+        found = int(self.key.unique().numel())
+        return Estimate(
+            total / size, low, high, n=n, contexts=found, note=note, dropped=dropped, replicates=tuple(left)
+        )
+
+    def minus(self, other: ProbeScores) -> ProbeScores:
+        """Row by row: both must score the same rows."""
+        return ProbeScores(self.value - other.value, self.key)
+
+
+def metric_estimate(metric: Metric, x: Tensor, key: Tensor, *, seed: int = 0) -> Estimate:
+    """A geometry metric of rows, its replicates in the order of the folds."""
+    try:
+        found = metric(x, contexts=key, seed=seed)
+    except AnisoscopeError as error:  # too few distinct rows, say: a row without a number and with the reason
+        return Estimate(math.nan, n=len(x), contexts=int(key.unique().numel()), note=str(error))
+    present = sorted(set(fold_of(key).tolist()))
+    return replace(found, replicates=aligned(found.replicates, present))
+
+
+def aligned(replicates: Sequence[float], folds: Sequence[int]) -> tuple[float, ...]:
+    """Leave-one-out values of the folds that are there, at the places of all folds.
+
+    >>> aligned([1.0, 2.0], [0, 3])[:4]
+    (1.0, nan, nan, 2.0)
+    """
+    out = [math.nan] * FOLDS
+    if len(replicates) == len(folds):
+        for fold, value in zip(folds, replicates, strict=True):
+            out[fold] = value
+    return tuple(out)
