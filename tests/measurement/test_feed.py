@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.io import wavfile
 
+from anisoscope import profile
 from anisoscope.capture import find_layout
 from anisoscope.capture.capture import Capture
 from anisoscope.data.synthetic import make_clip
@@ -17,7 +18,6 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.feed.feed import TextFeed
 from anisoscope.measurement.feed.media import MOST, ImageFeed, SpeechFeed
 from anisoscope.measurement.memory import SiteShape, activation_bytes, amount_of, bank_bytes
-from anisoscope import profile
 from anisoscope.measurement.profile import ProfileConfig
 from anisoscope.models.load import load_model
 from anisoscope.models.processor import sound_inputs

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.io import wavfile
 
+from anisoscope import profile
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.feed.feed import fitting
-from anisoscope import profile
 from anisoscope.measurement.profile import ProfileConfig
 from anisoscope.models.load import load_model
 from anisoscope.results.folder import RunFolder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from transformers import AutoConfig, AutoModel
 from anisoscope.data.synthetic import make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder, slug
+from anisoscope.studies.arms import train_arm
 from anisoscope.studies.inherent.config import ARMS, FAMILIES, PRESETS, write_configuration
 from anisoscope.studies.inherent.protocol import NORMED, Inherent, InherentConfig, show_once
 from anisoscope.studies.jobs import LocalExecutor
 from anisoscope.studies.published import ABSENT, INHERENT_MODELS, PaperModel
 from anisoscope.tangent.plan import GEOMETRY
-from anisoscope.training.config import Course
 from anisoscope.training.loop import Trainer
 
 TINY: dict[str, Any] = {"steps": 4, "contexts": 16, "limit": 0.1, "examples": 60, "when": "0,2,4", "device": "cpu"}
@@ -35,17 +35,17 @@ MODALITY = {arm: arm.partition("-")[0] for arm in ARMS}
 def small() -> Any:
     """Arms of one block or so: the laws here are about the study, not about the models."""
     with pytest.MonkeyPatch.context() as patch:
-        arms = {name: _shrunk(name, training) for name, training in PRESETS["tiny"].arms.items()}
+        arms = {name: _shrunk(name, own) for name, own in PRESETS["tiny"].arms.items()}
         patch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], arms=arms, rows=256, families=FEW))
         yield
 
 
-def _shrunk(name: str, training: Course) -> Course:
+def _shrunk(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
     sizes: dict[str, Any] = {"layers": 3 if ARMS[name] == "images" else 2, "width": 16, "heads": 2, "batch_size": 4}
     more: dict[str, dict[str, Any]] = {"text": {"context": 16}, "audio": {"seconds": 0.3}, "images": {"size": 16}}
     if name.startswith("text"):
         sizes["tokens"] = "bpe:300"
-    return replace(training, **sizes, **more[ARMS[name]])
+    return {**own, **sizes, **more[ARMS[name]]}
 
 
 def study(out: Path, *, jobs: int = 1, resume: bool = False, **more: Any) -> Path:
@@ -80,8 +80,9 @@ def test_presets_have_every_modality_and_room_for_seeds() -> None:
 
 
 def test_the_twins_of_vision_read_the_same_pictures() -> None:
-    for preset in PRESETS.values():
-        vision, twin = asdict(preset.arms["vision"]), asdict(preset.arms["convolution"])
+    for name in PRESETS:
+        runs = {arm: training for arm, training, _ in InherentConfig(preset=name).runs()}
+        vision, twin = asdict(runs["vision"]), asdict(runs["convolution"])
         different = {key for key in vision if vision[key] != twin[key]}
         assert different <= {"arch", "patch", "steps"}
 
@@ -298,7 +299,7 @@ def test_arms_trained_together_give_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_a_process_of_its_own_finds_the_work_by_name() -> None:
-    assert run_arm.__module__ == "anisoscope.studies.inherent.protocol"
+    assert train_arm.__module__ == "anisoscope.studies.arms"
 
 
 # -- families ----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,18 @@ from anisoscope.studies.performance.correlation import (
     over_contexts,
     over_points,
 )
-from anisoscope.studies.performance.rows import FREE, SHARE, ProbeScores, metric_estimate, RowSet, TextPiece, patching, pooled, refuse_few, token_losses
+from anisoscope.studies.performance.rows import (
+    FREE,
+    SHARE,
+    ProbeScores,
+    RowSet,
+    TextPiece,
+    metric_estimate,
+    patching,
+    pooled,
+    refuse_few,
+    token_losses,
+)
 from anisoscope.studies.performance.verdicts import judge
 from support.performances import WORDS, write_records
 from support.tiny_models import tiny

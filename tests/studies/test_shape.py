@@ -77,7 +77,9 @@ def test_presets_are_those_of_the_protocol() -> None:
     tiny = ShapeConfig().runs()
     assert len(tiny) == 3 and all(training.layers >= 5 for _, training, _ in tiny), "a bell needs blocks"
     for name, preset in PRESETS.items():
-        assert preset.contexts * preset.train.context >= 2 * 1.25 * 4096, f"{name}: 4096 rows in each half, with room"
+        assert preset.contexts * preset.train["context"] >= 2 * 1.25 * 4096, (
+            f"{name}: 4096 rows in each half, with room"
+        )
     given = ShapeConfig(preset="small", sizes=("2x64",), seeds=(3, 4), arms=("causal-next",), steps=7)
     assert [(name, t.seed, t.steps) for name, t, _ in given.runs()] == [("causal-next-2x64", s, 7) for s in (3, 4)]
 

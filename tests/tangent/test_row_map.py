@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from anisoscope import sweep
 from anisoscope.capture.rows.row import Index, Rows
 from anisoscope.capture.sites.site import Site
 from anisoscope.results.folder import RunFolder
-from anisoscope import sweep
 from anisoscope.tangent.row_map import (
     DENSE,
     RowMap,

@@ -27,6 +27,7 @@ def studies() -> dict[str, Callable[..., None]]:
 
 def _command(entry: StudyEntry) -> Callable[..., None]:
     """The command of one study; --jobs and --resume where it has them."""
+
     def plain(config: Any, out: Out = None, debug: Debug = False) -> None:
         run(entry, config, out=out)
 

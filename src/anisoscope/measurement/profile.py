@@ -183,4 +183,3 @@ class Profiler:
         self.peak.look()
         if self.progress is not None:
             self.progress(what, done, total)
-
