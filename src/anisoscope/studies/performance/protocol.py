@@ -7,7 +7,7 @@ it; and how both go together over layers and checkpoints. docs/performance-study
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -48,11 +48,11 @@ from anisoscope.studies.performance.rows import (
     RowSet,
     TextPiece,
     collect_rows,
+    label_convention,
     make_material,
     metric_estimate,
     patching,
     pooled,
-    read_reading,
     token_losses,
 )
 from anisoscope.studies.performance.verdicts import judge
@@ -294,7 +294,7 @@ class Measurement:
 
     @cached_property
     def reading(self) -> LabelConvention:
-        return read_reading(self.loaded.model, self.material.asked)
+        return label_convention(self.loaded.model, self.material.asked)
 
     @cached_property
     def tested(self) -> list[TextPiece]:
@@ -310,17 +310,9 @@ class Measurement:
         """Rows of the table, site by site."""
         done, depths = 0, {stack.name: stack.depth for stack in self.layout.stacks}
         for group in self._groups():
-            asked = collect_rows(
-                self.loaded.model,
-                self.material.asked,
-                group,
-                layout=self.layout,
-                reading=self.reading,
-                special=self._special,
-            )
-            shown = collect_rows(
-                self.loaded.model, self.material.pieces, group, layout=self.layout, special=self._special
-            )
+            collect = partial(collect_rows, self.loaded.model, layout=self.layout, special=self._special)
+            asked = collect(self.material.asked, group, reading=self.reading)
+            shown = collect(self.material.pieces, group)
             for site in group:
                 for metric, variant, found in self._site(site, asked.pop(site), shown.pop(site)):
                     yield _record(site, depths[site.stack], metric, variant, found)
@@ -378,7 +370,10 @@ class Measurement:
                 scores = base
             else:
                 change = partial(repair, rescaled=True)
-                patch = partial(_patch, model, self.layout, site, change)
+
+                def patch(real: Tensor, change: Any = change) -> Any:
+                    return patching(model, self.layout, site, change, real=real)
+
                 scores = ProbeScores(*token_losses(model, self.tested, reading=self.reading, patch=patch))
             yield from _with_gain("lm_loss", {"reading": "patched", "repair": name}, scores, base, LOSS)
 
@@ -484,10 +479,6 @@ class Measurement:
             self.notes.append(text)
 
 
-def _patch(model: Any, layout: Layout, site: Site, change: Callable[[Tensor], Tensor], real: Tensor) -> Any:
-    return patching(model, layout, site, change, real=real)
-
-
 def _test_part(piece: TextPiece) -> TextPiece:
     """The test contexts of a piece."""
     at = half_of(piece.key).bool().nonzero().squeeze(1)
@@ -511,11 +502,9 @@ def _frequent(target: Tensor, test: Tensor, *, most: int) -> tuple[Tensor, int]:
         raise AnisoscopeError("no token is predicted in the contexts to fit on; give more --tokens.")
     values, counts = target[~test].unique(return_counts=True)
     kept = values[(-counts).argsort(stable=True)[:most]]
-    out = torch.full_like(target, NONE)
     place = torch.full((int(max(target.max(), kept.max())) + 1,), NONE, dtype=torch.int64)
     place[kept] = torch.arange(len(kept))
-    out = place[target]
-    return out, len(kept)
+    return place[target], len(kept)
 
 
 def _mixed(label: Tensor, *, seed: int) -> Tensor:
@@ -526,11 +515,5 @@ def _mixed(label: Tensor, *, seed: int) -> Tensor:
 def _record(site: Site, depth: int, metric: str, variant: dict[str, Any], found: Estimate) -> dict[str, Any]:
     place = {"stack": site.stack, "layer": site.layer, "kind": site.kind, "group": "", "depth": site.layer / depth}
     names = ("value", "low", "high", "sd", "n", "contexts", "dropped", "note")
-    numbers = {name: getattr(found, name) for name in names}
-    return {
-        **place,
-        "metric": metric,
-        "variant": variant_name(variant),
-        **numbers,
-        "replicates": list(found.replicates),
-    }
+    numbers = {name: getattr(found, name) for name in names} | {"replicates": list(found.replicates)}
+    return {**place, "metric": metric, "variant": variant_name(variant), **numbers}
