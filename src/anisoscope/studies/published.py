@@ -40,20 +40,9 @@ _PYTHIA_FEW = tuple(f"step{step}" for step in (0, 1, 8, 64, 512, 4000, 32000, 14
 _PYTHIA = (0, 1, 4, 16, 64, 256, 512, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 128000, 143000)
 _OLMO = ("step1000-tokens4B", "step10000-tokens41B", "step100000-tokens419B", "step738020-tokens3095B")
 _SMOLLM = "HuggingFaceTB/SmolLM2-{}-intermediate-checkpoints"
-_TINYLLAMA = (  # thousands of steps, and of millions of tokens
-    (5, 10),
-    (65, 136),
-    (125, 262),
-    (185, 388),
-    (240, 503),
-    (300, 629),
-    (360, 755),
-    (420, 881),
-    (480, 1007),
-    (540, 1132),
-    (600, 1258),
-    (660, 1384),
-)
+_TINYLLAMA_STEPS = (5, 65, 125, 185, 240, 300, 360, 420, 480, 540, 600, 660)  # thousands
+_TINYLLAMA_TOKENS = (10, 136, 262, 388, 503, 629, 755, 881, 1007, 1132, 1258, 1384)  # billions
+_TINYLLAMA = [f"step-{k}k-token-{n}B" for k, n in zip(_TINYLLAMA_STEPS, _TINYLLAMA_TOKENS, strict=True)]
 _MULTIBERTS = tuple(  # thousands of steps
     f"google/multiberts-seed_0-step_{step}k" for step in (0, 20, 40, 80, 120, 160, 200, 400, 600, 800, 1200, 1600, 2000)
 )
@@ -78,10 +67,7 @@ SHAPE_MODELS: tuple[PaperModel, ...] = (
     *(PaperModel(f"bigscience/bloom-{size}") for size in ("560m", "1b1", "3b")),
     PaperModel("bigscience/bloom-7b1", large=True),
     _series("EleutherAI/pythia-2.8b", [f"step{step}" for step in _PYTHIA]),
-    _series(
-        "TinyLlama/tinyLlama-intermediate-checkpoints",
-        [f"step-{steps}k-token-{tokens}B" for steps, tokens in _TINYLLAMA],
-    ),
+    _series("TinyLlama/tinyLlama-intermediate-checkpoints", _TINYLLAMA),
 )
 _TEXT = ("bert-base-uncased", "roberta-base", "albert-base-v2", "gpt2", "t5-base")
 _CHARACTERS = ("google/canine-c", "google/canine-s", "google/byt5-base")

@@ -56,78 +56,36 @@ class RandomFamily:
     words: bool = False  # reads the tokens that the text arms are trained on, not single bytes
 
 
+_WHISPER: dict[str, Any] = {"d_model": WIDTH, "vocab_size": 512, "num_mel_bins": 40, "max_source_positions": 400}
+_WHISPER |= {**dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0), "decoder_start_token_id": 1}
+_SEGFORMER: dict[str, Any] = {"num_encoder_blocks": 3, "depths": [1, 2, 1], "hidden_sizes": [32, WIDTH, 128]}
+_SEGFORMER |= {"num_attention_heads": [1, 2, 4], "sr_ratios": [4, 2, 1], "patch_sizes": [7, 3, 3]}
+_SEGFORMER |= {"strides": [4, 2, 2], "mlp_ratios": [4, 4, 4]}
+_SWIN: dict[str, Any] = {"image_size": PIXELS, "patch_size": 4, "embed_dim": 32, "depths": [1, 2, 1]}
+_SWIN |= {"num_heads": [2, 4, 4], "window_size": 4}
+_RESNET: dict[str, Any] = {"embedding_size": 32, "hidden_sizes": [32, WIDTH, 128], "depths": [2, 2, 2]}
+_EFFICIENTNET: dict[str, Any] = {"image_size": PIXELS, "width_coefficient": 0.25, "depth_coefficient": 0.25}
+# transformers' 0.02 is so little here that variances fall below what the norms add to them
+_EFFICIENTNET |= {"hidden_dim": 320, "initializer_range": 0.25}
+_CVT: dict[str, Any] = {"embed_dim": [16, 32, WIDTH], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}
+
 FAMILIES: dict[str, RandomFamily] = {
     "roberta": RandomFamily("roberta", "text", {**_BLOCKS, "max_position_embeddings": 514}, words=True),
     "t5": RandomFamily("t5", "text", _T5, words=True),
     "canine": RandomFamily("canine", "text", {**_BLOCKS, "num_hash_buckets": 512, "max_position_embeddings": 512}),
     "byt5": RandomFamily("t5", "text", {**_T5, "vocab_size": 384, "feed_forward_proj": "gated-gelu"}),
     "hubert": RandomFamily("hubert", "audio", _SPEECH),
-    "whisper": RandomFamily(
-        "whisper",
-        "audio",
-        {
-            "d_model": WIDTH,
-            "vocab_size": 512,
-            "num_mel_bins": 40,
-            "max_source_positions": 400,
-            **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
-            "decoder_start_token_id": 1,
-            **_SIDES,
-        },
-    ),
+    "whisper": RandomFamily("whisper", "audio", {**_WHISPER, **_SIDES}),
     "beit": RandomFamily("beit", "images", _PATCHES),
     "deit": RandomFamily("deit", "images", _PATCHES),
-    "segformer": RandomFamily(
-        "segformer",
-        "images",
-        {
-            "num_encoder_blocks": 3,
-            "depths": [1, 2, 1],
-            "hidden_sizes": [32, WIDTH, 128],
-            "num_attention_heads": [1, 2, 4],
-            "sr_ratios": [4, 2, 1],
-            "patch_sizes": [7, 3, 3],
-            "strides": [4, 2, 2],
-            "mlp_ratios": [4, 4, 4],
-        },
-    ),
-    "swin": RandomFamily(
-        "swin",
-        "images",
-        {
-            "image_size": PIXELS,
-            "patch_size": 4,
-            "embed_dim": 32,
-            "depths": [1, 2, 1],
-            "num_heads": [2, 4, 4],
-            "window_size": 4,
-        },
-    ),
-    "resnet": RandomFamily(
-        "resnet",
-        "images",
-        {"embedding_size": 32, "hidden_sizes": [32, WIDTH, 128], "depths": [2, 2, 2], "layer_type": "basic"},
-        norms=True,
-    ),
+    "segformer": RandomFamily("segformer", "images", _SEGFORMER),
+    "swin": RandomFamily("swin", "images", _SWIN),
+    "resnet": RandomFamily("resnet", "images", {**_RESNET, "layer_type": "basic"}, norms=True),
     "mobilenet_v2": RandomFamily(
         "mobilenet_v2", "images", {"image_size": PIXELS, "depth_multiplier": 0.35}, norms=True
     ),
-    "efficientnet": RandomFamily(
-        "efficientnet",
-        "images",
-        {
-            "image_size": PIXELS,
-            "width_coefficient": 0.25,
-            "depth_coefficient": 0.25,
-            "hidden_dim": 320,
-            # transformers' 0.02 is so little here that variances fall below what the norms add to them
-            "initializer_range": 0.25,
-        },
-        norms=True,
-    ),
-    "cvt": RandomFamily(
-        "cvt", "images", {"embed_dim": [16, 32, WIDTH], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}, norms=True
-    ),
+    "efficientnet": RandomFamily("efficientnet", "images", _EFFICIENTNET, norms=True),
+    "cvt": RandomFamily("cvt", "images", _CVT, norms=True),
 }
 
 
