@@ -7,14 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.commands.signature import (
-    Debug,
-    Out,
-    Resume,
-    configured,
-    declared_fields,
-    given,
-)
+from anisoscope.commands.signature import Debug, Out, Resume, configured, declared_fields, given
 from anisoscope.commands.terminal import command_line, under_way
 from anisoscope.errors import AnisoscopeError
 from anisoscope.studies.catalogue import STUDIES, StudyEntry

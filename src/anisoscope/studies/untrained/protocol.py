@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -64,11 +65,6 @@ METRICS = (
     "score_spread",
 )
 JUDGED = ("average_cosine", "attention_sharpness")  # claims read their folds; those of the others would only take room
-ROW_METRICS = {  # of the rows of scores, beside the metrics of the registry
-    "score_magnitude": "mean |s| over the allowed keys",
-    "attention_median": "median p of a row",
-    "attention_min": "smallest p of a row",
-}
 _REACH, _FINE, _BINS = 1e4, 0.05, 160
 EDGES = _FINE * np.sinh(np.linspace(-1, 1, _BINS + 1) * math.asinh(_REACH / _FINE))  # fine at 0, wide far from it
 
@@ -254,7 +250,12 @@ class Untrained(Study):
         for family in self.config.families:  # a slip in the last name is told before the first is measured
             known_family(family)
         self._judge([self._arm(arm) for arm in self.config.arms()])
+
+    def run(self) -> Path:
+        """As every study; the parts of a run that is complete are removed."""
+        path = super().run()
         self.folder.tidy()
+        return path
 
     def _device(self) -> torch.device:
         return choose_device(self.config.device)
