@@ -101,9 +101,7 @@ def numbers(kind: type, example: str) -> Callable[[str, str], tuple[Any, ...]]:
 
 # -- options that several commands have --------------------------------------------------------------------------------
 
-Text = Annotated[
-    str, Option("Text file, folder, .gz, .zip, .jsonl, .csv, .parquet, a datasets name, or 'embedded'.")
-]  # fmt: skip
+Text = Annotated[str, Option("Text file, folder, .gz, .zip, .jsonl, .csv, .parquet, a datasets name, or 'embedded'.")]
 Device = Annotated[str, Option("auto, cpu, cuda, cuda:1, mps.")]
 DeviceMap = Annotated[str | None, Option("Spread a large model, such as 'auto' (needs accelerate).")]
 Seed = Annotated[int, Option("Seed of all randomness.")]

@@ -87,6 +87,8 @@ def test_all_planted_faults_are_found_at_once_and_the_rest_is_measured(shelf: Pa
 def test_an_honest_series_has_no_flags(series: Path, tmp_path: Path) -> None:
     sweep(str(series), out=tmp_path / "out", **LOOK)
     assert flags(tmp_path / "out") == {0: [], 10: [], 20: [], 30: []}
+    assert json.loads((tmp_path / "out" / "verdicts.json").read_text()), "Python's sweep is judged as the command's is"
+    assert not (tmp_path / "out" / "report.html").exists(), "a page is drawn on demand"
 
 
 def test_a_step_recorded_inside_tells_a_swapped_pair(series: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ FAMILIES = ["bert", "prenorm", "gpt2", "llama", "gpt_neox", "falcon", "bloom", "
 def test_a_block_alone_gives_what_it_gives_inside_its_model(family: str) -> None:
     from anisoscope.capture.rows.argument import forward
     from anisoscope.models.checkpoint import Wish, fresh_model
-    from anisoscope.studies.untrained.block import _something
+    from anisoscope.studies.untrained.block import _random_inputs
 
     shape = {"width": 32, "heads": 2, "length": 24}
     block = build_block(family, **shape, sequences=2, seed=3)
@@ -57,7 +57,7 @@ def test_a_block_alone_gives_what_it_gives_inside_its_model(family: str) -> None
         seen.append((args[0] if args else kwargs["hidden_states"], first_tensor("block", output)))
 
     handle = inside.register_forward_hook(keep, with_kwargs=True)
-    given = _something(model, sequences=2, length=24, seed=3)
+    given = _random_inputs(model, sequences=2, length=24, seed=3)
     if family == "t5":
         given["decoder_input_ids"] = given["input_ids"][:, :2]
     with torch.inference_mode():

@@ -80,9 +80,7 @@ def _group(words: str) -> Callable[[], None]:
 
 def _build() -> typer.Typer:
     words = "The geometry of a network's representations, layer by layer, with intervals and controls."
-    app = typer.Typer(
-        name="anisoscope", help=words, add_completion=False, pretty_exceptions_enable=False, **_SETTINGS
-    )  # fmt: skip
+    app = typer.Typer(name="anisoscope", help=words, add_completion=False, pretty_exceptions_enable=False, **_SETTINGS)
     app.callback()(_options)
     for name, act in _VERBS.items():
         app.command(name)(act)

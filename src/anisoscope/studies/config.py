@@ -29,16 +29,12 @@ Seeds = Annotated[
 ]
 Updates = Annotated[int | None, Option("Updates of each arm.", least=1, preset="trained")]
 Limit = Annotated[float | None, Option("Megabytes of text to use.", preset="trained")]
-When = Annotated[
-    str | None, Option("When it is measured: log, log:COUNT, every:N, or steps.", preset="trained")
-]  # fmt: skip
+When = Annotated[str | None, Option("When it is measured: log, log:COUNT, every:N, or steps.", preset="trained")]
 Contexts = Annotated[int | None, Option("Held-out contexts that are looked at.", least=8, preset="trained")]
 PaperModels = Annotated[
     tuple[str, ...], Option("Only these models of the paper, by hub id (paper).", parse=listed, preset=PAPER)
 ]
-RemoveDownloads = Annotated[
-    bool, Option("Delete what was downloaded for a model once it is measured.", preset=PAPER)
-]  # fmt: skip
+RemoveDownloads = Annotated[bool, Option("Delete what was downloaded for a model once it is measured.", preset=PAPER)]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
+import torch
+
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
 from anisoscope.studies.arms import Progress, StudyArm
@@ -154,7 +156,7 @@ def _child(work: Work, arm: StudyArm, pipe: Connection, jobs: int) -> None:
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupted)
-    _share_cores(jobs)
+    torch.set_num_threads(max(1, torch.get_num_threads() // jobs))  # the children share the cores
     try:
         work(arm, lambda what, done, of: pipe.send(("progress", what, done, of)))
     except KeyboardInterrupt:
@@ -169,9 +171,3 @@ def _child(work: Work, arm: StudyArm, pipe: Connection, jobs: int) -> None:
 
 def _interrupted(kind: int, frame: Any) -> None:
     raise KeyboardInterrupt
-
-
-def _share_cores(jobs: int) -> None:
-    import torch
-
-    torch.set_num_threads(max(1, torch.get_num_threads() // jobs))

@@ -228,9 +228,7 @@ class InherentConfig(ArmsConfig):
     ] = ()
     steps: Updates = None
     limit: Limit = None
-    examples: Annotated[
-        int | None, Option("Pictures, and clips, to use at most.", least=4, preset="trained")
-    ] = None  # fmt: skip
+    examples: Annotated[int | None, Option("Pictures, and clips, to use at most.", least=4, preset="trained")] = None
     when: When = None
     contexts: Contexts = None
     metrics: str = "attention"

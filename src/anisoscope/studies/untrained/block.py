@@ -293,8 +293,14 @@ def _prepared_call(
         seen.append((args, kwargs))
         raise _BlockReached
 
-    with _hooked(module, stop), torch.inference_mode():
-        _feed(model, family, sequences=sequences, length=length, seed=seed)
+    handle = module.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        with torch.inference_mode(), contextlib.suppress(_BlockReached):
+            forward(model, _random_inputs(model, sequences=sequences, length=length, seed=seed))
+    except _FOREIGN as error:
+        raise _refused(family, "its own model does not run on random inputs of the shape that it asks for") from error
+    finally:
+        handle.remove()
     if not seen:
         raise _refused(family, "its own model never calls it")
     args, kwargs = seen[0]
@@ -305,26 +311,7 @@ def _prepared_call(
     return (lambda x: module(**{**kwargs, "hidden_states": x})), kwargs["hidden_states"]
 
 
-@contextlib.contextmanager
-def _hooked(module: nn.Module, hook: Callable[..., None]) -> Iterator[None]:
-    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _feed(model: nn.Module, family: str, *, sequences: int, length: int, seed: int) -> None:
-    """Run a model on something that it reads, until its first block is called."""
-    try:
-        forward(model, _something(model, sequences=sequences, length=length, seed=seed))
-    except _BlockReached:
-        return
-    except _FOREIGN as error:
-        raise _refused(family, "its own model does not run on random inputs of the shape that it asks for") from error
-
-
-def _something(model: nn.Module, *, sequences: int, length: int, seed: int) -> dict[str, Tensor]:
+def _random_inputs(model: nn.Module, *, sequences: int, length: int, seed: int) -> dict[str, Tensor]:
     """Random ids, samples, features or pixels of a shape that a model takes."""
     config: Any = model.config
     name = str(getattr(model, "main_input_name", "input_ids"))
