@@ -259,7 +259,7 @@ class Sweeper:
 
     def _load(self, checkpoint: Checkpoint, downloads: Downloads | None, entry: Entry) -> Any:
         """The model of a checkpoint; None, with a flag in its entry, where it cannot be had."""
-        from anisoscope.capture import loading
+        from anisoscope.models import load as loading
 
         spec = checkpoint.spec
         try:
