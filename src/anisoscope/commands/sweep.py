@@ -46,4 +46,4 @@ def measure(config: SweepConfig, *, out: Path | None, resume: bool) -> None:
     path = run_path(out, f"{kind}-{config.model.rstrip('/').split('/')[-1]}", resume=resume)
     with under_way() as tell:
         run = run_sweep(config, RunRequest(path, resume, command_line(), tell, print_note))
-    print_run_end(run.folder.path, run.page, run.drawing_seconds)
+    print_run_end(run.folder, run.page, run.drawing_seconds)

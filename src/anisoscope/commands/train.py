@@ -41,4 +41,4 @@ def train(
     if run.page is None:
         print_page(run.folder.path)
     else:
-        print_run_end(run.folder.path, run.page, run.drawing_seconds)
+        print_run_end(run.folder, run.page, run.drawing_seconds)

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 
 from anisoscope.errors import unknown_name
+from anisoscope.results.folder import RunFolder
 
 _LABELS = {"load": "loading the model", "forward": "rows", "metrics": "metrics (sites)", "rows": "reading rows"}
 _LABELS |= {"report": "drawing the report"}
@@ -194,23 +195,21 @@ def _print_matrix(names: Sequence[str], others: Sequence[str], matrix: Any) -> N
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
-def print_run_end(path: Path, page: Path | None, drawing_seconds: float) -> None:
-    """What a judged run ends with: short tables of a study, verdicts, warnings, seconds, and its page."""
-    from anisoscope.results.folder import RunFolder
-    from anisoscope.view.console_study import study_summary
+def print_run_end(
+    folder: RunFolder, page: Path | None, drawing_seconds: float, *, summary: Iterable[RichTable | str] = ()
+) -> None:
+    """What a judged run ends with: the short tables of a study, verdicts, warnings, seconds, and its page."""
     from anisoscope.view.verdicts import leading
 
-    folder = RunFolder.open(path)
     about = folder.about()
-    study = str(about.get("study") or "")
-    for shown in study_summary(folder, study):
+    for shown in summary:
         if isinstance(shown, str):
             print_line(shown)
         else:
             console.print(shown)
-    if (verdicts := path / "verdicts.json").is_file():
+    if (verdicts := folder.path / "verdicts.json").is_file():
         found = json.loads(verdicts.read_text(encoding="utf-8"))
-        print_verdicts(leading(found) if study == "untrained" else found)
+        print_verdicts(leading(found) if about.get("study") == "untrained" else found)
     print_warnings(about)
     print_note(f"{about.get('wall_seconds', 0):.0f} s, and {drawing_seconds:.0f} s for the page")
     print_page(page)
