@@ -20,7 +20,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.studies.arms import train_arm
 from anisoscope.studies.inherent.config import ARMS, FAMILIES, PRESETS, write_configuration
-from anisoscope.studies.inherent.protocol import NORMED, Inherent, InherentConfig, show_once
+from anisoscope.studies.inherent.protocol import NORMED, Inherent, InherentConfig, fill_batch_norms
 from anisoscope.studies.jobs import LocalExecutor
 from anisoscope.studies.published import ABSENT, INHERENT_MODELS, PaperModel
 from anisoscope.tangent.plan import GEOMETRY
@@ -262,7 +262,7 @@ def test_a_pass_gives_norms_the_mean_and_variance_of_their_inputs_and_learns_not
     before = {name: value.clone() for name, value in model.named_parameters()}
     x = 3 + 2 * torch.randn(16, 3, 4, 4)
     assert (model(x).mean((0, 2, 3)).abs() > 0.1).any(), "the counter-test: fresh norms remove nothing"
-    show_once(model, {"input": x})
+    fill_batch_norms(model, {"input": x})
     seen = model(x)
     assert seen.mean((0, 2, 3)).abs().max() < 1e-5 and (seen.var((0, 2, 3)) - 1).abs().max() < 1e-2
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters()) and not model.training

@@ -56,7 +56,7 @@ class LocalExecutor:
             try:
                 work(arm, _named(arm, progress))
             except Exception as error:
-                failed[arm.path.name] = in_words(error, arm.path)
+                failed[arm.path.name] = error_line(error, arm.path)
         return failed
 
 
@@ -64,7 +64,7 @@ def _named(arm: StudyArm, progress: Progress | None) -> Progress | None:
     return None if progress is None else lambda what, done, of: progress(f"{arm.path.name}: {what}", done, of)
 
 
-def in_words(error: Exception, folder: os.PathLike[str]) -> str:
+def error_line(error: Exception, folder: os.PathLike[str]) -> str:
     """One line about an error; where it was not foreseen, its traceback is left in the folder of the arm."""
     lines = str(error).strip().splitlines()
     first = lines[0] if lines else ""
@@ -164,7 +164,7 @@ def _child(work: Work, arm: StudyArm, pipe: Connection, jobs: int) -> None:
     except BrokenPipeError:
         raise SystemExit(1) from None  # the parent is gone
     except Exception as error:
-        pipe.send(("failed", in_words(error, arm.path)))
+        pipe.send(("failed", error_line(error, arm.path)))
     else:
         pipe.send(("done",))
 

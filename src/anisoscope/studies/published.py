@@ -159,7 +159,7 @@ def sweep_model(
     )
     folder = RunFolder.create(path, asdict(config), resume=True)
     with downloaded(model, folder) if remove_downloads else contextlib.nullcontext():
-        Sweeper(config, folder, command=study.command, progress=study.told(path.name)).run()
+        Sweeper(config, folder, command=study.command, progress=study.progress_of(path.name)).run()
 
 
 @contextlib.contextmanager

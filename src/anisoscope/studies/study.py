@@ -44,7 +44,7 @@ class Study(ABC):
         old = self.folder.about()
         if self.is_finished(old):
             return self.folder.path
-        words = self.described()
+        words = self.manifest_fields()
         self.about = opening(asdict(self.config), command=self.command, seed=self.seed, old=old, **words)
         self.folder.write_about(self.about)
         started = time.monotonic()
@@ -65,7 +65,7 @@ class Study(ABC):
         """Whether there is nothing left to do, by the run.json that is there."""
         return bool(old.get("status") == "complete")
 
-    def described(self) -> dict[str, Any]:
+    def manifest_fields(self) -> dict[str, Any]:
         """What run.json says about the study from the beginning on."""
         return {"kind": "study", "study": self.name}
 
@@ -78,7 +78,7 @@ class Study(ABC):
         if self.progress is not None:
             self.progress(what, done, total)
 
-    def told(self, name: str) -> Progress:
+    def progress_of(self, name: str) -> Progress:
         """The progress of a part of the study, under its name."""
         return lambda what, done, total: self.tell(f"{name}: {what}", done, total)
 
@@ -198,9 +198,9 @@ class ArmsStudy(Study):
         """A study that skipped something is not: it is tried again."""
         return super().is_finished(old) and not old.get("skipped")
 
-    def described(self) -> dict[str, Any]:
+    def manifest_fields(self) -> dict[str, Any]:
         """With the arms that could not be had."""
-        return {**super().described(), "skipped": []}
+        return {**super().manifest_fields(), "skipped": []}
 
     def conclude(self) -> None:
         """Join the tables of the arms, judge them, and join their maps of gradient energy."""

@@ -55,7 +55,7 @@ class Curvature(Study):
     recovery: dict[str, dict[tuple[str, float], np.ndarray]] = field(default_factory=dict)
     name: ClassVar[str] = "curvature"
 
-    def described(self) -> dict[str, Any]:
+    def manifest_fields(self) -> dict[str, Any]:
         """With the Zipf exponent and β that the verdicts are about."""
         zipf, beta = self.config.reference
         reference = {"zipf": zipf, "beta": beta, "given": self.config.beta is not None}

@@ -27,7 +27,7 @@ from anisoscope.studies.arms import StudyArm
 from anisoscope.studies.config import ArmRun
 from anisoscope.studies.inherent.config import ARMS, FAMILIES, random_name, write_configuration
 from anisoscope.studies.inherent.config import InherentConfig as InherentConfig
-from anisoscope.studies.jobs import in_words
+from anisoscope.studies.jobs import error_line
 from anisoscope.studies.published import (
     ABSENT,
     INHERENT_MODELS,
@@ -115,7 +115,7 @@ class Inherent(ArmsStudy):
             try:
                 self._profile(family, seed, path)
             except Exception as error:  # one family's failure, foreseen or not, is no reason to lose the others
-                self.skip(random_name(family), in_words(error, path))
+                self.skip(random_name(family), error_line(error, path))
             self.join(path, seed=seed)
         if normed := [random_name(family) for family in self.config.every_family if FAMILIES[family].norms]:
             self.about["warnings"].append(f"{', '.join(normed)}: {NORMED}")
@@ -173,7 +173,7 @@ class Inherent(ArmsStudy):
         config = ProfileConfig(models=(model.spec,), data=data, tokens=c.tokens, metrics=metrics, device=c.device)
         folder = RunFolder.create(path, asdict(config), resume=True)
         with downloaded(model, folder) if c.remove_downloads else contextlib.nullcontext():
-            Profiler(config, folder, command=self.command, progress=self.told(path.name)).run()
+            Profiler(config, folder, command=self.command, progress=self.progress_of(path.name)).run()
 
     def join(self, path: Path, **words: Any) -> None:
         """As the other studies do; every model says what it was looked at with, as the arms read different data."""
@@ -238,13 +238,15 @@ def with_statistics(config: ProfileConfig, folder: Path) -> ProfileConfig:
         loaded = load_model(spec, random_init=True, device="cpu", dtype="float32", seed=config.seed)
         batches = make_feed(loaded, config).batches()
         few = list(islice(batches, -(-CONTEXTS // config.batch_size)))
-        show_once(loaded.model, {name: torch.cat([batch.inputs[name] for batch in few]) for name in few[0].inputs})
+        fill_batch_norms(
+            loaded.model, {name: torch.cat([batch.inputs[name] for batch in few]) for name in few[0].inputs}
+        )
         with hushed():
             loaded.model.save_pretrained(str(place))  # type: ignore[operator]
     return replace(config, models=(str(place),), random_init=False)
 
 
-def show_once(model: nn.Module, inputs: dict[str, Tensor]) -> None:
+def fill_batch_norms(model: nn.Module, inputs: dict[str, Tensor]) -> None:
     """Run the model once with its batch norms as in training, which then keep the mean and variance that they saw."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     for norm in norms:

@@ -111,7 +111,7 @@ class Performance(Study):
         """A small model that learns here and now, with its checkpoints."""
         training = self.config.training()
         path = self.folder.path / "arms" / training.arm
-        train(training, path, resume=True, progress=self.told(training.arm), command=self.command)
+        train(training, path, resume=True, progress=self.progress_of(training.arm), command=self.command)
         return PerformanceSubject(training.arm, str(path), _series(str(path)), path / "corpus")
 
     # one model

@@ -28,7 +28,7 @@ class Revisiting(ArmsStudy):
         for run in self.config.runs():
             arm = self.arm(run)
             try:
-                train_arm(arm, self.told(arm.path.name))
+                train_arm(arm, self.progress_of(arm.path.name))
             finally:  # of an arm that broke off, too: what it measured counts
                 self.join(arm.path, name=arm.model, seed=run.seed)
 

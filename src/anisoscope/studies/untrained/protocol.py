@@ -236,9 +236,9 @@ class Untrained(Study):
     name: ClassVar[str] = "untrained"
     _block: tuple[tuple[Any, ...], UntrainedBlock] | None = None
 
-    def described(self) -> dict[str, Any]:
+    def manifest_fields(self) -> dict[str, Any]:
         """With the device, and the sizes that the preset gives."""
-        return {**super().described(), "device": str(self._device()), "size": asdict(self.config.size)}
+        return {**super().manifest_fields(), "device": str(self._device()), "size": asdict(self.config.size)}
 
     @property
     def seed(self) -> int:
