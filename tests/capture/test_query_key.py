@@ -238,7 +238,7 @@ def test_a_monitor_watches_queries_keys_and_scores_over_training(live: bool) -> 
 def test_a_sweep_watches_queries_keys_and_scores_over_checkpoints(preset: str, tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from anisoscope.series.sweep import sweep
+    from anisoscope import sweep
 
     sizes: dict[str, Any] = {
         "hidden_size": 16,

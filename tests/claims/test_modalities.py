@@ -368,12 +368,12 @@ def test_one_layer_is_a_table_too() -> None:
 
 
 def test_claims_are_asked_of_run_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from anisoscope.view.console_learning import print_claims
+    from anisoscope.commands.claims import claims
 
     for name, sheet in zip(("a", "b"), sheets([("text", 0.5), ("convolution", 0.1)]), strict=True):
         folder = RunFolder.create(tmp_path / name, {}, resume=False)
         folder.write_about({"models": [sheet.entry]})
         folder.write_table(media_table(sheet))
-    print_claims([tmp_path / "a", tmp_path / "b"], [EVERY, DIFFERS], proxy="semi_nmf", fit="refit", form="json")
+    claims([tmp_path / "a", tmp_path / "b"], f"{EVERY},{DIFFERS}", format="json")
     found = json.loads(capsys.readouterr().out)
     assert {v["claim"]: v["status"] for v in found} == {EVERY: "undecided", DIFFERS: "holds"}

@@ -37,7 +37,7 @@ def commands() -> list[str]:
 
 def parse(words: list[str]) -> Any:
     """Parse a command as the command line would, without running it."""
-    from anisoscope.cli import app
+    from anisoscope.commands.app import app
 
     group: Any = typer.main.get_command(app)
     name, *rest = words
@@ -49,11 +49,13 @@ def test_every_command_of_the_documentation_parses(line: str) -> None:
     _, *words = shlex.split(line.replace("…", "x").replace("RUN [RUN x]", "RUN"))
     context = parse(words)
     if words[0] == "profile":
-        from anisoscope.cli import _layers, _words
         from anisoscope.metrics.catalogue import parse_requests
+        from anisoscope.option import distinct, layer_numbers
 
-        parse_requests(_words(context.params["metrics"]))
-        _layers(context.params["layers"])
+        if (metrics := context.params["metrics"]) is not None:
+            parse_requests(distinct(metrics))
+        if (layers := context.params["layers"]) is not None:
+            layer_numbers(layers)
 
 
 def test_there_are_commands_and_a_wrong_one_would_not_parse() -> None:

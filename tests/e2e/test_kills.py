@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from anisoscope import sweep
 from anisoscope.results.folder import RunFolder
-from anisoscope.series.sweep import sweep
 from support.tiny_series import FORKS, LOOK, TEXT, killed, make_series, same
 
 Command = Callable[..., Any]

@@ -18,7 +18,8 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.store import MonitorStore
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.table import Table
-from anisoscope.studies.revisiting import PAPER, RevisitingConfig
+from anisoscope.studies.published import REVISITING_MODELS
+from anisoscope.studies.revisiting.config import RevisitingConfig
 
 Command = Callable[..., Any]
 SMALL = ("--layers", 1, "--width", 32, "--heads", 2, "--context", 32, "--batch-size", 4, "--limit", 0.2)
@@ -270,9 +271,11 @@ def test_the_models_of_the_paper_are_all_named_when_none_is_here(
 
     monkeypatch.setattr(loading, "load_model", offline)
     done = command("study", "revisiting", "--preset", "paper", "--out", tmp_path / "paper")
-    assert done.code == 2 and f"none of the {len(PAPER)} models" in done.sentence
+    assert done.code == 2 and f"none of the {len(REVISITING_MODELS)} models" in done.sentence
     about = RunFolder.open(tmp_path / "paper").about()
-    assert about["status"] == "failed" and [s["model"] for s in about["skipped"]] == list(PAPER)
+    assert about["status"] == "failed" and [s["model"] for s in about["skipped"]] == [
+        model.spec for model in REVISITING_MODELS
+    ]
 
 
 # one model

@@ -94,7 +94,7 @@ def test_slips_are_told_in_one_sentence(
 
 
 def test_seeds_keep_their_order_and_their_doubles() -> None:
-    from anisoscope.cli import _layers, _seeds
+    from anisoscope.option import layer_numbers, seed_numbers
 
-    assert _seeds("3,0-1,0") == (3, 0, 1, 0)
-    assert _layers("3,0-1,0") == (0, 1, 3), "layers are a set"
+    assert seed_numbers("3,0-1,0") == (3, 0, 1, 0)
+    assert layer_numbers("3,0-1,0") == (0, 1, 3), "layers are a set"

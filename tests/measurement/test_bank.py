@@ -131,7 +131,7 @@ def test_logits_are_taken_of_one_position_alone(name: str) -> None:
 def test_memory_is_foretold_within_a_quarter(model: str, options: dict[str, Any], tmp_path: Path) -> None:
     code = (
         "import sys, json, torch; torch.set_num_threads(1)\n"
-        "from anisoscope.measurement.profile import profile\n"
+        "from anisoscope import profile\n"
         "profile(sys.argv[1], out=sys.argv[2], random_init=True, device='cpu', **json.loads(sys.argv[3]))"
     )
     out = tmp_path / "run"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.io import wavfile
 
+from anisoscope import profile
 from anisoscope.capture import find_layout
 from anisoscope.capture.capture import Capture
 from anisoscope.data.synthetic import make_clip
@@ -17,7 +18,6 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.feed import MOST, ImageFeed, SpeechFeed, TextFeed
 from anisoscope.measurement.memory import SiteShape, activation_bytes, amount_of, bank_bytes
-from anisoscope.measurement.profile import profile
 from anisoscope.models.load import load_model
 from anisoscope.models.processor import sound_inputs
 from support.tiny_listeners import Fixed, feed_of, loaded, make_model, make_pictures, make_shelf, make_sounds, rows_of

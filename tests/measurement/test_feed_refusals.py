@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import anisoscope
+from anisoscope import profile, sweep
 from anisoscope.capture import find_layout
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.compare import compare
 from anisoscope.measurement.memory import PeakMemory
-from anisoscope.measurement.profile import profile
 from anisoscope.models.load import load_model
-from anisoscope.series.sweep import sweep
 from support.tiny_images import tiny_images
 from support.tiny_listeners import feed_of, loaded, make_model, make_pictures, make_sounds
 

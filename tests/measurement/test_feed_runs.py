@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.io import wavfile
 
+from anisoscope import profile
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.feed import fitting
-from anisoscope.measurement.profile import profile
 from anisoscope.models.load import load_model
 from anisoscope.results.folder import RunFolder
 from support.tiny_listeners import Fixed, feed_of, loaded, make_model, make_shelf, make_sounds, rows_of
@@ -142,7 +142,7 @@ def test_fewer_rows_than_asked_for_are_told(shelf: dict[str, Path]) -> None:
 
 
 def test_a_sweep_measures_checkpoints_that_see_and_leaves_gradients_out(tmp_path: Path) -> None:
-    from anisoscope.series.sweep import sweep
+    from anisoscope import sweep
 
     for step in (0, 10):
         make_model(tmp_path / "series" / f"checkpoint-{step}", "vit", seed=step)
@@ -154,7 +154,7 @@ def test_a_sweep_measures_checkpoints_that_see_and_leaves_gradients_out(tmp_path
 
 
 def test_a_checkpoint_with_another_processor_is_flagged(tmp_path: Path) -> None:
-    from anisoscope.series.sweep import sweep
+    from anisoscope import sweep
 
     for step, size in ((0, 24), (10, 32)):
         make_model(tmp_path / "series" / f"checkpoint-{step}", "vit", image_size=size)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import anisoscope
+from anisoscope import profile
 from anisoscope.data.text import Document
 from anisoscope.data.tokens import DataFingerprint, contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement import passes
-from anisoscope.measurement.profile import profile
 from anisoscope.metrics.engine.neighbourhoods import Neighbours
 from anisoscope.models.tokenizer import ByteTokenizer
 from anisoscope.results.folder import RunFolder

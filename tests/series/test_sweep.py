@@ -12,13 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from anisoscope import sweep
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.table import Table
 from anisoscope.series.config import SweepConfig
 from anisoscope.series.measurer import CheckpointMeasurer
-from anisoscope.series.sweep import Sweeper, sweep
+from anisoscope.series.sweep import Sweeper
 from support.tiny_series import ARCHITECTURE, FORKS, LOOK, Hub, flags, gpt, killed, make_series, moved, put, same, swap
 
 
@@ -87,6 +88,8 @@ def test_all_planted_faults_are_found_at_once_and_the_rest_is_measured(shelf: Pa
 def test_an_honest_series_has_no_flags(series: Path, tmp_path: Path) -> None:
     sweep(str(series), out=tmp_path / "out", **LOOK)
     assert flags(tmp_path / "out") == {0: [], 10: [], 20: [], 30: []}
+    assert json.loads((tmp_path / "out" / "verdicts.json").read_text()), "Python's sweep is judged as the command's is"
+    assert not (tmp_path / "out" / "report.html").exists(), "a page is drawn on demand"
 
 
 def test_a_step_recorded_inside_tells_a_swapped_pair(series: Path, tmp_path: Path) -> None:
@@ -198,7 +201,7 @@ def test_a_series_that_grew_goes_on(shelf: Path, series: Path, tmp_path: Path) -
 
 
 def test_metrics_are_exactly_those_named_and_the_numbers_are_profiles(series: Path, tmp_path: Path) -> None:
-    from anisoscope.measurement.profile import profile
+    from anisoscope import profile
 
     metrics = ("two_nn", "svd_ratio", "attention_sharpness")
     look = LOOK | {"metrics": metrics}

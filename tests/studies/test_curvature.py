@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +18,11 @@ from anisoscope.claims.engine.claim import verdicts_from_dicts
 from anisoscope.claims.engine.part import judge, t_interval
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.manifolds import make_manifold
+from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Query
 from anisoscope.results.table import SCHEMA, Table
 from anisoscope.studies.curvature.config import CurvatureConfig
-from anisoscope.studies.curvature.protocol import run_curvature
+from anisoscope.studies.curvature.protocol import Curvature
 from anisoscope.studies.curvature.samples import (
     FrequencyLook,
     Ladder,
@@ -34,6 +37,10 @@ from anisoscope.studies.curvature.samples import (
 from anisoscope.view.curvature import write_curvature_report
 
 SCALES = tuple(np.geomspace(1e-3, 0.03, 8).tolist())
+
+
+def run_curvature(config: CurvatureConfig, out: Path, **options: Any) -> Path:
+    return Curvature(config, RunFolder.create(out, asdict(config), resume=False), **options).run()
 
 
 def ladder_of(name: str, *, noise: float = 0.0, kind: str = "gaussian", seed: int = 0, **sizes: int) -> Ladder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from transformers import AutoConfig, AutoModel
 from anisoscope.data.synthetic import make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder, slug
-from anisoscope.studies import published as inherent_paper
+from anisoscope.studies.arms import train_arm
 from anisoscope.studies.inherent.config import ARMS, FAMILIES, PRESETS, InherentConfig, write_configuration
-from anisoscope.studies.inherent.protocol import NORMED, Inherent, run_arm, show_once
-from anisoscope.studies.published import ABSENT, INHERENT_PAPER, Published
+from anisoscope.studies.inherent.protocol import NORMED, Inherent, fill_batch_norms
+from anisoscope.studies.jobs import LocalExecutor
+from anisoscope.studies.published import ABSENT, INHERENT_MODELS, PaperModel
 from anisoscope.tangent.plan import GEOMETRY
-from anisoscope.training.config import CommonTrainConfig
 from anisoscope.training.loop import Trainer
 
 TINY: dict[str, Any] = {"steps": 4, "contexts": 16, "limit": 0.1, "examples": 60, "when": "0,2,4", "device": "cpu"}
@@ -35,22 +35,17 @@ MODALITY = {arm: arm.partition("-")[0] for arm in ARMS}
 def small() -> Any:
     """Arms of one block or so: the laws here are about the study, not about the models."""
     with pytest.MonkeyPatch.context() as patch:
-        arms = {name: _shrunk(name, training) for name, training in PRESETS["tiny"].arms.items()}
+        arms = {name: _shrunk(name, own) for name, own in PRESETS["tiny"].arms.items()}
         patch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], arms=arms, rows=256, families=FEW))
         yield
 
 
-def _shrunk(name: str, training: CommonTrainConfig) -> CommonTrainConfig:
-    sizes: dict[str, Any] = {
-        "layers": 3 if ARMS[name].name == "images" else 2,
-        "width": 16,
-        "heads": 2,
-        "batch_size": 4,
-    }
+def _shrunk(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    sizes: dict[str, Any] = {"layers": 3 if ARMS[name] == "images" else 2, "width": 16, "heads": 2, "batch_size": 4}
     more: dict[str, dict[str, Any]] = {"text": {"context": 16}, "audio": {"seconds": 0.3}, "images": {"size": 16}}
     if name.startswith("text"):
         sizes["tokens"] = "bpe:300"
-    return replace(training, **sizes, **more[ARMS[name].name])
+    return {**own, **sizes, **more[ARMS[name]]}
 
 
 def study(out: Path, *, jobs: int = 1, resume: bool = False, **more: Any) -> Path:
@@ -85,8 +80,9 @@ def test_presets_have_every_modality_and_room_for_seeds() -> None:
 
 
 def test_the_twins_of_vision_read_the_same_pictures() -> None:
-    for preset in PRESETS.values():
-        vision, twin = asdict(preset.arms["vision"]), asdict(preset.arms["convolution"])
+    for name in PRESETS:
+        runs = {arm: training for arm, training, _ in InherentConfig(preset=name).runs()}
+        vision, twin = asdict(runs["vision"]), asdict(runs["convolution"])
         different = {key for key in vision if vision[key] != twin[key]}
         assert different <= {"arch", "patch", "steps"}
 
@@ -266,7 +262,7 @@ def test_a_pass_gives_norms_the_mean_and_variance_of_their_inputs_and_learns_not
     before = {name: value.clone() for name, value in model.named_parameters()}
     x = 3 + 2 * torch.randn(16, 3, 4, 4)
     assert (model(x).mean((0, 2, 3)).abs() > 0.1).any(), "the counter-test: fresh norms remove nothing"
-    show_once(model, {"input": x})
+    fill_batch_norms(model, {"input": x})
     seen = model(x)
     assert seen.mean((0, 2, 3)).abs().max() < 1e-5 and (seen.var((0, 2, 3)) - 1).abs().max() < 1e-2
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters()) and not model.training
@@ -288,7 +284,7 @@ def test_seeds_are_runs_of_their_own(tmp_path: Path) -> None:
 
 
 def test_small_without_data_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anisoscope.studies.inherent.protocol.run_arms", lambda arms, **_: {})
+    monkeypatch.setattr(LocalExecutor, "map", lambda *_: {})
     study(tmp_path / "study", preset="small", arms=("vision", "speech"), families=(), audio="embedded")
     warned = RunFolder.open(tmp_path / "study").about()["warnings"][0]
     assert "without --audio, --images" in warned and "--text" not in warned
@@ -303,7 +299,7 @@ def test_arms_trained_together_give_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_a_process_of_its_own_finds_the_work_by_name() -> None:
-    assert run_arm.__module__ == "anisoscope.studies.inherent.protocol"
+    assert train_arm.__module__ == "anisoscope.studies.arms"
 
 
 # -- families ----------------------------------------------------------------------------------------------------------
@@ -323,22 +319,22 @@ def test_every_family_can_be_built_small(family: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def shelf(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Published, ...]:
+def shelf(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PaperModel, ...]:
     """Folders that stand for hub ids: a text model, one of pictures, one that is missing."""
     for name in ("text-decoder", "vision"):
         source = whole / "arms" / f"{name}-seed0" / "checkpoints" / "checkpoint-4"
         shutil.copytree(source, tmp_path / "hub" / name, ignore=shutil.ignore_patterns("training"))
     models = (
-        Published(str(tmp_path / "hub" / "text-decoder")),
-        Published(str(tmp_path / "hub" / "missing"), data="audio"),
-        Published(str(tmp_path / "hub" / "vision"), data="images"),
+        PaperModel(str(tmp_path / "hub" / "text-decoder")),
+        PaperModel(str(tmp_path / "hub" / "missing"), data="audio"),
+        PaperModel(str(tmp_path / "hub" / "vision"), data="images"),
     )
-    monkeypatch.setattr(inherent_paper, "PAPER", models)
+    monkeypatch.setattr("anisoscope.studies.inherent.protocol.INHERENT_MODELS", models)
     monkeypatch.setitem(GEOMETRY, "attention", ("average_cosine", "drift"))
     return models
 
 
-def test_what_cannot_be_had_is_skipped_and_the_rest_goes_on(shelf: tuple[Published, ...], tmp_path: Path) -> None:
+def test_what_cannot_be_had_is_skipped_and_the_rest_goes_on(shelf: tuple[PaperModel, ...], tmp_path: Path) -> None:
     config = InherentConfig(preset="paper", tokens=256, device="cpu")
     out = Inherent(config, RunFolder.create(tmp_path / "paper", asdict(config), resume=False)).run()
     about = RunFolder.open(out).about()
@@ -358,11 +354,11 @@ def test_what_cannot_be_had_is_skipped_and_the_rest_goes_on(shelf: tuple[Publish
 
 
 def test_the_papers_models_are_all_there() -> None:
-    specs = [model.spec for model in INHERENT_PAPER]
+    specs = [model.spec for model in INHERENT_MODELS]
     assert len(set(specs)) == len(specs)
     words = "bert-base roberta gpt2 t5 canine-c canine-s byt5 wav2vec2 hubert whisper vit beit deit mit-b0"
     words += " resnet efficientnet cvt convnext multiberts"
     assert all(any(word in spec for spec in specs) for word in words.split())
-    assert {model.data for model in INHERENT_PAPER} == {"text", "audio", "images"}
-    series = [model for model in INHERENT_PAPER if model.series]
+    assert {model.data for model in INHERENT_MODELS} == {"text", "audio", "images"}
+    series = [model for model in INHERENT_MODELS if model.series]
     assert len(series) == 1 and len(series[0].others) > 8

@@ -32,8 +32,18 @@ from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.table import Table
 from anisoscope.studies.performance.correlation import correlations
-from anisoscope.studies.performance.measurement import FREE, SHARE, ProbeScores, metric_estimate
-from anisoscope.studies.performance.rows import RowSet, TextPiece, patching, pooled, refuse_few, token_losses
+from anisoscope.studies.performance.rows import (
+    FREE,
+    SHARE,
+    ProbeScores,
+    RowSet,
+    TextPiece,
+    metric_estimate,
+    patching,
+    pooled,
+    refuse_few,
+    token_losses,
+)
 from support.performances import WORDS, write_records
 from support.tiny_models import tiny
 

@@ -15,10 +15,9 @@ import torch
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
-from anisoscope.studies import published as shape_paper
 from anisoscope.studies.arms import CleanMonitor, StudyArm, train_arm, unmasked
-from anisoscope.studies.jobs import run_arms
-from anisoscope.studies.published import SHAPE_PAPER, PaperModel
+from anisoscope.studies.jobs import LocalExecutor
+from anisoscope.studies.published import SHAPE_MODELS, PaperModel
 from anisoscope.studies.shape.config import ARMS, PRESETS, ShapeConfig
 from anisoscope.studies.shape.protocol import ShapeStudy
 from anisoscope.tangent.plan import GEOMETRY
@@ -78,7 +77,9 @@ def test_presets_are_those_of_the_protocol() -> None:
     tiny = ShapeConfig().runs()
     assert len(tiny) == 3 and all(training.layers >= 5 for _, training, _ in tiny), "a bell needs blocks"
     for name, preset in PRESETS.items():
-        assert preset.contexts * preset.train.context >= 2 * 1.25 * 4096, f"{name}: 4096 rows in each half, with room"
+        assert preset.contexts * preset.train["context"] >= 2 * 1.25 * 4096, (
+            f"{name}: 4096 rows in each half, with room"
+        )
     given = ShapeConfig(preset="small", sizes=("2x64",), seeds=(3, 4), arms=("causal-next",), steps=7)
     assert [(name, t.seed, t.steps) for name, t, _ in given.runs()] == [("causal-next-2x64", s, 7) for s in (3, 4)]
 
@@ -217,7 +218,7 @@ def test_nothing_left_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_small_without_data_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anisoscope.studies.shape.protocol.run_arms", lambda arms, **_: {})
+    monkeypatch.setattr(LocalExecutor, "map", lambda *_: {})
     study(tmp_path / "study", preset="small")
     assert "meant for enwik8: --data PATH" in RunFolder.open(tmp_path / "study").about()["warnings"][0]
 
@@ -239,7 +240,7 @@ def test_arms_run_at_the_same_time_and_their_errors_come_back(arm: Callable[[str
     told: list[tuple[str, int, int]] = []
     arms = [arm(name) for name in ("failing", "killed", "good", "done")]
     (tmp_path / "done" / "run.json").write_text('{"status": "complete"}')
-    failed = run_arms(arms, jobs=2, work=light_work, progress=lambda *words: told.append(words))
+    failed = LocalExecutor(2).map(light_work, arms, lambda *words: told.append(words))
     assert failed == {"failing": "the loss became nan.", "killed": f"its process ended with code {-signal.SIGKILL}"}
     finished = {name: (tmp_path / name / "finished").is_file() for name in ("good", "done")}
     assert finished == {"good": True, "done": False}, "what is complete costs no process"
@@ -255,13 +256,13 @@ def test_an_interruption_lets_every_arm_save(arm: Callable[[str], StudyArm], tmp
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_arms([arm(f"endless{k}") for k in range(3)], jobs=2, work=light_work, progress=hear)
+        LocalExecutor(2).map(light_work, [arm(f"endless{k}") for k in range(3)], hear)
     assert [(tmp_path / f"endless{k}" / "saved").is_file() for k in range(3)] == [True, True, False]
 
 
 def test_jobs_are_counted(arm: Callable[[str], StudyArm]) -> None:
     with pytest.raises(AnisoscopeError, match="jobs is 0"):
-        run_arms([arm("good")], jobs=0)
+        LocalExecutor(0)
 
 
 @pytest.mark.slow
@@ -288,7 +289,7 @@ def shelf(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     (tmp_path / "hub" / "broken" / "model.safetensors").write_bytes(b"half")
     specs = ("one", "missing", "series", "broken", "encoder")
     models = tuple(PaperModel(str(tmp_path / "hub" / s), series=s == "series", large=s == "one") for s in specs)
-    monkeypatch.setattr(shape_paper, "PAPER", models)
+    monkeypatch.setattr("anisoscope.studies.shape.protocol.SHAPE_MODELS", models)
     monkeypatch.setitem(GEOMETRY, "shape", ("svd_ratio", "average_cosine"))
     return models
 
@@ -332,7 +333,7 @@ def test_when_no_model_is_here_all_are_named(
     shelf: tuple[PaperModel, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tuple(replace(model, spec=f"{model.spec}-gone") for model in shelf)
-    monkeypatch.setattr(shape_paper, "PAPER", gone)
+    monkeypatch.setattr("anisoscope.studies.shape.protocol.SHAPE_MODELS", gone)
     config = ShapeConfig(**PAPERS)
     with pytest.raises(AnisoscopeError, match=r"none of the 5 models of the paper could be loaded \(the first: .*gone"):
         ShapeStudy(config, RunFolder.create(tmp_path / "paper", asdict(config), resume=False)).run()
@@ -341,13 +342,13 @@ def test_when_no_model_is_here_all_are_named(
 
 
 def test_the_papers_models_are_all_there() -> None:
-    specs = [model.spec for model in SHAPE_PAPER]
+    specs = [model.spec for model in SHAPE_MODELS]
     assert len(set(specs)) == len(specs)
     words = ("bert", "roberta", "albert", "gpt2", "opt-125m", "opt-13b", "llama-2", "gpt-j", "falcon-7b", "bloom")
     assert all(any(word in spec.lower() for spec in specs) for word in words)
-    series = {model.spec: model for model in SHAPE_PAPER if model.series}
+    series = {model.spec: model for model in SHAPE_MODELS if model.series}
     assert series["EleutherAI/pythia-2.8b"].revisions[0] == "step0" and len(series) == 2
-    large = [model.spec.rpartition("-")[2] for model in SHAPE_PAPER if model.large]
+    large = [model.spec.rpartition("-")[2] for model in SHAPE_MODELS if model.large]
     assert large == ["6.7b", "13b", "hf", "6b", "7b", "7b1"], "from six billion parameters on"
 
 

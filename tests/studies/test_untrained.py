@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from anisoscope.capture.attention.call import Call
-from anisoscope.studies.untrained.block import UntrainedBlock, biased, build_block, direction
-from anisoscope.studies.untrained.config import initialise
+from anisoscope.studies.untrained.block import UntrainedBlock, biased, build_block, direction, initialise
 from anisoscope.studies.untrained.protocol import (
     EDGES,
     BiasPoint,

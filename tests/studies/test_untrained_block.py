@@ -11,8 +11,7 @@ from torch import nn
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import first_tensor
-from anisoscope.studies.untrained.block import UntrainedBlock, biased, block_config, build_block, direction
-from anisoscope.studies.untrained.config import initialise
+from anisoscope.studies.untrained.block import UntrainedBlock, biased, block_config, build_block, direction, initialise
 
 SMALL = {"width": 32, "heads": 2, "length": 24, "sequences": 3}
 
@@ -38,7 +37,7 @@ FAMILIES = ["bert", "prenorm", "gpt2", "llama", "gpt_neox", "falcon", "bloom", "
 def test_a_block_alone_gives_what_it_gives_inside_its_model(family: str) -> None:
     from anisoscope.models.checkpoint import LoadOptions, fresh_model
     from anisoscope.models.forward import forward
-    from anisoscope.studies.untrained.block import _something
+    from anisoscope.studies.untrained.block import _random_inputs
 
     shape = {"width": 32, "heads": 2, "length": 24}
     block = build_block(family, **shape, sequences=2, seed=3)
@@ -51,7 +50,7 @@ def test_a_block_alone_gives_what_it_gives_inside_its_model(family: str) -> None
         seen.append((args[0] if args else kwargs["hidden_states"], first_tensor("block", output)))
 
     handle = inside.register_forward_hook(keep, with_kwargs=True)
-    given = _something(model, sequences=2, length=24, seed=3)
+    given = _random_inputs(model, sequences=2, length=24, seed=3)
     if family == "t5":
         given["decoder_input_ids"] = given["input_ids"][:, :2]
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The options of a profile, checked before anything is loaded."""
+"""Everything that decides the numbers of a profile, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -6,53 +6,109 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 
 from anisoscope.capture.sites.site import EVERY, check_kinds
 from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
 from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.metrics.engine.metric import STREAM_KINDS, Request
+from anisoscope.metrics.engine.metric import STREAM_KINDS
 from anisoscope.models.placement import choose_device, choose_dtype
+from anisoscope.option import (
+    BatchSize,
+    Device,
+    DeviceMap,
+    Layers,
+    Option,
+    RandomInit,
+    Seed,
+    Sites,
+    Tokenizer,
+    distinct,
+)
 
 LEAST_SECONDS = 0.1
 _POOLS = ("none", "mean", "cls", "last")
 _LEAST = {"tokens": 2, "context": 2, "batch_size": 1, "sample_size": 32, "attention_rows": 0, "memory_mb": 1, "seed": 0}
 
 
+def _left_out(flag: bool, _: str) -> str:
+    return "out" if flag else "in"
+
+
 @dataclass(frozen=True)
 class ProfileConfig:
     """Everything that decides the numbers of a profile."""
 
-    models: tuple[str, ...]
-    data: str = "embedded"
-    tokens: int = 65_536
-    context: int | None = None
-    seconds: float | None = None  # of a context of speech
-    batch_size: int = 8
-    sites: tuple[str, ...] = ()
-    layers: tuple[int, ...] = ()
-    metrics: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    text_field: str = "text"
-    group_by: str | None = None
-    pool: str = "none"
-    special: str = "in"
-    first: str = "in"
-    random_init: bool = False
-    tokenizer: str | None = None
-    device: str = "auto"
-    device_map: str | None = None
-    dtype: str = "auto"
-    trust_remote_code: bool = False
-    seed: int = 0
-    sample_size: int = 2 * 4096
-    attention_rows: int = 16
-    halves: bool = False  # two disjoint halves of the contexts beside the whole
-    save_rows: bool = False
-    memory_mb: int | None = None
+    models: Annotated[
+        tuple[str, ...],
+        Option(
+            "A folder, a hub id (org/name or org/name@revision), a .gguf file, a PEFT adapter, a .npy or "
+            ".safetensors file of rows; with --random-init an architecture such as gpt2:n_layer=4,n_embd=128 or "
+            "resnet:depths=[1,2],hidden_sizes=[16,32].",
+            argument=True,
+            metavar="MODEL...",
+        ),
+    ]
+    data: Annotated[
+        str,
+        Option(
+            "What the model reads: text (file, folder, .gz, .zip, .jsonl, .csv, .parquet), audio or images (file, "
+            "folder, .zip), a datasets name, or 'embedded'."
+        ),
+    ] = "embedded"
+    tokens: Annotated[
+        int,
+        Option(
+            "Rows to look at, rounded up to whole contexts: tokens of text, frames of speech, patches or places of "
+            "images."
+        ),
+    ] = 65_536
+    context: Annotated[int | None, Option("Tokens of a context of text; default: 512, or what the model takes.")] = None
+    seconds: Annotated[
+        float | None, Option("Seconds of a context of speech; default: 10, or what the model takes.")
+    ] = None
+    batch_size: BatchSize = 8
+    layers: Layers = ()
+    sites: Sites = ()
+    metrics: Annotated[
+        tuple[str, ...],
+        Option("Metrics, comma-separated, with options as two_nn:method=ml; 'all' for all.", parse=distinct),
+    ] = ()
+    modules: Annotated[
+        tuple[str, ...], Option("Modules to look at by path or pattern, for any nn.Module.", parse=distinct)
+    ] = ()
+    text_field: Annotated[
+        str, Option("Field or column that holds the text, audio or images in records and datasets.")
+    ] = "text"
+    group_by: Annotated[
+        str | None, Option("Field whose values become groups; 'file', and 'folder' of audio and images.")
+    ] = None
+    pool: Annotated[str, Option("One row per token (none), or per context: mean, cls, last.")] = "none"
+    special: Annotated[str, Option("Leave special tokens out.", name="--skip-special", parse=_left_out, typed=bool)] = (
+        "in"
+    )
+    first: Annotated[str, Option("Leave the first position out.", name="--skip-first", parse=_left_out, typed=bool)] = (
+        "in"
+    )
+    random_init: RandomInit = False
+    tokenizer: Tokenizer = None
+    save_rows: Annotated[bool, Option("Keep every row of every site on disk.")] = False
+    device: Device = "auto"
+    device_map: DeviceMap = None
+    dtype: Annotated[str, Option("auto, float32, float64, bfloat16, float16.")] = "auto"
+    attention_rows: Annotated[int, Option("Query rows per context whose attention is read; 0 = all.")] = 16
+    sample_size: Annotated[int, Option("Rows kept for neighbours and other sampled metrics.")] = 2 * 4096
+    halves: Annotated[bool, Option("Dimensions of the stream also on two disjoint halves of the contexts.")] = False
+    memory_mb: Annotated[
+        int | None, Option("MiB that statistics may take; default: half of what is free.", name="--memory")
+    ] = None
+    seed: Seed = 0
+    trust_remote_code: Annotated[bool, Option("Run code that comes with a model.")] = False
 
     def __post_init__(self) -> None:
+
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -75,8 +131,9 @@ def check_seconds(seconds: float | None) -> None:
         raise AnisoscopeError(f"seconds is {seconds:g}; expected at least {LEAST_SECONDS:g}.")
 
 
-def check_options(requests: Sequence[Request]) -> None:
+def check_options(requests: Sequence[Any]) -> None:
     """Try each metric's options on a few rows, so that a bad value is known before the pass and not after it."""
+
     rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
     for request in requests:
         if request.options and request.metric.kinds & STREAM_KINDS:

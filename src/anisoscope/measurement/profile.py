@@ -162,15 +162,3 @@ class Profiler:
         self.peak.look()
         if self.progress is not None:
             self.progress(what, done, total)
-
-
-def profile(
-    *models: str, out: str | Path, resume: bool = False, progress: Progress | None = None, **options: Any
-) -> Table:
-    """Profile models into a run folder, as the command does, and return the table; `options` as in ProfileConfig.
-
-    >>> profile("gpt2", "bert-base-uncased", out="runs/both", tokens=32_768)  # doctest: +SKIP
-    """
-    config = ProfileConfig(models=models, **options)
-    folder = RunFolder.create(out, asdict(config), resume=resume)
-    return Profiler(config, folder, progress=progress).run()

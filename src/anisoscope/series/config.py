@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from anisoscope.capture.sites.site import EVERY, check_kinds
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.measurement.config import check_options, check_seconds
-from anisoscope.metrics.engine.metric import Request
 from anisoscope.models.checkpoint import check_architecture
 from anisoscope.models.placement import choose_device, choose_dtype
+from anisoscope.option import (
+    BatchSize,
+    Device,
+    DeviceMap,
+    Layers,
+    Option,
+    RandomInit,
+    Rank,
+    Seed,
+    Sites,
+    Tokenizer,
+    TrustRemoteCode,
+    distinct,
+)
 from anisoscope.series.discovery import refuse_training_run
-from anisoscope.tangent.plan import GEOMETRY, PLANS, TangentPlan, choose_plan
+from anisoscope.tangent.plan import GEOMETRY, PLANS, choose_plan
 
 _LEAST = {"tokens": 64, "batch_size": 1, "draws": 19, "seed": 0}
 
@@ -25,35 +38,49 @@ class SweepConfig:
     decides: light, standard and full take gradients, shape and attention do not.
     """
 
-    model: str
-    revisions: tuple[str, ...] = ()
+    model: Annotated[str, Option("A folder, a hub id (org/name@revision) or a .gguf file.", argument=True)]
+    revisions: Annotated[
+        tuple[str, ...],
+        Option("Hub revisions: step0,step1000,…; all that name a step; log: about 16 log-spaced ones.", parse=distinct),
+    ] = ()
     series: bool = True
     others: tuple[str, ...] = ()  # further models, in the order of training
-    name: str | None = None  # of the series in the table
-    architecture: str | None = None  # of checkpoints that are files of weights
-    data: str = "embedded"
-    text_field: str = "text"
-    tokens: int = 32_768
-    context: int | None = None
-    seconds: float | None = None  # of a context of speech
-    batch_size: int = 8
-    preset: str = "standard"
-    metrics: tuple[str, ...] = ()
-    sites: tuple[str, ...] = ()
-    halves: bool = False
-    rank: int | None = None
-    draws: int = 999
-    layers: tuple[int, ...] = ()
-    tokenizer: str | None = None
-    random_init: bool = False
-    device: str = "auto"
-    device_map: str | None = None
-    dtype: str = "auto"
-    trust_remote_code: bool = False
-    remove_downloads: bool = False
-    seed: int = 0
+    architecture: Annotated[
+        str | None,
+        Option("Of .ckpt, .pt and other weight files: a folder with config.json, or bert:hidden_size=64."),
+    ] = None
+    data: Annotated[
+        str, Option("Text, audio or images as in `anisoscope profile`, a datasets name, or 'embedded'.")
+    ] = "embedded"
+    tokens: Annotated[int, Option("Rows to look at: tokens, frames, patches or positions.")] = 32_768
+    context: Annotated[int | None, Option("Tokens of a context of text; default: 512 or less.")] = None
+    seconds: Annotated[float | None, Option("Seconds of a context of speech; default: 10 or less.")] = None
+    batch_size: BatchSize = 8
+    preset: Annotated[str, Option("light, standard or full (with gradients); shape or attention (geometry alone).")] = (
+        "standard"
+    )
+    metrics: Annotated[
+        tuple[str, ...],
+        Option("Exactly these metrics instead, without gradients; 'tangent' adds the tangent study.", parse=distinct),
+    ] = ()
+    sites: Sites = ()
+    layers: Layers = ()
+    halves: Annotated[bool, Option("Intrinsic dimensions also on two halves of the contexts.")] = False
+    rank: Rank = None
+    draws: Annotated[int, Option("Control subspaces.")] = 999
+    text_field: Annotated[str, Option("Field or column that holds text, audio or images.")] = "text"
+    tokenizer: Tokenizer = None
+    name: Annotated[str | None, Option("What the series is called in the table.")] = None
+    remove_downloads: Annotated[bool, Option("Delete what this run downloaded once it is measured.")] = False
+    random_init: RandomInit = False
+    device: Device = "auto"
+    device_map: DeviceMap = None
+    dtype: Annotated[str, Option("auto, float32, float64, bfloat16, float16.")] = "auto"
+    seed: Seed = 0
+    trust_remote_code: TrustRemoteCode = False
 
     def __post_init__(self) -> None:
+
         if self.preset not in GEOMETRY:
             raise unknown_name("preset", self.preset, GEOMETRY)
         for name, least in _LEAST.items():
@@ -83,8 +110,9 @@ class SweepConfig:
         return (self.model, *self.others)
 
     @property
-    def measured(self) -> tuple[TangentPlan | None, list[Request]]:
-        """The tangent study, where there is one, and the metrics of geometry."""
+    def measured(self) -> tuple[Any, list[Any]]:
+        """The plan of the tangent study, where there is one, and the requests for metrics of geometry."""
+
         wanted: Any = self.metrics or self.preset
         plan, requests = choose_plan(wanted, None, rank=self.rank, seed=self.seed)
         return (None if plan is None else replace(plan, draws=self.draws)), list(requests)
@@ -92,4 +120,5 @@ class SweepConfig:
     @property
     def at_stream(self) -> bool:
         """Whether geometry is measured in the residual stream alone, as presets with gradients do."""
+
         return not self.metrics and self.preset in PLANS

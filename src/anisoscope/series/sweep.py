@@ -7,9 +7,7 @@ the same as one that was not.
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -341,25 +339,3 @@ def _series_of(config: SweepConfig, known: Sequence[str] = ()) -> Series:
         return find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
     parse_model(c.model, random_init=c.random_init, state=c.architecture is not None)  # or refused
     return Series(c.name or "", [Checkpoint(c.model, None, c.model)], timed=False)
-
-
-def sweep(
-    model: str | Sequence[str],
-    *,
-    out: str | Path | None = None,
-    resume: bool = False,
-    progress: Progress | None = None,
-    **options: Any,
-) -> Table:
-    """Measure a series of checkpoints and return the table; `out` keeps the run folder, `options` as in SweepConfig.
-
-    `model` is a folder of checkpoints, a hub id with `revisions`, or several models in the order of training.
-
-    >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
-    """
-    models = [model] if isinstance(model, str) else list(model)
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    config = SweepConfig(models[0], others=tuple(models[1:]), **plain)
-    with contextlib.ExitStack() as stack:
-        place = out if out is not None else stack.enter_context(tempfile.TemporaryDirectory())
-        return Sweeper.at(config, place, resume=resume, progress=progress).run()

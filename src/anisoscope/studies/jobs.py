@@ -1,7 +1,7 @@
-"""Arms of a study at the same time, in processes of their own: for a device that one small model does not fill.
+"""Where the arms of a study run: an executor, by default processes on this machine.
 
 A child is in a session of its own, so that Ctrl-C reaches this process alone; it is passed on once, and every child
-saves where it stands. A child whose parent is gone notices it at its next word and ends.
+saves where it stands. A child whose parent is gone notices it when it next reports progress, and ends.
 """
 
 from __future__ import annotations
@@ -14,53 +14,64 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
-from anisoscope.studies.arms import Progress, StudyArm, train_arm
+from anisoscope.studies.arms import Progress, StudyArm
 
-Work = Callable[[StudyArm, Progress | None], None]  # a function of a module, so that a process of its own can find it
-_PATIENCE = 5.0  # seconds between looks at children that say nothing
+Work = Callable[[StudyArm, Progress | None], None]  # a function of a module, so that another process can import it
+_PATIENCE = 5.0  # seconds between looks at children that report nothing
 
 
-def run_arms(
-    arms: Sequence[StudyArm],
-    *,
-    jobs: int = 1,
-    work: Work = train_arm,
-    progress: Progress | None = None,
-) -> dict[str, str]:
-    """Run every arm, `jobs` of them at a time; why arms failed, by the names of their folders.
+class Executor(Protocol):
+    """What runs arms: on this machine, or on others. An arm is plain values, and its folder is its result."""
+
+    def map(self, work: Work, arms: Sequence[StudyArm], progress: Progress | None = None) -> dict[str, str]:
+        """Run every arm to its end; why arms failed, by the names of their folders."""
+
+
+@dataclass(frozen=True)
+class LocalExecutor:
+    """`jobs` arms at a time on this machine: one after the other in this process, several in processes of their own.
 
     A finished arm costs nothing. An arm that fails does not stop the others; an interruption stops all.
     """
-    if jobs < 1:
-        raise AnisoscopeError(f"jobs is {jobs}; expected at least 1.")
-    if jobs > 1:
-        arms = [arm for arm in arms if RunFolder(arm.path).about().get("status") != "complete"]
-        return _Pool(list(arms), jobs, work, progress).run()
-    failed: dict[str, str] = {}
-    for arm in arms:
-        try:
-            work(arm, _named(arm, progress))
-        except Exception as error:
-            failed[arm.path.name] = in_words(error, arm)
-    return failed
+
+    jobs: int = 1
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise AnisoscopeError(f"jobs is {self.jobs}; expected at least 1.")
+
+    def map(self, work: Work, arms: Sequence[StudyArm], progress: Progress | None = None) -> dict[str, str]:
+        """Run every arm; why arms failed, by the names of their folders."""
+        if self.jobs > 1:
+            arms = [arm for arm in arms if RunFolder(arm.path).about().get("status") != "complete"]
+            return _Pool(list(arms), self.jobs, work, progress).run()
+        failed: dict[str, str] = {}
+        for arm in arms:
+            try:
+                work(arm, _named(arm, progress))
+            except Exception as error:
+                failed[arm.path.name] = error_line(error, arm.path)
+        return failed
 
 
 def _named(arm: StudyArm, progress: Progress | None) -> Progress | None:
     return None if progress is None else lambda what, done, of: progress(f"{arm.path.name}: {what}", done, of)
 
 
-def in_words(error: Exception, arm: StudyArm) -> str:
-    """One line about an error; where it was not foreseen, its traceback is left in the arm's folder."""
+def error_line(error: Exception, folder: os.PathLike[str]) -> str:
+    """One line about an error; where it was not foreseen, its traceback is left in the folder of the arm."""
     lines = str(error).strip().splitlines()
     first = lines[0] if lines else ""
     if isinstance(error, AnisoscopeError):
         return first
-    with contextlib.suppress(OSError):  # the disk may be what is wrong
-        (arm.path / "error.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    with contextlib.suppress(OSError), open(os.path.join(folder, "error.txt"), "w", encoding="utf-8") as file:
+        file.write("".join(traceback.format_exception(error)))  # the disk may be what is wrong
     return f"{type(error).__name__}: {first}".rstrip(": ")
 
 
@@ -99,7 +110,7 @@ class _Pool:
         process, arm = self.running[pipe]
         try:
             word, *rest = pipe.recv()
-        except (EOFError, OSError):  # it ended without a word: killed, or out of memory
+        except (EOFError, OSError):  # it ended without a report: killed, or out of memory
             process.join()
             self.failed[arm.path.name] = f"its process ended with code {process.exitcode}"
             self._forget(pipe)
@@ -124,7 +135,7 @@ class _Pool:
             process.terminate()
         try:
             for pipe, (process, _) in self.running.items():
-                _drain(pipe)  # a child that speaks into a full pipe would never end
+                _drain(pipe)  # a child that writes into a full pipe would never end
                 process.join()
         finally:
             for process, _ in self.running.values():
@@ -145,24 +156,18 @@ def _child(work: Work, arm: StudyArm, pipe: Connection, jobs: int) -> None:
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupted)
-    _share_cores(jobs)
+    torch.set_num_threads(max(1, torch.get_num_threads() // jobs))  # the children share the cores
     try:
         work(arm, lambda what, done, of: pipe.send(("progress", what, done, of)))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BrokenPipeError:
-        raise SystemExit(1) from None  # the parent is gone, and nobody listens
+        raise SystemExit(1) from None  # the parent is gone
     except Exception as error:
-        pipe.send(("failed", in_words(error, arm)))
+        pipe.send(("failed", error_line(error, arm.path)))
     else:
         pipe.send(("done",))
 
 
 def _interrupted(kind: int, frame: Any) -> None:
     raise KeyboardInterrupt
-
-
-def _share_cores(jobs: int) -> None:
-    import torch
-
-    torch.set_num_threads(max(1, torch.get_num_threads() // jobs))

@@ -1,50 +1,64 @@
-"""The models of the paper by their hub ids: each a run of its own, one at a time."""
+"""The models of the papers by their hub ids: each is measured in a run of its own, one at a time."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.models.downloads import Downloads
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Medium
-from anisoscope.tangent.plan import GEOMETRY
-
-if TYPE_CHECKING:
-    from anisoscope.studies.inherent.protocol import Inherent
-    from anisoscope.studies.shape.protocol import ShapeStudy
+from anisoscope.series.config import SweepConfig
+from anisoscope.series.sweep import Sweeper
+from anisoscope.studies.study import ArmsStudy
 
 
 @dataclass(frozen=True)
 class PaperModel:
-    """A model, or the series of its checkpoints; a large one may be spread over devices."""
+    """A model, or the series of its checkpoints: its revisions, or `others` under ids of their own, in order."""
 
     spec: str
     series: bool = False
     revisions: tuple[str, ...] = ()
-    large: bool = False
+    others: tuple[str, ...] = ()
+    large: bool = False  # may be spread over devices
+    data: Medium = TEXT_DATA
 
 
+def _series(spec: str, revisions: Sequence[str]) -> PaperModel:
+    return PaperModel(spec, series=bool(revisions), revisions=tuple(revisions))
+
+
+# revisions are as the authors of the models name them
+_PYTHIA_FEW = tuple(f"step{step}" for step in (0, 1, 8, 64, 512, 4000, 32000, 143000))
 _PYTHIA = (0, 1, 4, 16, 64, 256, 512, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 128000, 143000)
-_TINYLLAMA = (  # thousands of steps, and of millions of tokens, as its authors name them
-    (5, 10),
-    (65, 136),
-    (125, 262),
-    (185, 388),
-    (240, 503),
-    (300, 629),
-    (360, 755),
-    (420, 881),
-    (480, 1007),
-    (540, 1132),
-    (600, 1258),
-    (660, 1384),
+_OLMO = ("step1000-tokens4B", "step10000-tokens41B", "step100000-tokens419B", "step738020-tokens3095B")
+_SMOLLM = "HuggingFaceTB/SmolLM2-{}-intermediate-checkpoints"
+_TINYLLAMA_STEPS = (5, 65, 125, 185, 240, 300, 360, 420, 480, 540, 600, 660)  # thousands
+_TINYLLAMA_TOKENS = (10, 136, 262, 388, 503, 629, 755, 881, 1007, 1132, 1258, 1384)  # billions
+_TINYLLAMA = [f"step-{k}k-token-{n}B" for k, n in zip(_TINYLLAMA_STEPS, _TINYLLAMA_TOKENS, strict=True)]
+_MULTIBERTS = tuple(  # thousands of steps
+    f"google/multiberts-seed_0-step_{step}k" for step in (0, 20, 40, 80, 120, 160, 200, 400, 600, 800, 1200, 1600, 2000)
 )
-SHAPE_PAPER: tuple[PaperModel, ...] = (
+REVISITING_MODELS: tuple[PaperModel, ...] = (
+    PaperModel("EuroBERT/EuroBERT-210m"),
+    PaperModel("EuroBERT/EuroBERT-610m"),
+    PaperModel("almanach/moderncamembert-base"),
+    _series("allenai/OLMo-1B-hf", _OLMO),
+    *(_series(f"EleutherAI/pythia-{size}", _PYTHIA_FEW) for size in ("160m", "410m", "1b")),
+    PaperModel("almanach/Gaperon-1125-1B"),
+    _series(_SMOLLM.format("360M"), ("step-160000", "step-1600000", "step-3200000")),
+    _series(_SMOLLM.format("1.7B"), ("step-125000", "step-2500000", "step-4875000")),
+)
+SHAPE_MODELS: tuple[PaperModel, ...] = (
     *(PaperModel(name) for name in ("bert-base-uncased", "roberta-base", "albert-base-v2")),
     *(PaperModel(name) for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
     *(PaperModel(f"facebook/opt-{size}") for size in ("125m", "350m", "1.3b", "2.7b")),
@@ -54,135 +68,27 @@ SHAPE_PAPER: tuple[PaperModel, ...] = (
     PaperModel("tiiuae/falcon-7b", large=True),
     *(PaperModel(f"bigscience/bloom-{size}") for size in ("560m", "1b1", "3b")),
     PaperModel("bigscience/bloom-7b1", large=True),
-    PaperModel("EleutherAI/pythia-2.8b", series=True, revisions=tuple(f"step{step}" for step in _PYTHIA)),
-    PaperModel(
-        "TinyLlama/tinyLlama-intermediate-checkpoints",
-        series=True,
-        revisions=tuple(f"step-{steps}k-token-{tokens}B" for steps, tokens in _TINYLLAMA),
-    ),
+    _series("EleutherAI/pythia-2.8b", [f"step{step}" for step in _PYTHIA]),
+    _series("TinyLlama/tinyLlama-intermediate-checkpoints", _TINYLLAMA),
 )
-
-
-def measure_papers_models(study: ShapeStudy) -> None:
-    """Measure the paper's models, or those of them that were named."""
-    measure_models(study, chosen(study.config.models, SHAPE_PAPER), _measure_shape)
-
-
-def measure_models(study: Any, models: Sequence[Any], measure: Callable[[Any, Any, Path], None]) -> None:
-    """Measure what can be had and say what cannot; one model is in memory at a time, and on disk if so asked.
-
-    A model that is finished is not looked at again, whatever became of the others.
-    """
-    for number, model in enumerate(models):
-        if study.progress is not None:
-            study.progress("models", number, len(models))
-        path = study.folder.path / "arms" / slug(model.spec)
-        try:
-            measure(study, model, path)
-        except (AnisoscopeError, OSError, RuntimeError, ValueError) as error:  # gated, gone, too large, out of memory
-            study.skip(model.spec, " ".join(str(error).split()) or type(error).__name__)
-        finally:
-            make_room()
-            study.join(path)
-    if not study.tables:
-        raise AnisoscopeError(
-            f"none of the {len(models)} models of the paper could be loaded (the first: "
-            f"{study.about['skipped'][0]['reason'].rstrip('.')}); this preset needs their weights from the hub or its "
-            "cache."
-        )
-
-
-def chosen(names: Sequence[str], models: Sequence[Any]) -> list[Any]:
-    """The models of those names, or all."""
-    known = {model.spec: model for model in models}
-    for name in names:
-        if name not in known:
-            raise unknown_name("model of the paper", name, known)
-    return [known[name] for name in names] if names else list(models)
-
-
-def _measure_shape(study: ShapeStudy, model: PaperModel, path: Path) -> None:
-    """One sweep: over the checkpoints of a series, or of one model."""
-    from anisoscope.series.config import SweepConfig
-    from anisoscope.series.sweep import Sweeper
-
-    c = study.config
-    config = SweepConfig(
-        model.spec,
-        model.revisions,
-        series=model.series,
-        preset="shape",
-        halves=True,
-        data=c.data,
-        tokens=c.tokens,
-        device=c.device,
-        device_map="auto" if model.large and importlib.util.find_spec("accelerate") else None,
-        remove_downloads=c.remove_downloads and bool(model.revisions),
-    )
-    folder = RunFolder.create(path, asdict(config), resume=True)
-    with fetched(model, folder) if c.remove_downloads else contextlib.nullcontext():
-        Sweeper(config, folder, command=study.command, progress=study.told(path.name)).run()
-
-
-@contextlib.contextmanager
-def fetched(model: PaperModel, folder: RunFolder) -> Iterator[None]:
-    """The weights of a single model while they are needed; a sweep over revisions does that for each of them."""
-    if model.series or Path(model.spec).exists() or folder.about().get("status") == "complete":
-        yield
-        return
-    from anisoscope.models.downloads import Downloads
-
-    downloads = Downloads(model.spec, ["main"], folder.path / "state" / "downloads.json", remove=True)
-    downloads.ready("main")
-    yield
-    downloads.finished("main")
-
-
-def make_room() -> None:
-    """Give the memory of a model back before the next one is loaded."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-# The models of the paper by their hub ids: each a run of its own, one at a time, of every modality.
-
-
-@dataclass(frozen=True)
-class Published(PaperModel):
-    """A model, or the checkpoints of one training under ids of their own, and what it reads."""
-
-    data: Medium = TEXT_DATA
-    others: tuple[str, ...] = ()  # further checkpoints, in the order of training
-
-
-_STEPS = (0, 20, 40, 80, 120, 160, 200, 400, 600, 800, 1200, 1600, 2000)  # thousands, of MultiBERTs' own
-_MULTIBERTS = tuple(f"google/multiberts-seed_0-step_{step}k" for step in _STEPS)
-INHERENT_PAPER: tuple[Published, ...] = (
-    *(Published(name) for name in ("bert-base-uncased", "roberta-base", "albert-base-v2", "gpt2", "t5-base")),
-    *(Published(name) for name in ("google/canine-c", "google/canine-s", "google/byt5-base")),
-    *(
-        Published(name, data=SOUNDS_DATA)
-        for name in ("facebook/wav2vec2-base", "facebook/hubert-base-ls960", "openai/whisper-base")
-    ),
-    *(
-        Published(name, data=IMAGES_DATA)
-        for name in (
-            "google/vit-base-patch16-224",
-            "microsoft/beit-base-patch16-224",
-            "facebook/deit-base-patch16-224",
-            "nvidia/mit-b0",
-            "microsoft/resnet-50",
-            "google/efficientnet-b0",
-            "microsoft/cvt-13",
-            "facebook/convnext-tiny-224",
-        )
-    ),
-    Published(_MULTIBERTS[0], series=True, others=_MULTIBERTS[1:]),  # queries and keys over training
+_TEXT = ("bert-base-uncased", "roberta-base", "albert-base-v2", "gpt2", "t5-base")
+_CHARACTERS = ("google/canine-c", "google/canine-s", "google/byt5-base")
+_AUDIO = ("facebook/wav2vec2-base", "facebook/hubert-base-ls960", "openai/whisper-base")
+_IMAGES = (
+    "google/vit-base-patch16-224",
+    "microsoft/beit-base-patch16-224",
+    "facebook/deit-base-patch16-224",
+    "nvidia/mit-b0",
+    "microsoft/resnet-50",
+    "google/efficientnet-b0",
+    "microsoft/cvt-13",
+    "facebook/convnext-tiny-224",
+)
+INHERENT_MODELS: tuple[PaperModel, ...] = (
+    *(PaperModel(name) for name in (*_TEXT, *_CHARACTERS)),
+    *(PaperModel(name, data=SOUNDS_DATA) for name in _AUDIO),
+    *(PaperModel(name, data=IMAGES_DATA) for name in _IMAGES),
+    PaperModel(_MULTIBERTS[0], series=True, others=_MULTIBERTS[1:]),  # queries and keys over training
 )
 _ELSEWHERE = "transformers has no such model; load it as a plain module and give it to anisoscope.measure"
 ABSENT: dict[str, str] = {
@@ -192,44 +98,79 @@ ABSENT: dict[str, str] = {
 }
 
 
-def measure_published(study: Inherent) -> None:
-    """Measure the paper's models, or those of them that were named; what is not in transformers is named as such."""
-    if not study.config.models:
-        study.about["absent"] = [{"model": name, "reason": reason} for name, reason in ABSENT.items()]
-        study.about["warnings"] += [f"{name} is not measured: {reason}" for name, reason in ABSENT.items()]
-    measure_models(study, chosen(study.config.models, INHERENT_PAPER), _measure_modality)
+def chosen_models(names: Sequence[str], models: Sequence[PaperModel]) -> list[PaperModel]:
+    """The models of those names, or all."""
+    known = {model.spec: model for model in models}
+    for name in names:
+        if name not in known:
+            raise unknown_name("model of the paper", name, known)
+    return [known[name] for name in names] if names else list(models)
 
 
-def _measure_modality(study: Inherent, model: Published, path: Path) -> None:
-    if model.series:
-        _sweep(study, model, path)
-        return
-    from anisoscope.measurement.config import ProfileConfig
-    from anisoscope.measurement.profile import Profiler
+def measure_models(
+    study: ArmsStudy,
+    models: Sequence[PaperModel],
+    measure: Callable[[PaperModel, Path], None],
+    *,
+    named: bool = False,
+) -> None:
+    """Measure what can be had and say what cannot; one model is in memory at a time, and on disk if so asked.
 
-    c = study.config
-    data = getattr(c, model.data.name)
-    metrics = GEOMETRY["attention"]
-    config = ProfileConfig(models=(model.spec,), data=data, tokens=c.tokens, metrics=metrics, device=c.device)
-    folder = RunFolder.create(path, asdict(config), resume=True)
-    with fetched(model, folder) if c.remove_downloads else contextlib.nullcontext():
-        Profiler(config, folder, command=study.command, progress=study.told(path.name)).run()
+    A model that is finished is not looked at again, whatever became of the others. With `named` a model is called by
+    the last part of its id.
+    """
+    for number, model in enumerate(models):
+        study.tell("models", number, len(models))
+        path = study.folder.path / "arms" / slug(model.spec)
+        try:
+            measure(model, path)
+        except (AnisoscopeError, OSError, RuntimeError, ValueError) as error:  # gated, gone, too large, out of memory
+            study.skip(model.spec, " ".join(str(error).split()) or type(error).__name__)
+        finally:
+            _make_room()
+            study.join(path, **({"name": model.spec.split("/")[-1], "seed": 0} if named else {}))
+    if not study.tables:
+        raise AnisoscopeError(
+            f"none of the {len(models)} models of the paper could be loaded (the first: "
+            f"{study.about['skipped'][0]['reason'].rstrip('.')}); this preset needs their weights from the hub or its "
+            "cache."
+        )
 
 
-def _sweep(study: Inherent, model: Published, path: Path) -> None:
-    from anisoscope.series.config import SweepConfig
-    from anisoscope.series.sweep import Sweeper
+def _make_room() -> None:
+    """Give the memory of a model back before the next one is loaded."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
-    c = study.config
-    name = model.spec.rpartition("/")[2].partition("-step")[0]
+
+def sweep_model(
+    study: ArmsStudy, model: PaperModel, path: Path, *, remove_downloads: bool = False, **options: Any
+) -> None:
+    """One sweep: over the checkpoints of a series, or of one model; `options` as in SweepConfig."""
     config = SweepConfig(
         model.spec,
+        model.revisions,
+        series=model.series,
         others=model.others,
-        preset="attention",
-        name=name,
-        data=c.text,
-        tokens=c.tokens,
-        device=c.device,
+        tokens=study.config.tokens,
+        device=study.config.device,
+        device_map="auto" if model.large and importlib.util.find_spec("accelerate") else None,
+        remove_downloads=remove_downloads and bool(model.revisions),
+        **options,
     )
     folder = RunFolder.create(path, asdict(config), resume=True)
-    Sweeper(config, folder, command=study.command, progress=study.told(path.name)).run()
+    with downloaded(model, folder) if remove_downloads else contextlib.nullcontext():
+        Sweeper(config, folder, command=study.command, progress=study.progress_of(path.name)).run()
+
+
+@contextlib.contextmanager
+def downloaded(model: PaperModel, folder: RunFolder) -> Iterator[None]:
+    """The weights of a single model while they are needed; a sweep over revisions does that for each of them."""
+    if model.series or Path(model.spec).exists() or folder.about().get("status") == "complete":
+        yield
+        return
+    downloads = Downloads(model.spec, ["main"], folder.path / "state" / "downloads.json", remove=True)
+    downloads.ready("main")
+    yield
+    downloads.finished("main")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from anisoscope.data.resampling import parse_frequency
 from anisoscope.data.vocabulary import parse_tokens
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.models.placement import choose_device
+from anisoscope.option import Device, Option, Seed, Text
 from anisoscope.training.models import OBJECTIVES, check_attention, check_objective, check_sizes, choose_family
 
 PRECISIONS = ("auto", "float32", "float64", "bfloat16")
@@ -20,24 +21,24 @@ PRECISIONS = ("auto", "float32", "float64", "bfloat16")
 class CommonTrainConfig(ABC):
     """What all trainings have in common: the size of the model, the updates, and the checkpoints."""
 
-    layers: int = 4
-    width: int = 128
-    heads: int = 4
-    dropout: float = 0.0
-    data: str = "embedded"
-    steps: int = 1000
-    batch_size: int = 16  # contexts of one micro-batch
-    accumulate: int = 1  # micro-batches of one update
-    lr: float = 1e-3
+    data: Text = "embedded"
+    steps: Annotated[int, Option("Updates.")] = 1000
+    layers: Annotated[int, Option("Blocks.")] = 4
+    width: Annotated[int, Option("Width of the residual stream.")] = 128
+    heads: Annotated[int, Option("Attention heads.")] = 4
+    batch_size: Annotated[int, Option("Contexts of a micro-batch.")] = 16
+    accumulate: Annotated[int, Option("Micro-batches of an update.")] = 1
+    lr: Annotated[float, Option("Peak learning rate (warm-up, then cosine to a tenth).")] = 1e-3
     warmup: int | None = None  # updates; None = a twentieth of them
-    weight_decay: float = 0.1
+    weight_decay: Annotated[float, Option("Decoupled weight decay.")] = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0  # of the gradient norm; 0 = none
-    seed: int = 0
-    device: str = "auto"
-    dtype: str = "auto"  # bfloat16 autocast on CUDA, float32 elsewhere
-    checkpoints: str = "log,every:500"  # see checkpoint_steps
-    compile: bool = False
+    dropout: Annotated[float, Option("Dropout.")] = 0.0
+    checkpoints: Annotated[str, Option("Kept weights: log, every:N, none, steps, comma-separated.")] = "log,every:500"
+    compile: Annotated[bool, Option("torch.compile the training.")] = False
+    dtype: Annotated[str, Option("auto (bfloat16 autocast on CUDA), float32, float64, bfloat16.")] = "auto"
+    device: Device = "auto"
+    seed: Seed = 0
 
     least: ClassVar[dict[str, float]] = {
         "width": 2,
@@ -49,6 +50,7 @@ class CommonTrainConfig(ABC):
     below_one: ClassVar[tuple[str, ...]] = ("dropout",)
 
     def __post_init__(self) -> None:
+
         for name, least in self.least.items():
             value = getattr(self, name)
             if value is not None and not value >= least:
@@ -99,22 +101,33 @@ class TrainConfig(CommonTrainConfig):
     ('masked', 'masked')
     """
 
-    arch: str = "decoder"  # decoder: causal attention; encoder: attention to both sides
-    family: str | None = None  # see models.FAMILIES; None = gpt2 or bert
-    objective: str | None = None  # next or masked; None = next in a decoder, masked in an encoder
-    attention: str | None = None  # see capture.variants; None = softmax
-    context: int = 128
-    tied: bool = False  # one table for input and output; it aligns gradients with activations from the first step on
-    tokens: str = "char"  # enwik8 (its 205 bytes), or bpe:8192
-    text_field: str = "text"
-    limit: float | None = None  # megabytes of text
-    frequency: str = "natural"  # or flat, or zipf:S
+    arch: Annotated[str, Option("decoder (causal attention) or encoder (both sides).")] = "decoder"
+    family: Annotated[
+        str | None, Option("gpt2, gpt_neox, llama; bert, modernbert, eurobert; prenorm. Default: gpt2 or bert.")
+    ] = None
+    objective: Annotated[
+        str | None, Option("next or masked tokens; default: next in a decoder, masked in an encoder.")
+    ] = None
+    attention: Annotated[
+        str | None, Option("softmax, qk-norm, mean-removed, fixed-sharp, uniform; families prenorm and gpt_neox.")
+    ] = None
+    context: Annotated[int, Option("Tokens of a context.")] = 128
+    tokens: Annotated[str, Option("char, enwik8 (its 205 bytes), or bpe:8192.")] = "char"
+    # one table for input and output aligns gradients with activations from the first step on
+    tied: Annotated[bool, Option("One embedding table for input and output.")] = False
+    frequency: Annotated[
+        str, Option("natural, flat or zipf:S: resample the corpus towards that token distribution.")
+    ] = "natural"
+    limit: Annotated[float | None, Option("Megabytes of text to use; default: all.")] = None
+    text_field: Annotated[str, Option("Field that holds the text, in .jsonl, .csv and .parquet.")] = "text"
     mask_rate: float = 0.15  # masked language models only
 
     least: ClassVar[dict[str, float]] = {**CommonTrainConfig.least, "context": 4}
     below_one: ClassVar[tuple[str, ...]] = (*CommonTrainConfig.below_one, "mask_rate")
 
     def __post_init__(self) -> None:
+        from anisoscope.training.models import choose_family
+
         super().__post_init__()
         if self.limit is not None and not self.limit > 0:
             raise AnisoscopeError(f"limit is {self.limit} megabytes; expected more than 0.")
@@ -130,6 +143,7 @@ class TrainConfig(CommonTrainConfig):
     @property
     def task(self) -> str:
         """What is predicted: the `next` token, or `masked` ones."""
+
         return self.objective or OBJECTIVES[self.arch]
 
     @property
@@ -143,6 +157,8 @@ class TrainConfig(CommonTrainConfig):
         >>> TrainConfig(family="prenorm", attention="qk-norm").arm
         'decoder-qk-norm'
         """
+        from anisoscope.training.models import OBJECTIVES
+
         kind = self.arch if self.task == OBJECTIVES[self.arch] else f"{self.arch}-{self.task}"
         kind += f"-{self.attention}" if self.attention not in (None, "softmax") else ""
         if self.frequency in ("natural", "flat"):
@@ -152,6 +168,7 @@ class TrainConfig(CommonTrainConfig):
     @property
     def entry(self) -> dict[str, str]:
         """Kind, objective, family and attention."""
+
         words = {"type": self.arch, "objective": self.task, "family": choose_family(self.arch, self.family).name}
         return {**words, "attention": self.attention or "softmax"}
 

@@ -1,16 +1,13 @@
-"""What the command line shows: progress, tables, lists."""
+"""What commands print: progress on standard error; tables, verdicts and paths on standard output."""
 
 from __future__ import annotations
 
 import csv
-import datetime
 import json
 import math
-import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +15,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
-from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.errors import unknown_name
+from anisoscope.results.folder import RunFolder
 
 _LABELS = {"load": "loading the model", "forward": "rows", "metrics": "metrics (sites)", "rows": "reading rows"}
+_LABELS |= {"report": "drawing the report"}
 _FORMS = ("table", "csv", "json")
+_NUMBERS = ("metric", "variant", "value", "low", "high", "sd", "n", "contexts", "dropped", "note")
+_DIFFERENCES = ("stack", "layer", "other_layer", "kind", "head", "group", "metric", "variant", "first", "second")
+_COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 console = Console(width=None if sys.stdout.isatty() else 160)  # a pipe or a file has no width of its own
 errors = Console(stderr=True)
 
@@ -50,165 +52,78 @@ def progress_bars() -> Iterator[Any]:
         yield tell
 
 
-@contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end a run the way Ctrl-C does: with everything finished on disk."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    old = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)
+# -- single lines ------------------------------------------------------------------------------------------------------
 
 
-def run_profile(config: Any, *, out: Path | None, resume: bool, command: Sequence[str]) -> str:
-    """Profile, print the short table and the path of the report; a sentence when a metric could not be had at all."""
-    from anisoscope.measurement.profile import Profiler
-    from anisoscope.results.folder import RunFolder
-
-    if resume and out is None:
-        raise AnisoscopeError("--resume needs --out, the folder of the interrupted run.")
-    folder = RunFolder.create(out or _new_folder(config.models), asdict(config), resume=resume)
-    profiler = Profiler(config, folder, command=command)
-    try:
-        with _terminated_as_interrupt(), progress_bars() as tell:
-            profiler.progress = _with_estimate(tell, profiler)
-            profiler.run()
-    except BaseException:
-        if profiler.tables:
-            _report_unfinished(folder.path)
-        raise
-    page = _drawn(folder.path)
-    table = folder.table()
-    print_short(table)
-    for warning in profiler.about["warnings"]:
-        errors.print(f"note: {warning}", style="yellow", highlight=False, soft_wrap=True)
-    errors.print(_memory_line(profiler.about), highlight=False)
-    console.print(str(page), soft_wrap=True, highlight=False)
-    return missing_everywhere(table)
+def print_line(words: str, *, error: bool = False, style: str | None = None) -> None:
+    """One line as it is, on standard output or standard error."""
+    (errors if error else console).print(words, style=style, highlight=False, soft_wrap=True, markup=False)
 
 
-def _drawn(folder: Path) -> Path:
-    """The report of a finished run; where it cannot be drawn the numbers are there all the same."""
-    from anisoscope.view.load import report_runs
-
-    try:
-        with errors.status("drawing the report"):
-            return report_runs([folder])
-    except Exception as error:
-        raise AnisoscopeError(
-            f"the run is complete and its table is in {str(folder)!r}, but its report could not be drawn "
-            f"({type(error).__name__}: {error}); mend that, then `anisoscope report {folder}`."
-        ) from error
+def print_note(words: str, *, style: str | None = None) -> None:
+    """One line on standard error."""
+    print_line(words, error=True, style=style)
 
 
-def _report_unfinished(folder: Path) -> None:
-    """Draw what there is of a run that failed; what goes wrong here must not hide why it failed."""
-    from anisoscope.view.load import report_runs
-
-    try:
-        words = f"unfinished; what was measured is in {report_runs([folder])}"
-    except Exception as error:
-        words = f"unfinished; what was measured is in {folder}, without a report ({type(error).__name__}: {error})"
-    errors.print(words, style="yellow", highlight=False, soft_wrap=True)
+def print_page(path: Path | None) -> None:
+    """The path of what a command made, its last line."""
+    print_line(str(path))
 
 
-def _with_estimate(tell: Any, profiler: Any) -> Any:
-    """Say the memory estimate once it is known, before the first rows run."""
-    said: set[str] = set()
-
-    def told(what: str, done: int, total: int) -> None:
-        note = profiler.estimate
-        if note and note not in said:
-            said.add(note)
-            errors.print(note, highlight=False)
-        tell(what, done, total)
-
-    return told
+def print_warnings(about: Mapping[str, Any]) -> None:
+    """The warnings of a run."""
+    for warning in about.get("warnings", []):
+        print_note(f"note: {warning}", style="yellow")
 
 
-def _memory_line(about: Mapping[str, Any]) -> str:
+def print_memory(about: Mapping[str, Any]) -> None:
+    """How long a profile took, and its memory."""
     took = f"{about['wall_seconds']:.0f} s, peak memory {about['peak_memory_mb']} MiB"
-    return f"{took} (estimated {about['memory_estimate_mb']} MiB)" if about.get("memory_estimate_mb") else took
+    estimated = about.get("memory_estimate_mb")
+    print_note(f"{took} (estimated {estimated} MiB)" if estimated else took)
 
 
-def _new_folder(models: Sequence[str]) -> Path:
-    from anisoscope.results.folder import slug
-
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    names = "_".join(slug(Path(model).name) for model in models[:2])[:60]
-    return Path("runs") / f"{names}-{stamp}"
+def print_json(value: Any) -> None:
+    """A value for other programs."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def missing_everywhere(table: Any) -> str:
-    """A sentence when some metric has no value at any site, or some site lost all its rows; empty when all is well."""
-    values: dict[str, list[dict[str, Any]]] = {}
-    for row in table.records():
-        values.setdefault(row["metric"], []).append(row)
-    for name, rows in values.items():
-        if all(math.isnan(row["value"]) for row in rows):
-            return f"{name} could not be computed at any site: {rows[0]['note']}. Everything else was written."
-    empty = _lost_sites(table)
-    if empty:
-        more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
-        return f"nothing could be computed at {', '.join(list(empty)[:3])}{more}: {next(iter(empty.values()))}."
-    return ""
-
-
-def _lost_sites(table: Any) -> dict[str, str]:
-    """Sites (model, layer, kind) where every value is missing because rows were not finite, with the first reason."""
-    values: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in table.records():
-        values.setdefault((row["model"], row["stack"], row["layer"], row["kind"]), []).append(row)
-    return {
-        f"{model} {layer}.{kind}": rows[0]["note"] or "no finite value"
-        for (model, _, layer, kind), rows in values.items()
-        if all(math.isnan(row["value"]) and row["dropped"] for row in rows)
-    }
+# -- tables of runs ----------------------------------------------------------------------------------------------------
 
 
 def print_short(table: Any) -> None:
+    """The short tables of a profile."""
     from anisoscope.view.tables import short_tables
 
     for shown in short_tables(table):
         console.print(shown)
 
 
-def print_run(run: Path, *, form: str, metrics: Sequence[str], kinds: Sequence[str], heads: bool) -> None:
-    """The long table of a run."""
-    from anisoscope.results.folder import RunFolder
-
-    folder = RunFolder.open(run)
-    table, about = folder.table(), folder.about()
-    for name, wanted in (("metric", metrics), ("kind", kinds)):
+def print_run(
+    table: Any, about: Mapping[str, Any], *, form: str, wanted: Mapping[str, Sequence[str]], heads: bool
+) -> None:
+    """The long table of a run; `wanted` are values of columns, none of them meaning all."""
+    for name, words in wanted.items():
         known = set(table.arrow[name].to_pylist())
-        for word in wanted:
+        for word in words:
             if word not in known:
                 raise unknown_name(f"{name} in this run", word, known)
-        table = table.where(**{name: list(wanted)}) if wanted else table
+        table = table.where(**{name: list(words)}) if words else table
     rows = table.records()
     if form == "table" and not heads:
         rows = [row for row in rows if row["head"] is None]
     names = [n for n in table.arrow.column_names if n not in ("schema", "replicates")] if form == "csv" else None
     if about.get("status") != "complete":
-        errors.print(
-            f"this run is {about.get('status', 'unfinished')}; the table holds what was finished", style="yellow"
-        )
+        words = f"this run is {about.get('status', 'unfinished')}; the table holds what was finished"
+        print_note(words, style="yellow")
     _print_rows(rows, form, names or ["model", "stack", "layer", "kind", "head", "group", *_NUMBERS])
-
-
-_NUMBERS = ("metric", "variant", "value", "low", "high", "sd", "n", "contexts", "dropped", "note")
 
 
 def _print_rows(rows: Iterable[Mapping[str, Any]], form: str, columns: Sequence[str]) -> None:
     if form not in _FORMS:
         raise unknown_name("format", form, _FORMS)
     if form == "json":
-        plain = [{k: _plain(v) for k, v in row.items()} for row in rows]
-        sys.stdout.write(json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
+        _write_json([{k: _plain(v) for k, v in row.items()} for row in rows])
         return
     if form == "csv":
         writer = csv.writer(sys.stdout)
@@ -225,7 +140,12 @@ def _print_rows(rows: Iterable[Mapping[str, Any]], form: str, columns: Sequence[
     console.print(table)
 
 
+def _write_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
 def _plain(value: Any) -> Any:
+    """JSON has no NaN."""
     if isinstance(value, list):
         return [_plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -240,11 +160,8 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def print_comparison(first: str, second: str | None, *, form: str, metrics: Sequence[str]) -> None:
-    """Differences, then CKA between the layers."""
-    from anisoscope.measurement.compare import compare
-
-    found = compare(first, second)
+def print_comparison(found: Any, *, form: str, metrics: Sequence[str]) -> None:
+    """Differences of two models, then CKA between their layers."""
     rows = [row for row in found.rows if not metrics or row["metric"] in metrics]
     if metrics and not rows:
         raise unknown_name("metric of this comparison", metrics[0], {row["metric"] for row in found.rows})
@@ -253,14 +170,12 @@ def print_comparison(first: str, second: str | None, *, form: str, metrics: Sequ
         cka = {"first": names, "second": others, "values": [[_plain(float(v)) for v in line] for line in matrix]}
         words = {"first": found.first, "second": found.second, "paired": found.paired, "notes": found.notes, "cka": cka}
         words["differences"] = [{k: _plain(v) for k, v in row.items()} for row in rows]
-        sys.stdout.write(json.dumps(words, indent=1, ensure_ascii=False) + "\n")
+        _write_json(words)
         return
-    columns = ["stack", "layer", "other_layer", "kind", "head", "group", "metric", "variant", "first", "second"]
-    columns += ["difference", "low", "high", "differs"]
     if form == "table":
         rows = [row for row in rows if row["head"] is None]
         console.print(f"{found.second} − {found.first}{' (paired)' if found.paired else ''}", highlight=False)
-    _print_rows(rows, form, columns)
+    _print_rows(rows, form, [*_DIFFERENCES, "difference", "low", "high", "differs"])
     for note in found.notes:
         errors.print(f"note: {note}", style="yellow", highlight=False)
     if form == "table" and matrix.size and not all(math.isnan(v) for v in matrix.flat):
@@ -277,36 +192,66 @@ def _print_matrix(names: Sequence[str], others: Sequence[str], matrix: Any) -> N
     console.print(table)
 
 
-def print_list(what: str) -> None:
-    """Metrics, model families, sites or claims, each explained."""
-    from anisoscope.capture.sites.site import KINDS
-
-    if what == "metrics":
-        _list_metrics()
-    elif what == "sites":
-        _two_columns([(name, words) for name, words in KINDS.items()])
-    elif what == "models":
-        from anisoscope.capture import list_families
-
-        _two_columns(_family_lines(list_families()))
-    elif what == "claims":
-        from anisoscope.claims.catalogue import claims
-
-        _two_columns([(name, f"{claim.statement} ({claim.source})") for name, claim in claims().items()])
-    else:
-        raise unknown_name("list", what, ("metrics", "models", "sites", "claims"))
+# -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
-def _family_lines(families: Iterable[Any]) -> list[tuple[str, str]]:
-    lines = []
-    for family in families:
-        words = family if isinstance(family, Mapping) else asdict(family)
-        rest = [str(v) for k, v in words.items() if k != "name" and v]
-        lines.append((str(words["name"]), "; ".join(rest)))
-    return lines
+def print_run_end(
+    folder: RunFolder, page: Path | None, drawing_seconds: float, *, summary: Iterable[RichTable | str] = ()
+) -> None:
+    """What a judged run ends with: the short tables of a study, verdicts, warnings, seconds, and its page."""
+    from anisoscope.view.verdicts import leading
+
+    about = folder.about()
+    for shown in summary:
+        if isinstance(shown, str):
+            print_line(shown)
+        else:
+            console.print(shown)
+    if (verdicts := folder.path / "verdicts.json").is_file():
+        found = json.loads(verdicts.read_text(encoding="utf-8"))
+        print_verdicts(leading(found) if about.get("study") == "untrained" else found)
+    print_warnings(about)
+    print_note(f"{about.get('wall_seconds', 0):.0f} s, and {drawing_seconds:.0f} s for the page")
+    print_page(page)
 
 
-def _two_columns(lines: Iterable[tuple[str, str]]) -> None:
+def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False) -> None:
+    """A table of verdicts, each with its one sentence; claims that were not measured share a line, unless asked for."""
+    from anisoscope.view.verdicts import measured, unmeasured
+
+    absent = [] if every else unmeasured(verdicts)
+    shown = verdicts if every else measured(verdicts)
+    if shown:
+        _print_verdict_table(shown)
+    if absent:
+        print_line(f"not measured here: {', '.join(absent)}")
+
+
+def _print_verdict_table(verdicts: Sequence[Mapping[str, Any]]) -> None:
+    table = RichTable(show_lines=True, header_style="bold")
+    table.add_column("claim", overflow="fold", max_width=30)
+    table.add_column("verdict")
+    table.add_column("effect [95 %]", justify="right", no_wrap=True)
+    table.add_column("p", justify="right")
+    table.add_column("why", overflow="fold")
+    for row in verdicts:
+        colour = _COLOURS.get(str(row["status"]), "white")
+        subject = f" ({row['subject']})" if row.get("subject") else ""
+        effect = f"{_number(row['effect'])} [{_number(row['low'])}, {_number(row['high'])}]"
+        status = f"[{colour}]{row['status']}[/{colour}]"
+        table.add_row(f"{row['claim']}{subject}", status, effect, _number(row["p"]), str(row["why"]))
+    console.print(table)
+
+
+def _number(value: Any) -> str:
+    return "–" if value is None or (isinstance(value, float) and math.isnan(value)) else f"{float(value):.3g}"
+
+
+# -- lists, controls, data ---------------------------------------------------------------------------------------------
+
+
+def print_two_columns(lines: Iterable[tuple[str, str]]) -> None:
+    """Names, each with its explanation."""
     table = RichTable(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -315,36 +260,51 @@ def _two_columns(lines: Iterable[tuple[str, str]]) -> None:
     console.print(table)
 
 
-def _list_metrics() -> None:
-    from anisoscope.metrics.catalogue import registry
-
-    for name, metric in sorted(registry().items()):
-        options = ", ".join(f"{key}={value}" for key, value in metric.options.items())
-        star = " (default)" if metric.default else ""
-        console.print(f"[bold]{name}[/bold]{star}  {metric.title}", highlight=False)
-        for label, words in (
-            ("", metric.description),
-            ("formula", metric.formula),
-            ("convention", metric.convention),
-            ("options", options),
-            ("measured at", ", ".join(sorted(metric.kinds))),
-            ("measured by", ", ".join(metric.measured_by)),
-            ("reference", metric.reference),
-        ):
-            if words:
-                console.print(f"    {label + ': ' if label else ''}{words}", highlight=False, markup=False)
+def print_metric(name: str, metric: Any) -> None:
+    """Everything that the declaration of a metric says."""
+    options = ", ".join(f"{key}={value}" for key, value in metric.options.items())
+    star = " (default)" if metric.default else ""
+    console.print(f"[bold]{name}[/bold]{star}  {metric.title}", highlight=False)
+    for label, words in (
+        ("", metric.description),
+        ("formula", metric.formula),
+        ("convention", metric.convention),
+        ("options", options),
+        ("measured at", ", ".join(sorted(metric.kinds))),
+        ("reference", metric.reference),
+    ):
+        if words:
+            console.print(f"    {label + ': ' if label else ''}{words}", highlight=False, markup=False)
 
 
-def print_selftest(device: str, seed: int) -> int:
-    """PASS or FAIL for each control; how many failed."""
-    from anisoscope.measurement.selftest import run_selftest
+def print_control(result: Any) -> None:
+    """PASS or FAIL of one control of the self-test."""
+    colour, word = ("green", "PASS") if result.passed else ("red", "FAIL")
+    words = f"{result.metric:<26} {result.control:<34} {result.seen}"
+    console.print(f"[{colour}]{word}[/{colour}]  {words}", highlight=False, soft_wrap=True)
 
-    failed = 0
-    for result in run_selftest(device, seed=seed):
-        colour = "green" if result.passed else "red"
-        failed += not result.passed
-        words = f"{result.metric:<26} {result.control:<34} {result.seen}"
-        console.print(
-            f"[{colour}]{'PASS' if result.passed else 'FAIL'}[/{colour}]  {words}", highlight=False, soft_wrap=True
-        )
-    return failed
+
+def print_prepared(stats: Mapping[str, Any]) -> None:
+    """What was read, kept and removed of enwik8, in a few lines that explain themselves."""
+    from anisoscope.view.console_study import removed_table
+
+    raw, cleaning, kept = stats["raw"], stats["cleaning"], stats["kept"]
+    if raw is not None:
+        print_line(f"read: {raw['bytes']:,} bytes; {stats['note']}", style="green" if raw["is_enwik8"] else "yellow")
+        pages = cleaning["pages"]
+        words = f"{pages['redirects']:,} redirects, {pages['other_namespaces']:,} pages that are no articles"
+        rest = f"{pages['empty']:,} empty and {pages['truncated']:,} cut off"
+        print_line(f"pages: {pages['pages']:,}, without {words}, {rest}")
+        console.print(removed_table(cleaning))
+    else:
+        print_line(f"source: the embedded corpus; {stats['note']}")
+    size = f"{kept['characters']:,} characters ({kept['bytes']:,} bytes of UTF-8)"
+    print_line(f"kept: {kept['articles']:,} articles, {size}")
+    if cleaning is not None:
+        whole = f"{kept['bytes'] / max(1, raw['bytes']):.1%} of all bytes read"
+        print_line(f"that is {cleaning['kept_share']:.1%} of the characters of the articles, {whole}")
+    print_line(f"symbols: {kept['symbols_used']} of the 205 of enwik8 are used; ids are 0 to 204 in any case")
+    print_line(f"fingerprint (SHA-256 of enwik8.txt): {kept['sha256']}")
+    if raw is not None and raw.get("as_expected") is False:
+        print_line("note: the true enwik8 should give another fingerprint; please report this.", style="red")
+    print_line(f"{stats['seconds']:.0f} s")

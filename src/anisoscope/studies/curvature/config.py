@@ -5,27 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import Annotated, Any
 
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.numerics.manifolds import KINDS, MANIFOLDS, make_manifold
-from anisoscope.studies.curvature.samples import FrequencyLook
+from anisoscope.option import Option, Seed
 
+MANIFOLDS = ("sphere", "ellipsoid", "paraboloid", "swiss_roll", "torus", "quadratic", "flat")
 REFERENCE_ZIPF = 1.0
 REFERENCE_BETA = 0.25  # assumed where none was measured
+_LEAST = {"samples": 16, "replicates": 3, "types": 2, "tokens": 32, "neighbourhoods": 2, "neighbours": 12, "draws": 3}
 
 
 def _ladder(first: float, last: float, count: int) -> tuple[float, ...]:
-    return tuple(float(f"{t:.3g}") for t in np.geomspace(first, last, count))
+    """Log-spaced scales, rounded to three digits.
+
+    >>> _ladder(0.01, 0.5, 3)
+    (0.01, 0.0707, 0.5)
+    """
+    ratio = (last / first) ** (1 / (count - 1))
+    return tuple(float(f"{first * ratio**i:.3g}") for i in range(count))
 
 
 @dataclass(frozen=True)
 class CurvatureConfig:
     """Everything that decides the numbers of the study; lengths are in units of the radius of curvature 1/κ."""
 
-    manifolds: tuple[str, ...] = tuple(MANIFOLDS)
+    manifolds: tuple[str, ...] = MANIFOLDS
     dim: int = 2
     ambient: int = 8
     kind: str = "gaussian"
@@ -36,7 +41,6 @@ class CurvatureConfig:
     fit_limit: float = 0.03  # above it the next order of the expansion begins to count
     zipf: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0)
     betas: tuple[float, ...] = (-0.1, 0.0, 0.1, 0.25, 0.5)
-    beta: float | None = None  # measured in a real model: added to `betas`, and the one the verdicts are about
     types: int = 128
     tokens: int = 6144
     base_scale: float = 0.02  # t₀
@@ -45,9 +49,13 @@ class CurvatureConfig:
     neighbours: int = 96  # rows of one neighbourhood
     pca_scales: tuple[float, ...] = _ladder(0.01, 0.5, 9)
     draws: int = 6  # independent populations of types
-    seed: int = 0
+    seed: Seed = 0
+    # measured in a real model: added to `betas`, and the one the verdicts are about
+    beta: Annotated[float | None, Option("Exponent of local scale over frequency; default: a ladder.")] = None
 
     def __post_init__(self) -> None:
+        from anisoscope.numerics.manifolds import make_manifold
+
         _check_names(self)
         _check_numbers(self)
         for name in self.manifolds:
@@ -85,15 +93,17 @@ class CurvatureConfig:
     def all_zipf(self) -> tuple[float, ...]:
         return tuple(sorted({*self.zipf, REFERENCE_ZIPF}))
 
-    @property
-    def look(self) -> FrequencyLook:
-        return FrequencyLook(self.tokens, self.neighbourhoods, self.neighbours, self.noise, self.kind)
 
-
-_LEAST = {"samples": 16, "replicates": 3, "types": 2, "tokens": 32, "neighbourhoods": 2, "neighbours": 12, "draws": 3}
+def curvature_config(
+    *, quick: Annotated[bool, Option("Fewer samples: a look, not a result.")] = False, **options: Any
+) -> CurvatureConfig:
+    """The configuration that the command makes of its options."""
+    return CurvatureConfig.quick(**options) if quick else CurvatureConfig(**options)
 
 
 def _check_names(config: CurvatureConfig) -> None:
+    from anisoscope.numerics.manifolds import KINDS
+
     if not config.manifolds:
         raise AnisoscopeError(f"no manifold was given; name some of {', '.join(MANIFOLDS)}.")
     for name in config.manifolds:

@@ -2,39 +2,31 @@
 
 Four parts on manifolds whose second fundamental form is known: (1) variance against scale, (2) visibility of curvature
 against frequency bias, (3) what local PCA recovers, (4) the parabola, where the gradient is normal although every row
-is almost tangent. This is the numerical side of the theory in arXiv 2604.08764; curvature_scales and
-curvature_frequency have the definitions.
+is almost tangent. This is the numerical side of the theory in Revisiting Anisotropy (arXiv 2604.08764); `samples` has
+the definitions.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from anisoscope.claims.dynamics.curvature import EXPECTED_SLOPES, curvature_verdicts
 from anisoscope.claims.engine.claim import verdicts_to_dicts
-from anisoscope.metrics.curvature import (
-    curvature_attenuation,
-    curvature_constant,
-    curvature_error,
-    local_pca_angle,
-)
+from anisoscope.metrics.curvature import curvature_attenuation, curvature_constant, curvature_error, local_pca_angle
 from anisoscope.metrics.engine.estimate import Estimate
 from anisoscope.numerics.host import one_thread
 from anisoscope.numerics.manifolds import MANIFOLDS, Manifold, make_manifold
-from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.manifest import new_manifest
 from anisoscope.results.schema import variant_name
 from anisoscope.results.table import Table
-from anisoscope.studies.curvature.config import REFERENCE_ZIPF, CurvatureConfig
+from anisoscope.studies.curvature.config import REFERENCE_ZIPF
+from anisoscope.studies.curvature.config import CurvatureConfig as CurvatureConfig
 from anisoscope.studies.curvature.samples import (
+    FrequencyLook,
     Ladder,
     Population,
     draw_rows,
@@ -47,35 +39,42 @@ from anisoscope.studies.curvature.samples import (
     true_visibility,
     zipf_frequencies,
 )
-
-__all__ = ["CurvatureConfig", "run_curvature"]
-
-Progress = Callable[[str, int, int], None]
-Record = dict[str, Any]
+from anisoscope.studies.study import Study
 
 _RATIOS = ("curvature_visibility", "curvature_visibility_expected", "curvature_attenuation", "curvature_error")
 
 
 @dataclass
-class _Study:
-    """One run: records gather here."""
+class Curvature(Study):
+    """One run of the study: records gather here until all manifolds are done."""
 
     config: CurvatureConfig
-    progress: Progress | None = None
-    records: list[Record] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    name: ClassVar[str] = "curvature"
 
-    def run(self) -> None:
-        for number, name in enumerate(self.config.manifolds):
-            manifold = make_manifold(name, dim=self.config.dim, ambient=self.config.ambient, seed=self.config.seed)
-            self._scales(manifold)
-            self._frequency(manifold)
-            self._local_pca(manifold)
-            self._tell(number + 1, len(self.config.manifolds))
-        self._parabola()
+    def manifest_fields(self) -> dict[str, Any]:
+        """With the Zipf exponent and β that the verdicts are about."""
+        zipf, beta = self.config.reference
+        reference = {"zipf": zipf, "beta": beta, "given": self.config.beta is not None}
+        return {"study": self.name, "reference": reference, "device": "cpu"}
 
-    def _tell(self, done: int, total: int) -> None:
-        if self.progress is not None:
-            self.progress("manifolds", done, total)
+    def measure(self) -> None:
+        """Every manifold, then the parabola and the verdicts."""
+        with one_thread():
+            for number, name in enumerate(self.config.manifolds):
+                self._manifold(name)
+                self.tell("manifolds", number + 1, len(self.config.manifolds))
+            self._parabola()
+        rows = ({"run": self.folder.path.name, **row} for row in self.records)
+        table = Table.from_records(rows, self.about)
+        self.folder.write_table(table)
+        self.folder.write_json("verdicts.json", verdicts_to_dicts(curvature_verdicts(table)))
+
+    def _manifold(self, name: str) -> None:
+        manifold = make_manifold(name, dim=self.config.dim, ambient=self.config.ambient, seed=self.config.seed)
+        self._scales(manifold)
+        self._frequency(manifold)
+        self._local_pca(manifold)
 
     def _add(self, model: str, metric: str, found: Estimate, **variant: Any) -> None:
         plain = {k: f"{v:g}" if isinstance(v, float) else v for k, v in variant.items()}
@@ -150,7 +149,7 @@ class _Study:
             everyone = torch.arange(c.neighbourhoods)
             for scale in c.pca_scales:
                 width = torch.full((c.neighbourhoods,), scale * population.unit, dtype=torch.float64)
-                angle, error = fit_neighbourhoods(population, width, everyone, look=c.look, generator=generator)
+                angle, error = fit_neighbourhoods(population, width, everyone, look=_look(c), generator=generator)
                 once = torch.ones(len(angle))
                 found.setdefault(("local_pca_angle", scale), []).append(local_pca_angle(angle, once))
                 found.setdefault(("curvature_error", scale), []).append(curvature_error(error, once))
@@ -167,6 +166,10 @@ class _Study:
             mean = over_replicates([p.mean_share for p in found], n=c.samples)
             self._add("parabola", "parabola_tangent", row, per="row", scale=scale)
             self._add("parabola", "parabola_tangent", mean, per="gradient", scale=scale)
+
+
+def _look(config: CurvatureConfig) -> FrequencyLook:
+    return FrequencyLook(config.tokens, config.neighbourhoods, config.neighbours, config.noise, config.kind)
 
 
 def _salt(manifold: Manifold, part: int = 0) -> int:
@@ -203,8 +206,8 @@ def _see_both(
     uniform = torch.full_like(frequency, 1 / len(frequency))
     found: dict[tuple[str, str], float] = {}
     for name, weights in (("zipf", frequency), ("uniform", uniform)):
-        side = see_tokens(population, scales, weights, look=config.look, generator=generator)
-        side |= see_neighbourhoods(population, scales, weights, look=config.look, generator=generator)
+        side = see_tokens(population, scales, weights, look=_look(config), generator=generator)
+        side |= see_neighbourhoods(population, scales, weights, look=_look(config), generator=generator)
         for key, value in side.items():
             metric, variant = key.split("|")
             found[metric, f"{variant};sampling={name}".lstrip(";")] = value
@@ -229,38 +232,3 @@ def _fixed_attenuation(
     uniform = visible(torch.ones_like(reference))
     for zipf in config.all_zipf:
         yield zipf, curvature_attenuation(visible(zipf_frequencies(config.types, zipf)), uniform)
-
-
-def run_curvature(
-    config: CurvatureConfig, out: Path, *, progress: Progress | None = None, command: Sequence[str] = ()
-) -> Path:
-    """Run the study into a new run folder: run.json, table.parquet, verdicts.json; the folder.
-
-    >>> run_curvature(CurvatureConfig.quick(), Path("runs/curvature"))  # doctest: +SKIP
-    """
-    folder = RunFolder.create(out, asdict(config), resume=False)
-    about, started = _about(config, command), time.monotonic()
-    folder.write_about(about)
-    study = _Study(config, progress)
-    try:
-        with one_thread():
-            study.run()
-        table = Table.from_records(({"run": folder.path.name, **record} for record in study.records), about)
-        folder.write_table(table)
-        text = json.dumps(verdicts_to_dicts(curvature_verdicts(table)), indent=2, ensure_ascii=False)
-        replace_file(folder.path / "verdicts.json", lambda p: p.write_text(text + "\n", encoding="utf-8"))
-        about["status"] = "complete"
-    except BaseException as error:
-        about["status"] = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        about["error"] = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise
-    finally:
-        about["wall_seconds"] = round(time.monotonic() - started, 2)
-        folder.write_about(about)
-    return folder.path
-
-
-def _about(config: CurvatureConfig, command: Sequence[str]) -> dict[str, Any]:
-    reference = dict(zip(("zipf", "beta"), config.reference, strict=True)) | {"given": config.beta is not None}
-    words = {"study": "curvature", "reference": reference, "device": "cpu"}
-    return new_manifest(asdict(config), command=command, seed=config.seed, old={}, **words)

@@ -1,12 +1,16 @@
-"""What of the curvature is seen when tokens are drawn by a Zipf law and rare types are spread more widely.
+"""Samples of curved manifolds: variance against scale, the parabola, and tokens drawn by a Zipf law.
 
-Notation: types i = 1 … V, frequency f_i ∝ i^(−s), each a point of the manifold with tokens scattered around it on the
-scale t_i = t₀ (f_i / f_max)^(−β), at most 0.5/κ_i. β = 0: every type has the same scale, so frequency cannot matter;
-β > 0: rare types are wider; β < 0: frequent types are. Lengths are in units of 1/κ at the manifold's centre.
+Variance against scale. Notation: t scale, in units of the radius of curvature 1/κ; C_T and C_N covariance of a centred
+sample in the tangent and the normal space; visibility = tr C_N / tr C_T. To leading order tr C_T ~ t², tr C_N ~ t⁴,
+visibility ~ t² (numerics.manifolds.expected_variances has the constants).
 
-Two samplings of the *same* types are compared: by frequency (`zipf`) and every type equally often (`uniform`). With s
-both the draw and, through f_i, the scales change, so visibility alone need not be monotone in s; the ratio of the two
-samplings isolates what frequency hides.
+Tokens by frequency: what of the curvature is seen when rare types are spread more widely. Notation: types i = 1 … V,
+frequency f_i ∝ i^(−s), each a point of the manifold with tokens scattered around it on the scale
+t_i = t₀ (f_i / f_max)^(−β), at most 0.5/κ_i. β = 0: every type has the same scale, so frequency cannot matter; β > 0:
+rare types are wider; β < 0: frequent types are. Lengths are in units of 1/κ at the manifold's centre. Two samplings of
+the *same* types are compared: by frequency (`zipf`) and every type equally often (`uniform`). With s both the draw and,
+through f_i, the scales change, so visibility alone need not be monotone in s; the ratio of the two samplings isolates
+what frequency hides.
 """
 
 from __future__ import annotations
@@ -43,13 +47,6 @@ from anisoscope.numerics.manifolds import (
     tangent_angle,
     unit_sample,
 )
-
-# How the variance around a point of a curved manifold grows with the scale of the sample, and the parabola.
-#
-# Notation: t scale, in units of the radius of curvature 1/κ; C_T and C_N covariance of a centred sample in the tangent
-# and the normal space; visibility = tr C_N / tr C_T. To leading order tr C_T ~ t², tr C_N ~ t⁴, visibility ~ t²
-# (numerics.manifolds.expected_variances has the constants).
-
 
 FEWEST_SCALES = 3
 

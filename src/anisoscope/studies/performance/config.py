@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from anisoscope.capture.rows.index import PositionChoice
-from anisoscope.data.tasks import TASKS, check_tasks
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.numerics.linear_probes import GRID
-from anisoscope.training.config import TrainConfig
+from anisoscope.option import (
+    BatchSize,
+    Device,
+    Layers,
+    Option,
+    RandomInit,
+    Seed,
+    Tokenizer,
+    TrustRemoteCode,
+    distinct,
+    numbers,
+)
+from anisoscope.studies.config import TrainedPreset
 
 AUTO = "auto"  # the held-out text of a training run of ours, else the embedded corpus
 POOLS = ("mean", "cls", "last")
+PENALTIES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 
 
 @dataclass(frozen=True)
 class PerformancePreset:
-    """How large a study is; `train` is the model that is trained where none is given."""
+    """How large a study is; `train` are fields of the training of a model where none is given."""
 
-    train: TrainConfig
+    train: Mapping[str, Any]
     tokens: int
     context: int
     rows: int
 
 
-_TINY = TrainConfig(
-    layers=3, width=64, heads=4, context=64, steps=300, batch_size=16, lr=2e-3, checkpoints="0,5,10,20,50,100,200"
-)
-_SMALL = TrainConfig(
-    layers=6,
-    width=256,
-    heads=4,
-    context=128,
-    steps=3000,
-    batch_size=64,
-    lr=1e-3,
-    checkpoints="0,10,30,100,200,400,800,1600",
-)
+_TINY = {"layers": 3, "width": 64, "heads": 4, "context": 64, "steps": 300, "batch_size": 16, "lr": 2e-3}
+_SMALL = {"layers": 6, "width": 256, "heads": 4, "context": 128, "steps": 3000, "batch_size": 64, "lr": 1e-3}
 PRESETS = {
-    "tiny": PerformancePreset(_TINY, tokens=12_288, context=64, rows=2048),
-    "small": PerformancePreset(_SMALL, tokens=65_536, context=128, rows=16_384),
+    "tiny": PerformancePreset({**_TINY, "checkpoints": "0,5,10,20,50,100,200"}, tokens=12_288, context=64, rows=2048),
+    "small": PerformancePreset(
+        {**_SMALL, "checkpoints": "0,10,30,100,200,400,800,1600"}, tokens=65_536, context=128, rows=16_384
+    ),
 }
 _LEAST = {"tokens": 64, "context": 4, "rows": 64, "classes": 2, "articles": 2, "batch_size": 1, "steps": 1, "seed": 0}
 
@@ -49,34 +51,62 @@ _LEAST = {"tokens": 64, "context": 4, "rows": 64, "classes": 2, "articles": 2, "
 class PerformanceConfig:
     """What the study looks at and how; what is None is as the preset has it."""
 
-    models: tuple[str, ...] = ()
-    preset: str = "tiny"
-    revisions: tuple[str, ...] = ()
-    data: str = AUTO
-    text_field: str = "text"
-    labels: str | None = None
-    label_field: str = "label"
-    tasks: tuple[str, ...] = ()
-    articles: int = 8
-    pool: str = "mean"
-    tokens: int | None = None
-    context: int | None = None
-    rows: int | None = None  # rows that a probe is fitted on, and that geometry is measured on, at most
-    classes: int = 512  # tokens that the fresh readout tells apart, the most frequent ones
-    directions: int | None = None
-    shrinkage: float | None = None
-    penalties: tuple[float, ...] = GRID
-    layers: tuple[int, ...] = ()
-    steps: int | None = None  # of the training, where no model is given
-    batch_size: int = 32
-    tokenizer: str | None = None
-    random_init: bool = False
-    device: str = "auto"
-    dtype: str = "auto"
-    trust_remote_code: bool = False
-    seed: int = 0
+    models: Annotated[
+        tuple[str, ...],
+        Option(
+            "Models, or folders of checkpoint-N folders (a run of `anisoscope train` too); without any a small "
+            "decoder is trained first.",
+            argument=True,
+            metavar="[MODEL...]",
+        ),
+    ] = ()
+    preset: TrainedPreset = "tiny"
+    revisions: Annotated[tuple[str, ...], Option("Hub revisions of one model: step0,step1000,….", parse=distinct)] = ()
+    data: Annotated[
+        str, Option("Text; 'auto' is the held-out text of a training run of ours, else the embedded corpus.")
+    ] = AUTO
+    labels: Annotated[
+        str | None, Option("Labelled texts (.jsonl, .csv, .parquet) for the probes, in place of the tasks.")
+    ] = None
+    text_field: Annotated[str, Option("Field that holds the text.")] = "text"
+    label_field: Annotated[str, Option("Field of --labels: a class, or a list, one per word or token.")] = "label"
+    tasks: Annotated[
+        tuple[str, ...],
+        Option("space_next, token_class, place_in_word, article, order; default: all.", parse=distinct),
+    ] = ()
+    pool: Annotated[str, Option("One row of a context for its label: mean, cls or last.")] = "mean"
+    tokens: Annotated[int | None, Option("Tokens to look at; half to fit on, half to test on.")] = None
+    context: Annotated[int | None, Option("Tokens of a context.")] = None
+    # also the rows that geometry is measured on, at most
+    rows: Annotated[int | None, Option("Rows that a probe is fitted on, at most.")] = None
+    # the most frequent tokens
+    classes: Annotated[int, Option("Tokens that the fresh readout tells apart, at most.")] = 512
+    articles: Annotated[int, Option("Documents that the contexts come from, and task `article` asks.")] = 8
+    directions: Annotated[
+        int | None, Option("Directions that all-but-the-top removes; default: a hundredth of the width.")
+    ] = None
+    shrinkage: Annotated[float | None, Option("Of the covariance before whitening, 0 to 1; default: d/(n + d).")] = None
+    penalties: Annotated[
+        tuple[float, ...],
+        Option(
+            "Penalties to choose from, relative to the variance; default: 1e-8 … 1.",
+            parse=numbers(float, "1e-4,0.01,1"),
+        ),
+    ] = PENALTIES
+    layers: Layers = ()
+    steps: Annotated[int | None, Option("Updates of the model that is trained here.")] = None
+    batch_size: BatchSize = 32
+    tokenizer: Tokenizer = None
+    random_init: RandomInit = False
+    device: Device = "auto"
+    dtype: Annotated[str, Option("auto, float32, float64, bfloat16.")] = "auto"
+    seed: Seed = 0
+    trust_remote_code: TrustRemoteCode = False
 
     def __post_init__(self) -> None:
+        from anisoscope.capture.rows.index import PositionChoice
+        from anisoscope.data.tasks import check_tasks
+
         if self.preset not in PRESETS:
             raise unknown_name("preset", self.preset, PRESETS)
         if self.pool not in POOLS:
@@ -112,18 +142,19 @@ class PerformanceConfig:
     @property
     def asked_tasks(self) -> tuple[str, ...]:
         """The embedded tasks; with labels of the user's own only those that were named."""
+        from anisoscope.data.tasks import TASKS
+
         return self.tasks or (() if self.labels else tuple(TASKS))
 
-    def training(self) -> TrainConfig:
-        """The model that is trained where none is given."""
-        from dataclasses import replace
+    def training(self) -> Any:
+        """The TrainConfig of the model that is trained where none is given."""
+        from anisoscope.training.config import TrainConfig
 
-        changes: dict[str, Any] = {"seed": self.seed, "device": self.device}
-        changes["data"] = "embedded" if self.data == AUTO else self.data
+        fields = {**PRESETS[self.preset].train, "seed": self.seed, "device": self.device}
+        fields |= {"data": "embedded" if self.data == AUTO else self.data, "text_field": self.text_field}
         if self.steps is not None:
-            changes["steps"] = self.steps
-            kept = [int(s) for s in PRESETS[self.preset].train.checkpoints.split(",")]
-            changes["checkpoints"] = ",".join(str(s) for s in kept if s < self.steps)
+            kept = [int(step) for step in fields["checkpoints"].split(",")]
+            fields |= {"steps": self.steps, "checkpoints": ",".join(str(s) for s in kept if s < self.steps)}
         if self.context is not None:
-            changes["context"] = self.context
-        return replace(PRESETS[self.preset].train, **changes, text_field=self.text_field)
+            fields["context"] = self.context
+        return TrainConfig(**fields)

@@ -1,13 +1,17 @@
-"""The contexts of the study and the rows that a model makes of them.
+"""The contexts of the study, the rows that a model makes of them, and the scores of rows.
 
 Shapes: B contexts of a batch, T positions, n rows, d width. A context is in the fit half or in the test half by its
-key; the fold of its key says which part of the test half a jackknife leaves out.
+key; the fold of its key says which part of the test half a jackknife leaves out. An interval says how far another
+sample of test contexts might have moved a number; the repair and the probe stay as they were fitted, so the chance in
+their own fit is not in it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +26,11 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.data.tasks import NONE, Task, Unit
 from anisoscope.data.tokens import batches, mask_batch
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.engine.estimate import Estimate
+from anisoscope.metrics.engine.metric import Metric
 from anisoscope.models.forward import evaluating, forward, unwrapped
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of, row_hash
+from anisoscope.results.quantity import jackknife
 from anisoscope.training.models import hushed
 
 VALIDATION = 2  # folds of the fit half that the penalty is chosen on
@@ -48,7 +55,6 @@ class Material:
     tasks: dict[str, Task]
     pieces: list[TextPiece]  # of the units, as they are
     asked: list[TextPiece]  # the natural contexts with labels for the loss; masked in a masked language model
-    masked: bool
     length: int
 
     @property
@@ -79,26 +85,15 @@ class RowSet:
     position: Tensor
     target: Tensor  # NONE where nothing is predicted there
     special: Tensor  # bool
-    dropped: int = 0
 
     @property
     def test(self) -> Tensor:
         return half_of(self.key).bool()
 
-    @property
-    def fold(self) -> Tensor:
-        return fold_of(self.key)
-
-    @property
-    def held(self) -> Tensor:
-        """Rows that a penalty is chosen on, of the fit half."""
-        return fold_of(self.key) >= FOLDS - VALIDATION
-
     def keep(self, chosen: Tensor) -> RowSet:
         """Some rows, by mask or by number."""
         at = chosen.nonzero().squeeze(1) if chosen.dtype == torch.bool else chosen
-        labels = {name: getattr(self, name)[at] for name in _LABELS}
-        return RowSet(self.x[at.to(self.x.device)], **labels, dropped=self.dropped)
+        return RowSet(self.x[at.to(self.x.device)], **{name: getattr(self, name)[at] for name in _LABELS})
 
     def at_most(self, count: int, *, seed: int = 0) -> RowSet:
         """So many rows, shuffled by their hashes whatever the batching was."""
@@ -113,13 +108,11 @@ class RowSet:
 def make_material(loaded: Any, units: list[Unit], tasks: dict[str, Task], *, asked: list[Unit], **how: Any) -> Material:
     """Batches of the contexts for one model; `asked` are those of the loss."""
     length = max(len(unit.context) for unit in (*units, *asked))
-    words = {"batch_size": how["batch_size"], "seed": how["seed"]}
-    pieces = list(_pieces(loaded, units, labelled=False, **words))
-    losses = list(_pieces(loaded, asked, labelled=True, **words))
-    masked = predicts_masked(loaded)
+    pieces = list(_pieces(loaded, units, labelled=False, **how))
+    losses = list(_pieces(loaded, asked, labelled=True, **how))
     for what, found in (("labelled contexts", units), ("contexts", asked)):
         refuse_few(torch.tensor([unit.key for unit in found]), what)
-    return Material(units, tasks, pieces, losses, masked, length)
+    return Material(units, tasks, pieces, losses, length)
 
 
 def refuse_few(key: Tensor, what: str) -> None:
@@ -135,36 +128,28 @@ def refuse_few(key: Tensor, what: str) -> None:
 
 def _pieces(loaded: Any, units: Sequence[Unit], *, labelled: bool, batch_size: int, seed: int) -> Iterator[TextPiece]:
     settings = {"pad_id": loaded.pad_id, "decoder_start": loaded.decoder_start}
-    found = batches((unit.context for unit in units), batch_size=batch_size, **settings)
-    start = 0
-    for batch in found:
+    key, start = torch.tensor([unit.key for unit in units], dtype=torch.int64), 0
+    for batch in batches((unit.context for unit in units), batch_size=batch_size, **settings):
         inputs = dict(batch.inputs)
-        count = len(inputs["input_ids"])
-        mine = units[start : start + count]
         if labelled:
             inputs = _labelled(loaded, inputs, batch.special, seed=seed)
-        key = torch.tensor([unit.key for unit in mine], dtype=torch.int64)
-        yield TextPiece(inputs, torch.arange(start, start + count), key)
-        start += count
-
-
-def predicts_masked(loaded: Any) -> bool:
-    """Whether a model fills masks: also one with causal attention whose head was trained to."""
-    fills = type(unwrapped(loaded.model)).__name__.endswith("ForMaskedLM")
-    return fills or not loaded.predicts_next
+        mine = torch.arange(start, start + len(inputs["input_ids"]))
+        yield TextPiece(inputs, mine, key[mine])
+        start += len(mine)
 
 
 def _labelled(loaded: Any, inputs: dict[str, Any], special: Tensor | None, *, seed: int) -> dict[str, Any]:
-    """Labels as the model's own training would have them; padding is never one."""
+    """Labels as the model's own training would have them, masked tokens or next ones; padding is never one."""
     mask = inputs["attention_mask"]
-    if not predicts_masked(loaded):
+    fills = type(unwrapped(loaded.model)).__name__.endswith("ForMaskedLM")  # also one with causal attention
+    if loaded.predicts_next and not fills:
         return {**inputs, "labels": inputs["input_ids"].masked_fill(mask == 0, IGNORED)}
     special = torch.zeros_like(mask, dtype=torch.bool) if special is None else special
     found: dict[str, Any] = mask_batch(inputs, special, loaded.tokenizer, seed=seed)
     return found
 
 
-def read_reading(model: nn.Module, pieces: Sequence[TextPiece]) -> LabelConvention:
+def label_convention(model: nn.Module, pieces: Sequence[TextPiece]) -> LabelConvention:
     """How the model reads its labels, tried on its first contexts."""
     inputs = pieces[0].inputs
     with hushed(), untouched(model), evaluating(model), torch.no_grad():  # it says which loss it fell back on
@@ -177,20 +162,17 @@ def collect_rows(
     sites: Sequence[Site],
     *,
     layout: Layout,
+    special: Callable[[Tensor], Tensor],
     reading: LabelConvention | None = None,
-    special: Callable[[Tensor], Tensor] | None = None,
-    tell: Callable[[int], None] | None = None,
 ) -> dict[Site, RowSet]:
-    """The rows of some sites over all contexts; targets where the labels are read."""
+    """The rows of some sites over all contexts, which tokens are special, and targets where the labels are read."""
     found: dict[Site, list[RowSet]] = {site: [] for site in sites}
-    for number, piece in enumerate(pieces, start=1):
+    for piece in pieces:
         collector = Collector()
         with untouched(model), Capture(model, list(sites), collector, layout=layout) as capture:
             capture.run(unlabelled(model, piece.inputs))
         for site, rows in collector.kept.items():
             found[site].append(_row_set(rows, piece, reading, special))
-        if tell is not None:
-            tell(number)
     return {site: _joined(parts, site) for site, parts in found.items()}
 
 
@@ -203,20 +185,18 @@ def _row_set(rows: Any, piece: TextPiece, reading: LabelConvention | None, speci
     if labels is not None and reading is not None and labels.shape == (index.batch, index.length):
         target = reading.targets(labels).flatten()[keep]
         target = torch.where(target == IGNORED, NONE, target)
-    token = index.token.cpu()
-    flags = torch.zeros_like(keep, dtype=torch.bool) if special is None else special(token)
+    flags = special(index.token.cpu())
     return RowSet(rows.x, piece.key[row], piece.units[row], index.position.cpu(), target, flags)
 
 
 def _joined(parts: list[RowSet], site: Site) -> RowSet:
-    """All rows of a site; those that are not finite are left out and counted."""
+    """All rows of a site; those that are not finite are left out."""
     labels: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in _LABELS}
     whole = RowSet(torch.cat([part.x for part in parts]), **labels)
     finite = whole.x.isfinite().all(1).cpu()
-    dropped = int((~finite).sum())
-    if dropped == len(whole):
+    if not bool(finite.any()):
         raise AnisoscopeError(f"no row at {site} is finite; look at the weights of the model.")
-    return replace(whole.keep(finite), dropped=dropped) if dropped else whole
+    return whole if bool(finite.all()) else whole.keep(finite)
 
 
 def pooled(rows: RowSet, how: str, *, units: int) -> tuple[Tensor, Tensor]:
@@ -237,10 +217,7 @@ def pooled(rows: RowSet, how: str, *, units: int) -> tuple[Tensor, Tensor]:
     return rows.x[order[first].to(rows.x.device)].double(), unit[first]
 
 
-# The loss of a model that goes on from changed rows: what its later layers make of a repair.
-#
-# Shapes: B contexts, T positions, d width, V tokens of the vocabulary.
-
+# -- the loss of a model that goes on from changed rows: what its later layers make of a repair ------------------------
 
 Change = Callable[[Tensor], Tensor]
 """Rows [n, d] to the rows that take their place [n, d]."""
@@ -249,9 +226,9 @@ Change = Callable[[Tensor], Tensor]
 @contextlib.contextmanager
 def patching(model: nn.Module, layout: Layout, site: Site, change: Change, *, real: Tensor) -> Iterator[None]:
     """While open, the rows of `site` at the positions in `real` [B, T] are replaced; padding is left as it is."""
-    stack = layout.stack(site.stack)
-    handles: list[Any] = []
-    seen = {"calls": 0}
+    path, side, number = _place(layout.stack(site.stack), site)
+    module = model.get_submodule(path)
+    calls = itertools.count(1)
 
     def replace(x: Tensor) -> Tensor:
         if x.shape[:2] != real.shape or x.dim() != 3:
@@ -263,29 +240,21 @@ def patching(model: nn.Module, layout: Layout, site: Site, change: Change, *, re
         out[keep] = change(x[keep]).to(x.dtype)
         return out
 
-    path, side, number = _place(stack, site)
-    module = model.get_submodule(path)
-
-    def turn() -> bool:
-        seen["calls"] += 1
-        return seen["calls"] == number
-
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _changed_inputs(args, kwargs, replace) if turn() else None
+        return _changed_inputs(args, kwargs, replace) if next(calls) == number else None
 
     def after(_: nn.Module, __: Any, output: Any) -> Any:
-        return _changed(output, replace) if turn() else None
+        return _changed(output, replace) if next(calls) == number else None
 
     if side == "in":
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        handle = module.register_forward_pre_hook(before, with_kwargs=True)
     else:
-        handles.append(module.register_forward_hook(after))
+        handle = module.register_forward_hook(after)
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
-    if seen["calls"] < number:
+        handle.remove()
+    if next(calls) <= number:
         raise AnisoscopeError(f"nothing was seen at {site}, so its rows could not be replaced.")
 
 
@@ -334,20 +303,63 @@ def token_losses(
     """The cross-entropy of every target token in nats [n], and the key of its context [n]."""
     losses, keys = [], []
     for piece in pieces:
-        real = _real(piece.inputs)
+        real = piece.inputs.get("decoder_attention_mask", piece.inputs["attention_mask"]) != 0
         around = contextlib.nullcontext() if patch is None else patch(real)
         with untouched(model), torch.no_grad(), around:
             logits = output_part(forward(model, piece.inputs), "logits")
         targets = reading.targets(piece.inputs["labels"]).to(logits.device)
         counted = targets != IGNORED
-        losses.append(
-            torch.nn.functional.cross_entropy(logits[counted].float(), targets[counted], reduction="none").double()
-        )
+        losses.append(nn.functional.cross_entropy(logits[counted].float(), targets[counted], reduction="none").double())
         keys.append(piece.key[counted.nonzero()[:, 0].cpu()])
     return torch.cat(losses).cpu(), torch.cat(keys)
 
 
-def _real(inputs: Mapping[str, Any]) -> Tensor:
-    """Which positions of the stack that is patched are data."""
-    mask = inputs.get("decoder_attention_mask", inputs["attention_mask"])
-    return mask != 0
+# -- scores of test rows, with intervals over the folds of their contexts ----------------------------------------------
+
+Bounds = tuple[float | None, float | None]
+SHARE: Bounds = (0.0, 1.0)
+LOSS: Bounds = (0.0, None)
+FREE: Bounds = (None, None)
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeScores:
+    """One number for each test row, and the context each belongs to."""
+
+    value: Tensor  # [n] float64, on the host
+    key: Tensor  # [n]
+
+    def estimate(self, bounds: Bounds, *, note: str = "", dropped: int = 0) -> Estimate:
+        """The mean over rows; replicates in the order of the folds, NaN for a fold without contexts.
+
+        >>> ProbeScores(torch.ones(100), torch.arange(100)).estimate((0.0, 1.0)).value
+        1.0
+        """
+        n, fold = len(self.value), fold_of(self.key)
+        if not n:
+            return Estimate(math.nan, note="no test row", dropped=dropped)
+        sums = torch.zeros(FOLDS, dtype=torch.float64).index_add_(0, fold, self.value.double())
+        counts = torch.bincount(fold, minlength=FOLDS).double()
+        total, size = float(sums.sum()), float(counts.sum())
+        left = [
+            float((total - s) / (size - c)) if c and size > c else math.nan
+            for s, c in zip(sums.tolist(), counts.tolist(), strict=True)
+        ]
+        low, high = jackknife(total / size, left, bounds=bounds)
+        counted = {"n": n, "contexts": int(self.key.unique().numel()), "dropped": dropped}
+        return Estimate(total / size, low, high, **counted, note=note, replicates=tuple(left))
+
+    def minus(self, other: ProbeScores) -> ProbeScores:
+        """Row by row: both must score the same rows."""
+        return ProbeScores(self.value - other.value, self.key)
+
+
+def metric_estimate(metric: Metric, x: Tensor, key: Tensor, *, seed: int = 0) -> Estimate:
+    """A geometry metric of rows, its replicates in the order of the folds."""
+    try:
+        found = metric(x, contexts=key, seed=seed)
+    except AnisoscopeError as error:  # too few distinct rows, say: a row without a number and with the reason
+        return Estimate(math.nan, n=len(x), contexts=int(key.unique().numel()), note=str(error))
+    present = sorted(set(fold_of(key).tolist()))
+    by_fold = dict(zip(present, found.replicates, strict=True)) if len(present) == len(found.replicates) else {}
+    return replace(found, replicates=tuple(by_fold.get(fold, math.nan) for fold in range(FOLDS)))

@@ -8,62 +8,26 @@ minus the second, what the objective does the second minus the first. The preset
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
-from anisoscope.studies.arms import SHAPE, ArmsStudy, StudyArm
-from anisoscope.studies.jobs import run_arms
-from anisoscope.studies.shape.config import PRESETS
+from anisoscope.studies.published import SHAPE_MODELS, PaperModel, chosen_models, measure_models, sweep_model
 from anisoscope.studies.shape.config import ShapeConfig as ShapeConfig
+from anisoscope.studies.study import SHAPE, ArmsStudy
 
 
 @dataclass
 class ShapeStudy(ArmsStudy):
-    """One run of the study; `jobs` arms are trained at the same time (None: as the preset has it)."""
+    """One run of the study."""
 
     config: ShapeConfig
-    jobs: int | None = None
-    study: ClassVar[str] = "shape"
+    name: ClassVar[str] = "shape"
     paper: ClassVar[str] = SHAPE
 
-    def arms(self) -> None:
-        """The models of the preset: trained here, or the paper's own."""
-        if self.config.preset == "paper":
-            from anisoscope.studies.published import measure_papers_models
+    def measure_published(self) -> None:
+        """The paper's models, or those of them that were named."""
+        measure_models(self, chosen_models(self.config.models, SHAPE_MODELS), self._measure)
 
-            measure_papers_models(self)
-            return
-        self._train()
-
-    def _train(self) -> None:
-        if self.config.preset == "small" and self.config.data == "embedded":
-            self.about["warnings"].append(
-                "no --data was given, so the models are trained on the small embedded text; this preset is meant for "
-                "enwik8: --data PATH"
-            )
-        arms = self._arms()
-        self._prepare(arms[0])
-        try:
-            jobs = PRESETS[self.config.preset].jobs if self.jobs is None else self.jobs
-            failed = run_arms(arms, jobs=jobs, progress=self.progress)
-        finally:  # of arms that broke off, too: what they measured counts
-            for arm in arms:
-                self.join(arm.path, name=arm.model, seed=arm.training.seed)
-        self.refuse(failed, len(arms))
-
-    def _arms(self) -> list[StudyArm]:
-        folder, watch, command = self.folder.path, self.config.watch, tuple(self.command)
-        return [
-            StudyArm(model, folder / "arms" / f"{model}-seed{seed}", training, watch, folder / "corpus", command)
-            for model, training, seed in self.config.runs()
-        ]
-
-    def _prepare(self, arm: StudyArm) -> None:
-        """Tokenise the text once, before arms that run at the same time would all do so."""
-        from anisoscope.training.corpus import prepare_corpus
-
-        if self.progress is not None:
-            self.progress("corpus", 0, 1)
-        training = arm.training
-        prepare_corpus(training.data, arm.corpus, tokens=training.tokens, limit=training.limit)
-        if self.progress is not None:
-            self.progress("corpus", 1, 1)
+    def _measure(self, model: PaperModel, path: Path) -> None:
+        remove = self.config.remove_downloads
+        sweep_model(self, model, path, preset="shape", halves=True, data=self.config.data, remove_downloads=remove)

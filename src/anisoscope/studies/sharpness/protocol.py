@@ -12,22 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anisoscope.studies.shape.protocol import ShapeStudy
-from anisoscope.studies.sharpness.config import PRESETS
 from anisoscope.studies.sharpness.config import SharpnessConfig as SharpnessConfig
-
-INHERENT = "2401.12143"  # on arXiv
+from anisoscope.studies.study import INHERENT, ArmsStudy
 
 
 @dataclass
-class Sharpness(ShapeStudy):
-    """One run of the study; `jobs` arms are trained at the same time (None: as the preset has it)."""
+class Sharpness(ArmsStudy):
+    """One run of the study: every kind of attention with every seed."""
 
-    config: SharpnessConfig  # type: ignore[assignment]
-    study: ClassVar[str] = "sharpness"
+    config: SharpnessConfig
+    name: ClassVar[str] = "sharpness"
     paper: ClassVar[str] = INHERENT
-
-    def arms(self) -> None:
-        """Every kind of attention with every seed."""
-        self.jobs = PRESETS[self.config.preset].jobs if self.jobs is None else self.jobs
-        self._train()

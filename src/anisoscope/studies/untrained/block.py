@@ -12,6 +12,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,19 +21,16 @@ from torch import Tensor, nn
 from anisoscope.capture.attention.call import Call
 from anisoscope.capture.attention.interface import watching
 from anisoscope.capture.sites.layout import Stack, find_layout
-from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import first_tensor
+from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.models.checkpoint import LoadOptions, fresh_config, fresh_model
+from anisoscope.models.forward import first_tensor, forward
+from anisoscope.models.source import ALIASES, architecture
+from anisoscope.training.models import FAMILIES, hushed
 
 PRENORM = "prenorm"  # our own: the blocks of GPT-NeoX, sublayers in sequence, attention to both sides
 STANDARD_DEVIATION = 0.02
-_LAYERS = re.compile(r"^(n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers)$")
-_WIDTH = re.compile(r"^(hidden_size|d_model|n_embd|dim|embedding_size|word_embed_proj_dim|pooler_hidden_size)$")
-_HEADS = re.compile(r"^(n_heads?|num_heads|(num|encoder|decoder)_attention_heads)$")
-_KEY_HEADS = re.compile(r"^num_(key_value|kv)_heads$")
-_HEAD_WIDTH = re.compile(r"^(head_dim|d_kv)$")
-_INNER = re.compile(r"^(intermediate_size|(encoder_|decoder_)?ffn_dim|ffn_hidden_size|d_ff|hidden_dim)$")
-_ROTARY = re.compile(r"^rotary_dim$")  # of a head, at most
-_POSITIONS = re.compile(r"^(max_position_embeddings|n_positions|max_seq_len)$")
+_WIDTH = re.compile(r"(hidden_size|d_model|n_embd|dim|embedding_size|word_embed_proj_dim|pooler_hidden_size)$")
+_HEADS = re.compile(r"(n_heads?|num_heads|(num|encoder|decoder)_attention_heads)$")
 _IMAGE = 224  # pixels along a side, where a family names none
 _SPARE = 8  # positions that some families keep for padding
 # what code of other people's models raises where it is given other rows or sizes than it was written for
@@ -151,6 +149,47 @@ def biased(x: Tensor, b: Tensor, *, bias: float, input_norm: bool) -> Tensor:
     return rows + bias * b.to(rows)
 
 
+# -- its weights: N(0, 0.02²), Xavier, orthogonal, or what its family begins with --------------------------------------
+
+INITS: dict[str, Callable[..., Any] | None] = {
+    "normal": partial(nn.init.normal_, std=STANDARD_DEVIATION),
+    "xavier": nn.init.xavier_uniform_,  # Glorot and Bengio 2010
+    "orthogonal": nn.init.orthogonal_,  # Saxe et al. 2014
+    "own": None,  # as transformers builds the family
+}
+
+
+@torch.no_grad()
+def initialise(block: UntrainedBlock, init: str, *, seed: int) -> None:
+    """New weights for every matrix of a block; its biases become 0 and its norms stay the identity."""
+    if init not in INITS:
+        raise unknown_name("initialisation", init, INITS)
+    fill = INITS[init]
+    if fill is None:
+        return
+    random = generator(seed, "weights")
+    inside = {id(p) for p in block.attention.parameters()}
+    for name, parameter in block.module.named_parameters():
+        if parameter.dim() == 2:
+            fresh = torch.empty(parameter.shape)
+            for piece in _pieces(fresh, block.width) if id(parameter) in inside else (fresh,):
+                fill(piece, generator=random)
+            parameter.copy_(fresh)
+        elif name.endswith("bias"):
+            parameter.zero_()
+
+
+def _pieces(weight: Tensor, width: int) -> Iterator[Tensor]:
+    """A fused projection is several square ones side by side: each gets weights of its own scale.
+
+    >>> [tuple(piece.shape) for piece in _pieces(torch.empty(4, 12), 4)]
+    [(4, 4), (4, 4), (4, 4)]
+    """
+    long = 0 if weight.shape[0] >= weight.shape[1] else 1
+    whole = weight.shape[1 - long] == width and weight.shape[long] % width == 0
+    yield from weight.split(width, dim=long) if whole else (weight,)
+
+
 # -- taking a block out of its model -----------------------------------------------------------------------------------
 
 
@@ -158,9 +197,6 @@ def build_block(
     family: str, *, width: int, heads: int, length: int, sequences: int, seed: int, device: str = "cpu"
 ) -> UntrainedBlock:
     """The first block of a fresh one-block model of a family, ready to be called on [sequences, length, width]."""
-    from anisoscope.models.checkpoint import LoadOptions, fresh_model
-    from anisoscope.training.models import hushed
-
     with hushed():
         config = block_config(family, width=width, heads=heads, length=length)
         try:
@@ -179,31 +215,28 @@ def build_block(
 
 def block_config(family: str, *, width: int, heads: int, length: int) -> Any:
     """The family's own configuration with one block of these sizes; what else it has keeps its proportions."""
-    from anisoscope.models.checkpoint import fresh_config
-
     kind, options = known_family(family)
     default = fresh_config(kind, {}).to_dict()
     own = {name: value for name, value in default.items() if isinstance(value, int) and not isinstance(value, bool)}
     before = next((value for name, value in own.items() if _WIDTH.match(name) and name != "embedding_size"), width)
     many = next((value for name, value in own.items() if _HEADS.match(name)), heads)
-    sizes: dict[str, int] = {}
-    for name, value in own.items():
-        if _LAYERS.match(name):
-            sizes[name] = 1
-        elif _WIDTH.match(name):
-            sizes[name] = width
-        elif _HEADS.match(name):
-            sizes[name] = heads
-        elif _KEY_HEADS.match(name):
-            sizes[name] = _divisor(heads, heads * value / many)
-        elif _HEAD_WIDTH.match(name):
-            sizes[name] = width // heads
-        elif _ROTARY.match(name):
-            sizes[name] = min(value, width // heads)
-        elif _INNER.match(name):
-            sizes[name] = max(1, round(width * value / before))
-        elif _POSITIONS.match(name):
-            sizes[name] = max(value, length + _SPARE)
+    rules: dict[str, Callable[[int], int]] = {  # names of fields in any family, and their new value from their old one
+        r"n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers": lambda _: 1,
+        _WIDTH.pattern: lambda _: width,
+        _HEADS.pattern: lambda _: heads,
+        r"num_(key_value|kv)_heads": lambda old: _divisor(heads, heads * old / many),
+        r"head_dim|d_kv": lambda _: width // heads,
+        r"rotary_dim": lambda old: min(old, width // heads),
+        r"intermediate_size|(encoder_|decoder_)?ffn_dim|ffn_hidden_size|d_ff|hidden_dim": lambda old: max(
+            1, round(width * old / before)
+        ),
+        r"max_position_embeddings|n_positions|max_seq_len": lambda old: max(old, length + _SPARE),
+    }
+    sizes = {
+        name: next(rule(value) for pattern, rule in rules.items() if re.fullmatch(pattern, name))
+        for name, value in own.items()
+        if any(re.fullmatch(pattern, name) for pattern in rules)
+    }
     if "attention_types" in default:  # GPT-Neo lists its windows layer by layer
         options = {**options, "attention_types": [[["global"], 1]]}
     config = fresh_config(kind, {**sizes, **options})
@@ -214,9 +247,6 @@ def block_config(family: str, *, width: int, heads: int, length: int) -> Any:
 
 def known_family(family: str) -> tuple[str, dict[str, Any]]:
     """The transformers model type behind a name, and the options that the name implies."""
-    from anisoscope.models.source import ALIASES, architecture
-    from anisoscope.training.models import FAMILIES
-
     if family == PRENORM:
         return FAMILIES[PRENORM].model_type, dict(FAMILIES[PRENORM].options)
     return architecture(family), dict(ALIASES.get(family.lower(), ("", {}))[1])
@@ -263,8 +293,14 @@ def _prepared_call(
         seen.append((args, kwargs))
         raise _BlockReached
 
-    with _hooked(module, stop), torch.inference_mode():
-        _feed(model, family, sequences=sequences, length=length, seed=seed)
+    handle = module.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        with torch.inference_mode(), contextlib.suppress(_BlockReached):
+            forward(model, _random_inputs(model, sequences=sequences, length=length, seed=seed))
+    except _FOREIGN as error:
+        raise _refused(family, "its own model does not run on random inputs of the shape that it asks for") from error
+    finally:
+        handle.remove()
     if not seen:
         raise _refused(family, "its own model never calls it")
     args, kwargs = seen[0]
@@ -275,28 +311,7 @@ def _prepared_call(
     return (lambda x: module(**{**kwargs, "hidden_states": x})), kwargs["hidden_states"]
 
 
-@contextlib.contextmanager
-def _hooked(module: nn.Module, hook: Callable[..., None]) -> Iterator[None]:
-    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _feed(model: nn.Module, family: str, *, sequences: int, length: int, seed: int) -> None:
-    """Run a model on something that it reads, until its first block is called."""
-    from anisoscope.models.forward import forward
-
-    try:
-        forward(model, _something(model, sequences=sequences, length=length, seed=seed))
-    except _BlockReached:
-        return
-    except _FOREIGN as error:
-        raise _refused(family, "its own model does not run on random inputs of the shape that it asks for") from error
-
-
-def _something(model: nn.Module, *, sequences: int, length: int, seed: int) -> dict[str, Tensor]:
+def _random_inputs(model: nn.Module, *, sequences: int, length: int, seed: int) -> dict[str, Tensor]:
     """Random ids, samples, features or pixels of a shape that a model takes."""
     config: Any = model.config
     name = str(getattr(model, "main_input_name", "input_ids"))

@@ -3,70 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
-
-import torch
-from torch import Tensor, nn
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Annotated, NamedTuple
 
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.studies.untrained.block import STANDARD_DEVIATION, UntrainedBlock, generator
+from anisoscope.option import Device, Option, listed, numbers, seed_numbers
 
-# Weights of an untrained block: N(0, 0.02²), Xavier, orthogonal, or what its family begins with.
-
-
-def _normal(weight: Tensor, random: torch.Generator) -> None:
-    nn.init.normal_(weight, std=STANDARD_DEVIATION, generator=random)
-
-
-def _xavier(weight: Tensor, random: torch.Generator) -> None:
-    nn.init.xavier_uniform_(weight, generator=random)
-
-
-def _orthogonal(weight: Tensor, random: torch.Generator) -> None:
-    nn.init.orthogonal_(weight, generator=random)
-
-
-INITS: dict[str, Callable[[Tensor, torch.Generator], None] | None] = {
-    "normal": _normal,  # N(0, 0.02²)
-    "xavier": _xavier,  # Glorot and Bengio 2010, uniform
-    "orthogonal": _orthogonal,  # Saxe et al. 2014
-    "own": None,  # as transformers builds the family
-}
-
-
-@torch.no_grad()
-def initialise(block: UntrainedBlock, init: str, *, seed: int) -> None:
-    """New weights for every matrix of a block; its biases become 0 and its norms stay the identity."""
-    if init not in INITS:
-        raise unknown_name("initialisation", init, INITS)
-    fill = INITS[init]
-    if fill is None:
-        return
-    random = generator(seed, "weights")
-    inside = {id(p) for p in block.attention.parameters()}
-    for name, parameter in block.module.named_parameters():
-        if parameter.dim() == 2:
-            fresh = torch.empty(parameter.shape)
-            for piece in _pieces(fresh, block.width) if id(parameter) in inside else (fresh,):
-                fill(piece, random)
-            parameter.copy_(fresh)
-        elif name.endswith("bias"):
-            parameter.zero_()
-
-
-def _pieces(weight: Tensor, width: int) -> Iterator[Tensor]:
-    """A fused projection is several square ones side by side: each gets weights of its own scale.
-
-    >>> [tuple(piece.shape) for piece in _pieces(torch.empty(4, 12), 4)]
-    [(4, 4), (4, 4), (4, 4)]
-    """
-    long = 0 if weight.shape[0] >= weight.shape[1] else 1
-    whole = weight.shape[1 - long] == width and weight.shape[long] % width == 0
-    yield from weight.split(width, dim=long) if whole else (weight,)
-
-
+INITS = ("normal", "xavier", "orthogonal", "own")  # see `block.INITS`
 HEAD_WIDTH = 64  # of a head, where the number of heads is not given
 INPUT_NORMS = {"both": (True, False), "yes": (True,), "no": (False,)}
 _BIASES = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
@@ -107,17 +52,34 @@ class BlockArm(NamedTuple):
 class UntrainedConfig:
     """Everything that decides the numbers; what is None is as the preset has it."""
 
-    preset: str = "tiny"
-    families: tuple[str, ...] = ("bert", "prenorm")
-    biases: tuple[float, ...] = _BIASES
-    inits: tuple[str, ...] = ("normal", "xavier", "orthogonal")
-    input_norm: str = "both"
-    widths: tuple[int, ...] | None = None
-    heads: int | None = None
-    seeds: tuple[int, ...] | None = None
-    sequences: int | None = None
-    length: int | None = None
-    device: str = "auto"
+    preset: Annotated[str, Option("tiny (2 cores, a minute or two) or full (BERT-base size; half an hour of CPU).")] = (
+        "tiny"
+    )
+    families: Annotated[
+        tuple[str, ...],
+        Option(
+            "Families of blocks: bert, gpt2, llama, vit, …; prenorm is our own. Default: bert,prenorm.", parse=listed
+        ),
+    ] = ("bert", "prenorm")
+    biases: Annotated[
+        tuple[float, ...],
+        Option("Sizes N of the bias; default: 0,0.2,0.5,1,2,5,10,20,50,100,200.", parse=numbers(float, "0,0.5,50")),
+    ] = _BIASES
+    seeds: Annotated[
+        tuple[int, ...] | None, Option("Seeds such as 0-4; intervals are over them.", parse=seed_numbers)
+    ] = None
+    inits: Annotated[
+        tuple[str, ...],
+        Option("normal, xavier, orthogonal, own (as the family has it); default: the first 3.", parse=listed),
+    ] = INITS[:3]
+    widths: Annotated[
+        tuple[int, ...] | None, Option("Widths such as 128,256,512,768.", parse=numbers(int, "128,768"))
+    ] = None
+    heads: Annotated[int | None, Option("Heads; default: one for every 64 of the width.")] = None
+    length: Annotated[int | None, Option("Positions of a sequence.")] = None
+    sequences: Annotated[int | None, Option("Sequences.")] = None
+    input_norm: Annotated[str, Option("Embeddings through a LayerNorm before the bias: yes, no or both.")] = "both"
+    device: Device = "auto"
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
@@ -148,8 +110,6 @@ class UntrainedConfig:
     @property
     def size(self) -> UntrainedPreset:
         """Sizes as asked for, else as the preset has them."""
-        from dataclasses import replace
-
         names = ("widths", "seeds", "sequences", "length")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return replace(PRESETS[self.preset], **given)
@@ -174,10 +134,8 @@ class UntrainedConfig:
 
     def arms(self) -> Iterator[BlockArm]:
         """Every block; those that differ in nothing but the initialisation are neighbours."""
-        for family in self.families:
-            for width in self.size.widths:
-                for seed in self.size.seeds:
-                    yield from (BlockArm(family, width, seed, init) for init in self.inits)
+        for words in product(self.families, self.size.widths, self.size.seeds, self.inits):
+            yield BlockArm(*words)
 
     @property
     def points(self) -> int:

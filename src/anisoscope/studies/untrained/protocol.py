@@ -1,4 +1,9 @@
-"""What is measured at one bias: the bank's metrics of input, output, queries and keys, and the rows of scores.
+"""`anisoscope study untrained`: is a transformer block anisotropic before it has learned anything?
+
+One block at initialisation is given rows x + N·b/‖b‖: embeddings of random tokens that share a bias of size N in a
+random direction. Against N: average cosine, norms and drift of input and output, queries and keys, scores and softmax
+(Anisotropy Is Inherent to Self-Attention, arXiv 2401.12143, section on untrained transformers). Seeds are the
+independent samples: each draws its own tokens, direction and weights. docs/untrained.md has the definitions.
 
 Notation: s the scores of one query as fed to softmax, p = softmax(s), m the keys that the mask allows; rows with fewer
 than 8 keys are left out. All numbers of queries, keys and scores are means over heads: at initialisation heads are
@@ -8,12 +13,11 @@ exchangeable.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,16 +35,28 @@ from anisoscope.measurement.site_plan import Setup, make_plan
 from anisoscope.metrics.attention import attention_median, attention_min, score_magnitude
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine.metric import Request
+from anisoscope.models.placement import choose_device
 from anisoscope.numerics.attention_rows import SMALLEST_ROW
 from anisoscope.numerics.hashing import FOLDS, fold_of
-from anisoscope.results.folder import RunFolder, slug
-from anisoscope.results.manifest import new_manifest
+from anisoscope.results.folder import slug
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.schema import variant_name
 from anisoscope.results.table import Table
-from anisoscope.studies.untrained.block import UntrainedBlock, biased, build_block, direction, known_family
-from anisoscope.studies.untrained.config import BlockArm, UntrainedConfig, initialise
+from anisoscope.studies.study import Study
+from anisoscope.studies.untrained.block import (
+    UntrainedBlock,
+    biased,
+    build_block,
+    direction,
+    initialise,
+    known_family,
+)
+from anisoscope.studies.untrained.config import BlockArm
+from anisoscope.studies.untrained.config import UntrainedConfig as UntrainedConfig
 
+CLAIMS = ("anisotropic_at_initialisation", "anisotropy_grows_with_bias", "sharpness_grows_with_bias")
+HISTOGRAMS = "histograms"  # the file of arrays
+DATA = "random tokens"
 KINDS = ("embed", "resid", "query", "key", "scores")
 METRICS = (
     "average_cosine",
@@ -53,11 +69,6 @@ METRICS = (
     "score_spread",
 )
 JUDGED = ("average_cosine", "attention_sharpness")  # claims read their folds; those of the others would only take room
-ROW_METRICS = {  # of the rows of scores, beside the metrics of the registry
-    "score_magnitude": "mean |s| over the allowed keys",
-    "attention_median": "median p of a row",
-    "attention_min": "smallest p of a row",
-}
 _REACH, _FINE, _BINS = 1e4, 0.05, 160
 EDGES = _FINE * np.sinh(np.linspace(-1, 1, _BINS + 1) * math.asinh(_REACH / _FINE))  # fine at 0, wide far from it
 
@@ -205,66 +216,40 @@ def _of_rows(matrix: Tensor, picked: Tensor) -> Tensor:
     return torch.stack([one[:, at] for one, at in zip(whole, picked, strict=True)])
 
 
-# `anisoscope study untrained`: is a transformer block anisotropic before it has learned anything?
-#
-# One block at initialisation is given rows x + N·b/‖b‖: embeddings of random tokens that share a bias of size N in a
-# random direction. Against N: average cosine, norms and drift of input and output, queries and keys, scores and
-# softmax (arXiv 2401.12143, section on untrained transformers). Seeds are the independent samples: each draws its own
-# tokens, direction and weights. docs/untrained.md has the definitions.
-
-
-__all__ = ["CLAIMS", "HISTOGRAMS", "Untrained", "UntrainedConfig"]
-
-Progress = Callable[[str, int, int], None]
-CLAIMS = ("anisotropic_at_initialisation", "anisotropy_grows_with_bias", "sharpness_grows_with_bias")
-HISTOGRAMS = "histograms"  # the file of arrays
-DATA = "random tokens"
+# -- the study ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Untrained:
+class Untrained(Study):
     """One run of the study."""
 
     config: UntrainedConfig
-    folder: RunFolder
-    command: Sequence[str] = ()
-    progress: Progress | None = None
-    about: dict[str, Any] = field(default_factory=dict)
     done: int = 0
+    name: ClassVar[str] = "untrained"
     _block: tuple[tuple[Any, ...], UntrainedBlock] | None = None
 
-    def run(self) -> Path:
-        """Every block, then the verdicts; a finished block is never measured again."""
-        old = self.folder.about()
-        if old.get("status") == "complete":
-            return self.folder.path
-        words = {"kind": "study", "study": "untrained"}
-        seed = self.config.size.seeds[0]
-        self.about = new_manifest(asdict(self.config), command=self.command, seed=seed, old=old, **words)
-        self.about |= {"device": str(self._device()), "size": asdict(self.config.size)}
-        self.folder.write_about(self.about)
-        started = time.monotonic()
-        try:
-            for family in self.config.families:  # a slip in the last name is told before the first is measured
-                known_family(family)
-            self._conclude([self._arm(arm) for arm in self.config.arms()])
-        except BaseException as error:
-            self._end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", started, error)
-            raise
-        self._end("complete", started)
-        self.folder.tidy()
-        return self.folder.path
+    def manifest_fields(self) -> dict[str, Any]:
+        """With the device, and the sizes that the preset gives."""
+        return {**super().manifest_fields(), "device": str(self._device()), "size": asdict(self.config.size)}
 
-    def _end(self, status: str, started: float, error: BaseException | None = None) -> None:
-        self.about["status"] = status
-        if error is not None and str(error):
-            self.about["error"] = str(error).splitlines()[0]
-        self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 1)
-        self.folder.write_about(self.about)
+    @property
+    def seed(self) -> int:
+        """The first seed."""
+        return self.config.size.seeds[0]
+
+    def measure(self) -> None:
+        """Every block, then the verdicts; a finished block is never measured again."""
+        for family in self.config.families:  # a slip in the last name is told before the first is measured
+            known_family(family)
+        self._judge([self._arm(arm) for arm in self.config.arms()])
+
+    def run(self) -> Path:
+        """As every study; the parts of a run that is complete are removed."""
+        path = super().run()
+        self.folder.tidy()
+        return path
 
     def _device(self) -> torch.device:
-        from anisoscope.models.placement import choose_device
-
         return choose_device(self.config.device)
 
     # one block
@@ -295,7 +280,8 @@ class Untrained:
                 rows, histogram = measure_point(block, biased(x, b, bias=bias, input_norm=norm), point, rows=size.rows)
                 records += [self._columns(arm, row) for row in rows]
                 counts[point.key] = histogram.tolist()
-                self._tell(arm)
+                self.done += 1
+                self.tell("blocks at every bias", self.done, c.points * sum(1 for _ in c.arms()))
         told = {"model": _described(block), "histograms": {arm.name: counts}}
         return Table.from_records(records, told)
 
@@ -313,15 +299,9 @@ class Untrained:
         own = {"run": self.folder.path.name, "model": arm.family, "revision": "", "data": DATA, "seed": arm.seed}
         return {**own, "step": None, **row}
 
-    def _tell(self, arm: BlockArm) -> None:
-        self.done += 1
-        if self.progress is not None:
-            total = self.config.points * sum(1 for _ in self.config.arms())
-            self.progress("blocks at every bias", self.done, total)
-
     # what it comes to
 
-    def _conclude(self, parts: Sequence[Table]) -> None:
+    def _judge(self, parts: Sequence[Table]) -> None:
         table = Table.concat(parts)
         self.folder.write_table(table)
         self.folder.write_arrays(HISTOGRAMS, dict(_arrays(parts)))
@@ -338,7 +318,7 @@ def _arrays(parts: Iterable[Table]) -> Iterable[tuple[str, np.ndarray]]:
                 yield f"{arm}/{point}", np.asarray(values, dtype=np.int32)
 
 
-def _described(block: UntrainedBlock) -> dict[str, Any]:
+def _described(block: UntrainedBlock) -> dict[str, str]:
     """What run.json says about a family."""
     words = {row["name"]: row["about"] for row in list_families()}
     own = "GPT-NeoX blocks, norm before each sublayer, rotary, sees both sides" if block.family == "prenorm" else ""

@@ -1,0 +1,51 @@
+"""`anisoscope claims`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from anisoscope.errors import unknown_name
+from anisoscope.option import distinct
+
+_FORMS = ("table", "json")
+_SHOWN = 8  # flagged checkpoints that are named
+
+
+def claims(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders with a table.")],
+    names: Annotated[str | None, typer.Option("--claims", help="Only these, comma-separated.")] = None,
+    proxy: Annotated[str, typer.Option(help="semi_nmf, pca, …")] = "semi_nmf",
+    fit: Annotated[str, typer.Option(help="refit or frozen.")] = "refit",
+    format: Annotated[str, typer.Option(help="table or json.")] = "table",
+) -> None:
+    """Which claims of the literature hold in these runs: verdict, effect, interval, p, and why."""
+    from anisoscope.claims.catalogue import evaluate_claims
+    from anisoscope.claims.engine.claim import verdicts_to_dicts
+    from anisoscope.view.console import print_json, print_line, print_verdicts
+    from anisoscope.view.load import joint_table, open_runs
+
+    wanted = distinct(names, "--claims") if names is not None else None
+    if format not in _FORMS:
+        raise unknown_name("format", format, _FORMS)
+    table = joint_table(open_runs(runs))
+    found = verdicts_to_dicts(evaluate_claims(table, wanted, proxy=proxy, fit=fit))
+    if flagged := _flagged(table):
+        print_line(flagged, error=format == "json")
+    if format == "json":
+        print_json(found)
+    else:
+        print_verdicts(found, every=wanted is not None)
+
+
+def _flagged(table: Any) -> str:
+    """A line about the checkpoints with which something is wrong, or nothing."""
+    rows = [row for row in table.where(metric="checkpoint", kind="training").records() if row["value"] == 0]
+    found = [f"{row['revision']} ({re.split('[:,]', row['note'])[0]})" for row in rows]
+    if not found:
+        return ""
+    shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    return f"checkpoints flagged: {shown}; verdicts over steps rest on them"

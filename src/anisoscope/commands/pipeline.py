@@ -1,0 +1,249 @@
+"""Run, judge, draw: what a command does, and the function of the same name in Python.
+
+Every run ends with the same folder, whoever asked for it: `run_profile`, `run_sweep`, `run_train` and `run_study` take
+a configuration and are what the command line calls; `profile`, `sweep` and `train` take plain values.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from anisoscope.claims.catalogue import evaluate_claims
+from anisoscope.claims.engine.claim import verdicts_to_dicts
+from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement.config import ProfileConfig
+from anisoscope.measurement.profile import Profiler
+from anisoscope.results.folder import RunFolder, slug
+from anisoscope.results.table import Table
+from anisoscope.series.config import SweepConfig
+from anisoscope.series.sweep import Sweeper
+from anisoscope.studies.arms import training_monitor
+from anisoscope.studies.catalogue import StudyEntry
+from anisoscope.studies.config import schedule_of
+from anisoscope.studies.study import judge_run
+from anisoscope.training import loop
+from anisoscope.training.config import CommonTrainConfig
+from anisoscope.training.record import options_of
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """How a run is carried out, whatever it is: nothing here decides a number."""
+
+    out: Path
+    resume: bool = False
+    command: Sequence[str] = ()
+    progress: Progress | None = None
+    note: Callable[[str], None] = field(default=lambda words: None)  # told what a user should know before the end
+    report: bool = True
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run folder whose table is complete, judged and, where asked for, drawn."""
+
+    folder: RunFolder
+    result: Any  # what the run itself returned
+    page: Path | None = None
+    drawing_seconds: float = 0.0
+
+
+def run_path(out: str | Path | None, name: str, *, resume: bool) -> Path:
+    """Where a run goes: `out`, or a new folder under runs/ with this name and the time."""
+    if resume and out is None:
+        raise AnisoscopeError("--resume needs --out, the folder of the interrupted run.")
+    return Path(out) if out is not None else Path("runs") / f"{slug(name)}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _carry_out(request: RunRequest, run: Callable[[], Any], judge: Callable[[Path], None] | None = None) -> FinishedRun:
+    """Run, judge, draw; what was finished is drawn also when the rest fails."""
+    try:
+        result = run()
+    except BaseException:
+        if request.report and (request.out / "table.parquet").is_file():
+            _draw_unfinished(request)
+        raise
+    if judge is not None:
+        judge(request.out)
+    started = time.monotonic()
+    page = _draw(request.out, request.progress) if request.report else None
+    return FinishedRun(RunFolder.open(request.out), result, page, time.monotonic() - started)
+
+
+def _draw(folder: Path, progress: Progress | None) -> Path:
+    """The report of a finished run; where it cannot be drawn the numbers are there all the same."""
+    from anisoscope.view.load import report_runs
+
+    tell = progress or (lambda what, done, total: None)
+    tell("report", 0, 1)
+    try:
+        page = report_runs([folder])
+    except Exception as error:
+        raise AnisoscopeError(
+            f"the run is complete and its table is in {str(folder)!r}, but its report could not be drawn "
+            f"({type(error).__name__}: {error}); mend that, then `anisoscope report {folder}`."
+        ) from error
+    tell("report", 1, 1)
+    return page
+
+
+def _draw_unfinished(request: RunRequest) -> None:
+    """Draw what there is of a run that failed; what goes wrong here must not hide why it failed."""
+    from anisoscope.view.load import report_runs
+
+    try:
+        request.note(f"unfinished; what was measured is in {report_runs([request.out])}")
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        request.note(f"unfinished; what was measured is in {request.out}, without a report ({why})")
+
+
+# -- profile -----------------------------------------------------------------------------------------------------------
+
+
+def run_profile(config: ProfileConfig, request: RunRequest) -> FinishedRun:
+    """Measure every model of a profile and draw the page."""
+    folder = RunFolder.create(request.out, asdict(config), resume=request.resume)
+    profiler = Profiler(config, folder, command=request.command)
+    profiler.progress = _with_estimate(profiler, request)
+    return _carry_out(request, profiler.run)
+
+
+def _with_estimate(profiler: Profiler, request: RunRequest) -> Progress:
+    """Note the memory estimate once it is known, before the first rows run."""
+    noted: set[str] = set()
+
+    def tell(what: str, done: int, total: int) -> None:
+        if profiler.estimate and profiler.estimate not in noted:
+            noted.add(profiler.estimate)
+            request.note(profiler.estimate)
+        if request.progress is not None:
+            request.progress(what, done, total)
+
+    return tell
+
+
+def profile(
+    *models: str,
+    out: str | Path,
+    resume: bool = False,
+    progress: Progress | None = None,
+    report: bool = False,
+    **options: Any,
+) -> Table:
+    """Profile models into a run folder, as the command does, and return the table; `options` as in ProfileConfig.
+
+    With `report` the page is drawn, too.
+
+    >>> profile("gpt2", "bert-base-uncased", out="runs/both", tokens=32_768)  # doctest: +SKIP
+    """
+    request = RunRequest(Path(out), resume, progress=progress, report=report)
+    table: Table = run_profile(ProfileConfig(models=models, **options), request).result
+    return table
+
+
+# -- sweep and tangent -------------------------------------------------------------------------------------------------
+
+
+def run_sweep(config: SweepConfig, request: RunRequest) -> FinishedRun:
+    """Measure a series of checkpoints or one model, judge all claims, draw the page."""
+    sweeper = Sweeper.at(config, request.out, resume=request.resume, command=request.command)
+    return _carry_out(request, replace(sweeper, progress=request.progress).run, _judge_all)
+
+
+def _judge_all(path: Path) -> None:
+    folder = RunFolder.open(path)
+    folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(folder.table())))
+
+
+def sweep(
+    model: str | Sequence[str],
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    report: bool = False,
+    **options: Any,
+) -> Table:
+    """Measure a series of checkpoints and return the table; `out` keeps the run folder, `options` as in SweepConfig.
+
+    `model` is a folder of checkpoints, a hub id with `revisions`, or several models in the order of training. The
+    folder gets its verdicts, and with `report` its page.
+
+    >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
+    """
+    models = [model] if isinstance(model, str) else list(model)
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    config = SweepConfig(models[0], others=tuple(models[1:]), **plain)
+    if out is None:
+        with tempfile.TemporaryDirectory() as place:
+            return Sweeper.at(config, place, resume=resume, progress=progress).run()
+    table: Table = run_sweep(config, RunRequest(Path(out), resume, progress=progress, report=report)).result
+    return table
+
+
+# -- train -------------------------------------------------------------------------------------------------------------
+
+
+def run_train(config: CommonTrainConfig, watch: Mapping[str, Any], request: RunRequest, **options: Any) -> FinishedRun:
+    """Train under a monitor with the options `watch`, judge the claims, draw the page."""
+    schedule_of(watch["when"], config.steps)
+    RunFolder.create(request.out, options_of(config, watch), resume=request.resume)  # refused before a page is drawn
+    watched = watch["monitor"] != "none"
+
+    def attach(model: Any, stream: Any, optimizer: Any, training: Any, path: Path) -> Any:
+        return training_monitor(model, stream, optimizer, training, path, **watch)
+
+    def run() -> Path:
+        more = {"resume": request.resume, "command": request.command, "progress": request.progress, **options}
+        return loop.train(config, request.out, monitor=attach if watched else None, watch=watch, **more)
+
+    request = request if watched else replace(request, report=False)
+    return _carry_out(request, run, judge_run if watched else None)
+
+
+def train(
+    config: CommonTrainConfig,
+    out: str | Path,
+    *,
+    monitor: loop.StepMonitor | loop.MonitorFactory | str | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    command: Sequence[str] = (),
+    corpus: str | Path | None = None,
+    watch: Mapping[str, Any] | None = None,
+    recipe: loop.Recipe | None = None,
+    report: bool = False,
+) -> Path:
+    """Train a model into a run folder and return that folder; see `training.loop.train`.
+
+    `monitor` may also be the name of what the command's own monitor measures (light, standard, full, or metrics), with
+    its options in `watch`. Such a run gets its verdicts, and with `report` its page.
+    """
+    if not isinstance(monitor, str):
+        options: dict[str, Any] = {"resume": resume, "progress": progress, "command": command, "corpus": corpus}
+        return loop.train(config, out, monitor=monitor, watch=watch, recipe=recipe, **options)
+    watch = {"contexts": 96, "when": "log", "rank": None, **(watch or {}), "monitor": monitor}
+    request = RunRequest(Path(out), resume, command, progress, report=report)
+    return run_train(config, watch, request, corpus=corpus, recipe=recipe).folder.path
+
+
+# -- studies -----------------------------------------------------------------------------------------------------------
+
+
+def run_study(entry: StudyEntry, config: Any, request: RunRequest, **options: Any) -> FinishedRun:
+    """Run a study, which judges its claims itself, and draw its page; `options` as its protocol takes them (jobs)."""
+    folder = RunFolder.create(request.out, asdict(config), resume=request.resume)
+    module, _, name = entry.protocol.partition(":")
+    study = getattr(importlib.import_module(module), name)
+    made = study(config, folder, command=request.command, progress=request.progress, **options)
+    return _carry_out(request, made.run)

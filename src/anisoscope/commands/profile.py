@@ -1,0 +1,50 @@
+"""`anisoscope profile`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from anisoscope.commands.signature import Debug, Out, Resume, configured
+from anisoscope.commands.terminal import command_line, fail, under_way
+from anisoscope.measurement.config import ProfileConfig
+
+
+@configured(ProfileConfig)
+def profile(config: ProfileConfig, out: Out = None, resume: Resume = False, debug: Debug = False) -> None:
+    """Measure the geometry of every layer of one or several models; ends with a report."""
+    from anisoscope.commands.pipeline import RunRequest, run_path, run_profile
+    from anisoscope.view.console import print_memory, print_note, print_page, print_short, print_warnings
+
+    path = run_path(out, "_".join(Path(model).name for model in config.models[:2])[:60], resume=resume)
+    with under_way() as tell:
+        run = run_profile(config, RunRequest(path, resume, command_line(), tell, print_note))
+    table, about = run.folder.table(), run.folder.about()
+    print_short(table)
+    print_warnings(about)
+    print_memory(about)
+    print_page(run.page)
+    if problem := missing_everywhere(table):
+        fail(problem, 3)
+
+
+def missing_everywhere(table: Any) -> str:
+    """A sentence when some metric has no value at any site, or some site lost all its rows; empty when all is well."""
+    by_metric: dict[str, list[dict[str, Any]]] = {}
+    by_site: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in table.records():
+        by_metric.setdefault(row["metric"], []).append(row)
+        by_site.setdefault((row["model"], row["stack"], row["layer"], row["kind"]), []).append(row)
+    for name, rows in by_metric.items():
+        if all(math.isnan(row["value"]) for row in rows):
+            return f"{name} could not be computed at any site: {rows[0]['note']}. Everything else was written."
+    lost = {
+        f"{model} {layer}.{kind}": rows[0]["note"] or "no finite value"
+        for (model, _, layer, kind), rows in by_site.items()
+        if all(math.isnan(row["value"]) and row["dropped"] for row in rows)
+    }
+    if not lost:
+        return ""
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    return f"nothing could be computed at {', '.join(list(lost)[:3])}{more}: {next(iter(lost.values()))}."

@@ -1,0 +1,44 @@
+"""`anisoscope train`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from anisoscope.commands.signature import Debug, Out, Resume, configured
+from anisoscope.commands.terminal import command_line, under_way
+from anisoscope.training.config import TrainConfig
+
+
+@configured(TrainConfig, first=("arch", "family", "objective", "attention", "data", "steps", "layers", "width"))
+def train(
+    config: TrainConfig,
+    monitor: Annotated[
+        str, typer.Option(help="What is measured on the way: none, light, standard, full, or metrics.")
+    ] = "standard",
+    when: Annotated[str, typer.Option(help="When: log, log:COUNT, every:N, or steps such as 0,10,100.")] = "log",
+    contexts: Annotated[int, typer.Option(help="Held-out contexts that are looked at.")] = 96,
+    every_step: Annotated[
+        bool, typer.Option("--every-step", help="Moments of activations and gradients at all steps, too.")
+    ] = False,
+    rank: Annotated[
+        int | None, typer.Option(help="Directions of the tangent proxy; default: 16, at most a quarter of d.")
+    ] = None,
+    out: Out = None,
+    resume: Resume = False,
+    debug: Debug = False,
+) -> None:
+    """Train a small encoder or decoder from scratch, measured while it learns; ends with a report."""
+    from anisoscope.commands.pipeline import RunRequest, run_path, run_train
+    from anisoscope.view.console import print_note, print_page, print_run_end
+
+    watch: dict[str, Any] = {"monitor": monitor, "when": when, "contexts": contexts, "rank": rank}
+    watch |= {"every_step": True} if every_step else {}  # a run without it goes on as it was begun
+    path = run_path(out, f"train-{config.arm}", resume=resume)
+    with under_way() as tell:
+        run = run_train(config, watch, RunRequest(path, resume, command_line(), tell, print_note))
+    if run.page is None:
+        print_page(run.folder.path)
+    else:
+        print_run_end(run.folder, run.page, run.drawing_seconds)

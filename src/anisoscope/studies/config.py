@@ -1,0 +1,188 @@
+"""What the configurations of studies that train arms have in common: presets, shared options, and checks of the runs.
+
+An arm is one kind of training; a run is one arm at one size with one seed. No configuration of a study imports torch:
+the command line reads them before it prints its help.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.option import Device, Option, Text, listed, seed_numbers
+
+PAPER = "paper"  # the preset that measures published models and trains nothing
+SYMBOLS = "enwik8"  # a fixed vocabulary of 205 symbols, also on other text
+PRENORM = "prenorm"  # the one family with both masks and both objectives, with the same parameters
+_SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+
+PaperPreset = Annotated[str, Option("tiny (2 cores, minutes), small (one GPU), paper (hub models).")]
+TrainedPreset = Annotated[str, Option("tiny (2 cores, minutes) or small (one GPU).")]
+Seeds = Annotated[
+    tuple[int, ...],
+    Option("Seeds such as 0,1,2; general claims need three.", parse=seed_numbers, preset="trained"),
+]
+Updates = Annotated[int | None, Option("Updates of each arm.", least=1, preset="trained")]
+Limit = Annotated[float | None, Option("Megabytes of text to use.", preset="trained")]
+When = Annotated[str | None, Option("When it is measured: log, log:COUNT, every:N, or steps.", preset="trained")]
+Contexts = Annotated[int | None, Option("Held-out contexts that are looked at.", least=8, preset="trained")]
+PaperModels = Annotated[
+    tuple[str, ...], Option("Only these models of the paper, by hub id (paper).", parse=listed, preset=PAPER)
+]
+RemoveDownloads = Annotated[bool, Option("Delete what was downloaded for a model once it is measured.", preset=PAPER)]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How large a study is: what its arms are trained with, and when and on what they are measured."""
+
+    train: Mapping[str, Any]  # fields of the training of every arm
+    seeds: tuple[int, ...] = (0,)
+    sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # layers x width -> seeds, steps of its own
+    contexts: int = 96  # of the probe
+    when: str = "log"
+    jobs: int = 1  # arms at the same time
+
+
+class ArmRun(NamedTuple):
+    """One arm with one seed: its name in the table, and its training."""
+
+    model: str
+    training: Any  # a CommonTrainConfig
+    seed: int
+
+
+class ArmsConfig(ABC):
+    """Checks and runs of a configuration whose study trains arms; what is None or empty is as the preset has it."""
+
+    presets: ClassVar[Mapping[str, Preset]] = {}
+    measures_published: ClassVar[bool] = False  # whether there is the preset `paper`
+    preset: str
+    seeds: tuple[int, ...]
+    steps: int | None
+    when: str | None
+    metrics: Any
+
+    @abstractmethod
+    def runs(self) -> list[ArmRun]:
+        """Every run: all arms of a size and seed after each other."""
+
+    @property
+    def size(self) -> Preset:
+        """The preset that was asked for."""
+        return self.presets[self.preset]
+
+    @property
+    def watch(self) -> dict[str, Any]:
+        """The options of the monitor of every arm."""
+        contexts = getattr(self, "contexts", None) or self.size.contexts
+        options = {"monitor": self.metrics, "when": self.when or self.size.when, "contexts": contexts}
+        return {**options, "rank": getattr(self, "rank", None)}
+
+    def check_preset(self) -> None:
+        """Refuse a preset that is not there."""
+        known = [*self.presets, PAPER] if self.measures_published else list(self.presets)
+        if self.preset not in known:
+            raise unknown_name("preset", self.preset, known)
+
+    def check_runs(self) -> None:
+        """Check every run before the first one is trained; none twice. A preset without training has none."""
+        if self.preset == PAPER:
+            return
+        runs = self.runs()
+        named = [(run.model, run.seed) for run in runs]
+        twice = next((name for name in named if named.count(name) > 1), None)
+        if twice is not None:
+            raise AnisoscopeError(f"{twice[0]!r} of seed {twice[1]} is named twice; name arms, sizes and seeds once.")
+        for run in runs:
+            schedule_of(self.watch["when"], run.training.steps)
+
+
+def check_arms(arms: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse arms that are not known, and none at all."""
+    arms, known = list(arms), list(known)
+    for arm in arms:
+        if arm not in known:
+            raise unknown_name("arm", arm, known)
+    if not arms:
+        raise AnisoscopeError("a study needs at least one arm.")
+
+
+@dataclass(frozen=True)
+class SizedArmsConfig(ArmsConfig):
+    """Arms that differ in a few fields of their training, each trained at some sizes."""
+
+    preset: TrainedPreset = "tiny"
+    data: Text = "embedded"
+    arms: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+    seeds: Seeds = ()
+    steps: Updates = None
+    context: Annotated[int | None, Option("Tokens of a context.", least=4, preset="trained")] = None
+    limit: Limit = None
+    when: When = None
+    contexts: Contexts = None
+    metrics: str = ""
+    device: Device = "auto"
+
+    differences: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # what each arm has of its own
+
+    def __post_init__(self) -> None:
+        self.check_preset()
+        check_arms(self.arms, self.differences)
+        self.check_runs()
+
+    def runs(self) -> list[ArmRun]:
+        """Every run: all arms of a size and seed after each other."""
+        own = self.size.sizes
+        return [
+            ArmRun(f"{arm}-{size}", self._training(arm, size, seed), seed)
+            for size in self.sizes or tuple(own)
+            for seed, arm in product(self.seeds or own.get(size, {}).get("seeds", self.size.seeds), self.arms)
+        ]
+
+    def _training(self, arm: str, size: str, seed: int) -> Any:
+        from anisoscope.training.config import TrainConfig
+
+        layers, width = parse_size(size)
+        fields: dict[str, Any] = {**self.size.train, **self.differences[arm], "family": PRENORM, "tokens": SYMBOLS}
+        fields |= {"layers": layers, "width": width, "heads": max(4, width // 64), "seed": seed}
+        fields |= {"data": self.data, "device": self.device, "limit": self.limit}
+        fields["steps"] = self.steps or self.size.sizes.get(size, {}).get("steps", fields["steps"])
+        fields["context"] = self.context or fields["context"]
+        return TrainConfig(**fields)
+
+
+def parse_size(size: str) -> tuple[int, int]:
+    """Layers and width of a size.
+
+    >>> parse_size("12x512")
+    (12, 512)
+    """
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise AnisoscopeError(f"size {size!r} is not understood; expected layers x width such as 12x512.")
+    return int(match[1]), int(match[2])
+
+
+def schedule_of(when: str, steps: int) -> Any:
+    """The steps that are measured, none of them after the last update.
+
+    >>> str(schedule_of("0,10", 10))
+    'at([0, 10])'
+    """
+    from anisoscope.monitor.schedule import parse_schedule
+
+    schedule = parse_schedule(when, total=steps)
+    late = [step for step in sorted(schedule.steps) if step > steps]
+    if late:
+        raise AnisoscopeError(
+            f"step {late[0]} is to be measured, but the training ends after {steps} updates; name steps up to {steps}, "
+            "or train for more --steps."
+        )
+    return schedule

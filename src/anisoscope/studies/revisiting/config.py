@@ -1,0 +1,85 @@
+"""What the study Revisiting Anisotropy trains: a decoder, an encoder, and a decoder on resampled text, by preset."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.option import Device, Option, Rank, Text, listed, seed_numbers
+from anisoscope.studies.config import ArmRun, ArmsConfig, PaperPreset, Preset
+
+_ARM = re.compile(r"(?:decoder|encoder)(?:-flat|-zipf\d+(?:\.\d+)?)?")
+ARMS = ("decoder", "encoder", "decoder-flat")  # the last one is the intervention on token frequency
+# a post-norm BERT of this size does not leave the unigram plateau in so few steps, a pre-norm encoder does
+FAMILIES = {"decoder": "gpt2", "encoder": "modernbert"}
+_TINY = {"layers": 4, "width": 96, "heads": 4, "context": 96, "steps": 300, "batch_size": 16, "lr": 2e-3}
+_SMALL = {"layers": 12, "width": 512, "heads": 8, "context": 256, "steps": 4000, "batch_size": 64, "lr": 6e-4}
+PRESETS = {
+    "tiny": Preset({**_TINY, "checkpoints": "0,every:150"}),
+    "small": Preset({**_SMALL, "checkpoints": "log,every:1000"}),
+}
+
+
+@dataclass(frozen=True)
+class RevisitingConfig(ArmsConfig):
+    """What the study runs; what is None is as the preset has it.
+
+    >>> [(name, seed) for name, _, seed in RevisitingConfig(arms=("encoder",), seeds=(0, 1)).runs()]
+    [('encoder', 0), ('encoder', 1)]
+    """
+
+    preset: PaperPreset = "tiny"
+    data: Text = "embedded"
+    arms: Annotated[tuple[str, ...], Option("decoder, encoder, decoder-flat, decoder-zipf1.5, ….", parse=listed)] = ARMS
+    seeds: Annotated[tuple[int, ...], Option("Seeds such as 0,1,2; general claims need three.", parse=seed_numbers)] = (
+        0,
+    )
+    steps: Annotated[int | None, Option("Updates of each arm.")] = None
+    layers: Annotated[int | None, Option("Blocks.")] = None
+    width: Annotated[int | None, Option("Width of the residual stream.")] = None
+    context: Annotated[int | None, Option("Tokens of a context.")] = None
+    metrics: Annotated[str | None, Option("light, standard, full, or metrics.")] = None
+    when: Annotated[str | None, Option("log, log:COUNT, every:N, or steps.")] = None
+    rank: Rank = None
+    limit: Annotated[float | None, Option("Megabytes of text to use.")] = None
+    tokens: Annotated[int, Option("Tokens of each model's probe (paper).")] = 32_768
+    device: Device = "auto"
+
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    measures_published: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.check_preset()
+        if not self.arms or not self.seeds:
+            raise AnisoscopeError("a study needs at least one arm and one seed.")
+        for arm in self.arms:
+            if not _ARM.fullmatch(arm):
+                raise AnisoscopeError(
+                    f"arm {arm!r} is not known; expected decoder or encoder, with -flat or -zipf1.5 for a resampled "
+                    "corpus."
+                )
+        self.check_runs()
+
+    @property
+    def watch(self) -> dict[str, Any]:
+        """As every study has it; `standard` is measured where nothing else is asked for."""
+        return {**super().watch, "monitor": self.metrics or "standard"}
+
+    def runs(self) -> list[ArmRun]:
+        """Every run: all arms of a seed after each other, however their frequency is written."""
+        trainings = [self._training(arm, seed) for seed in self.seeds for arm in self.arms]
+        return [ArmRun(training.arm, training, training.seed) for training in trainings]
+
+    def _training(self, arm: str, seed: int) -> Any:
+        from anisoscope.training.config import TrainConfig
+
+        arch, _, frequency = arm.partition("-")
+        fields: dict[str, Any] = {"arch": arch, "family": FAMILIES[arch], "seed": seed}
+        fields |= {"data": self.data, "device": self.device}
+        fields["frequency"] = {"": "natural", "flat": "flat"}.get(frequency, f"zipf:{frequency.removeprefix('zipf')}")
+        chosen = {name: getattr(self, name) for name in ("steps", "layers", "width", "context", "limit")}
+        given = {name: value for name, value in chosen.items() if value is not None}
+        return TrainConfig(**{**self.size.train, **fields, **given})

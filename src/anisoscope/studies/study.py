@@ -1,0 +1,239 @@
+"""One run of a study: run.json at its beginning and end, its arms, its claims; nothing is measured twice."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from anisoscope.claims.catalogue import claims, evaluate_claims
+from anisoscope.claims.engine.claim import verdicts_to_dicts
+from anisoscope.errors import AnisoscopeError
+from anisoscope.results.folder import RunFolder
+from anisoscope.results.manifest import new_manifest
+from anisoscope.results.map_file import FILE as MAP
+from anisoscope.results.map_file import write_joined
+from anisoscope.results.table import Table
+from anisoscope.studies.arms import Progress, StudyArm, train_arm
+from anisoscope.studies.config import PAPER, ArmRun
+from anisoscope.studies.jobs import Executor, LocalExecutor
+from anisoscope.training.corpus import prepare_corpus
+
+REVISITING, SHAPE, INHERENT = "2604.08764", "2311.05928", "2401.12143"  # on arXiv
+
+
+@dataclass
+class Study(ABC):
+    """One run of a study into a run folder; a subclass says in `measure` what it does."""
+
+    config: Any
+    folder: RunFolder
+    command: Sequence[str] = ()
+    progress: Progress | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    name: ClassVar[str] = ""
+
+    @abstractmethod
+    def measure(self) -> None:
+        """Measure everything; what was finished before an interruption is not measured again."""
+
+    def run(self) -> Path:
+        """Measure, judge, and write how it ended; a study that is complete is left as it is."""
+        old = self.folder.about()
+        if self.is_finished(old):
+            return self.folder.path
+        words = self.manifest_fields()
+        self.about = new_manifest(asdict(self.config), command=self.command, seed=self.seed, old=old, **words)
+        self.folder.write_about(self.about)
+        started = time.monotonic()
+        try:
+            self.measure()
+        except BaseException as error:
+            self._end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", started, error)
+            raise
+        self._end("complete", started)
+        return self.folder.path
+
+    @property
+    def seed(self) -> int:
+        """The seed that run.json names."""
+        return int(self.config.seed)
+
+    def is_finished(self, old: Mapping[str, Any]) -> bool:
+        """Whether there is nothing left to do, by the run.json that is there."""
+        return bool(old.get("status") == "complete")
+
+    def manifest_fields(self) -> dict[str, Any]:
+        """What run.json says about the study from the beginning on."""
+        return {"kind": "study", "study": self.name}
+
+    def conclude(self) -> None:
+        """What is made of that which was measured, also by a study that broke off."""
+        return
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """Report progress, if anybody listens."""
+        if self.progress is not None:
+            self.progress(what, done, total)
+
+    def progress_of(self, name: str) -> Progress:
+        """The progress of a part of the study, under its name."""
+        return lambda what, done, total: self.tell(f"{name}: {what}", done, total)
+
+    def _end(self, status: str, started: float, error: BaseException | None = None) -> None:
+        self.about["status"] = status
+        if error is not None and str(error):
+            self.about["error"] = str(error).splitlines()[0]
+        self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 1)
+        if error is not None:  # it is known how it ended, whatever becomes of the conclusions
+            self.folder.write_about(self.about)
+        self.conclude()
+        self.folder.write_about(self.about)
+
+
+# -- studies of several arms: each is a run of its own under arms/, the study joins their tables and judges ------------
+
+
+@dataclass
+class ArmsStudy(Study):
+    """A study whose arms are trained here, or whose models are published ones; what an arm measured counts also when it
+    broke off.
+
+    `jobs` arms are trained at the same time (None: as the preset has it), by `executor` where one is given.
+    """
+
+    jobs: int | None = None
+    executor: Executor | None = None
+    tables: list[Table] = field(default_factory=list)
+    joined: list[Path] = field(default_factory=list)
+    paper: ClassVar[str] = REVISITING  # whose claims are judged in any case
+
+    def measure(self) -> None:
+        """The models of the preset: trained here, or the paper's own."""
+        if self.config.preset == PAPER:
+            self.measure_published()
+        else:
+            self.train()
+
+    def measure_published(self) -> None:
+        """Measure the models of the paper."""
+        raise NotImplementedError(f"{self.name} has no preset {PAPER}")
+
+    def train(self) -> None:
+        """Train every arm under its monitor."""
+        if self.config.preset == "small" and self.config.data == "embedded":
+            self.about["warnings"].append(
+                "no --data was given, so the models are trained on the small embedded text; this preset is meant for "
+                "enwik8: --data PATH"
+            )
+        arms = [self.arm(run) for run in self.config.runs()]
+        self.prepare(arms)
+        self.refuse(self.run_arms(arms), len(arms))
+
+    def arm(self, run: ArmRun) -> StudyArm:
+        """The training run of an arm with a seed."""
+        path = self.folder.path / "arms" / f"{run.model}-seed{run.seed}"
+        corpus = self.folder.path / "corpus"
+        return StudyArm(run.model, path, run.training, self.config.watch, corpus, tuple(self.command))
+
+    def prepare(self, arms: Sequence[StudyArm]) -> None:
+        """Tokenise the text once, before arms that run at the same time would all do so."""
+        training = arms[0].training
+        self.tell("corpus", 0, 1)
+        prepare_corpus(training.data, arms[0].corpus, tokens=training.tokens, limit=training.limit)
+        self.tell("corpus", 1, 1)
+
+    def run_arms(self, arms: Sequence[StudyArm]) -> dict[str, str]:
+        """Train the arms and take in what they measured; why arms failed, by the names of their folders."""
+        executor = self.executor or LocalExecutor(self.config.size.jobs if self.jobs is None else self.jobs)
+        try:
+            return executor.map(train_arm, arms, self.progress)
+        finally:  # of arms that broke off, too: what they measured counts
+            for arm in arms:
+                self.join(arm.path, name=arm.model, seed=arm.training.seed)
+
+    def join(self, path: Path, **words: Any) -> None:
+        """Take in what an arm measured; `words` are put into its models' descriptions (name, seed)."""
+        if not (path / "table.parquet").is_file():
+            return
+        found = RunFolder.open(path)
+        self.tables.append(found.table())
+        self.joined.append(path)
+        about = found.about()
+        for model in about.get("models", []):
+            self.about["models"].append({**model, **words, "key": ""})
+        name = words.get("name") or path.name
+        self.about["warnings"] += [f"{name}: {text}" for text in [*about.get("warnings", []), *_unfinished(about)]]
+        for part in ("device", "data"):
+            self.about.setdefault(part, about.get(part))
+        self.folder.write_about(self.about)
+
+    def skip(self, model: str, reason: str) -> None:
+        """Note an arm that could not be had; the others go on."""
+        self.about["skipped"].append({"model": model, "reason": reason})
+        self.about["warnings"].append(f"{model} was skipped: {reason}")
+        self.folder.write_about(self.about)
+
+    def refuse(self, failed: Mapping[str, str], number: int) -> None:
+        """Note the arms that failed, of so many, and end with a sentence about them; nothing where none did."""
+        self.about["failed"] = [{"arm": name, "reason": reason} for name, reason in failed.items()]
+        if not failed:
+            return
+        self.about["warnings"] += [f"{name} failed: {reason}" for name, reason in failed.items()]
+        name, reason = next(iter(failed.items()))
+        rest = "the others were measured and judged" if self.tables else "nothing is left to judge"
+        raise AnisoscopeError(
+            f"{len(failed)} of {number} arms failed (the first, {name}: {reason.rstrip('.')}), and {rest}; mend that, "
+            "and the same command with --resume goes on."
+        )
+
+    @property
+    def seed(self) -> int:
+        """The first seed."""
+        return self.config.seeds[0] if self.config.seeds else 0
+
+    def is_finished(self, old: Mapping[str, Any]) -> bool:
+        """A study that skipped something is not: it is tried again."""
+        return super().is_finished(old) and not old.get("skipped")
+
+    def manifest_fields(self) -> dict[str, Any]:
+        """With the arms that could not be had."""
+        return {**super().manifest_fields(), "skipped": []}
+
+    def conclude(self) -> None:
+        """Join the tables of the arms, judge them, and join their maps of gradient energy."""
+        if not self.tables:
+            return
+        table = Table(Table.concat(self.tables).arrow, self.about)
+        self.folder.write_table(table)
+        judge(self.folder, table, paper=self.paper)
+        if any((path / MAP).is_file() for path in self.joined):
+            self.about["map"] = write_joined(self.folder.path, self.joined)
+
+
+def _unfinished(about: Mapping[str, Any]) -> list[str]:
+    """What to say of an arm that did not come to its end: its last step is not the last one asked for.
+
+    >>> _unfinished({"status": "interrupted", "steps": 20, "config": {"steps": 40}})
+    ['unfinished, after 20 of 40 updates; --resume goes on']
+    """
+    if about.get("status") == "complete":
+        return []
+    done, asked = about.get("steps"), (about.get("config") or {}).get("steps")
+    return [f"unfinished, after {done} of {asked} updates; --resume goes on" if done and asked else "unfinished"]
+
+
+def judge_run(folder: Path) -> None:
+    """Write verdicts.json of one finished run."""
+    found = RunFolder.open(folder)
+    judge(found, found.table())
+
+
+def judge(folder: RunFolder, table: Table, *, paper: str = REVISITING) -> None:
+    """Write verdicts.json: the claims of one paper, and any other that the table has the main metric of."""
+    measured = set(table.arrow["metric"].to_pylist())
+    names = [name for name, each in claims().items() if paper in each.source or each.metrics[0] in measured]
+    folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(table, names)))

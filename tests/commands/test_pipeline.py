@@ -1,0 +1,43 @@
+"""Python's functions end with the same folder as the commands of their names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anisoscope
+from anisoscope.commands import pipeline
+from anisoscope.errors import AnisoscopeError
+from anisoscope.results.folder import RunFolder
+from anisoscope.training.config import TrainConfig
+
+TINY: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "context": 16, "steps": 2, "batch_size": 2}
+
+
+def test_a_training_that_is_measured_by_name_is_judged(tmp_path: Path) -> None:
+    config = TrainConfig(**TINY, limit=0.05, checkpoints="none", device="cpu")
+    out = anisoscope.train(config, tmp_path / "run", monitor="average_cosine", watch={"when": "0,2", "contexts": 16})
+    run = RunFolder.open(out)
+    assert set(run.table().where(metric="average_cosine").arrow["step"].to_pylist()) == {0, 2}
+    assert json.loads((out / "verdicts.json").read_text()) and run.about()["config"]["monitor"] == "average_cosine"
+    assert not (out / "report.html").exists(), "a page is drawn on demand"
+    alone = anisoscope.train(config, tmp_path / "alone")
+    assert not (alone / "verdicts.json").exists(), "the counter-test: nothing was measured, nothing is judged"
+
+
+def test_what_was_finished_is_drawn_when_the_rest_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "table.parquet").touch()
+    noted: list[str] = []
+    monkeypatch.setattr("anisoscope.view.load.report_runs", lambda paths: paths[0] / "report.html")
+
+    def broken() -> None:
+        raise AnisoscopeError("it broke.")
+
+    with pytest.raises(AnisoscopeError, match="it broke"):
+        pipeline._carry_out(pipeline.RunRequest(tmp_path, note=noted.append), broken)
+    assert noted == [f"unfinished; what was measured is in {tmp_path / 'report.html'}"]
+    with pytest.raises(AnisoscopeError, match="--resume needs --out"):
+        pipeline.run_path(None, "x", resume=True)
