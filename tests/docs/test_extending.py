@@ -102,7 +102,7 @@ def test_a_declared_metric_can_be_called_on_an_array(declared: Metric) -> None:
 
 
 def test_a_declared_metric_is_in_the_reference_page(declared: Metric) -> None:
-    from anisoscope.view.reference import metrics_page
+    from anisoscope.commands.reference import metrics_page
 
     assert "## `longest_axis`" in metrics_page()
 

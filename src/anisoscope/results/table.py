@@ -120,12 +120,12 @@ class Table:
 
     def plot(self, metric: str | None = None) -> Any:
         """An interactive figure of one metric (or the main ones) over layers."""
-        from anisoscope.view.plots import profile_figure
+        from anisoscope.view.sections.profiles import profile_figure
 
         return profile_figure(self, metric)
 
     def _repr_html_(self) -> str:
-        from anisoscope.view.report import table_html
+        from anisoscope.view.tables import table_html
 
         return table_html(self)
 

@@ -93,7 +93,7 @@ def run_profile(config: Any, *, out: Path | None, resume: bool, command: Sequenc
 
 def _drawn(folder: Path) -> Path:
     """The report of a finished run; where it cannot be drawn the numbers are there all the same."""
-    from anisoscope.view.load import report_runs
+    from anisoscope.commands.report import report_runs
 
     try:
         with errors.status("drawing the report"):
@@ -107,7 +107,7 @@ def _drawn(folder: Path) -> Path:
 
 def _report_unfinished(folder: Path) -> None:
     """Draw what there is of a run that failed; what goes wrong here must not hide why it failed."""
-    from anisoscope.view.load import report_runs
+    from anisoscope.commands.report import report_runs
 
     try:
         words = f"unfinished; what was measured is in {report_runs([folder])}"

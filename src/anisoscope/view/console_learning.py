@@ -121,15 +121,15 @@ def run_curvature_study(
     *, seed: int, beta: float | None, quick: bool, out: Path | None, command: Sequence[str]
 ) -> None:
     """The geometry behind it."""
+    from anisoscope.commands.report import write_study_report
     from anisoscope.studies.curvature.protocol import CurvatureConfig, run_curvature
-    from anisoscope.view.curvature import write_curvature_report
 
     options: dict[str, Any] = {"seed": seed, "beta": beta}
     config = CurvatureConfig.quick(**options) if quick else CurvatureConfig(**options)
     path = out or _new_folder("curvature")
     with progress_bars() as tell:
         folder = run_curvature(config, path, progress=tell, command=command)
-    page = write_curvature_report(folder)
+    page = write_study_report(folder, "curvature")
     print_verdicts(json.loads((folder / "verdicts.json").read_text(encoding="utf-8")))
     console.print(str(page), soft_wrap=True, highlight=False)
 
@@ -137,7 +137,7 @@ def run_curvature_study(
 def print_claims(runs: Sequence[Path], names: Sequence[str] | None, *, proxy: str, fit: str, form: str) -> None:
     """Judge claims on the tables of some runs."""
     from anisoscope.claims.engine.claim import evaluate_claims, verdicts_to_dicts
-    from anisoscope.view.load import joint_table, open_runs
+    from anisoscope.commands.report import joint_table, open_runs
 
     if form not in ("table", "json"):
         raise unknown_name("format", form, ("table", "json"))
@@ -163,7 +163,7 @@ def _flagged(table: Any) -> str:
 
 def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False) -> None:
     """A table of verdicts, each with its one sentence; claims that were not measured share a line, unless asked for."""
-    from anisoscope.view.verdicts import measured, unmeasured
+    from anisoscope.view.sections.verdicts import measured, unmeasured
 
     absent = [] if every else unmeasured(verdicts)
     shown = verdicts if every else measured(verdicts)

@@ -16,15 +16,15 @@ def run_sharpness(
 ) -> None:
     """The study of seed C's open question, `jobs` arms at a time (None: as the preset has it)."""
     from anisoscope.results.folder import RunFolder
+    from anisoscope.studies.sharpness.figures import ArmNumbers, loss_sentence
     from anisoscope.studies.sharpness.protocol import Sharpness, SharpnessConfig
-    from anisoscope.view.sharpness import loss_sentence
-    from anisoscope.view.sharpness_results import Results
+    from anisoscope.view.subjects import RunView
 
     config = SharpnessConfig(**options)
     path = _folder(out, f"sharpness-{config.preset}", resume=resume)
     folder = RunFolder.create(path, asdict(config), resume=resume)
     _guarded(path, lambda tell: Sharpness(config, folder, command=command, progress=tell, jobs=jobs).run())
-    for results in Results.all(folder.table().records()):
+    for results in ArmNumbers.all(RunView(folder.table())):
         if results.steps and (words := loss_sentence(results)):
             console.print(words, soft_wrap=True, highlight=False, markup=False)
     _end(path)

@@ -11,18 +11,19 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
+from anisoscope.studies.untrained.figures import BiasCurves, BlockArm
 from anisoscope.view.console import _terminated_as_interrupt, console, errors, progress_bars
 from anisoscope.view.console_learning import _folder, print_verdicts
-from anisoscope.view.untrained_curves import Arm, Curves
-from anisoscope.view.verdicts import leading
+from anisoscope.view.sections.verdicts import leading
+from anisoscope.view.subjects import RunView
 from anisoscope.view.words import number
 
 
 def run_untrained(options: Mapping[str, Any], *, out: Path | None, resume: bool, command: Sequence[str]) -> None:
     """Run the study, draw its page, print what came out."""
+    from anisoscope.commands.report import write_study_report
     from anisoscope.results.folder import RunFolder
     from anisoscope.studies.untrained.protocol import Untrained, UntrainedConfig
-    from anisoscope.view.untrained import write_untrained_report
 
     config = UntrainedConfig(**options)
     path = _folder(out, f"untrained-{config.preset}", resume=resume)
@@ -31,9 +32,9 @@ def run_untrained(options: Mapping[str, Any], *, out: Path | None, resume: bool,
         Untrained(config, folder, command=command, progress=tell).run()
     started = time.monotonic()
     with errors.status("drawing the report"):
-        page = write_untrained_report(path)
+        page = write_study_report(path, "untrained")
     about = folder.about()
-    curves = Curves.of(folder.table().records(), about)
+    curves = BiasCurves.of(RunView(folder.table(), about))
     for arm in curves.leading_arms():
         console.print(_short(curves, arm))
     print_verdicts(leading(json.loads((path / "verdicts.json").read_text(encoding="utf-8"))))
@@ -53,7 +54,7 @@ _COLUMNS = {
 }
 
 
-def _short(curves: Curves, arm: Arm) -> RichTable:
+def _short(curves: BiasCurves, arm: BlockArm) -> RichTable:
     """The main curves of one arm, a line for each bias; means over seeds."""
     table = RichTable(title=f"{arm.family}, {arm}", title_justify="left", header_style="bold")
     table.add_column("bias", justify="right")
