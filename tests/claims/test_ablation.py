@@ -14,8 +14,8 @@ from anisoscope.claims.engine.evidence import arm_of, model_roles
 from anisoscope.claims.shape.estimators import rank_correlation
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.table import Table
-from anisoscope.view.load import joint_table
-from anisoscope.view.verdicts import unmeasured, verdict_claims, verdict_counts
+from anisoscope.commands.report import joint_table
+from anisoscope.view.sections.verdicts import unmeasured, verdict_claims, verdict_counts
 from support.fake_profiles import Sheet, Truth, bell, flat, joined
 
 ARMS = ("causal-next", "causal-masked", "bidirectional-masked")

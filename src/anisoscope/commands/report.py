@@ -91,7 +91,7 @@ def compare(runs: Sequence[RunView]) -> Comparison:
     return replace(found, units=_units(found))
 
 
-def _units(found: Comparison) -> list[tuple[dict[str, Any], Sequence[float], Sequence[float]]]:
+def _units(found: Comparison) -> list[tuple[dict[str, Any], list[float], list[float]]]:
     """The ranks of the stacks that are pooled, as `claims.inherent.drift.pooled` takes them."""
     units = []
     for record in (r for r in found.scattered if not r["untrained"]):

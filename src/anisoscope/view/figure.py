@@ -22,8 +22,8 @@ FINAL_GAP = 0.12  # of the whole depth: how far the final norm stands apart from
 class Ref:
     """Numbers of an array that the page carries once, times a number, plus numbers.
 
-    An index is a whole number, "*" for all, a list of some, "#" for the number of the series (`Series.each`), "$a.1" for
-    what is chosen in selection 1 of switch a, or "$a.1>name" for the entry of array `name` at that place.
+    An index is a whole number, "*" for all, a list of some, "#" for the number of the series (`Series.each`), "$a.1"
+    for what is chosen in selection 1 of switch a, or "$a.1>name" for the entry of array `name` at that place.
     """
 
     array: str
@@ -66,7 +66,7 @@ def _scaled(found: Any, factor: Any, plus: Any) -> Any:
     return None if found is None else found * factor + (plus or 0.0)
 
 
-Values = Sequence[Any] | Ref
+Values = Any  # numbers (None where there is none), or a Ref to them
 
 
 @dataclass(frozen=True)
@@ -350,7 +350,7 @@ def wants_log(values: Sequence[float]) -> bool:
 
 
 def value_axis(values: Iterable[float | None], title: str = "", *, log: bool = True, floor: bool = False) -> Axis:
-    """An axis that holds these values: from zero where that is near (or the metric's `floor`), logarithmic over orders."""
+    """An axis that holds these values: from zero where that is near (or the `floor`), logarithmic over orders."""
     known = [v for v in values if v is not None and math.isfinite(v)]
     if not known:
         return Axis(title, rules=True)

@@ -114,10 +114,8 @@ def draw(figure: Figure, panels: Sequence[Panel], chosen: Mapping[str, int]) -> 
         figsize=(WIDTH if across == 1 else WIDE, size * down * (1.4 if stacked else 1)), layout="constrained"
     )
     drawing.get_layout_engine().set(w_pad=0.03, h_pad=0.03)  # type: ignore[union-attr, call-arg, unused-ignore]
-    ratios = {"gridspec_kw": {"height_ratios": [2.2, 1.0] * down}} if stacked else {}
-    axes = drawing.subplots(
-        down * (1 + stacked), across, squeeze=False, sharey="row" if figure.shared else False, **ratios
-    )
+    ratios: dict[str, Any] = {"gridspec_kw": {"height_ratios": [2.2, 1.0] * down}} if stacked else {}
+    axes = drawing.subplots(down * (1 + stacked), across, squeeze=False, sharey=figure.shared and "row", **ratios)
     lookup = _Lookup(figure.arrays, chosen)
     for i, (panel, whole) in enumerate(zip(shown, panels, strict=True)):
         row, place = divmod(i, across)
@@ -174,8 +172,10 @@ def _panel(axes: Axes, panel: Panel, whole: Panel, lookup: _Lookup, *, several: 
         _axis(axes, axes.xaxis, panel.x, "x", lookup)
         _axis(axes, axes.yaxis, panel.y, "y", lookup)
     for note in panel.notes:
-        place = {"transform": axes.transAxes, "ha": "left", "va": "top"} if note.inside else {"ha": "center"}
-        axes.text(note.x, note.y, plain(note.text), fontsize=6.5, color=resolve(note.colour)[0], **place)  # type: ignore[arg-type]
+        place: dict[str, Any] = (
+            {"transform": axes.transAxes, "ha": "left", "va": "top"} if note.inside else {"ha": "center"}
+        )
+        axes.text(note.x, note.y, plain(note.text), fontsize=6.5, color=resolve(note.colour)[0], **place)
     if panel.equal and panel.grid is None:
         axes.set_aspect("equal")
     heading = panel.heading or (whole.title if several or panel.grid is not None else "")
@@ -311,7 +311,7 @@ def _map(axes: Axes, panel: Panel, lookup: _Lookup) -> None:
     colours = LinearSegmentedColormap.from_list("anisoscope", [blend(HEAT, t) for t in np.linspace(0, 1, 9)])
     ends = (0.0, 1.0) if grid.by_row else grid.ends
     shades = scaled(values) if grid.by_row else values
-    way = "upper" if panel.y.reverse else "lower"
+    way: Any = "upper" if panel.y.reverse else "lower"
     look: dict[str, Any] = {"aspect": "equal" if panel.equal else "auto", "cmap": colours, "interpolation": "nearest"}
     shown = axes.imshow(shades, **look, origin=way, vmin=ends[0], vmax=ends[1])
     for drawn, axis, names, most in (

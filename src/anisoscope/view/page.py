@@ -62,8 +62,8 @@ class Cell:
 class DataTable:
     """Rows of cells under rows of headings; `groups` are divided by rules."""
 
-    heads: Sequence[Sequence[Cell | str]]
-    groups: Sequence[Sequence[Sequence[Cell | str]]]
+    heads: Sequence[Sequence[Any]]
+    groups: Sequence[Sequence[Sequence[Any]]]
     label: str
     css: str = ""
     line: int | None = None  # entry of the page's legend with which it goes

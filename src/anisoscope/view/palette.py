@@ -1,4 +1,4 @@
-"""Colours by role. A figure names roles as tokens; a theme says what they are, so that one figure serves light and dark.
+"""Colours by role: a figure names roles as tokens, a theme says what they are, so that it serves light and dark.
 
     @s1 … @s8   colours of series        @seq:0.4   a place on the ramp of depth or time
     @ink, @soft, @rule, @paper, @accent  roles of the page       TOKEN/0.2   the same, transparent

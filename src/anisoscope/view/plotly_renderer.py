@@ -1,6 +1,6 @@
 """Panels as plotly's dictionaries: compact ones that the page's script completes, and whole ones for notebooks.
 
-A compact trace has, beside what plotly knows, `low`, `high` and `band` or `bars` (the script adds the band or whiskers),
+A compact trace has, beside what plotly knows, `low`, `high` and `band` or `bars` (the script adds band or whiskers),
 `where` and `facts` (it writes the hover text), and `{"r": …}` where numbers are looked up in the page's arrays.
 """
 
@@ -25,7 +25,7 @@ Spec = dict[str, Any]
 
 def panel_spec(panel: Panel) -> Spec:
     """A panel as the page carries it; with views, each view's own traces and axes, and what they share once."""
-    base = {"data": _traces(panel), "layout": _layout(panel)}
+    base: Spec = {"data": _traces(panel), "layout": _layout(panel)}
     if panel.below is not None:
         base["data"] += _traces(panel.below, "2")
         base["layout"] |= _stacked(panel, panel.below)
@@ -226,7 +226,7 @@ def _scale(axis: Axis) -> Spec:
     if isinstance(ends, tuple):
         orders = math.log10(ends[1] / ends[0])
         spec |= {"range": [math.log10(end) for end in ends]}
-        spec |= {"dtick": math.ceil(orders / ORDERS)} if orders > 2 else {}
+        spec |= {"dtick": math.ceil(orders / ORDERS - 0.05)} if orders > 2 else {}
     return spec
 
 
@@ -295,12 +295,14 @@ def notebook_figure(panels: Sequence[Panel], *, columns: int = 2) -> Spec:
         layout["annotations"].append(
             heading | {"yref": "paper", "x": across[0], "y": up[1], "xanchor": "left", "yanchor": "bottom", "yshift": 6}
         )
+        mine: list[Spec] = []
         for trace, series in zip(_traces(panel), panel.series, strict=False):
             wanted = series.named and not series.quiet and trace["name"] not in seen
             seen |= {trace["name"]} if wanted else set()
             axes = {"xaxis": f"x{name}", "yaxis": f"y{name}"}
-            traces += [part | axes for part in complete(trace | {"showlegend": wanted})]
-    return painted({"data": sorted(traces, key=lambda trace: trace.get("fill") != "toself"), "layout": layout})
+            mine += [part | axes for part in complete(trace | {"showlegend": wanted})]
+        traces += sorted(mine, key=lambda trace: trace.get("fill") != "toself")
+    return painted({"data": traces, "layout": layout})
 
 
 def _cell(i: int, *, rows: int, columns: int) -> tuple[list[float], list[float]]:

@@ -1,9 +1,8 @@
 """Who is drawn: the models of some runs, named apart, and their rows along depth or along steps.
 
 A *subject* is what one line follows: a model in one stack, and of the other columns (seed, run, revision, step) what
-tells it from a namesake. Rows are those of `results.query`, with three further fields: `subject` (its number), `place`
-(the kind of site; stages stand for blocks where those were not looked at) and `headed` (whether a row is of one head, or
-is the mean over heads of such rows).
+tells it from a namesake. Rows are those of `results.query`, with two further fields: `subject` (its number) and `place`
+(the kind of site; stages stand for blocks where those were not looked at).
 """
 
 from __future__ import annotations

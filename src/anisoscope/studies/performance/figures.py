@@ -1,4 +1,4 @@
-"""The page of the performance study: verdicts; loss, probes and geometry by repair over depth; geometry with performance."""
+"""The page of the performance study: loss, probes and geometry by repair over depth; geometry with performance."""
 
 from __future__ import annotations
 
@@ -152,9 +152,11 @@ def loss_figure(found: ModelNumbers, stem: str) -> Figure:
     levels = () if own is None else (Level(own.value, "the model itself", dash="dash", colour="@ink"),)
     titles = ("(a) Rows repaired inside the model", "(b) A fresh linear readout")
     for name, reading in zip(titles, READINGS, strict=True):
-        drawn = by_repair(
-            found, lambda p, r, reading=reading: found.value("lm_loss", found.last, p, reading=reading, repair=r)
-        )  # type: ignore[misc]
+
+        def mark(place: tuple[str, Site], repair: str, reading: str = reading) -> Reading | None:
+            return found.value("lm_loss", found.last, place, reading=reading, repair=repair)
+
+        drawn = by_repair(found, mark)
         panels.append(Panel(depth_axis(found), Axis("Loss (nats per token)", rules=True), tuple(drawn), levels=levels,
                             title=name, height=280, alt=f"{name}: loss over depth by repair."))  # fmt: skip
     return Figure(tuple(panels), layout="pairs", files={stem: {}}, columns=2, size=2.2)
@@ -231,18 +233,42 @@ def together_figure(found: ModelNumbers, stem: str) -> Figure:
         for metric, name in GEOMETRY.items():
             drawn = []
             for i, place in enumerate(found.places):
-                pairs = [(found.value(metric, step, place, repair="raw"),
-                          found.accuracy(step, place, "raw") if row else
-                          found.value("lm_loss", step, place, reading="readout", repair="raw")) for step in found.steps]  # fmt: skip
+                pairs = [
+                    (
+                        found.value(metric, step, place, repair="raw"),
+                        found.accuracy(step, place, "raw")
+                        if row
+                        else found.value("lm_loss", step, place, reading="readout", repair="raw"),
+                    )
+                    for step in found.steps
+                ]
                 there = [(n, a, b) for n, (a, b) in enumerate(pairs) if a and b and math.isfinite(a.value + b.value)]
                 if there:
                     shade = [n / max(1, len(found.steps) - 1) for n, *_ in there] if several else None
                     where = [place[1].name + (f", step {found.steps[n]:,}" if several else "") for n, *_ in there]
-                    drawn.append(Series(place[1].name, [brief(a.value) for _, a, _ in there], [brief(b.value) for *_, b in there],
-                                        "@s1", width=0, size=6.5, marker=SHAPES[i % len(SHAPES)], shade=shade, where=where,
-                                        named=i < 6))  # fmt: skip
-            panels.append(Panel(Axis(name, rules=True), Axis(y_name, rules=True), tuple(drawn), height=250,
-                                alt=f"{y_name} against {name}, a mark for each site."))  # fmt: skip
+                    drawn.append(
+                        Series(
+                            place[1].name,
+                            [brief(a.value) for _, a, _ in there],
+                            [brief(b.value) for *_, b in there],
+                            "@s1",
+                            width=0,
+                            size=6.5,
+                            marker=SHAPES[i % len(SHAPES)],
+                            shade=shade,
+                            where=where,
+                            named=i < 6,
+                        )
+                    )
+            panels.append(
+                Panel(
+                    Axis(name, rules=True),
+                    Axis(y_name, rules=True),
+                    tuple(drawn),
+                    height=250,
+                    alt=f"{y_name} against {name}, a mark for each site.",
+                )
+            )
     return Figure(tuple(panels), files={stem: {}}, most=8, columns=4, size=2.0)
 
 
@@ -262,23 +288,35 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
         _verdict_section(run, len(models)),
         *(_model_section(found, alone=len(models) == 1) for found in models),
     ]
-    lead = "What is needed to run it again. All numbers are in <code>table.parquet</code>, the verdicts in <code>verdicts.json</code>."
+    lead = (
+        "What is needed to run it again. All numbers are in <code>table.parquet</code>, the verdicts in "
+        "<code>verdicts.json</code>."
+    )
     record = record_section([run], text(lead))
     warned = [Prose(str(words)) for words in about.get("warnings") or []]
     sections += [
         Section("record", "Record", [*warned, *record.parts], "Record"),
         terms_section(_terms(about["config"])),
     ]
-    return Page("Does the geometry matter", "Does the geometry matter?", sections,
-                deck=f"{deck}{', ' + started if started else ''}.", version=str(about.get("anisoscope", "")))  # fmt: skip
+    return Page(
+        "Does the geometry matter",
+        "Does the geometry matter?",
+        sections,
+        deck=f"{deck}{', ' + started if started else ''}.",
+        version=str(about.get("anisoscope", "")),
+    )
 
 
 def _verdict_section(run: RunView, models: int) -> Section:
     lead = (
-        "A statement <em>holds</em> where the 95&nbsp;% interval of its effect lies beyond its margin, <em>fails</em> where it "
-        "lies short of it, and is <em>undecided</em> otherwise. Repairs, readouts and probes are fitted on one half of the "
-        "contexts; every number is about the other half, and its interval leaves out one of eight folds of those contexts at a "
-        "time. Effects of repairs are paired with raw rows, token by token, at the last checkpoint, and averaged over sites. "
+        "A statement <em>holds</em> where the 95&nbsp;% interval of its effect lies beyond its margin, "
+        "<em>fails</em> where it "
+        "lies short of it, and is <em>undecided</em> otherwise. Repairs, readouts and probes are fitted on one "
+        "half of the "
+        "contexts; every number is about the other half, and its interval leaves out one of eight folds of "
+        "those contexts at a "
+        "time. Effects of repairs are paired with raw rows, token by token, at the last checkpoint, and "
+        "averaged over sites. "
         "Everything is said of " + ("this model" if models == 1 else "these models") + " alone."
     )
     table = Verdicts(verdict_claims(run.verdicts), "Model" if models > 1 else "", first="Statement", parts=False)
@@ -296,34 +334,55 @@ def _repairs(*more: Swatch) -> Swatches:
 def _model_section(found: ModelNumbers, *, alone: bool) -> Section:
     of = "" if alone else f"-{slug(found.model)}"
     itself = Swatch("the model itself", "@ink", "dash")
-    parts: list[Any] = [Heading("Loss"), _repairs(itself), loss_figure(found, f"performance-loss{of}"), _caption(
-        "(a) The rows of one site are repaired, given their usual mean norm back, and the rest of the network runs on: what the "
-        "network itself relies on. (b) A fresh softmax readout from the rows to the token that the model predicts there: what is "
-        "linearly there to be read. Dashed: the model as it is. Whiskers: 95&nbsp;% over contexts."),
-        Fold("Numbers", [_loss_table(found)])]  # fmt: skip
+    parts: list[Any] = [
+        Heading("Loss"),
+        _repairs(itself),
+        loss_figure(found, f"performance-loss{of}"),
+        _caption(
+            "(a) The rows of one site are repaired, given their usual mean norm back, and the rest of the network "
+            "runs on: what the "
+            "network itself relies on. (b) A fresh softmax readout from the rows to the token that the model "
+            "predicts there: what is "
+            "linearly there to be read. Dashed: the model as it is. Whiskers: 95&nbsp;% over contexts."
+        ),
+        Fold("Numbers", [_loss_table(found)]),
+    ]
     if found.tasks:
         parts += _probe_parts(found, of)
-    parts += [Heading("Geometry"), _repairs(), geometry_figure(found, f"performance-geometry{of}"), _caption(
-        "The geometry of the test rows, raw and repaired; the repairs were fitted on other contexts."),
-        Heading("Geometry and performance")]  # fmt: skip
+    parts += [
+        Heading("Geometry"),
+        _repairs(),
+        geometry_figure(found, f"performance-geometry{of}"),
+        _caption("The geometry of the test rows, raw and repaired; the repairs were fitted on other contexts."),
+        Heading("Geometry and performance"),
+    ]
     if len(found.steps) > 1:
         parts += [course_figure(found, f"performance-course{of}"), _caption(
             "Over checkpoints, raw rows, a line for each site; dashed in (b): the model’s own loss.")]  # fmt: skip
     more = " (shape) and checkpoint (colour, light to dark)" if len(found.steps) > 1 else ""
     parts += [together_figure(found, f"performance-together{of}"), _caption(
-        f"Raw rows, a mark for each site{more}. Above: loss of a fresh readout. Below: mean accuracy of the linear probes.")]  # fmt: skip
+        f"Raw rows, a mark for each site{more}. Above: loss of a fresh readout. Below: mean accuracy of the "
+        f"linear probes.")]  # fmt: skip
     name = found.model + (f" at step {found.last:,}" if found.last is not None else "")
     return Section(f"model-{slug(found.model)}", name, [*parts, *_correlation_parts(found)], found.model)
 
 
 def _loss_table(found: ModelNumbers) -> DataTable:
     """Loss by site and repair, both readings, and how many tokens it is about."""
-    heads = [[Cell("Site", rows=2), *(Cell(r.capitalize(), columns=len(REPAIRS), css="num") for r in READINGS.values()),
-              Cell("Test tokens", rows=2, css="num")], [Cell(name, css="num") for _ in READINGS for name in REPAIRS.values()]]  # fmt: skip
+    heads = [
+        [
+            Cell("Site", rows=2),
+            *(Cell(r.capitalize(), columns=len(REPAIRS), css="num") for r in READINGS.values()),
+            Cell("Test tokens", rows=2, css="num"),
+        ],
+        [Cell(name, css="num") for _ in READINGS for name in REPAIRS.values()],
+    ]
     body = []
     for place in found.places:
-        cells = {reading: [found.value("lm_loss", found.last, place, reading=reading, repair=repair) for repair in REPAIRS]
-                 for reading in READINGS}  # fmt: skip
+        cells = {
+            reading: [found.value("lm_loss", found.last, place, reading=reading, repair=repair) for repair in REPAIRS]
+            for reading in READINGS
+        }
         counts = [next((m.n for m in marks if m is not None), 0) for marks in cells.values()]
         told = [words_of(mark) for marks in cells.values() for mark in marks]
         body.append([Cell(place[1].name, head=True), *told, " / ".join(f"{count:,}" for count in counts)])
@@ -332,16 +391,28 @@ def _loss_table(found: ModelNumbers) -> DataTable:
 
 def _probe_parts(found: ModelNumbers, of: str) -> list[Any]:
     lead = (
-        "With a free intercept a shift changes nothing, so mean-removed rows give the very same linear probe as raw ones. Without "
-        "a penalty no invertible affine map would: what whitening changes here, it changes through the penalty, which is chosen on "
-        "held contexts of the fit half for every repair from the same grid. The nearest class mean by cosine has no such invariance."
+        "With a free intercept a shift changes nothing, so mean-removed rows give the very same linear probe as "
+        "raw ones. Without "
+        "a penalty no invertible affine map would: what whitening changes here, it changes through the penalty, "
+        "which is chosen on "
+        "held contexts of the fit half for every repair from the same grid. The nearest class mean by cosine "
+        "has no such invariance."
     )
     controls = Swatch("most frequent class", "@soft", "dash"), Swatch("shuffled labels", "@soft", "dot")
-    parts: list[Any] = [Heading("Probes"), Prose(lead), _repairs(*controls), probe_figure(found, f"performance-probes{of}"), _caption(
-        "Linear probes (multinomial logistic regression). Grey: always the most frequent class (dashed), and the same probe on "
-        "shuffled labels (dotted). Mean removed lies on raw by construction."),
-        _repairs(controls[0]), probe_figure(found, f"performance-cosine{of}", probe="cosine"),
-        _caption("The nearest class mean by cosine, for the same tasks and rows.")]  # fmt: skip
+    parts: list[Any] = [
+        Heading("Probes"),
+        Prose(lead),
+        _repairs(*controls),
+        probe_figure(found, f"performance-probes{of}"),
+        _caption(
+            "Linear probes (multinomial logistic regression). Grey: always the most frequent class (dashed), and "
+            "the same probe on "
+            "shuffled labels (dotted). Mean removed lies on raw by construction."
+        ),
+        _repairs(controls[0]),
+        probe_figure(found, f"performance-cosine{of}", probe="cosine"),
+        _caption("The nearest class mean by cosine, for the same tasks and rows."),
+    ]
     return [*parts, *(_task_fold(found, task) for task in found.tasks)]
 
 
@@ -358,9 +429,15 @@ def _task_fold(found: ModelNumbers, task: str) -> Fold:
             n, contexts = chance.n, chance.contexts
         body.append([Cell(place[1].name, head=True), *(words_of(m) for m in (*linear, mixed, chance, *near))])
     wide = len(REPAIRS)
-    heads = [[Cell("Site", rows=2), Cell("Linear probe", columns=wide, css="num"), Cell("Controls", columns=2, css="num"),
-              Cell("Nearest class mean by cosine", columns=wide, css="num")],
-             [Cell(name, css="num") for name in (*REPAIRS.values(), "shuffled labels", "most frequent", *REPAIRS.values())]]  # fmt: skip
+    heads = [
+        [
+            Cell("Site", rows=2),
+            Cell("Linear probe", columns=wide, css="num"),
+            Cell("Controls", columns=2, css="num"),
+            Cell("Nearest class mean by cosine", columns=wide, css="num"),
+        ],
+        [Cell(name, css="num") for name in (*REPAIRS.values(), "shuffled labels", "most frequent", *REPAIRS.values())],
+    ]
     words = f"{task.replace('_', ' ').capitalize()}: {n:,} test rows in {contexts:,} contexts"
     return Fold(words, [DataTable(heads, [body], f"Accuracy in {task}", "plain wide")])
 
@@ -388,8 +465,10 @@ def _correlation_parts(found: ModelNumbers) -> list[Any]:
     if not body:
         return []
     lead = (
-        "Spearman’s correlation with two intervals: over contexts (measurement noise), and over the points (each checkpoint or "
-        "layer left out once). Checkpoints of one run share their history and layers of one model their weights: they are no "
+        "Spearman’s correlation with two intervals: over contexts (measurement noise), and over the points "
+        "(each checkpoint or "
+        "layer left out once). Checkpoints of one run share their history and layers of one model their "
+        "weights: they are no "
         "independent samples, both quantities may simply move with time or depth, and a p-value only describes."
     )
     heads = [
@@ -410,23 +489,65 @@ def _terms(config: Mapping[str, Any]) -> list[tuple[str, Sequence[str], str, Seq
     shrinkage = config["shrinkage"] if config.get("shrinkage") is not None else "d/(n + d)"
     return [
         ("Mean removed", ["repair=mean"], "x − μ", ["μ the mean of the fit rows of the site."]),
-        ("All but the top", ["repair=all_but_top"], "(I − U_D U_Dᵀ)(x − μ)",
-         [f"U_D the first D principal directions of the fit rows, D = {directions}."]),
-        ("Whitened", ["repair=whitened"], "U Λ^(−½) Uᵀ (x − μ)",
-         [f"ZCA; Λ the eigenvalues of the covariance, shrunk towards their median (share {shrinkage}). Directions without "
-          "variance are mapped to 0."]),
-        ("Loss", ["lm_loss"], "",
-         [text("Cross-entropy in nats per token that the model predicts. <code>reading=patched</code>: its own, with the rows of "
-               "one site repaired and multiplied by one number that gives the fit rows their mean norm back. "
-               "<code>reading=readout</code>: of a fresh softmax regression from the rows, over the {n} most frequent tokens at "
-               "most. <code>against=raw</code>: the difference to raw rows.", n=config.get("classes"))]),
-        ("Accuracy", ["probe_accuracy"], "",
-         [text("Share of test rows whose class is found. <code>control=shuffled</code>: the same probe fitted and tested on "
-               "shuffled labels; <code>control=majority</code>: always the most frequent class of the fit rows; "
-               "<code>probe=cosine</code>: the class whose mean direction is nearest. Labels of whole contexts use the {pool} "
-               "row.", pool=config.get("pool"))]),
+        (
+            "All but the top",
+            ["repair=all_but_top"],
+            "(I − U_D U_Dᵀ)(x − μ)",
+            [f"U_D the first D principal directions of the fit rows, D = {directions}."],
+        ),
+        (
+            "Whitened",
+            ["repair=whitened"],
+            "U Λ^(−½) Uᵀ (x − μ)",
+            [
+                f"ZCA; Λ the eigenvalues of the covariance, shrunk towards their median (share {shrinkage}). "
+                f"Directions without "
+                "variance are mapped to 0."
+            ],
+        ),
+        (
+            "Loss",
+            ["lm_loss"],
+            "",
+            [
+                text(
+                    "Cross-entropy in nats per token that the model predicts. <code>reading=patched</code>: its "
+                    "own, with the rows of "
+                    "one site repaired and multiplied by one number that gives the fit rows their mean norm back. "
+                    "<code>reading=readout</code>: of a fresh softmax regression from the rows, over the {n} most "
+                    "frequent tokens at "
+                    "most. <code>against=raw</code>: the difference to raw rows.",
+                    n=config.get("classes"),
+                )
+            ],
+        ),
+        (
+            "Accuracy",
+            ["probe_accuracy"],
+            "",
+            [
+                text(
+                    "Share of test rows whose class is found. <code>control=shuffled</code>: the same probe "
+                    "fitted and tested on "
+                    "shuffled labels; <code>control=majority</code>: always the most frequent class of the fit rows; "
+                    "<code>probe=cosine</code>: the class whose mean direction is nearest. Labels of whole contexts "
+                    "use the {pool} "
+                    "row.",
+                    pool=config.get("pool"),
+                )
+            ],
+        ),
         ("Selectivity", ["probe_selectivity"], "", ["Accuracy minus that of the shuffled control."]),
-        ("Correlation", ["performance_correlation"], "",
-         [text("Of geometry with performance, over layers or checkpoints; <code>of=changes</code>: of the differences between "
-               "neighbouring checkpoints.")]),
-    ]  # fmt: skip
+        (
+            "Correlation",
+            ["performance_correlation"],
+            "",
+            [
+                text(
+                    "Of geometry with performance, over layers or checkpoints; <code>of=changes</code>: of the "
+                    "differences between "
+                    "neighbouring checkpoints."
+                )
+            ],
+        ),
+    ]

@@ -1,4 +1,4 @@
-"""The page of the study of sharpness: verdicts, a table of the arms, loss, anisotropy, drift and sharpness of every arm."""
+"""The page of the study of sharpness: verdicts; loss, anisotropy, drift and sharpness of every arm."""
 
 from __future__ import annotations
 
@@ -189,8 +189,10 @@ def _series(arm: str, x: Sequence[float], marks: Sequence[SeedsMark], where: Seq
 def over_training(found: ArmNumbers, mark: Callable[[str, int], SeedsMark], title: str, name: str = "") -> Panel:
     """A line for each arm over the measured steps, evenly spaced; the arms a little apart, so that whiskers show."""
     where = [f"step {step:,}" for step in found.steps]
-    drawn = [_series(arm, [n + 0.07 * (i - 2) for n in range(len(found.steps))], [mark(arm, s) for s in found.steps], where)
-             for i, arm in enumerate(found.arms)]  # fmt: skip
+    drawn = [
+        _series(arm, [n + 0.07 * (i - 2) for n in range(len(found.steps))], [mark(arm, s) for s in found.steps], where)
+        for i, arm in enumerate(found.arms)
+    ]
     places = [float(n) for n in range(len(found.steps))]
     shown = places[:: max(1, math.ceil(len(places) / 8))]
     x = Axis("step", ticks=(shown, [step_words(found.steps[int(n)]) for n in shown]), bounds=(-0.4, len(places) - 0.6))
@@ -216,8 +218,18 @@ def loss_figure(found: ArmNumbers, stem: str) -> Figure:
     drawn = []
     for place, arm in enumerate(others):
         gaps = [found.loss(arm, seed, last) - found.loss("softmax", seed, last) for seed in found.seeds]
-        drawn.append(Series(f"{ARMS[arm]}, seeds", [place - 0.12] * len(gaps), [brief(g) for g in gaps],
-                            series(HUES[arm], 0.6), width=0, size=4.5, where=[f"seed {s}" for s in found.seeds], named=False))  # fmt: skip
+        drawn.append(
+            Series(
+                f"{ARMS[arm]}, seeds",
+                [place - 0.12] * len(gaps),
+                [brief(g) for g in gaps],
+                series(HUES[arm], 0.6),
+                width=0,
+                size=4.5,
+                where=[f"seed {s}" for s in found.seeds],
+                named=False,
+            )
+        )
         drawn.append(
             _series(arm, [place + 0.08], [found.loss_difference(arm, last)], ["all seeds"], width=0, named=False)
         )
@@ -234,8 +246,12 @@ def loss_figure(found: ArmNumbers, stem: str) -> Figure:
 def anisotropy_figure(found: ArmNumbers, stem: str) -> Figure:
     """Average cosine of the blocks over training, and over depth where it is highest and at the end."""
     height, last = found.height or found.steps[-1], found.steps[-1]
-    first = over_training(found, lambda arm, step: found.mark(arm, step, "resid", "average_cosine"), "(a) Mean over blocks",
-                          "average cosine")  # fmt: skip
+    first = over_training(
+        found,
+        lambda arm, step: found.mark(arm, step, "resid", "average_cosine"),
+        "(a) Mean over blocks",
+        "average cosine",
+    )
     panels = [first, over_depth(found, height, f"(b) Over depth at step {height}"),
               over_depth(found, last, f"(c) Over depth at step {last}")]  # fmt: skip
     values = [v for panel in panels for s in panel.series for part in (s.y, s.low or ()) for v in part if v is not None]
@@ -268,11 +284,29 @@ def together_figure(found: ArmNumbers, stem: str) -> Figure:
             x = [sum(found.at(arm, s, last, side, RELATIVE, b) for side in ("query", "key")) / 2 for s, b in places]
             y = [found.at(arm, s, last, kind, metric, b) for s, b in places]
             where = [f"seed {s}, block {b}" for s, b in places]
-            drawn.append(Series(ARMS[arm], [brief(v) for v in x], [brief(v) for v in y], series(HUES[arm], 0.85), width=0,
-                                size=6.5, marker=MARKERS[arm], where=where))  # fmt: skip
+            drawn.append(
+                Series(
+                    ARMS[arm],
+                    [brief(v) for v in x],
+                    [brief(v) for v in y],
+                    series(HUES[arm], 0.85),
+                    width=0,
+                    size=6.5,
+                    marker=MARKERS[arm],
+                    where=where,
+                )
+            )
         values = [v for s in drawn for v in s.y]
-        panels.append(Panel(Axis("relative drift of queries and keys (mean)", rules=True), value_axis(values, words),
-                            tuple(drawn), title=title, height=300, alt=f"{title} at step {last}, a mark for each block."))  # fmt: skip
+        panels.append(
+            Panel(
+                Axis("relative drift of queries and keys (mean)", rules=True),
+                value_axis(values, words),
+                tuple(drawn),
+                title=title,
+                height=300,
+                alt=f"{title} at step {last}, a mark for each block.",
+            )
+        )
     return Figure(tuple(panels), layout="pairs", files={stem: {}}, columns=2, size=2.3)
 
 
@@ -305,7 +339,10 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
 
 def study_record(run: RunView) -> Section:
     """The record of a study, with what it warned about."""
-    lead = "What is needed to run it again. All numbers are in <code>table.parquet</code>, the verdicts in <code>verdicts.json</code>."
+    lead = (
+        "What is needed to run it again. All numbers are in <code>table.parquet</code>, the verdicts in "
+        "<code>verdicts.json</code>."
+    )
     section = record_section([run], text(lead))
     warned = [Prose(str(words)) for words in run.about.get("warnings") or []]
     return Section("record", "Record", [*warned, *section.parts], "Record")
@@ -331,9 +368,12 @@ def _with_seeds(claim: dict[str, Any], verdicts: Sequence[Mapping[str, Any]]) ->
 
 def _verdict_section(sizes: Sequence[ArmNumbers], claims: Sequence[Mapping[str, Any]]) -> Section:
     lead = (
-        "A statement <em>holds</em> where the 95&nbsp;% interval of its effect lies beyond its margin, <em>fails</em> where it "
-        "lies short of it, and is <em>undecided</em> otherwise. Arms of one seed have the same initial weights, the same text "
-        "and the same batches. Seeds are the replicates: intervals are over three or more of them (Student’s t), and with "
+        "A statement <em>holds</em> where the 95&nbsp;% interval of its effect lies beyond its margin, "
+        "<em>fails</em> where it "
+        "lies short of it, and is <em>undecided</em> otherwise. Arms of one seed have the same initial weights, "
+        "the same text "
+        "and the same batches. Seeds are the replicates: intervals are over three or more of them (Student’s "
+        "t), and with "
         "fewer both questions stay undecided."
     )
     parts: list[Any] = [Prose(text(lead)), Verdicts(claims, "Arms", first="Statement", parts=False)]
@@ -351,27 +391,61 @@ def _size_section(found: ArmNumbers, *, alone: bool) -> Section:
     words = "Means over blocks and heads" + (
         f", ± 95&nbsp;% over {len(found.seeds)} seeds" if len(found.seeds) > 2 else ""
     )
-    words += (". Drift is relative: ‖mean‖ / mean ‖·‖ of queries and of keys as they meet. The step in the middle is the one at "
-              "which ordinary attention is most anisotropic.")  # fmt: skip
+    words += (
+        ". Drift is relative: ‖mean‖ / mean ‖·‖ of queries and of keys as they meet. The step in the middle is "
+        "the one at "
+        "which ordinary attention is most anisotropic."
+    )
     parts: list[Any] = [_table(found), Prose(text(words))]
     if found.measured("probe_loss"):
-        parts += [Heading("Loss"), swatches, loss_figure(found, f"sharpness-loss{of}"), _caption(
-            "(a) Loss of held-out text over training; steps are evenly spaced. (b) At the end, minus ordinary attention from "
-            "the same seed: small dots are seeds. Whiskers here and below: 95&nbsp;% over seeds.")]  # fmt: skip
-    parts += [Heading("Anisotropy of the stream"), swatches, anisotropy_figure(found, f"sharpness-anisotropy{of}"), _caption(
-        "Average cosine of the rows after each block. (a) Mean over blocks, over training. (b) Over depth where ordinary "
-        "attention is most anisotropic, and (c) at the end.")]  # fmt: skip
-    parts += [Heading("Drift of queries and keys"), swatches,
-              multiples_figure(found, f"sharpness-drift{of}", DRIFTS, columns=3), _caption(
-        "Queries and keys as they meet (after rotation and whatever the arm does to them), means over heads and blocks. "
-        "Uniform attention has neither: its queries and keys are zero, which have no direction. The cosine of two means that "
-        "are next to nothing says nothing (means removed).")]  # fmt: skip
+        parts += [
+            Heading("Loss"),
+            swatches,
+            loss_figure(found, f"sharpness-loss{of}"),
+            _caption(
+                "(a) Loss of held-out text over training; steps are evenly spaced. (b) At the end, minus ordinary "
+                "attention from "
+                "the same seed: small dots are seeds. Whiskers here and below: 95&nbsp;% over seeds."
+            ),
+        ]
+    parts += [
+        Heading("Anisotropy of the stream"),
+        swatches,
+        anisotropy_figure(found, f"sharpness-anisotropy{of}"),
+        _caption(
+            "Average cosine of the rows after each block. (a) Mean over blocks, over training. (b) Over depth where "
+            "ordinary "
+            "attention is most anisotropic, and (c) at the end."
+        ),
+    ]
+    parts += [
+        Heading("Drift of queries and keys"),
+        swatches,
+        multiples_figure(found, f"sharpness-drift{of}", DRIFTS, columns=3),
+        _caption(
+            "Queries and keys as they meet (after rotation and whatever the arm does to them), means over heads and "
+            "blocks. "
+            "Uniform attention has neither: its queries and keys are zero, which have no direction. The cosine of "
+            "two means that "
+            "are next to nothing says nothing (means removed)."
+        ),
+    ]
     if found.measured("attention_sharpness"):
-        parts += [Heading("Sharpness"), swatches, multiples_figure(found, f"sharpness-sharpness{of}", SCORES, columns=2),
-                  _caption("Sharpness is 0 where all allowed keys have the same weight and 1 where one has all; rows that see "
-                           "fewer than 8 keys are left out.")]  # fmt: skip
-        parts += [Heading("Together"), swatches, together_figure(found, f"sharpness-together{of}"),
-                  _caption(f"At step {found.steps[-1]}, a mark for each block of each seed.")]  # fmt: skip
+        parts += [
+            Heading("Sharpness"),
+            swatches,
+            multiples_figure(found, f"sharpness-sharpness{of}", SCORES, columns=2),
+            _caption(
+                "Sharpness is 0 where all allowed keys have the same weight and 1 where one has all; rows that see "
+                "fewer than 8 keys are left out."
+            ),
+        ]
+        parts += [
+            Heading("Together"),
+            swatches,
+            together_figure(found, f"sharpness-together{of}"),
+            _caption(f"At step {found.steps[-1]}, a mark for each block of each seed."),
+        ]
     name = found.size.replace("x", " × ")
     return Section(f"size-{found.size}", name, parts, name)
 
@@ -392,13 +466,18 @@ def _table(found: ArmNumbers) -> DataTable:
         rows[f"Average cosine of blocks, step {step}"] = marks
     for kind, metric, words in LAST:
         rows[words] = [found.mark(arm, last, kind, metric) for arm in found.arms]
-    heads = [f"At step {last} unless said",
-             *(Cell(text("{name}<br><code>{arm}</code>", name=ARMS[arm].capitalize(), arm=arm), css="num") for arm in found.arms)]  # fmt: skip
+    heads = [
+        f"At step {last} unless said",
+        *(
+            Cell(text("{name}<br><code>{arm}</code>", name=ARMS[arm].capitalize(), arm=arm), css="num")
+            for arm in found.arms
+        ),
+    ]
     body = [[Cell(name, head=True), *(mark.words for mark in marks)] for name, marks in rows.items()]
     return DataTable([heads], [body], "The arms at the last step", "plain wide")
 
 
-TERMS = (
+TERMS: tuple[tuple[str, list[str], str, list[str]], ...] = (
     ("Ordinary softmax", ["softmax"], "p = softmax(q·k / √d)", []),
     ("Normed, learned temperature", ["qk-norm"], "p = softmax(τ cos(q, k))",
      ["τ is learned by every head of every layer and starts at √d."]),

@@ -77,26 +77,73 @@ COLUMNS = {
 }
 # title, name of the upright axis, whether it is logarithmic or from 0 to 1, and lines: place, label, hue, dashed
 PANELS: tuple[tuple[str, str, str, tuple[tuple[Place, str, int, bool], ...]], ...] = (
-    ("Average cosine", "Average cosine", "unit",
-     ((("embed", "average_cosine"), "input", 6, True), (("resid", "average_cosine"), "output", 0, False))),
-    ("Norms of the stream", "Norm", "log",
-     ((("embed", "mean_norm"), "input", 6, False), (("embed", "drift"), "its mean (input)", 6, True),
-      (("resid", "mean_norm"), "output", 0, False), (("resid", "drift"), "its mean (output)", 0, True))),
-    ("Norms of q and k", "Norm", "log",
-     ((("query", "mean_norm"), "query", 1, False), (("query", "drift"), "mean query", 1, True),
-      (("key", "mean_norm"), "key", 2, False), (("key", "drift"), "mean key", 2, True))),
-    ("Cosines of q and k", "Cosine", "",
-     ((("query", "average_cosine"), "within queries", 1, False), (("key", "average_cosine"), "within keys", 2, False),
-      (("query", "qk_cosine"), "mean q, mean k", 3, True))),
-    ("Scores before softmax", "Score", "log",
-     ((("scores", "score_magnitude"), "mean |score|", 4, False), (("scores", "score_spread"), "spread in a row", 3, False))),
-    ("Entropy and sharpness", "Entropy / log m, sharpness", "unit",
-     ((("scores", "attention_entropy"), "entropy / log m", 0, False),
-      (("scores", "attention_sharpness"), "sharpness", 1, True))),
-    ("Softmax of a row", "Weight p", "log",
-     ((("scores", "attention_max"), "largest", 1, False), (("scores", "attention_median"), "median", 6, False),
-      (("scores", "attention_min"), "smallest", 0, False))),
-)  # fmt: skip
+    (
+        "Average cosine",
+        "Average cosine",
+        "unit",
+        ((("embed", "average_cosine"), "input", 6, True), (("resid", "average_cosine"), "output", 0, False)),
+    ),
+    (
+        "Norms of the stream",
+        "Norm",
+        "log",
+        (
+            (("embed", "mean_norm"), "input", 6, False),
+            (("embed", "drift"), "its mean (input)", 6, True),
+            (("resid", "mean_norm"), "output", 0, False),
+            (("resid", "drift"), "its mean (output)", 0, True),
+        ),
+    ),
+    (
+        "Norms of q and k",
+        "Norm",
+        "log",
+        (
+            (("query", "mean_norm"), "query", 1, False),
+            (("query", "drift"), "mean query", 1, True),
+            (("key", "mean_norm"), "key", 2, False),
+            (("key", "drift"), "mean key", 2, True),
+        ),
+    ),
+    (
+        "Cosines of q and k",
+        "Cosine",
+        "",
+        (
+            (("query", "average_cosine"), "within queries", 1, False),
+            (("key", "average_cosine"), "within keys", 2, False),
+            (("query", "qk_cosine"), "mean q, mean k", 3, True),
+        ),
+    ),
+    (
+        "Scores before softmax",
+        "Score",
+        "log",
+        (
+            (("scores", "score_magnitude"), "mean |score|", 4, False),
+            (("scores", "score_spread"), "spread in a row", 3, False),
+        ),
+    ),
+    (
+        "Entropy and sharpness",
+        "Entropy / log m, sharpness",
+        "unit",
+        (
+            (("scores", "attention_entropy"), "entropy / log m", 0, False),
+            (("scores", "attention_sharpness"), "sharpness", 1, True),
+        ),
+    ),
+    (
+        "Softmax of a row",
+        "Weight p",
+        "log",
+        (
+            (("scores", "attention_max"), "largest", 1, False),
+            (("scores", "attention_median"), "median", 6, False),
+            (("scores", "attention_min"), "smallest", 0, False),
+        ),
+    ),
+)
 MULTIPLES: tuple[tuple[Place, str, str], ...] = (
     (("resid", "average_cosine"), "Average cosine of outputs", "unit"),
     (("scores", "attention_entropy"), "Entropy / log m", "unit"),
@@ -288,7 +335,7 @@ def curve(curves: BiasCurves, arm: BlockArm, place: Place, label: str, *, log: b
     if not marks:
         return None
     low = [mark.low if mark.low > 0 or not log else mark.value / 3 for _, mark in marks]
-    ends = (
+    ends: dict[str, Any] = (
         {} if all(map(math.isnan, low)) else {"low": [brief(v) for v in low], "high": [brief(m.high) for _, m in marks]}
     )
     return Series(label, [bias_place(bias, least) for bias, _ in marks], [brief(m.value) for _, m in marks], size=4.2,
@@ -316,9 +363,18 @@ def block_figure(curves: BiasCurves, arm: BlockArm, histograms: Mapping[str, np.
         drawn = [curve(curves, arm, place, label, log=scale == "log", colour=series(hue), hollow=hollow,
                        dash="dash" if hollow else "solid") for place, label, hue, hollow in lines]  # fmt: skip
         there = tuple(one for one in drawn if one is not None)
-        panels.append(Panel(bias_axis(curves.biases), upright_axis(scale, there, name), there, levels=_apart(curves.biases),
-                            title=title, legend=True, height=250,
-                            alt=f"{title} of {arm.family} against the bias, {arm}."))  # fmt: skip
+        panels.append(
+            Panel(
+                bias_axis(curves.biases),
+                upright_axis(scale, there, name),
+                there,
+                levels=_apart(curves.biases),
+                title=title,
+                legend=True,
+                height=250,
+                alt=f"{title} of {arm.family} against the bias, {arm}.",
+            )
+        )
     scores = score_panel(curves, arm, histograms)
     stem = f"untrained-panel-{slug(arm.family)}-{inputs(arm.norm).split()[0]}"
     return Figure((*panels, *([scores] if scores else [])), files={stem: {}}, most=8, columns=4, size=2.0)
@@ -346,12 +402,22 @@ def score_panel(curves: BiasCurves, arm: BlockArm, histograms: Mapping[str, np.n
     ticks = [t for t in (0.1, 1.0, 10.0, 100.0, 1000.0) if t <= far][-2:]
     both = [*(-t for t in reversed(ticks)), 0.0, *ticks]
     reach = float(np.arcsinh(far / 0.05))
-    x = Axis("score before softmax", bounds=(-reach, reach),
-             ticks=([float(np.arcsinh(t / 0.05)) for t in both], [f"{t:g}".replace("-", "−") for t in both]))  # fmt: skip
+    x = Axis(
+        "score before softmax",
+        bounds=(-reach, reach),
+        ticks=([float(np.arcsinh(t / 0.05)) for t in both], [f"{t:g}".replace("-", "−") for t in both]),
+    )
     top = max(v for s in drawn for v in s.y if v)
     bottom = max(1e-5 * top, min(v for s in drawn for v in s.y if v))  # below it are single scores
-    return Panel(x, Axis("Density", log=True, rules=True, bounds=(bottom, 2 * top)), tuple(drawn), legend=True, height=250,
-                 title="Histogram of scores", alt=f"Densities of the scores of {arm.family}, {arm}.")  # fmt: skip
+    return Panel(
+        x,
+        Axis("Density", log=True, rules=True, bounds=(bottom, 2 * top)),
+        tuple(drawn),
+        legend=True,
+        height=250,
+        title="Histogram of scores",
+        alt=f"Densities of the scores of {arm.family}, {arm}.",
+    )
 
 
 def _pooled(histograms: Mapping[str, np.ndarray], arm: BlockArm, bias: float) -> np.ndarray | None:
@@ -370,9 +436,18 @@ def variants_figure(curves: BiasCurves, family: str, norm: bool) -> Figure | Non
         rows = [_widths(curves, family, init, norm, place, log=scale == "log") for init in inits]
         y = upright_axis(scale, [one for drawn in rows for one in drawn], words)
         alt = "{} of {} by width, {}, {}."
-        panels += [Panel(bias_axis(curves.biases), y, tuple(drawn), levels=_apart(curves.biases), height=230,
-                         title=INITS.get(init, init), alt=alt.format(words, family, INITS.get(init, init), inputs(norm)))
-                   for init, drawn in zip(inits, rows, strict=True)]  # fmt: skip
+        panels += [
+            Panel(
+                bias_axis(curves.biases),
+                y,
+                tuple(drawn),
+                levels=_apart(curves.biases),
+                height=230,
+                title=INITS.get(init, init),
+                alt=alt.format(words, family, INITS.get(init, init), inputs(norm)),
+            )
+            for init, drawn in zip(inits, rows, strict=True)
+        ]
     stem = f"untrained-variants-{slug(family)}-{inputs(norm).split()[0]}"
     return Figure(tuple(panels), files={stem: {}}, most=99, columns=len(inits), size=1.6)
 
@@ -406,13 +481,16 @@ def study_page(
     sections = [_verdict_section(curves, run), *_reference_section(curves), *_growth_section(curves)]
     sections += [_family_section(curves, name, histograms or {}) for name in curves.families]
     lead = (
-        "Initialisations: {inits}; widths: {widths}; biases: {biases}. All numbers are in <code>table.parquet</code> (there a "
+        "Initialisations: {inits}; widths: {widths}; biases: {biases}. All numbers are in "
+        "<code>table.parquet</code> (there a "
         "row has an interval over the sequences of its one seed), histograms of scores in "
         "<code>arrays/histograms.safetensors</code>, the verdicts in <code>verdicts.json</code>."
     )
-    told = {"inits": listed([INITS.get(init, init) for init in curves.of_axis("init")]),
-            "widths": listed([str(width) for width in curves.of_axis("width")]),
-            "biases": listed([f"{bias:g}" for bias in curves.biases])}  # fmt: skip
+    told = {
+        "inits": listed([INITS.get(init, init) for init in curves.of_axis("init")]),
+        "widths": listed([str(width) for width in curves.of_axis("width")]),
+        "biases": listed([f"{bias:g}" for bias in curves.biases]),
+    }
     return Page(
         "Blocks before any training", "Blocks before any training",
         [*sections, record_section([run], text(lead, **told)), terms_section(TERMS)],
@@ -423,24 +501,40 @@ def study_page(
 def _verdict_section(curves: BiasCurves, run: RunView) -> Section:
     lengths = lengths_in_words(curves)
     if curves.seeds > 2:
-        seeds = ("Seeds are the independent samples – each has tokens, direction and weights of its own – and intervals are "
-                 f"Student’s over the {curves.seeds} of them.")  # fmt: skip
+        seeds = (
+            "Seeds are the independent samples – each has tokens, direction and weights of its own – and intervals are "
+            f"Student’s over the {curves.seeds} of them."
+        )
     else:
         seeds = "With fewer than three seeds there is no interval over seeds, and nothing general is said."
     lead = (
-        "The block is given rows x + N·b/‖b‖: embeddings x of random tokens, all moved by a bias of size N in one random "
-        "direction b. <em>Normed inputs</em> went through a LayerNorm before the bias was added and have norm √d; <em>plain "
+        "The block is given rows x + N·b/‖b‖: embeddings x of random tokens, all moved by a bias of size N in "
+        "one random "
+        "direction b. <em>Normed inputs</em> went through a LayerNorm before the bias was added and have norm "
+        "√d; <em>plain "
         "inputs</em> are left as they are drawn"
         + (": {lengths}; what counts is N against ‖x‖" if lengths else "")
         + ". A "
-        "claim <em>holds</em> for a family where the 95&nbsp;% interval of its effect lies beyond the margin in every arm "
-        "(initialisation, width, kind of inputs), <em>fails</em> where it lies short of it in one, and is <em>undecided</em> "
+        "claim <em>holds</em> for a family where the 95&nbsp;% interval of its effect lies beyond the margin in "
+        "every arm "
+        "(initialisation, width, kind of inputs), <em>fails</em> where it lies short of it in one, and is "
+        "<em>undecided</em> "
         "otherwise; the numbers are those of the arm on which it hangs. {seeds}"
     )
     claims = verdict_claims(run.verdicts)
-    body = [[Cell(text("<code>{n}</code>", n=claim["name"])), row["subject"], part["name"], Cell(part["effect"], css="num"),
-             Cell(part["interval"] or "–", css="num"), part["status"] or "told, not judged"]
-            for claim in claims for row in claim["rows"] for part in row["parts"]]  # fmt: skip
+    body = [
+        [
+            Cell(text("<code>{n}</code>", n=claim["name"])),
+            row["subject"],
+            part["name"],
+            Cell(part["effect"], css="num"),
+            Cell(part["interval"] or "–", css="num"),
+            part["status"] or "told, not judged",
+        ]
+        for claim in claims
+        for row in claim["rows"]
+        for part in row["parts"]
+    ]
     heads = ["Claim", "Family", "Arm", Cell("Effect", css="num"), Cell(text("95&nbsp;% interval"), css="num"), "Status"]
     table = DataTable([heads], [body], "Every arm by itself", "plain wide", numeric=99)
     parts = [Prose(text(lead, lengths=lengths, seeds=seeds)), Verdicts(claims, "Family", p=False, parts=False),
@@ -461,14 +555,19 @@ def _reference_section(curves: BiasCurves) -> list[Section]:
     if not rows:
         return []
     lead = (
-        f"A post-norm block of BERT-base size (width 768, 12 heads), weights N(0, 0.02²), length 512. Large: the mean over "
-        f"{curves.seeds} seeds here; small: where one further seed falls 95 times in 100; ✓ where the reference does. Only the "
-        "embeddings of tokens are used: the token-type embedding of BERT is itself a shared bias (average cosine ⅓ without "
+        f"A post-norm block of BERT-base size (width 768, 12 heads), weights N(0, 0.02²), length 512. Large: "
+        f"the mean over "
+        f"{curves.seeds} seeds here; small: where one further seed falls 95 times in 100; ✓ where the reference "
+        f"does. Only the "
+        "embeddings of tokens are used: the token-type embedding of BERT is itself a shared bias (average "
+        "cosine ⅓ without "
         "any N), and position embeddings would double the variance of plain inputs."
     )
     pairs = ("Average cosine in", "Average cosine out", "Entropy / log m")
-    heads = [[Cell("Inputs", rows=2), Cell("Bias N", rows=2, css="num"), *(Cell(p, columns=2, css="num") for p in pairs)],
-             [Cell(word, css="num") for _ in pairs for word in ("reference", "here")]]  # fmt: skip
+    heads = [
+        [Cell("Inputs", rows=2), Cell("Bias N", rows=2, css="num"), *(Cell(p, columns=2, css="num") for p in pairs)],
+        [Cell(word, css="num") for _ in pairs for word in ("reference", "here")],
+    ]
     body = []
     for row in rows:
         cells = [Cell(inputs(row["norm"]), head=True), Cell(f"{row['bias']:g}", css="num")]
@@ -499,8 +598,10 @@ def _growth_section(curves: BiasCurves) -> list[Section]:
             name = Cell(f"{arm.family}, {arm}", head=True)
             body.append([name, f"{biases[0]:g} to {biases[-1]:g}", estimate(*mark)])
     lead = (
-        "The slope of log mean |score| over log N at the largest biases. Where queries and keys are linear in the inputs it "
-        "tends to 2 as N outgrows ‖x‖: both grow with N. Where a norm stands before the attention it is near 0: the norm "
+        "The slope of log mean |score| over log N at the largest biases. Where queries and keys are linear in "
+        "the inputs it "
+        "tends to 2 as N outgrows ‖x‖: both grow with N. Where a norm stands before the attention it is near 0: "
+        "the norm "
         "takes the size of the bias away and leaves its direction."
     )
     table = DataTable([["Block", "N from … to", "Exponent"]], [body], "How fast scores grow")
@@ -518,7 +619,8 @@ def _family_section(curves: BiasCurves, name: str, histograms: Mapping[str, np.n
     shown = [arm for arm in curves.leading_arms() if arm.family == name]
     for arm in shown:
         caption = (
-            f"{arm}. Lines: means over seeds; bands: 95&nbsp;% over seeds. Left of the dotted rule stands 0. Norms: mean norm "
+            f"{arm}. Lines: means over seeds; bands: 95&nbsp;% over seeds. Left of the dotted rule stands 0. "
+            f"Norms: mean norm "
             "of rows (solid) and norm of their mean (dashed). Queries, keys and scores: means over heads; softmax and "
             "histogram over sampled query rows."
         )
@@ -528,7 +630,10 @@ def _family_section(curves: BiasCurves, name: str, histograms: Mapping[str, np.n
         if figure is not None:
             widths = curves.of_axis("width")
             key = [Swatch(f"width {w}", sequence(i / max(1, len(widths) - 1))) for i, w in enumerate(widths)]
-            caption = f"Initialisations (columns) and widths (lines), {inputs(norm)}. Dotted grey: the inputs’ own average cosine, one line for each width."
+            caption = (
+                f"Initialisations (columns) and widths (lines), {inputs(norm)}. Dotted grey: the inputs’ "
+                f"own average cosine, one line for each width."
+            )
             parts += [
                 Heading(f"Initialisations and widths, {inputs(norm)}"),
                 Swatches(key),
@@ -550,15 +655,45 @@ def _numbers(curves: BiasCurves, arm: BlockArm) -> DataTable:
 
 
 TERMS = (
-    ("Average cosine", ["average_cosine"], "(‖Σ hᵢ/‖hᵢ‖‖² − n) / (n(n − 1))",
-     [text("Over all pairs of rows: of inputs (<code>embed</code>), outputs (<code>resid</code>), queries and keys of a head.")]),
+    (
+        "Average cosine",
+        ["average_cosine"],
+        "(‖Σ hᵢ/‖hᵢ‖‖² − n) / (n(n − 1))",
+        [
+            text(
+                "Over all pairs of rows: of inputs (<code>embed</code>), outputs (<code>resid</code>), queries "
+                "and keys of a head."
+            )
+        ],
+    ),
     ("Drift", ["drift"], "‖mean(h)‖", [text("Norm of the mean row; <code>mean_norm</code> is the mean norm of rows.")]),
-    ("Query–key cosine", ["qk_cosine"], "cos(mean q, mean k)",
-     ["Mean over heads; queries and keys as they meet, after rotation where a family rotates."]),
-    ("Scores", ["score_magnitude", "score_spread"], "",
-     ["Scores s as they are fed to softmax. Mean |s|, and the standard deviation of s over the keys of one row."]),
-    ("Entropy", ["attention_entropy"], "H(p) / log m", ["m keys allowed by the mask; rows with fewer than 8 are left out."]),
-    ("Softmax of a row", ["attention_max", "attention_median", "attention_min"], "",
-     [text("Means over rows of the largest, median and smallest weight. <code>attention_sharpness</code> is "
-           "(max p − 1/m)/(1 − 1/m).")]),
-)  # fmt: skip
+    (
+        "Query–key cosine",
+        ["qk_cosine"],
+        "cos(mean q, mean k)",
+        ["Mean over heads; queries and keys as they meet, after rotation where a family rotates."],
+    ),
+    (
+        "Scores",
+        ["score_magnitude", "score_spread"],
+        "",
+        ["Scores s as they are fed to softmax. Mean |s|, and the standard deviation of s over the keys of one row."],
+    ),
+    (
+        "Entropy",
+        ["attention_entropy"],
+        "H(p) / log m",
+        ["m keys allowed by the mask; rows with fewer than 8 are left out."],
+    ),
+    (
+        "Softmax of a row",
+        ["attention_max", "attention_median", "attention_min"],
+        "",
+        [
+            text(
+                "Means over rows of the largest, median and smallest weight. <code>attention_sharpness</code> is "
+                "(max p − 1/m)/(1 − 1/m)."
+            )
+        ],
+    ),
+)

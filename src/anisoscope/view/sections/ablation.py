@@ -160,19 +160,35 @@ def ablation_section(
     named = {arm.design[0] for arms in there.values() for arm in arms}
     key = [Swatch(words, series(i)) for i, (name, words) in enumerate(ARM_WORDS.items()) if name in named]
     lead = (
-        "Arms that differ in one thing alone, at their last step. The <em>mask effect</em> is bidirectional minus causal, both "
-        "with masked language modelling; the <em>objective effect</em> is masked minus next-token, both with a causal mask. "
+        "Arms that differ in one thing alone, at their last step. The <em>mask effect</em> is bidirectional "
+        "minus causal, both "
+        "with masked language modelling; the <em>objective effect</em> is masked minus next-token, both with a "
+        "causal mask. "
         "Effects are on the mean over blocks; intervals are over seeds."
     )
     layout = "single" if len(panels) < 2 else "pairs" if len(panels) in (2, 4) else "threes"
-    rows_of_files = [replace(panel.views[str(i)], title=panel.title, y=replace(panel.views[str(i)].y, title=m.label))
-                     for i, m in enumerate(measures) for panel in panels]  # fmt: skip
-    file = Figure(tuple(rows_of_files), arrays=shape.arrays, files={"ablation-profiles": {}}, shown=False, most=99,
-                  columns=len(panels), size=1.6)  # fmt: skip
+    rows_of_files = [
+        replace(panel.views[str(i)], title=panel.title, y=replace(panel.views[str(i)].y, title=m.label))
+        for i, m in enumerate(measures)
+        for panel in panels
+    ]
+    file = Figure(
+        tuple(rows_of_files),
+        arrays=shape.arrays,
+        files={"ablation-profiles": {}},
+        shown=False,
+        most=99,
+        columns=len(panels),
+        size=1.6,
+    )
     parts: list[Any] = [Prose(text(lead)), Controls(switch), Swatches(key),
                         Figure(tuple(panels), layout=layout, arrays=shape.arrays), Says(switch), file]  # fmt: skip
-    return Section("ablation", "Mask or objective?", [*parts, *_effect_parts(effects_of(rows, catalogue, verdicts), catalogue)],
-                   "Ablation")  # fmt: skip
+    return Section(
+        "ablation",
+        "Mask or objective?",
+        [*parts, *_effect_parts(effects_of(rows, catalogue, verdicts), catalogue)],
+        "Ablation",
+    )
 
 
 def _profile(shape: Shape, m: int, three: Sequence[Arm | None], arms: Sequence[Arm], everyone: Sequence[int]) -> Panel:
@@ -210,14 +226,29 @@ def _effect_panel(effects: Sequence[Effect], title: str, metric: str, sizes: Seq
         told = [f"<b>{EFFECTS[e.name][0]}</b>, {size}<br>{estimate(e.value, e.low, e.high)} ({e.told})" for e in own]
         ends: dict[str, Any] = {"low": [e.low for e in own], "high": [e.high for e in own], "bars": "x"}
         if own:
-            drawn.append(Series(size.replace("x", " × "), [e.value for e in own], up, series(i), width=0, size=8, text=told,
-                                **(ends if own[0].low is not None else {})))  # fmt: skip
+            drawn.append(
+                Series(
+                    size.replace("x", " × "),
+                    [e.value for e in own],
+                    up,
+                    series(i),
+                    width=0,
+                    size=8,
+                    text=told,
+                    **(ends if own[0].low is not None else {}),
+                )
+            )
     ticks = [float(i) for i in range(len(names))], names
     told_all = [f"{EFFECTS[e.name][0]} at {e.size or 'one size'} {number(e.value)}" for e in effects]
     return Panel(
-        Axis(rules=True, most=5), Axis(ticks=ticks, bounds=(-0.6, len(names) - 0.4)), tuple(drawn), title=title, height=150,
-        levels=(Level(0.0, upright=True, dash="solid"),), alt=f"Effects on {metric}: {'; '.join(told_all)}.",
-    )  # fmt: skip
+        Axis(rules=True, most=5),
+        Axis(ticks=ticks, bounds=(-0.6, len(names) - 0.4)),
+        tuple(drawn),
+        title=title,
+        height=150,
+        levels=(Level(0.0, upright=True, dash="solid"),),
+        alt=f"Effects on {metric}: {'; '.join(told_all)}.",
+    )
 
 
 def _effect_table(effects: Sequence[Effect], catalogue: Catalogue) -> DataTable:

@@ -150,7 +150,7 @@ def head_numbers(runs: Sequence[RunView]) -> list[Heads]:
         steps = {step for part in numbers.values() for step, _, _ in part}
         dated = sorted(step for step in steps if step is not None)
         if dated:  # without rows of no step where others have one
-            numbers = {k: {p: v for p, v in part.items() if p[0] is not None} for k, part in numbers.items()}  # type: ignore[assignment]
+            numbers = {k: {p: v for p, v in part.items() if p[0] is not None} for k, part in numbers.items()}
         turn = turns[subject.model, subject.stack]
         turns[subject.model, subject.stack] += 1
         found.append(Heads(subject.label, tuple(dated) or (None,), dict(numbers), turn))
@@ -286,8 +286,10 @@ def _plane_section(found: Carried) -> Section:
         "; as they meet, after rotation, unless it says <em>before rotation</em>" if "query_unrotated" in pairs else ""
     )
     lead = (
-        "One cell for each head. The mean key <i>k̄</i> points to the right, the mean query <i>q̄</i> at its angle to it: "
-        "to the right they are parallel, upright they have nothing in common, to the left they are opposed. Lengths are "
+        "One cell for each head. The mean key <i>k̄</i> points to the right, the mean query <i>q̄</i> at its "
+        "angle to it: "
+        "to the right they are parallel, upright they have nothing in common, to the left they are opposed. "
+        "Lengths are "
         "the norms ‖q̄‖ and ‖k̄‖, the drift of queries and of keys"
         + rotated
         + ". Where either is near 0 the angle means "
@@ -386,13 +388,17 @@ def _path_parts(found: Carried, pairs: Sequence[str]) -> list[Any]:
               for n, mine in enumerate(views)]  # fmt: skip
     first, last = (step_words(found.steps[n]) if found.steps else "" for n in (0, -1))
     lead = (
-        "The same plane through all steps, one panel for each layer, one path for each head: circles are the mean query, "
-        f"squares the mean key, which lies on the axis by construction. Hollow is the first step ({first}), filled the last "
-        f"({last}). The plane is spanned anew at every step by the two means themselves: a turn that both make together does "
+        "The same plane through all steps, one panel for each layer, one path for each head: circles are the "
+        "mean query, "
+        f"squares the mean key, which lies on the axis by construction. Hollow is the first step ({first}), "
+        f"filled the last "
+        f"({last}). The plane is spanned anew at every step by the two means themselves: a turn that both make "
+        f"together does "
         "not show, only their lengths and the angle between them."
     )
-    figure = Figure(tuple(panels), id="paths", arrays=found.arrays, size=1.6,
-                    files=_stems(found, "qk-paths", found.planes, "qk.0"))  # fmt: skip
+    figure = Figure(
+        tuple(panels), id="paths", arrays=found.arrays, size=1.6, files=_stems(found, "qk-paths", found.planes, "qk.0")
+    )
     return [Heading("Over training"), Prose(lead), *_pages("qkpage", deepest), figure]
 
 
@@ -408,8 +414,19 @@ def _paths(name: str, plane: Plane, at: int, found: Carried) -> Panel:
         line = Series(labels, Ref(f"{name}/{x}", every), Ref(f"{name}/{y}", every) if y else zero, colours, width=width,
                       size=2.6, where=found.words, facts=_plane_facts(name, every), **look)  # fmt: skip
         both = [found.words[0], found.words[last]]
-        marks = Series(labels, Ref(f"{name}/{x}", ends), Ref(f"{name}/{y}", ends) if y else [0.0, 0.0], colours, width=0,
-                       size=6.5, marker=marker, hollow=(True, False), where=both, facts=_plane_facts(name, ends), **look)  # fmt: skip
+        marks = Series(
+            labels,
+            Ref(f"{name}/{x}", ends),
+            Ref(f"{name}/{y}", ends) if y else [0.0, 0.0],
+            colours,
+            width=0,
+            size=6.5,
+            marker=marker,
+            hollow=(True, False),
+            where=both,
+            facts=_plane_facts(name, ends),
+            **look,
+        )
         return [line, marks]
 
     wide, high = (Ref(f"{name}/{part}", ("$qk.2", at)) for part in ("wide", "high"))
@@ -445,16 +462,28 @@ def _sharp_section(found: Carried, catalogue: Catalogue, *, alone: bool) -> Sect
     panels = [Panel(views=mine, by=(*by, "sharppage.0"), page_by="sharppage.0", height=210, alt=alt.format(n + 1))
               for n, mine in enumerate(layers)]  # fmt: skip
     lead = (
-        "How evenly a query spreads its attention: the entropy of a row over log m, 1 where all m keys get the same; the "
-        "largest weight of a row; and sharpness, the largest weight beyond 1/m, 0 where all get the same and 1 where one "
+        "How evenly a query spreads its attention: the entropy of a row over log m, 1 where all m keys get the "
+        "same; the "
+        "largest weight of a row; and sharpness, the largest weight beyond 1/m, 0 where all get the same and 1 "
+        "where one "
         "gets all. Means over query rows. The axis of steps is logarithmic; step 0 stands apart."
     )
-    below = ("The line is the mean over heads, the dark band holds the middle half of them, the pale one all. Panels share "
-             "one scale.")  # fmt: skip
-    parts = [Prose(lead), Controls(switch), Ramp("first block", "last block"),
-             Figure((first,), id="sharp-all", layout="single", arrays=found.arrays), Heading("Heads of each layer"),
-             Prose(below), *(_left_out(found) if alone else []), *_pages("sharppage", deepest),
-             Figure(tuple(panels), id="spread", arrays=found.arrays), *_sharp_files(found, catalogue, models, time)]  # fmt: skip
+    below = (
+        "The line is the mean over heads, the dark band holds the middle half of them, the pale one all. Panels share "
+        "one scale."
+    )
+    parts = [
+        Prose(lead),
+        Controls(switch),
+        Ramp("first block", "last block"),
+        Figure((first,), id="sharp-all", layout="single", arrays=found.arrays),
+        Heading("Heads of each layer"),
+        Prose(below),
+        *(_left_out(found) if alone else []),
+        *_pages("sharppage", deepest),
+        Figure(tuple(panels), id="spread", arrays=found.arrays),
+        *_sharp_files(found, catalogue, models, time),
+    ]
     return Section("sharpness", "Sharpness of attention", parts, "Sharpness")
 
 
@@ -474,8 +503,16 @@ def _all_layers(name: str, spread: Spread, found: Carried, time: Time, *, banded
 
 
 def _course(label: str, name: str, at: int, colour: str, found: Carried, time: Time, **look: Any) -> Series:
-    facts = tuple((words, Ref(name, ("*", at, n))) for words, n in
-                  (("mean", 0), ("lowest head", 1), ("a quarter below", 2), ("a quarter above", 3), ("highest head", 4)))  # fmt: skip
+    facts = tuple(
+        (words, Ref(name, ("*", at, n)))
+        for words, n in (
+            ("mean", 0),
+            ("lowest head", 1),
+            ("a quarter below", 2),
+            ("a quarter above", 3),
+            ("highest head", 4),
+        )
+    )
     return Series(label, [time.place(s) for s in found.steps], Ref(name, ("*", at, 0)), colour, size=3.5, join=True,
                   where=found.words, facts=facts, **look)  # fmt: skip
 

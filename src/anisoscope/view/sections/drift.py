@@ -1,7 +1,8 @@
 """Drift against average cosine in every model, and models of all modalities side by side.
 
-The numbers are those of the claims (claims/inherent/), handed over as a `Comparison`: a page draws what the verdicts are
-made from. A *record* is one stack of one model and seed, at its last measured step; a *bundle* is a stack with its seeds.
+The numbers are those of the claims (claims/inherent/), handed over as a `Comparison`: a page draws what the verdicts
+are made from. A *record* is one stack of one model and seed, at its last measured step; a *bundle* is a stack with its
+seeds.
 """
 
 from __future__ import annotations
@@ -331,7 +332,7 @@ def _bundle_series(bundle: Bundle, told: Mapping[Owner, Record], dash: str, *, p
                   marker=LOOKS[state][1], text=_where(points, name), named=not pale, **look)  # fmt: skip
     if pale or len(lines) == 1:
         return [mean]
-    faint = {"colour": series(hue, 0.35), "width": 0.9, "dash": dash, "quiet": True}
+    faint: dict[str, Any] = {"colour": series(hue, 0.35), "width": 0.9, "dash": dash, "quiet": True}
     thin = [Series(name, [p["depth"] for p in one], [brief(p["cosine"], 4) for p in one], **faint) for one in lines]
     return [*thin, mean]
 
@@ -560,8 +561,15 @@ def _pool_row(found: Comparison, row: Record, *, several: bool) -> list[Cell]:
     pearson = _parted(ends, p_words(row.get("pearson_p")))
     first = [Cell(name, head=True, css="group")] if several else []
     note = Cell("", [row["note"]] if row["note"] else ())
-    return [*first, Cell("pooled", [pool_size(found, row)], head=True), Cell(str(row["n"]), css="num"), pearson, spearman,
-            Cell(), note]  # fmt: skip
+    return [
+        *first,
+        Cell("pooled", [pool_size(found, row)], head=True),
+        Cell(str(row["n"]), css="num"),
+        pearson,
+        spearman,
+        Cell(),
+        note,
+    ]
 
 
 def pool_size(found: Comparison, row: Record) -> str:
@@ -576,11 +584,14 @@ def _drift_words(found: Comparison, front: Sequence[Bundle], *, seeds: bool) -> 
     lost, open_ = (in_seeds(front, status_of, state) for state in ("fails", "undecided"))
     parts = ["<strong>Not explained by drift{how}: {lost}.</strong>"] if lost else []
     parts += ["Open: {open}."] if open_ else []
-    parts.append("Drift with average cosine over the embedding and the blocks; "
-                 + ("of several seeds the mean, from the lowest to the highest; of one seed " if seeds else "")
-                 + "95&nbsp;% intervals that know both contexts and how few layers there are; <em>share</em>: of the "
-                 "cosine, what goes with the mean, median over sites. <em>Explained</em> needs both the rank correlation "
-                 "and the share, at {fewest} sites at least. p is {note}.")  # fmt: skip
+    parts.append(
+        "Drift with average cosine over the embedding and the blocks; "
+        + ("of several seeds the mean, from the lowest to the highest; of one seed " if seeds else "")
+        + "95&nbsp;% intervals that know both contexts and how few layers there are; <em>share</em>: of the "
+        "cosine, what goes with the mean, median over sites. <em>Explained</em> needs both the rank "
+        "correlation "
+        "and the share, at {fewest} sites at least. p is {note}."
+    )
     parts += ["Pooled are the ranks of layers within their own models, of trained models alone; intervals are over "
               "models, p is that of layers shuffled within models."] if _pools(found) else []  # fmt: skip
     how = ", seed by seed" if seeds else ""
@@ -601,8 +612,10 @@ def _pool_parts(found: Comparison) -> list[Any]:
     axes = Axis("rank of drift in its model", **ends), Axis("rank of average cosine", rules=True, **ends)
     panel = Panel(*axes, pooled_series(found), alt=alt, height=320)
     key = [Swatch(m, series(hue_of(m))) for m in dict.fromkeys(record["modality"] for record, *_ in found.units)]
-    lead = ("Every layer at its rank within its own model, so that models of any scale can be pooled; models are shifted "
-            "a little aside so that equal ranks can be seen.")  # fmt: skip
+    lead = (
+        "Every layer at its rank within its own model, so that models of any scale can be pooled; models are shifted "
+        "a little aside so that equal ranks can be seen."
+    )
     figure = Figure((panel,), id="drift-pooled", layout="narrow", files={"drift-and-cosine-pooled": {}}, size=3.0)
     return [Heading("All models together"), Prose(lead), Swatches(key), figure]
 

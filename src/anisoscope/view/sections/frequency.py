@@ -69,8 +69,10 @@ def _strata(found: Gradients) -> list[Any]:
     if not final:
         return []
     lead = (
-        "Rows in bins of equal mass, 1 the most frequent tokens of the training corpus; enrichment is energy over chance. "
-        "A proxy fitted on all rows fits frequent tokens best; <em>balanced</em> proxies saw equally many rows of each bin, "
+        "Rows in bins of equal mass, 1 the most frequent tokens of the training corpus; enrichment is energy "
+        "over chance. "
+        "A proxy fitted on all rows fits frequent tokens best; <em>balanced</em> proxies saw equally many rows "
+        "of each bin, "
         "and an effect of frequency should show under both."
     )
     bins = bins_of(found, groupings[0])
@@ -184,7 +186,8 @@ def _spread(found: Gradients) -> list[Any]:
         else ()
     )
     lead = (
-        "Over token types: the correlation of log frequency with the distance of a type's rows from their own centroid, "
+        "Over token types: the correlation of log frequency with the distance of a type's rows from their own "
+        "centroid, "
         "equally many rows of each. Below 0, frequent tokens are the tighter ones."
     )
     parts: list[Any] = [Heading("Frequency and spread"), Prose(lead)]

@@ -113,9 +113,16 @@ class Gradients:
         return [key for metric in dict.fromkeys(metrics) for key in self.rows.keys.get(metric, [])]
 
     def whole(
-        self, subject: Subject, metric: str, site: Site, *, reading: str = "fit=refit", group: str = "", proxy: str = "",
+        self,
+        subject: Subject,
+        metric: str,
+        site: Site,
+        *,
+        reading: str = "fit=refit",
+        group: str = "",
+        proxy: str = "",
         **also: str,
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         """A line: of the main proxy at the main rank, unless another or a control is named."""
         options = {**options_of(reading), "proxy": proxy or self.proxy, "rank": self.rank, **also}
         return self.rows.line(subject, metric, site, variant_name(options), group=group)
@@ -234,7 +241,7 @@ class Gradients:
         return tuple(panels)
 
     def named(self, subject: Subject, panel: Panel) -> Panel:
-        """A panel of one subject, which goes when the subject is hidden; its name is the title where there are several."""
+        """A panel of one subject, which goes when that is hidden; its name is the title where there are several."""
         several = len(self.rows.subjects) > 1
         role = subject.role if several and subject.role not in subject.label else ""
         return replace(panel, title=subject.label if several else "", owner=role, line=subject.index)
@@ -248,7 +255,7 @@ def _inside(row: Any) -> bool:
 def points(label: str, rows: Sequence[Any], x: Sequence[float], where: Sequence[str], **look: Any) -> Series:
     """Rows as a series; a single one with whiskers, in-sample ones hollow."""
     there = known(rows)
-    ends = {name: column(rows, name) for name in ("low", "high")}
+    ends: dict[str, Any] = {name: column(rows, name) for name in ("low", "high")}
     if all(end is None for end in ends["low"]):
         ends = {}
     if len(there) == 1:
@@ -327,20 +334,26 @@ def energy_section(found: Gradients) -> Section | None:
 def _bands(found: Gradients, metrics: Sequence[str]) -> Prose:
     frozen = any("fit=frozen" in reading for reading in found.every_reading(metrics))
     words = (
-        "Around the proxy its 95&nbsp;% interval over contexts; around the controls the band that holds 95&nbsp;% of their "
-        "draws. <em>Normal</em> subspaces are orthogonal to the proxy, <em>random</em> ones lie anywhere, <em>next r</em> "
+        "Around the proxy its 95&nbsp;% interval over contexts; around the controls the band that holds "
+        "95&nbsp;% of their "
+        "draws. <em>Normal</em> subspaces are orthogonal to the proxy, <em>random</em> ones lie anywhere, "
+        "<em>next r</em> "
         "are the largest principal components outside the proxy, and <em>permuted</em> is fitted on activations whose "
         "columns were shuffled, so that only means and variances of coordinates are left."
     )
-    more = " A frozen proxy has seen the first 30&nbsp;% of training: steps inside that window are in-sample and drawn hollow."
+    more = (
+        " A frozen proxy has seen the first 30&nbsp;% of training: steps inside that window are in-sample "
+        "and drawn hollow."
+    )
     return Prose(text(words + (more if frozen else "")))
 
 
 def _overview(found: Gradients) -> list[Any]:
     """Energy of every layer over training, coloured by depth, above the band of the normal control."""
     readings = found.readings([ENERGY])
-    views = {one.index: {str(i): _all_layers(found, one, r) for i, r in enumerate(readings)}
-             for one in found.rows.subjects}  # fmt: skip
+    views = {
+        one.index: {str(i): _all_layers(found, one, r) for i, r in enumerate(readings)} for one in found.rows.subjects
+    }
     switch = Switch("layers", (reading_choice(readings),))
     panels = found.paired(
         views, ["layers.0"], told=lambda one: _tell(found, one, readings[0]), height=320, title="energy"
@@ -366,8 +379,19 @@ def _all_layers(found: Gradients, subject: Subject, reading: str) -> Panel:
     if len(steps) > 1:
         line = found.thin(sorted(steps))
         ends = [[brief(steps[step][i]) for step in line] for i in (0, 1)]
-        drawn.append(Series("normal control, all layers", [found.time.place(step) for step in line], ends[0], "@s3", *ends,
-                            band=0.26, width=0, quiet=True))  # fmt: skip
+        drawn.append(
+            Series(
+                "normal control, all layers",
+                [found.time.place(step) for step in line],
+                ends[0],
+                "@s3",
+                ends[0],
+                ends[1],
+                band=0.26,
+                width=0,
+                quiet=True,
+            )
+        )
     lines = [(site, found.line(subject, ENERGY, site, reading=reading)) for site in sites]
     there = [(site, line) for site, line in lines if line]
     shown = {there[i][0] for i in few(range(len(there)), 3)}
@@ -585,7 +609,8 @@ def elsewhere_section(found: Gradients) -> Section | None:
         return None
     readings = found.readings_in(ENERGY, keys)
     lead = (
-        "The same question for other gradients: those of the embedding table in its two roles, what the optimiser made of "
+        "The same question for other gradients: those of the embedding table in its two roles, what the "
+        "optimiser made of "
         "them (the <em>update</em> of each row between measured steps), and weight gradients of a linear map against a "
         "proxy fitted on that map's own input."
     )

@@ -260,7 +260,9 @@ def _line_series(line: Line, depth: Depth, groups: list[str], variants: list[str
 
 def _points(line: Line, rows: Sequence[Any], depth: Depth, label: str, **look: Any) -> Series:
     places = [depth.place(row.layer or 0, row.kind, line.subject.blocks, row.depth) for row in rows]
-    ends = {name: [finite(getattr(row, name)) if row.interval else None for row in rows] for name in ("low", "high")}
+    ends: dict[str, Any] = {
+        name: [finite(getattr(row, name)) if row.interval else None for row in rows] for name in ("low", "high")
+    }
     if all(end is None for end in ends["low"]):
         ends = {}
     words = [hover_text(row, label, line.reach) if math.isfinite(row.value) else "" for row in rows]
@@ -389,7 +391,10 @@ def groups_section(rows: ProfileRows, catalogue: Catalogue) -> Section | None:
         return None
     several = len(rows.subjects) > 1
     panels = [profile_panel(p, owner=p.lines[0].subject.label if several else "") for p in found]
-    words = "The same metrics for each group on its own. Groups have fewer contexts than the whole, so their intervals are wider."
+    words = (
+        "The same metrics for each group on its own. Groups have fewer contexts than the whole, so their "
+        "intervals are wider."
+    )
     return Section("groups", "Groups of contexts", [Prose(words), Figure(tuple(panels))], "Groups")
 
 
@@ -400,8 +405,14 @@ def heads_section(rows: ProfileRows, catalogue: Catalogue) -> Section | None:
         return None
     scores = [part for key, maps in every.items() if key[1] in SCORES for part in _head_parts(catalogue, key, maps)]
     others = [key for key in every if key[1] not in SCORES]
-    parts: list[Any] = [Prose("Each number is per head. Maps of one metric share their colour scale"
-                              + (", so that models can be compared." if len(rows.subjects) > 1 else ".")), Key(), *scores]  # fmt: skip
+    parts: list[Any] = [
+        Prose(
+            "Each number is per head. Maps of one metric share their colour scale"
+            + (", so that models can be compared." if len(rows.subjects) > 1 else ".")
+        ),
+        Key(),
+        *scores,
+    ]
     if others:
         inside = [part for key in others for part in _head_parts(catalogue, key, every[key])]
         parts.append(Fold(f"Queries and keys ({len(others)})", inside, open=len(others) == len(every)))
@@ -471,7 +482,7 @@ def spectra_section(runs: Sequence[RunView], rows: ProfileRows) -> Section | Non
         return None
     several = len(owned) > 1
     named = tuple(_titled(panel, shown_name(rows, owner) if several else "") for owner, panel in panels)
-    files = {} if len(runs) > 1 else {"spectra": {}}
+    files: dict[str, dict[str, int]] = {} if len(runs) > 1 else {"spectra": {}}
     words = (
         "Eigenvalues λ of the covariance of each layer, as shares of their sum, by rank; both axes are logarithmic. "
         "A steep line means that few directions carry the variance."
@@ -496,7 +507,10 @@ def spectrum_panel(spectra: Mapping[str, np.ndarray]) -> Panel:
         where = [f"rank {k}" for k in ranks]
         if ranks:
             drawn.append(Series(site_name(layer, kind), ranks, shares, width=1.5, where=where, named=named, **look))  # type: ignore[arg-type]
-    alt = f"Eigenvalue spectra of {len(layers)} sites, layers {min(layers, default=0)} to {max(layers, default=0)}, logarithmic."
+    alt = (
+        f"Eigenvalue spectra of {len(layers)} sites, layers {min(layers, default=0)} to "
+        f"{max(layers, default=0)}, logarithmic."
+    )
     return Panel(
         Axis("rank k", log=True), Axis("share of variance", log=True, rules=True), tuple(drawn), alt=alt, height=360
     )
@@ -555,7 +569,10 @@ def cka_section(runs: Sequence[RunView], rows: ProfileRows) -> Section | None:
         title = shown_name(rows, model) if len(found) > 1 else ""
         grid = Grid(z, names, names, ends=(0.0, 1.0), label="Linear CKA")
         panels.append(Panel(y=Axis(reverse=True), grid=grid, alt=alt, title=title, height=0, equal=True))
-    words = "Linear CKA, debiased: 1 where two layers hold the same rows up to rotation and scale, 0 where they have nothing in common."
+    words = (
+        "Linear CKA, debiased: 1 where two layers hold the same rows up to rotation and scale, 0 where they "
+        "have nothing in common."
+    )
     figure = Figure(tuple(panels), layout="pairs" if len(panels) > 1 else "narrow")
     return Section("cka", "Similarity between layers", [Prose(words), figure], "Similarity")
 

@@ -221,8 +221,13 @@ def facts_parts(facts: Sequence[Mapping[str, str]], label: str = "Models") -> li
         return [Facts(facts[0])]
     heads = list(dict.fromkeys(name for fact in facts for name in fact))
     numeric = ["" if name in WORDY else "num" for name in heads]
-    row = [[Cell(fact.get(name, ""), css=css, head=i == 0) for i, (name, css) in enumerate(zip(heads, numeric, strict=True))]
-           for fact in facts]  # fmt: skip
+    row = [
+        [
+            Cell(fact.get(name, ""), css=css, head=i == 0)
+            for i, (name, css) in enumerate(zip(heads, numeric, strict=True))
+        ]
+        for fact in facts
+    ]
     return [DataTable([[Cell(name, css=css) for name, css in zip(heads, numeric, strict=True)]], [row], label)]
 
 
@@ -471,8 +476,15 @@ def glossary_section(catalogue: Catalogue, metrics: Iterable[str]) -> Section:
         ends = " ".join(part for part, end in ((f"from {low}", low), (f"to {high}", high)) if end is not None)
         texts = [entry.description, f"Convention: {entry.convention}." if entry.convention else ""]
         texts += [f"Range: {ends}." if ends else ""]
-        told.append({"title": entry.title, "names": [entry.name], "formula": entry.formula, "reference": entry.reference,
-                     "texts": [part for part in texts if part]})  # fmt: skip
+        told.append(
+            {
+                "title": entry.title,
+                "names": [entry.name],
+                "formula": entry.formula,
+                "reference": entry.reference,
+                "texts": [part for part in texts if part],
+            }
+        )
     return Section("glossary", "Glossary", [Glossary(told)], "Glossary")
 
 

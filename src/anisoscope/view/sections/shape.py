@@ -1,8 +1,8 @@
 """The shape of learning: every measure of geometry over training, as maps, at one step, with rows and estimators.
 
-An *arm* is one model with all its seeds (subjects that differ in nothing else). A *measure* is a metric in one variant at
-one family of places: the residual stream, or a kind of place inside the blocks such as attention scores. All figures look
-up the same arrays, measure × arm × place × step, which the page carries once.
+An *arm* is one model with all its seeds (subjects that differ in nothing else). A *measure* is a metric in one variant
+at one family of places: the residual stream, or a kind of place inside the blocks such as attention scores. All figures
+look up the same arrays, measure × arm × place × step, which the page carries once.
 """
 
 from __future__ import annotations
@@ -345,14 +345,29 @@ def _course_section(rows: StepRows, shape: Shape, switch: Switch) -> Section:
         panel = Panel(shape.time.axis(), views=views, by=("shape.0",), height=430, alt=_course_alt(rows, shape, arm))
         panels += [_named(rows, arm, replace(panel, below=_loop(rows, shape, arm)))] if views else []
     looped = any(panel.below is not None for panel in panels)
-    lead = ["One line per layer, from the embedding to the last block. The axis of steps is logarithmic; step 0, the "
-            "initialisation, stands apart from it.", _seed_words(shape, "Thin lines are seeds, the thick one their mean.")]  # fmt: skip
+    lead = [
+        "One line per layer, from the embedding to the last block. The axis of steps is logarithmic; step 0, the "
+        "initialisation, stands apart from it.",
+        _seed_words(shape, "Thin lines are seeds, the thick one their mean."),
+    ]
     lead += ["All models share one scale."] if len(panels) > 1 else []
-    lead += ["Below, on the same axis: the loss on the held-out probe (points), the training loss (pale) and the gradient "
-             "norm (dotted), so that phases can be read against them."] if looped else []  # fmt: skip
+    lead += (
+        [
+            "Below, on the same axis: the loss on the held-out probe (points), the training loss (pale) and the "
+            "gradient "
+            "norm (dotted), so that phases can be read against them."
+        ]
+        if looped
+        else []
+    )
     lead += ["The dotted upright is the chosen step."]
-    parts = [ Prose(text(" ".join(lead))), Key(), Says(switch),
-             Ramp("embedding", "last block", final=True), Figure(tuple(panels), layout=_beside(panels), arrays=shape.arrays)]  # fmt: skip
+    parts = [
+        Prose(text(" ".join(lead))),
+        Key(),
+        Says(switch),
+        Ramp("embedding", "last block", final=True),
+        Figure(tuple(panels), layout=_beside(panels), arrays=shape.arrays),
+    ]
     return Section("shape", "Over training", parts, "Over training", bar=Controls(switch, steer=True))
 
 
@@ -378,12 +393,32 @@ def _course(shape: Shape, m: int, arm: Arm) -> Panel | None:
         for i, colour, label in zip(mine, colours, labels, strict=True):
             ends = _ends(shape, name, (i, "*"))
             if len(arm.subjects) > 1:
-                thin = {"colour": faded(colour, 0.3), "width": 0.8, "dash": dash, "quiet": True, "join": True}
+                thin: dict[str, Any] = {
+                    "colour": faded(colour, 0.3),
+                    "width": 0.8,
+                    "dash": dash,
+                    "quiet": True,
+                    "join": True,
+                }
                 drawn.append(Series("", x, Ref(f"{name}/seeds", ("#", i, "*")), each=len(arm.subjects), **thin))
             band = 0.0 if len(arm.subjects) > 1 else 0.1
             named = i in (mine[0], mine[-1], mine[len(mine) // 2])
-            drawn.append(Series(label, x, Ref(f"{name}/mean", (i, "*")), colour, dash=dash, size=3.5, join=True, where=words,
-                                band=band, width=1.5, named=named, **ends))  # fmt: skip
+            drawn.append(
+                Series(
+                    label,
+                    x,
+                    Ref(f"{name}/mean", (i, "*")),
+                    colour,
+                    dash=dash,
+                    size=3.5,
+                    join=True,
+                    where=words,
+                    band=band,
+                    width=1.5,
+                    named=named,
+                    **ends,
+                )
+            )
     return Panel(shape.time.axis(), value_axis(shape.values(m)), tuple(drawn), levels=_now(shape))
 
 
@@ -517,9 +552,16 @@ def _moment_section(rows: StepRows, shape: Shape, runs: Sequence[RunView]) -> Se
 
 
 def arms_profile(
-    shape: Shape, m: int, arms: Sequence[Arm], colours: Mapping[int, str], *, owned: bool = False, step: int | None = None,
-    scale: Sequence[int] | None = None, labels: Mapping[int, str] | None = None,
-) -> Panel:  # fmt: skip
+    shape: Shape,
+    m: int,
+    arms: Sequence[Arm],
+    colours: Mapping[int, str],
+    *,
+    owned: bool = False,
+    step: int | None = None,
+    scale: Sequence[int] | None = None,
+    labels: Mapping[int, str] | None = None,
+) -> Panel:
     """Arms over depth at one step (the chosen one without a number), by relative depth where their depths differ."""
     there = [arm for arm in arms if shape.there[m, arm.index]]
     sites = shape.sites[m]
@@ -557,8 +599,17 @@ def _arm_profile(
         marks: dict[str, Any] = {"size": 5.0, "width": 2.0, "named": True}
         if last:
             marks = {"size": 7.0, "width": 0.0, "marker": "diamond", "bars": "y", "named": False}
-        drawn.append(Series(label, x, Ref(f"{name}/mean", (mine, when)), where=[sites[i].name for i in mine], **look, **marks,
-                            **_ends(shape, name, (mine, when))))  # fmt: skip
+        drawn.append(
+            Series(
+                label,
+                x,
+                Ref(f"{name}/mean", (mine, when)),
+                where=[sites[i].name for i in mine],
+                **look,
+                **marks,
+                **_ends(shape, name, (mine, when)),
+            )
+        )
     return drawn
 
 
@@ -649,9 +700,14 @@ def _of_arm(by: Mapping[tuple[Any, ...], Any], arm: Arm) -> list[tuple[Any, ...]
 
 
 def _row_map(
-    key: tuple[Any, ...], marks: Mapping[int, Mapping[int, tuple[Any, ...]]], arm: Arm, own: Sequence[tuple[Any, ...]], *,
-    shares: Mapping[str, Any], keep: float,
-) -> RowMap:  # fmt: skip
+    key: tuple[Any, ...],
+    marks: Mapping[int, Mapping[int, tuple[Any, ...]]],
+    arm: Arm,
+    own: Sequence[tuple[Any, ...]],
+    *,
+    shares: Mapping[str, Any],
+    keep: float,
+) -> RowMap:
     model, seed, stack, layer, kind = key
     first = min((other[3] for other in own if other[4] == "stage"), default=0)
     if kind not in (
@@ -668,7 +724,8 @@ def _row_map(
     labels = {row: values[2:] for at in marks.values() for row, values in at.items()}
     told = [labels[row] for row in rows]
     name = f"{layer}.{kind}" if stack == "single" else f"{stack}.{layer}.{kind}"
-    share = next((own[name] for n in (f"{model}-seed{seed}", model) if (own := shares.get(n) or {}).get(name)), [])
+    told_shares = [(shares.get(n) or {}).get(name) for n in (f"{model}-seed{seed}", model)]
+    share: Sequence[float] = next((s for s in told_shares if s), [])
     at = {step: [[brief(found[row][c], 4) if row in found else None for row in rows] for c in (0, 1)]
           for step, found in sorted(marks.items())}  # fmt: skip
     return RowMap(arm.index, place, Site.of(layer, kind), [round(float(s), 4) for s in share],
@@ -688,7 +745,8 @@ def _row_parts(rows: StepRows, shape: Shape, runs: Sequence[RunView]) -> list[An
     switch = Switch(
         "rows", (choice("Layer", places, middle), choice("Colour", [COLOURS[c] for c in colours] or ["one"]))
     )
-    arrays, panels = {}, []
+    arrays: dict[str, Any] = {}
+    panels = []
     for arm in shape.arms:
         own = [one for one in maps if one.arm == arm.index]
         views = {}
@@ -707,14 +765,24 @@ def _row_parts(rows: StepRows, shape: Shape, runs: Sequence[RunView]) -> list[An
     lead = f"{size} {nouns[0] if len(nouns) == 1 else 'rows'}" + (
         f" of each model ({listed(nouns)})" if len(nouns) > 1 else ""
     )
-    lead += (", the same at every step. The axes of a layer are the principal axes of all its measured steps together, each "
-             "step weighted alike, and do not move; what moves is the rows.")  # fmt: skip
+    lead += (
+        ", the same at every step. The axes of a layer are the principal axes of all its measured steps together, each "
+        "step weighted alike, and do not move; what moves is the rows."
+    )
     lead += " Of each model the first seed." if shape.seeds > 1 else ""
-    ways = [ends for c, ends in (("frequency", ("most frequent", "rarest")), ("position", ("first position", "last position")))
-            if c in colours]  # fmt: skip
+    ways = [
+        ends
+        for c, ends in (("frequency", ("most frequent", "rarest")), ("position", ("first position", "last position")))
+        if c in colours
+    ]
     ramp = [Ramp(", or ".join(a for a, _ in ways), ", or ".join(b for _, b in ways))] if ways else []
-    return [Heading("Rows on fixed axes", id="rows-map", menu="Rows"), Prose(f"{lead} Axes of two layers or two models are not the same."),
-            Controls(switch), *ramp, Figure(tuple(panels), id="rows", layout=_beside(panels), arrays=arrays)]  # fmt: skip
+    return [
+        Heading("Rows on fixed axes", id="rows-map", menu="Rows"),
+        Prose(f"{lead} Axes of two layers or two models are not the same."),
+        Controls(switch),
+        *ramp,
+        Figure(tuple(panels), id="rows", layout=_beside(panels), arrays=arrays),
+    ]
 
 
 def _row_texts(one: RowMap) -> list[str]:
@@ -749,7 +817,7 @@ def _rows_view(one: RowMap, name: str, wanted: str) -> Panel:
         share = f" ({100 * one.shares[c]:.3g} % of variance)" if len(one.shares) > c else ""
         axes.append(Axis(f"axis {c + 1}{share}", rules=True, most=5, bounds=(min(values) - pad, max(values) + pad)))
     aside = ", by position" if by != wanted else ""
-    return Panel(*axes, tuple(drawn), heading=f"{one.site.name}, {{shape.1}}{aside}", legend=len(groups) > 1)
+    return Panel(axes[0], axes[1], tuple(drawn), heading=f"{one.site.name}, {{shape.1}}{aside}", legend=len(groups) > 1)
 
 
 # dimension by estimator
@@ -774,16 +842,24 @@ def _dimension_sections(rows: StepRows, shape: Shape) -> list[Section]:
             file_panels.append(replace(left, below=_loop(rows, shape, arm)))
     several = len({e[0] for _, e in lines}) > 1
     bias = _bias(rows)
-    lead = ["Left over steps at one layer, right over layers at the step of the slider. Bars are the standard deviation over "
-            "shuffled batches of rows. TwoNN is biased low, the more so the larger the dimension and the fewer the rows"
-            + (f" ({bias}, as the table says at each value)" if bias else "")
-            + "; <em>bias taken out</em> is the dimension of a flat cloud that gives the same TwoNN value at the same number "
-            "of rows."]  # fmt: skip
+    lead = [
+        "Left over steps at one layer, right over layers at the step of the slider. Bars are the standard "
+        "deviation over "
+        "shuffled batches of rows. TwoNN is biased low, the more so the larger the dimension and the fewer the rows"
+        + (f" ({bias}, as the table says at each value)" if bias else "")
+        + "; <em>bias taken out</em> is the dimension of a flat cloud that gives the same TwoNN value at the same "
+        "number of rows."
+    ]
     lead += ["What all estimators show does not hang on one of them."] if several else []
     looks = Swatches([Swatch(name, series(hue), dash) for _, (_, _, name, hue, dash, _) in lines])
     file = Figure(tuple(file_panels[:3]), arrays=shape.arrays, files={"dimension-over-training": {}}, shown=False)
-    parts = [Prose(text(" ".join(lead))), Controls(switch), looks, Figure(tuple(panels), layout="pairs", arrays=shape.arrays),
-             file]  # fmt: skip
+    parts = [
+        Prose(text(" ".join(lead))),
+        Controls(switch),
+        looks,
+        Figure(tuple(panels), layout="pairs", arrays=shape.arrays),
+        file,
+    ]
     return [Section("dimension", "Intrinsic dimension by estimator", parts, "Dimension", under=True)]
 
 
@@ -797,7 +873,7 @@ def _spread(shape: Shape, name: str, at: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _dimension_scale(shape: Shape, lines: Estimators, *, embed: bool) -> Axis:
-    """The scale of the blocks: few different rows leave the embedding of a character model, and its dimension far above."""
+    """The scale of the blocks: the embedding of a character model has few different rows, and lies far above."""
     values = []
     for m, _ in lines:
         for arm in shape.arms:
@@ -820,8 +896,20 @@ def _dimension_over(
                     and (kind != "resid" or shape.sites[m][i].layer == layer)]  # fmt: skip
             if here:
                 own, site = f"shape/{m}/{arm.index}", shape.sites[m][here[0]]
-                drawn.append(Series(name, x, Ref(f"{own}/mean", (here[0], "*")), series(hue), dash=dash, width=width, size=4.0,
-                                    join=True, where=words, **_spread(shape, own, (here[0], "*"))))  # fmt: skip
+                drawn.append(
+                    Series(
+                        name,
+                        x,
+                        Ref(f"{own}/mean", (here[0], "*")),
+                        series(hue),
+                        dash=dash,
+                        width=width,
+                        size=4.0,
+                        join=True,
+                        where=words,
+                        **_spread(shape, own, (here[0], "*")),
+                    )
+                )
         if drawn and site is not None:
             y = _dimension_scale(shape, lines, embed=kind == "embed")
             views[str(p)] = Panel(
@@ -838,8 +926,20 @@ def _dimension_at(shape: Shape, arm: Arm, lines: Estimators) -> Panel:
         when = f"{STEP}>{own}/upto" if f"{own}/upto" in shape.arrays else STEP
         if mine:
             x = [depth.place(sites[i].layer, sites[i].kind) for i in mine]
-            drawn.append(Series(name, x, Ref(f"{own}/mean", (mine, when)), series(hue), dash=dash, width=width, size=4.0,
-                                join=True, where=[sites[i].name for i in mine], **_spread(shape, own, (mine, when))))  # fmt: skip
+            drawn.append(
+                Series(
+                    name,
+                    x,
+                    Ref(f"{own}/mean", (mine, when)),
+                    series(hue),
+                    dash=dash,
+                    width=width,
+                    size=4.0,
+                    join=True,
+                    where=[sites[i].name for i in mine],
+                    **_spread(shape, own, (mine, when)),
+                )
+            )
     y = _dimension_scale(shape, lines, embed=False)
     return Panel(depth.axis(), y, tuple(drawn), heading="over layers, {shape.1}")
 

@@ -150,8 +150,11 @@ def _gradient_sections(rows: StepRows, catalogue: Catalogue) -> tuple[Any, Any, 
 
 
 def _figures(parts: Sequence[Any]) -> list[Figure]:
-    return [figure for part in parts for figure in
-            ([part] if isinstance(part, Figure) else _figures(part.parts) if isinstance(part, Fold) else [])]  # fmt: skip
+    return [
+        figure
+        for part in parts
+        for figure in ([part] if isinstance(part, Figure) else _figures(part.parts) if isinstance(part, Fold) else [])
+    ]
 
 
 def _likely(rows: StepRows, catalogue: Catalogue) -> int:
@@ -233,8 +236,10 @@ def _verdict_parts(
     scope = common_scope(claims)
     words = (
         "{counts} A claim <em>holds</em> where the whole 95&nbsp;% interval of its effect lies beyond the margin, "
-        "<em>fails</em> where it lies short of it, and is <em>undecided</em> otherwise. Each claim has intervals of its own "
-        "kind, over contexts, layers, models or seeds; steps and layers of one run are not independent, so p is descriptive."
+        "<em>fails</em> where it lies short of it, and is <em>undecided</em> otherwise. Each claim has "
+        "intervals of its own "
+        "kind, over contexts, layers, models or seeds; steps and layers of one run are not independent, so p is "
+        "descriptive."
     )
     words += " Unless it says otherwise, a verdict speaks <em>{scope}</em>." if scope else ""
     subjects = len({str(v.get("subject") or "") for v in measured(verdicts)})
@@ -290,7 +295,10 @@ def _loss_section(rows: StepRows, catalogue: Catalogue, *, several_seeds: bool) 
         return None
     words = "What the training loop logged, on the same axis of steps."
     if len(_legend(rows)) > 1:
-        words += " Colours are models; in the first figure the paler line is the training batch, the one with points the held-out probe."
+        words += (
+            " Colours are models; in the first figure the paler line is the training batch, the one with "
+            "points the held-out probe."
+        )
         words += " Thin lines are seeds, over them their mean." if several_seeds else ""
     return Section("course", "Loss", [Prose(words), Key(), Figure(tuple(panels))], "Loss")
 

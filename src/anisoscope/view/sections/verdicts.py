@@ -141,7 +141,7 @@ def _parts(details: Any) -> list[dict[str, str]]:
             "effect": neat(p["effect"]),
             "interval": _interval(p),
             "status": str(p.get("status") or ""),
-        }  # fmt: skip
+        }
         for p in parts
     ]
 
