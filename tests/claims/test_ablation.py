@@ -12,9 +12,9 @@ import pytest
 from anisoscope.claims.engine.claim import Verdict, claims, evaluate_claims, verdicts_to_dicts
 from anisoscope.claims.engine.evidence import arm_of, model_roles
 from anisoscope.claims.shape.estimators import rank_correlation
+from anisoscope.commands.report import joint_table
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.table import Table
-from anisoscope.commands.report import joint_table
 from anisoscope.view.sections.verdicts import unmeasured, verdict_claims, verdict_counts
 from support.fake_profiles import Sheet, Truth, bell, flat, joined
 

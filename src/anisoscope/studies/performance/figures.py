@@ -16,7 +16,7 @@ from anisoscope.view.matplotlib_renderer import slug
 from anisoscope.view.page import Cell, DataTable, Fold, Heading, Page, Prose, Section, Swatch, Swatches, Verdicts, text
 from anisoscope.view.palette import sequence, series
 from anisoscope.view.sections.record import record_section, terms_section
-from anisoscope.view.sections.verdicts import verdict_claims
+from anisoscope.view.sections.verdicts import common_scope, verdict_claims
 from anisoscope.view.subjects import RunView, Site
 from anisoscope.view.words import estimate, number, step_words
 
@@ -319,7 +319,8 @@ def _verdict_section(run: RunView, models: int) -> Section:
         "averaged over sites. "
         "Everything is said of " + ("this model" if models == 1 else "these models") + " alone."
     )
-    table = Verdicts(verdict_claims(run.verdicts), "Model" if models > 1 else "", first="Statement", parts=False)
+    claims = verdict_claims(run.verdicts)
+    table = Verdicts(claims, "Model" if models > 1 else "", common_scope(claims), first="Statement", parts=False)
     return Section("summary", "Verdicts", [Prose(text(lead)), table], "Verdicts")
 
 

@@ -16,7 +16,7 @@ from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, va
 from anisoscope.view.page import Cell, DataTable, Fold, Heading, Page, Prose, Section, Swatch, Swatches, Verdicts, text
 from anisoscope.view.palette import series
 from anisoscope.view.sections.record import record_section, terms_section
-from anisoscope.view.sections.verdicts import verdict_claims
+from anisoscope.view.sections.verdicts import common_scope, verdict_claims
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import estimate, listed, neat, number, step_words
 
@@ -328,7 +328,9 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
     sections += [_size_section(found, alone=len(sizes) == 1) for found in sizes]
     others = [claim for claim in claims if claim["name"] not in QUESTIONS]
     if others:
-        fold = Fold(f"{len(others)} claims", [Verdicts(others, "Arms", first="Statement", parts=False)])
+        fold = Fold(
+            f"{len(others)} claims", [Verdicts(others, "Arms", common_scope(others), first="Statement", parts=False)]
+        )
         lead = Prose("Told for each arm by itself, whatever its attention.")
         sections.append(Section("others", "Other claims about the same runs", [lead, fold]))
     return Page(
@@ -376,7 +378,10 @@ def _verdict_section(sizes: Sequence[ArmNumbers], claims: Sequence[Mapping[str, 
         "t), and with "
         "fewer both questions stay undecided."
     )
-    parts: list[Any] = [Prose(text(lead)), Verdicts(claims, "Arms", first="Statement", parts=False)]
+    parts: list[Any] = [
+        Prose(text(lead)),
+        Verdicts(claims, "Arms", common_scope(claims), first="Statement", parts=False),
+    ]
     for found in sizes:
         if words := loss_sentence(found):
             more = ", 95&nbsp;% over seeds" if len(found.seeds) > 2 else ""

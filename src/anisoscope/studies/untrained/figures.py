@@ -22,7 +22,7 @@ from anisoscope.view.matplotlib_renderer import slug
 from anisoscope.view.page import Cell, DataTable, Fold, Heading, Page, Prose, Section, Swatch, Swatches, Verdicts, text
 from anisoscope.view.palette import sequence, series
 from anisoscope.view.sections.record import record_section, terms_section
-from anisoscope.view.sections.verdicts import verdict_claims
+from anisoscope.view.sections.verdicts import common_scope, verdict_claims
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import estimate, few, listed
 
@@ -537,7 +537,7 @@ def _verdict_section(curves: BiasCurves, run: RunView) -> Section:
     ]
     heads = ["Claim", "Family", "Arm", Cell("Effect", css="num"), Cell(text("95&nbsp;% interval"), css="num"), "Status"]
     table = DataTable([heads], [body], "Every arm by itself", "plain wide", numeric=99)
-    parts = [Prose(text(lead, lengths=lengths, seeds=seeds)), Verdicts(claims, "Family", p=False, parts=False),
+    parts = [Prose(text(lead, lengths=lengths, seeds=seeds)), Verdicts(claims, "Family", common_scope(claims), p=False, parts=False),
              Fold("Every arm by itself", [table])]  # fmt: skip
     return Section("summary", "Verdicts", parts, "Verdicts")
 
