@@ -171,9 +171,10 @@ def _lost_sites(table: Any) -> dict[str, str]:
 
 
 def print_short(table: Any) -> None:
+    from anisoscope.metrics.engine.metric import registry
     from anisoscope.view.tables import short_tables
 
-    for shown in short_tables(table):
+    for shown in short_tables(table, catalogue=registry()):
         console.print(shown)
 
 

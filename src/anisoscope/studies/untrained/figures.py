@@ -537,8 +537,8 @@ def _verdict_section(curves: BiasCurves, run: RunView) -> Section:
     ]
     heads = ["Claim", "Family", "Arm", Cell("Effect", css="num"), Cell(text("95&nbsp;% interval"), css="num"), "Status"]
     table = DataTable([heads], [body], "Every arm by itself", "plain wide", numeric=99)
-    parts = [Prose(text(lead, lengths=lengths, seeds=seeds)), Verdicts(claims, "Family", common_scope(claims), p=False, parts=False),
-             Fold("Every arm by itself", [table])]  # fmt: skip
+    verdicts = Verdicts(claims, "Family", common_scope(claims), p=False, parts=False)
+    parts = [Prose(text(lead, lengths=lengths, seeds=seeds)), verdicts, Fold("Every arm by itself", [table])]
     return Section("summary", "Verdicts", parts, "Verdicts")
 
 
