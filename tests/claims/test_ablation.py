@@ -13,10 +13,10 @@ from anisoscope.claims.catalogue import claims, evaluate_claims
 from anisoscope.claims.engine.claim import Verdict, verdicts_to_dicts
 from anisoscope.claims.engine.correlation import rank_correlation
 from anisoscope.claims.engine.evidence import arm_of, model_roles
+from anisoscope.commands.page import joint_table
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.table import Table
-from anisoscope.view.load import joint_table
-from anisoscope.view.verdicts import unmeasured, verdict_claims, verdict_counts
+from anisoscope.view.sections.verdicts import unmeasured, verdict_claims, verdict_counts
 from support.fake_profiles import Sheet, Truth, bell, flat, joined
 
 ARMS = ("causal-next", "causal-masked", "bidirectional-masked")

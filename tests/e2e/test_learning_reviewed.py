@@ -67,7 +67,7 @@ def test_models_of_one_name_are_told_apart_by_their_run(arms: dict[str, Path], c
 
 
 def test_other_seeds_of_a_model_keep_its_name() -> None:
-    from anisoscope.view.joining import new_names
+    from anisoscope.commands.page import new_names
 
     tables = [Table.from_records([{"model": "decoder", "seed": seed}]) for seed in (0, 1, 1)]
     assert new_names(tables, ["a", "b", "c"]) == [{}, {"decoder": "decoder (b)"}, {"decoder": "decoder (c)"}]
@@ -76,7 +76,7 @@ def test_other_seeds_of_a_model_keep_its_name() -> None:
 def test_a_page_of_several_runs_judges_them_together(
     arms: dict[str, Path], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anisoscope.view import load
+    from anisoscope.commands import report as load
 
     seen: list[Any] = []
     monkeypatch.setattr(load, "write_report", lambda out, views, **_: seen.append(views) or out)

@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 
-from anisoscope.view.sharpness_figures import FIGURES
-
 Command = Callable[..., Any]
 FEW = ("--sizes", "1x16", "--steps", 2, "--context", 16, "--contexts", 24, "--limit", 0.1, "--when", "0,2")
 HERE = ("--jobs", 1, "--device", "cpu")
 
 
 @pytest.fixture(autouse=True)
-def one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others take seconds, and are drawn elsewhere."""
-    monkeypatch.setattr("anisoscope.view.sharpness.figures_of", lambda results: {"loss": FIGURES["loss"]})
+def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vector files take seconds, and are drawn elsewhere."""
+    monkeypatch.setattr("anisoscope.view.report.write_figures", lambda *_, **__: [])
 
 
 def test_the_study_ends_with_verdicts_losses_and_a_page(command: Command, tmp_path: Path) -> None:

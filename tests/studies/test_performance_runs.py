@@ -14,6 +14,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
 from anisoscope.studies.performance.config import PerformanceConfig
 from anisoscope.studies.performance.protocol import Performance
+from support.pages import page_of
 from support.performances import WORDS, write_records
 
 STORIES = Path(__file__).parents[3] / "shared" / "models" / "stories260k"
@@ -107,12 +108,12 @@ def test_a_study_that_broke_off_goes_on_and_ends_alike(
 
 
 def test_the_page_is_complete_in_itself(measured: RunFolder) -> None:
-    from anisoscope.view.performance import write_performance_report
+    from anisoscope.commands.page import write_study_report
 
-    page = write_performance_report(measured.path)
+    page = write_study_report(measured.path, "performance")
     text = page.read_text(encoding="utf-8")
     assert "Does the geometry matter?" in text and "Rank correlations" in text
-    assert "http://www.w3.org" in text and "src=" not in text.replace("src='none'", "")
+    assert page_of(page).fetched() == []
     names = {path.stem for path in (measured.path / "figures").glob("*.pdf")}
     wanted = ("loss", "probes", "cosine", "geometry", "course", "together")
     assert names == {f"performance-{n}" for n in wanted}

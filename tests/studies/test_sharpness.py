@@ -12,18 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from anisoscope.commands.page import write_study_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.attention_variant import VARIANTS
 from anisoscope.models.load import load_model
 from anisoscope.results.folder import RunFolder
 from anisoscope.studies.sharpness.config import ARMS, PRESETS, SharpnessConfig
+from anisoscope.studies.sharpness.figures import RELATIVE, ArmNumbers
 from anisoscope.studies.sharpness.protocol import Sharpness
 from anisoscope.training.corpus import prepare_corpus
 from anisoscope.training.language_model import make_stream
 from anisoscope.training.loop import Trainer
 from anisoscope.training.record import read_log
-from anisoscope.view.sharpness import write_sharpness_report
-from anisoscope.view.sharpness_results import RELATIVE, Results
+from anisoscope.view.subjects import RunView
 
 TINY: dict[str, Any] = {
     "sizes": ("1x16",),
@@ -106,7 +107,7 @@ def test_arms_start_as_one_model_and_part(whole: Path) -> None:
 
 
 def test_every_arm_has_the_geometry_of_its_attention(whole: Path) -> None:
-    (results,) = Results.all(RunFolder.open(whole).table().records())
+    (results,) = ArmNumbers.all(RunView(RunFolder.open(whole).table()))
     assert results.arms == list(ARMS) and results.steps == [0, 1, 3] and results.seeds == [0]
     sharp = {arm: results.mark(arm, 3, "scores", "attention_sharpness").value for arm in ARMS}
     assert sharp["uniform"] == pytest.approx(0.0, abs=1e-6) and sharp["fixed-sharp"] > 3 * sharp["softmax"]
@@ -124,8 +125,8 @@ def test_both_questions_are_judged(whole: Path) -> None:
 
 
 def test_the_page_shows_every_arm_and_figure(whole: Path) -> None:
-    page = write_sharpness_report(whole).read_text(encoding="utf-8")
-    assert page.count("<svg") == 5 and all(f"<code>{arm}</code>" in page for arm in ARMS)
+    page = write_study_report(whole, "sharpness").read_text(encoding="utf-8")
+    assert page.count('class="plot"') == 2 + 3 + 6 + 4 + 2 and all(f"<code>{arm}</code>" in page for arm in ARMS)
     assert "anisotropy_without_drift" in page and "held-out loss of" in page
     assert {p.suffix for p in (whole / "figures").iterdir()} == {".pdf", ".svg"}
 

@@ -10,6 +10,7 @@ import torch
 
 from anisoscope.capture.attention.call import Call
 from anisoscope.studies.untrained.block import UntrainedBlock, biased, build_block, direction, initialise
+from anisoscope.studies.untrained.figures import REFERENCE, prediction
 from anisoscope.studies.untrained.protocol import (
     EDGES,
     BiasPoint,
@@ -18,7 +19,6 @@ from anisoscope.studies.untrained.protocol import (
     score_rows,
     sequence_numbers,
 )
-from anisoscope.view.untrained_curves import REFERENCE, prediction
 
 SMALL = {"width": 32, "heads": 2, "length": 24, "sequences": 3}
 

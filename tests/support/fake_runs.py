@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anisoscope.results.table import Table
-from anisoscope.view.report import RunView
+from anisoscope.view.subjects import RunView
 
 HOSTILE = "<script>alert('x')</script>&\"[bold]$\\frac$"
 FOLDS = 8

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anisoscope.commands.page import write_report
 from anisoscope.results.table import Table
-from anisoscope.view import attention_dynamics
-from anisoscope.view.attention_dynamics import attention_section
-from anisoscope.view.attention_figures import write_attention_figures
-from anisoscope.view.attention_heads import Heads, head_numbers
 from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.report import TEMPLATES, RunView, write_report
-from anisoscope.view.series import Source
+from anisoscope.view.page import TEMPLATES, Controls
+from anisoscope.view.sections import attention
+from anisoscope.view.sections.attention import Carried, Heads, attention_sections, carried, head_numbers
+from anisoscope.view.subjects import RunView
 from support.fake_runs import CATALOGUE, HOSTILE
 from support.pages import Page, page_of
 
@@ -72,7 +71,13 @@ class Scribe:
 
 def heads_of(*scribes: Scribe) -> list[Heads]:
     tables = [scribe.table() for scribe in scribes]
-    return head_numbers([Source(table, table.about, f"runs/{i}") for i, table in enumerate(tables)])
+    return head_numbers([RunView(table, dict(table.about), path=f"runs/{i}") for i, table in enumerate(tables)])
+
+
+def carried_of(*scribes: Scribe) -> Carried:
+    found = carried(heads_of(*scribes))
+    assert found is not None
+    return found
 
 
 def view_of(scribe: Scribe) -> RunView:
@@ -84,8 +89,8 @@ def ids(page: Page) -> set[str | None]:
     return {attributes.get("id") for tag, attributes in page.elements if tag == "section"}
 
 
-def carried(page: Page) -> dict[str, Any]:
-    return json.loads(page.scripts["attention-data"])
+def arrays_of(page: Page) -> dict[str, Any]:
+    return dict(json.loads(page.scripts["arrays"]))
 
 
 @pytest.fixture(scope="module")
@@ -153,13 +158,13 @@ def test_every_model_comes_before_the_second_seed_of_any() -> None:
     first, second, other = Scribe("a").pair(), Scribe("a").pair(), Scribe("b").pair()
     second.rows = [row | {"seed": 1} for row in second.rows]
     table = Table.from_records([*first.rows, *second.rows, *other.rows])
-    labels = [heads.label for heads in head_numbers([Source(table, {})])]
+    labels = [heads.label for heads in head_numbers([RunView(table)])]
     assert labels == ["a · seed 0", "b", "a · seed 1"]
 
 
 def test_a_run_over_steps_has_paths_and_sharpness_and_a_profile_has_heads_alone(page: Page, tmp_path: Path) -> None:
     assert {"mean-qk", "sharpness"} <= ids(page)
-    assert page.specs().keys() >= {"qk-heads", "paths-1", "paths-2", "sharp-all", "spread-1", "spread-2"}
+    assert page.specs().keys() >= {"qk-heads-1", "paths-1", "paths-2", "sharp-all-1", "spread-1", "spread-2"}
     once = page_of(write_report(tmp_path, [view_of(Scribe(steps=(None,)).pair().scores())], catalogue=CATALOGUE))
     assert "mean-qk" in ids(once)
     assert "sharpness" not in ids(once)
@@ -171,16 +176,15 @@ def test_a_run_without_heads_says_nothing_of_them(tmp_path: Path) -> None:
     scribe.put(None, 1, "resid", "average_cosine", 0.2, None)
     page = page_of(write_report(tmp_path, [view_of(scribe)], catalogue=CATALOGUE))
     assert ids(page).isdisjoint({"mean-qk", "sharpness"})
-    assert "attention-data" not in page.scripts
+    assert not [name for name in arrays_of(page) if name.startswith(("qk/", "sharp/"))]
 
 
 def test_the_page_carries_the_numbers_and_says_what_the_plane_is(page: Page) -> None:
-    data = carried(page)
-    plane = data["models"][0]["planes"]["query"]
+    arrays = arrays_of(page)
     q, _, c = planted(16, 2, 3)
-    assert data["steps"] == list(STEPS)
-    assert plane["q"][3][1][3] == pytest.approx(q, rel=5e-3)
-    assert plane["c"][3][1][3] == pytest.approx(c, rel=5e-3)
+    assert len(arrays["qk/0/query/q"]) == len(STEPS)
+    assert arrays["qk/0/query/q"][3][1][3] == pytest.approx(q, rel=5e-3)
+    assert arrays["qk/0/query/c"][3][1][3] == pytest.approx(c, rel=5e-3)
     assert "The plane is spanned anew at every step by the two means themselves" in page.text
 
 
@@ -189,43 +193,44 @@ def test_several_pairs_are_named_for_what_they_are(tmp_path: Path) -> None:
     page = page_of(write_report(tmp_path, [view_of(scribe)], catalogue=CATALOGUE))
     assert "self-attention, before rotation" in page.text
     assert "cross-attention" in page.text
-    assert carried(page)["pairs"] == ["query", "query_unrotated", "cross_query"]
+    kinds = {name.split("/")[2] for name in arrays_of(page) if name.startswith("qk/")}
+    assert kinds == {"query", "query_unrotated", "cross_query"}
 
 
 def test_many_layers_are_turned_over_in_pages_of_panels() -> None:
-    section, specs = attention_section(heads_of(Scribe(layers=30, heads=2, keys=2).pair()), Catalogue(CATALOGUE))
-    options = section["paths"]["pages"].choices[0].options
-    assert [option.label for option in options] == ["1 to 12", "13 to 24", "25 to 30"]
-    assert sum(name.startswith("paths-") for name in specs) == 12
-    few, _ = attention_section(heads_of(Scribe(layers=3).pair()), Catalogue(CATALOGUE))
-    assert few["paths"]["pages"] is None
+    (section,) = attention_sections([view_of(Scribe(layers=30, heads=2, keys=2).pair())], Catalogue(CATALOGUE))
+    pages = [part.switch for part in section.parts if isinstance(part, Controls) and part.switch.id == "qkpage"]
+    assert [option.label for option in pages[0].choices[0].options] == ["1 to 12", "13 to 24", "25 to 30"]
+    paths = next(part for part in section.parts if getattr(part, "id", "") == "paths")
+    assert len(paths.panels) == 12
+    (few,) = attention_sections([view_of(Scribe(layers=3).pair())], Catalogue(CATALOGUE))
+    assert not [part for part in few.parts if isinstance(part, Controls) and part.switch.id == "qkpage"]
 
 
 def test_what_does_not_fit_is_left_out_by_steps_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    heads = heads_of(Scribe(steps=tuple(range(30)), layers=8, heads=8, keys=8).pair())
-    whole, _ = attention_section(heads, Catalogue(CATALOGUE))
-    monkeypatch.setattr(attention_dynamics, "SIZE", 12_000)
-    cut, _ = attention_section(heads, Catalogue(CATALOGUE))
-    assert (len(whole["data"]["steps"]), whole["left_out"]) == (30, [])
-    assert len(json.dumps(cut["data"])) <= 12_000
-    assert cut["data"]["steps"][-1] == 29
-    assert cut["left_out"][0].endswith(" of 30 steps")
+    scribe = Scribe(steps=tuple(range(30)), layers=8, heads=8, keys=8).pair()
+    whole = carried_of(scribe)
+    monkeypatch.setattr(attention, "SIZE", 24_000)
+    cut = carried_of(scribe)
+    assert (len(whole.steps), whole.left_out) == (30, [])
+    assert len(json.dumps(cut.arrays)) <= 24_000
+    assert cut.steps[-1] == 29
+    assert cut.left_out[0].endswith(" of 30 steps")
 
 
 def test_a_large_model_stays_within_the_weight_of_a_page() -> None:
-    heads = heads_of(Scribe(steps=tuple(range(20)), layers=30, heads=32, keys=8).pair().scores())
-    section, specs = attention_section(heads, Catalogue(CATALOGUE))
-    assert len(json.dumps(section["data"])) + len(json.dumps(specs)) < 300_000
-    plane = section["data"]["models"][0]["planes"]["query"]
-    assert (len(plane["layers"]), len(plane["q"][0][0])) == (30, 32)
+    found = carried_of(Scribe(steps=tuple(range(20)), layers=30, heads=32, keys=8).pair().scores())
+    assert len(json.dumps(found.arrays)) <= attention.SIZE
+    plane = found.arrays["qk/0/query/q"]
+    assert (len(plane[0]), len(plane[0][0])) == (30, 32)
 
 
 def test_what_was_not_computed_is_null_and_names_never_become_markup(tmp_path: Path) -> None:
     scribe = Scribe(HOSTILE).pair()
     scribe.rows = [row | {"value": math.nan} if row["head"] == 1 else row for row in scribe.rows]
     page = page_of(write_report(tmp_path, [view_of(scribe)], catalogue=CATALOGUE))
-    assert carried(page)["models"][0]["planes"]["query"]["q"][0][0][1] is None
-    assert "<script>alert" not in page.scripts["attention-data"]
+    assert arrays_of(page)["qk/0/query/q"][0][0][1] is None
+    assert "<script>alert" not in json.dumps(page.specs())
     assert page.fetched() == []
 
 
@@ -233,41 +238,70 @@ def test_vector_twins_are_written_and_the_same_every_time(folder: Path, tmp_path
     names = ("qk-heads", "qk-paths", "attention-over-training")
     files = [folder / "figures" / f"{name}{suffix}" for name in names for suffix in (".pdf", ".svg")]
     assert all(file.stat().st_size > 2000 for file in files)
-    write_attention_figures(tmp_path, heads_of(Scribe().pair().scores()), Catalogue(CATALOGUE))
-    assert all(file.read_bytes() == (tmp_path / file.name).read_bytes() for file in files)
+    again = write_report(tmp_path, [view_of(Scribe().pair().scores())], catalogue=CATALOGUE).parent / "figures"
+    assert all(file.read_bytes() == (again / file.name).read_bytes() for file in files)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node runs the page's script")
 def test_the_script_draws_the_table_s_planes(page: Page, tmp_path: Path) -> None:
     """The script in a page that is not there: what it would hand to the drawing library."""
     harness = tmp_path / "harness.js"
-    harness.write_text(_HARNESS % (page.scripts["attention-data"], (TEMPLATES / "attention.js").read_text("utf-8")))
+    script = (
+        (TEMPLATES / "page.js")
+        .read_text("utf-8")
+        .replace("  /* Theme */", "  global.shown = shown;\n  return;\n  /* Theme */", 1)
+    )
+    script = script.replace("  function draw(id, width) {", _SHOWN + "  function draw(id, width) {", 1)
+    harness.write_text(_HARNESS % (page.scripts["specs"], page.scripts["arrays"], script))
     done = subprocess.run(["node", str(harness)], capture_output=True, text=True, check=True, timeout=60)
     drawn = json.loads(done.stdout)
     q, k, c = planted(64, 2, 1)
-    path = drawn["paths"]["data"][2 * 1 + 1]  # of each head first the key, then the query
+    own = [
+        trace for trace in drawn["paths-2"] if trace["name"] == "block 2 · head 1" and trace["mode"] == "lines+markers"
+    ]
+    key, path = own  # of each head first the key, then the query
     assert path["x"][-1] == pytest.approx(q * c, rel=1e-2)
     assert path["y"][-1] == pytest.approx(q * math.sqrt(1 - c * c), rel=1e-2)
-    key = drawn["paths"]["data"][2 * 1]
     assert key["x"][-1] == pytest.approx(k + 10, rel=1e-2)
     assert set(key["y"]) == {0}
-    keys, queries = drawn["glyphs"]["data"][1], drawn["glyphs"]["data"][2]
+    strokes = [trace for trace in drawn["qk-heads-1"] if trace["mode"] == "lines"]
+    keys, queries = strokes[1:]  # the first are the rules beneath
     assert len(keys["x"]) == len(queries["x"]) == 3 * 2 * 4
     angle = (queries["x"][1] - queries["x"][0]) / math.hypot(*(queries[a][1] - queries[a][0] for a in "xy"))
     assert angle == pytest.approx(planted(64, 1, 0)[2], abs=1e-2)
-    assert drawn["spread"]["data"][2]["y"][0] == pytest.approx(np.mean([1 / (2 + head) for head in range(4)]), rel=1e-3)
+    line = next(trace for trace in drawn["spread-1"] if trace.get("name") == "block 1")
+    assert line["y"][0] == pytest.approx(np.mean([1 / (2 + head) for head in range(4)]), rel=1e-3)
 
 
+_SHOWN = """
+  function shown(id) { return [].concat.apply([], view(specs[id]).data.map(complete)); }
+"""
 _HARNESS = """
-const node = { style: {}, clientWidth: 800, closest: function () { return { style: {} }; } };
-const data = %s;
-global.window = { anisoscope: { makers: {}, chosen: {} } };
-const source = { textContent: JSON.stringify(data) };
-global.document = { getElementById: function (id) { return id === "attention-data" ? source : node; } };
+const texts = { specs: %s, arrays: %s };
+const node = { dataset: {}, style: {}, addEventListener: function () {} };
+global.window = { matchMedia: function () { return node; } };
+global.IntersectionObserver = function () { return { observe: function () {} }; };
+function control(id, values) {
+  const inputs = values.map(function (v) {
+    const option = { textContent: "", dataset: {} };
+    return { options: [1, 2], value: String(v), selectedOptions: [option], addEventListener: function () {} };
+  });
+  const found = { querySelectorAll: function () { return inputs; }, querySelector: function () { return null; } };
+  return Object.assign(found, { dataset: { switch: id } });
+}
+global.document = {
+  documentElement: node,
+  getElementById: function (id) { return { textContent: JSON.stringify(texts[id]) }; },
+  querySelector: function () { return null; },
+  querySelectorAll: function (what) {
+    if (what !== "[data-switch]") return [];
+    return [control("qk", [0, 0, 0]), control("qkstep", [4]), control("sharp", [0, 0, 0])];
+  },
+};
 %s
-const make = window.anisoscope.makers, spec = function (panel) { return { node: "n", panel: panel, layout: {} }; };
-const drawn = { glyphs: make.glyphs(spec(0)), paths: make.paths(spec(1)), sharp: make.sharp(spec(0)) };
-console.log(JSON.stringify(Object.assign(drawn, { spread: make.spread(spec(0)) })));
+const drawn = {};
+["qk-heads-1", "paths-2", "sharp-all-1", "spread-1"].forEach(function (id) { drawn[id] = global.shown(id); });
+console.log(JSON.stringify(drawn));
 """
 
 

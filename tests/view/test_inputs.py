@@ -16,24 +16,22 @@ from rich.console import Console
 
 from anisoscope.claims.inherent.drift import correlations
 from anisoscope.claims.inherent.modalities import modality_table
+from anisoscope.commands.page import compare, report_runs, write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.table import Table
 from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.charts import Desk
-from anisoscope.view.drift_scatter import _across, drift_section
-from anisoscope.view.drift_table import p_words
-from anisoscope.view.figures import few_powers, spectrum
-from anisoscope.view.findings import find, mean_over_blocks
-from anisoscope.view.inputs import data_phrase, random_models, row_noun, row_nouns
-from anisoscope.view.load import report_runs
-from anisoscope.view.modalities import compare, modality_findings
-from anisoscope.view.palette import Tokens
-from anisoscope.view.records import model_facts
-from anisoscope.view.report import RunView, write_report
-from anisoscope.view.series import Sheet, Source
-from anisoscope.view.shape_rows import COLUMNS
+from anisoscope.view.figure import Figure, Panel
+from anisoscope.view.matplotlib_renderer import draw, few_powers
+from anisoscope.view.page import Cell, DataTable
+from anisoscope.view.plotly_renderer import panel_spec
+from anisoscope.view.sections.drift import drift_axis, drift_section, modality_findings
+from anisoscope.view.sections.findings import find, mean_over_blocks
+from anisoscope.view.sections.profiles import head_maps, head_title, heat_section, spectrum_panel
+from anisoscope.view.sections.record import data_phrase, model_facts, row_noun, row_nouns
+from anisoscope.view.sections.shape import COLUMNS
+from anisoscope.view.subjects import ProfileRows, RunView, random_models
 from anisoscope.view.tables import short_tables
-from anisoscope.view.words import estimate
+from anisoscope.view.words import estimate, p_words
 from support.fake_modalities import Media, media_table
 from support.fake_runs import CATALOGUE, ENCODER, Fake, Scribe, run_view
 
@@ -76,21 +74,26 @@ def test_only_models_with_random_weights_are_called_random() -> None:
     drawn = {"models": [{"name": "vit", "notes": ["random weights (seed 0)"]}]}
     learned = {"models": [{"name": "bert", "notes": []}], "config": {"random_init": False}}
     assert random_models([drawn, learned]) == (["vit"], 2)
-    sheet = Sheet([Source(run_view([ENCODER], rich=False).table, {})], Catalogue(CATALOGUE))
-    some = {f.topic: f.texts[0] for f in find(sheet, [drawn, learned])}["Weights"]
+    table = run_view([ENCODER], rich=False).table
+
+    def told(*abouts: dict[str, Any]) -> dict[str, str]:
+        rows = ProfileRows([RunView(table)])
+        rows.abouts = list(abouts)
+        return {f.topic: f.texts[0] for f in find(rows, Catalogue(CATALOGUE))}
+
+    some = told(drawn, learned)["Weights"]
     assert some.startswith("The weights of vit are random")
-    every = {f.topic: f.texts[0] for f in find(sheet, [drawn])}["Weights"]
-    assert every.startswith("The weights are random")
-    assert "Weights" not in {f.topic for f in find(sheet, [learned])}
+    assert told(drawn)["Weights"].startswith("The weights are random")
+    assert "Weights" not in told(learned)
 
 
 def test_a_convolution_is_no_encoder_and_a_transformer_is_one() -> None:
     facts = {"type": "encoder"}
     sheets = [Media(m, m, layers=4, entry=facts).stream() for m in ("convolution", "vision")]
     table = media_table(*sheets)
-    roles = {s.model: s.role for s in Sheet([Source(table, table.about)], Catalogue(CATALOGUE)).subjects}
+    roles = {s.model: s.role for s in ProfileRows([RunView(table, dict(table.about))]).subjects}
     assert roles == {"convolution": "convolution", "vision": "encoder"}
-    kinds = [fact["Kind"] for fact in model_facts(Sheet([], Catalogue({})), [table.about])]
+    kinds = [fact["Kind"] for fact in model_facts([table.about])]
     assert sorted(kinds) == ["convolution", "encoder"]
 
 
@@ -103,14 +106,15 @@ def test_one_number_has_one_interval_on_a_page() -> None:
 
     sheets = [Media("s", "speech", layers=4).stream(noisy), Media("t", "text", layers=4).stream(noisy)]
     table = media_table(*sheets)
-    sheet = Sheet([Source(table, table.about)], Catalogue(CATALOGUE))
+    rows, entries = ProfileRows([RunView(table, dict(table.about))]), Catalogue(CATALOGUE)
     told = {row["model"]: row for row in modality_table(table)}
-    for subject in sheet.subjects:
-        mean, row = mean_over_blocks(sheet, subject, "average_cosine"), told[subject.model]
+    for subject in rows.subjects:
+        mean, row = mean_over_blocks(rows, entries, subject, "average_cosine"), told[subject.model]
         assert mean is not None
         assert (mean.low, mean.high) == pytest.approx((row["mean_low"], row["mean_high"]), rel=1e-12)
-    words = " ".join(modality_findings(compare([Source(table, table.about)]))[0].texts)
-    assert all(mean_over_blocks(sheet, s, "average_cosine").text in words for s in sheet.subjects)  # type: ignore[union-attr]
+    words = " ".join(modality_findings(compare([RunView(table, dict(table.about))]))[0].texts)
+    means = [mean_over_blocks(rows, entries, s, "average_cosine") for s in rows.subjects]
+    assert all(mean is not None and mean.text in words for mean in means)
 
 
 def test_an_interval_that_ends_at_what_is_possible_is_not_told_as_plus_minus() -> None:
@@ -124,16 +128,20 @@ def test_the_table_has_both_correlations_of_every_stack_with_their_p() -> None:
     up = Media("up", "text", layers=7).stream(lambda d: 0.2 + 0.4 * d)
     down = Media("down", "convolution", layers=7).stream(lambda d: 0.6 - 0.4 * d, share=0.1)
     table = media_table(up, down)
-    section, _ = drift_section(compare([Source(table, table.about)]))
-    records = {r["label"]: r for r in compare([Source(table, table.about)]).records}
-    rows = {row["label"]: row for _, rows in section["table"]["groups"] for row in rows}
+    found = compare([RunView(table, dict(table.about))])
+    section, records = drift_section(found), {r["label"]: r for r in found.records}
+    assert section is not None
+    shown = next(part for part in section.parts if isinstance(part, DataTable))
+    rows = {row[-6].text: row[-6:] for group in shown.groups[:2] for row in group}
     assert set(rows) == {"up", "down"}
-    for label, row in rows.items():
-        assert row["pearson_p"] == p_words(records[label]["pearson_p"]) != "–"
-        assert row["spearman_p"] == p_words(records[label]["spearman_p"]) != "–"
-        assert row["spearman"][0] == ("1.00" if label == "up" else "−1.00")
-    assert section["table"]["unexplained"] == ["down"]
-    assert "p = " in section["charts"][0].caption or "p < " in section["charts"][0].caption
+    for label, (_, _, pearson, spearman, *_) in rows.items():
+        for cell, name in ((pearson, "pearson_p"), (spearman, "spearman_p")):
+            p = p_words(records[label][name])
+            assert p != "–" and cell.small[-1].endswith(p)
+        assert spearman.text == ("1.00" if label == "up" else "−1.00")
+    assert any("Not explained by drift: down." in str(getattr(part, "text", "")) for part in section.parts)
+    figure = next(part for part in section.parts if isinstance(part, Figure))
+    assert "p = " in figure.panels[0].caption or "p < " in figure.panels[0].caption
     assert {r["model"] for r in correlations(table)} == {"up", "down"}
 
 
@@ -151,14 +159,17 @@ def dimensions(notes: dict[int, str]) -> Table:
 
 
 def test_a_dimension_that_near_copies_decide_is_marked_and_not_told() -> None:
-    sheet = Sheet([Source(dimensions({2: NEAR}), {})], Catalogue(CATALOGUE))
-    text = {f.topic: f.texts[0] for f in find(sheet, [])}["Dimension"]
+    rows = ProfileRows([RunView(dimensions({2: NEAR}))])
+    text = {f.topic: f.texts[0] for f in find(rows, Catalogue(CATALOGUE))}["Dimension"]
     assert "0.4" not in text
     assert "Not counted: block 2" in text
-    cells = [row["cells"][0]["text"] for row in Desk(sheet).heat()["maps"][0]["rows"]]
-    assert [cell.endswith("?") for cell in cells] == [False, False, True, False, False]
-    honest = Sheet([Source(dimensions({2: "bias about +0 % at this n"}), {})], Catalogue(CATALOGUE))
-    plain = {f.topic: f.texts[0] for f in find(honest, [])}["Dimension"]
+    section = heat_section(rows, Catalogue(CATALOGUE), compared=False)
+    assert section is not None
+    shown = next(part for part in section.parts if isinstance(part, DataTable))
+    cells = [cell for row in shown.groups[0] for cell in row if isinstance(cell, Cell) and not cell.head]
+    assert [cell.text.endswith("?") for cell in cells] == [False, False, True, False, False]
+    honest = ProfileRows([RunView(dimensions({2: "bias about +0 % at this n"}))])
+    plain = {f.topic: f.texts[0] for f in find(honest, Catalogue(CATALOGUE))}["Dimension"]
     assert "Not counted" not in plain
     assert "0.4" in plain
 
@@ -234,10 +245,10 @@ def test_out_may_be_a_folder_or_a_page_but_no_other_file(runs: list[Path], tmp_p
 def test_a_spectrum_that_is_all_zero_draws_nothing_and_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        drawn = spectrum({"1.stage": np.array([2.0, 1.0]), "2.final": np.zeros(2)})
-        assert drawn.axes[0].get_legend() is None
-        named = spectrum({"1.stage": np.array([2.0, 1.0]), "2.final": np.array([1.0, 0.5])})
-        assert named.axes[0].get_legend() is not None
+        panel = spectrum_panel({"1.stage": np.array([2.0, 1.0]), "2.final": np.zeros(2)})
+        assert not draw(Figure((panel,)), [panel], {}).legends
+        named = spectrum_panel({"1.stage": np.array([2.0, 1.0]), "2.final": np.array([1.0, 0.5])})
+        assert draw(Figure((named,)), [named], {}).legends
 
 
 @pytest.mark.parametrize("orders", [3, 40])
@@ -253,7 +264,8 @@ def test_a_logarithmic_axis_has_a_few_ticks_however_many_orders_it_spans(orders:
 
 
 def test_the_page_spaces_its_logarithmic_ticks_by_the_orders_it_spans() -> None:
-    axes = {orders: _across([10.0**-orders, 1.0], "drift", Tokens()) for orders in (1, 3, 40)}
+    panels = {orders: Panel(drift_axis([10.0**-orders, 1.0], "drift")) for orders in (1, 3, 40)}
+    axes = {orders: panel_spec(panel)["layout"]["xaxis"] for orders, panel in panels.items()}
     assert {orders: axis.get("dtick") for orders, axis in axes.items()} == {1: None, 3: 1, 40: 8}
 
 
@@ -264,9 +276,9 @@ def test_scores_of_cross_attention_stand_with_scores_and_not_with_queries() -> N
         for layer in (1, 2):
             for head in (0, 1):
                 scribe.row(owner, layer, kind, metric, 0.5, head=head)
-    parts = Desk(Sheet([Source(Table.from_records(scribe.rows), {})], Catalogue(CATALOGUE))).attention()
-    assert [part["scores"] for part in parts] == [True, True, False]
-    assert parts[1]["title"].endswith("cross-attention")
+    keys = list(head_maps(ProfileRows([RunView(Table.from_records(scribe.rows))]), Catalogue(CATALOGUE)))
+    assert [kind for _, kind, _ in keys] == ["scores", "cross_scores", "query"]
+    assert head_title(Catalogue(CATALOGUE), keys[1]).endswith("cross-attention")
 
 
 def test_rows_of_stages_are_drawn_over_training_and_the_page_says_what_rows_are(tmp_path: Path) -> None:
@@ -282,4 +294,4 @@ def test_rows_of_stages_are_drawn_over_training_and_the_page_says_what_rows_are(
     text = path.read_text(encoding="utf-8")
     assert "9 positions of a map, the same at every step" in text
     assert "token occurrences" not in text
-    assert '"places":["first block","last block"]' in text
+    assert '>first block</option><option value="1"' in text and ">last block</option>" in text

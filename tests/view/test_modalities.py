@@ -10,15 +10,22 @@ from typing import Any
 import pytest
 
 from anisoscope.claims.inherent.drift import correlations, pooled
+from anisoscope.commands.page import compare, write_report
 from anisoscope.results.table import Table
-from anisoscope.view.drift_scatter import correlation_words, drift_section
-from anisoscope.view.drift_table import units_of
-from anisoscope.view.modalities import Comparison, compare, interval_words, modality_findings, modality_section
-from anisoscope.view.modality_figures import write_modality_figures
-from anisoscope.view.records import model_facts
-from anisoscope.view.report import RunView, write_report
-from anisoscope.view.series import Sheet, Source
-from anisoscope.view.training import History
+from anisoscope.view.figure import Figure
+from anisoscope.view.page import DataTable
+from anisoscope.view.sections.drift import (
+    Comparison,
+    correlation_words,
+    drift_section,
+    modality_findings,
+    modality_section,
+    pooled_series,
+)
+from anisoscope.view.sections.findings import block_rows
+from anisoscope.view.sections.record import model_facts
+from anisoscope.view.subjects import ProfileRows, RunView, StepRows
+from anisoscope.view.words import interval_words
 from support.fake_modalities import Media, media_table
 from support.fake_runs import CATALOGUE, HOSTILE
 from support.pages import Page, page_of
@@ -39,7 +46,7 @@ def view_of(table: Table, path: str = "runs/demo") -> RunView:
 
 
 def compared(*tables: Table) -> Comparison:
-    return compare([Source(table, table.about, f"runs/{i}") for i, table in enumerate(tables)])
+    return compare([RunView(table, dict(table.about), path=f"runs/{i}") for i, table in enumerate(tables)])
 
 
 def ids(page: Page) -> set[str | None]:
@@ -110,31 +117,34 @@ def test_the_final_norm_is_told_and_never_drawn(page: Page) -> None:
 def test_the_pool_is_that_of_the_claim_and_leaves_untrained_models_out() -> None:
     table = models(entry={"notes": ["random weights (seed 0)"]})
     found = compared(table)
-    section, specs = drift_section(found)
+    section = drift_section(found)
+    assert section is not None
     whole = pooled(table)[0]
-    row = section["table"]["pooled"][-1]
+    row = next(part for part in section.parts if isinstance(part, DataTable)).groups[-1][-1]
     words = interval_words(whole["spearman"], whole["low"], whole["high"])
-    assert row["modality"] == "all models"
-    assert row["spearman"][0] == words.split(" ")[0]
-    assert row["spearman"][1] == words.partition(" ")[2].strip("[]").replace(", ", " to ")
-    assert len(specs["drift-pooled"]["data"]) == whole["stacks"] == 3
-    assert len(units_of(compared(models()))) == 4
-    top = max(max(trace["y"]) for trace in specs["drift-pooled"]["data"])
+    assert row[0].text == "all models"
+    spearman = row[4]
+    assert spearman.text == words.split(" ")[0]
+    assert spearman.small[0] == words.partition(" ")[2].strip("[]").replace(", ", " to ")
+    assert len(pooled_series(found)) == whole["stacks"] == 3
+    assert len(compared(models()).units) == 4
+    top = max(max(drawn.y) for drawn in pooled_series(found))
     assert 0.5 < top < 1
 
 
 def test_the_pool_is_told_in_the_page(page: Page) -> None:
     whole = pooled(models())[0]
     value, _, ends = interval_words(whole["spearman"], whole["low"], whole["high"]).partition(" ")
-    assert f"{value}{ends.strip('[]').replace(', ', ' to ')}p " in page.text
+    assert f"{value} {ends.strip('[]').replace(', ', ' to ')} p " in page.text
     assert f"pooled {len(whole['models'])} models, {whole['stacks']} stacks" in page.text
 
 
 def test_one_model_has_no_pool() -> None:
-    section, specs = drift_section(compared(media_table(Media("one", layers=4).stream())))
-    assert len(section["charts"]) == 1
-    assert not section["pooled"]
-    assert "drift-pooled" not in specs
+    section = drift_section(compared(media_table(Media("one", layers=4).stream())))
+    assert section is not None
+    figures = [part for part in section.parts if isinstance(part, Figure)]
+    assert [figure.id for figure in figures] == ["drift"]
+    assert len(figures[0].panels) == 1
 
 
 def test_runs_of_one_name_are_told_apart_and_pooled_together() -> None:
@@ -158,36 +168,30 @@ def test_sentences_count_trained_models_only() -> None:
     entry = {"notes": ["random weights (seed 0)"]}
     raw = [Media(m, m, layers=4, entry=entry).stream() for m in ("text", "vision")]
     assert modality_findings(compared(media_table(*raw))) == []
-    groups = modality_section(compared(media_table(*raw)))[0]["groups"]
-    assert [(row["label"], row["untrained"]) for _, rows in groups for row in rows] == [
-        ("text", True),
-        ("vision", True),
-    ]
+    section = modality_section(compared(media_table(*raw)))
+    assert section is not None
+    groups = next(part for part in section.parts if isinstance(part, DataTable)).groups
+    named = [(row[1].text, row[1].small) for rows in groups for row in rows]
+    assert named == [("text", ["untrained weights"]), ("vision", ["untrained weights"])]
 
 
 def test_stages_stand_for_the_blocks_of_a_convolution_and_not_of_a_model_with_blocks() -> None:
     sheet = Media("c", "convolution", layers=4).stream()
     both = Media("b", "vision", layers=4).stream()
     both.place("average_cosine", 0.9, layer=4, kind="stage")
-    drawn = Sheet([Source(media_table(sheet, both), {})], _catalogue())
-    lines = {s.model: drawn.line(s, "average_cosine") for s in drawn.subjects}
-    assert [p.kind for p in lines["c"].blocks] == ["stage"] * 4
-    assert {p.kind for p in lines["b"].blocks} == {"resid"}
+    drawn = ProfileRows([RunView(media_table(sheet, both))])
+    lines = {s.model: block_rows(drawn.line(s, "average_cosine")) for s in drawn.subjects}
+    assert [row.kind for row in lines["c"]] == ["stage"] * 4
+    assert {row.kind for row in lines["b"]} == {"resid"}
 
 
 def test_stages_of_a_convolution_have_a_course_over_training() -> None:
     sheets = [Media(m, m, layers=4, steps=(0, 10, 100)).stream() for m in ("convolution", "vision")]
     table = media_table(*sheets)
-    history = History([Source(table, table.about)])
-    for learner in history.learners:
-        sites = [s for s in history.sites(["average_cosine"]) if history.line(learner, "average_cosine", s)]
+    rows = StepRows([RunView(table, dict(table.about))])
+    for subject in rows.subjects:
+        sites = [s for s in rows.sites(["average_cosine"]) if rows.line(subject, "average_cosine", s)]
         assert [site.short for site in sites] == ["embed", "1", "2", "3", "4", "final"]
-
-
-def _catalogue() -> Any:
-    from anisoscope.view.catalogue import Catalogue
-
-    return Catalogue(CATALOGUE)
 
 
 def test_every_row_says_what_it_is(tmp_path: Path) -> None:
@@ -197,7 +201,7 @@ def test_every_row_says_what_it_is(tmp_path: Path) -> None:
     page = page_of(write_report(tmp_path, [view_of(media_table(*sides))], catalogue=CATALOGUE))
     assert "A row is" in page.text
     assert "one frame of audio (encoder), one token (decoder)" in page.text
-    old = model_facts(Sheet([], _catalogue()), [{"models": [{"name": "old", "rows": 4096}]}])
+    old = model_facts([{"models": [{"name": "old", "rows": 4096}]}])
     assert old == [{"Model": "old", "Rows": "4,096"}]
 
 
@@ -205,8 +209,8 @@ def test_vector_twins_are_written_and_the_same_every_time(folder: Path, tmp_path
     names = {"modalities", "drift-and-cosine", "drift-near-identity", "drift-and-cosine-pooled"}
     files = [folder / "figures" / f"{name}{suffix}" for name in names for suffix in (".pdf", ".svg")]
     assert all(file.stat().st_size > 2000 for file in files)
-    write_modality_figures(tmp_path, compared(models()))
-    assert all(file.read_bytes() == (tmp_path / file.name).read_bytes() for file in files)
+    again = write_report(tmp_path, [view_of(models())], catalogue=CATALOGUE).parent / "figures"
+    assert all(file.read_bytes() == (again / file.name).read_bytes() for file in files)
 
 
 def test_names_never_become_markup_and_numbers_that_are_none_are_null(tmp_path: Path) -> None:

@@ -16,26 +16,30 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from anisoscope.commands.page import write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.table import Table
 from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.findings import find, mean_over_blocks
-from anisoscope.view.heads import head_mean_panels
-from anisoscope.view.plots import profile_figure
-from anisoscope.view.report import RunView, script_json, write_report
-from anisoscope.view.series import Sheet, Source
+from anisoscope.view.page import script_json
+from anisoscope.view.sections.findings import block_rows, find, mean_over_blocks
+from anisoscope.view.sections.profiles import head_maps, head_profile, profile_figure, profiles_elsewhere
+from anisoscope.view.subjects import ProfileRows, RunView
 from anisoscope.view.tables import short_table, table_html
 from support.fake_runs import CATALOGUE, DECODER, ENCODER, FOLDS, HOSTILE, NASTY, Fake, Scribe, about, run_view
 from support.pages import Page, page_of
 
 
-def sheet_of(*fakes: Fake, **more: Any) -> Sheet:
-    view = run_view(list(fakes), rich=False, **more)
-    return Sheet([Source(view.table, view.about)], Catalogue(CATALOGUE))
+def rows_of(*fakes: Fake, **more: Any) -> ProfileRows:
+    return ProfileRows([run_view(list(fakes), rich=False, **more)])
 
 
-def told(sheet: Sheet, abouts: list[dict[str, Any]] | None = None) -> dict[str, str]:
-    return {f.topic: " ".join(f.texts).replace("\u00a0", " ") for f in find(sheet, abouts or [])}
+def rows_in(scribe: Scribe) -> ProfileRows:
+    return ProfileRows([RunView(Table.from_records(scribe.rows))])
+
+
+def told(rows: ProfileRows, abouts: list[dict[str, Any]] | None = None) -> dict[str, str]:
+    rows.abouts = list(abouts or [{}])
+    return {f.topic: " ".join(f.texts).replace("\u00a0", " ") for f in find(rows, Catalogue(CATALOGUE))}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +69,7 @@ def test_the_page_fetches_nothing(pair: Path) -> None:
 def test_names_never_become_markup(nasty: Path) -> None:
     page = page_of(nasty)
     scripts = [attrs for tag, attrs in page.elements if tag == "script"]
-    assert len(scripts) == 4  # theme, specs, plotly, page: none of them from a name
+    assert len(scripts) == 5  # theme, specs, arrays, plotly, page: none of them from a name
     assert HOSTILE in page.text
     assert "alert('x')" not in page.scripts["script"]
     hovers = json.dumps(page.specs())
@@ -148,52 +152,50 @@ def test_figures_are_vectors_with_fonts_inside_and_the_same_every_time(pair: Pat
 
 
 def test_a_rise_is_told_with_intervals_and_noise_is_not_told_as_a_rise() -> None:
-    rising = told(sheet_of(ENCODER))["Direction"]
+    rising = told(rows_of(ENCODER))["Direction"]
     assert re.search(r"rises from 0\.07\d ± 0\.00\d at the embedding to 0\.3\d+ ± 0\.01\d after block 6", rising)
     scribe = Scribe()
     for layer in range(5):
         value = 0.30 + 0.001 * layer
         scribe.row(ENCODER, layer, "resid" if layer else "embed", "average_cosine", 0.3, value=value, low=0.2, high=0.4)
-    level = told(Sheet([Source(Table.from_records(scribe.rows), {})], Catalogue({})))["Direction"]
+    level = told(rows_in(scribe))["Direction"]
     assert "rises" not in level
     assert "cannot tell from no change" in level
 
 
 def test_large_dimensions_carry_their_bias() -> None:
-    assert "biased low" in told(sheet_of(ENCODER))["Dimension"]
+    assert "biased low" in told(rows_of(ENCODER))["Dimension"]
     scribe = Scribe()
     scribe.row(ENCODER, 1, "resid", "two_nn", 5.0)
-    small = told(Sheet([Source(Table.from_records(scribe.rows), {})], Catalogue({})))["Dimension"]
+    small = told(rows_in(scribe))["Dimension"]
     assert "biased low" not in small
 
 
 def test_the_first_position_is_named_only_where_it_is_an_outlier() -> None:
-    assert "blocks 1–3" in told(sheet_of(NASTY))["First position"]
-    assert "First position" not in told(sheet_of(ENCODER))
+    assert "blocks 1–3" in told(rows_of(NASTY))["First position"]
+    assert "First position" not in told(rows_of(ENCODER))
 
 
 def test_models_are_compared_by_means_over_blocks_with_a_jackknife() -> None:
-    sheet = sheet_of(ENCODER, Fake("gpt2", "decoder", 8))
-    text = told(sheet)["Comparison"]
+    rows = rows_of(ENCODER, Fake("gpt2", "decoder", 8))
+    text = told(rows)["Comparison"]
     assert "encoder" in text
     assert "takes several of each" in text
-    mean = mean_over_blocks(sheet, sheet.subjects[0], "average_cosine")
+    mean = mean_over_blocks(rows, Catalogue(CATALOGUE), rows.subjects[0], "average_cosine")
     assert mean is not None and mean.low is not None
-    line = sheet.line(sheet.subjects[0], "average_cosine")
-    assert line is not None
-    folds = np.array([p.record["replicates"] for p in line.blocks]).mean(axis=0)
+    line = rows.line(rows.subjects[0], "average_cosine")
+    folds = np.array([row.folds for row in block_rows(line)]).mean(axis=0)
     error = math.sqrt((FOLDS - 1) / FOLDS * ((folds - folds.mean()) ** 2).sum())
     assert mean.value - mean.low == pytest.approx(2.365 * error)  # t with 7 degrees of freedom, as the claims have it
 
 
 def test_random_weights_and_few_contexts_are_said() -> None:
-    sheet = sheet_of(ENCODER)
-    assert "Caution" not in told(sheet, [about([ENCODER])])
-    assert "random" in told(sheet, [about([ENCODER], config={"random_init": True})])["Weights"]
+    rows = rows_of(ENCODER)
+    assert "Caution" not in told(rows, [about([ENCODER])])
+    assert "random" in told(rows, [about([ENCODER], config={"random_init": True})])["Weights"]
     scribe = Scribe(contexts=4)
     scribe.model(ENCODER)
-    few = Sheet([Source(Table.from_records(scribe.rows), {})], Catalogue({}))
-    assert "fewest here are 4" in told(few)["Caution"]
+    assert "fewest here are 4" in told(rows_in(scribe))["Caution"]
 
 
 def test_a_run_without_a_record_and_rows_of_a_file_are_shown(tmp_path: Path) -> None:
@@ -206,31 +208,31 @@ def test_a_run_without_a_record_and_rows_of_a_file_are_shown(tmp_path: Path) -> 
 
 
 def test_stacks_and_namesakes_are_told_apart() -> None:
-    stacks = sheet_of(
+    stacks = rows_of(
         Fake("t5", "encoder-decoder", 4, stack="encoder"), Fake("t5", "encoder-decoder", 6, stack="decoder")
     )
     assert [s.label for s in stacks.subjects] == ["t5 · encoder", "t5 · decoder"]
     assert [s.role for s in stacks.subjects] == ["encoder", "decoder"]
     view = run_view([ENCODER], rich=False)
-    twins = Sheet([Source(view.table, view.about, path) for path in ("runs/a", "runs/b")], Catalogue({}))
+    twins = ProfileRows([RunView(view.table, view.about, path=path) for path in ("runs/a", "runs/b")])
     assert [s.label for s in twins.subjects] == ["all-MiniLM-L6-v2 · runs/a", "all-MiniLM-L6-v2 · runs/b"]
 
 
 def test_the_tables_own_mean_over_heads_is_preferred() -> None:
     view = run_view([NASTY])
     key = {"metric": "attention_entropy", "kind": "scores"}
-    ours = Sheet([Source(view.table, {})], Catalogue({}))
-    assert all(p.record.get("band") for p in head_mean(ours, "attention_entropy"))
+    ours = ProfileRows([RunView(view.table)])
+    assert all(point.interval and "mean over" in point.note for point in head_mean(ours, "attention_entropy"))
     scribe = Scribe()
     scribe.row(NASTY, 1, about=0.5, note="mean over 2 heads", **key)
-    both = Sheet([Source(Table.concat([view.table, Table.from_records(scribe.rows)]), {})], Catalogue({}))
-    assert [p.record["note"] for p in head_mean(both, "attention_entropy")] == ["mean over 2 heads"]
-    assert not both.panels_elsewhere()
+    both = ProfileRows([RunView(Table.concat([view.table, Table.from_records(scribe.rows)]))])
+    assert [row.note for row in head_mean(both, "attention_entropy")] == ["mean over 2 heads"]
+    assert not profiles_elsewhere(both, Catalogue({}))
 
 
-def head_mean(sheet: Sheet, metric: str) -> list[Any]:
-    panel = next(p for p in head_mean_panels(sheet) if p.metric == metric)
-    return [point for line in panel.lines for point in line.points]
+def head_mean(rows: ProfileRows, metric: str) -> list[Any]:
+    key, maps = next((key, maps) for key, maps in head_maps(rows, Catalogue({})).items() if key[0] == metric)
+    return [point for line in head_profile(Catalogue({}), key, maps).lines for point in line.rows]
 
 
 def test_a_figure_has_a_line_a_band_and_the_final_norm_apart() -> None:

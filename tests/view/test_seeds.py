@@ -9,19 +9,26 @@ from typing import Any
 
 import pytest
 
+from anisoscope.commands.page import compare, write_report
+from anisoscope.results.query import Query
 from anisoscope.results.table import Table
-from anisoscope.view import attention_dynamics, training_records
-from anisoscope.view.attention_dynamics import attention_section
-from anisoscope.view.attention_heads import head_numbers
-from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.drift_scatter import drift_section
-from anisoscope.view.modalities import Comparison, compare, modality_findings, modality_section
-from anisoscope.view.records import dropped
-from anisoscope.view.report import RunView, write_report
-from anisoscope.view.series import Source
-from anisoscope.view.training_records import page_table
-from anisoscope.view.verdicts import unmeasured, verdict_claims, verdict_counts
-from anisoscope.view.warned import warnings
+from anisoscope.view.figure import Figure
+from anisoscope.view.page import Cell, DataTable, Fold, Section
+from anisoscope.view.sections import attention
+from anisoscope.view.sections.attention import carried, head_numbers
+from anisoscope.view.sections.drift import (
+    Comparison,
+    bundles_of,
+    drift_section,
+    in_front,
+    modality_findings,
+    modality_section,
+    modality_series,
+    pool_size,
+)
+from anisoscope.view.sections.record import dropped, page_table, warnings
+from anisoscope.view.sections.verdicts import unmeasured, verdict_claims, verdict_counts
+from anisoscope.view.subjects import RunView
 from support.fake_modalities import Course, Media, media_table
 from support.fake_runs import CATALOGUE
 from support.pages import page_of
@@ -48,7 +55,19 @@ def study(*, random: bool = True, seeds: int = 3, steps: Any = (None,)) -> Table
 
 
 def compared(table: Table) -> Comparison:
-    return compare([Source(table, table.about)])
+    return compare([RunView(table, dict(table.about))])
+
+
+def inside(section: Section | Fold | None, kind: type) -> list[Any]:
+    """Parts of a kind, those that are folded away not among them."""
+    assert section is not None
+    return [part for part in section.parts if isinstance(part, kind)]
+
+
+def labels(table: DataTable) -> list[str]:
+    """The models of a table."""
+    return [cell.text for group in table.groups for row in group for cell in row if isinstance(cell, Cell)
+            and cell.head and cell.css != "group"]  # fmt: skip
 
 
 # seeds
@@ -56,25 +75,22 @@ def compared(table: Table) -> Comparison:
 
 def test_seeds_of_a_model_are_one_row_and_one_figure_and_models_are_not() -> None:
     found = compared(study())
-    modal, _ = modality_section(found)
-    drift, specs = drift_section(found)
-    assert [row["label"] for _, rows in modal["groups"] for row in rows] == ["words", "sounds"]
-    assert [chart.title for chart in drift["charts"]] == ["words", "sounds"]
-    assert len(specs["drift-1"]["views"]["0"]["data"]) == 3
-    alone, _ = modality_section(compared(study(seeds=1)))
-    assert not alone["seeds"] and modal["seeds"]
+    modal, drift = modality_section(found), drift_section(found)
+    assert labels(inside(modal, DataTable)[0]) == ["words", "sounds"]
+    panels = inside(drift, Figure)[0].panels
+    assert [panel.title for panel in panels] == ["words", "sounds"]
+    assert len(panels[0].views["0"].series) == 3
+    alone = modality_section(compared(study(seeds=1)))
+    assert alone is not None and modal is not None
+    assert "seeds" not in alone.parts[0].text and "Of several seeds" in modal.parts[0].text
 
 
 def test_the_line_of_a_model_is_the_mean_of_its_seeds_over_thin_ones() -> None:
     found = compared(study(random=False))
-    traces = [t for t in modality_section(found)[1]["modality-1"]["data"] if t["name"].startswith("words")]
-    *thin, mean = traces
-    assert len(thin) == 3 and "marker" not in thin[0]
-    assert mean["y"] == pytest.approx(
-        [sum(column) / 3 for column in zip(*(t["y"] for t in thin), strict=True)], rel=1e-3
-    )
-    single = modality_section(compared(study(random=False, seeds=1)))[1]["modality-1"]["data"]
-    assert len(single) == 2
+    *thin, mean = [drawn for drawn in modality_series(found) if drawn.label.startswith("words")]
+    assert len(thin) == 3 and not thin[0].size
+    assert mean.y == pytest.approx([sum(column) / 3 for column in zip(*(t.y for t in thin), strict=True)], rel=1e-3)
+    assert len(modality_series(compared(study(random=False, seeds=1)))) == 2
 
 
 def test_sentences_speak_of_models_and_numbers_of_seeds() -> None:
@@ -87,9 +103,12 @@ def test_sentences_speak_of_models_and_numbers_of_seeds() -> None:
 
 
 def test_pools_say_models_times_seeds() -> None:
-    sizes = [row["size"] for row in drift_section(compared(study()))[0]["table"]["pooled"]]
-    assert sizes[-1] == "2 models × 3 seeds"
-    assert drift_section(compared(study(seeds=1)))[0]["table"]["pooled"][-1]["size"] == "2 models, 2 stacks"
+    for seeds, words in ((3, "2 models × 3 seeds"), (1, "2 models, 2 stacks")):
+        found = compared(study(seeds=seeds))
+        whole = next(row for row in found.pooled if row["modality"] == "all")
+        assert pool_size(found, whole) == words
+        last = inside(drift_section(found), DataTable)[0].groups[-1][-1]
+        assert any(words in cell.small for cell in last)
 
 
 # random weights
@@ -97,15 +116,16 @@ def test_pools_say_models_times_seeds() -> None:
 
 def test_random_weights_stand_behind_trained_ones_and_in_front_where_there_are_no_others() -> None:
     found = compared(study())
-    modal, _ = modality_section(found)
-    drift, _ = drift_section(found)
-    assert {row["label"] for _, rows in modal["random"] for row in rows} == {"drawn", "cast"}
-    assert {chart.title for chart in drift["random"]} == {"drawn", "cast"}
-    assert drift["table"]["random_words"].startswith("2 models × 3 seeds with random weights: ")
+    modal, drift = modality_section(found), drift_section(found)
+    assert set(labels(inside(inside(modal, Fold)[0], DataTable)[0])) == {"drawn", "cast"}
+    figures, tables = inside(drift, Fold)
+    assert {panel.title for panel in inside(figures, Figure)[0].panels} == {"drawn", "cast"}
+    assert tables.summary.startswith("2 models × 3 seeds with random weights: ")
     drawn = [Media(m, m, layers=6, entry=RANDOM).stream() for m in ("text", "vision")]
     raw = compared(media_table(*drawn))
-    assert modality_section(raw)[0]["random"] == [] and drift_section(raw)[0]["random"] == []
-    assert len(drift_section(raw)[0]["charts"]) == 2
+    assert not inside(modality_section(raw), Fold) and not inside(drift_section(raw), Fold)
+    assert len(inside(drift_section(raw), Figure)[0].panels) == 2
+    assert not in_front(bundles_of(raw.rows))[1]
 
 
 def verdict(subject: str, status: str = "holds", claim: str = "c", **more: Any) -> dict[str, Any]:
@@ -181,22 +201,19 @@ def test_heads_of_further_seeds_go_before_steps_do(monkeypatch: pytest.MonkeyPat
             for kind in ("query", "key"):
                 sheet.add("drift", 1.0, kind=kind, head=head)
     table = media_table(*followed)
-    heads = head_numbers([Source(table, table.about)])
-    whole, _ = attention_section(heads, Catalogue(CATALOGUE))
-    assert (len(whole["data"]["models"]), whole["left_out"]) == (3, [])
-    monkeypatch.setattr(attention_dynamics, "SIZE", len(json.dumps(whole["data"])) // 2)
-    cut, _ = attention_section(heads, Catalogue(CATALOGUE))
-    assert len(cut["data"]["steps"]) == len(whole["data"]["steps"])
-    assert cut["left_out"] == ["the first seed of each model"]
+    heads = head_numbers([RunView(table, dict(table.about))])
+    whole = carried(heads)
+    assert whole is not None and (len(whole.heads), whole.left_out) == (3, [])
+    monkeypatch.setattr(attention, "SIZE", len(json.dumps(whole.arrays)) // 2)
+    cut = carried(heads)
+    assert cut is not None and len(cut.steps) == len(whole.steps)
+    assert cut.left_out == ["the first seed of each model"]
 
 
-def test_a_long_table_keeps_the_last_step_of_every_model_and_a_short_one_every_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_long_table_keeps_the_last_step_of_every_model_and_a_short_one_every_step() -> None:
     table = study(steps=(0, 10, 100))
-    whole = page_table([Source(table, table.about)], Catalogue(CATALOGUE))
+    whole = page_table(Query(table))
     assert whole["rows"] == whole["total"] == len(table)
-    monkeypatch.setattr(training_records, "ROWS", len(table) // 2)
-    cut = page_table([Source(table, table.about)], Catalogue(CATALOGUE))
+    cut = page_table(Query(table), most=len(table) // 2)
     assert cut["gone"][-1] == "all steps but the last" and not cut["cut"]
     assert all(name in cut["href"] for name in ("words", "sounds", "drawn", "cast"))

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 
+from anisoscope.commands.page import write_report
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.catalogue import registry
 from anisoscope.results.table import Table
 from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.report import TEMPLATES, RunView, write_report
-from anisoscope.view.series import Source
-from anisoscope.view.shape_ablation import designs, effects_of
-from anisoscope.view.shape_arms import arm_line, arms_of, measures_of, sites_of
-from anisoscope.view.shape_cube import SIZE, make_cube
-from anisoscope.view.shape_rows import rows_data
-from anisoscope.view.training import History, Site
+from anisoscope.view.sections.ablation import designs, effects_of
+from anisoscope.view.sections.shape import SIZE, arm_line, arms_of, make_shape, measures_of, row_maps, sites_of
+from anisoscope.view.subjects import RunView, Site, StepRows
 from support.fake_runs import HOSTILE
 from support.fake_shape import ARMS, BELL, ESTIMATORS, shape_map, shape_table, write_study
 from support.fake_training import training_table
@@ -33,8 +31,8 @@ def small(**more: Any) -> Table:
     return shape_table(**({"steps": STEPS, "sizes": ((4, 64),)} | more))
 
 
-def history(table: Table) -> History:
-    return History([Source(table, table.about)])
+def history(table: Table) -> StepRows:
+    return StepRows([RunView(table, dict(table.about))])
 
 
 def page_for(folder: Path, table: Table, **more: Any) -> Page:
@@ -46,8 +44,8 @@ def ids(page: Page) -> set[str | None]:
     return {attrs.get("id") for _, attrs in page.elements}
 
 
-def cube_of(page: Page) -> dict[str, Any]:
-    return dict(json.loads(page.scripts["shape-data"]))
+def arrays_of(page: Page) -> dict[str, Any]:
+    return dict(json.loads(page.scripts["arrays"]))
 
 
 def values(table: Table, metric: str, variant: str = "", **where: Any) -> list[float]:
@@ -74,17 +72,16 @@ def page(study: Path) -> Page:
 
 
 def test_the_page_carries_the_numbers_of_the_table(page: Page, table: Table) -> None:
-    cube = cube_of(page)
-    assert cube["steps"] == list(STEPS)
+    arrays, found = arrays_of(page), history(table)
+    assert len(arrays["shape/x"]) == len(STEPS)
     for metric, variant in (("svd_ratio", ""), ("svd_ratio", "batches=1"), *ESTIMATORS):
-        names = [m["label"] for m in cube["measures"]]
-        measures = measures_of(history(table), Catalogue())
+        measures = measures_of(found, Catalogue(registry()))
         m = next(i for i, x in enumerate(measures) if (x.metric, x.variant) == (metric, variant))
-        assert names[m] == measures[m].label
-        place = [site[:2] for site in cube["measures"][m]["sites"]].index([2, "resid"])
-        assert cube["numbers"][m][0]["v"][0][place] == pytest.approx(values(table, metric, variant), rel=1e-3)
+        assert measures[m].label in page.text
+        place = sites_of(found, measures[m]).index(MIDDLE)
+        assert arrays[f"shape/{m}/0/mean"][place] == pytest.approx(values(table, metric, variant), rel=1e-3)
         low = values(table, metric, variant)[0] - (0.4 if (metric, variant) in ESTIMATORS else 0.01)
-        assert cube["numbers"][m][0]["lo"][place][0] == pytest.approx(low, rel=0.15)
+        assert arrays[f"shape/{m}/0/lo"][place][0] == pytest.approx(low, rel=0.15)
 
 
 def test_sections_are_there_for_what_was_measured_and_for_nothing_else(page: Page, tmp_path: Path) -> None:
@@ -96,28 +93,31 @@ def test_sections_are_there_for_what_was_measured_and_for_nothing_else(page: Pag
     alone = page_for(tmp_path, only)
     assert "shape" in ids(alone)
     assert not {"rows-map", "dimension", "ablation", "course"} & ids(alone)
-    assert cube_of(alone)["loop"] == [{}]
+    assert "training loss (pale)" in page.text and "training loss (pale)" not in alone.text
 
 
 def test_every_figure_has_a_drawing_and_words(page: Page) -> None:
     charts = [a for _, a in page.elements if "plot" in (a.get("class") or "").split()]
     assert {c["id"] for c in charts} == set(page.specs())
     assert all(c.get("aria-label") for c in charts)
-    made = [spec["make"] for spec in page.specs().values() if "make" in spec]
-    assert {kind: made.count(kind) for kind in set(made)} == {
-        "course": 3, "grid": 3, "profile": 1, "rows": 3, "dimension": 3, "ablation": 1, "sharp": 1, "spread": 4,
+    switched = [spec["by"][0] for spec in page.specs().values() if "by" in spec]
+    # three courses and maps and one profile; rows; estimators over steps; one size; attention and its four layers
+    assert {name: switched.count(name) for name in set(switched)} == {
+        "shape.0": 7, "rows.0": 3, "dimension.0": 3, "ablation.0": 1, "sharp.0": 5, "drift.0": 3,
     }  # fmt: skip
-    script = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("shape.js", "attention.js"))
-    assert all(f"make.{kind} = " in script for kind in set(made))
+    named = set(arrays_of(page))
+    used = {part.split('"')[0] for part in json.dumps(page.specs()).split('"r": ["')[1:]}
+    assert used and used <= named
 
 
 def test_loss_and_gradient_norm_stand_on_the_axis_of_the_metrics(page: Page, table: Table) -> None:
-    cube = cube_of(page)
-    loop = cube["loop"][0]
-    assert set(loop) == {"loss", "probe_loss", "gradient_norm"}
-    assert loop["probe_loss"][0][0] == cube["x"]
+    course = next(spec for spec in page.specs().values() if spec.get("by") == ["shape.0"])
+    loop = {trace["name"]: trace for trace in course["data"]}
+    assert set(loop) == {"training loss", "probe loss", "gradient norm"}
+    assert loop["probe loss"]["x"] == arrays_of(page)["shape/x"]
     own = values(table, "probe_loss", layer=None, kind="training")
-    assert loop["probe_loss"][0][1] == pytest.approx(own, rel=1e-3)
+    assert loop["probe loss"]["y"] == pytest.approx(own, rel=1e-3)
+    assert (loop["probe loss"]["yaxis"], loop["gradient norm"]["yaxis"]) == ("y2", "y3")
 
 
 def test_seeds_are_one_arm_with_their_mean_and_their_reach() -> None:
@@ -129,15 +129,15 @@ def test_seeds_are_one_arm_with_their_mean_and_their_reach() -> None:
     line = arm_line(found, arms[0], measure, MIDDLE)
     seeds = [values(table, "svd_ratio", seed=s) for s in (0, 1, 2)]
     assert [m.value for m in line] == pytest.approx([fmean(v) for v in zip(*seeds, strict=True)])
-    assert line[-1].interval == (min(s[-1] for s in seeds), max(s[-1] for s in seeds))
+    assert (line[-1].low, line[-1].high) == (min(s[-1] for s in seeds), max(s[-1] for s in seeds))
     alone = arm_line(history(small()), arms_of(history(small()))[0], measure, MIDDLE)
-    assert alone[-1].interval != line[-1].interval  # one seed has the interval of its contexts
+    assert (alone[-1].low, alone[-1].high) != (line[-1].low, line[-1].high)  # one seed has the interval of its contexts
 
 
 def test_arms_of_several_runs_of_one_seed_are_not_averaged() -> None:
     table = small(arms=("causal-next",))
-    both = History([Source(table, {}, "a"), Source(table, {}, "b")])
-    assert [len(arm.learners) for arm in arms_of(both)] == [1, 1]
+    both = StepRows([RunView(table, path="a"), RunView(table, path="b")])
+    assert [len(arm.subjects) for arm in arms_of(both)] == [1, 1]
 
 
 def test_halves_and_heads_are_no_lines_of_their_own(table: Table) -> None:
@@ -146,7 +146,7 @@ def test_halves_and_heads_are_no_lines_of_their_own(table: Table) -> None:
     assert len({(m.metric, m.variant, m.family) for m in measures}) == len(measures)
     sharp = next(m for m in measures if m.metric == "attention_sharpness")
     assert sharp.family == "scores"
-    sites = sites_of(found, sharp, arms_of(found))
+    sites = sites_of(found, sharp)
     assert [(s.layer, s.kind) for s in sites] == [(n, "scores") for n in range(1, 5)]
     own = values(table, "attention_sharpness", kind="scores")
     assert [m.value for m in arm_line(found, arms_of(found)[0], sharp, sites[1])] == pytest.approx(own)
@@ -155,7 +155,7 @@ def test_halves_and_heads_are_no_lines_of_their_own(table: Table) -> None:
 def test_the_ablation_tells_what_was_planted(page: Page) -> None:
     table = small(seeds=(0, 1, 2))
     found = history(table)
-    effects = {(e.name, e.metric): e for e in effects_of(found, arms_of(found), Catalogue())}
+    effects = {(e.name, e.metric): e for e in effects_of(found, Catalogue())}
     mean = fmean(math.sin(math.pi * n / 4) for n in range(1, 5))
     mask, objective = effects["mask_effect", "svd_ratio"], effects["objective_effect", "svd_ratio"]
     assert mask.value == pytest.approx((BELL["bidirectional-masked"] - BELL["causal-masked"]) * mean, abs=0.02)
@@ -163,7 +163,7 @@ def test_the_ablation_tells_what_was_planted(page: Page) -> None:
     assert mask.low is not None
     assert mask.high is not None
     assert mask.low < mask.value < mask.high < 0
-    one = effects_of(history(small()), arms_of(history(small())), Catalogue())
+    one = effects_of(history(small()), Catalogue())
     assert all(e.low is None and e.told == "one seed" for e in one)
     assert "Mask effect" in page.text
 
@@ -175,10 +175,10 @@ def test_effects_are_those_of_the_verdicts_where_there_are_any(table: Table) -> 
     ]
     verdict = {"claim": "mask_effect", "subject": "4x64", "details": {"parts": parts}}
     found = history(table)
-    effects = {(e.name, e.metric): e for e in effects_of(found, arms_of(found), Catalogue(), [verdict])}
+    effects = {(e.name, e.metric): e for e in effects_of(found, Catalogue(), [verdict])}
     assert (effects["mask_effect", "svd_ratio"].value, effects["mask_effect", "svd_ratio"].low) == (-0.5, -0.6)
     assert effects["objective_effect", "svd_ratio"].told == "one seed"
-    other = effects_of(found, arms_of(found), Catalogue(), [verdict | {"subject": "8x128"}])
+    other = effects_of(found, Catalogue(), [verdict | {"subject": "8x128"}])
     assert -0.5 not in [e.value for e in other]
 
 
@@ -208,31 +208,39 @@ def test_claims_without_measurements_are_one_line(tmp_path: Path) -> None:
 
 
 def test_rows_keep_their_place_and_axes_their_shares(page: Page, table: Table, tmp_path: Path) -> None:
-    rows = cube_of(page)["rows"]
-    assert rows["places"] == ["embedding", "first block", "middle block", "last block", "final norm"]
-    assert rows["colours"] == ["frequency", "position", "group"]
-    entry = rows["arms"]["0"]["2"]
+    arrays = arrays_of(page)
+    options = [
+        "embedding",
+        "first block",
+        "middle block",
+        "last block",
+        "final norm",
+        "token frequency",
+        "position",
+        "group",
+    ]
+    assert "".join(options[:5]) in page.text and "".join(options[5:]) in page.text
     planted = shape_map(["causal-next-4x64"], steps=STEPS, layers=4).to_pylist()
     own = [r["x"] for r in planted if (r["layer"], r["kind"], r["step"]) == (2, "resid", 64)]
-    assert entry["at"]["64"][0] == pytest.approx(own, rel=1e-3)
-    assert entry["token"][:2] == ["w0␣", "w1␣"]
+    assert arrays["rows/0/2/at"][list(STEPS).index(64)][0] == pytest.approx(own, rel=1e-3)
+    assert [text.split("<br>")[0] for text in arrays["rows/0/2/text"][:2]] == ["<b>w0␣</b>", "<b>w1␣</b>"]
     given = RunView(table, {}, map=shape_map(["causal-next-4x64"], steps=STEPS, layers=4))
-    assert list(rows_data([given], arms_of(history(table)), STEPS)["arms"]) == ["0"]
-    assert rows_data([RunView(table, {})], arms_of(history(table)), STEPS) == {}
+    assert {one.arm for one in row_maps([given], arms_of(history(table)), STEPS)} == {0}
+    assert row_maps([RunView(table, {})], arms_of(history(table)), STEPS) == []
     (tmp_path / "map.parquet").write_bytes(b"no")
     with pytest.raises(AnisoscopeError, match=r"map\.parquet.*not a readable map"):
-        rows_data([RunView(table, {}, path=str(tmp_path))], arms_of(history(table)), STEPS)
+        row_maps([RunView(table, {}, path=str(tmp_path))], arms_of(history(table)), STEPS)
 
 
 def test_a_large_study_is_cut_to_what_a_page_carries_and_says_so(monkeypatch: pytest.MonkeyPatch, table: Table) -> None:
-    whole = make_cube(history(table), Catalogue())
+    whole = make_shape(history(table), Catalogue())
     assert whole is not None
     assert not whole.left_out
-    assert len(json.dumps(whole.data)) < SIZE
-    monkeypatch.setattr("anisoscope.view.shape_cube.SIZE", 20_000)
-    cut = make_cube(history(table), Catalogue())
+    assert len(json.dumps(whole.arrays)) < SIZE
+    monkeypatch.setattr("anisoscope.view.sections.shape.SIZE", 20_000)
+    cut = make_shape(history(table), Catalogue())
     assert cut is not None
-    assert len(json.dumps(cut.data)) < len(json.dumps(whole.data))
+    assert len(json.dumps(cut.arrays)) < len(json.dumps(whole.arrays))
     assert "measures" in cut.left_out["shape measures"]
 
 
@@ -240,8 +248,9 @@ def test_names_never_become_markup(tmp_path: Path) -> None:
     records = [r | {"model": HOSTILE} for r in small(arms=("causal-next",)).records()]
     found = shape_map([HOSTILE], steps=STEPS, layers=4)
     page = page_for(tmp_path, Table.from_records(records), map=found)
-    assert "<" not in page.scripts["shape-data"]
-    assert "alert" in page.scripts["shape-data"]  # the counter-test: it is there, as text
+    assert "<" not in page.scripts["arrays"] and "<" not in page.scripts["specs"]
+    assert "<script>alert" not in json.dumps(page.specs())
+    assert "alert" in page.scripts["specs"]  # the counter-test: it is there, as text
 
 
 def test_one_step_has_no_course(tmp_path: Path) -> None:
@@ -256,9 +265,11 @@ def test_what_could_not_be_computed_is_empty_not_zero(tmp_path: Path) -> None:
         if r["metric"] == "svd_ratio" and r["step"] == 64:
             r |= {"value": math.nan, "low": math.inf, "high": math.nan}
     page = page_for(tmp_path, Table.from_records(records))
-    cube = cube_of(page)
-    m = next(i for i, x in enumerate(cube["measures"]) if x["label"].startswith("Anisotropy (SVD"))
-    assert {row[2] for row in cube["numbers"][m][0]["v"][0]} == {None}
+    found = history(Table.from_records(records))
+    m = next(
+        i for i, x in enumerate(measures_of(found, Catalogue(registry()))) if (x.metric, x.variant) == ("svd_ratio", "")
+    )
+    assert {row[2] for row in arrays_of(page)[f"shape/{m}/0/mean"]} == {None}
 
 
 def test_vector_figures_are_written_for_what_was_measured(study: Path, page: Page) -> None:

@@ -10,26 +10,26 @@ from typing import Any
 
 import pytest
 
+from anisoscope.commands.page import run_view, write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.query import Query
 from anisoscope.results.table import Table
 from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.concepts import concept_cards
-from anisoscope.view.load import run_view
-from anisoscope.view.report import RunView, write_report
-from anisoscope.view.series import Source
-from anisoscope.view.training import History, Mark, Site
-from anisoscope.view.training_findings import find_training
-from anisoscope.view.training_records import ROWS, page_table
-from anisoscope.view.training_traces import Time, thinned
-from anisoscope.view.verdicts import verdict_claims
+from anisoscope.view.figure import Time
+from anisoscope.view.sections.concepts import concept_cards
+from anisoscope.view.sections.gradients import Gradients
+from anisoscope.view.sections.record import PAGE_ROWS, page_table
+from anisoscope.view.sections.shape import logged_series
+from anisoscope.view.sections.training import find_training
+from anisoscope.view.sections.verdicts import verdict_claims
+from anisoscope.view.subjects import Dot, RunView, StepRows
 from support.fake_runs import ENCODER, HOSTILE
 from support.fake_runs import run_view as profile_view
 from support.fake_training import training_table
 from support.pages import Page, page_of
 
 STEPS = (0, 1, 8, 64)
-MIDDLE = Site.of(2, "resid")
 REFIT = "fit=refit;proxy=semi_nmf;rank=16"
 VERDICTS: list[dict[str, Any]] = [
     {"claim": "tangent_energy", "statement": "Energy lies above every control.", "status": "holds", "effect": 0.31,
@@ -80,15 +80,20 @@ def ids(page: Page) -> set[str | None]:
     return {attrs.get("id") for _, attrs in page.elements}
 
 
+def switched(page: Page, switch: str) -> list[dict[str, Any]]:
+    """The figures that a switch changes."""
+    return [spec for spec in page.specs().values() if spec.get("by", [""])[0].split(".")[0] == switch]
+
+
 def drawn(page: Page, switch: str, line: int, key: str, which: int = 0) -> dict[str, dict[str, Any]]:
-    """The lines of one view of a learner's figure by name, made whole again; bands as `NAME band`."""
-    own = [spec for spec in page.specs().values() if spec.get("switch") == switch and key in spec["views"]]
+    """The lines of one view of a model's figure by name, made whole again."""
+    own = [spec for spec in switched(page, switch) if key in spec["views"]]
     spec = own[line * (len(own) // 2) + which] if len(own) > 1 else own[0]
     found = {}
     for trace in spec["views"][key]["data"]:
         whole = spec["styles"][trace["style"]] | trace
         whole["x"] = spec["shared"][whole["x"]]
-        found[whole.get("name", f"band {whole.get('fillcolor')}")] = whole
+        found[whole["name"]] = whole
     return found
 
 
@@ -106,32 +111,32 @@ def test_the_page_shows_the_energies_and_bands_of_the_table(page: Page, table: T
         own = values(table, "gradient_energy", f"control={control};{REFIT}")
         assert view[name]["y"] == pytest.approx(own, rel=1e-4)
     low, high = (values(table, "gradient_energy", f"control=normal;{REFIT}", c) for c in ("low", "high"))
-    assert view["band @s3/0.26"]["y"] == pytest.approx([*low, *reversed(high)], rel=1e-4)
+    band = view["normal subspaces"]
+    assert (band["low"], band["high"]) == (pytest.approx(low, rel=1e-4), pytest.approx(high, rel=1e-4))
+    assert (band["band"], band["line"]["color"]) == (0.26, "@s3")
     assert view["chance"]["y"] == pytest.approx([16 / 256] * 2)
-    assert view["semi-NMF"]["text"][0].split()[0] in f"{values(table, 'gradient_energy')[0]:.4f}"
+    assert view["semi-NMF"]["low"] == pytest.approx(values(table, "gradient_energy", column="low"), rel=1e-4)
 
 
 def test_encoder_and_decoder_stand_side_by_side_on_one_scale(page: Page, table: Table) -> None:
     encoder = drawn(page, "against", 1, "0|2|0")["semi-NMF"]["y"]
     assert encoder == pytest.approx(values(table, "gradient_energy", model="encoder"), rel=1e-4)
-    specs = [s for s in page.specs().values() if s.get("switch") == "against"]
+    specs = switched(page, "against")
     assert len(specs) == 2
     assert specs[0]["views"]["0|2|0"]["y"] == specs[1]["views"]["0|2|0"]["y"]
 
 
 def test_steps_that_the_frozen_proxy_has_seen_are_hollow(page: Page) -> None:
-    frozen = drawn(page, "against", 0, "0|2|1")["semi-NMF"]["marker"]["color"]
-    assert frozen == ["@paper"] * 3 + ["@s1"]  # 30 % of 64 steps
-    assert drawn(page, "against", 0, "0|2|0")["semi-NMF"]["marker"]["color"] == "@s1"
+    frozen = drawn(page, "against", 0, "0|2|1")["semi-NMF"]["marker"]
+    assert frozen["hollow"] == [True] * 3 + [False]  # 30 % of 64 steps
+    assert "hollow" not in drawn(page, "against", 0, "0|2|0")["semi-NMF"]["marker"]
 
 
 def test_the_map_holds_every_layer_at_every_step(page: Page, table: Table) -> None:
-    spec = next(s for s in page.specs().values() if s.get("switch") == "map")
+    spec, _ = switched(page, "map")
     trace = spec["styles"][spec["views"]["0"]["data"][0]["style"]] | spec["views"]["0"]["data"][0]
     assert trace["y"] == ["embedding", "block 1", "block 2", "block 3", "block 4", "final norm"]
     assert trace["z"][2] == pytest.approx(values(table, "gradient_enrichment"), rel=1e-4)
-    both = [v for s in page.specs().values() if s.get("switch") == "map" for v in [s["views"]["0"]["data"][0]["style"]]]
-    assert len(both) == 2
 
 
 def test_frequency_bins_are_those_of_the_table_plain_and_balanced(page: Page, table: Table) -> None:
@@ -247,8 +252,8 @@ def test_names_never_become_markup(tmp_path: Path) -> None:
     table = Table.from_records(records, {"warnings": [HOSTILE], "models": [{"name": HOSTILE, "type": HOSTILE}]})
     page = page_for(tmp_path, table, verdicts=[verdict], concepts=[concept(**bad)], path=HOSTILE)
     assert HOSTILE in page.text
-    # theme, specs, plotly, page, concepts, numbers over training and what draws them, training page
-    assert sum(tag == "script" for tag, _ in page.elements) == 8
+    # theme, concepts, specs, arrays, plotly, page
+    assert sum(tag == "script" for tag, _ in page.elements) == 6
     assert "<script>alert" not in json.dumps(page.specs())
     assert "<" not in page.scripts["concept-data"]
     assert "alert" in page.scripts["concept-data"]  # the counter-test: it is there, as text
@@ -270,7 +275,7 @@ def test_cards_that_do_not_fit_are_left_out_from_the_middle_and_that_is_said(mon
     steps = [0, *(2**i for i in range(12))]
     many = [concept(step, concept=i, layer=layer) for step in steps for layer in range(4) for i in range(8)]
     assert not concept_cards(many)["cut"]
-    monkeypatch.setattr("anisoscope.view.concepts.BUDGET", 40_000)
+    monkeypatch.setattr("anisoscope.view.sections.concepts.BUDGET", 40_000)
     cards = concept_cards(many)
     assert cards["cut"]
     assert {0, 2048} <= set(cards["models"][0]["steps"])
@@ -280,8 +285,8 @@ def test_cards_that_do_not_fit_are_left_out_from_the_middle_and_that_is_said(mon
 def test_a_large_table_is_cut_to_what_a_page_carries_and_a_small_one_is_not() -> None:
     big = small_table(steps=(0, 1, 2, 4, 8, 16, 64), layers=4)
     small = small_table(models=("decoder",), steps=(0, 8), layers=2)
-    cut, whole = (page_table([Source(t, {})], Catalogue({})) for t in (big, small))
-    assert cut["rows"] <= ROWS < cut["total"] == len(big)
+    cut, whole = (page_table(Query(t), most=PAGE_ROWS) for t in (big, small))
+    assert cut["rows"] <= PAGE_ROWS < cut["total"] == len(big)
     assert "controls" in cut["gone"]
     assert whole["rows"] == whole["total"] == len(small)
     assert not whole["gone"]
@@ -309,21 +314,25 @@ def test_step_zero_stands_apart_on_a_logarithmic_axis() -> None:
 
 
 def test_a_long_log_is_averaged_and_a_short_one_is_kept() -> None:
-    line = [Mark(step, float(step % 7), None, None, None, "") for step in range(5000)]
+    line = [Dot(step, float(step % 7)) for step in range(5000)]
     time = Time.of(range(5000))
-    short = thinned(line, time, 240)
-    assert len(short) <= 241
-    assert [mark.step for mark in short] == sorted(mark.step for mark in short)
-    assert short[-1].value == pytest.approx(3, abs=1)  # a mean over many steps
-    assert thinned(line[:100], time, 240) == line[:100]
+    short = logged_series(line, time, 240, label="loss")
+    assert len(short.x) <= 241
+    assert list(short.x) == sorted(short.x)
+    assert short.y[-1] == pytest.approx(3, abs=1)  # a mean over many steps
+    assert logged_series(line[:100], time, 240, label="loss").y == [dot.value for dot in line[:100]]
 
 
 def test_sentences_say_no_more_than_the_intervals() -> None:
-    told = {f.topic: " ".join(f.texts) for f in find_training(History([Source(small_table(frequency=0.5), {})]))}
+    def sentences(table: Table) -> dict[str, str]:
+        found = Gradients(StepRows([RunView(table)]), Catalogue({}))
+        return {f.topic: " ".join(f.texts) for f in find_training(found)}
+
+    told = sentences(small_table(frequency=0.5))
     assert re.search(r"decoder: the proxy of rank 16 holds .* after block 2 at step 0, .* at step 64", told["Energy"])
     assert "chance is 0.0625" in told["Energy"]
     assert "cannot tell apart" not in told["Frequency"]
-    flat = {f.topic: " ".join(f.texts) for f in find_training(History([Source(small_table(frequency=0.0), {})]))}
+    flat = sentences(small_table(frequency=0.0))
     assert "cannot tell apart" in flat["Frequency"]
     assert "One seed" in flat["Caution"]
 

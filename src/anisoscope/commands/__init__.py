@@ -1,0 +1,1 @@
+"""One file per verb: options, a run, its verdicts, its page."""

@@ -6,12 +6,13 @@ from typing import Any
 
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.table import Table
-from anisoscope.view import plots, tables
+from anisoscope.view import tables
+from anisoscope.view.sections import profiles
 
 
 def plot_metric(table: Table, metric: str | None = None) -> Any:
     """An interactive figure of one metric (or the main ones) over layers."""
-    return plots.profile_figure(table, metric, catalogue=registry())
+    return profiles.profile_figure(table, metric, catalogue=registry())
 
 
 def table_html(table: Table) -> str:

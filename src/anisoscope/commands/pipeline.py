@@ -81,7 +81,7 @@ def _carry_out(request: RunRequest, run: Callable[[], Any], judge: Callable[[Pat
 
 def _draw(folder: Path, progress: Progress | None) -> Path:
     """The report of a finished run; where it cannot be drawn the numbers are there all the same."""
-    from anisoscope.view.load import report_runs
+    from anisoscope.commands.page import report_runs
 
     tell = progress or (lambda what, done, total: None)
     tell("report", 0, 1)
@@ -98,7 +98,7 @@ def _draw(folder: Path, progress: Progress | None) -> Path:
 
 def _draw_unfinished(request: RunRequest) -> None:
     """Draw what there is of a run that failed; what goes wrong here must not hide why it failed."""
-    from anisoscope.view.load import report_runs
+    from anisoscope.commands.page import report_runs
 
     try:
         request.note(f"unfinished; what was measured is in {report_runs([request.out])}")

@@ -15,13 +15,14 @@ from anisoscope.measurement.config import ProfileConfig
 def profile(config: ProfileConfig, out: Out = None, resume: Resume = False, debug: Debug = False) -> None:
     """Measure the geometry of every layer of one or several models; ends with a report."""
     from anisoscope.commands.pipeline import RunRequest, run_path, run_profile
+    from anisoscope.metrics.catalogue import registry
     from anisoscope.view.console import print_memory, print_note, print_page, print_short, print_warnings
 
     path = run_path(out, "_".join(Path(model).name for model in config.models[:2])[:60], resume=resume)
     with under_way() as tell:
         run = run_profile(config, RunRequest(path, resume, command_line(), tell, print_note))
     table, about = run.folder.table(), run.folder.about()
-    print_short(table)
+    print_short(table, registry())
     print_warnings(about)
     print_memory(about)
     print_page(run.page)

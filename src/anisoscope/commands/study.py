@@ -46,16 +46,15 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
 
 def run(entry: StudyEntry, config: Any, *, out: Any, resume: bool = False, **options: Any) -> None:
     """Carry out a study and print what came out."""
+    from anisoscope.commands.page import study_summary
     from anisoscope.commands.pipeline import RunRequest, run_path, run_study
     from anisoscope.view.console import print_note, print_run_end
-    from anisoscope.view.console_study import study_summary
 
     preset = getattr(config, "preset", "")
     path = run_path(out, f"{entry.name}-{preset}" if preset else entry.name, resume=resume)
     with under_way() as tell:
         done = run_study(entry, config, RunRequest(path, resume, command_line(), tell, print_note), **options)
-    summary = study_summary(done.folder, entry.name)
-    print_run_end(done.folder, done.page, done.drawing_seconds, summary=summary)
+    print_run_end(done.folder, done.page, done.drawing_seconds, summary=study_summary(done.folder, entry.name))
 
 
 def _refuse_idle(ctx: typer.Context, config: Any) -> None:

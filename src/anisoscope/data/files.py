@@ -129,13 +129,13 @@ def _zip_entries(path: Path, *, label: str) -> Iterator[FileEntry]:
         if not usable:
             raise AnisoscopeError(f"the archive {str(path)!r} holds no files; expected text or records inside it.")
         for member in usable:
-            opener = _unpacked(member, lambda member=member: cast(BinaryIO, archive.open(member)))  # type: ignore[misc]
+            opener = _unpacked(member, lambda member=member: cast("BinaryIO", archive.open(member)))  # type: ignore[misc]
             yield FileEntry(name=f"{path}:{member}", label=f"{label}:{member}", suffix=suffix_of(member), open=opener)
 
 
 def _unpacked(name: str, opener: Callable[[], BinaryIO]) -> Callable[[], BinaryIO]:
     unpack = _UNPACKERS.get(PurePosixPath(name.lower()).suffix)
-    return opener if unpack is None else lambda: cast(BinaryIO, unpack(opener()))
+    return opener if unpack is None else lambda: cast("BinaryIO", unpack(opener()))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@
     >>> {site: [row.value for row in rows] for site, rows in lines.items()}
     {(1, 'resid'): [0.2, 0.5]}
 
-Every column of the table and every key of a variant is a *field*. A field that a row does not have is None, and `None`
+Every column of the table and every key of a variant is a *field*; so is `source`, the number of the table that a row is
+from, and what `tagged` adds. A field that a row does not have is None, and `None`
 as a wanted value means just that. Nobody else takes a variant apart.
 """
 
@@ -124,7 +125,14 @@ class _Columns:
         self.arrow = pa.concat_tables(arrow).combine_chunks() if arrow else SCHEMA.empty_table()
         self.sources = np.repeat(np.arange(len(arrow)), [t.num_rows for t in arrow])
         self._codes: dict[str, tuple[np.ndarray, list[Any]]] = {}
+        self.tags: set[str] = set()
+        self.tag("source", self.sources, list(range(len(arrow))) or [0])
         self._floats: dict[str, np.ndarray] = {}
+
+    def tag(self, name: str, codes: np.ndarray, words: list[Any]) -> None:
+        """Add a computed field."""
+        self.tags.add(name)
+        self._codes[name] = (np.asarray(codes, dtype=np.int64), words)
 
     def coded(self, field: str) -> tuple[np.ndarray, list[Any]]:
         """A field as codes and what they stand for; a variant key is decoded from the distinct variants."""
@@ -159,7 +167,9 @@ class _Columns:
         return words[codes[at]]
 
     def field(self, name: str, at: int) -> Any:
-        return self.value(name, at) if name in SCHEMA.names else options_of(self.value("variant", at)).get(name)
+        if name in SCHEMA.names or name in self.tags:
+            return self.value(name, at)
+        return options_of(self.value("variant", at)).get(name)
 
     @cached_property
     def _replicates(self) -> tuple[np.ndarray, np.ndarray]:
@@ -200,9 +210,32 @@ class Query:
         """Rows whose variant has these options and no others; an option that is None is left out."""
         return self.where(variant=with_options("", **options))
 
+    def tagged(self, name: str, words: Sequence[Any]) -> Query:
+        """The same query with a computed field: a value for each of its rows; other rows of its tables have None.
+
+        >>> found = Query(Table.from_records([{"layer": 1}, {"layer": 2}])).tagged("half", ["low", "high"])
+        >>> [row.layer for row in found.where(half="high")]
+        [2]
+        """
+        distinct = list(dict.fromkeys([None, *words]))
+        index = {word: i for i, word in enumerate(distinct)}
+        codes = np.zeros(len(self._columns.sources), dtype=np.int64)
+        codes[self._rows] = [index[word] for word in words]
+        self._columns.tag(name, codes, distinct)
+        return self
+
     def known(self) -> Query:
         """Rows that have a number."""
         return self._only(self._rows[np.isfinite(self._columns.floats("value")[self._rows])])
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Where its rows stand in the tables, one after the other."""
+        return self._rows
+
+    def first(self, count: int) -> Query:
+        """At most so many of its rows."""
+        return self._only(self._rows[:count])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -272,7 +305,7 @@ def _matches(word: Any, wanted: Any, field: str) -> bool:
         return any(_matches(word, one, field) for one in wanted)
     if word is None or wanted is None:
         return word is wanted or (field in SCHEMA.names and word == "" and wanted is None)
-    if field in SCHEMA.names:
+    if field in SCHEMA.names or not isinstance(word, str):
         return bool(word == wanted)
     return bool(word == str(int(wanted) if isinstance(wanted, bool) else wanted))
 

@@ -6,11 +6,11 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "RunView": "report",
-    "profile_figure": "plots",
-    "short_table": "tables",
-    "table_html": "tables",
-    "write_report": "report",
+    "RunView": "view.subjects",
+    "profile_figure": "view.sections.profiles",
+    "short_table": "view.tables",
+    "table_html": "view.tables",
+    "write_report": "commands.page",
 }
 __all__ = ["RunView", "profile_figure", "short_table", "table_html", "write_report"]
 
@@ -18,5 +18,5 @@ __all__ = ["RunView", "profile_figure", "short_table", "table_html", "write_repo
 def __getattr__(name: str) -> Any:
     """Load a public name on first use, so that importing the package draws nothing in."""
     if name in _HOMES:
-        return getattr(import_module(f"anisoscope.view.{_HOMES[name]}"), name)
+        return getattr(import_module(f"anisoscope.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

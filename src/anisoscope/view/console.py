@@ -91,11 +91,11 @@ def print_json(value: Any) -> None:
 # -- tables of runs ----------------------------------------------------------------------------------------------------
 
 
-def print_short(table: Any) -> None:
-    """The short tables of a profile."""
+def print_short(table: Any, catalogue: Mapping[str, Any]) -> None:
+    """The short tables of a profile; `catalogue` are the declared metrics."""
     from anisoscope.view.tables import short_tables
 
-    for shown in short_tables(table):
+    for shown in short_tables(table, catalogue=catalogue):
         console.print(shown)
 
 
@@ -199,7 +199,7 @@ def print_run_end(
     folder: RunFolder, page: Path | None, drawing_seconds: float, *, summary: Iterable[RichTable | str] = ()
 ) -> None:
     """What a judged run ends with: the short tables of a study, verdicts, warnings, seconds, and its page."""
-    from anisoscope.view.verdicts import leading
+    from anisoscope.view.sections.verdicts import leading
 
     about = folder.about()
     for shown in summary:
@@ -217,7 +217,7 @@ def print_run_end(
 
 def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False) -> None:
     """A table of verdicts, each with its one sentence; claims that were not measured share a line, unless asked for."""
-    from anisoscope.view.verdicts import measured, unmeasured
+    from anisoscope.view.sections.verdicts import measured, unmeasured
 
     absent = [] if every else unmeasured(verdicts)
     shown = verdicts if every else measured(verdicts)
@@ -286,8 +286,6 @@ def print_control(result: Any) -> None:
 
 def print_prepared(stats: Mapping[str, Any]) -> None:
     """What was read, kept and removed of enwik8, in a few lines that explain themselves."""
-    from anisoscope.view.console_study import removed_table
-
     raw, cleaning, kept = stats["raw"], stats["cleaning"], stats["kept"]
     if raw is not None:
         print_line(f"read: {raw['bytes']:,} bytes; {stats['note']}", style="green" if raw["is_enwik8"] else "yellow")
@@ -308,3 +306,50 @@ def print_prepared(stats: Mapping[str, Any]) -> None:
     if raw is not None and raw.get("as_expected") is False:
         print_line("note: the true enwik8 should give another fingerprint; please report this.", style="red")
     print_line(f"{stats['seconds']:.0f} s")
+
+
+def new_table(title: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> RichTable:
+    """A table with columns of words, then columns of numbers."""
+    table = RichTable(title=title, title_justify="left", header_style="bold")
+    for name in words:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+# -- enwik8 ------------------------------------------------------------------------------------------------------------
+
+_REMOVED = {
+    "comments": "comments",
+    "references": "references",
+    "formulas": "formulas",
+    "code": "code",
+    "preformatted": "preformatted lines",
+    "templates": "templates",
+    "tables": "tables",
+    "media": "images and media",
+    "categories": "categories",
+    "interlanguage": "links to other languages",
+    "links": "brackets and targets of links (the label stays)",
+    "external_links": "addresses of links (the label stays)",
+    "addresses": "bare addresses",
+    "tags": "HTML tags",
+    "entities": "entities (decoded)",
+    "emphasis": "marks of emphasis",
+    "lists": "marks of lists, rules",
+    "headings": "marks of headings",
+    "symbols": "invisible characters, and those outside of the 205",
+    "spaces": "white space, empty headings and brackets",
+}
+
+
+def removed_table(cleaning: Mapping[str, Any]) -> RichTable:
+    """What was removed from the articles of enwik8, the most first."""
+    table = new_table("removed from the articles", ("what",), ("how many", "characters", "share"))
+    total = max(1, cleaning["characters_in"])
+    for kind, figures in sorted(cleaning["removed"].items(), key=lambda item: -item[1]["characters"]):
+        count = "" if figures["count"] is None else f"{figures['count']:,}"
+        size = figures["characters"]
+        table.add_row(_REMOVED.get(kind, kind), count, f"{size:,}", f"{size / total:.2%}")
+    return table

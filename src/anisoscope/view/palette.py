@@ -1,73 +1,69 @@
-"""Colours by role. A drawing names roles; a theme says what they are, so that one figure serves light and dark.
+"""Colours by role: a figure names roles as tokens, a theme says what they are, so that it serves light and dark.
 
-In the report the roles travel as tokens (`@s1/0.2`, `@seq:0.4`, `@heat`) that the page resolves from its style sheet.
+    @s1 … @s8   colours of series        @seq:0.4   a place on the ramp of depth or time
+    @ink, @soft, @rule, @paper, @accent  roles of the page       TOKEN/0.2   the same, transparent
+The page resolves tokens from its style sheet, vector files and notebooks by `resolve`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 # Okabe and Ito's hues, darkened or lightened until thin lines keep contrast on paper and on slate.
 LIGHT = ("#0b6aa8", "#c8500a", "#00805c", "#9c4a86", "#a37400", "#3b8fc4", "#6b6660", "#7a3b12")
 SEQUENCE = ("#dd9a2b", "#c9572f", "#9b3163", "#5a3286", "#1f2f6b")
 HEAT = ("#f3efe4", "#c3d6d0", "#78adb3", "#34768f", "#173a5e")
+ROLES = {"ink": "#1d1b18", "soft": "#625d55", "rule": "#ddd7ca", "paper": "#ffffff", "accent": "#0b6aa8"}
+# In a notebook, whose background may be dark, text and rules are a middle grey.
+NOTEBOOK = {"ink": "#77726b", "soft": "#77726b", "rule": "rgba(128,128,128,0.22)"}
 DASHES = ("solid", "dot", "dashdot", "longdash")
 
 
-class Palette(Protocol):
-    """What a drawing asks for."""
+def series(i: int, alpha: float = 1.0) -> str:
+    """The token of the i-th series.
 
-    def series(self, i: int, alpha: float = 1.0) -> str: ...
-
-    def sequence(self, t: float) -> str: ...
-
-    def role(self, name: str) -> str: ...
-
-    def heat(self) -> Any: ...
-
-
-class Tokens:
-    """Roles for the report page, resolved there."""
-
-    def series(self, i: int, alpha: float = 1.0) -> str:
-        name = f"@s{i % len(LIGHT) + 1}"
-        return name if alpha == 1 else f"{name}/{alpha:g}"
-
-    def sequence(self, t: float) -> str:
-        return f"@seq:{t:.3f}"
-
-    def role(self, name: str) -> str:
-        return f"@{name}"
-
-    def heat(self) -> Any:
-        return "@heat"
-
-
-class Paper:
-    """Real colours that read on white, and on dark notebooks too: text and rules are a middle grey."""
-
-    _roles = {"ink": "#77726b", "rule": "rgba(128,128,128,0.22)", "paper": "#ffffff", "accent": "#0b6aa8"}  # noqa: RUF012
-
-    def series(self, i: int, alpha: float = 1.0) -> str:
-        return with_alpha(LIGHT[i % len(LIGHT)], alpha)
-
-    def sequence(self, t: float) -> str:
-        return blend(SEQUENCE, t)
-
-    def role(self, name: str) -> str:
-        return self._roles[name]
-
-    def heat(self) -> Any:
-        return [[i / (len(HEAT) - 1), colour] for i, colour in enumerate(HEAT)]
-
-
-def with_alpha(colour: str, alpha: float) -> str:
-    """A hex colour with transparency.
-
-    >>> with_alpha("#0b6aa8", 0.2)
-    'rgba(11,106,168,0.2)'
+    >>> series(0), series(9, 0.2)
+    ('@s1', '@s2/0.2')
     """
+    return faded(f"@s{i % len(LIGHT) + 1}", alpha)
+
+
+def sequence(t: float) -> str:
+    """The token of a place on the ramp, t in [0, 1]."""
+    return f"@seq:{t:.3f}"
+
+
+def faded(token: str, alpha: float) -> str:
+    """The same colour, transparent."""
+    return token if alpha == 1 else f"{token.split('/')[0]}/{alpha:g}"
+
+
+def resolve(token: str) -> tuple[str, float]:
+    """The colour of a token on paper, and how opaque it is.
+
+    >>> resolve("@s2/0.2"), resolve("#123456"), resolve("@seq:0.000")
+    (('#c8500a', 0.2), ('#123456', 1.0), ('#dd9a2b', 1.0))
+    """
+    name, _, alpha = token.partition("/")
+    opacity = float(alpha) if alpha else 1.0
+    if name.startswith("@seq:"):
+        return blend(SEQUENCE, float(name[5:])), opacity
+    if name.startswith("@s") and name[2:].isdigit():
+        return LIGHT[int(name[2:]) - 1], opacity
+    return ROLES.get(name[1:], name), opacity
+
+
+def notebook_colour(token: str) -> str:
+    """A token as plotly's own notation in a notebook.
+
+    >>> notebook_colour("@s1/0.2"), notebook_colour("@rule")
+    ('rgba(11,106,168,0.2)', 'rgba(128,128,128,0.22)')
+    """
+    if not token.startswith("@"):
+        return token
+    if token[1:] in NOTEBOOK:
+        return NOTEBOOK[token[1:]]
+    colour, alpha = resolve(token)
     if alpha == 1:
         return colour
     red, green, blue = _channels(colour)

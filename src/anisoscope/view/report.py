@@ -2,210 +2,143 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.charts import Desk
-from anisoscope.view.figures import write_figures
-from anisoscope.view.findings import find
-from anisoscope.view.inputs import data_phrase
-from anisoscope.view.maps import spectra_by_owner
-from anisoscope.view.modalities import modality_findings
-from anisoscope.view.records import block_means, csv_link, dropped, glossary, model_facts, notes, settings
-from anisoscope.view.sections import Sections, shared_sections, write_section_figures
-from anisoscope.view.series import Sheet, Source, short_names
-from anisoscope.view.tables import table_html
-from anisoscope.view.training import is_training
-from anisoscope.view.warned import warnings
-from anisoscope.view.words import listed
+from anisoscope.view.matplotlib_renderer import write_figures
+from anisoscope.view.page import Cell, DataTable, Findings, LegendEntry, Page, Section, render
+from anisoscope.view.sections.attention import attention_sections
+from anisoscope.view.sections.drift import Comparison, drift_section, modality_findings, modality_section
+from anisoscope.view.sections.findings import find, mean_over_blocks
+from anisoscope.view.sections.profiles import (
+    cka_section,
+    groups_section,
+    heads_section,
+    heat_section,
+    profiles_section,
+    spectra_section,
+)
+from anisoscope.view.sections.record import (
+    dropped_section,
+    facts_parts,
+    glossary_section,
+    heading,
+    masthead,
+    model_facts,
+    partial_banner,
+    profile_notes,
+    record_section,
+    table_section,
+    warnings,
+    warnings_box,
+)
+from anisoscope.view.sections.training import is_training, training_page
+from anisoscope.view.subjects import ProfileRows, RunView
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+__all__ = ["PAGE", "RunView", "write_page", "write_report"]
 
-    from anisoscope.results.table import Table
-
-__all__ = ["RunView", "table_html", "write_report"]
-
-TEMPLATES = Path(__file__).parent / "templates"
 PAGE = "report.html"
 
 
-@dataclass(frozen=True)
-class RunView:
-    """What the report is given of one run: never a model, never a tensor.
-
-    `spectra`: eigenvalues (descending) by site, as `3.resid` or `encoder.3.resid`, after `MODEL/` where a run holds
-    several models. `cka`: for each model the names of its layers and the matrix between them. `verdicts`, `concepts`
-    and `map`: what `verdicts.json`, `concepts.json` and `map.parquet` of a training run or study hold; a map that is
-    not given is read from `path`.
-    """
-
-    table: Table
-    about: dict[str, Any] = field(default_factory=dict)
-    spectra: Mapping[str, np.ndarray] = field(default_factory=dict)
-    cka: Mapping[str, tuple[Sequence[str], np.ndarray]] | None = None
-    path: str = ""
-    verdicts: Sequence[Mapping[str, Any]] = ()
-    concepts: Sequence[Mapping[str, Any]] = ()
-    map: pa.Table | None = None
-
-
 def write_report(
-    folder: Path, runs: list[RunView], *, catalogue: Mapping[str, Any] | None = None, name: str = PAGE
+    folder: Path,
+    runs: Sequence[RunView],
+    *,
+    catalogue: Mapping[str, Any] | None = None,
+    comparison: Comparison | None = None,
+    name: str = PAGE,
 ) -> Path:
-    """Write the page and its figures (`figures/*.pdf|svg`) into the folder; the path of the page.
+    """Write the page of some runs and its figures (`figures/*.pdf|svg`) into the folder; the path of the page.
 
-    A page of another name has a folder of figures of that name, so that two pages can lie side by side.
+    `catalogue`: declarations of metrics by name. `comparison`: what the claims tell of drift and modalities.
     """
     if not any(len(run.table) for run in runs):
         raise AnisoscopeError("no run with results was given, expected at least one row; profile a model first.")
-    page = Path(folder) / name
-    page.parent.mkdir(parents=True, exist_ok=True)
-    figures = page.with_name("figures" if name == PAGE else f"{page.stem}-figures")
-    if any(is_training(run.table) for run in runs):
-        return _replace(page, _training_page(figures, runs, Catalogue(catalogue)))
-    sources = [Source(run.table, run.about, run.path) for run in runs]
-    sheet, shared = Sheet(sources, Catalogue(catalogue)), shared_sections(sources, Catalogue(catalogue))
-    spectra = spectra_by_owner([(run.about, run.spectra, run.path) for run in runs])
-    # of several runs, what shows one model alone lies among the figures of its own run
-    drawn = write_figures(figures, sheet, spectra=spectra, compared=len(runs) > 1)
-    drawn += write_section_figures(figures, shared)
-    return _replace(page, _render(_context(sheet, runs, spectra=spectra, figures=drawn, shared=shared)))
+    return write_page(folder, report_page(runs, Catalogue(catalogue), comparison or Comparison()), name=name)
 
 
-def _training_page(figures: Path, runs: Sequence[RunView], catalogue: Catalogue) -> str:
-    """The page of a series over steps."""
-    from anisoscope.view.training_page import training_context
+def write_page(folder: Path, page: Page, *, name: str = PAGE, figures: bool = True) -> Path:
+    """Write a page, and its figures as vector files.
 
-    context = training_context(figures, runs, catalogue)
-    names = dict.fromkeys(str(name or "") for run in runs for name in run.table.arrow["model"].unique().to_pylist())
-    masthead = _masthead(list(names), [run.about for run in runs])
-    return _render(masthead | context, "training.html.j2")
+    A page of another name has a folder of figures of that name, so that two pages can lie side by side.
+    """
+    path = Path(folder) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name("figures" if name == PAGE else f"{path.stem}-figures")
+    written = write_figures(beside, page.figures(), page.chosen()) if figures else []
+    links = sorted({f"{beside.name}/{file.name.rsplit('.', 1)[0]}" for file in written})
+    return _replace(path, render(page, links))
 
 
-def _replace(path: Path, text: str) -> Path:
+def _replace(path: Path, words: str) -> Path:
     """Write beside, then rename, so that a reader never finds half a page."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_text(words, encoding="utf-8")
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
     return path
 
 
-def environment() -> Any:
-    """How every page is filled: text is escaped, and a name that is not there is an error."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    return Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-
-
-def _render(context: Mapping[str, Any], template: str = "report.html.j2") -> str:
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
-
-    made = environment()
-    made.filters["json"] = lambda value: Markup(script_json(value))
-    files = {"css": "report.css", "js": "report.js", "training_css": "training.css", "training_js": "training.js"}
-    files |= {"shape_js": "shape.js", "attention_js": "attention.js"}
-    own = {name: Markup((TEMPLATES / file).read_text(encoding="utf-8")) for name, file in files.items()}
-    library = Markup(get_plotlyjs()) if context["specs"] else ""
-    return made.get_template(template).render(context, **own, plotly=library)
-
-
-def script_json(value: Any) -> str:
-    """JSON that may stand inside a script element: no NaN, and no character that could end the element.
-
-    >>> script_json(["</script>"])
-    '["\\\\u003c/script\\\\u003e"]'
-    """
-    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    unsafe: dict[str, str | int | None] = {
-        "<": "\\u003c",
-        ">": "\\u003e",
-        "&": "\\u0026",
-        "\u2028": "\\u2028",
-        "\u2029": "\\u2029",
-    }
-    return text.translate(str.maketrans(unsafe))
+def report_page(runs: Sequence[RunView], catalogue: Catalogue, comparison: Comparison) -> Page:
+    """The page of some runs: of models at one moment, or of a series over steps."""
+    if any(is_training(run.table) for run in runs):
+        names = dict.fromkeys(str(name or "") for run in runs for name in run.table.arrow["model"].unique().to_pylist())
+        return training_page(runs, catalogue, comparison, masthead(list(names), [run.about for run in runs]))
+    rows = ProfileRows(runs)
+    head = masthead(list(dict.fromkeys(s.model for s in rows.subjects)), rows.abouts)
+    sections = [
+        Section("summary", "Summary", _summary(rows, catalogue, comparison, head), "Summary"),
+        profiles_section(rows, catalogue),
+        modality_section(comparison),
+        drift_section(comparison),
+        spectra_section(runs, rows),
+        heat_section(rows, catalogue, compared=len(runs) > 1),
+        heads_section(rows, catalogue),
+        *attention_sections(runs, catalogue),
+        cka_section(runs, rows),
+        groups_section(rows, catalogue),
+        table_section(rows.query),
+        dropped_section(rows.abouts, profile_notes(rows, catalogue)),
+        record_section(runs),
+        glossary_section(catalogue, rows.metrics()),
+    ]
+    deck = f"Measured on {head['data']}" if head["data"] else ""
+    deck += (", " if deck else "") + head["started"] if head["started"] else ""
+    return Page(
+        head["title"], heading(head, "layer by layer"), [section for section in sections if section is not None],
+        deck=f"{deck}." if deck else "", version=head["version"], legend=_legend(rows),
+    )  # fmt: skip
 
 
-def _context(
-    sheet: Sheet,
-    runs: Sequence[RunView],
-    *,
-    spectra: Mapping[str, Mapping[str, np.ndarray]],
-    figures: Sequence[Path],
-    shared: Sections,
-) -> dict[str, Any]:
-    desk = Desk(sheet)
-    abouts = [run.about for run in runs]
-    cka = [(f"{model}", labels, matrix) for run in runs for model, (labels, matrix) in (run.cka or {}).items()]
-    sections = {
-        "profiles": desk.profiles(),
-        "spectra": desk.spectra(spectra),
-        "heat": desk.heat(),
-        "attention": desk.attention(),
-        "cka": desk.cka(cka),
-        "groups": desk.groups(),
-    }
-    return {
-        **sections,
-        **shared.sections,
-        **_masthead(list(dict.fromkeys(s.model for s in sheet.subjects)), abouts),
-        "legend": desk.legend(),
-        "findings": [*modality_findings(shared.comparison), *find(sheet, abouts)],
-        "models": model_facts(sheet, abouts),
-        "random_facts": [],
-        "means": block_means(sheet),
-        "warnings": warnings(abouts),
-        "dropped": dropped(abouts),
-        "notes": notes(sheet),
-        "settings": [settings(run.about, run.path) for run in runs],
-        "glossary": glossary(sheet),
-        "csv": csv_link(sheet),
-        "figures": sorted({f"{path.parent.name}/{path.name.rsplit('.', 1)[0]}" for path in figures}),
-        "specs": desk.specs | shared.specs,
-    }
+def _legend(rows: ProfileRows) -> list[LegendEntry]:
+    """Colour, marker and role of each subject; empty for a single one, which needs none."""
+    if len(rows.subjects) < 2:
+        return []
+    return [LegendEntry(s.index, s.label, s.index % 8 + 1, s.role, s.marker) for s in rows.subjects]
 
 
-def _masthead(names: Sequence[str], abouts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    shorten = short_names(names)
-    shown = [shorten(name) or "unnamed" for name in names]
-    title = listed(shown) if len(shown) <= 3 else f"{', '.join(shown[:2])} and {len(shown) - 2} more"
-    partial = [a for a in abouts if a.get("status", "complete") != "complete"]
-    versions = dict.fromkeys(str(a["anisoscope"]) for a in abouts if a.get("anisoscope"))
-    return {
-        "title": title,
-        "names": shown if len(shown) <= 3 else shown[:2],
-        "others": max(0, len(shown) - 2) if len(shown) > 3 else 0,
-        "data": data_phrase(abouts),
-        "partial": len(partial),
-        "runs": len(abouts),
-        "version": ", ".join(versions),
-        "started": listed(list(dict.fromkeys(_day(a["started"]) for a in abouts if a.get("started")))),
-    }
+def _summary(rows: ProfileRows, catalogue: Catalogue, comparison: Comparison, head: Mapping[str, Any]) -> list[Any]:
+    """What was found, in sentences; what was warned about; what the models are."""
+    findings = [*modality_findings(comparison), *find(rows, catalogue)]
+    facts = model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
+    parts: list[Any] = [*partial_banner(head), *([Findings(findings)] if findings else [])]
+    return [*parts, *warnings_box(warnings(rows.abouts)), *facts_parts(facts), *_block_means(rows, catalogue)]
 
 
-def _day(started: Any) -> str:
-    try:
-        moment = datetime.fromisoformat(str(started))
-    except ValueError:
-        return str(started)
-    return f"{moment.day} {moment:%B %Y}"
+def _block_means(rows: ProfileRows, catalogue: Catalogue) -> list[DataTable]:
+    """Where several subjects have blocks: each main metric's mean over them, with and without the first position."""
+    metrics = catalogue.main(rows.default_metrics())
+    body = []
+    for subject in rows.subjects if len(rows.subjects) > 1 else ():
+        for without, label in ((False, subject.label), (True, f"{subject.label}, without first position")):
+            means = [mean_over_blocks(rows, catalogue, subject, metric, without=without) for metric in metrics]
+            if any(means):
+                body.append([Cell(label, head=True), *(mean.text if mean else "" for mean in means)])
+    heads = ["Mean over blocks", *(catalogue.entry(metric).title for metric in metrics)]
+    return [DataTable([heads], [body], "Means over blocks")] if body else []

@@ -6,9 +6,11 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from anisoscope.results.query import Row
 from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.findings import doubtful
-from anisoscope.view.series import Point, Sheet, Source, Subject, make_point
+from anisoscope.view.sections.findings import doubtful
+from anisoscope.view.sections.profiles import Places, pivot
+from anisoscope.view.subjects import ProfileRows, RunView, Subject, known, place_of
 from anisoscope.view.words import estimate, half_width, number
 
 if TYPE_CHECKING:
@@ -34,41 +36,16 @@ color:inherit;white-space:nowrap;vertical-align:top}
 .anisoscope-table small{display:block;opacity:.65;font-size:10.5px}
 """
 
-Cell = Point | None
-Places = dict[int, dict[tuple[int, bool, str], dict[str, Point]]]  # by subject, place and metric
-
-
-def pivot(sheet: Sheet, metrics: Sequence[str]) -> Places:
-    """Points by subject, then by place in order of depth, then by metric: default variants, all rows together."""
-    found: Places = {}
-    for subject in sheet.subjects:
-        places: dict[tuple[int, bool, str], dict[str, Point]] = {}
-        for metric in metrics:
-            line = sheet.line(subject, metric)
-            for point in line.points if line else ():
-                places.setdefault((point.layer, point.kind == "final", point.kind), {})[metric] = point
-        if places:
-            found[subject.index] = dict(sorted(places.items()))
-    return found
-
-
-def default_metrics(sheet: Sheet) -> list[str]:
-    """Metrics of the residual stream that have a default variant, in reading order."""
-    names = {r["metric"] for r in sheet.stream() if not r["variant"]}
-    return sheet.catalogue.ordered(names)
-
 
 def table_html(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> str:
     """A compact pivot, layers by main metrics, each value with its interval; safe to show whatever the names are."""
-    sheet = Sheet([Source(table, table.about)], Catalogue(catalogue))
-    names = default_metrics(sheet)
-    metrics = sheet.catalogue.main(names)
-    rows = _html_rows(sheet, metrics)
-    head = "".join(f'<th scope="col">{html.escape(sheet.catalogue.entry(m).title)}</th>' for m in metrics)
-    body = "".join(rows[:MOST_ROWS])
-    caption = html.escape(
-        _caption(len(table), shown=len(metrics), metrics=len(sheet.metrics()), cut=len(rows) > MOST_ROWS)
-    )
+    rows, entries = ProfileRows([RunView(table, table.about)]), Catalogue(catalogue)
+    metrics = entries.main(rows.default_metrics())
+    lines = _html_rows(rows, metrics)
+    head = "".join(f'<th scope="col">{html.escape(entries.entry(m).title)}</th>' for m in metrics)
+    body = "".join(lines[:MOST_ROWS])
+    cut = len(lines) > MOST_ROWS
+    caption = html.escape(_caption(len(table), shown=len(metrics), metrics=len(rows.metrics()), cut=cut))
     return (
         f'<div class="anisoscope-table"><style>{STYLE}</style><table><caption>{caption}</caption>'
         f'<thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -81,28 +58,28 @@ def _caption(rows: int, *, shown: int, metrics: int, cut: bool) -> str:
     return text + ". All of them: .to_pandas(); drawn: .plot()."
 
 
-def _html_rows(sheet: Sheet, metrics: Sequence[str]) -> list[str]:
-    rows = []
-    several = len(sheet.subjects) > 1
-    for index, places in pivot(sheet, metrics).items():
+def _html_rows(rows: ProfileRows, metrics: Sequence[str]) -> list[str]:
+    found = []
+    several = len(rows.subjects) > 1
+    for index, places in pivot(rows, metrics).items():
         if several:
-            label = html.escape(sheet.subjects[index].label)
-            rows.append(f'<tr><th scope="rowgroup" colspan="{len(metrics) + 1}">{label}</th></tr>')
+            label = html.escape(rows.subjects[index].label)
+            found.append(f'<tr><th scope="rowgroup" colspan="{len(metrics) + 1}">{label}</th></tr>')
         for cells in places.values():
-            place = html.escape(next(iter(cells.values())).place)
+            place = html.escape(place_of(next(iter(cells.values()))))
             data = "".join(_html_cell(cells.get(m)) for m in metrics)
-            rows.append(f'<tr><th scope="row">{place}</th>{data}</tr>')
-    return rows
+            found.append(f'<tr><th scope="row">{place}</th>{data}</tr>')
+    return found
 
 
-def _html_cell(point: Cell) -> str:
-    if point is None:
+def _html_cell(row: Row | None) -> str:
+    if row is None:
         return "<td></td>"
-    if point.value is None:
-        return f'<td title="{html.escape(point.record.get("note") or "not computed")}">–</td>'
-    half = half_width(point.low, point.high)
-    interval = "" if half is None else f"<small>{number(point.low)} … {number(point.high)}</small>"
-    return f"<td>{number(point.value)}{interval}</td>"
+    if not row.known:
+        return f'<td title="{html.escape(row.note or "not computed")}">–</td>'
+    half = half_width(row.low, row.high)
+    interval = "" if half is None else f"<small>{number(row.low)} … {number(row.high)}</small>"
+    return f"<td>{number(row.value)}{interval}</td>"
 
 
 def short_table(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> RichTable:
@@ -112,67 +89,67 @@ def short_table(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> 
 
 def short_tables(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> list[RichTable]:
     """The residual stream, and a table of each further kind of site that was asked for by name."""
-    sheet = Sheet([Source(table, table.about)], Catalogue(catalogue))
-    metrics = default_metrics(sheet)
+    rows, entries = ProfileRows([RunView(table, table.about)]), Catalogue(catalogue)
+    metrics = entries.ordered(rows.default_metrics())
     asked = (table.about.get("config") or {}).get("sites") or ()
-    shown = [_shortened(sheet, pivot(sheet, metrics), metrics)]
+    shown = [_shortened(rows, entries, pivot(rows, metrics), metrics)]
     for kind in asked:
-        places = _pivot_of(sheet, kind)
-        known = sheet.catalogue.ordered({m for rows in places.values() for cells in rows.values() for m in cells})
-        shown += [_shortened(sheet, places, known)] if places else []
+        places = _pivot_of(rows, kind)
+        there = entries.ordered({m for found in places.values() for cells in found.values() for m in cells})
+        shown += [_shortened(rows, entries, places, there)] if places else []
     return shown
 
 
-def _pivot_of(sheet: Sheet, kind: str) -> Places:
-    """Points of a kind of site outside the stream; of what is measured by head the means over heads."""
+def _pivot_of(rows: ProfileRows, kind: str) -> Places:
+    """Rows of a kind of site outside the stream; of what is measured by head the means over heads."""
     found: Places = {}
-    for record in sheet.records:
-        plain = record["head"] is None and not record["group"] and not record["variant"]
-        if plain and record["kind"] == kind and not sheet.in_stream(record):
-            subject = sheet.subject(record)
-            point = make_point(record, blocks=subject.blocks)
-            found.setdefault(subject.index, {}).setdefault((point.layer, False, kind), {})[record["metric"]] = point
+    for row in rows.query.where(kind=kind, head=None, group="", variant=""):
+        if kind not in rows.streams[row["subject"]]:
+            places = found.setdefault(row["subject"], {})
+            places.setdefault((row.layer or 0, False, kind), {})[row.metric] = row
     return {index: dict(sorted(places.items())) for index, places in sorted(found.items())}
 
 
-def _shortened(sheet: Sheet, places: Places, metrics: Sequence[str]) -> RichTable:
-    several = len(sheet.subjects) > 1
+def _shortened(rows: ProfileRows, entries: Catalogue, places: Places, metrics: Sequence[str]) -> RichTable:
+    several = len(rows.subjects) > 1
     few = list(metrics)[: TERMINAL_METRICS - several]
-    short = {i: {at: cells for at, cells in rows.items() if any(m in cells for m in few)} for i, rows in places.items()}
+    short = {
+        i: {at: cells for at, cells in found.items() if any(m in cells for m in few)} for i, found in places.items()
+    }
     if sum(map(len, short.values())) <= TERMINAL_ROWS - 10 * several:
-        return _by_layer(sheet, short, few)
-    return _by_model(sheet, short, few)
+        return _by_layer(rows, entries, short, few)
+    return _by_model(rows, entries, short, few)
 
 
-def _by_layer(sheet: Sheet, places: Mapping[int, Any], metrics: Sequence[str]) -> RichTable:
+def _by_layer(rows: ProfileRows, entries: Catalogue, places: Mapping[int, Any], metrics: Sequence[str]) -> RichTable:
     from rich.text import Text
 
     several = len(places) > 1
     heads = ("model", "site") if several else ("site",)
-    cells = [point for rows in places.values() for cells in rows.values() for point in cells.values()]
-    doubt = "; ? near-copies or noise decide" if any(map(doubtful, cells)) else ""
-    shown = _rich(sheet, metrics, heads=heads, caption=f"± half of the 95 % interval{doubt}")
-    for index, rows in places.items():
-        label = Text(_subject_line(sheet.subjects[index]))
-        for i, cells in enumerate(rows.values()):
-            place = Text(next(iter(cells.values())).place)
+    every = [row for found in places.values() for cells in found.values() for row in cells.values()]
+    doubt = "; ? near-copies or noise decide" if any(map(doubtful, every)) else ""
+    shown = _rich(entries, metrics, heads=heads, caption=f"± half of the 95 % interval{doubt}")
+    for index, found in places.items():
+        label = Text(_subject_line(rows.subjects[index]))
+        for i, cells in enumerate(found.values()):
+            place = Text(place_of(next(iter(cells.values()))))
             lead = [label if i == 0 else "", place] if several else [place]
             shown.add_row(*lead, *(_rich_cell(cells.get(m)) for m in metrics))
         shown.add_section()
     return shown
 
 
-def _by_model(sheet: Sheet, places: Mapping[int, Any], metrics: Sequence[str]) -> RichTable:
+def _by_model(rows: ProfileRows, entries: Catalogue, places: Mapping[int, Any], metrics: Sequence[str]) -> RichTable:
     from rich.text import Text
 
-    shown = _rich(sheet, metrics, heads=("model",), caption="lowest … highest over the layers")
-    for index, rows in places.items():
-        ranges = [_range([cells[m] for cells in rows.values() if m in cells]) for m in metrics]
-        shown.add_row(Text(_subject_line(sheet.subjects[index])), *ranges)
+    shown = _rich(entries, metrics, heads=("model",), caption="lowest … highest over the layers")
+    for index, found in places.items():
+        ranges = [_range([cells[m] for cells in found.values() if m in cells]) for m in metrics]
+        shown.add_row(Text(_subject_line(rows.subjects[index])), *ranges)
     return shown
 
 
-def _rich(sheet: Sheet, metrics: Sequence[str], *, heads: Sequence[str], caption: str) -> RichTable:
+def _rich(entries: Catalogue, metrics: Sequence[str], *, heads: Sequence[str], caption: str) -> RichTable:
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -181,7 +158,7 @@ def _rich(sheet: Sheet, metrics: Sequence[str], *, heads: Sequence[str], caption
     for head in heads:
         shown.add_column(head, no_wrap=head == "site", overflow="fold", max_width=24)
     for metric in metrics:
-        shown.add_column(Text(sheet.catalogue.entry(metric).title), justify="right", overflow="fold")
+        shown.add_column(Text(entries.entry(metric).title), justify="right", overflow="fold")
     return shown
 
 
@@ -189,13 +166,13 @@ def _subject_line(subject: Subject) -> str:
     return f"{subject.label} ({subject.role})" if subject.role and subject.role != subject.stack else subject.label
 
 
-def _rich_cell(point: Cell) -> str:
+def _rich_cell(point: Row | None) -> str:
     if point is None:
         return ""
     text = estimate(point.value, point.low, point.high).replace(" ± ", "±").replace("[", r"\[")
     return f"{text} ?" if doubtful(point) else text
 
 
-def _range(points: Sequence[Point]) -> str:
-    values = [p.value for p in points if p.value is not None]
+def _range(rows: Sequence[Row]) -> str:
+    values = [row.value for row in known(rows)]
     return f"{number(min(values))} … {number(max(values))}" if values else "–"

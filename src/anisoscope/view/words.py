@@ -169,3 +169,75 @@ def site_phrase(layer: int, kind: str) -> str:
     plain |= {"stage": f"after the stage that ends with block {layer}"}
     plain |= {"rows": "in the rows", "unembed": "in the output head", "embed_weight": "in the embedding table"}
     return plain.get(kind, f"at {kind} of block {layer}")
+
+
+def step_words(step: int) -> str:
+    """A step on an axis.
+
+    >>> [step_words(n) for n in (0, 64, 1000, 20000, 1500, 2_000_000)]
+    ['0', '64', '1k', '20k', '1.5k', '2M']
+    """
+    for size, unit in ((1_000_000, "M"), (1000, "k")):
+        if step >= size:
+            return f"{step / size:.4g}{unit}"
+    return str(step)
+
+
+def few(values: Sequence[int], most: int) -> list[int]:
+    """At most so many of the values, the first and the last among them, evenly chosen.
+
+    >>> few([0, 1, 2, 3, 4, 5], 3)
+    [0, 2, 5]
+    """
+    if len(values) <= most:
+        return list(values)
+    if most < 2:
+        return list(values[-1:])
+    picks = {round(i * (len(values) - 1) / (most - 1)) for i in range(most)}
+    return [values[i] for i in sorted(picks)]
+
+
+def strided(count: int, most: int) -> list[int]:
+    """Evenly spaced places of a list, from the first on.
+
+    >>> strided(5, 8), strided(14, 7)
+    ([0, 1, 2, 3, 4], [0, 2, 4, 6, 8, 10, 12])
+    """
+    return list(range(0, count, max(1, math.ceil(count / most))))
+
+
+def neat(value: float | None, digits: int = 3) -> str:
+    """A number without zeros at its end.
+
+    >>> neat(0.005), neat(120.0), neat(0.31)
+    ('0.005', '120', '0.31')
+    """
+    text = number(value, digits)
+    return text.rstrip("0").rstrip(".") if "." in text and "×" not in text else text
+
+
+def p_words(p: float | None) -> str:
+    """A p-value.
+
+    >>> p_words(0.0333), p_words(1e-9), p_words(float("nan"))
+    ('0.033', '< 0.0001', '–')
+    """
+    known = finite(p)
+    return "–" if known is None else "< 0.0001" if known < 1e-4 else neat(known, 2)
+
+
+def interval_words(value: float | None, low: float | None, high: float | None) -> str:
+    """A correlation with both ends of its interval, two decimals.
+
+    >>> interval_words(0.982, 0.97, 0.991), interval_words(0.5, None, None), interval_words(float("nan"), 0, 1)
+    ('0.98 [0.97, 0.99]', '0.50', '–')
+    """
+    if finite(value) is None:
+        return "–"
+    shown = [f"{v:.2f}".replace("-", "−") for v in (value, low, high) if finite(v) is not None and v is not None]
+    return f"{shown[0]} [{shown[1]}, {shown[2]}]" if len(shown) == 3 else shown[0]
+
+
+def range_words(values: Sequence[float]) -> str:
+    """From the lowest to the highest of several values; nothing of one."""
+    return f"{number(min(values))} to {number(max(values))}" if len(values) > 1 else ""

@@ -1,0 +1,276 @@
+"""Run folders as pages show them: read, judged and compared where there are several, and drawn."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from anisoscope.claims.catalogue import evaluate_claims
+from anisoscope.claims.engine.claim import verdicts_to_dicts
+from anisoscope.claims.engine.correlation import FEWEST_SITES, CorrelationUnit
+from anisoscope.claims.inherent.drift import FEWEST_LAYERS, NEAR_IDENTITY, correlations, pooled
+from anisoscope.claims.inherent.modalities import BEYOND, modality_table
+from anisoscope.claims.inherent.streams import METRICS
+from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement.compare import run_cka
+from anisoscope.metrics.catalogue import registry
+from anisoscope.results.folder import RunFolder, slug
+from anisoscope.results.query import Query
+from anisoscope.results.table import Table
+from anisoscope.studies.catalogue import STUDIES
+from anisoscope.view import report
+from anisoscope.view.report import PAGE, write_page
+from anisoscope.view.sections.drift import Comparison
+from anisoscope.view.subjects import RunView
+from anisoscope.view.words import finite
+
+
+def run_view(folder: RunFolder) -> RunView:
+    """Everything the report shows of one run."""
+    about, table = folder.about(), folder.table()
+    spectra: dict[str, np.ndarray] = {}
+    cka = {}
+    entries = [entry for entry in about.get("models", []) if entry.get("key")]
+    for entry in entries:
+        prefix = f"{entry['name']}/" if len(entries) > 1 else ""
+        arrays = folder.arrays(entry["key"])
+        spectra |= {prefix + k.removesuffix("/spectrum"): v for k, v in arrays.items() if k.endswith("/spectrum")}
+        found = run_cka(folder, entry["key"])
+        if found is not None:
+            cka[entry["name"]] = found
+    told = {"verdicts": _listed(folder.path / "verdicts.json"), "concepts": _concepts(folder.path)}
+    return RunView(table, about, spectra, cka or None, str(folder.path), **told)
+
+
+def _concepts(folder: Path) -> list[dict[str, Any]]:
+    """The concepts of a run; of a study, those of all its arms."""
+    own = _listed(folder / "concepts.json")
+    if own:
+        return own
+    arms = sorted((folder / "arms").glob("*/concepts.json"))
+    return [concept | {"arm": path.parent.name} for path in arms for concept in _listed(path)]
+
+
+def _listed(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON file; none where there is no such file."""
+    if not path.is_file():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise AnisoscopeError(f"{str(path)!r} is not readable JSON ({error}); restore or delete it.") from error
+    if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
+        raise AnisoscopeError(f"{str(path)!r} holds no list of records; restore or delete it.")
+    return found
+
+
+def write_report(
+    folder: Path, runs: Sequence[RunView], *, catalogue: Mapping[str, Any] | None = None, name: str = PAGE
+) -> Path:
+    """Write the page of some runs and its figures into the folder; the path of the page."""
+    declared = registry() if catalogue is None else catalogue
+    return report.write_report(folder, runs, catalogue=declared, comparison=compare(runs), name=name)
+
+
+def compare(runs: Sequence[RunView]) -> Comparison:
+    """Anisotropy and drift of all stacks of all runs; empty where neither was measured."""
+    # a table over training has a hundred times as many rows as the readers need
+    narrow = [Table(Query(run.table).where(head=None, metric=METRICS).arrow(), dict(run.about)) for run in runs]
+    if not any(map(len, narrow)):
+        return Comparison()
+    table = joint(narrow, [run.path for run in runs])
+    told = {"pooled": pooled(table), "beyond": BEYOND, "fewest": FEWEST_LAYERS, "near_identity": NEAR_IDENTITY}
+    found = Comparison.named(correlations(table), modality_table(table), **told)
+    return replace(found, units=_units(found))
+
+
+def _units(found: Comparison) -> list[tuple[dict[str, Any], list[float], list[float]]]:
+    """The ranks of the stacks that are pooled, as `claims.inherent.drift.pooled` takes them."""
+    units = []
+    for record in (r for r in found.scattered if not r["untrained"]):
+        sites = [p for p in record["points"] if p["counted"] and finite(p["drift"]) is not None]
+        if len(sites) >= FEWEST_SITES and finite(record["spearman"]) is not None:
+            drift, cosine = ([p[name] for p in sites] for name in ("drift", "cosine"))
+            unit = CorrelationUnit.of(record["model"], drift, cosine)
+            units.append((record, list(unit.one), list(unit.two)))
+    return units
+
+
+def report_runs(paths: list[Path], out: Path | None = None) -> Path:
+    """Make the page of one or several runs again; `out` is a folder, or a page by its name (`x.html`).
+
+    By default one run has its page in its folder; several have theirs in a folder of their own beside the first, so
+    that no run loses its page.
+    """
+    folders = open_runs(paths)
+    study = str(folders[0].about().get("study") or "") if len(folders) == 1 else ""
+    if _figures_of(study) is not None:
+        return _study_page(folders[0], study, out)
+    views = [run_view(folder) for folder in folders]
+    if len(views) > 1 and any(view.verdicts for view in views):
+        views = _judged_together(views)
+    page = _page_path(folders, out)
+    return write_report(page.parent, views, name=page.name)
+
+
+def _page_path(folders: Sequence[RunFolder], out: Path | None) -> Path:
+    if out is not None and out.suffix.lower() in (".html", ".htm") and not out.is_dir():
+        return out
+    if out is not None and out.is_file():
+        raise AnisoscopeError(
+            f"output {str(out)!r} is a file and no page; give a folder, or a name that ends in .html."
+        )
+    if out is None and len(folders) > 1:
+        name = "-".join(["comparison", *(slug(folder.path.resolve().name) for folder in folders[:3])])
+        more = f"-and-{len(folders) - 3}-more" if len(folders) > 3 else ""
+        out = folders[0].path.resolve().parent / f"{name[:80]}{more}"
+    return (out or folders[0].path) / PAGE
+
+
+def _study_page(folder: RunFolder, study: str, out: Path | None) -> Path:
+    """The page of a study that declares its own sections, which stays with its figures in its folder."""
+    if out is not None and out.resolve() != folder.path.resolve():
+        raise AnisoscopeError(
+            f"the page of a {study} study stays in its folder {str(folder.path)!r}, so --out {str(out)!r} cannot be "
+            "followed; leave --out away and copy the page."
+        )
+    return write_study_report(folder.path, study)
+
+
+def write_study_report(folder: str | Path, study: str) -> Path:
+    """Write the page and the figures of a finished study into its folder; the path of the page."""
+    run = RunFolder.open(folder)
+    about = run.about()
+    finished = about.get("status") == "complete" or study == "sharpness"  # arms that are done can be compared
+    if about.get("study") != study or not finished:
+        raise AnisoscopeError(
+            f"{str(folder)!r} holds no finished {study} study (study: {about.get('study')!r}, "
+            f"status: {about.get('status')!r}); give the folder that `anisoscope study {study}` wrote."
+        )
+    view = RunView(run.table(), about, path=str(run.path), verdicts=_verdicts(run.path))
+    declared: Any = _figures_of(study)
+    arrays = {"histograms": run.arrays("histograms")} if study == "untrained" else {}
+    return write_page(run.path, declared.study_page(view, registry(), **arrays))
+
+
+def _figures_of(study: str) -> ModuleType | None:
+    """The module that declares the figures of a study; None where its page is that of a training or of models."""
+    name = f"anisoscope.studies.{study}.figures"
+    known = study in STUDIES and importlib.util.find_spec(name) is not None
+    return importlib.import_module(name) if known else None
+
+
+def study_summary(folder: RunFolder, study: str) -> Iterator[Any]:
+    """Tables and sentences that the console shows of a study before its verdicts; most have none."""
+    shown = getattr(_figures_of(study), "summary", None)
+    return iter(()) if shown is None else shown(RunView(folder.table(), folder.about()))
+
+
+def _verdicts(folder: Path) -> list[dict[str, Any]]:
+    """What a study judged."""
+    path = folder / "verdicts.json"
+    if not path.is_file():
+        raise AnisoscopeError(f"{str(path)!r} cannot be read (it is not there); run the study again.")
+    return _listed(path)
+
+
+def open_runs(paths: Sequence[Path]) -> list[RunFolder]:
+    """The run folders, each once."""
+    return [RunFolder.open(path) for path in {path.resolve(): path for path in paths}.values()]
+
+
+# several runs
+
+
+def _judged_together(views: Sequence[RunView]) -> list[RunView]:
+    """The claims asked of all runs at once: what each run said by itself may be false of them together."""
+    renamed = new_names([view.table for view in views], [view.path for view in views])
+    views = [_renamed_view(view, names) for view, names in zip(views, renamed, strict=True)]
+    verdicts = verdicts_to_dicts(evaluate_claims(joined([view.table for view in views])))
+    return [replace(view, verdicts=verdicts if i == 0 else ()) for i, view in enumerate(views)]
+
+
+def _renamed_view(view: RunView, names: Mapping[str, str]) -> RunView:
+    def told(record: Mapping[str, Any], key: str) -> dict[str, Any]:
+        return {**record, key: names.get(record.get(key) or "", record.get(key))}
+
+    about = {**view.about, "models": [told(entry, "name") for entry in view.about.get("models", [])]}
+    concepts = [told(concept, "model") for concept in view.concepts]
+    return replace(view, table=renamed_table(view.table, names), about=about, concepts=concepts)
+
+
+def joint_table(folders: Sequence[RunFolder]) -> Table:
+    """The tables of some runs as one, in which models of the same name are told apart."""
+    return joint([folder.table() for folder in folders], [str(folder.path) for folder in folders])
+
+
+def joint(tables: Sequence[Table], paths: Sequence[str]) -> Table:
+    """The tables of the runs at these paths as one."""
+    renamed = new_names(tables, paths)
+    return joined([renamed_table(table, names) for table, names in zip(tables, renamed, strict=True)])
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """Some tables as one, with what each says about its models: claims ask which are encoders."""
+    models = [entry for table in tables for entry in _models(table)]
+    return Table(Table.concat(tables).arrow, tables[0].about if len(tables) == 1 else {"models": models})
+
+
+def new_names(tables: Sequence[Table], paths: Sequence[str]) -> list[dict[str, str]]:
+    """For each run in which a model has a name that another run uses for the same seed: all its names, with the run.
+
+    All of them, because arms are paired by their names. Other seeds of one model keep its name: they repeat it.
+    """
+    owned = [_owners(table) for table in tables]
+    counts = Counter(owner for owners in owned for owner in owners)
+    runs = _run_names(paths)
+    clashing = [any(counts[owner] > 1 for owner in owners) for owners in owned]
+    return [
+        {model: f"{model} ({run})" for model, _ in sorted(owners, key=str)} if clash else {}
+        for owners, run, clash in zip(owned, runs, clashing, strict=True)
+    ]
+
+
+def _owners(table: Table) -> set[tuple[str, int | None]]:
+    pairs = table.arrow.select(["model", "seed"]).group_by(["model", "seed"]).aggregate([]).to_pylist()
+    return {(pair["model"] or "", pair["seed"]) for pair in pairs}
+
+
+def _run_names(paths: Sequence[str]) -> list[str]:
+    """The last part of each path, or as much more as tells them apart.
+
+    >>> _run_names(["runs/a", "runs/b"]), _run_names(["x/run", "y/run"])
+    (['a', 'b'], ['x/run', 'y/run'])
+    """
+    parts = [Path(path).resolve().parts for path in paths]
+    for length in range(1, max(map(len, parts), default=1)):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return list(paths)
+
+
+def renamed_table(table: Table, names: Mapping[str, str]) -> Table:
+    """The same rows with other names of models, in its record too."""
+    if not names:
+        return table
+    entries = [{**entry, "name": names.get(entry.get("name", ""), entry.get("name"))} for entry in _models(table)]
+    column = table.arrow["model"].to_pylist()
+    models = pa.array([names.get(model or "", model) for model in column], type=pa.string())
+    place = table.arrow.schema.get_field_index("model")
+    arrow = table.arrow.set_column(place, table.arrow.schema.field(place), models)
+    return Table(arrow, {**table.about, "models": entries} if entries else table.about)
+
+
+def _models(table: Table) -> list[dict[str, Any]]:
+    return list(table.about.get("models") or ())

@@ -1,0 +1,505 @@
+"""The page of the study of sharpness: verdicts; loss, anisotropy, drift and sharpness of every arm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from anisoscope.claims.engine.part import FEWEST_SEEDS, Bounds, Part, t_interval
+from anisoscope.errors import AnisoscopeError
+from anisoscope.results.query import Query
+from anisoscope.view.catalogue import Catalogue
+from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, value_axis
+from anisoscope.view.page import Cell, DataTable, Fold, Heading, Page, Prose, Section, Swatch, Swatches, Verdicts, text
+from anisoscope.view.palette import series
+from anisoscope.view.sections.record import record_section, terms_section
+from anisoscope.view.sections.verdicts import common_scope, verdict_claims
+from anisoscope.view.subjects import RunView
+from anisoscope.view.words import estimate, listed, neat, number, step_words
+
+ARMS = {
+    "softmax": "ordinary softmax",
+    "qk-norm": "normed, learned temperature",
+    "mean-removed": "means removed",
+    "fixed-sharp": "normed, fixed sharp temperature",
+    "uniform": "uniform, no scores",
+}
+HUES = dict(zip(ARMS, (6, 0, 2, 1, 3), strict=True))
+MARKERS = dict(zip(ARMS, ("circle", "square", "diamond", "triangle-up", "triangle-down"), strict=True))
+RELATIVE = "relative_drift"  # ‖mean‖ / mean ‖·‖, here from drift and mean norm
+QUESTIONS = ("anisotropy_without_drift", "sharpness_needs_drift")  # what the study was made for
+LAST = (
+    ("query", RELATIVE, "Relative drift of queries"),
+    ("key", RELATIVE, "Relative drift of keys"),
+    ("query", "qk_cosine", "Cosine of mean query and mean key"),
+    ("scores", "attention_sharpness", "Sharpness"),
+    ("scores", "attention_entropy", "Entropy / log m"),
+    ("scores", "score_spread", "Spread of scores"),
+)
+DRIFTS = (
+    ("query", RELATIVE, "Relative drift of queries"),
+    ("key", RELATIVE, "Relative drift of keys"),
+    ("query", "qk_cosine", "Cosine of the means"),
+    ("query", "average_cosine", "Average cosine of queries"),
+    ("key", "average_cosine", "Average cosine of keys"),
+    ("query", "mean_norm", "Mean norm of queries"),
+)
+SCORES = (
+    ("scores", "attention_sharpness", "Sharpness"),
+    ("scores", "attention_entropy", "Entropy / log m"),
+    ("scores", "score_spread", "Spread of scores"),
+    ("scores", "first_key_mass", "Mass on the first key"),
+)
+
+
+@dataclass(frozen=True)
+class SeedsMark:
+    """A mean over seeds with its interval; NaN where there is none."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def words(self) -> str:
+        return estimate(self.value, self.low, self.high) if math.isfinite(self.value) else "–"
+
+
+@dataclass(frozen=True)
+class ArmNumbers:
+    """The numbers of all arms of one size: means over blocks, and over seeds."""
+
+    query: Query
+    size: str
+    catalogue: Catalogue
+
+    @classmethod
+    def all(cls, run: RunView, declared: Mapping[str, Any] | None = None) -> list[ArmNumbers]:
+        """Those of every size that the table has arms of."""
+        query = Query(run.table).where(head=None, variant="", group="")
+        names = query.values("model")
+        sizes = dict.fromkeys(n.removeprefix(f"{arm}-") for n in names for arm in ARMS if n.startswith(f"{arm}-"))
+        own = {size: [f"{arm}-{size}" for arm in ARMS] for size in sizes}
+        return [cls(query.where(model=models), size, Catalogue(declared)) for size, models in own.items()]
+
+    @cached_property
+    def values(self) -> dict[tuple[Any, ...], float]:
+        """By model, seed, step, kind of site, layer and metric."""
+        rows = self.query
+        return {(row.model, row.seed, row.step, row.kind, row.layer, row.metric): row.value for row in rows}
+
+    @cached_property
+    def arms(self) -> list[str]:
+        there = self.query.values("model")
+        return [arm for arm in ARMS if f"{arm}-{self.size}" in there]
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        return sorted(self.query.values("seed"))
+
+    @cached_property
+    def blocks(self) -> list[int]:
+        return sorted(self.query.where(kind="resid").values("layer"))
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Steps that every run has: what is compared is compared at the same step."""
+        runs = self.query.where(kind="resid", step=...).groups("model", "seed")
+        return sorted(set.intersection(*(set(rows.values("step")) for rows in runs.values()))) if runs else []
+
+    def at(self, arm: str, seed: int, step: int, kind: str, metric: str, layer: int | None = None) -> float:
+        """A metric at one block, or its mean over blocks; NaN where one has none."""
+        if metric == RELATIVE:
+            above, below = (self.at(arm, seed, step, kind, name, layer) for name in ("drift", "mean_norm"))
+            return above / below if below else 0.0  # queries and keys that are zero do not drift
+        layers = self.blocks if layer is None else [layer]
+        model = f"{arm}-{self.size}"
+        values = [self.values.get((model, seed, step, kind, each, metric), math.nan) for each in layers]
+        return sum(values) / len(values) if values else math.nan
+
+    def loss(self, arm: str, seed: int, step: int) -> float:
+        return self.values.get((f"{arm}-{self.size}", seed, step, "training", None, "probe_loss"), math.nan)
+
+    def over_seeds(self, value: Callable[[int], float], *, bounds: Bounds = (None, None)) -> SeedsMark:
+        """The mean over the seeds that have one, with its t interval from three of them on, cut to what is possible."""
+        values = [found for found in map(value, self.seeds) if math.isfinite(found)]
+        if not values:
+            return SeedsMark(math.nan)
+        centre = sum(values) / len(values)
+        half = t_interval(values)[0] if len(values) >= FEWEST_SEEDS else math.nan
+        part = Part("", centre, centre - half, centre + half, bounds=bounds)
+        return SeedsMark(part.effect, part.low, part.high)
+
+    def mark(self, arm: str, step: int, kind: str, metric: str, layer: int | None = None) -> SeedsMark:
+        bounds = (0.0, 1.0) if metric == RELATIVE else self.catalogue.entry(metric).bounds
+        return self.over_seeds(lambda seed: self.at(arm, seed, step, kind, metric, layer), bounds=bounds)
+
+    def loss_mark(self, arm: str, step: int) -> SeedsMark:
+        return self.over_seeds(lambda seed: self.loss(arm, seed, step), bounds=(0.0, None))
+
+    def loss_difference(self, arm: str, step: int) -> SeedsMark:
+        """Loss minus that of ordinary attention from the same seed."""
+        return self.over_seeds(lambda seed: self.loss(arm, seed, step) - self.loss("softmax", seed, step))
+
+    @cached_property
+    def height(self) -> int | None:
+        """The step after the first at which ordinary attention is most anisotropic, over all seeds."""
+        later = [step for step in self.steps if step > 0]
+        if not later or "softmax" not in self.arms:
+            return None
+        return max(later, key=lambda step: self.mark("softmax", step, "resid", "average_cosine").value)
+
+    def measured(self, metric: str) -> bool:
+        return bool(len(self.query.where(metric=metric).known()))
+
+
+def loss_sentence(found: ArmNumbers) -> str:
+    """What each kind of attention costs, in one sentence."""
+    last = found.steps[-1]
+    own = found.loss_mark("softmax", last) if "softmax" in found.arms else SeedsMark(math.nan)
+    others = [(arm, found.loss_difference(arm, last)) for arm in found.arms if arm != "softmax"]
+    told = [f"{arm} {_signed(gap)}" for arm, gap in others if math.isfinite(gap.value)]
+    if not math.isfinite(own.value) or not told:
+        return ""
+    return f"{found.size}, step {last}: ordinary attention has a held-out loss of {own.words}; {', '.join(told)}."
+
+
+def _signed(gap: SeedsMark) -> str:
+    """A difference with its sign and interval."""
+    sign = "+" if gap.value >= 0 else "−"
+    ends = f" [{number(gap.low, 2)}, {number(gap.high, 2)}]" if math.isfinite(gap.low) else ""
+    return f"{sign}{number(abs(gap.value), 2)}{ends}"
+
+
+# figures
+
+
+def _series(arm: str, x: Sequence[float], marks: Sequence[SeedsMark], where: Sequence[str], **look: Any) -> Series:
+    """An arm with whiskers for the intervals over seeds."""
+    ends: dict[str, Any] = {"low": [brief(m.low) for m in marks], "high": [brief(m.high) for m in marks], "bars": "y"}
+    ends = ends if any(math.isfinite(m.low) for m in marks) else {}
+    look = {"width": 1.6, "size": 6.0} | look
+    return Series(ARMS[arm], x, [brief(m.value) for m in marks], series(HUES[arm]), marker=MARKERS[arm], where=where,
+                  reach="95 % over seeds:", **ends, **look)  # fmt: skip
+
+
+def over_training(found: ArmNumbers, mark: Callable[[str, int], SeedsMark], title: str, name: str = "") -> Panel:
+    """A line for each arm over the measured steps, evenly spaced; the arms a little apart, so that whiskers show."""
+    where = [f"step {step:,}" for step in found.steps]
+    drawn = [
+        _series(arm, [n + 0.07 * (i - 2) for n in range(len(found.steps))], [mark(arm, s) for s in found.steps], where)
+        for i, arm in enumerate(found.arms)
+    ]
+    places = [float(n) for n in range(len(found.steps))]
+    shown = places[:: max(1, math.ceil(len(places) / 8))]
+    x = Axis("step", ticks=(shown, [step_words(found.steps[int(n)]) for n in shown]), bounds=(-0.4, len(places) - 0.6))
+    return Panel(x, Axis(name, rules=True), tuple(drawn), title=title, alt=f"{title} of every arm over training.")
+
+
+def over_depth(found: ArmNumbers, step: int, title: str) -> Panel:
+    where = [f"block {block}" for block in found.blocks]
+    drawn = [_series(arm, [block + 0.04 * (i - 2) for block in found.blocks],
+                     [found.mark(arm, step, "resid", "average_cosine", block) for block in found.blocks], where)
+             for i, arm in enumerate(found.arms)]  # fmt: skip
+    x = Axis("block", ticks=([float(b) for b in found.blocks], [str(b) for b in found.blocks]))
+    return Panel(
+        x, Axis("average cosine", rules=True), tuple(drawn), title=title, alt=f"{title}: average cosine by block."
+    )
+
+
+def loss_figure(found: ArmNumbers, stem: str) -> Figure:
+    """Held-out loss over training, and at the end minus that of ordinary attention, seed by seed."""
+    last = found.steps[-1]
+    panels = [over_training(found, found.loss_mark, "(a) Loss of held-out text", "Loss (nats per token)")]
+    others = [arm for arm in found.arms if arm != "softmax"]
+    drawn = []
+    for place, arm in enumerate(others):
+        gaps = [found.loss(arm, seed, last) - found.loss("softmax", seed, last) for seed in found.seeds]
+        drawn.append(
+            Series(
+                f"{ARMS[arm]}, seeds",
+                [place - 0.12] * len(gaps),
+                [brief(g) for g in gaps],
+                series(HUES[arm], 0.6),
+                width=0,
+                size=4.5,
+                where=[f"seed {s}" for s in found.seeds],
+                named=False,
+            )
+        )
+        drawn.append(
+            _series(arm, [place + 0.08], [found.loss_difference(arm, last)], ["all seeds"], width=0, named=False)
+        )
+    if others:
+        title = f"(b) Difference to softmax at step {last}"
+        x = Axis(ticks=([float(n) for n in range(len(others))], others), bounds=(-0.5, len(others) - 0.5))
+        zero = Level(0.0, "no difference", dash="dash", colour="@ink")
+        panels.append(
+            Panel(x, Axis(rules=True), tuple(drawn), levels=(zero,), title=title, alt=f"{title}, by arm and seed.")
+        )
+    return Figure(tuple(panels), layout="pairs", files={stem: {}}, columns=2, size=2.2)
+
+
+def anisotropy_figure(found: ArmNumbers, stem: str) -> Figure:
+    """Average cosine of the blocks over training, and over depth where it is highest and at the end."""
+    height, last = found.height or found.steps[-1], found.steps[-1]
+    first = over_training(
+        found,
+        lambda arm, step: found.mark(arm, step, "resid", "average_cosine"),
+        "(a) Mean over blocks",
+        "average cosine",
+    )
+    panels = [first, over_depth(found, height, f"(b) Over depth at step {height}"),
+              over_depth(found, last, f"(c) Over depth at step {last}")]  # fmt: skip
+    values = [v for panel in panels for s in panel.series for part in (s.y, s.low or ()) for v in part if v is not None]
+    y = Axis("average cosine", rules=True, bounds=(min([0.0, *values]), 1.0))
+    shared = tuple(Panel(**{**panel.__dict__, "y": y}) for panel in panels)
+    return Figure(shared, files={stem: {}}, size=2.1)
+
+
+def multiples_figure(found: ArmNumbers, stem: str, shown: Sequence[tuple[str, str, str]], *, columns: int) -> Figure:
+    panels = []
+    for kind, metric, words in shown:
+
+        def mark(arm: str, step: int, kind: str = kind, metric: str = metric) -> SeedsMark:
+            return found.mark(arm, step, kind, metric)
+
+        panels.append(over_training(found, mark, words))
+    return Figure(tuple(panels), files={stem: {}}, columns=columns, size=1.9)
+
+
+def together_figure(found: ArmNumbers, stem: str) -> Figure:
+    """A mark for each block of each seed at the last step: sharpness and the stream's anisotropy against drift."""
+    last, panels = found.steps[-1], []
+    for title, kind, metric, words in (
+        ("(a) Sharpness against drift", "scores", "attention_sharpness", "Attention sharpness"),
+        ("(b) Anisotropy against drift", "resid", "average_cosine", "Average cosine after the block"),
+    ):
+        drawn = []
+        for arm in found.arms:
+            places = [(seed, block) for seed in found.seeds for block in found.blocks]
+            x = [sum(found.at(arm, s, last, side, RELATIVE, b) for side in ("query", "key")) / 2 for s, b in places]
+            y = [found.at(arm, s, last, kind, metric, b) for s, b in places]
+            where = [f"seed {s}, block {b}" for s, b in places]
+            drawn.append(
+                Series(
+                    ARMS[arm],
+                    [brief(v) for v in x],
+                    [brief(v) for v in y],
+                    series(HUES[arm], 0.85),
+                    width=0,
+                    size=6.5,
+                    marker=MARKERS[arm],
+                    where=where,
+                )
+            )
+        values = [v for s in drawn for v in s.y]
+        panels.append(
+            Panel(
+                Axis("relative drift of queries and keys (mean)", rules=True),
+                value_axis(values, words),
+                tuple(drawn),
+                title=title,
+                height=300,
+                alt=f"{title} at step {last}, a mark for each block.",
+            )
+        )
+    return Figure(tuple(panels), layout="pairs", files={stem: {}}, columns=2, size=2.3)
+
+
+# the page
+
+
+def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
+    """Verdicts on the two questions, then every size with its table and figures."""
+    sizes = [found for found in ArmNumbers.all(run, declared) if found.steps]
+    if not sizes:
+        raise AnisoscopeError(f"{run.path!r} has no step that all arms were measured at; let the study finish.")
+    about, data = run.about, run.about.get("data") or {}
+    told = [f"{found.size.replace('x', ' × ')}, {_seeds(found)}, {found.steps[-1]} updates" for found in sizes]
+    name = "the embedded corpus" if data.get("name") == "embedded" else data.get("name")
+    deck = f"One decoder with five kinds of attention: {', '.join(told)}" + (f"; trained on {name}" if name else "")
+    started = str(about.get("started", ""))[:10]
+    claims = [_with_seeds(each, run.verdicts) for each in verdict_claims(run.verdicts)]
+    sections = [_verdict_section(sizes, [c for c in claims if c["name"] in QUESTIONS])]
+    sections += [_size_section(found, alone=len(sizes) == 1) for found in sizes]
+    others = [claim for claim in claims if claim["name"] not in QUESTIONS]
+    if others:
+        fold = Fold(
+            f"{len(others)} claims", [Verdicts(others, "Arms", common_scope(others), first="Statement", parts=False)]
+        )
+        lead = Prose("Told for each arm by itself, whatever its attention.")
+        sections.append(Section("others", "Other claims about the same runs", [lead, fold]))
+    return Page(
+        "Sharpness and drift", "Does sharp attention need drift?", [*sections, study_record(run), terms_section(TERMS)],
+        deck=f"{deck}{', ' + started if started else ''}.", version=str(about.get("anisoscope", "")),
+    )  # fmt: skip
+
+
+def study_record(run: RunView) -> Section:
+    """The record of a study, with what it warned about."""
+    lead = (
+        "What is needed to run it again. All numbers are in <code>table.parquet</code>, the verdicts in "
+        "<code>verdicts.json</code>."
+    )
+    section = record_section([run], text(lead))
+    warned = [Prose(str(words)) for words in run.about.get("warnings") or []]
+    return Section("record", "Record", [*warned, *section.parts], "Record")
+
+
+def _seeds(found: ArmNumbers) -> str:
+    return f"{len(found.seeds)} seed{'s' if len(found.seeds) != 1 else ''}"
+
+
+def _with_seeds(claim: dict[str, Any], verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A claim whose rows also say what each seed gave, and whether what holds is gone at the last step."""
+    for row in claim["rows"]:
+        mine = next(v for v in verdicts if (v["claim"], v["subject"]) == (claim["name"], row["subject"]))
+        details = mine.get("details") or {}
+        row["by_seed"] = "" if row["seeds"] else listed([neat(each["effect"]) for each in details.get("per_seed", [])])
+        last = details.get("aspects", {}).get("at the end", {})
+        transient = row["status"] == "holds" and last.get("status") == "fails"
+        row["under"] = ["transient: not left at the last step"] if transient else []
+        told = [f"{seed['scope'].replace('for ', '')}: {seed['status']}" for seed in row["seeds"]]
+        row["under"] += [", ".join(told)] if told else []
+    return claim
+
+
+def _verdict_section(sizes: Sequence[ArmNumbers], claims: Sequence[Mapping[str, Any]]) -> Section:
+    lead = (
+        "A statement <em>holds</em> where the 95&nbsp;% interval of its effect lies beyond its margin, "
+        "<em>fails</em> where it "
+        "lies short of it, and is <em>undecided</em> otherwise. Arms of one seed have the same initial weights, "
+        "the same text "
+        "and the same batches. Seeds are the replicates: intervals are over three or more of them (Student’s "
+        "t), and with "
+        "fewer both questions stay undecided."
+    )
+    parts: list[Any] = [
+        Prose(text(lead)),
+        Verdicts(claims, "Arms", common_scope(claims), first="Statement", parts=False),
+    ]
+    for found in sizes:
+        if words := loss_sentence(found):
+            more = ", 95&nbsp;% over seeds" if len(found.seeds) > 2 else ""
+            aside = f" Differences are paired by seed{more}." if found is sizes[0] else ""
+            parts.append(Prose(text("{words}" + aside, words=words)))
+    return Section("summary", "Verdicts", parts, "Verdicts")
+
+
+def _size_section(found: ArmNumbers, *, alone: bool) -> Section:
+    of = "" if alone else f"-{found.size}"
+    swatches = Swatches([Swatch(ARMS[arm], series(HUES[arm])) for arm in found.arms])
+    words = "Means over blocks and heads" + (
+        f", ± 95&nbsp;% over {len(found.seeds)} seeds" if len(found.seeds) > 2 else ""
+    )
+    words += (
+        ". Drift is relative: ‖mean‖ / mean ‖·‖ of queries and of keys as they meet. The step in the middle is "
+        "the one at "
+        "which ordinary attention is most anisotropic."
+    )
+    parts: list[Any] = [_table(found), Prose(text(words))]
+    if found.measured("probe_loss"):
+        parts += [
+            Heading("Loss"),
+            swatches,
+            loss_figure(found, f"sharpness-loss{of}"),
+            _caption(
+                "(a) Loss of held-out text over training; steps are evenly spaced. (b) At the end, minus ordinary "
+                "attention from "
+                "the same seed: small dots are seeds. Whiskers here and below: 95&nbsp;% over seeds."
+            ),
+        ]
+    parts += [
+        Heading("Anisotropy of the stream"),
+        swatches,
+        anisotropy_figure(found, f"sharpness-anisotropy{of}"),
+        _caption(
+            "Average cosine of the rows after each block. (a) Mean over blocks, over training. (b) Over depth where "
+            "ordinary "
+            "attention is most anisotropic, and (c) at the end."
+        ),
+    ]
+    parts += [
+        Heading("Drift of queries and keys"),
+        swatches,
+        multiples_figure(found, f"sharpness-drift{of}", DRIFTS, columns=3),
+        _caption(
+            "Queries and keys as they meet (after rotation and whatever the arm does to them), means over heads and "
+            "blocks. "
+            "Uniform attention has neither: its queries and keys are zero, which have no direction. The cosine of "
+            "two means that "
+            "are next to nothing says nothing (means removed)."
+        ),
+    ]
+    if found.measured("attention_sharpness"):
+        parts += [
+            Heading("Sharpness"),
+            swatches,
+            multiples_figure(found, f"sharpness-sharpness{of}", SCORES, columns=2),
+            _caption(
+                "Sharpness is 0 where all allowed keys have the same weight and 1 where one has all; rows that see "
+                "fewer than 8 keys are left out."
+            ),
+        ]
+        parts += [
+            Heading("Together"),
+            swatches,
+            together_figure(found, f"sharpness-together{of}"),
+            _caption(f"At step {found.steps[-1]}, a mark for each block of each seed."),
+        ]
+    name = found.size.replace("x", " × ")
+    return Section(f"size-{found.size}", name, parts, name)
+
+
+def _caption(words: str) -> Prose:
+    return Prose(text(words), css="says")
+
+
+def _table(found: ArmNumbers) -> DataTable:
+    """Every arm beside the others: loss, anisotropy at three moments, queries, keys and scores at the last step."""
+    first, last = found.steps[0], found.steps[-1]
+    rows: dict[str, list[SeedsMark]] = {
+        "Held-out loss": [found.loss_mark(arm, last) for arm in found.arms],
+        "Held-out loss minus softmax": [found.loss_difference(arm, last) for arm in found.arms],
+    }
+    for step in sorted({first, found.height or last, last}):
+        marks = [found.mark(arm, step, "resid", "average_cosine") for arm in found.arms]
+        rows[f"Average cosine of blocks, step {step}"] = marks
+    for kind, metric, words in LAST:
+        rows[words] = [found.mark(arm, last, kind, metric) for arm in found.arms]
+    heads = [
+        f"At step {last} unless said",
+        *(
+            Cell(text("{name}<br><code>{arm}</code>", name=ARMS[arm].capitalize(), arm=arm), css="num")
+            for arm in found.arms
+        ),
+    ]
+    body = [[Cell(name, head=True), *(mark.words for mark in marks)] for name, marks in rows.items()]
+    return DataTable([heads], [body], "The arms at the last step", "plain wide")
+
+
+TERMS: tuple[tuple[str, list[str], str, list[str]], ...] = (
+    ("Ordinary softmax", ["softmax"], "p = softmax(q·k / √d)", []),
+    ("Normed, learned temperature", ["qk-norm"], "p = softmax(τ cos(q, k))",
+     ["τ is learned by every head of every layer and starts at √d."]),
+    ("Means removed", ["mean-removed"], "q_t − mean of q_1 … q_t, k alike",
+     ["Before rotation. A vector added to all queries or all keys changes nothing, and no position sees a later one."]),
+    ("Normed, fixed sharp temperature", ["fixed-sharp"], "p = softmax(4√d cos(q, k))",
+     ["Sharp from the first step on, and no scale to learn."]),
+    ("Uniform", ["uniform"], "p = 1/m", ["The mean of the values that the mask allows."]),
+    ("Average cosine", ["average_cosine"], "(‖Σ h/‖h‖‖² − n) / (n(n−1))", []),
+    ("Relative drift", [], "‖mean q‖ / mean ‖q‖",
+     [text("From <code>drift</code> and <code>mean_norm</code> of the table, each a mean over heads and blocks.")]),
+    ("Sharpness", ["attention_sharpness"], "(max p − 1/m) / (1 − 1/m)", []),
+)  # fmt: skip
+
+
+def summary(run: RunView) -> Iterator[str]:
+    """What the console shows: what each kind of attention costs in loss."""
+    for found in ArmNumbers.all(run):
+        if found.steps and (words := loss_sentence(found)):
+            yield words

@@ -1,0 +1,368 @@
+"""Figures as vector files for papers: fonts embedded, no display needed, the same bytes every time."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anisoscope.view.figure import Axis, Figure, Grid, Level, Panel, Ref, Series
+from anisoscope.view.palette import HEAT, SEQUENCE, blend, resolve
+from anisoscope.view.words import number, power, strided
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import XAxis, YAxis
+    from matplotlib.figure import Figure as Drawing
+
+WIDTH, WIDE = 3.4, 7.0  # inches: one column, and two
+DASHES: dict[str, Any] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (6, 2))}
+MARKERS = {"circle": "o", "square": "s", "diamond": "D", "circle-open": "o", "diamond-open": "D", "triangle-up": "^",
+           "triangle-down": "v", "cross": "P", "x": "X", "star": "*"}  # fmt: skip
+INK, SOFT = "#1d1b18", "#625d55"
+RULES: dict[str, Any] = {
+    "font.family": ["STIXGeneral", "DejaVu Serif", "DejaVu Sans"],
+    "mathtext.fontset": "stix",
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "axes.titlelocation": "left",
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.unicode_minus": True,
+    "axes.formatter.useoffset": False,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "anisoscope",
+}
+
+
+def write_figures(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, int]) -> list[Path]:
+    """A PDF and an SVG of every file that the figures declare, at the choices that the page opens with."""
+    import matplotlib
+
+    written: list[Path] = []
+    with matplotlib.rc_context(RULES):  # type: ignore[arg-type, unused-ignore]
+        for figure in figures:
+            for stem, changes in figure.files.items():
+                for name, panels in _parts(figure, stem):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    drawing = draw(figure, panels, {**chosen, **changes})
+                    written += _save(drawing, _free(folder / slug(name), written))
+    return written
+
+
+def _parts(figure: Figure, stem: str) -> list[tuple[str, Sequence[Panel]]]:
+    """Names and panels of the files of a figure."""
+    if not figure.each or len(figure.panels) == 1:
+        return [(stem, figure.panels[: figure.most])]
+    return [(f"{stem}-{panel.title}", [panel]) for panel in figure.panels[: figure.most]]
+
+
+def slug(text: str) -> str:
+    """A file name that is safe everywhere.
+
+    >>> slug("profile-<b>GPT 2</b>")
+    'profile-b-gpt-2-b'
+    """
+    return re.sub(r"[^a-z0-9_.]+", "-", text.lower()).strip("-.")[:80] or "figure"
+
+
+def _free(stem: Path, written: list[Path]) -> Path:
+    """The name itself, or with a number where another model's name came out the same."""
+    taken = {path.name.rsplit(".", 1)[0] for path in written}
+    names = [stem.name, *(f"{stem.name}-{i}" for i in range(2, len(written) + 3))]
+    return stem.with_name(next(name for name in names if name not in taken))
+
+
+def _save(drawing: Drawing, stem: Path) -> list[Path]:
+    """Both formats, each by its own canvas (`savefig` draws twice); what is in a figure is arranged once."""
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    paths = [stem.with_name(stem.name + suffix) for suffix in (".pdf", ".svg")]
+    FigureCanvasPdf(drawing).print_pdf(paths[0], metadata={"CreationDate": None})
+    drawing.set_layout_engine("none")
+    FigureCanvasSVG(drawing).print_svg(paths[1], metadata={"Date": None})
+    return paths
+
+
+def draw(figure: Figure, panels: Sequence[Panel], chosen: Mapping[str, int]) -> Drawing:
+    """Panels side by side with one legend above them."""
+    from matplotlib.figure import Figure as Drawing
+
+    shown = [panel.view(chosen) for panel in panels]
+    stacked = any(panel.below is not None for panel in panels)
+    across = min(len(shown), figure.columns)
+    down = -(-len(shown) // across)
+    size = figure.size or max(map(_height, shown))
+    drawing = Drawing(
+        figsize=(WIDTH if across == 1 else WIDE, size * down * (1.4 if stacked else 1)), layout="constrained"
+    )
+    drawing.get_layout_engine().set(w_pad=0.03, h_pad=0.03)  # type: ignore[union-attr, call-arg, unused-ignore]
+    ratios: dict[str, Any] = {"gridspec_kw": {"height_ratios": [2.2, 1.0] * down}} if stacked else {}
+    axes = drawing.subplots(down * (1 + stacked), across, squeeze=False, sharey=figure.shared and "row", **ratios)
+    lookup = _Lookup(figure.arrays, chosen)
+    for i, (panel, whole) in enumerate(zip(shown, panels, strict=True)):
+        row, place = divmod(i, across)
+        _panel(axes[row * (1 + stacked), place], panel, whole, lookup, several=len(shown) > 1)
+        if stacked and whole.below is not None:
+            _panel(axes[2 * row + 1, place], whole.below, whole.below, lookup, several=False)
+        if figure.shared and place:
+            axes[row * (1 + stacked), place].set_ylabel("")
+    for empty in list(axes.flat)[len(shown) :] if not stacked else ():
+        empty.set_visible(False)
+    _legend(drawing, list(axes.flat), columns=4 if across > 1 else 2)
+    return drawing
+
+
+class _Lookup:
+    """Numbers of a figure, looked up where they are references."""
+
+    def __init__(self, arrays: Mapping[str, Any], chosen: Mapping[str, int]) -> None:
+        self.arrays, self.chosen = arrays, chosen
+
+    def __call__(self, values: Any, each: int = 0) -> Any:
+        return values.resolve(self.arrays, self.chosen, each) if isinstance(values, Ref) else values
+
+    def numbers(self, values: Any, each: int = 0) -> np.ndarray:
+        return np.array([np.nan if v is None else v for v in _flat(self(values, each))], dtype=float)
+
+
+def _flat(values: Any) -> list[Any]:
+    """Numbers of nested lists, one after the other."""
+    return [v for part in values for v in (_flat(part) if isinstance(part, list | tuple) else [part])]
+
+
+def _height(panel: Panel) -> float:
+    if panel.grid is not None:
+        return 0.7 + (0.19 if panel.grid.written else 0.14) * max(4, len(panel.grid.rows))
+    return 2.1
+
+
+def _panel(axes: Axes, panel: Panel, whole: Panel, lookup: _Lookup, *, several: bool) -> None:
+    if panel.grid is not None:
+        _map(axes, panel, lookup)
+    for level in panel.levels:
+        _level(axes, level, lookup)
+    for series in panel.series:
+        for i in range(max(1, series.each)):
+            _series(axes, series, lookup, i)
+    right = None
+    if panel.right is not None:
+        right = axes.twinx()
+        for series in (s for s in panel.series if s.right):
+            _series(right, series, lookup, 0)
+        _axis(right, right.yaxis, panel.right, "y", lookup)
+    if panel.grid is None:
+        _axis(axes, axes.xaxis, panel.x, "x", lookup)
+        _axis(axes, axes.yaxis, panel.y, "y", lookup)
+    for note in panel.notes:
+        place: dict[str, Any] = (
+            {"transform": axes.transAxes, "ha": "left", "va": "top"} if note.inside else {"ha": "center"}
+        )
+        axes.text(note.x, note.y, plain(note.text), fontsize=6.5, color=resolve(note.colour)[0], **place)
+    if panel.equal and panel.grid is None:
+        axes.set_aspect("equal")
+    heading = panel.heading or (whole.title if several or panel.grid is not None else "")
+    if heading:
+        axes.set_title(plain(heading))
+
+
+def plain(text: str) -> str:
+    """Text that matplotlib will not take for mathematics."""
+    return re.sub(r"\{[^}]*\}", "", text).replace("$", r"\$")
+
+
+def _pick(values: Any, i: int) -> Any:
+    return values[i] if isinstance(values, list | tuple) else values
+
+
+def _series(axes: Axes, series: Series, lookup: _Lookup, each: int) -> None:
+    x, y = (lookup.numbers(values, each) for values in (series.x, series.y))
+    if not np.isfinite(y).any():
+        return
+    colour, alpha = resolve(_pick(series.colour, each))
+    label = "_" if series.quiet or not series.named else plain(str(_pick(series.label, each)))
+    ends = [lookup.numbers(v, each) for v in (series.low, series.high) if v is not None]
+    if len(ends) == 2 and (series.bars or series.band):
+        _reach(axes, series, x, y, ends, colour)
+    if series.join:
+        good = np.isfinite(y) & np.isfinite(x)
+        x, y = x[good], y[good]
+    look: dict[str, Any] = {"color": colour, "alpha": alpha, "label": label, "linestyle": "none"}
+    if series.width:
+        look |= {"linestyle": DASHES[series.dash], "linewidth": 0.55 * series.width}
+    if series.stairs:
+        look["drawstyle"] = "steps-post"
+    if series.start is not None:
+        gap = np.full(len(x), np.nan)
+        x, y = (np.stack([a, b, gap], 1).ravel() for a, b in zip(map(np.asarray, series.start), (x, y), strict=True))
+        axes.plot(x, y, **look, solid_capstyle="round")
+        return
+    if series.shade is not None:
+        axes.plot(x, y, **look, zorder=1)
+        axes.scatter(x, y, s=11, color=[blend(SEQUENCE, t) for t in lookup.numbers(series.shade, each)], zorder=2)
+        return
+    axes.plot(x, y, **look)
+    if series.size:
+        _marks(axes, series, x, y, colour, alpha)
+
+
+def _marks(axes: Axes, series: Series, x: np.ndarray, y: np.ndarray, colour: str, alpha: float) -> None:
+    """Markers, hollow ones white inside; a line that has some takes them into the legend."""
+    hollow = series.hollow if not isinstance(series.hollow, bool) else [series.hollow] * len(x)
+    hollow = [h or series.marker.endswith("open") for h in hollow][: len(x)] or [False]
+    symbol, size = MARKERS.get(series.marker, "o"), (0.45 if len(x) > 16 else 0.58) * series.size
+    if len(set(hollow)) == 1:
+        line = axes.get_lines()[-1]
+        line.set_marker(symbol)
+        line.set_markersize(size)
+        line.set_markeredgewidth(0.7)
+        line.set_markerfacecolor("white" if hollow[0] else colour)
+        return
+    faces = ["white" if h else colour for h in hollow]
+    axes.scatter(x, y, s=size**2, marker=symbol, facecolors=faces, edgecolors=colour, linewidths=0.7, alpha=alpha)
+
+
+def _reach(axes: Axes, series: Series, x: np.ndarray, y: np.ndarray, ends: list[np.ndarray], colour: str) -> None:
+    low, high = ends
+    if not series.bars:
+        good = np.isfinite(low) & np.isfinite(high) & np.isfinite(y)
+        axes.fill_between(x, np.where(good, low, np.nan), np.where(good, high, np.nan), color=colour, alpha=series.band,
+                          linewidth=0)  # fmt: skip
+        return
+    middle = y if series.bars == "y" else x
+    bars = np.clip(np.nan_to_num([middle - low, high - middle]), 0, None)
+    look: dict[str, Any] = {"fmt": "none", "ecolor": colour, "elinewidth": 0.7, "capsize": 1.5}
+    axes.errorbar(x, y, **{f"{series.bars}err": bars}, **look)
+
+
+def _level(axes: Axes, level: Level, lookup: _Lookup) -> None:
+    colour, value = resolve(level.colour)[0], lookup(level.value)
+    if level.until is not None:
+        (axes.axvspan if level.upright else axes.axhspan)(value, level.until, color=colour, alpha=0.2, linewidth=0)
+        return
+    label = plain(level.label).split(",")[0].rstrip(" =") or "_"
+    rule = axes.axvline if level.upright else axes.axhline
+    rule(value, color=colour, linewidth=0.7, linestyle=DASHES[level.dash], label=label, zorder=0.5)
+
+
+def _axis(axes: Axes, drawn: XAxis | YAxis, axis: Axis, name: str, lookup: _Lookup) -> None:
+    if axis.hidden:
+        drawn.set_visible(False)
+        axes.spines["bottom" if name == "x" else "left"].set_visible(False)
+    if axis.log:
+        getattr(axes, f"set_{name}scale")("log")
+        few_powers(drawn)
+    if axis.ticks is not None:
+        drawn.set_ticks(list(axis.ticks[0]), [plain(str(word)) for word in axis.ticks[1]])
+        drawn.set_ticks([], minor=True)
+    bounds = lookup(axis.bounds)
+    limits = getattr(axes, f"set_{name}lim")
+    if bounds is not None:
+        limits(bounds[0], bounds[1])
+    elif axis.from_zero:
+        limits(**{"left" if name == "x" else "bottom": 0})
+    if axis.reverse:
+        drawn.set_inverted(True)
+    if axis.title:
+        getattr(axes, f"set_{name}label")(plain(axis.title[:1].upper() + axis.title[1:]))
+
+
+def few_powers(axis: XAxis | YAxis, most: int = 5) -> None:
+    """A logarithmic axis with a few ticks at powers of ten, however many orders it spans, written as plain text.
+
+    Less than two orders keep the library's own ticks: two powers of ten would not tell what lies between them.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = axis.get_data_interval()
+    if low <= 0 or high / low < 100:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_locator(NullLocator())
+        return
+    axis.set_major_locator(LogLocator(numticks=most))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
+    axis.set_minor_locator(NullLocator())
+
+
+def _map(axes: Axes, panel: Panel, lookup: _Lookup) -> None:
+    """Cells in shades, from the first row on at the bottom, or at the top where the axis is reversed."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    grid: Grid = panel.grid  # type: ignore[assignment]
+    values = np.array([[np.nan if v is None else v for v in row] for row in lookup(grid.z)], dtype=float)
+    colours = LinearSegmentedColormap.from_list("anisoscope", [blend(HEAT, t) for t in np.linspace(0, 1, 9)])
+    ends = (0.0, 1.0) if grid.by_row else grid.ends
+    shades = scaled(values) if grid.by_row else values
+    way: Any = "upper" if panel.y.reverse else "lower"
+    look: dict[str, Any] = {"aspect": "equal" if panel.equal else "auto", "cmap": colours, "interpolation": "nearest"}
+    shown = axes.imshow(shades, **look, origin=way, vmin=ends[0], vmax=ends[1])
+    for drawn, axis, names, most in (
+        (axes.xaxis, panel.x, grid.columns, 18 if grid.written else 8),
+        (axes.yaxis, panel.y, grid.rows, 60 if grid.written else 10),
+    ):
+        at, text = axis.ticks or (strided(len(names), most), [names[i] for i in strided(len(names), most)])
+        drawn.set_ticks(list(at), [plain(str(word)) for word in text])
+        drawn.set_label_text(plain(axis.title[:1].upper() + axis.title[1:]))
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    if grid.written and len(grid.columns) <= 18:
+        _write_cells(axes, values, shades, size=5.0 if len(grid.columns) <= 9 else 5.4)
+    if not grid.by_row:
+        bar = axes.figure.colorbar(shown, ax=axes, pad=0.02, aspect=22)
+        bar.set_label(plain(grid.label))
+        bar.outline.set_visible(False)  # type: ignore[operator, unused-ignore]
+
+
+def _write_cells(axes: Axes, values: np.ndarray, shades: np.ndarray, *, size: float) -> None:
+    for (i, j), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            colour = "white" if shades[i, j] > 0.6 else "#222222"
+            axes.text(j, i, number(float(value), 2), ha="center", va="center", fontsize=size, color=colour)
+
+
+def scaled(values: np.ndarray) -> np.ndarray:
+    """Each row to [0, 1] over its own finite range; a constant row to 0.5; what is missing stays missing.
+
+    >>> scaled(np.array([[1.0, 2.0, 3.0], [5.0, 5.0, np.nan]])).tolist()
+    [[0.0, 0.5, 1.0], [0.5, 0.5, nan]]
+    """
+    result = np.full(values.shape, np.nan)
+    for i, row in enumerate(values):
+        good = np.isfinite(row)
+        if good.any():
+            low, reach = row[good].min(), np.ptp(row[good])
+            result[i, good] = (row[good] - low) / reach if reach > 0 else 0.5
+    return result
+
+
+def _legend(drawing: Drawing, panels: Sequence[Axes], *, columns: int) -> None:
+    """One legend over all panels, each name once; none for a single line."""
+    named: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    if len(named) < 2:
+        return
+    longest = max(map(len, named))
+    columns = min(columns if longest <= 24 else max(1, columns // 2), len(named))
+    spacing = {"handlelength": 2.0, "labelspacing": 0.25, "columnspacing": 1.2, "borderaxespad": 0.1}
+    drawing.legend(named.values(), named.keys(), loc="outside upper left", frameon=False, ncols=columns, **spacing)
+    drawing.set_figheight(drawing.get_figheight() + 0.15 * math.ceil(len(named) / columns))

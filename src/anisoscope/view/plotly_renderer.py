@@ -1,0 +1,363 @@
+"""Panels as plotly's dictionaries: compact ones that the page's script completes, and whole ones for notebooks.
+
+A compact trace has, beside what plotly knows, `low`, `high` and `band` or `bars` (the script adds band or whiskers),
+`where` and `facts` (it writes the hover text), and `{"r": …}` where numbers are looked up in the page's arrays.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anisoscope.view.figure import Axis, Grid, Level, Note, Panel, Ref, Series, brief
+from anisoscope.view.palette import HEAT, faded, notebook_colour
+from anisoscope.view.words import number, strided
+
+LOG_FONT = 9.5  # plotly enlarges the labels of logarithmic axes by a quarter
+ORDERS = 5  # ticks of a logarithmic axis
+OWN_PARTS = ("y", "z", "text", "low", "high")  # what traces seldom have in common
+LISTS = ("x", "where")
+Spec = dict[str, Any]
+
+
+def panel_spec(panel: Panel) -> Spec:
+    """A panel as the page carries it; with views, each view's own traces and axes, and what they share once."""
+    base: Spec = {"data": _traces(panel), "layout": _layout(panel)}
+    if panel.below is not None:
+        base["data"] += _traces(panel.below, "2")
+        base["layout"] |= _stacked(panel, panel.below)
+    if not panel.views:
+        return base
+    views = {key: _view(view, panel) for key, view in panel.views.items()}
+    spec = with_shared(base | {"views": views, "by": list(panel.by)})
+    return spec | ({"page": panel.page_by} if panel.page_by else {})
+
+
+def _view(view: Panel, whole: Panel) -> Spec:
+    """What a view has of its own: traces, axes, shapes and words."""
+    layout = _layout(view)
+    found: Spec = {"data": _traces(view), "x": layout["xaxis"], "y": layout["yaxis"]}
+    if whole.below is not None:
+        found["x"] |= {"anchor": "y2"}
+        found["y"] |= {"domain": [0.36, 1]}
+    found |= {"margin": layout["margin"]} if view.heading and whole.below is None else {}
+    return found | {name: layout[name] for name in ("shapes", "annotations") if layout[name]}
+
+
+def _stacked(panel: Panel, below: Panel) -> Spec:
+    """The axes of a panel and a lower one on the same places."""
+    drawn = _layout(below)
+    axes = {"xaxis": _layout(panel)["xaxis"] | {"anchor": "y2"}, "yaxis": _layout(panel)["yaxis"]}
+    axes["yaxis"] |= {"domain": [0.36, 1], "anchor": "x"}
+    axes["yaxis2"] = drawn["yaxis"] | {"domain": [0, 0.27], "anchor": "x", "nticks": 4}
+    if below.right is not None:
+        side = {"overlaying": "y2", "side": "right", "anchor": "x", "showgrid": False}
+        axes["yaxis3"] = _axis(below.right) | side | {"tickfont": {"size": 9}}
+    return axes | {"margin": {"l": 46, "r": 44, "t": 10, "b": 40}}
+
+
+def _traces(panel: Panel, axes: str = "") -> list[Spec]:
+    drawn = [_trace(series, axes) for series in panel.series]
+    if panel.legend:
+        drawn = [trace | {"showlegend": series.named and not series.quiet}
+                 for trace, series in zip(drawn, panel.series, strict=True)]  # fmt: skip
+    drawn += [_level_trace(level, panel) for level in panel.levels if _as_trace(level)]
+    if panel.grid is not None:
+        drawn.append(_map_trace(panel.grid))
+    return drawn
+
+
+def plain(values: Any) -> Any:
+    """Numbers or references as JSON has them."""
+    if isinstance(values, Ref):
+        found: Spec = {"r": [values.array, *(list(i) if isinstance(i, tuple) else i for i in values.at)]}
+        found |= {} if values.times == 1.0 else {"times": plain(values.times)}
+        return found | ({} if values.plus is None else {"plus": values.plus})
+    return list(values) if isinstance(values, Sequence) and not isinstance(values, str) else values
+
+
+def _escaped(words: Any) -> Any:
+    if isinstance(words, Ref):
+        return plain(words)
+    return html.escape(words) if isinstance(words, str) else [html.escape(str(word)) for word in words]
+
+
+def _trace(series: Series, axes: str = "") -> Spec:
+    name = _escaped(series.label)
+    trace: Spec = {"type": "scatter", "mode": _mode(series), "name": name, "x": plain(series.x), "y": plain(series.y)}
+    trace["showlegend"] = False
+    if series.width or not series.size:
+        line: Spec = {"color": series.colour, "width": series.width, "dash": series.dash}
+        trace["line"] = line | ({"shape": "hv"} if series.stairs else {})
+    if series.size:
+        trace["marker"] = _marker(series)
+    trace |= {"connectgaps": True} if series.join else {}
+    trace |= {"meta": {"line": series.owner}} if series.owner is not None else {}
+    trace |= {"each": series.each} if series.each else {}
+    trace |= {"start": [list(part) for part in series.start]} if series.start else {}
+    if series.low is not None and series.high is not None:
+        trace |= {"low": plain(series.low), "high": plain(series.high), "reach": series.reach}
+        trace |= {"bars": series.bars} if series.bars else {"band": series.band}
+    if axes or series.right:
+        trace["yaxis"] = "y3" if series.right else f"y{axes}"
+    if series.quiet:
+        return trace | {"hoverinfo": "skip"}
+    words = {"text": plain(series.text), "where": _escaped(series.where)}
+    trace |= {key: value for key, value in words.items() if value}
+    return trace | ({"facts": [[name, plain(values)] for name, values in series.facts]} if series.facts else {})
+
+
+def _mode(series: Series) -> str:
+    return "+".join(part for part, there in (("lines", series.width), ("markers", series.size)) if there) or "none"
+
+
+def _marker(series: Series) -> Spec:
+    marker: Spec = {"size": series.size, "symbol": series.marker}
+    if series.shade is not None:
+        return marker | {"color": plain(series.shade), "colorscale": "@seq", "cmin": 0, "cmax": 1, "line": {"width": 0}}
+    if not isinstance(series.hollow, bool):
+        marker["hollow"] = list(series.hollow)
+    fill = "@paper" if series.hollow is True else series.colour
+    return marker | {"color": fill, "line": {"color": series.colour, "width": 1.2}}
+
+
+def _as_trace(level: Level) -> bool:
+    """Whether a level is drawn as a line with a hover of its own, rather than as a shape."""
+    return bool(level.label) and level.until is None and not isinstance(level.value, Ref)
+
+
+def _level_trace(level: Level, panel: Panel) -> Spec:
+    axis = panel.y if level.upright else panel.x
+    ends = list(axis.bounds) if isinstance(axis.bounds, tuple) else [0.0, 1.0]
+    both = [brief(level.value)] * 2  # type: ignore[arg-type]
+    hover = f"{html.escape(level.label)} {number(level.value)}<extra></extra>"  # type: ignore[arg-type]
+    x, y = (both, ends) if level.upright else (ends, both)
+    line = {"color": level.colour, "width": 1, "dash": level.dash}
+    words = {"name": html.escape(level.label), "hovertemplate": hover, "showlegend": False}
+    return {"type": "scatter", "mode": "lines", "x": x, "y": y, "line": line, **words}
+
+
+def _shape(level: Level) -> Spec:
+    a, b = ("x", "y") if level.upright else ("y", "x")
+    end = level.value if level.until is None else level.until
+    ends = {f"{a}0": plain(level.value), f"{a}1": plain(end), f"{b}0": 0, f"{b}1": 1}
+    place: Spec = {f"{a}ref": a, f"{b}ref": "paper", "layer": "below", **ends}
+    if level.until is not None:
+        return place | {"type": "rect", "fillcolor": faded(level.colour, 0.16), "line": {"width": 0}}
+    return place | {"type": "line", "line": {"color": level.colour, "width": 1, "dash": level.dash}}
+
+
+def _map_trace(grid: Grid) -> Spec:
+    xs, ys = _escaped(grid.columns), _escaped(grid.rows)
+    trace: Spec = {"type": "heatmap", "z": plain(grid.z), "x": xs, "y": ys, "colorscale": "@heat", "hoverongaps": False}
+    trace |= {"xgap": 1, "ygap": 1, "hovertemplate": "%{y} · %{x}<br><b>%{z:.4~g}</b><extra></extra>"}
+    trace["colorbar"] = {"thickness": 9, "outlinewidth": 0, "nticks": 5, "len": 1.0, "tickfont": {"size": 10}}
+    if grid.low is not None and grid.high is not None:
+        trace |= {"low": plain(grid.low), "high": plain(grid.high), "reach": grid.reach}
+    if grid.ends[0] is not None and grid.ends[1] is not None:
+        trace |= {"zmin": brief(grid.ends[0]), "zmax": brief(grid.ends[1])}
+    return trace
+
+
+def _layout(panel: Panel) -> Spec:
+    layout = base_layout() | {"xaxis": _axis(panel.x, across=True), "yaxis": _axis(panel.y)}
+    if panel.grid is not None:
+        layout |= _map_axes(panel)
+    if panel.equal:
+        layout["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
+        layout["xaxis"] |= {"constrain": "domain"} | {"constraintoward": "right" if panel.grid else "left"}
+    layout["shapes"] = [_shape(level) for level in panel.levels if not _as_trace(level)]
+    layout["annotations"] = [_annotation(note) for note in panel.notes]
+    if panel.heading:
+        words = {"text": f"<b>{html.escape(panel.heading)}</b>", "xanchor": "left", "yanchor": "bottom", "yshift": 2}
+        layout["annotations"] += [{"showarrow": False, "xref": "paper", "yref": "paper", "x": 0, "y": 1, **words}]
+        layout["margin"] = layout["margin"] | {"t": 22}
+    if panel.legend:
+        layout |= {"showlegend": True, "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}}
+    return layout
+
+
+def _annotation(note: Note) -> Spec:
+    place: Spec = {"x": note.x, "y": note.y, "showarrow": False, "text": html.escape(note.text), "font": {"size": 11}}
+    place |= {"align": "left", "xanchor": "left" if note.inside else "center"}
+    return place | ({"xref": "paper", "yref": "paper", "yanchor": "top"} if note.inside else {})
+
+
+def base_layout() -> Spec:
+    """What all figures share: no background of their own, quiet rules, no template."""
+    font = {"family": "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 11.5, "color": "@ink"}
+    return {
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": font,
+        "margin": {"l": 46, "r": 10, "t": 10, "b": 40},
+        "showlegend": False,
+        "hovermode": "closest",
+        "hoverlabel": {"align": "left", "font": {"size": 12}},
+    }
+
+
+def _axis(axis: Axis, *, across: bool = False) -> Spec:
+    if axis.hidden:
+        hidden: Spec = {"visible": False}
+        return hidden | ({} if axis.bounds is None else {"range": plain(axis.bounds)})
+    spec: Spec = {"zeroline": False, "showgrid": axis.rules, "gridcolor": "@rule", "tickcolor": "@rule"}
+    spec |= {"nticks": axis.most, "exponentformat": "power", "automargin": True}
+    if axis.title:
+        spec["title"] = {"text": html.escape(axis.title), "standoff": 6 if across else 8, "font": {"size": 11}}
+    if across:
+        spec |= {"tickangle": 0, "showline": True, "linecolor": "@rule"}
+    if axis.ticks is not None:
+        spec |= {"tickvals": list(axis.ticks[0]), "ticktext": [html.escape(str(t)) for t in axis.ticks[1]]}
+    spec |= _scale(axis)
+    return spec | ({"autorange": "reversed"} if axis.reverse else {})
+
+
+def _scale(axis: Axis) -> Spec:
+    """Linear or logarithmic, and from where to where."""
+    ends = axis.bounds
+    if not axis.log:
+        spec: Spec = {"rangemode": "tozero"} if axis.from_zero else {}
+        return spec if ends is None else spec | {"range": plain(ends)}
+    spec = {"type": "log", "tickfont": {"size": LOG_FONT}}
+    if isinstance(ends, tuple):
+        orders = math.log10(ends[1] / ends[0])
+        spec |= {"range": [math.log10(end) for end in ends]}
+        spec |= {"dtick": math.ceil(orders / ORDERS - 0.05)} if orders > 2 else {}
+    return spec
+
+
+def _map_axes(panel: Panel) -> Spec:
+    """Axes of a map: names at some of its rows and columns."""
+    quiet: Spec = {"showgrid": False, "zeroline": False, "ticks": "", "automargin": True, "type": "category"}
+    found: Spec = {}
+    for name, names, axis, most in (
+        ("xaxis", panel.grid.columns, panel.x, 8),  # type: ignore[union-attr]
+        ("yaxis", panel.grid.rows, panel.y, 14),  # type: ignore[union-attr]
+    ):
+        at, text = axis.ticks or (strided(len(names), most), [names[i] for i in strided(len(names), most)])
+        found[name] = quiet | {"tickvals": list(at), "ticktext": [html.escape(str(word)) for word in text]}
+        found[name]["tickangle"] = 0
+        if axis.title:
+            found[name]["title"] = {"text": html.escape(axis.title), "standoff": 6, "font": {"size": 11}}
+        found[name] |= {"autorange": "reversed"} if axis.reverse else {}
+    return found
+
+
+# what traces have in common is kept once
+
+
+def with_shared(spec: Spec) -> Spec:
+    """The same figure with what its traces have in common kept once: lists in `shared`, all else in `styles`.
+
+    >>> trace = {"type": "scatter", "x": [1, 2], "y": [3, 4]}
+    >>> drawn = with_shared({"views": {"0": {"data": [trace, trace]}}})
+    >>> drawn["views"]["0"]["data"][1], drawn["shared"], drawn["styles"]
+    ({'y': [3, 4], 'x': 0, 'style': 0}, [[1, 2]], [{'type': 'scatter'}])
+    """
+    lists: dict[str, int] = {}
+    styles: dict[str, int] = {}
+    views = {}
+    for key, view in spec["views"].items():
+        views[key] = view | {"data": [_slim(trace, lists, styles) for trace in view["data"]]}
+    return spec | {"views": views, "shared": [*map(json.loads, lists)], "styles": [*map(json.loads, styles)]}
+
+
+def _slim(trace: Spec, lists: dict[str, int], styles: dict[str, int]) -> Spec:
+    style = {name: value for name, value in trace.items() if name not in (*OWN_PARTS, *LISTS)}
+    slim = {name: trace[name] for name in OWN_PARTS if name in trace}
+    slim |= {name: lists.setdefault(json.dumps(trace[name]), len(lists)) for name in LISTS if name in trace}
+    return slim | {"style": styles.setdefault(json.dumps(style), len(styles))}
+
+
+# whole figures for notebooks
+
+
+def notebook_figure(panels: Sequence[Panel], *, columns: int = 2) -> Spec:
+    """All panels in one figure, in a grid of axes, with the colours of paper; a name stands in the legend once."""
+    columns = min(columns, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    layout = base_layout() | {"height": 300 * rows + 60, "annotations": [], "showlegend": True}
+    layout["legend"] = {"orientation": "h", "y": 1.0 + 0.16 / rows, "x": 0, "yanchor": "bottom"}
+    layout["margin"] = {"l": 55, "r": 20, "t": 70, "b": 50}
+    traces: list[Spec] = []
+    seen: set[str] = set()
+    for i, panel in enumerate(panels):
+        across, up = _cell(i, rows=rows, columns=columns)
+        name = "" if i == 0 else str(i + 1)
+        own = _layout(panel)
+        layout[f"xaxis{name}"] = own["xaxis"] | {"domain": across, "anchor": f"y{name}"}
+        layout[f"yaxis{name}"] = own["yaxis"] | {"domain": up, "anchor": f"x{name}"}
+        heading: Spec = {"text": f"<b>{html.escape(panel.title)}</b>", "showarrow": False, "xref": "paper"}
+        layout["annotations"].append(
+            heading | {"yref": "paper", "x": across[0], "y": up[1], "xanchor": "left", "yanchor": "bottom", "yshift": 6}
+        )
+        mine: list[Spec] = []
+        for trace, series in zip(_traces(panel), panel.series, strict=False):
+            wanted = series.named and not series.quiet and trace["name"] not in seen
+            seen |= {trace["name"]} if wanted else set()
+            axes = {"xaxis": f"x{name}", "yaxis": f"y{name}"}
+            mine += [part | axes for part in complete(trace | {"showlegend": wanted})]
+        traces += sorted(mine, key=lambda trace: trace.get("fill") != "toself")
+    return painted({"data": traces, "layout": layout})
+
+
+def _cell(i: int, *, rows: int, columns: int) -> tuple[list[float], list[float]]:
+    row, place = divmod(i, columns)
+    gap_x, gap_y = 0.09, 0.32 / rows
+    width = (1 - gap_x * (columns - 1)) / columns
+    height = (1 - gap_y * (rows - 1)) / rows
+    left, top = place * (width + gap_x), 1 - row * (height + gap_y)
+    return [left, left + width], [max(0.0, top - height), top]
+
+
+def complete(trace: Spec) -> list[Spec]:
+    """A compact trace as plotly draws it: its band beneath, its whiskers, its hover text."""
+    low, high = trace.get("low"), trace.get("high")
+    bare = {k: v for k, v in trace.items() if k not in ("low", "high", "band", "bars", "reach", "where", "facts")}
+    if "text" in bare:
+        bare["hovertemplate"] = "%{text}<extra></extra>"
+    if not low or not high:
+        return [bare]
+    if "bars" in trace:
+        middle = trace["y"] if trace["bars"] == "y" else trace["x"]
+        up = [0 if v is None or h is None else max(0.0, h - v) for v, h in zip(middle, high, strict=True)]
+        down = [0 if v is None or x is None else max(0.0, v - x) for v, x in zip(middle, low, strict=True)]
+        colour = trace["marker"]["line"]["color"]
+        whiskers = {"type": "data", "array": up, "arrayminus": down, "thickness": 1.2, "width": 3, "color": colour}
+        return [bare | {f"error_{trace['bars']}": whiskers}]
+    return [*_bands(trace, low, high), bare]
+
+
+def _bands(trace: Spec, low: Sequence[Any], high: Sequence[Any]) -> list[Spec]:
+    x: list[Any] = []
+    y: list[Any] = []
+    run: list[int] = []
+    for i, ends in enumerate([*zip(low, high, trace["y"], strict=True), (None, None, None)]):
+        if None not in ends:
+            run.append(i)
+            continue
+        if len(run) > 1:
+            x += [*(trace["x"][j] for j in run), *(trace["x"][j] for j in reversed(run)), None]
+            y += [*(low[j] for j in run), *(high[j] for j in reversed(run)), None]
+        run = []
+    if not x:
+        return []
+    shade = faded(trace["line"]["color"], trace["band"])
+    fill = {"fill": "toself", "hoverinfo": "skip", "fillcolor": shade, "line": {"width": 0, "color": shade}}
+    return [{"type": "scatter", "mode": "lines", "x": x[:-1], "y": y[:-1], "name": trace["name"], "showlegend": False,
+             **fill}]  # fmt: skip
+
+
+def painted(value: Any) -> Any:
+    """Every token of a specification as a colour."""
+    if isinstance(value, Mapping):
+        return {key: painted(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [painted(part) for part in value]
+    if value == "@heat":
+        return [[i / (len(HEAT) - 1), colour] for i, colour in enumerate(HEAT)]
+    return notebook_colour(value) if isinstance(value, str) and value.startswith("@") else value

@@ -1,0 +1,1 @@
+"""The sections of pages: what each shows, from rows of the table."""

@@ -1,0 +1,265 @@
+"""The causal ablation: arms that differ in the mask or in the objective alone, and what each of these does.
+
+mask effect = (bidirectional, masked) − (causal, masked); objective effect = (causal, masked) − (causal, next token);
+both at the last step, on the mean over blocks 1..L.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+from typing import Any
+
+from anisoscope.results.quantity import t_quantile
+from anisoscope.view.catalogue import Catalogue
+from anisoscope.view.figure import Axis, Choice, Figure, Level, Option, Panel, Series, Switch
+from anisoscope.view.page import Cell, Controls, DataTable, Heading, Prose, Says, Section, Swatch, Swatches, text
+from anisoscope.view.palette import series
+from anisoscope.view.sections.shape import Arm, Shape, ShapeMeasure, arms_of, arms_profile, measures_of
+from anisoscope.view.sections.verdicts import leading
+from anisoscope.view.subjects import StepRows, Subject, known
+from anisoscope.view.words import estimate, finite, number
+
+ARMS = ("causal-next", "causal-masked", "bidirectional-masked")
+ARM_WORDS = {
+    "causal-next": "causal, next token",
+    "causal-masked": "causal, masked LM",
+    "bidirectional-masked": "bidirectional, masked LM",
+}
+EFFECTS = {"mask_effect": ("mask effect", 2, 1), "objective_effect": ("objective effect", 1, 0)}  # name, arm − arm
+METRICS = ("svd_ratio", "svd_ratio_squared", "two_nn", "attention_sharpness", "attention_entropy")
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One difference between arms, with its interval where there is one."""
+
+    name: str  # of EFFECTS
+    size: str
+    metric: str
+    value: float
+    low: float | None
+    high: float | None
+    told: str  # what the interval is over
+
+
+def designs(arms: Iterable[Arm]) -> dict[str, list[Arm | None]]:
+    """The three arms of each size, in order; None where one is missing. Sizes with one arm alone are no ablation."""
+    found: dict[str, list[Arm | None]] = {}
+    for arm in arms:
+        what, size = arm.design
+        if what in ARMS:
+            found.setdefault(size, [None] * len(ARMS))[ARMS.index(what)] = arm
+    ordered = sorted(found.items(), key=lambda pair: tuple(map(int, pair[0].split("x"))) if pair[0] else (0, 0))
+    return {size: three for size, three in ordered if sum(arm is not None for arm in three) > 1}
+
+
+def block_mean(rows: StepRows, subject: Subject, measure: ShapeMeasure) -> float | None:
+    """The mean over blocks 1..L at the subject's last step."""
+    kind = "resid" if measure.family == "stream" else measure.family
+    ends = []
+    for site in (s for s in {key[2] for key in rows.keys.get(measure.metric, [])} if s.kind == kind and s.layer > 0):
+        marks = known(rows.line(subject, measure.metric, site, measure.variant))
+        ends += [(marks[-1].step, marks[-1].value)] if marks else []
+    last = max((step for step, _ in ends), default=None)
+    values = [value for step, value in ends if step == last and math.isfinite(value)]
+    return fmean(values) if values else None
+
+
+def ablation_measures(rows: StepRows, catalogue: Catalogue) -> list[ShapeMeasure]:
+    """The measures that the effects are told of."""
+    plain = [m for m in measures_of(rows, catalogue) if not m.variant]
+    return [m for name in METRICS for m in plain if m.metric == name]
+
+
+def effects_of(rows: StepRows, catalogue: Catalogue, verdicts: Sequence[Mapping[str, Any]] = ()) -> list[Effect]:
+    """The effects as the verdicts have them; where they say nothing, from the means of the table."""
+    said = {(e.name, e.size, e.metric): e for e in _judged(verdicts)}
+    found = []
+    for size, three in designs(arms_of(rows)).items():
+        for measure in ablation_measures(rows, catalogue):
+            for name in EFFECTS:
+                own = said.get((name, size, measure.metric)) or _difference(rows, three, measure, name, size)
+                found += [own] if own is not None else []
+    return found
+
+
+def _judged(verdicts: Sequence[Mapping[str, Any]]) -> list[Effect]:
+    """Effects from the parts of verdicts: a part is named after its metric, the subject is the size."""
+    found = []
+    for verdict in (v for v in leading(verdicts) if v.get("claim") in EFFECTS):
+        details, subject = verdict.get("details"), str(verdict.get("subject") or "")
+        size = next((word for word in subject.split() if _is_size(word)), "")
+        for part in (details.get("parts") or []) if isinstance(details, Mapping) else []:
+            value = finite(part.get("effect")) if part.get("name") in METRICS else None
+            if value is not None:
+                ends = finite(part.get("low")), finite(part.get("high"))
+                scope = str(verdict.get("scope") or "as judged")
+                found.append(Effect(str(verdict["claim"]), size, str(part["name"]), value, *ends, told=scope))
+    return found
+
+
+def _is_size(word: str) -> bool:
+    """Whether a word is layers × width.
+
+    >>> _is_size("6x256"), _is_size("axis")
+    (True, False)
+    """
+    parts = word.split("x")
+    return len(parts) == 2 and all(part.isdigit() for part in parts)
+
+
+def _difference(
+    rows: StepRows, three: Sequence[Arm | None], measure: ShapeMeasure, name: str, size: str
+) -> Effect | None:
+    one, other = (three[i] for i in EFFECTS[name][1:])
+    if one is None or other is None:
+        return None
+    by_seed = [{x.seed: block_mean(rows, x, measure) for x in arm.subjects} for arm in (one, other)]
+    pairs = [(by_seed[0][s], by_seed[1][s]) for s in by_seed[0] if s in by_seed[1]]
+    gaps = [a - b for a, b in pairs if a is not None and b is not None]
+    if not gaps:
+        return None
+    half = _half(gaps)
+    middle = fmean(gaps)
+    low, high = (None, None) if half is None else (middle - half, middle + half)
+    return Effect(name, size, measure.metric, middle, low, high, f"over {len(gaps)} seeds" if half else "one seed")
+
+
+def _half(values: Sequence[float]) -> float | None:
+    """Half the width of the 95 % t interval of a mean; None for one value."""
+    if len(values) < 2:
+        return None
+    return t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+
+
+# the section
+
+
+def ablation_section(
+    rows: StepRows, catalogue: Catalogue, shape: Shape, verdicts: Sequence[Mapping[str, Any]]
+) -> Section | None:
+    """The three arms at the last step, and what mask and objective do; none where there are no such arms."""
+    sizes = designs(shape.arms)
+    index = {(m.metric, m.variant, m.family): i for i, m in enumerate(shape.measures)}
+    measures = [m for m in ablation_measures(rows, catalogue) if (m.metric, "", m.family) in index] if sizes else []
+    if not measures:
+        return None
+    shown = [index[m.metric, "", m.family] for m in measures]
+    there = {size: [arm for arm in three if arm is not None] for size, three in sizes.items()}
+    everyone = [arm.index for arms in there.values() for arm in arms]
+    panels = []
+    for size, arms in there.items():
+        views = {str(i): _profile(shape, m, sizes[size], arms, everyone) for i, m in enumerate(shown)}
+        alt = f"Profiles over depth of the arms of size {size} at the last step."
+        title = size.replace("x", " × ")
+        panels.append(Panel(views=views, by=("ablation.0",), height=290, title=title, alt=alt))
+    switch = Switch("ablation", (Choice("Measure", tuple(Option(m.label, m.says) for m in measures)),))
+    named = {arm.design[0] for arms in there.values() for arm in arms}
+    key = [Swatch(words, series(i)) for i, (name, words) in enumerate(ARM_WORDS.items()) if name in named]
+    lead = (
+        "Arms that differ in one thing alone, at their last step. The <em>mask effect</em> is bidirectional "
+        "minus causal, both "
+        "with masked language modelling; the <em>objective effect</em> is masked minus next-token, both with a "
+        "causal mask. "
+        "Effects are on the mean over blocks; intervals are over seeds."
+    )
+    layout = "single" if len(panels) < 2 else "pairs" if len(panels) in (2, 4) else "threes"
+    rows_of_files = [
+        replace(panel.views[str(i)], title=panel.title, y=replace(panel.views[str(i)].y, title=m.label))
+        for i, m in enumerate(measures)
+        for panel in panels
+    ]
+    file = Figure(
+        tuple(rows_of_files),
+        arrays=shape.arrays,
+        files={"ablation-profiles": {}},
+        shown=False,
+        most=99,
+        columns=len(panels),
+        size=1.6,
+    )
+    parts: list[Any] = [Prose(text(lead)), Controls(switch), Swatches(key),
+                        Figure(tuple(panels), layout=layout, arrays=shape.arrays), Says(switch), file]  # fmt: skip
+    return Section(
+        "ablation",
+        "Mask or objective?",
+        [*parts, *_effect_parts(effects_of(rows, catalogue, verdicts), catalogue)],
+        "Ablation",
+    )
+
+
+def _profile(shape: Shape, m: int, three: Sequence[Arm | None], arms: Sequence[Arm], everyone: Sequence[int]) -> Panel:
+    words = list(ARM_WORDS.values())
+    places = {arm.index: i for i, arm in enumerate(three) if arm is not None}
+    colours, labels = {a: series(i) for a, i in places.items()}, {a: words[i] for a, i in places.items()}
+    return arms_profile(shape, m, arms, colours, step=len(shape.steps) - 1, scale=everyone, labels=labels)
+
+
+def _effect_parts(effects: Sequence[Effect], catalogue: Catalogue) -> list[Any]:
+    """The effects as figures against zero, and as a table."""
+    if not effects:
+        return []
+    sizes = list(dict.fromkeys(effect.size for effect in effects))
+    key = (
+        [Swatches([Swatch(size.replace("x", " × "), series(i)) for i, size in enumerate(sizes)])]
+        if len(sizes) > 1
+        else []
+    )
+    metrics = list(dict.fromkeys(effect.metric for effect in effects))
+    panels = tuple(
+        _effect_panel([e for e in effects if e.metric == m], catalogue.entry(m).title, m, sizes) for m in metrics
+    )
+    figure = Figure(panels, files={"ablation-effects": {}}, size=0.95 + 0.1 * len(sizes))
+    return [Heading("Effects"), *key, figure, _effect_table(effects, catalogue)]
+
+
+def _effect_panel(effects: Sequence[Effect], title: str, metric: str, sizes: Sequence[str]) -> Panel:
+    """Both effects on one metric against zero, a colour for each size."""
+    names = [words for words, *_ in reversed(EFFECTS.values())]
+    drawn = []
+    for i, size in enumerate(sizes):
+        own = [e for e in effects if e.size == size]
+        up = [names.index(EFFECTS[e.name][0]) + 0.16 * ((len(sizes) - 1) / 2 - i) for e in own]
+        told = [f"<b>{EFFECTS[e.name][0]}</b>, {size}<br>{estimate(e.value, e.low, e.high)} ({e.told})" for e in own]
+        ends: dict[str, Any] = {"low": [e.low for e in own], "high": [e.high for e in own], "bars": "x"}
+        if own:
+            drawn.append(
+                Series(
+                    size.replace("x", " × "),
+                    [e.value for e in own],
+                    up,
+                    series(i),
+                    width=0,
+                    size=8,
+                    text=told,
+                    **(ends if own[0].low is not None else {}),
+                )
+            )
+    ticks = [float(i) for i in range(len(names))], names
+    told_all = [f"{EFFECTS[e.name][0]} at {e.size or 'one size'} {number(e.value)}" for e in effects]
+    return Panel(
+        Axis(rules=True, most=5),
+        Axis(ticks=ticks, bounds=(-0.6, len(names) - 0.4)),
+        tuple(drawn),
+        title=title,
+        height=150,
+        levels=(Level(0.0, upright=True, dash="solid"),),
+        alt=f"Effects on {metric}: {'; '.join(told_all)}.",
+    )
+
+
+def _effect_table(effects: Sequence[Effect], catalogue: Catalogue) -> DataTable:
+    """A row for each metric and size."""
+    rows: dict[tuple[str, str], dict[str, Effect]] = {}
+    for effect in effects:
+        rows.setdefault((effect.metric, effect.size), {})[effect.name] = effect
+    body = []
+    for (metric, size), own in rows.items():
+        cells = [Cell(estimate(e.value, e.low, e.high), [e.told], css="num") if (e := own.get(name)) else Cell()
+                 for name in EFFECTS]  # fmt: skip
+        body.append([Cell(catalogue.entry(metric).title, head=True), Cell(size.replace("x", " × ")), *cells])
+    heads = ["Metric", "Size", *(Cell(words.capitalize(), css="num") for words, *_ in EFFECTS.values())]
+    return DataTable([heads], [body], "Effects of mask and objective", "plain effects", numeric=99)

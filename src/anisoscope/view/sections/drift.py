@@ -1,0 +1,672 @@
+"""Drift against average cosine in every model, and models of all modalities side by side.
+
+The numbers are those of the claims (claims/inherent/), handed over as a `Comparison`: a page draws what the verdicts
+are made from. A *record* is one stack of one model and seed, at its last measured step; a *bundle* is a stack with its
+seeds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from statistics import fmean
+from typing import Any
+
+from anisoscope.view.figure import Axis, Choice, Depth, Figure, Option, Panel, Series, Switch, brief, wants_log
+from anisoscope.view.page import (
+    Cell,
+    Controls,
+    DataTable,
+    Finding,
+    Fold,
+    Heading,
+    Prose,
+    Ramp,
+    Says,
+    Section,
+    Swatch,
+    Swatches,
+    text,
+)
+from anisoscope.view.palette import DASHES, series
+from anisoscope.view.subjects import short_names
+from anisoscope.view.words import (
+    estimate,
+    finite,
+    interval_words,
+    listed,
+    number,
+    p_words,
+    plural,
+    range_words,
+    shortened,
+    site_name,
+    spans,
+)
+
+Record = Mapping[str, Any]
+Owner = tuple[str, str, Any]  # model, stack, seed
+HUES = {"text": 0, "characters": 4, "speech": 1, "vision": 2, "convolution": 3}
+# by what the claim says of a stack: its word, its marker, what the key says of that, and its sign
+LOOKS = {
+    "holds": ("yes", "circle", "explained by drift", "●"),
+    "undecided": ("open", "circle-open", "open", "○"),
+    "fails": ("no", "diamond-open", "not explained by drift", "◇"),
+}
+ORDERS = 5  # ticks of a logarithmic axis
+OPEN = 12  # scatter plots that are not folded away
+DRIFT, IDENTITY = "drift ‖mean(h)‖", "(‖mean(h)‖ / mean ‖h‖)²"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the readers of the claims tell of all runs together; empty where neither drift nor cosine was measured.
+
+    `units`: of each stack that is pooled its record and the ranks of its sites by drift and by cosine.
+    """
+
+    records: Sequence[dict[str, Any]] = ()  # correlations of each stack
+    rows: Sequence[dict[str, Any]] = ()  # anisotropy of each stack by modality
+    pooled: Sequence[dict[str, Any]] = ()
+    units: Sequence[tuple[Record, Sequence[float], Sequence[float]]] = ()
+    beyond: float = 0.0  # average cosine beyond which blocks are counted
+    fewest: int = 0  # sites that an explanation needs
+    near_identity: str = ""
+
+    @classmethod
+    def named(cls, records: Sequence[Record], rows: Sequence[Record], **more: Any) -> Comparison:
+        """With a label for each record, and a name that all seeds of a stack have in common."""
+        labels, names = _labels(rows), _labels(rows, seeded=False)
+
+        def told(found: Sequence[Record]) -> list[dict[str, Any]]:
+            return [{**r, "label": labels[owner_of(r)], "name": names[owner_of(r)]} for r in found]
+
+        return cls(told(records), told(rows), **more)
+
+    @property
+    def modalities(self) -> list[str]:
+        return list(dict.fromkeys(row["modality"] for row in self.rows))
+
+    @property
+    def scattered(self) -> list[dict[str, Any]]:
+        """Records with enough sites for a correlation."""
+        return [record for record in self.records if finite(record["pearson"]) is not None]
+
+    def label(self, record: Record) -> str:
+        return next((r["label"] for r in self.records if owner_of(r) == owner_of(record)), str(record["model"]))
+
+
+def owner_of(record: Record) -> Owner:
+    return record["model"], record["stack"], record["seed"]
+
+
+def _labels(rows: Sequence[Record], *, seeded: bool = True) -> dict[Owner, str]:
+    """The model's short name, and of stack and seed only what tells it from a namesake."""
+    shorten = short_names({row["model"] for row in rows})
+    stacks, seeds = defaultdict(set), defaultdict(set)
+    for row in rows:
+        stacks[row["model"]].add(row["stack"])
+        seeds[row["model"]].add(row["seed"])
+    found = {}
+    for row in rows:
+        parts = [shorten(row["model"]) or "unnamed"]
+        parts += [row["stack"]] if len(stacks[row["model"]]) > 1 else []
+        parts += [f"seed {row['seed']}"] if seeded and len(seeds[row["model"]]) > 1 else []
+        found[owner_of(row)] = " · ".join(parts)
+    return found
+
+
+def hue_of(modality: str) -> int:
+    return HUES.get(modality, 6)
+
+
+# seeds of one model together
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One stack of one model with the records of all its seeds."""
+
+    label: str
+    modality: str
+    untrained: bool
+    members: tuple[Record, ...]
+
+    @property
+    def first(self) -> Record:
+        return self.members[0]
+
+    @property
+    def doubt(self) -> str:
+        """Why the claims leave it out, in words; empty where some seed counts."""
+        return str(self.first.get("doubt", "")) if all(member.get("doubt") for member in self.members) else ""
+
+    @property
+    def seeds(self) -> str:
+        """How many seeds, where there are several."""
+        return plural(len(self.members), "seed") if len(self.members) > 1 else ""
+
+    def values(self, name: str) -> list[float]:
+        """What the seeds have under a name, without what is no number."""
+        return [value for member in self.members if (value := finite(member.get(name))) is not None]
+
+    def mean(self, name: str) -> float | None:
+        found = self.values(name)
+        return fmean(found) if found else None
+
+    def counts(self, state_of: Callable[[Record], str]) -> dict[str, int]:
+        """In how many seeds each state was found, the commonest first."""
+        return dict(Counter(map(state_of, self.members)).most_common())
+
+
+def bundles_of(records: Sequence[Record]) -> list[Bundle]:
+    """The records of one stack together, those of trained models first, else in their order."""
+    found: dict[tuple[str, str, str], list[Record]] = {}
+    for record in records:
+        found.setdefault((record["model"], record["stack"], record["modality"]), []).append(record)
+    made = [Bundle(m[0]["name"], m[0]["modality"], all(r["untrained"] for r in m), tuple(m)) for m in found.values()]
+    return sorted(made, key=lambda bundle: bundle.untrained)
+
+
+def in_front(bundles: Sequence[Bundle]) -> tuple[list[Bundle], list[Bundle]]:
+    """What is shown at once, and what stands behind it: models with untrained weights, where there are others."""
+    trained = [bundle for bundle in bundles if not bundle.untrained]
+    return (trained, [b for b in bundles if b.untrained]) if trained else (list(bundles), [])
+
+
+def in_seeds(bundles: Sequence[Bundle], state_of: Callable[[Record], str], state: str) -> list[str]:
+    """The models that are in a state, with the number of seeds where it is not so in all.
+
+    >>> two = [{"status": "fails"}, {"status": "holds"}]
+    >>> in_seeds([Bundle("m", "text", False, tuple(two))], lambda r: r["status"], "fails")
+    ['m in 1 of 2 seeds']
+    """
+    told = []
+    for bundle in bundles:
+        count = bundle.counts(state_of).get(state, 0)
+        whole = count == len(bundle.members)
+        told += [bundle.label if whole else f"{bundle.label} in {count} of {bundle.seeds}"] if count else []
+    return told
+
+
+def size_words(bundles: Sequence[Bundle]) -> str:
+    """How many models, or stacks of models, and how many seeds of each.
+
+    >>> one = {"model": "m", "status": ""}
+    >>> size_words([Bundle("m", "text", False, (one, one, one))] * 2)
+    '2 stacks × 3 seeds'
+    """
+    models = {bundle.first["model"] for bundle in bundles}
+    size = plural(len(bundles), "model" if len(models) == len(bundles) else "stack")
+    seeds = {len(bundle.members) for bundle in bundles}
+    if len(seeds) == 1:
+        return f"{size} × {bundles[0].seeds}" if bundles[0].seeds else size
+    return f"{size}, {min(seeds)} to {max(seeds)} seeds each"
+
+
+def state_of(row: Record) -> str:
+    return {"yes": "holds", "no": "fails"}.get(row["explained_by_drift"], "undecided")
+
+
+def status_of(record: Record) -> str:
+    return str(record["status"])
+
+
+def common_state(bundle: Bundle, state: Callable[[Record], str]) -> str:
+    """What all seeds agree on, else open."""
+    counts = bundle.counts(state)
+    return next(iter(counts)) if len(counts) == 1 else "undecided"
+
+
+def state_cell(bundle: Bundle, state: Callable[[Record], str], note: str = "") -> Cell:
+    """Whether drift explains a model: one sign and word, or several with the numbers of seeds."""
+    counts = bundle.counts(state)
+    words = [f"{LOOKS[s][3]} {LOOKS[s][0]}" + (f" in {n} of {bundle.seeds}" if len(counts) > 1 else "")
+             for s, n in counts.items()]  # fmt: skip
+    return Cell(", ".join(words), [note] if note else (), css="missed" if "fails" in counts else "")
+
+
+def counted(record: Record) -> list[dict[str, Any]]:
+    """The sites that correlations count, in order of depth: the embedding and the blocks."""
+    return [point for point in record["points"] if point["counted"]]
+
+
+def over_seeds(lines: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The points of a model: its own with their intervals, or means over seeds from the lowest to the highest."""
+    if len(lines) == 1:
+        return list(lines[0])
+    places: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    for point in (point for line in lines for point in line):
+        places[point["layer"], point["kind"]].append(point)
+    return [_mean_point(points) for points in places.values()]
+
+
+def _mean_point(points: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    values = [value for p in points if (value := finite(p["cosine"])) is not None]
+    ends = {"seeds": range_words(values), "low": None, "high": None}
+    return {**points[0], **ends, "cosine": fmean(values) if values else None}
+
+
+def _words_of(point: Record) -> str:
+    words = f"average cosine {estimate(point['cosine'], point['low'], point['high'])}"
+    return f"{words}<br>seeds from {point['seeds']}" if point.get("seeds") else words
+
+
+def _where(points: Sequence[Record], name: str = "") -> list[str]:
+    """What is told of points: who, where, and the cosine with its interval."""
+    who = f"<b>{escape(name)}</b><br>" if name else ""
+    drift = [f"<br>drift {number(p['drift'])}" if finite(p.get("drift")) is not None else "" for p in points]
+    return [f"{who}{escape(site_name(p['layer'], p['kind']))}<br><b>{_words_of(p)}</b>{d}"
+            for p, d in zip(points, drift, strict=True)]  # fmt: skip
+
+
+# modalities side by side
+
+
+def modality_section(found: Comparison, *, claimed: bool = False) -> Section | None:
+    """Models of all modalities with the profile of every model; none with a single modality."""
+    if len(found.modalities) < 2:
+        return None
+    bundles = bundles_of(found.rows)
+    front, behind = in_front(bundles)
+    dashes, seeds = _dashes(bundles), any(bundle.seeds for bundle in bundles)
+    states = {state_of(row) for row in found.rows}
+    lead = ["Average cosine from the embedding to the last block of every model, coloured by modality; models of one "
+            "modality differ in dashes."]  # fmt: skip
+    lead += ["Of several seeds the mean, over thin lines of the seeds."] if seeds else []
+    lead += ["Pale lines are models with random weights."] if behind else []
+    lead += ["Markers say whether drift explains it: drift and average cosine rise together over the layers, and "
+             "removing the mean removes most of the cosine."]  # fmt: skip
+    key = [Swatch(m, series(hue_of(m))) for m in found.modalities]
+    key += [Swatch(words, sign=sign) for state, (_, _, words, sign) in LOOKS.items() if state in states]
+    told = [f"{b.label} ({b.modality}) {number(b.mean('mean'))}" for b in front[:8]]
+    alt = f"Average cosine over relative depth; means over blocks: {'; '.join(told)}."
+    panel = Panel(Depth(1, relative=True).axis(), Axis("average cosine", rules=True), modality_series(found), alt=alt,
+                  height=380)  # fmt: skip
+    parts: list[Any] = [Prose(" ".join(lead)), Swatches(key)]
+    parts.append(Figure((panel,), id="modality", layout="wide", files={"modalities": {}}, size=2.6))
+    parts.append(_modality_table(found, front, dashes, "Models by modality"))
+    if behind:
+        table = _modality_table(found, behind, dashes, "Models with random weights by modality")
+        parts.append(Fold(f"{size_words(behind)} with random weights", [table], css="behind"))
+    aside = "Means over seeds; beneath the mean the lowest and the highest seed; <em>explained</em> seed by seed"
+    aside = aside + (", not as the verdict over all seeds has it. " if claimed else ". ") if seeds else ""
+    words = aside + (
+        "Average cosine at the middle block, at the block where it is largest, and as mean over blocks; the share of "
+        'blocks beyond {beyond}; drift ‖mean(h)‖ at the middle block; whether <a href="#drift">drift explains it</a>.'
+    )
+    parts.append(Prose(text(words, beyond=found.beyond), css="says"))
+    return Section("modalities", "Modalities", parts, "Modalities")
+
+
+def _dashes(bundles: Sequence[Bundle]) -> dict[Owner, str]:
+    """Lines of one modality have one colour: models differ in dashes."""
+    models: dict[str, dict[str, None]] = defaultdict(dict)
+    for bundle in bundles:
+        models[bundle.modality][bundle.first["model"]] = None
+    order = {(m, model): i for m, mine in models.items() for i, model in enumerate(mine)}
+    return {owner_of(row): DASHES[order[b.modality, row["model"]] % len(DASHES)] for b in bundles for row in b.members}
+
+
+def modality_series(found: Comparison) -> tuple[Series, ...]:
+    """Average cosine over relative depth, a line for each stack, coloured by modality; untrained ones are pale."""
+    told = {owner_of(record): record for record in found.records}
+    bundles = bundles_of(found.rows)
+    dashes = _dashes(bundles)
+    front, behind = in_front(bundles)
+    drawn = [s for b in behind for s in _bundle_series(b, told, dashes[owner_of(b.first)], pale=True)]
+    return (*drawn, *(s for b in front for s in _bundle_series(b, told, dashes[owner_of(b.first)])))
+
+
+def _bundle_series(bundle: Bundle, told: Mapping[Owner, Record], dash: str, *, pale: bool = False) -> list[Series]:
+    """The mean over seeds with a marker at every site, over thin lines of the seeds."""
+    lines = [counted(told[owner_of(row)]) for row in bundle.members]
+    hue, state = hue_of(bundle.modality), common_state(bundle, state_of)
+    words = ", ".join(part for part in (bundle.modality, "untrained weights" if pale else "", bundle.seeds) if part)
+    name, points = f"{bundle.label} ({words})", over_seeds(lines)
+    look: dict[str, Any] = {"colour": series(hue, 0.35 if pale else 1.0), "dash": dash, "width": 1.1 if pale else 1.8}
+    size = 4.0 if pale else 8.0 if state == "fails" else 6.0
+    mean = Series(name, [p["depth"] for p in points], [brief(p["cosine"], 4) for p in points], size=size,
+                  marker=LOOKS[state][1], text=_where(points, name), named=not pale, **look)  # fmt: skip
+    if pale or len(lines) == 1:
+        return [mean]
+    faint: dict[str, Any] = {"colour": series(hue, 0.35), "width": 0.9, "dash": dash, "quiet": True}
+    thin = [Series(name, [p["depth"] for p in one], [brief(p["cosine"], 4) for p in one], **faint) for one in lines]
+    return [*thin, mean]
+
+
+def _modality_table(found: Comparison, bundles: Sequence[Bundle], dashes: Mapping[Owner, str], label: str) -> DataTable:
+    heads = ["Modality", "Model", *(Cell(h, css="num") for h in
+             ("Blocks", "Middle", "Largest", "Mean", f"Beyond {found.beyond}", "Drift")), "Explained"]  # fmt: skip
+    groups = [[b for b in bundles if b.modality == m] for m in found.modalities]
+    rows = [[_modality_row(b, dashes, first=i == 0, of=len(own)) for i, b in enumerate(own)] for own in groups if own]
+    return DataTable([heads], rows, label, "plain modal", numeric=99)
+
+
+def _modality_row(bundle: Bundle, dashes: Mapping[Owner, str], *, first: bool, of: int) -> list[Cell]:
+    """A model in numbers: means over its seeds, and how far these reach."""
+    row, blocks = bundle.first, spans({member["max_layer"] for member in bundle.members})
+    known = finite(row["mean_low"]) is not None and finite(row["mean_high"]) is not None
+    alone = f"{number(row['mean_low'])} to {number(row['mean_high'])}" if known else ""
+    ends = range_words(bundle.values("mean")) if bundle.seeds else alone
+    aside = ", ".join(part for part in ("untrained weights" if bundle.untrained else "", bundle.seeds) if part)
+    look = Swatch("", series(hue_of(bundle.modality)), dashes[owner_of(row)])
+    cells = [Cell(bundle.modality, head=True, rows=of, css="group")] if first else []
+    cells.append(Cell(bundle.label, [aside], head=True, swatch=look))
+    peak = f"block{'' if blocks.isdigit() else 's'} {blocks}"
+    numbers = [(row["layers"], ""), (number(bundle.mean("middle")), ""), (number(bundle.mean("max")), peak)]
+    numbers += [(number(bundle.mean("mean")), ends), (f"{100 * (bundle.mean('share_beyond') or 0.0):.0f} %", "")]
+    numbers += [(number(bundle.mean("drift")), "")]
+    return [*cells, *(Cell(str(t), [s] if s else (), css="num") for t, s in numbers), state_cell(bundle, state_of)]
+
+
+# drift against cosine
+
+
+def drift_section(found: Comparison) -> Section | None:
+    """A scatter plot for each model, and the pool of their ranks; none where no stack has three sites with both."""
+    front, behind = in_front(bundles_of(found.scattered))
+    bundles = [*front, *behind]
+    if not bundles:
+        return None
+    several, seeds = len(found.modalities) > 1, any(bundle.seeds for bundle in bundles)
+    panels = [drift_panel(b, alone=len(bundles) == 1, several=several) for b in bundles]
+    near = any(finite(p["relative_drift"]) is not None for record in found.scattered for p in counted(record))
+    says = f"This is {found.near_identity}: it explains nothing."
+    options = (Option(f"{DRIFT}, unnormalised"), *([Option(f"{IDENTITY}, a near-identity", says)] if near else []))
+    switch = Switch("drift", (Choice("Against", options),))
+    lead = ["Each point is a layer, from the embedding to the last block. Layers of one model are neighbours, not "
+            "draws: a correlation describes the model, and p with it."]  # fmt: skip
+    lead += ["Seeds of a model are drawn together, a path for each; its numbers are means over seeds, from the lowest "
+             "to the highest."] if seeds else []  # fmt: skip
+    parts: list[Any] = [Prose(" ".join([*lead, "Intervals of single layers are told where you point."]))]
+    parts += [Ramp("embedding", "last block"), Controls(switch), Says(switch)]
+    parts += _scatters(panels, len(front), near=near)
+    parts += [Heading("Correlations"), _drift_table(found, front, several=several, pooled=True)]
+    if behind:
+        table = _drift_table(found, behind, several=several, pooled=False)
+        parts.append(Fold(_random_words(behind), [table], css="behind"))
+    parts.append(Prose(_drift_words(found, front, seeds=seeds), css="says"))
+    return Section("drift", "Drift and average cosine", [*parts, *_pool_parts(found)], "Drift")
+
+
+def _scatters(panels: Sequence[Panel], front: int, *, near: bool) -> list[Any]:
+    """The first scatter plots at once, further ones and those of random weights folded away."""
+    files: dict[str, Mapping[str, int]] = {"drift-and-cosine": {}}
+    files |= {"drift-near-identity": {"drift.0": 1}} if near else {}
+    first = tuple(panels[:front][:OPEN])
+    parts: list[Any] = [Figure(first, id="drift", layout="grid" if len(first) > 1 else "narrow", files=files, most=OPEN,
+                               size=1.75)]  # fmt: skip
+    for words, more in (("Further models", panels[OPEN:front]), ("Models with random weights", panels[front:])):
+        parts += [Fold(f"{words} ({len(more)})", [Figure(tuple(more))], css="behind")] if more else []
+    return parts
+
+
+def drift_panel(bundle: Bundle, *, alone: bool, several: bool) -> Panel:
+    """Average cosine against drift, and in a second view against the squared relative drift; a path for each seed."""
+    views = {}
+    for i, (name, title) in enumerate((("drift", DRIFT), ("relative_drift", IDENTITY))):
+        lines = [[p for p in counted(record) if finite(p[name]) is not None] for record in bundle.members]
+        places = [[p[name] ** (1 + i) for p in line] for line in lines]
+        names = [f"seed {record['seed']}" if bundle.seeds else "" for record in bundle.members]
+        drawn = [_path(*parts) for parts in zip(lines, places, names, strict=True) if parts[0]]
+        if drawn:
+            x = drift_axis([at for line in places for at in line], title)
+            views[str(i)] = Panel(x, Axis("average cosine", rules=True), tuple(drawn))
+    owner = ", ".join(part for part in (bundle.modality if several else "", bundle.seeds) if part)
+    words = bundle_words(bundle)
+    alt = f"Scatter plot of drift against average cosine of {bundle.label}: {words}"
+    return Panel(title="" if alone else bundle.label, owner=owner, alt=alt, caption=words, height=250, views=views,
+                 by=("drift.0",))  # fmt: skip
+
+
+def drift_axis(places: Sequence[float], title: str) -> Axis:
+    """Logarithmic over orders, with a tick at some powers of ten."""
+    if not wants_log(places):
+        return Axis(title)
+    return Axis(title, log=True, bounds=(min(places) / 1.15, max(places) * 1.15))
+
+
+def _path(points: Sequence[Record], places: Sequence[float], seed: str) -> Series:
+    """Sites joined in order of depth and coloured by it."""
+    shade = [float(point["depth"]) for point in points]
+    return Series(seed, [brief(at, 4) for at in places], [brief(p["cosine"], 4) for p in points], "@rule", width=1.2,
+                  size=6 if seed else 7.5, shade=shade, text=_where(points, seed), named=False)  # fmt: skip
+
+
+def bundle_words(bundle: Bundle) -> str:
+    """The correlations of one seed with their intervals, or means over seeds and how far these reach."""
+    if not bundle.seeds:
+        return correlation_words(bundle.first)
+    ends = [f"{name.capitalize()} {_mean_words(bundle, name)}" for name in ("pearson", "spearman")]
+    states = state_cell(bundle, status_of).text
+    share = f" Share that goes with the mean: {_mean_words(bundle, 'explained')}." if bundle.values("explained") else ""
+    sites = spans({record["n"] for record in bundle.members})
+    return f"{ends[0]}, {ends[1]} over {sites} sites.{share} Explained by drift: {states}."
+
+
+def _mean_words(bundle: Bundle, name: str) -> str:
+    """The mean over seeds, and from the lowest to the highest."""
+    values = bundle.values(name)
+    return interval_words(bundle.mean(name), min(values, default=None), max(values, default=None))
+
+
+def correlation_words(record: Record) -> str:
+    """Both correlations with their intervals, how many sites, and whether drift explains."""
+    ends = [
+        f"{name.capitalize()} {interval_words(record[name], record[f'{name}_low'], record[f'{name}_high'])}"
+        + (f" (p {'' if p.startswith('<') else '= '}{p})" if (p := p_words(record.get(f"{name}_p"))) != "–" else "")
+        for name in ("pearson", "spearman")
+    ]
+    text = f"{ends[0]}, {ends[1]} over {plural(record['n'], 'site')}."
+    if finite(record["explained"]) is not None:
+        share = interval_words(record["explained"], record["explained_low"], record["explained_high"])
+        text += f" Share that goes with the mean: {share}. Explained by drift: {LOOKS[record['status']][0]}."
+    near = interval_words(record["near_identity"], None, None)
+    text += "" if near == "–" else f" Near-identity: Pearson {near}."
+    final = [p for p in record["points"] if not p["counted"] and finite(p["drift"]) is not None]
+    told = [f"drift {number(p['drift'])}, cosine {number(p['cosine'])}" for p in final]
+    return text + (f" Not counted: the final norm, {told[0]}." if told else "")
+
+
+# the table of correlations
+
+
+def _drift_table(found: Comparison, bundles: Sequence[Bundle], *, several: bool, pooled: bool) -> DataTable:
+    """Every model in order of modality, then the pools."""
+    numeric = [Cell(name, css="num") for name in ("Sites", "Pearson", "Spearman", "Share")]
+    heads = [*(["Modality"] if several else []), "Model", *numeric, "Explained"]
+    groups = []
+    for modality in found.modalities:
+        own = [bundle for bundle in bundles if bundle.modality == modality]
+        first = [Cell(modality, head=True, rows=len(own), css="group")] if several else []
+        groups += (
+            [[[*(first if i == 0 else []), *_drift_row(b, found.fewest)] for i, b in enumerate(own)]] if own else []
+        )
+    pools = [_pool_row(found, row, several=several) for row in (_pools(found) if pooled else [])]
+    label = "Correlations of drift with average cosine" if pooled else "Correlations of models with random weights"
+    return DataTable([heads], [*groups, *([pools] if pools else [])], label, "plain modal", numeric=99)
+
+
+def _drift_row(bundle: Bundle, fewest: int) -> list[Cell]:
+    """One seed with its intervals, or means over seeds, how far these reach, and every seed beneath."""
+    notes = {record["note"] or _why_open(record, fewest) for record in bundle.members}
+    note = next(iter(notes)) if len(notes) == 1 else ""
+    record, aside = bundle.first, ["untrained weights"] if bundle.untrained else []
+    if not bundle.seeds:
+        tests = [p_words(record.get(f"{name}_p")) for name in ("pearson", "spearman")]
+        parts = [
+            _parted(_told(record, n), p)
+            for n, p in zip(("pearson", "spearman", "explained"), [*tests, ""], strict=True)
+        ]
+        return [Cell(bundle.label, aside, head=True), Cell(str(record["n"]), css="num"), *parts,
+                state_cell(bundle, status_of, note)]  # fmt: skip
+    each = [_seed_words(one) for one in bundle.members]
+    fold = (f"each of {len(each)} seeds", each)
+    sites = spans({one["n"] for one in bundle.members})
+    parts = [_parted(_mean_words(bundle, name)) for name in ("pearson", "spearman", "explained")]
+    return [Cell(bundle.label, aside, head=True, fold=fold), Cell(sites, css="num"), *parts,
+            state_cell(bundle, status_of, note)]  # fmt: skip
+
+
+def _seed_words(record: Record) -> str:
+    told = [f"{word} {_told(record, name).replace('[', '(').replace(']', ')').replace(', ', ' to ')}"
+            for word, name in (("Pearson", "pearson"), ("Spearman", "spearman"), ("share", "explained"))]  # fmt: skip
+    return f"seed {record['seed']}: {', '.join(told)}: {LOOKS[record['status']][0]}"
+
+
+def _told(record: Record, name: str) -> str:
+    return interval_words(record[name], record.get(f"{name}_low"), record.get(f"{name}_high"))
+
+
+def _parted(words: str, p: str = "") -> Cell:
+    """A number, its interval on the line below, and its p."""
+    value, _, ends = words.partition(" ")
+    small = [ends.strip("[]").replace(", ", " to ")] if ends else []
+    small += [f"p {'' if p.startswith('<') else '= '}{p}"] if p and p != "–" else []
+    return Cell(value, small, css="num")
+
+
+def _why_open(record: Record, fewest: int) -> str:
+    if record["status"] != "undecided":
+        return ""
+    if record["n"] < fewest:
+        return f"{plural(record['n'], 'site')}, {fewest} are needed"
+    return "the share was not measured" if finite(record["explained"]) is None else ""
+
+
+def _random_words(bundles: Sequence[Bundle]) -> str:
+    """How many stacks stand behind, and what was found of them."""
+    counts = Counter(common_state(bundle, status_of) for bundle in bundles)
+    told = [f"{counts[state]} {look[2]}" for state, look in LOOKS.items() if counts[state]]
+    return f"{size_words(bundles)} with random weights: {listed(told)}"
+
+
+def _pools(found: Comparison) -> list[dict[str, Any]]:
+    """Each modality where there are several, then all; none of a single stack."""
+    if len(found.units) < 2:
+        return []
+    several = len({row["modality"] for row in found.pooled if row["modality"] != "all"}) > 1
+    every = [row for row in found.pooled if row["modality"] != "all" and row["stacks"] > 1]
+    return [*(every if several else []), *(row for row in found.pooled if row["modality"] == "all")]
+
+
+def _pool_row(found: Comparison, row: Record, *, several: bool) -> list[Cell]:
+    """A pool as the claim tells it; Pearson's only where it does."""
+    name = "all models" if row["modality"] == "all" else row["modality"]
+    spearman = _parted(interval_words(row["spearman"], row["low"], row["high"]), p_words(row["p"]))
+    ends = interval_words(row.get("pearson"), row.get("pearson_low"), row.get("pearson_high"))
+    pearson = _parted(ends, p_words(row.get("pearson_p")))
+    first = [Cell(name, head=True, css="group")] if several else []
+    note = Cell("", [row["note"]] if row["note"] else ())
+    return [
+        *first,
+        Cell("pooled", [pool_size(found, row)], head=True),
+        Cell(str(row["n"]), css="num"),
+        pearson,
+        spearman,
+        Cell(),
+        note,
+    ]
+
+
+def pool_size(found: Comparison, row: Record) -> str:
+    """How many models and stacks; where seeds are pooled, models times seeds."""
+    pool = bundles_of([record for record, *_ in found.units if row["modality"] in ("all", record["modality"])])
+    if any(bundle.seeds for bundle in pool):
+        return size_words(pool)
+    return f"{plural(len(row['models']), 'model')}, {plural(row['stacks'], 'stack')}"
+
+
+def _drift_words(found: Comparison, front: Sequence[Bundle], *, seeds: bool) -> Any:
+    lost, open_ = (in_seeds(front, status_of, state) for state in ("fails", "undecided"))
+    parts = ["<strong>Not explained by drift{how}: {lost}.</strong>"] if lost else []
+    parts += ["Open: {open}."] if open_ else []
+    parts.append(
+        "Drift with average cosine over the embedding and the blocks; "
+        + ("of several seeds the mean, from the lowest to the highest; of one seed " if seeds else "")
+        + "95&nbsp;% intervals that know both contexts and how few layers there are; <em>share</em>: of the "
+        "cosine, what goes with the mean, median over sites. <em>Explained</em> needs both the rank "
+        "correlation "
+        "and the share, at {fewest} sites at least. p is {note}."
+    )
+    parts += ["Pooled are the ranks of layers within their own models, of trained models alone; intervals are over "
+              "models, p is that of layers shuffled within models."] if _pools(found) else []  # fmt: skip
+    how = ", seed by seed" if seeds else ""
+    told = {"how": how, "lost": ", ".join(lost), "open": ", ".join(open_), "fewest": found.fewest}
+    return text(" ".join(parts), **told, note=found.scattered[0]["p_note"])
+
+
+# all models together
+
+
+def _pool_parts(found: Comparison) -> list[Any]:
+    if len(found.units) < 2 or not found.pooled:
+        return []
+    whole = found.pooled[0]
+    words = interval_words(whole["spearman"], whole["low"], whole["high"])
+    alt = f"Ranks of drift against ranks of average cosine within {plural(whole['stacks'], 'stack')}: Spearman {words}."
+    ends: dict[str, Any] = {"bounds": (-0.06, 1.06), "ticks": ([0, 0.5, 1], ["lowest", "", "highest"])}
+    axes = Axis("rank of drift in its model", **ends), Axis("rank of average cosine", rules=True, **ends)
+    panel = Panel(*axes, pooled_series(found), alt=alt, height=320)
+    key = [Swatch(m, series(hue_of(m))) for m in dict.fromkeys(record["modality"] for record, *_ in found.units)]
+    lead = (
+        "Every layer at its rank within its own model, so that models of any scale can be pooled; models are shifted "
+        "a little aside so that equal ranks can be seen."
+    )
+    figure = Figure((panel,), id="drift-pooled", layout="narrow", files={"drift-and-cosine-pooled": {}}, size=3.0)
+    return [Heading("All models together"), Prose(lead), Swatches(key), figure]
+
+
+def pooled_series(found: Comparison) -> tuple[Series, ...]:
+    """Every site of every trained stack at its relative ranks, coloured by modality."""
+    drawn, seen, count = [], set(), len(found.units)
+    for i, (record, one, two) in enumerate(found.units):
+        aside = 0.5 + min(0.012, 0.1 / count) * (i - (count - 1) / 2)  # stacks often have the same ranks
+        sites = [p for p in counted(record) if finite(p["drift"]) is not None]
+        name, new = found.label(record), record["modality"] not in seen
+        seen.add(record["modality"])
+        marker = "circle" if record["status"] != "fails" else "diamond-open"
+        drawn.append(Series(name, [brief(z + aside, 4) for z in one], [brief(z + 0.5, 4) for z in two],
+                            series(hue_of(record["modality"]), 0.7), width=0, size=7, marker=marker, named=new,
+                            text=_where(sites, name)))  # fmt: skip
+    return tuple(drawn)
+
+
+# in sentences
+
+
+def modality_findings(found: Comparison) -> list[Finding]:
+    """How anisotropic each modality is, and which models drift does not explain; nothing of a single modality."""
+    if len(found.modalities) < 2:
+        return []
+    bundles = bundles_of(found.rows)
+    trained = [bundle for bundle in bundles if not bundle.doubt]
+    means = [_modality_words(m, [b for b in trained if b.modality == m]) for m in found.modalities]
+    if not any(means):
+        return []
+    texts = [f"Average cosine over blocks: {listed([text for text in means if text])}."]
+    missed, unsure = (shortened(in_seeds(trained, state_of, state), 5) for state in ("fails", "undecided"))
+    alone = any(bundle.seeds for bundle in trained)  # each seed has few layers: over all seeds more can be said
+    start = "Seed by seed, the" if alone else "The"
+    texts += [f"{start} anisotropy of {missed} is not explained by drift."] if missed else []
+    texts += [f"Whether drift explains it is open in {unsure}."] if unsure else []
+    left = [bundle for bundle in bundles if bundle.untrained]
+    verb = "is" if len(left) == 1 and not left[0].seeds else "are"
+    texts += [f"{size_words(left)} with untrained weights {verb} shown and not counted here."] if left else []
+    texts += [f"{b.label} {b.doubt}: shown and not counted here." for b in bundles if b.doubt and not b.untrained]
+    return [Finding("Modality", tuple(texts))]
+
+
+def _modality_words(modality: str, bundles: Sequence[Bundle]) -> str:
+    """The mean over the models of one modality; of one model with its interval, or how far its seeds reach."""
+    rows = [row for bundle in bundles for row in bundle.members]
+    if not rows:
+        return ""
+    if len(rows) == 1:
+        return f"{estimate(rows[0]['mean'], rows[0]['mean_low'], rows[0]['mean_high'])} in {modality}"
+    size = bundles[0].seeds if len(bundles) == 1 else size_words(bundles)
+    values = [row["mean"] for row in rows]
+    return f"{number(fmean(values))} in {modality} ({size}, {range_words(values)})"

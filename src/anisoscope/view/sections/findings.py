@@ -1,0 +1,381 @@
+"""The summary in sentences. Each is made from numbers and their intervals, and says no more than they do.
+
+Two values are called different only where their intervals do not meet; layers of one model are not independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from anisoscope.results.quantity import Quantity, mean
+from anisoscope.results.query import Row
+from anisoscope.results.schema import FIRST_OUTLIER
+from anisoscope.view.catalogue import Catalogue
+from anisoscope.view.page import Finding
+from anisoscope.view.subjects import About, ProfileRows, Subject, known, random_models, short_names
+from anisoscope.view.words import estimate, finite, listed, number, plural, site_phrase, spans
+
+BIASED_ABOVE = 15  # TwoNN at 4096 rows: true 20 reads 17.6, true 50 reads 33.7
+FEW_CONTEXTS = 30
+NEAR_COPIES = "near-copies or noise decide"  # in the note of metrics/engine/estimation.py
+COMPARED = ("average_cosine", "two_nn", "participation_ratio")
+TELL_EACH = 3  # with more subjects than this the page compares instead of telling each one's story
+
+
+def find(rows: ProfileRows, catalogue: Catalogue) -> list[Finding]:
+    """All sentences the table supports, most important first."""
+    said = {
+        "Direction": _each(
+            rows, _cosine, "An average cosine of 0 means directions spread evenly, 1 a single direction."
+        ),
+        "Spread": _each(rows, _dominance),
+        "Dimension": _each(rows, _dimension) or _dimension_overall(rows),
+        "Comparison": _comparison(rows, catalogue),
+        "First position": _first_position(rows, catalogue),
+        "Attention": _attention(rows),
+        "Weights": _random_weights(rows.abouts),
+        "Caution": _caution(rows),
+    }
+    # A line must not break between a value and its interval.
+    whole = {topic: tuple(text.replace(" ± ", "\u00a0±\u00a0") for text in texts) for topic, texts in said.items()}
+    return [Finding(topic, texts) for topic, texts in whole.items() if texts]
+
+
+def _each(rows: ProfileRows, tell_one: Callable[[ProfileRows, Subject], str], closing: str = "") -> list[str]:
+    """What is to say of each subject, with its name before it where there are several; nothing of many."""
+    if len(rows.subjects) > TELL_EACH:
+        return []
+    told = [(subject, text) for subject in rows.subjects if (text := tell_one(rows, subject))]
+    if len(rows.subjects) > 1:
+        texts = [f"{subject.label}: {text}" for subject, text in told]
+    else:
+        texts = [text[:1].upper() + text[1:] for _, text in told]
+    return [*texts[:-1], f"{texts[-1]} {closing}".strip()] if texts else []
+
+
+def apart(a: Row, b: Row) -> bool:
+    """Whether the intervals of two points do not meet; without intervals nothing is claimed."""
+    return bool(a.interval and b.interval and (a.interval[1] < b.interval[0] or b.interval[1] < a.interval[0]))
+
+
+def tell(point: Row) -> str:
+    """A value with its interval and place."""
+    return f"{estimate(point.value, point.low, point.high)} {site_phrase(point.layer, point.kind)}"
+
+
+def _value(point: Row) -> float:
+    return float(point.value)
+
+
+def _body(line: Sequence[Row]) -> list[Row]:
+    """What was computed before the final norm."""
+    return [row for row in known(line) if row.kind != "final"]
+
+
+def block_rows(line: Sequence[Row]) -> list[Row]:
+    """What was computed after a block: what a statement about depth may rest on."""
+    return [row for row in known(line) if row.kind in ("resid", "stage") and (row.layer or 0) > 0]
+
+
+def course(points: Sequence[Row]) -> str:
+    """How a line goes from its first point to its last: rising, falling, by way of a peak or a trough, or level."""
+    first, last = points[0], points[-1]
+    high, low = max(points, key=_value), min(points, key=_value)
+    if not apart(high, low):
+        return (
+            f"stays between {number(low.value)} and {number(high.value)} over the layers, "
+            "a range that the intervals cannot tell from no change"
+        )
+    if high not in (first, last) and apart(high, first) and apart(high, last):
+        return f"goes from {tell(first)} up to {tell(high)} and down to {tell(last)}"
+    if low not in (first, last) and apart(low, first) and apart(low, last):
+        return f"goes from {tell(first)} down to {tell(low)} and up to {tell(last)}"
+    verb = "rises" if _value(last) > _value(first) else "falls"
+    extreme = high if verb == "rises" else low
+    if not apart(first, last):
+        return (
+            f"runs from {tell(first)} to {tell(last)}, with its lowest value {tell(low)} and its highest {tell(high)}"
+        )
+    aside = "" if extreme is last else f" ({'highest' if verb == 'rises' else 'lowest'}: {tell(extreme)})"
+    return f"{verb} from {tell(first)} to {tell(last)}{aside}"
+
+
+def _cosine(rows: ProfileRows, subject: Subject) -> str:
+    line = rows.line(subject, "average_cosine")
+    points = _body(line)
+    if not points:
+        return ""
+    text = f"average cosine {course(points)}." if len(points) > 1 else f"the average cosine is {tell(points[0])}."
+    final = [row for row in known(line) if row.kind == "final"]
+    if final and apart(final[0], points[-1]):
+        text += f" The final norm changes it to {estimate(final[0].value, final[0].low, final[0].high)}."
+    return text
+
+
+def _dominance(rows: ProfileRows, subject: Subject) -> str:
+    ratio, spread = (_body(rows.line(subject, m)) for m in ("svd_ratio", "participation_ratio"))
+    if not ratio:
+        return ""
+    top = max(ratio, key=_value)
+    size, where = estimate(top.value, top.low, top.high), site_phrase(top.layer, top.kind)
+    text = f"the largest singular value of the centred rows is at most {size} of the sum of all ({where})"
+    if len(spread) > 1:
+        low, high = min(spread, key=_value), max(spread, key=_value)
+        text += f"; the participation ratio lies between {tell(low)} and {tell(high)}"
+        width = _width(rows, subject)
+        text += f", of {width:,} possible directions" if width else ""
+    return text + "."
+
+
+def _width(rows: ProfileRows, subject: Subject) -> int | None:
+    entries = rows.abouts[subject.source].get("models") or []
+    widths = [m.get("width") for m in entries if m.get("name") == subject.model]
+    return int(widths[0]) if widths and widths[0] else None
+
+
+def doubtful(point: Row) -> bool:
+    """Whether near-copies or noise decide a dimension, as the table notes where two scales give different ones."""
+    return NEAR_COPIES in point.note
+
+
+def _dimensions(rows: ProfileRows, subject: Subject) -> tuple[list[Row], str]:
+    """The dimensions that can be told, and what is said of those that cannot."""
+    points = _body(rows.line(subject, "two_nn"))
+    left = [point for point in points if doubtful(point)]
+    told = [point for point in points if point not in left]
+    if not left:
+        return told, ""
+    layers = [point.layer for point in left if point.kind != "embed"]
+    places = ["the embedding"] if len(layers) < len(left) else []
+    places += [f"block{'s' if len(layers) > 1 else ''} {spans(layers)}"] if layers else []
+    return told, f" Not counted: {listed(places)}, where two scales disagree: near-copies or noise decide."
+
+
+def _dimension(rows: ProfileRows, subject: Subject) -> str:
+    points, aside = _dimensions(rows, subject)
+    if not points:
+        return f"no intrinsic dimension (TwoNN) can be told.{aside}" if aside else ""
+    low, high = min(points, key=_value), max(points, key=_value)
+    if low is high:
+        text = f"the intrinsic dimension (TwoNN) is {tell(low)}."
+    elif apart(low, high):
+        text = f"the intrinsic dimension (TwoNN) lies between {tell(low)} and {tell(high)}."
+    else:
+        text = (
+            f"the intrinsic dimension (TwoNN) lies between {number(low.value)} and {number(high.value)}; "
+            "the intervals do not tell the layers apart."
+        )
+    return text + _bias(high) + aside
+
+
+def _bias(high: Row) -> str:
+    if _value(high) <= BIASED_ABOVE - 3:
+        return ""
+    return f" TwoNN is biased low above about {BIASED_ABOVE} at 4,096 rows, so the larger values understate."
+
+
+def _dimension_overall(rows: ProfileRows) -> list[str]:
+    every = {s.label: (s, *_dimensions(rows, s)) for s in rows.subjects}
+    spots = [(p, s) for s, points, _ in every.values() for p in points]
+    if len(spots) < 2 or len(rows.subjects) <= TELL_EACH:
+        return []
+    (low, lower), (high, higher) = min(spots, key=lambda x: _value(x[0])), max(spots, key=lambda x: _value(x[0]))
+    text = f"Intrinsic dimension (TwoNN) lies between {tell(low)} ({lower.label}) and {tell(high)} ({higher.label})."
+    left = [label for label, (_, _, aside) in every.items() if aside]
+    aside = f" Not counted: places of {listed(left)} where two scales disagree: near-copies or noise decide."
+    return [text + _bias(high) + (aside if left else "")]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over the blocks of one subject, with a jackknife interval where the table carries its replicates."""
+
+    subject: Subject
+    value: float
+    low: float | None
+    high: float | None
+    doubtful: bool = False  # whether one of the blocks is
+
+    @property
+    def text(self) -> str:
+        return estimate(self.value, self.low, self.high) + (" ?" if self.doubtful else "")
+
+
+def block_mean(subject: Subject, line: Sequence[Row], bounds: tuple[float | None, float | None]) -> Mean | None:
+    """The mean over blocks 1..L with its jackknife interval, cut to the metric's bounds: that of the claims."""
+    blocks = block_rows(line)
+    if not blocks:
+        return None
+    whole = mean([Quantity(row.value, row.folds) for row in blocks])
+    low, high = (finite(end) for end in whole.interval())
+    if low is not None and bounds[0] is not None:
+        low = max(low, bounds[0])
+    if high is not None and bounds[1] is not None:
+        high = min(high, bounds[1])
+    return Mean(subject, whole.value, low, high, any(map(doubtful, blocks)))
+
+
+def mean_over_blocks(
+    rows: ProfileRows, catalogue: Catalogue, subject: Subject, metric: str, *, without: bool = False
+) -> Mean | None:
+    """A metric's mean over the blocks of a subject, with or without the first position."""
+    line = without_first_line(rows, subject, metric) if without else rows.line(subject, metric)
+    return block_mean(subject, line, catalogue.entry(metric).bounds)
+
+
+def without_first_line(rows: ProfileRows, subject: Subject, metric: str) -> list[Row]:
+    """The line that leaves the first position out wherever the table has it so; empty where it has none."""
+    kept, left = rows.line(subject, metric), rows.line(subject, metric, "first=out")
+    better = {(row.layer, row.kind): row for row in known(left)}
+    return [better.get((row.layer, row.kind), row) for row in kept] if left else []
+
+
+def _comparison(rows: ProfileRows, catalogue: Catalogue) -> list[str]:
+    if len(rows.subjects) < 2:
+        return []
+    texts = []
+    for metric in COMPARED:
+        means = [m for s in rows.subjects if (m := mean_over_blocks(rows, catalogue, s, metric)) and not m.doubtful]
+        if len(means) > 1:
+            texts.append(_compare(rows, catalogue, metric, means))
+    roles = {s.role for s in rows.subjects}
+    if texts and {"encoder", "decoder"} <= roles:
+        texts.append(
+            "A difference between these models is not one between encoders and decoders: that takes several of each."
+        )
+    return texts
+
+
+def _compare(rows: ProfileRows, catalogue: Catalogue, metric: str, means: list[Mean]) -> str:
+    title = catalogue.entry(metric).title
+    ranked = sorted(means, key=lambda m: -m.value)
+    each = [f"{m.text} in {_named(rows, catalogue, metric, m.subject)}" for m in ranked]
+    top, bottom = ranked[0], ranked[-1]
+    if len(each) > TELL_EACH:
+        text = f"{title}, averaged over blocks, runs from {each[-1]} to {each[0]}"
+    else:
+        text = f"{title}, averaged over blocks, is {listed(each)}"
+    if top.low is None or bottom.high is None:
+        return f"{text} (no interval for this average)."
+    return f"{text}." if top.low > bottom.high else f"{text}; the intervals overlap."
+
+
+def _named(rows: ProfileRows, catalogue: Catalogue, metric: str, subject: Subject) -> str:
+    """A subject with its role, and with its mean without the first position where the table has that."""
+    known = subject.role in ("encoder", "decoder") and not subject.label.endswith(subject.role)
+    without = mean_over_blocks(rows, catalogue, subject, metric, without=True)
+    parts = [subject.role if known else "", f"{without.text} without the first position" if without else ""]
+    aside = "; ".join(part for part in parts if part)
+    return f"{subject.label} ({aside})" if aside else subject.label
+
+
+def _first_position(rows: ProfileRows, catalogue: Catalogue) -> list[str]:
+    told = []
+    for subject in rows.subjects:
+        without = rows.line(subject, "average_cosine", "first=out") or _any_without(rows, subject, catalogue)
+        if not without:
+            continue
+        # both ways are given at all layers of a stack; only where the note says so is it an outlier
+        found = [row for row in without if FIRST_OUTLIER in row.note] or without
+        layers = [row.layer for row in found if row.kind == "resid"]
+        places = [f"block{'s' if len(layers) > 1 else ''} {spans(layers)}" if layers else ""]
+        places += ["the embedding"] if any(row.kind == "embed" for row in found) else []
+        places += ["the final norm"] if any(row.kind == "final" for row in found) else []
+        told.append(f"in {subject.label} at {listed([p for p in places if p])}{_effect(rows, catalogue, subject)}")
+    if not told:
+        return []
+    text = f"The first position is an outlier {'; '.join(told)}."
+    return [text + " Numbers are given with it (solid) and without it (dashed)."]
+
+
+def _any_without(rows: ProfileRows, subject: Subject, catalogue: Catalogue) -> list[Row]:
+    lines = (rows.line(subject, metric, "first=out") for metric in catalogue.ordered(rows.metrics()))
+    return next((line for line in lines if line), [])
+
+
+def _effect(rows: ProfileRows, catalogue: Catalogue, subject: Subject) -> str:
+    """The largest change that leaving the first position out makes, for the measure that feels it most."""
+    for metric in ("svd_ratio", "average_cosine"):
+        kept = {(row.layer, row.kind): row for row in known(rows.line(subject, metric))}
+        left = known(rows.line(subject, metric, "first=out"))
+        pairs = [(kept[row.layer, row.kind], row) for row in left if (row.layer, row.kind) in kept]
+        if pairs:
+            a, b = max(pairs, key=lambda pair: abs(pair[0].value - pair[1].value))
+            title, where = catalogue.entry(metric).title, site_phrase(a.layer, a.kind)
+            return f" ({title} {where}: {number(a.value)} with it, {number(b.value)} without)"
+    return ""
+
+
+def _attention(rows: ProfileRows) -> list[str]:
+    """How many heads are sharp, and where the first key takes most; nothing of many models."""
+    texts = {}
+    for subject in rows.subjects:
+        heads = rows.of(subject, kind="scores", variant="", group="", head=...).known()
+        clauses = [_sharp(list(heads.where(metric="attention_sharpness")))]
+        clauses += [_first_key(list(heads.where(metric="first_key_mass")))]
+        if any(clauses):
+            texts[subject.label] = ", and ".join(c for c in clauses if c) + "."
+    if len(texts) > TELL_EACH:
+        return []
+    if len(rows.subjects) == 1:
+        return [text[:1].upper() + text[1:] for text in texts.values()]
+    return [f"{label}: {text}" for label, text in texts.items()]
+
+
+def _sharp(heads: Sequence[Row]) -> str:
+    sharp = sum(row.value > 0.5 for row in heads)
+    return f"{sharp} of {len(heads)} heads have a sharpness above 0.5" if heads else ""
+
+
+def _first_key(heads: Sequence[Row]) -> str:
+    layers: dict[int, list[float]] = {}
+    for row in heads:
+        layers.setdefault(row.layer, []).append(row.value)
+    if not layers:
+        return ""
+    mass, layer = max((fmean(values), -layer) for layer, values in layers.items())
+    return f"the first key takes up to {number(mass, 2)} of the attention (block {-layer}, mean over heads)"
+
+
+def _random_weights(abouts: Sequence[About]) -> list[str]:
+    """Which models have learned nothing: all of them, or some by name."""
+    names, count = random_models(abouts)
+    if not names:
+        return []
+    if len(names) == count:
+        return ["The weights are random: this is the geometry of the architecture, not of anything learned."]
+    shorten = short_names(dict.fromkeys(names))
+    whose = listed([shorten(name) for name in dict.fromkeys(names)])
+    return [
+        f"The weights of {whose} are random: there it is the geometry of the architecture, not of anything learned."
+    ]
+
+
+def _caution(rows: ProfileRows) -> list[str]:
+    sentences = []
+    counts = [n for n in rows.query.where(group="").values("contexts") if n]
+    if counts and min(counts) < FEW_CONTEXTS:
+        sentences.append(
+            f"Intervals resample contexts, and the fewest here are {min(counts)}: they are rough themselves."
+        )
+    sentences += [s for about in rows.abouts for m in about.get("models") or [] if (s := _thin(m))]
+    missing = len(rows.query) - len(rows.query.known())
+    if missing:
+        sentences.append(
+            f"{plural(missing, 'value')} of {len(rows.query):,} could not be computed; "
+            "the reasons are listed under “Dropped, warned about, not computed”."
+        )
+    return [" ".join(sentences)] if sentences else []
+
+
+def _thin(model: Mapping[str, Any]) -> str:
+    rows, width = model.get("row_count", model.get("rows")), model.get("width")
+    if not isinstance(rows, int) or not rows or not width or rows >= 10 * width:
+        return ""
+    name = model.get("name", "one model")
+    return (
+        f"{name} gave {plural(rows, 'row')} for width {width:,}: below ten rows per dimension spectra are not settled."
+    )

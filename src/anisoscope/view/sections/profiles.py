@@ -1,0 +1,659 @@
+"""Metrics over depth: profiles, groups of contexts, heads, spectra, the overview map, similarity between layers."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.results.query import Query, Row, with_options
+from anisoscope.results.table import Table
+from anisoscope.view.catalogue import Catalogue, Entry
+from anisoscope.view.figure import Axis, Depth, Figure, Grid, Panel, Series, brief, value_axis, wants_log
+from anisoscope.view.page import Cell, DataTable, Fold, Heading, Key, Prose, Ramp, Section, text
+from anisoscope.view.palette import DASHES, LIGHT, sequence, series
+from anisoscope.view.plotly_renderer import notebook_figure
+from anisoscope.view.sections.findings import doubtful
+from anisoscope.view.subjects import (
+    ProfileRows,
+    RunView,
+    Subject,
+    by_depth,
+    known,
+    place_of,
+    short_names,
+    without_first,
+)
+from anisoscope.view.words import estimate, finite, number, site_name
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+SCORES = {"scores": "", "cross_scores": "cross-attention"}  # titles of what is read from attention itself
+LARGE_MAP = 14
+# "encoder.3.resid", or "some/model/3.resid" where one run holds several models
+SITE = re.compile(
+    r"(?:(?P<model>.+?)[/|:# ]+)?(?:(?P<stack>encoder|decoder|single)\.)?(?P<layer>\d+)\.(?P<kind>[A-Za-z_][\w.]*)"
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The rows of one subject in order of depth, in one variant or for one group of contexts."""
+
+    subject: Subject
+    rows: Sequence[Any]
+    variant: str = ""
+    group: str = ""
+    reach: str = ""  # what the band is where it is no interval of the value
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One metric (in one variant, at one kind of place) and the lines that share its axes."""
+
+    entry: Entry
+    lines: tuple[Line, ...]
+    variant: str = ""
+    kind: str = ""  # "" = the residual stream
+
+    @property
+    def title(self) -> str:
+        return " · ".join(part for part in (self.entry.title, self.kind, self.variant) if part)
+
+    @property
+    def values(self) -> list[float]:
+        return [row.value for line in self.lines for row in known(line.rows)]
+
+    @property
+    def depth(self) -> Depth:
+        """By layer for one model, by relative depth where depths differ or models are compared."""
+        models, depths = ({getattr(line.subject, name) for line in self.lines} for name in ("model", "blocks"))
+        rows = [row for line in self.lines for row in line.rows]
+        odd = {(float(row.layer or 0), row.kind) for row in rows if row.kind in ("rows", "unembed", "embed_weight")}
+        relative = len(models) > 1 or len(depths) > 1
+        return Depth(max(depths, default=1), relative, any(row.kind == "final" for row in rows), tuple(sorted(odd)))
+
+    @property
+    def needs_legend(self) -> bool:
+        """Whether colours mean something other than the models of the page's own legend."""
+        variants = {line.variant for line in self.lines if not without_first(line.variant)}
+        return len(variants) > 1 or any(line.group for line in self.lines)
+
+
+# reading
+
+
+def profiles_of(rows: ProfileRows, catalogue: Catalogue, query: Query, kind: str = "") -> list[Profile]:
+    """A profile per metric, the main ones first; the default and its dashed twin together, other variants apart."""
+    found = []
+    by_metric = query.groups("metric")
+    for metric in catalogue.ordered(by_metric):
+        parts = by_metric[metric].groups("subject", "variant")
+        lines = [Line(rows.subjects[i], by_depth(part), v) for (i, v), part in sorted(parts.items())]
+        bases = list(dict.fromkeys(with_options(v, first=None) for v in by_metric[metric].values("variant")))
+        if "" not in bases and len({line.subject.index for line in lines}) == 1:
+            found.append(Profile(catalogue.entry(metric), tuple(lines), kind=kind))
+            continue
+        for base in bases:
+            own = tuple(line for line in lines if with_options(line.variant, first=None) == base)
+            found.append(Profile(catalogue.entry(metric), own, base, kind))
+    return found
+
+
+def main_profiles(rows: ProfileRows, catalogue: Catalogue) -> list[Profile]:
+    return profiles_of(rows, catalogue, rows.stream.where(group=""))
+
+
+def profiles_elsewhere(rows: ProfileRows, catalogue: Catalogue) -> list[Profile]:
+    """Profiles of the other sites that are not per head, by kind."""
+
+    def away(row: Row) -> bool:
+        per_head = (row["subject"], row.metric, row.kind, row.variant) in rows.headed
+        return not per_head and row.kind not in rows.streams[row["subject"]]
+
+    found = rows.query.where(away, head=None, group="")
+    return [p for kind, part in found.groups("kind").items() for p in profiles_of(rows, catalogue, part, kind)]
+
+
+def group_profiles(rows: ProfileRows, catalogue: Catalogue) -> list[Profile]:
+    """For each subject and metric a line per group of contexts."""
+    query = rows.stream.where(group=..., variant="").where(group=lambda group: group != "")
+    found = []
+    by_metric = query.groups("metric")
+    for metric in catalogue.ordered(by_metric):
+        for i, part in sorted(by_metric[metric].groups("subject").items()):
+            lines = [Line(rows.subjects[i], by_depth(own), group=name) for name, own in part.groups("group").items()]
+            found.append(Profile(catalogue.entry(metric), tuple(lines)))
+    return found
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over the heads of a layer, as a row has it."""
+
+    layer: int
+    kind: str
+    value: float
+    low: float
+    high: float
+    note: str = ""
+    depth: float = math.nan
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return (self.low, self.high) if math.isfinite(self.low) else None
+
+
+@dataclass(frozen=True)
+class HeadMap:
+    """One metric over the heads and layers of one subject."""
+
+    subject: Subject
+    values: Mapping[tuple[int, int], float | None]  # (head, layer)
+    mean: Sequence[Row]  # the table's own mean over heads, with its interval
+
+    @property
+    def heads(self) -> list[int]:
+        return sorted({head for head, _ in self.values})
+
+    @property
+    def layers(self) -> list[int]:
+        return sorted({layer for _, layer in self.values})
+
+    def line(self, kind: str, *, banded: bool) -> Line:
+        """Mean over heads: the table's own with its interval, else ours with the range of heads as band."""
+        if self.mean:
+            return Line(self.subject, self.mean)
+        means = []
+        for layer in self.layers:
+            values = [v for (_, at), v in self.values.items() if at == layer and v is not None]
+            ends = (min(values), max(values)) if values and banded else (math.nan, math.nan)
+            means.append(
+                Mean(layer, kind, fmean(values) if values else math.nan, *ends, f"mean over {len(values)} heads")
+            )
+        return Line(self.subject, means, reach="heads from")
+
+
+def head_maps(rows: ProfileRows, catalogue: Catalogue) -> dict[tuple[str, str, str], list[HeadMap]]:
+    """Maps by metric, kind and variant, one for each subject; what is read from attention itself first."""
+    query = rows.query.where(group="").where(
+        lambda row: (row["subject"], row.metric, row.kind, row.variant) in rows.headed
+    )
+    found = query.groups("metric", "kind", "variant")
+    order = {metric: i for i, metric in enumerate(catalogue.ordered(rows.metrics()))}
+    keys = sorted(found, key=lambda key: (key[1] not in SCORES, key[1] != "scores", order[key[0]], key[1:]))
+    return {
+        key: [_head_map(rows.subjects[i], part) for i, part in found[key].groups("subject").items()] for key in keys
+    }
+
+
+def _head_map(subject: Subject, query: Query) -> HeadMap:
+    values = {(row.head, row.layer): finite(row.value) for row in query.where(head=...)}
+    return HeadMap(subject, values, by_depth(query.where(head=None)))
+
+
+def head_profile(catalogue: Catalogue, key: tuple[str, str, str], maps: Sequence[HeadMap]) -> Profile:
+    """One metric's mean over heads; more than two ranges of heads would hide each other."""
+    metric, kind, variant = key
+    lines = tuple(found.line(kind, banded=len(maps) <= 2) for found in maps)
+    return Profile(catalogue.entry(metric), lines, variant, "" if kind == "scores" else kind)
+
+
+# drawing
+
+
+def profile_panel(profile: Profile, *, title: str = "", owner: str = "", caption: str = "") -> Panel:
+    """Models by colour, roles by marker, no first position by dashes; groups or variants by colour within one model."""
+    depth, values = profile.depth, profile.values
+    groups = list(dict.fromkeys(line.group for line in profile.lines))
+    variants = [v for v in dict.fromkeys(line.variant for line in profile.lines) if not without_first(v)]
+    drawn = [part for line in profile.lines for part in _line_series(line, depth, groups, variants)]
+    floor = profile.entry.bounds[0] == 0
+    y = value_axis(values, log=True, floor=True)
+    y = y if floor or y.log else Axis(rules=True, most=5)
+    return Panel(
+        depth.axis(), y, tuple(drawn), title=title or profile.title, owner=owner, alt=profile_alt(profile),
+        caption=caption or profile_caption(profile), formula=profile.entry.formula, legend=profile.needs_legend,
+        height=280 if profile.needs_legend else 240,
+    )  # fmt: skip
+
+
+def _line_series(line: Line, depth: Depth, groups: list[str], variants: list[str]) -> list[Series]:
+    """The line through the blocks, and the points that stand alone: the final norm, or a place between gaps."""
+    subject, dropped = line.subject, without_first(line.variant)
+    hue, family = subject.index, subject.index // len(LIGHT)
+    if line.group:
+        hue, family = groups.index(line.group), groups.index(line.group) // len(LIGHT)
+    elif len(variants) > 1:
+        hue, family = variants.index(line.variant) if line.variant in variants else 0, 0
+    label = line.group or line_label(line, alone=len(variants) > 1)
+    look: dict[str, Any] = {"colour": series(hue), "owner": subject.index, "hollow": dropped}
+    body = [row for row in line.rows if row.kind != "final"]
+    runs = [list(part) for there, part in groupby(body, key=lambda row: math.isfinite(row.value)) if there]
+    lone = [row for run in runs if len(run) == 1 for row in run]
+    lone += [row for row in known(line.rows) if row.kind == "final"]
+    alone = {id(row) for row in lone}
+    path = [row for row in body if id(row) not in alone] if any(len(run) > 1 for run in runs) else []
+    drawn = []
+    if path:
+        dash = "dash" if dropped else DASHES[family % len(DASHES)]
+        size = 4 if len(path) > 16 else 5.5
+        more = {"dash": dash, "width": 1.4 if dropped else 1.9, "size": size, "band": 0.09 if dropped else 0.16}
+        drawn.append(_points(line, path, depth, label, marker=subject.marker, **look, **more))
+    if lone:
+        named = not path
+        drawn.append(
+            _points(line, lone, depth, label, marker="diamond", size=7, width=0, bars="y", named=named, **look)
+        )
+    return drawn
+
+
+def _points(line: Line, rows: Sequence[Any], depth: Depth, label: str, **look: Any) -> Series:
+    places = [depth.place(row.layer or 0, row.kind, line.subject.blocks, row.depth) for row in rows]
+    ends: dict[str, Any] = {
+        name: [finite(getattr(row, name)) if row.interval else None for row in rows] for name in ("low", "high")
+    }
+    if all(end is None for end in ends["low"]):
+        ends = {}
+    words = [hover_text(row, label, line.reach) if math.isfinite(row.value) else "" for row in rows]
+    return Series(label, places, [finite(row.value) for row in rows], text=words, **ends, **look)
+
+
+def line_label(line: Line, *, alone: bool = False) -> str:
+    """A line's name with its variant in words; the variant alone where only that tells lines apart."""
+    variant = line.variant.replace("first=out", "without first position").replace(";", ", ")
+    return " · ".join(part for part in ("" if alone else line.subject.label, variant) if part)
+
+
+def hover_text(row: Any, label: str, reach: str = "") -> str:
+    """Everything the table knows of a point; names are escaped, since hover text is markup."""
+    parts = [f"<b>{html.escape(label)}</b>", html.escape(place_of(row))]
+    parts.append(f"<b>{number(row.value) if reach else estimate(row.value, row.low, row.high)}</b>")
+    if row.interval:
+        parts.append(f"{reach or 'interval'} {number(row.low, 4)} to {number(row.high, 4)}")
+    if isinstance(row, Row):
+        parts += [f"sd {number(row.sd)}"] if math.isfinite(row.sd) else []
+        counts = [f"{n} {getattr(row, n):,}" for n in ("n", "contexts", "dropped") if getattr(row, n) is not None]
+        parts += [" · ".join(counts)] if counts else []
+    parts += [html.escape("\n".join(textwrap.wrap(row.note, 46))).replace("\n", "<br>")] if row.note else []
+    return "<br>".join(parts)
+
+
+def profile_caption(profile: Profile) -> str:
+    """What the metric means, and what is unusual about this drawing."""
+    entry, convention = profile.entry, profile.entry.convention.strip()
+    parts = [entry.description.strip(), convention[:1].upper() + convention[1:]]
+    if wants_log(profile.values):
+        parts.append("Logarithmic axis.")
+    if any(without_first(line.variant) for line in profile.lines):
+        parts.append("Dashed: without the first position.")
+    if entry.name == "two_nn" and max(profile.values) > 12 and "biased" not in convention:
+        parts.append("Biased low above about 15 at 4,096 rows.")
+    return " ".join(part if part.endswith(".") else f"{part}." for part in parts if part)
+
+
+def profile_alt(profile: Profile) -> str:
+    """The chart in words: where each line starts, ends, and peaks."""
+    told = []
+    for line in profile.lines[:6]:
+        there = known(line.rows)
+        if there:
+            peak = max(there, key=lambda row: row.value)
+            first, last = there[0], there[-1]
+            owner = line.group or line.subject.label
+            ends = f"{number(first.value)} at {place_of(first)} to {number(last.value)} at {place_of(last)}"
+            aside = " without first position" if without_first(line.variant) else ""
+            told.append(f"{owner}{aside}: {ends}, highest {number(peak.value)} at {place_of(peak)}")
+    return f"Line chart of {profile.title} by depth. {'; '.join(told)}."
+
+
+def profile_figure(table: Table, metric: str | None = None, *, catalogue: Mapping[str, Any] | None = None) -> go.Figure:
+    """A metric over depth with its intervals; without a name, small multiples of the main metrics."""
+    import plotly.graph_objects as go
+
+    rows, entries = ProfileRows([RunView(table, table.about)]), Catalogue(catalogue)
+    there = entries.ordered(rows.metrics())
+    if not there:
+        raise AnisoscopeError("this table has no rows, so there is nothing to plot; measure something first.")
+    if metric is not None and metric not in there:
+        raise unknown_name("metric", metric, there)
+    every = [*main_profiles(rows, entries), *profiles_elsewhere(rows, entries)]
+    every += [head_profile(entries, key, maps) for key, maps in head_maps(rows, entries).items()]
+    if metric is not None:
+        shown = [p for p in every if p.entry.name == metric]
+    else:
+        first = [p for p in every if not p.variant and not p.kind] or every
+        main = entries.main({p.entry.name for p in first})
+        shown = [p for p in first if p.entry.name in main]
+    return go.Figure(notebook_figure([profile_panel(p) for p in shown]))
+
+
+# sections
+
+
+def profiles_section(rows: ProfileRows, catalogue: Catalogue) -> Section:
+    """The residual stream first; variants and other sites after it."""
+    every = [p for p in main_profiles(rows, catalogue) if p.values]
+    plain = [p for p in every if not p.variant]
+    main = catalogue.main({p.entry.name for p in plain})
+    first = [p for p in plain if p.entry.name in main]
+    files = [Figure((profile_panel(p),), files={f"profile-{p.entry.name}": {}}, size=2.25) for p in first]
+    more, variants = [p for p in plain if p.entry.name not in main], [p for p in every if p.variant]
+    parts: list[Any] = [Prose(_profile_words(every)), Key(), *_merged(files)]
+    if more:
+        parts += [Heading("Further metrics"), Key(), _figure(more)]
+    if variants:
+        parts.append(Fold(f"Other conventions of the same metrics ({len(variants)})", [Key(), _figure(variants)]))
+    away = groupby((p for p in profiles_elsewhere(rows, catalogue) if p.values), key=lambda p: p.kind)
+    for kind, found in away:
+        own = list(found)
+        parts.append(Fold(text("At <code>{kind}</code> ({n})", kind=kind, n=len(own)), [Key(), _figure(own)]))
+    return Section("profiles", "Profiles over depth", parts, "Profiles")
+
+
+def _merged(figures: Sequence[Figure]) -> list[Figure]:
+    """One figure on the page, a file for each of its panels."""
+    panels = tuple(panel for figure in figures for panel in figure.panels)
+    named = [Figure(f.panels, files=f.files, size=f.size, shown=False) for f in figures]
+    return [Figure(panels), *named] if panels else []
+
+
+def _figure(profiles: Sequence[Profile]) -> Figure:
+    return Figure(tuple(profile_panel(p) for p in profiles))
+
+
+def _profile_words(profiles: Sequence[Profile]) -> Any:
+    relative = any(p.depth.relative for p in profiles)
+    lines = [line for p in profiles for line in p.lines]
+    axis = "The axis is relative depth: 0 is the embedding, 1 the last block."
+    axis = axis if relative else "<em>embed</em> is the input of the first block; numbers are blocks."
+    final = any(row.kind == "final" for line in lines for row in line.rows)
+    dashed = any(without_first(line.variant) for line in lines)
+    parts = ["Bands are 95&nbsp;% intervals that resample contexts, not rows, for each layer on its own.", axis]
+    parts += ["The <em>final</em> norm, a diamond, stands apart from the last block."] if final else []
+    first = "Dashed lines leave the first position of each context out; they are drawn where it is an outlier."
+    return text(" ".join([*parts, *([first] if dashed else []), "Point at a value for its counts and notes."]))
+
+
+def groups_section(rows: ProfileRows, catalogue: Catalogue) -> Section | None:
+    found = [p for p in group_profiles(rows, catalogue) if p.values]
+    if not found:
+        return None
+    several = len(rows.subjects) > 1
+    panels = [profile_panel(p, owner=p.lines[0].subject.label if several else "") for p in found]
+    words = (
+        "The same metrics for each group on its own. Groups have fewer contexts than the whole, so their "
+        "intervals are wider."
+    )
+    return Section("groups", "Groups of contexts", [Prose(words), Figure(tuple(panels))], "Groups")
+
+
+def heads_section(rows: ProfileRows, catalogue: Catalogue) -> Section | None:
+    """Per metric: the mean over heads, and a map of heads by blocks for each subject."""
+    every = head_maps(rows, catalogue)
+    if not every:
+        return None
+    scores = [part for key, maps in every.items() if key[1] in SCORES for part in _head_parts(catalogue, key, maps)]
+    others = [key for key in every if key[1] not in SCORES]
+    parts: list[Any] = [
+        Prose(
+            "Each number is per head. Maps of one metric share their colour scale"
+            + (", so that models can be compared." if len(rows.subjects) > 1 else ".")
+        ),
+        Key(),
+        *scores,
+    ]
+    if others:
+        inside = [part for key in others for part in _head_parts(catalogue, key, every[key])]
+        parts.append(Fold(f"Queries and keys ({len(others)})", inside, open=len(others) == len(every)))
+    return Section("attention", "Attention, head by head", parts, "Attention")
+
+
+def head_title(catalogue: Catalogue, key: tuple[str, str, str]) -> str:
+    parts = (catalogue.entry(key[0]).title, SCORES.get(key[1], key[1]), key[2])
+    return " · ".join(part for part in parts if part)
+
+
+def _head_parts(catalogue: Catalogue, key: tuple[str, str, str], maps: Sequence[HeadMap]) -> list[Any]:
+    title = head_title(catalogue, key)
+    values = [v for found in maps for v in found.values.values() if v is not None]
+    span = (min(values), max(values)) if values else (None, None)
+    if all(found.mean for found in maps):
+        band = "The band is the interval of the mean."
+    else:
+        band = "The band runs from the lowest head to the highest." if len(maps) <= 2 else ""
+    caption = f"{catalogue.entry(key[0]).description} {band}".strip()
+    mean = profile_panel(head_profile(catalogue, key, maps), title="Mean over heads", caption=caption)
+    cells = [_head_panel(found, title, span, several=len(maps) > 1) for found in maps]
+    return [Heading(title), Figure((mean, *cells), layout="pairs" if len(maps) == 1 else "grid")]
+
+
+def _head_panel(found: HeadMap, title: str, span: tuple[float | None, float | None], *, several: bool) -> Panel:
+    heads, layers = found.heads, found.layers
+    z = [[found.values.get((head, layer)) for layer in layers] for head in heads]
+    grid = Grid(z, [f"block {n}" for n in layers], [f"head {n}" for n in heads], ends=span, label=title)
+    across, down = (_some(names, most) for names, most in ((layers, 8), (heads, 12)))
+    alt = (
+        f"Map of {title} over {len(heads)} heads and {len(layers)} blocks, from {number(span[0])} to {number(span[1])}."
+    )
+    return Panel(
+        Axis("block", ticks=across), Axis("head", ticks=down, reverse=True), grid=grid, alt=alt,
+        title=f"Heads of {found.subject.label}" if several else "Each head",
+        height=240 if len(heads) <= LARGE_MAP else 340,
+    )  # fmt: skip
+
+
+def _some(names: Sequence[int], most: int) -> tuple[list[float], list[str]]:
+    step = max(1, math.ceil(len(names) / most))
+    at = list(range(0, len(names), step))
+    return [float(i) for i in at], [str(names[i]) for i in at]
+
+
+# spectra
+
+
+def parse_site(name: str) -> tuple[str, str, int, str]:
+    """Model (empty where the name has none), stack, layer and kind of a site's name.
+
+    >>> parse_site("encoder.3.resid"), parse_site("org/m-0.5B/3.resid")
+    (('', 'encoder', 3, 'resid'), ('org/m-0.5B', 'single', 3, 'resid'))
+    """
+    match = SITE.fullmatch(name)
+    if match is None:
+        return "", "single", 0, name
+    return match["model"] or "", match["stack"] or "single", int(match["layer"]), match["kind"]
+
+
+def spectra_section(runs: Sequence[RunView], rows: ProfileRows) -> Section | None:
+    """Eigenvalues as shares of the variance, λ_k / Σλ against k, both logarithmic, coloured by depth."""
+    owned = spectra_by_owner(runs)
+    panels = [(owner, panel) for owner, found in owned.items() if (panel := spectrum_panel(found)).series]
+    if not panels:
+        return None
+    several = len(owned) > 1
+    named = tuple(_titled(panel, shown_name(rows, owner) if several else "") for owner, panel in panels)
+    files: dict[str, dict[str, int]] = {} if len(runs) > 1 else {"spectra": {}}
+    words = (
+        "Eigenvalues λ of the covariance of each layer, as shares of their sum, by rank; both axes are logarithmic. "
+        "A steep line means that few directions carry the variance."
+    )
+    figure = Figure(named, layout="pairs" if len(named) > 1 else "single", files=files, each=True, most=99, size=2.5)
+    return Section("spectra", "Spectra", [Prose(words), Ramp("embedding", "last block", final=True), figure], "Spectra")
+
+
+def _titled(panel: Panel, title: str) -> Panel:
+    return Panel(**{**panel.__dict__, "title": title})
+
+
+def spectrum_panel(spectra: Mapping[str, np.ndarray]) -> Panel:
+    order = sorted(spectra, key=lambda name: (parse_site(name)[2], parse_site(name)[3] == "final"))
+    layers = [parse_site(name)[2] for name in order]
+    deepest, drawn = max(layers, default=1) or 1, []
+    for name, layer in zip(order, layers, strict=True):
+        ranks, shares = thin_spectrum(spectra[name])
+        kind = parse_site(name)[3]
+        look = {"colour": "@accent", "dash": "dash"} if kind == "final" else {"colour": sequence(layer / deepest)}
+        named = kind == "final" or layer in (min(layers), max(layers))
+        where = [f"rank {k}" for k in ranks]
+        if ranks:
+            drawn.append(Series(site_name(layer, kind), ranks, shares, width=1.5, where=where, named=named, **look))  # type: ignore[arg-type]
+    alt = (
+        f"Eigenvalue spectra of {len(layers)} sites, layers {min(layers, default=0)} to "
+        f"{max(layers, default=0)}, logarithmic."
+    )
+    return Panel(
+        Axis("rank k", log=True), Axis("share of variance", log=True, rules=True), tuple(drawn), alt=alt, height=360
+    )
+
+
+def thin_spectrum(values: np.ndarray, *, keep: int = 160) -> tuple[list[int], list[float]]:
+    """Ranks (log-spaced when many) and the share of variance at each; what is not positive cannot be drawn."""
+    values = np.asarray(values, dtype=np.float64).ravel()
+    values = values[np.isfinite(values)]
+    total = values[values > 0].sum()
+    if total <= 0:
+        return [], []
+    at = np.unique(np.round(np.geomspace(1, len(values), keep)).astype(int)) if len(values) > keep else None
+    ranks = np.arange(1, len(values) + 1) if at is None else at
+    shares = values[ranks - 1] / total
+    # Below float precision of the largest one an eigenvalue is rounding, and would only stretch the axis.
+    good = shares > max(1e-12, 1e-9 * float(shares.max()))
+    return [int(k) for k in ranks[good]], [float(f"{s:.5g}") for s in shares[good]]
+
+
+def spectra_by_owner(runs: Sequence[RunView]) -> dict[str, dict[str, np.ndarray]]:
+    """Spectra of all runs, apart by model and stack; a name without a model belongs to the run's only one."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for run in runs:
+        mine: dict[str, dict[str, np.ndarray]] = {}
+        models = [str(m.get("name", "")) for m in run.about.get("models") or []]
+        for name, values in run.spectra.items():
+            model, stack, _, _ = parse_site(name)
+            owner = model or (models[0] if len(models) == 1 else "")
+            label = " · ".join(part for part in (owner, stack if stack != "single" else "") if part)
+            mine.setdefault(label, {})[name] = values
+        found |= {f"{label} · {run.path}" if label in found else label: sites for label, sites in mine.items()}
+    return found
+
+
+def shown_name(rows: ProfileRows, owner: str) -> str:
+    """A model's name as the legend has it."""
+    models = {subject.model for subject in rows.subjects}
+    model = next((m for m in models if owner == m or owner.startswith(f"{m} · ")), owner)
+    return short_names(models)(model) + owner[len(model) :]
+
+
+# similarity and overview
+
+
+def cka_section(runs: Sequence[RunView], rows: ProfileRows) -> Section | None:
+    """Linear CKA between the layers of each model."""
+    found = [(model, *both) for run in runs for model, both in (run.cka or {}).items()]
+    if not found:
+        return None
+    panels = []
+    for model, labels, matrix in found:
+        names = [_site_label(str(label)) for label in labels]
+        z = [[finite(v) for v in row] for row in np.asarray(matrix, dtype=float)]
+        alt = f"Map of linear CKA between {len(names)} layers of {model}."
+        title = shown_name(rows, model) if len(found) > 1 else ""
+        grid = Grid(z, names, names, ends=(0.0, 1.0), label="Linear CKA")
+        panels.append(Panel(y=Axis(reverse=True), grid=grid, alt=alt, title=title, height=0, equal=True))
+    words = (
+        "Linear CKA, debiased: 1 where two layers hold the same rows up to rotation and scale, 0 where they "
+        "have nothing in common."
+    )
+    figure = Figure(tuple(panels), layout="pairs" if len(panels) > 1 else "narrow")
+    return Section("cka", "Similarity between layers", [Prose(words), figure], "Similarity")
+
+
+def _site_label(label: str) -> str:
+    _, stack, layer, kind = parse_site(label)
+    plain = {"embed": "embed", "resid": str(layer), "stage": str(layer), "final": "final"}
+    short = plain.get(kind, site_name(layer, kind))
+    return short if stack == "single" else f"{stack} {short}"
+
+
+Places = dict[int, dict[tuple[int, bool, str], dict[str, Row]]]  # by subject, place and metric
+
+
+def pivot(rows: ProfileRows, metrics: Iterable[str]) -> Places:
+    """Rows by subject, then by place in order of depth, then by metric: default variants, all rows together."""
+    found: Places = {}
+    for subject in rows.subjects:
+        places: dict[tuple[int, bool, str], dict[str, Row]] = {}
+        for metric in metrics:
+            for row in rows.line(subject, metric):
+                places.setdefault((row.layer or 0, row.kind == "final", row.kind), {})[metric] = row
+        if places:
+            found[subject.index] = dict(sorted(places.items()))
+    return found
+
+
+def heat_section(rows: ProfileRows, catalogue: Catalogue, *, compared: bool) -> Section | None:
+    """A table per subject whose cells are shaded within each metric's own range, the same for all subjects."""
+    metrics = catalogue.ordered(rows.default_metrics())
+    found = pivot(rows, metrics)
+    if not found:
+        return None
+    shades = {m: _shader([c[m].value for p in found.values() for c in p.values() if m in c]) for m in metrics}
+    several = len(found) > 1
+    words = "Every metric at every layer. Shades run from the lowest to the highest value of each column"
+    words += f"{' over all models' if several else ''}: compare down a column, not across."
+    parts: list[Any] = [Prose(words)]
+    heads = [[Cell(text('<span class="hidden">Layer</span>')),
+              *(Cell(text("<span>{t}</span>", t=catalogue.entry(m).title)) for m in metrics)]]  # fmt: skip
+    for index, places in found.items():
+        owner = rows.subjects[index].label
+        body = [[Cell(place_of(next(iter(cells.values()))), head=True),
+                 *(_heat_cell(cells.get(m), shades[m]) for m in metrics)] for cells in places.values()]  # fmt: skip
+        parts += [Heading(owner)] if several else []
+        parts.append(DataTable(heads, [body], f"Layers by metrics, {owner}", "heat", numeric=99))
+    if not compared:
+        parts += [_heat_figure(rows, catalogue, index, places, alone=not several) for index, places in found.items()]
+    return Section("heat", "Overview map", parts, "Overview map")
+
+
+def _heat_figure(
+    rows: ProfileRows, catalogue: Catalogue, index: int, places: Mapping[Any, Mapping[str, Row]], *, alone: bool
+) -> Figure:
+    """The overview as a file: each metric scaled to its own range, the value in its cell where there is room."""
+    metrics = [m for m in catalogue.ordered(rows.default_metrics()) if any(m in cells for cells in places.values())]
+    z = [[brief(cells[m].value) if m in cells else None for cells in places.values()] for m in metrics]
+    plain = {"embed": "emb", "final": "fin"}
+    names = [plain.get(kind, str(layer) if kind in ("resid", "stage") else site_name(layer, kind))
+             for layer, _, kind in places]  # fmt: skip
+    titles = [catalogue.entry(m).title for m in metrics]
+    label = rows.subjects[index].label
+    panel = Panel(y=Axis(reverse=True), grid=Grid(z, names, titles, written=True, by_row=True), title=label, alt=label)
+    return Figure((panel,), files={"heat-map" if alone else f"heat-map-{label}": {}}, shown=False, columns=1)
+
+
+def _shader(values: Sequence[float]) -> Any:
+    """A function from value to [0, 1] over the range of these values, logarithmic where they span orders."""
+    good = [v for v in values if math.isfinite(v)]
+    scale = math.log if wants_log(good) else float
+    low, high = (scale(min(good)), scale(max(good))) if good else (0.0, 0.0)
+    return lambda value: (scale(value) - low) / (high - low) if high > low else 0.5
+
+
+def _heat_cell(row: Row | None, shade: Any) -> Cell:
+    if row is None:
+        return Cell()
+    if not row.known:
+        return Cell("–", title=row.note or "not computed")
+    doubt = doubtful(row)
+    hover = f"{row.value!r} · {estimate(row.value, row.low, row.high)} · n {row.n}" + (
+        f" · {row.note}" if doubt else ""
+    )
+    return Cell(number(row.value) + ("?" if doubt else ""), title=hover, shade=f"{shade(row.value):.3f}")

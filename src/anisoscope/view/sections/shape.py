@@ -1,0 +1,957 @@
+"""The shape of learning: every measure of geometry over training, as maps, at one step, with rows and estimators.
+
+An *arm* is one model with all its seeds (subjects that differ in nothing else). A *measure* is a metric in one variant
+at one family of places: the residual stream, or a kind of place inside the blocks such as attention scores. All figures
+look up the same arrays, measure × arm × place × step, which the page carries once.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.results.query import options_of
+from anisoscope.view.catalogue import (
+    FREQUENCY,
+    LOOP,
+    MOVEMENT,
+    TANGENT,
+    TESTS,
+    Catalogue,
+    sentences,
+    variant_words,
+)
+from anisoscope.view.figure import (
+    Axis,
+    Choice,
+    Depth,
+    Figure,
+    Level,
+    Option,
+    Panel,
+    Ref,
+    Series,
+    Switch,
+    Time,
+    brief,
+    choice,
+    value_axis,
+)
+from anisoscope.view.page import Controls, Heading, Key, Prose, Ramp, Says, Section, Swatch, Swatches, text
+from anisoscope.view.palette import faded, sequence, series
+from anisoscope.view.sections.concepts import visible
+from anisoscope.view.sections.gradients import Gradients, course_words, step_map
+from anisoscope.view.sections.record import row_nouns
+from anisoscope.view.subjects import STREAM, RunView, Site, StepRows, Subject, known, seeds_mean
+from anisoscope.view.words import few, listed, plural
+
+SIZE = 2_600_000  # characters of JSON
+# at most so many steps, places and measures; the first that fits is used
+LEVELS = ((80, 80, 60), (48, 40, 48), (32, 26, 40), (24, 18, 32), (16, 12, 24), (10, 8, 12))
+INSIDE = ("scores", "query", "key", "attn_in", "attn_out", "mlp_in", "mlp_out")
+FAMILY_WORDS = {
+    "query": "queries", "key": "keys", "attn_in": "attention input", "attn_out": "attention output",
+    "mlp_in": "MLP input", "mlp_out": "MLP output",
+}  # fmt: skip
+ELSEWHERE = frozenset((*TANGENT, *TESTS, *FREQUENCY, *LOOP, "amplification", "amplification_p", "checkpoint"))
+FIRST = ("svd_ratio", "svd_ratio_squared", "average_cosine", "two_nn")  # what a reader opens with
+IN_FILES = ("svd_ratio", "average_cosine", "two_nn", "attention_sharpness")
+FILE_MEASURES, FILE_STEPS, FILE_ARMS = 3, 5, 6
+LOGGED = 140  # points of a logged line
+STEP = "$shape.1"  # the chosen step
+# estimator: metric, variant, name, colour, dash, width
+ESTIMATORS = (
+    ("two_nn", "", "TwoNN", 0, "solid", 2.0),
+    ("two_nn", "calibrated=1", "TwoNN, bias taken out", 0, "dash", 2.0),
+    ("levina_bickel", "", "Levina–Bickel", 2, "solid", 1.8),
+    ("gride", "scale=1", "GRIDE, scale 1", 3, "dot", 1.4),
+    ("gride", "", "GRIDE, scale 2", 3, "solid", 1.6),
+    ("gride", "scale=4", "GRIDE, scale 4", 3, "dashdot", 1.4),
+    ("gride", "scale=8", "GRIDE, scale 8", 3, "dash", 1.4),
+)
+PLACES = (
+    ("embedding", 0.0, "embed"), ("first quarter", 0.25, "resid"), ("middle", 0.5, "resid"),
+    ("third quarter", 0.75, "resid"), ("last block", 1.0, "resid"), ("final norm", 1.0, "final"),
+)  # fmt: skip
+MAP_NUMBERS = 360_000  # coordinates of rows that the page carries
+COLOURS = {"frequency": "token frequency", "position": "position", "group": "group"}
+MAP_FILE = "map.parquet"
+BY = ("model", "seed", "stack", "layer", "kind")
+COLUMNS = [*BY, "step", "row", "x", "y", "token", "frequency", "position", "group"]
+_SIZE = re.compile(r"(?P<arm>.+?)[-_](?P<size>\d+x\d+)")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One model and its seeds; `line` is the number under which the page's legend shows and hides it."""
+
+    index: int
+    label: str
+    model: str
+    role: str
+    blocks: int
+    subjects: tuple[Subject, ...]
+
+    @property
+    def line(self) -> int:
+        return self.subjects[0].index
+
+    @property
+    def design(self) -> tuple[str, str]:
+        """What it is, and its size, where its name says so.
+
+        >>> Arm(0, "", "causal-next-6x256", "", 6, ()).design, Arm(0, "", "gpt2", "", 12, ()).design
+        (('causal-next', '6x256'), ('gpt2', ''))
+        """
+        match = _SIZE.fullmatch(self.model)
+        return (match["arm"], match["size"]) if match else (self.model, "")
+
+
+def arms_of(rows: StepRows) -> list[Arm]:
+    """Subjects of one model side by side in one arm; apart where only the run tells them apart."""
+    found: dict[tuple[str, str], list[Subject]] = defaultdict(list)
+    for subject in rows.subjects:
+        found[subject.model, subject.stack].append(subject)
+    arms: list[tuple[Subject, ...]] = []
+    for subjects in found.values():
+        distinct = len({one.seed for one in subjects}) == len(subjects)
+        arms += [tuple(subjects)] if distinct else [(one,) for one in subjects]
+    return [_arm(i, subjects) for i, subjects in enumerate(arms)]
+
+
+def _arm(index: int, subjects: tuple[Subject, ...]) -> Arm:
+    first = subjects[0]
+    label = first.label.replace(f" · seed {first.seed}", "") if len(subjects) > 1 else first.label
+    return Arm(index, label, first.model, first.role, max(one.blocks for one in subjects), subjects)
+
+
+def arm_hue(rows: StepRows, arm: Arm) -> int:
+    """The colour of an arm in the page's legend: by subject where gradients are told of each."""
+    return arm.index if rows.metrics().isdisjoint(TANGENT) else arm.line
+
+
+@dataclass(frozen=True)
+class ShapeMeasure:
+    """A metric in one variant at one family of places."""
+
+    metric: str
+    variant: str
+    family: str  # "stream", or a kind
+    label: str
+    says: str
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return STREAM if self.family == "stream" else (self.family,)
+
+
+def measures_of(rows: StepRows, catalogue: Catalogue) -> list[ShapeMeasure]:
+    """Everything that has a value at several places and knows nothing of gradients, in reading order."""
+    gradients = Gradients(rows, catalogue)
+    seen: dict[tuple[str, str, str], None] = {}
+    for metric in sorted(rows.metrics() - ELSEWHERE):
+        for _, _, site, group, variant in rows.keys[metric]:
+            family = "stream" if site.kind in STREAM else site.kind if site.kind in INSIDE else ""
+            if family and not group and (metric not in MOVEMENT or _main_proxy(gradients, variant)):
+                seen[metric, variant, family] = None
+    order = {name: i for i, name in enumerate(catalogue.ordered({key[0] for key in seen}))}
+    keys = sorted(seen, key=lambda k: (k[0] in MOVEMENT, k[2] != "stream", order[k[0]], k[1] != "", k[2], k[1]))
+    scaled = any(metric == "gride" and "scale=" in variant for metric, variant, _ in keys)
+    return [_measure(catalogue, *key, usual="scale 2" if key[:2] == ("gride", "") and scaled else "") for key in keys]
+
+
+def _main_proxy(found: Gradients, variant: str) -> bool:
+    """Of what moves between steps only the main proxy and rank."""
+    options = options_of(variant)
+    same = options.get("rank", found.rank) == found.rank and options.get("proxy", found.proxy) == found.proxy
+    return same and "control" not in options
+
+
+def _measure(catalogue: Catalogue, metric: str, variant: str, family: str, *, usual: str) -> ShapeMeasure:
+    entry = catalogue.entry(metric)
+    words = "" if metric in MOVEMENT else variant_words(variant) or usual
+    label = " · ".join(part for part in (entry.title, FAMILY_WORDS.get(family, ""), words) if part)
+    return ShapeMeasure(metric, variant, family, label, sentences(entry.formula, entry.description))
+
+
+def sites_of(rows: StepRows, measure: ShapeMeasure) -> list[Site]:
+    """The places at which any of the models has this measure."""
+    keys = rows.keys.get(measure.metric, [])
+    return sorted({k[2] for k in keys if k[2].kind in measure.kinds and k[4] == measure.variant and not k[3]})
+
+
+def arm_line(rows: StepRows, arm: Arm, measure: ShapeMeasure, site: Site) -> list[Any]:
+    """The line of an arm: its own where it has one seed; else means over seeds, from the lowest to the highest."""
+    return seeds_mean([rows.line(one, measure.metric, site, measure.variant) for one in arm.subjects])
+
+
+# what the page carries
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers of all measures, and what they are of; `there[m, a]`: the places at which an arm has a measure."""
+
+    arms: list[Arm]
+    measures: list[ShapeMeasure]
+    steps: list[int]
+    time: Time
+    arrays: dict[str, Any]
+    sites: list[list[Site]]
+    there: dict[tuple[int, int], list[int]]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def default(self) -> int:
+        """The measure that the page opens with."""
+        plain = {
+            m.metric: i for i, m in reversed(list(enumerate(self.measures))) if not m.variant and m.family == "stream"
+        }
+        return next((plain[name] for name in FIRST if name in plain), 0)
+
+    @property
+    def seeds(self) -> int:
+        return max(len(arm.subjects) for arm in self.arms)
+
+    def values(self, m: int, arms: Sequence[int] | None = None) -> list[float]:
+        """All values and ends of intervals of a measure: one scale for what is to be compared."""
+        names = [f"shape/{m}/{a.index}/{part}" for a in self.arms for part in ("mean", "lo", "hi", "seeds")
+                 if arms is None or a.index in arms]  # fmt: skip
+        return [v for name in names if name in self.arrays for v in _leaves(self.arrays[name])]
+
+
+def _leaves(value: Any) -> list[float]:
+    if isinstance(value, list):
+        return [leaf for part in value for leaf in _leaves(part)]
+    return [] if value is None else [value]
+
+
+def make_shape(rows: StepRows, catalogue: Catalogue) -> Shape | None:
+    """The numbers in as much detail as a page can carry; None where nothing was measured at two steps."""
+    every = measures_of(rows, catalogue)
+    if not every or len(rows.steps) < 2:
+        return None
+    found = None
+    for level in LEVELS:
+        found = _shape(rows, arms_of(rows), every, level)
+        if len(json.dumps(found.arrays)) <= SIZE:
+            break
+    return found
+
+
+def _shape(rows: StepRows, arms: list[Arm], every: list[ShapeMeasure], level: tuple[int, int, int]) -> Shape:
+    most_steps, most_places, most = level
+    left_out: dict[str, str] = {}
+    steps, measures = few(rows.steps, most_steps), every[:most]
+    if len(steps) < len(rows.steps):
+        left_out["shape steps"] = f"{len(steps)} of {len(rows.steps)} steps"
+    if len(measures) < len(every):
+        left_out["shape measures"] = f"{most} of {len(every)} measures"
+    logs = [row.step or 0 for name in LOOP for key in rows.keys.get(name, []) for row in rows.lines[key]]
+    time = Time.of([*rows.steps, *logs])
+    arrays: dict[str, Any] = {"shape/x": [time.place(step) for step in steps]}
+    places, there = [], {}
+    for m, measure in enumerate(measures):
+        found = sites_of(rows, measure)
+        sites = [found[i] for i in few(range(len(found)), most_places)]
+        if len(sites) < len(found):
+            left_out["shape places"] = f"{most_places} of {len(found)} layers"
+        places.append(sites)
+        for arm in arms:
+            own = _numbers(rows, arm, measure, sites, steps)
+            arrays |= {f"shape/{m}/{arm.index}/{name}": value for name, value in own.items()}
+            there[m, arm.index] = [i for i, row in enumerate(own.get("mean", [])) if any(v is not None for v in row)]
+    return Shape(arms, measures, steps, time, arrays, places, there, left_out)
+
+
+def _numbers(
+    rows: StepRows, arm: Arm, measure: ShapeMeasure, sites: Sequence[Site], steps: Sequence[int]
+) -> dict[str, Any]:
+    """Means over seeds by place and step with the ends of their intervals (or the seeds' reach), seeds, spreads."""
+    lines = [[rows.line(one, measure.metric, site, measure.variant) for site in sites] for one in arm.subjects]
+    means = [_by_step(seeds_mean([seed[i] for seed in lines])) for i in range(len(sites))]
+    found: dict[str, Any] = {"mean": [_cells(line, "value", steps) for line in means]}
+    if not _leaves(found["mean"]):
+        return {}
+    for name, part in (("lo", "low"), ("hi", "high")):
+        cells = [_cells(line, part, steps) for line in means]
+        found |= {name: cells} if _leaves(cells) else {}
+    if len(lines) > 1:
+        found["seeds"] = [[_cells(_by_step(line), "value", steps) for line in seed] for seed in lines]
+    spread = [_cells(line, "sd", steps) for line in means]
+    if _leaves(spread) and any((measure.metric, measure.variant) == e[:2] for e in ESTIMATORS):
+        found |= {name: [[_shifted(v, s, sign) for v, s in zip(*both, strict=True)]
+                         for both in zip(found["mean"], spread, strict=True)]
+                  for name, sign in (("sd0", -1), ("sd1", 1))}  # fmt: skip
+    if any(all(row[t] is None for row in found["mean"]) for t in range(len(steps))):  # arms may end at different steps
+        measured = [t for t in range(len(steps)) if any(row[t] is not None for row in found["mean"])]
+        found["upto"] = [max((s for s in measured if s <= t), default=measured[0]) for t in range(len(steps))]
+    return found
+
+
+def _by_step(line: Sequence[Any]) -> dict[int, Any]:
+    return {row.step or 0: row for row in line}
+
+
+def _cells(line: Mapping[int, Any], name: str, steps: Sequence[int]) -> list[float | None]:
+    return [brief(getattr(line[step], name), 4) if step in line else None for step in steps]
+
+
+def _shifted(value: float | None, spread: float | None, sign: int) -> float | None:
+    return None if value is None else brief(value + sign * (spread or 0.0), 4)
+
+
+# the sections
+
+
+def shape_sections(gradients: Gradients, runs: Sequence[RunView], shape: Shape) -> list[Section]:
+    """Over training, steps by layers, at one step with its rows, and intrinsic dimension by estimator."""
+    rows = gradients.rows
+    options = tuple(Option(m.label, m.says) for m in shape.measures)
+    moments = choice("Step", [f"step {step:,}" for step in shape.steps], len(shape.steps) - 1, slider=True)
+    switch = Switch("shape", (Choice("Measure", options, shape.default), moments))
+    sections = [_course_section(rows, shape, switch), _grid_section(rows, shape), _moment_section(rows, shape, runs)]
+    return [*sections, *_dimension_sections(rows, shape)]
+
+
+def _beside(panels: Sequence[Panel]) -> str:
+    return "single" if len(panels) < 2 else "pairs" if len(panels) in (2, 4) else "threes"
+
+
+def _named(rows: StepRows, arm: Arm, panel: Panel, *, seeds: bool = True) -> Panel:
+    """A panel of one arm; its name is the title where there are several."""
+    several = len({one.model for one in rows.subjects}) > 1
+    role = arm.role if several and arm.role not in arm.label else ""
+    count = plural(len(arm.subjects), "seed") if len(arm.subjects) > 1 and seeds else ""
+    owner = ", ".join(part for part in (role, count) if part)
+    return replace(panel, title=arm.label if several or count else "", owner=owner, line=arm.line)
+
+
+def _course_section(rows: StepRows, shape: Shape, switch: Switch) -> Section:
+    """A line per layer over steps, above loss and gradient norm on the same axis."""
+    panels = []
+    for arm in shape.arms:
+        views = {str(m): view for m in range(len(shape.measures)) if (view := _course(shape, m, arm)) is not None}
+        panel = Panel(shape.time.axis(), views=views, by=("shape.0",), height=430, alt=_course_alt(rows, shape, arm))
+        panels += [_named(rows, arm, replace(panel, below=_loop(rows, shape, arm)))] if views else []
+    looped = any(panel.below is not None for panel in panels)
+    lead = [
+        "One line per layer, from the embedding to the last block. The axis of steps is logarithmic; step 0, the "
+        "initialisation, stands apart from it.",
+        _seed_words(shape, "Thin lines are seeds, the thick one their mean."),
+    ]
+    lead += ["All models share one scale."] if len(panels) > 1 else []
+    lead += (
+        [
+            "Below, on the same axis: the loss on the held-out probe (points), the training loss (pale) and the "
+            "gradient "
+            "norm (dotted), so that phases can be read against them."
+        ]
+        if looped
+        else []
+    )
+    lead += ["The dotted upright is the chosen step."]
+    parts = [
+        Prose(text(" ".join(lead))),
+        Key(),
+        Says(switch),
+        Ramp("embedding", "last block", final=True),
+        Figure(tuple(panels), layout=_beside(panels), arrays=shape.arrays),
+    ]
+    return Section("shape", "Over training", parts, "Over training", bar=Controls(switch, steer=True))
+
+
+def _seed_words(shape: Shape, several: str) -> str:
+    return several if shape.seeds > 1 else "Bands are 95&nbsp;% intervals over contexts."
+
+
+def _now(shape: Shape) -> tuple[Level, ...]:
+    return (Level(Ref("shape/x", (STEP,)), upright=True),)
+
+
+def _course(shape: Shape, m: int, arm: Arm) -> Panel | None:
+    there, name = shape.there[m, arm.index], f"shape/{m}/{arm.index}"
+    if not there:
+        return None
+    body = [i for i in there if shape.sites[m][i].kind != "final"]
+    final = [i for i in there if shape.sites[m][i].kind == "final"]
+    x, words = shape.arrays["shape/x"], [f"step {step:,}" for step in shape.steps]
+    drawn: list[Series] = []
+    for mine, dash in ((body, "solid"), (final, "dash")):
+        colours: Any = [_depth_colour(shape.sites[m][i], arm) for i in mine]
+        labels: Any = [shape.sites[m][i].name for i in mine]
+        for i, colour, label in zip(mine, colours, labels, strict=True):
+            ends = _ends(shape, name, (i, "*"))
+            if len(arm.subjects) > 1:
+                thin: dict[str, Any] = {
+                    "colour": faded(colour, 0.3),
+                    "width": 0.8,
+                    "dash": dash,
+                    "quiet": True,
+                    "join": True,
+                }
+                drawn.append(Series("", x, Ref(f"{name}/seeds", ("#", i, "*")), each=len(arm.subjects), **thin))
+            band = 0.0 if len(arm.subjects) > 1 else 0.1
+            named = i in (mine[0], mine[-1], mine[len(mine) // 2])
+            drawn.append(
+                Series(
+                    label,
+                    x,
+                    Ref(f"{name}/mean", (i, "*")),
+                    colour,
+                    dash=dash,
+                    size=3.5,
+                    join=True,
+                    where=words,
+                    band=band,
+                    width=1.5,
+                    named=named,
+                    **ends,
+                )
+            )
+    return Panel(shape.time.axis(), value_axis(shape.values(m)), tuple(drawn), levels=_now(shape))
+
+
+def _ends(shape: Shape, name: str, at: tuple[Any, ...]) -> dict[str, Any]:
+    """Where an interval or the reach of seeds goes from and to."""
+    if f"{name}/lo" not in shape.arrays or f"{name}/hi" not in shape.arrays:
+        return {}
+    reach = "seeds from" if f"{name}/seeds" in shape.arrays else "interval"
+    return {"low": Ref(f"{name}/lo", at), "high": Ref(f"{name}/hi", at), "reach": reach}
+
+
+def _depth_colour(site: Site, arm: Arm) -> str:
+    return "@accent" if site.kind == "final" else sequence(site.layer / max(1, arm.blocks))
+
+
+def _course_alt(rows: StepRows, shape: Shape, arm: Arm) -> str:
+    """The first view in words, in the middle of the model."""
+    measure = shape.measures[shape.default]
+    sites = rows.sites([measure.metric], measure.kinds)
+    if not sites:
+        return f"{measure.label} of {arm.label} over steps."
+    site = sites[rows.middle(sites)]
+    line = known(arm_line(rows, arm, measure, site))
+    words = f" {site.name}: {course_words(line)}." if line else ""
+    return f"{measure.label} of {arm.label} over steps, a line per layer.{words}"
+
+
+def _loop(rows: StepRows, shape: Shape, arm: Arm) -> Panel | None:
+    """Loss, probe loss and gradient norm of every seed."""
+    looks: dict[str, dict[str, Any]] = {
+        "loss": {"label": "training loss", "colour": "@ink/0.35", "width": 1.0},
+        "probe_loss": {"label": "probe loss", "colour": "@ink", "width": 1.6, "size": 3.0},
+        "gradient_norm": {"label": "gradient norm", "colour": "@s2/0.75", "width": 1.2, "dash": "dot", "right": True},
+    }
+    drawn = []
+    for name, look in looks.items():
+        lines = [(one, rows.logged(one, name)) for one in arm.subjects]
+        for one, line in ((one, line) for one, line in lines if line):
+            label = look["label"] + (f", seed {one.seed}" if len(arm.subjects) > 1 else "")
+            drawn.append(logged_series(line, shape.time, LOGGED, **{**look, "label": label, "named": False}))
+    if not drawn:
+        return None
+    losses, norms = (
+        _logged_values(rows, ("loss", "probe_loss")),
+        [v for v in _logged_values(rows, ("gradient_norm",)) if v > 0],
+    )
+    pad = 0.08 * ((max(losses) - min(losses)) or 1.0) if losses else 0.0
+    y = Axis("loss", rules=True, bounds=(min(losses) - pad, max(losses) + pad) if losses else None, most=4)
+    right = None
+    if norms:
+        ends = [float(f"{end:.2g}") for end in (min(norms), max(norms))]
+        right = Axis("gradient norm", log=True, ticks=(ends, [f"{end:g}" for end in ends]),
+                     bounds=(min(norms) / 1.2, max(norms) * 1.2))  # fmt: skip
+    return Panel(shape.time.axis(), y, tuple(s for s in drawn if right or not s.right), right=right)
+
+
+def _logged_values(rows: StepRows, names: Sequence[str]) -> list[float]:
+    return [row.value for name in names for one in rows.subjects for row in known(rows.logged(one, name))]
+
+
+def logged_series(line: Sequence[Any], time: Time, most: int, **look: Any) -> Series:
+    """What the loop logged: averaged within even parts of the axis where there is more than a drawing can show."""
+    parts: dict[int, list[Any]] = {}
+    low, high = time.ends
+    width = ((high - low) or 1.0) / most
+    for n, row in enumerate(known(line)):
+        parts.setdefault(int((time.place(row.step or 0) - low) / width) if len(line) > most else n, []).append(row)
+    means = [part for _, part in sorted(parts.items())]
+    steps = [part[len(part) // 2].step or 0 for part in means]
+    values = [brief(sum(row.value for row in part) / len(part)) for part in means]
+    where = [f"step {step:,}" for step in steps]
+    ends: dict[str, Any] = {}
+    if look.pop("interval", False) and len(line) <= most:
+        ends = {name: [brief(getattr(part[0], name)) for part in means] for name in ("low", "high")}
+    return Series(look.pop("label"), [time.place(step) for step in steps], values, where=where, **ends, **look)
+
+
+# maps of steps by layers
+
+
+def _grid_section(rows: StepRows, shape: Shape) -> Section:
+    panels = []
+    for arm in shape.arms:
+        views = {}
+        for m in range(len(shape.measures)):
+            there, name = shape.there[m, arm.index], f"shape/{m}/{arm.index}"
+            values = shape.values(m)
+            if there:
+                sites = [shape.sites[m][i] for i in there]
+                ends = _ends(shape, name, (tuple(there), "*"))
+                views[str(m)] = step_map(shape.steps, sites, Ref(f"{name}/mean", (tuple(there), "*")),
+                                         (min(values), max(values)), shape.measures[m].label, **ends)  # fmt: skip
+        height = max(220, min(420, 90 + 19 * max(map(len, shape.sites))))
+        alt = f"Map of steps by layers of {arm.label}; the table below holds its numbers."
+        panels += [_named(rows, arm, Panel(views=views, by=("shape.0",), height=height, alt=alt))] if views else []
+    files: dict[str, Mapping[str, int]] = {
+        f"steps-by-layers-{shape.measures[m].metric}": {"shape.0": m} for m in _in_files(shape)
+    }
+    words = "The same numbers as maps" + (", on one colour scale" if len(panels) > 1 else "")
+    words += "; means over seeds" if shape.seeds > 1 else ""
+    words += ". Columns are measured steps, not evenly spaced in time."
+    figure = Figure(tuple(panels), layout=_beside(panels), arrays=shape.arrays, files=files, most=FILE_ARMS)
+    return Section("grid", "Steps by layers", [Prose(words), figure], "Steps by layers", under=True)
+
+
+def _in_files(shape: Shape) -> list[int]:
+    """The few measures that have files of their own."""
+    plain = {m.metric: i for i, m in reversed(list(enumerate(shape.measures))) if not m.variant}
+    if "svd_ratio" in plain:
+        plain.pop("average_cosine", None)
+    return [plain[name] for name in IN_FILES if name in plain][:FILE_MEASURES]
+
+
+# over depth at one step
+
+
+def _moment_section(rows: StepRows, shape: Shape, runs: Sequence[RunView]) -> Section:
+    views = {}
+    for m in range(len(shape.measures)):
+        colours = {arm.index: series(arm_hue(rows, arm)) for arm in shape.arms}
+        views[str(m)] = arms_profile(shape, m, shape.arms, colours, owned=True)
+    panel = Panel(
+        views=views, by=("shape.0",), height=340, alt="Profiles over depth at the chosen step, all models together."
+    )
+    lead = ["The profile over depth at the step that the slider above shows; the scale is that of all steps.",
+            _seed_words(shape, "Thin lines are seeds; the band goes from the lowest to the highest."),
+            "The final norm stands apart (diamond)."]  # fmt: skip
+    parts: list[Any] = [Prose(text(" ".join(lead))), Key(), Figure((panel,), layout="single", arrays=shape.arrays)]
+    parts += [_profile_file(shape, m) for m in _in_files(shape)]
+    return Section("moment", "At one step", [*parts, *_row_parts(rows, shape, runs)], "At one step", under=True)
+
+
+def arms_profile(
+    shape: Shape,
+    m: int,
+    arms: Sequence[Arm],
+    colours: Mapping[int, str],
+    *,
+    owned: bool = False,
+    step: int | None = None,
+    scale: Sequence[int] | None = None,
+    labels: Mapping[int, str] | None = None,
+) -> Panel:
+    """Arms over depth at one step (the chosen one without a number), by relative depth where their depths differ."""
+    there = [arm for arm in arms if shape.there[m, arm.index]]
+    sites = shape.sites[m]
+    blocks = {arm.blocks for arm in arms}
+    final = any(site.kind == "final" for site in sites)
+    depth = Depth(max(blocks), len(blocks) > 1, final, first=0 if any(s.layer == 0 for s in sites) else 1)
+    drawn = [
+        part for arm in there for part in _arm_profile(shape, m, arm, depth, colours[arm.index], owned, step, labels)
+    ]
+    return Panel(depth.axis(), value_axis(shape.values(m, scale)), tuple(drawn))
+
+
+def _arm_profile(
+    shape: Shape, m: int, arm: Arm, depth: Depth, colour: str, owned: bool, step: int | None,
+    labels: Mapping[int, str] | None = None,
+) -> list[Series]:  # fmt: skip
+    """Blocks as a line with its band, the final norm apart; seeds as thin lines."""
+    name, sites = f"shape/{m}/{arm.index}", shape.sites[m]
+    when: Any = STEP if step is None else step
+    if f"{name}/upto" in shape.arrays:
+        when = f"{STEP}>{name}/upto" if step is None else shape.arrays[f"{name}/upto"][step]
+    look: dict[str, Any] = {"colour": colour, "owner": arm.line if owned else None}
+    label = (labels or {}).get(arm.index, arm.label)
+    drawn = []
+    for last in (False, True):
+        mine = tuple(i for i in shape.there[m, arm.index] if (sites[i].kind == "final") == last)
+        x = [depth.place(sites[i].layer, sites[i].kind, arm.blocks) for i in mine]
+        if not mine:
+            continue
+        if len(arm.subjects) > 1:
+            thin = look | {"colour": faded(colour, 0.4), "width": 0.0 if last else 0.9, "size": 3.0 if last else 0.0}
+            drawn.append(
+                Series("", x, Ref(f"{name}/seeds", ("#", mine, when)), each=len(arm.subjects), quiet=True, **thin)
+            )
+        marks: dict[str, Any] = {"size": 5.0, "width": 2.0, "named": True}
+        if last:
+            marks = {"size": 7.0, "width": 0.0, "marker": "diamond", "bars": "y", "named": False}
+        drawn.append(
+            Series(
+                label,
+                x,
+                Ref(f"{name}/mean", (mine, when)),
+                where=[sites[i].name for i in mine],
+                **look,
+                **marks,
+                **_ends(shape, name, (mine, when)),
+            )
+        )
+    return drawn
+
+
+def _profile_file(shape: Shape, m: int) -> Figure:
+    """A measure over depth at a few steps, darker with time, a panel for each arm."""
+    at = few(range(len(shape.steps)), FILE_STEPS)
+    panels = []
+    for arm in [arm for arm in shape.arms if shape.there[m, arm.index]][:FILE_ARMS]:
+        final = any(site.kind == "final" for site in shape.sites[m])
+        depth = Depth(arm.blocks, final=final, first=0 if any(s.layer == 0 for s in shape.sites[m]) else 1)
+        drawn = []
+        for n, t in enumerate(at):
+            label = {arm.index: f"step {shape.steps[t]:,}"}
+            own = _arm_profile(shape, m, arm, depth, sequence(n / max(1, len(at) - 1)), False, t, label)
+            drawn += [part for part in own if not part.quiet]
+        panels.append(
+            Panel(depth.axis(), value_axis(shape.values(m), shape.measures[m].label), tuple(drawn), title=arm.label)
+        )
+    files: dict[str, Mapping[str, int]] = {f"profiles-{shape.measures[m].metric}": {}}
+    return Figure(tuple(panels), arrays=shape.arrays, files=files, shown=False, shared=True)
+
+
+# rows on fixed axes
+
+
+def map_of(run: RunView) -> pa.Table | None:
+    """The map of a run: as it was given, or from its folder."""
+    if run.map is not None:
+        return run.map
+    path = Path(run.path) / MAP_FILE if run.path else None
+    if path is None or not path.is_file():
+        return None
+    try:
+        found = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise AnisoscopeError(f"{str(path)!r} is not a readable map ({error}); delete it or run again.") from error
+    missing = [name for name in COLUMNS if name not in found.column_names]
+    if missing:
+        raise AnisoscopeError(f"{str(path)!r} has no column {missing[0]!r}; delete it or run again.")
+    return found
+
+
+def _shares_in(table: pa.Table, about: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The share of variance of each axis by model and site, as the file of a map or the record of its run has it."""
+    words = (table.schema.metadata or {}).get(b"shares")
+    return dict(json.loads(words)) if words else about.get("map") or {}
+
+
+@dataclass(frozen=True)
+class RowMap:
+    """The rows of one arm at one place: what each is, and where it stands at each step."""
+
+    arm: int
+    place: str
+    site: Site
+    shares: list[float]
+    token: list[str]
+    frequency: list[int | None]
+    position: list[int]
+    group: list[str]
+    at: dict[int, list[list[float | None]]]  # by step: all x, all y
+
+
+def row_maps(runs: Sequence[RunView], arms: Sequence[Arm], steps: Sequence[int]) -> list[RowMap]:
+    """For each arm and site the rows of its first seed that has any, step by step; none where there is no map."""
+    found: dict[int, list[RowMap]] = {}
+    for run in runs:
+        table = map_of(run)
+        if table is not None and len(table):
+            by: dict[tuple[Any, ...], dict[int, dict[int, tuple[Any, ...]]]] = {}
+            for values in zip(*(table[name].to_pylist() for name in COLUMNS), strict=True):
+                if values[5] in steps:
+                    by.setdefault(values[:5], {}).setdefault(values[5], {})[values[6]] = values[7:]
+            total = sum(len(rows) for marks in by.values() for rows in marks.values())
+            keep = max(0.05, min(1.0, MAP_NUMBERS / (2 * max(1, total))))
+            for arm in (arm for arm in arms if arm.index not in found):
+                own = _of_arm(by, arm)
+                shares = _shares_in(table, run.about)
+                maps = [_row_map(key, by[key], arm, own, shares=shares, keep=keep) for key in own]
+                found |= {arm.index: maps} if maps else {}
+    return [one for maps in found.values() for one in maps]
+
+
+def _of_arm(by: Mapping[tuple[Any, ...], Any], arm: Arm) -> list[tuple[Any, ...]]:
+    mine = [key for key in by if key[0] == arm.model and key[2] in (arm.subjects[0].stack, "single")]
+    seeds = [one.seed for one in arm.subjects if any(key[1] in (one.seed, None) for key in mine)]
+    return [key for key in mine if key[1] in (seeds[0], None)] if seeds else []
+
+
+def _row_map(
+    key: tuple[Any, ...],
+    marks: Mapping[int, Mapping[int, tuple[Any, ...]]],
+    arm: Arm,
+    own: Sequence[tuple[Any, ...]],
+    *,
+    shares: Mapping[str, Any],
+    keep: float,
+) -> RowMap:
+    model, seed, stack, layer, kind = key
+    first = min((other[3] for other in own if other[4] == "stage"), default=0)
+    if kind not in (
+        "resid",
+        "stage",
+    ):  # models of other depths have other last blocks: places are named by what they are
+        place = Site.of(layer, kind).name
+    elif layer == 1 or (kind == "stage" and layer == first < arm.blocks):
+        place = "first block"
+    else:
+        place = "last block" if layer == arm.blocks else "middle block"
+    rows = sorted({row for at in marks.values() for row in at})
+    rows = rows[: max(8, int(len(rows) * keep))]
+    labels = {row: values[2:] for at in marks.values() for row, values in at.items()}
+    told = [labels[row] for row in rows]
+    name = f"{layer}.{kind}" if stack == "single" else f"{stack}.{layer}.{kind}"
+    told_shares = [(shares.get(n) or {}).get(name) for n in (f"{model}-seed{seed}", model)]
+    share: Sequence[float] = next((s for s in told_shares if s), [])
+    at = {step: [[brief(found[row][c], 4) if row in found else None for row in rows] for c in (0, 1)]
+          for step, found in sorted(marks.items())}  # fmt: skip
+    return RowMap(arm.index, place, Site.of(layer, kind), [round(float(s), 4) for s in share],
+                  [visible(str(t[0] or "")) for t in told], [t[1] for t in told], [t[2] for t in told],
+                  [t[3] or "" for t in told], at)  # fmt: skip
+
+
+def _row_parts(rows: StepRows, shape: Shape, runs: Sequence[RunView]) -> list[Any]:
+    """The same rows at every step, on axes that do not move."""
+    maps = row_maps(runs, shape.arms, shape.steps)
+    if not maps:
+        return []
+    order = {one.place: one.site for one in maps}
+    places = sorted(order, key=lambda name: order[name])
+    colours = [c for c in COLOURS if any(len({v for v in getattr(one, c) if v not in (None, "")}) > 1 for one in maps)]
+    middle = places.index("middle block") if "middle block" in places else len(places) // 2
+    switch = Switch(
+        "rows", (choice("Layer", places, middle), choice("Colour", [COLOURS[c] for c in colours] or ["one"]))
+    )
+    arrays: dict[str, Any] = {}
+    panels = []
+    for arm in shape.arms:
+        own = [one for one in maps if one.arm == arm.index]
+        views = {}
+        for one in own:
+            p, name = places.index(one.place), f"rows/{arm.index}/{places.index(one.place)}"
+            steps = list(one.at)
+            upto = [max((i for i, s in enumerate(steps) if s <= step), default=0) for step in shape.steps]
+            arrays |= {f"{name}/at": list(one.at.values()), f"{name}/upto": upto, f"{name}/text": _row_texts(one)}
+            for c, colour in enumerate(colours or [""]):
+                views[f"{p}|{c}"] = _rows_view(one, name, colour)
+        alt = f"Map of rows of {arm.label} on two axes."
+        panel = Panel(views=views, by=("rows.0", "rows.1"), height=380, alt=alt)
+        panels += [_named(rows, arm, panel, seeds=False)] if views else []
+    counts, nouns = {len(one.token) for one in maps}, row_nouns([run.about for run in runs])
+    size = f"{max(counts):,}" if len(counts) == 1 else f"{min(counts):,} to {max(counts):,}"
+    lead = f"{size} {nouns[0] if len(nouns) == 1 else 'rows'}" + (
+        f" of each model ({listed(nouns)})" if len(nouns) > 1 else ""
+    )
+    lead += (
+        ", the same at every step. The axes of a layer are the principal axes of all its measured steps together, each "
+        "step weighted alike, and do not move; what moves is the rows."
+    )
+    lead += " Of each model the first seed." if shape.seeds > 1 else ""
+    ways = [
+        ends
+        for c, ends in (("frequency", ("most frequent", "rarest")), ("position", ("first position", "last position")))
+        if c in colours
+    ]
+    ramp = [Ramp(", or ".join(a for a, _ in ways), ", or ".join(b for _, b in ways))] if ways else []
+    return [
+        Heading("Rows on fixed axes", id="rows-map", menu="Rows"),
+        Prose(f"{lead} Axes of two layers or two models are not the same."),
+        Controls(switch),
+        *ramp,
+        Figure(tuple(panels), id="rows", layout=_beside(panels), arrays=arrays),
+    ]
+
+
+def _row_texts(one: RowMap) -> list[str]:
+    found = []
+    for token, frequency, position, group in zip(one.token, one.frequency, one.position, one.group, strict=True):
+        parts = [f"<b>{html.escape(token)}</b>" if token else "", f"position {position}"]
+        parts += [f"frequency bin {frequency}"] if frequency is not None else []
+        found.append("<br>".join(part for part in (*parts, html.escape(group)) if part))
+    return found
+
+
+def _rows_view(one: RowMap, name: str, wanted: str) -> Panel:
+    """Rows coloured by frequency, position or group; frames and patches have no frequency."""
+    by = "position" if wanted == "frequency" and all(f is None for f in one.frequency) else wanted
+    step = f"{STEP}>{name}/upto"
+    groups = sorted(set(one.group)) if by == "group" else [""]
+    drawn = []
+    for g, group in enumerate(groups):
+        mine = tuple(i for i in range(len(one.token)) if by != "group" or one.group[i] == group)
+        x, y = (Ref(f"{name}/at", (step, c, mine)) for c in (0, 1))
+        look: dict[str, Any] = {"colour": series(g, 0.8)}
+        if by == "frequency":
+            look["shade"] = [None if one.frequency[i] is None else round((one.frequency[i] - 1) / 4, 3) for i in mine]  # type: ignore[operator]
+        elif by == "position":
+            far = max([*one.position, 1])
+            look["shade"] = [round(one.position[i] / far, 3) for i in mine]
+        drawn.append(Series(group or "rows", x, y, width=0, size=5.5, text=Ref(f"{name}/text", (mine,)), **look))
+    axes = []
+    for c in (0, 1):
+        values = [v for at in one.at.values() for v in at[c] if v is not None]
+        pad = 0.06 * ((max(values) - min(values)) or 1.0) if values else 0.0
+        share = f" ({100 * one.shares[c]:.3g} % of variance)" if len(one.shares) > c else ""
+        axes.append(Axis(f"axis {c + 1}{share}", rules=True, most=5, bounds=(min(values) - pad, max(values) + pad)))
+    aside = ", by position" if by != wanted else ""
+    return Panel(axes[0], axes[1], tuple(drawn), heading=f"{one.site.name}, {{shape.1}}{aside}", legend=len(groups) > 1)
+
+
+# dimension by estimator
+
+
+def _dimension_sections(rows: StepRows, shape: Shape) -> list[Section]:
+    """Intrinsic dimension by every estimator: over steps at one place, over depth at one step."""
+    index = {(m.metric, m.variant): i for i, m in enumerate(shape.measures) if m.family == "stream"}
+    lines = [(index[e[:2]], e) for e in ESTIMATORS if e[:2] in index]
+    if not lines:
+        return []
+    kinds = {site.kind for m, _ in lines for site in shape.sites[m]}
+    places = [(name, at, kind) for name, at, kind in PLACES if kind in kinds]
+    switch = Switch("dimension", (choice("Layer", [name for name, *_ in places], min(2, len(places) - 1)),))
+    panels, file_panels = [], []
+    for arm in shape.arms:
+        if any(shape.there[m, arm.index] for m, _ in lines):
+            over, across = _dimension_over(shape, arm, lines, places), _dimension_at(shape, arm, lines)
+            alt = f"Intrinsic dimension of {arm.label} by estimator, over steps and over layers."
+            left = _named(rows, arm, Panel(views=over, by=("dimension.0",), height=300, alt=alt))
+            panels += [left, replace(_named(rows, arm, across), alt=alt, height=300, title="", owner="")]
+            file_panels.append(replace(left, below=_loop(rows, shape, arm)))
+    several = len({e[0] for _, e in lines}) > 1
+    bias = _bias(rows)
+    lead = [
+        "Left over steps at one layer, right over layers at the step of the slider. Bars are the standard "
+        "deviation over "
+        "shuffled batches of rows. TwoNN is biased low, the more so the larger the dimension and the fewer the rows"
+        + (f" ({bias}, as the table says at each value)" if bias else "")
+        + "; <em>bias taken out</em> is the dimension of a flat cloud that gives the same TwoNN value at the same "
+        "number of rows."
+    ]
+    lead += ["What all estimators show does not hang on one of them."] if several else []
+    looks = Swatches([Swatch(name, series(hue), dash) for _, (_, _, name, hue, dash, _) in lines])
+    file = Figure(tuple(file_panels[:3]), arrays=shape.arrays, files={"dimension-over-training": {}}, shown=False)
+    parts = [
+        Prose(text(" ".join(lead))),
+        Controls(switch),
+        looks,
+        Figure(tuple(panels), layout="pairs", arrays=shape.arrays),
+        file,
+    ]
+    return [Section("dimension", "Intrinsic dimension by estimator", parts, "Dimension", under=True)]
+
+
+Estimators = Sequence[tuple[int, tuple[str, str, str, int, str, float]]]
+
+
+def _spread(shape: Shape, name: str, at: tuple[Any, ...]) -> dict[str, Any]:
+    if f"{name}/sd0" not in shape.arrays:
+        return {}
+    return {"low": Ref(f"{name}/sd0", at), "high": Ref(f"{name}/sd1", at), "bars": "y", "reach": "one sd over batches:"}
+
+
+def _dimension_scale(shape: Shape, lines: Estimators, *, embed: bool) -> Axis:
+    """The scale of the blocks: the embedding of a character model has few different rows, and lies far above."""
+    values = []
+    for m, _ in lines:
+        for arm in shape.arms:
+            for i in shape.there[m, arm.index]:
+                if embed or shape.sites[m][i].kind != "embed":
+                    values += _leaves(shape.arrays[f"shape/{m}/{arm.index}/mean"][i])
+    return value_axis(values)
+
+
+def _dimension_over(
+    shape: Shape, arm: Arm, lines: Estimators, places: Sequence[tuple[str, float, str]]
+) -> dict[str, Panel]:
+    views = {}
+    x, words = shape.arrays["shape/x"], [f"step {step:,}" for step in shape.steps]
+    for p, (_, at, kind) in enumerate(places):
+        layer = max(1, round(at * arm.blocks))
+        drawn, site = [], None
+        for m, (_, _, name, hue, dash, width) in lines:
+            here = [i for i in shape.there[m, arm.index] if shape.sites[m][i].kind == kind
+                    and (kind != "resid" or shape.sites[m][i].layer == layer)]  # fmt: skip
+            if here:
+                own, site = f"shape/{m}/{arm.index}", shape.sites[m][here[0]]
+                drawn.append(
+                    Series(
+                        name,
+                        x,
+                        Ref(f"{own}/mean", (here[0], "*")),
+                        series(hue),
+                        dash=dash,
+                        width=width,
+                        size=4.0,
+                        join=True,
+                        where=words,
+                        **_spread(shape, own, (here[0], "*")),
+                    )
+                )
+        if drawn and site is not None:
+            y = _dimension_scale(shape, lines, embed=kind == "embed")
+            views[str(p)] = Panel(
+                shape.time.axis(), y, tuple(drawn), levels=_now(shape), heading=f"over steps, {site.name}"
+            )
+    return views
+
+
+def _dimension_at(shape: Shape, arm: Arm, lines: Estimators) -> Panel:
+    depth, drawn = Depth(arm.blocks), []
+    for m, (_, _, name, hue, dash, width) in lines:
+        own, sites = f"shape/{m}/{arm.index}", shape.sites[m]
+        mine = tuple(i for i in shape.there[m, arm.index] if sites[i].kind != "final")
+        when = f"{STEP}>{own}/upto" if f"{own}/upto" in shape.arrays else STEP
+        if mine:
+            x = [depth.place(sites[i].layer, sites[i].kind) for i in mine]
+            drawn.append(
+                Series(
+                    name,
+                    x,
+                    Ref(f"{own}/mean", (mine, when)),
+                    series(hue),
+                    dash=dash,
+                    width=width,
+                    size=4.0,
+                    join=True,
+                    where=[sites[i].name for i in mine],
+                    **_spread(shape, own, (mine, when)),
+                )
+            )
+    y = _dimension_scale(shape, lines, embed=False)
+    return Panel(depth.axis(), y, tuple(drawn), heading="over layers, {shape.1}")
+
+
+def _bias(rows: StepRows) -> str:
+    """What the table itself says about TwoNN's bias: from the smallest to the largest."""
+    said = [
+        part.strip() for key in rows.keys.get("two_nn", []) for row in rows.lines[key] for part in row.note.split(";")
+    ]
+    notes = [part.removeprefix("bias about").split("%")[0].strip() for part in said if part.startswith("bias about")]
+    found = sorted({int(float(words.replace("−", "-"))) for words in notes if words}, reverse=True)
+    if not found:
+        return ""
+    ends = [f"{value:+d} %".replace("-", "−") for value in (found[0], found[-1])]
+    return f"here about {ends[0]}" if ends[0] == ends[1] else f"here between about {ends[0]} and {ends[1]}"

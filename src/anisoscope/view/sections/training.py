@@ -1,0 +1,517 @@
+"""The page of a training run or a series of checkpoints: its summary in sentences, its loss, and all its sections.
+
+Two values are called different only where their intervals do not meet; steps and layers of one run are not independent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from anisoscope.results.query import Query
+from anisoscope.results.table import Table
+from anisoscope.view.catalogue import LOOP, OF_TRAINING, TANGENT, Catalogue
+from anisoscope.view.figure import Figure, Panel, Series, Time, numbers_in, value_axis
+from anisoscope.view.page import (
+    Box,
+    Cell,
+    DataTable,
+    Finding,
+    Findings,
+    Fold,
+    Heading,
+    Key,
+    LegendEntry,
+    Page,
+    Prose,
+    Section,
+    Swatch,
+    Swatches,
+    Verdicts,
+    text,
+)
+from anisoscope.view.palette import faded, series
+from anisoscope.view.plotly_renderer import panel_spec
+from anisoscope.view.sections.ablation import ablation_section
+from anisoscope.view.sections.attention import attention_sections
+from anisoscope.view.sections.concepts import concepts_section
+from anisoscope.view.sections.drift import Comparison, drift_section, modality_findings, modality_section
+from anisoscope.view.sections.findings import apart
+from anisoscope.view.sections.frequency import frequency_section
+from anisoscope.view.sections.gradients import (
+    DETAILS,
+    ENERGY,
+    Gradients,
+    course_words,
+    elsewhere_section,
+    energy_section,
+    map_section,
+)
+from anisoscope.view.sections.profiles import main_profiles, profile_panel
+from anisoscope.view.sections.record import (
+    PAGE_ROWS,
+    dropped_section,
+    facts_parts,
+    glossary_section,
+    heading,
+    model_facts,
+    partial_banner,
+    record_section,
+    step_notes,
+    table_section,
+    warnings,
+    warnings_box,
+)
+from anisoscope.view.sections.shape import Arm, arm_hue, arms_of, logged_series, make_shape, shape_sections
+from anisoscope.view.sections.verdicts import common_scope, measured, verdict_claims, verdict_counts
+from anisoscope.view.subjects import (
+    STREAM,
+    ProfileRows,
+    RunView,
+    Site,
+    StepRows,
+    Subject,
+    known,
+    random_models,
+    seeds_mean,
+)
+from anisoscope.view.words import estimate, number, plural, site_phrase
+
+SPECS = 4_000_000  # characters of JSON that the figures of gradients may take
+SHOWN, ARMS = 4, 9  # subjects shown at first; arms, whose seeds are drawn together
+TELL_EACH = 4  # with more subjects than this the verdicts and figures speak
+LOGS = (("loss", "probe_loss"), ("gradient_norm",), ("learning_rate",))
+TITLES = {"loss": "Loss", "gradient_norm": "Gradient norm", "learning_rate": "Learning rate"}
+MOST = 240  # points of a logged line
+THIN = 0.9
+
+
+def is_training(table: Table) -> bool:
+    """Whether a table is a series over steps, or measures gradients: the training page shows it better.
+
+    >>> is_training(Table.from_records([{"metric": "two_nn"}])), is_training(Table.from_records([{"step": 0}]))
+    (False, True)
+    """
+    steps = table.arrow["step"]
+    return steps.null_count < len(steps) or not set(OF_TRAINING).isdisjoint(table.metrics())
+
+
+def training_page(
+    runs: Sequence[RunView], catalogue: Catalogue, comparison: Comparison, head: Mapping[str, Any]
+) -> Page:
+    """Verdicts first, then gradients, the shape of learning, what all pages share, and the record."""
+    rows = StepRows(runs)
+    verdicts = [verdict for run in runs for verdict in run.verdicts]
+    energy, maps, frequency, elsewhere, found = _gradient_sections(rows, catalogue)
+    shape = make_shape(rows, catalogue)
+    shaped = shape_sections(found, runs, shape) if shape else []
+    claims = verdict_claims(verdicts, random_models(rows.abouts)[0])
+    left_out = [*found.left_out.values(), *(shape.left_out.values() if shape else ())]
+    sections = [
+        _summary(rows, comparison, head, verdicts, claims, found),
+        energy,
+        maps,
+        *shaped,
+        ablation_section(rows, catalogue, shape, verdicts) if shape else None,
+        modality_section(comparison, claimed=bool(claims)),
+        drift_section(comparison),
+        *attention_sections(runs, catalogue),
+        frequency,
+        concepts_section([concept for run in runs for concept in run.concepts]),
+        elsewhere,
+        _loss_section(rows, catalogue, several_seeds=shape is not None and shape.seeds > 1),
+        None if shape else _last_profiles(runs, catalogue, rows),
+        _left_out(left_out),
+        table_section(_every_row(runs), most=PAGE_ROWS),
+        dropped_section(rows.abouts, step_notes(rows, catalogue)),
+        record_section(runs),
+        glossary_section(catalogue, rows.metrics()),
+    ]
+    manner = "step by step" if _steps_words(rows) else "under its gradients"
+    return Page(head["title"], heading(head, manner), [section for section in sections if section is not None],
+                deck=_deck(rows, head), version=head["version"], legend=_legend(rows))  # fmt: skip
+
+
+def _every_row(runs: Sequence[RunView]) -> Query:
+    return Query(*(run.table for run in runs))
+
+
+def _gradient_sections(rows: StepRows, catalogue: Catalogue) -> tuple[Any, Any, Any, Any, Gradients]:
+    """The sections on gradients in as much detail as a page can carry."""
+    for detail in DETAILS[_likely(rows, catalogue) :]:
+        found = Gradients(rows, catalogue, detail)
+        sections = energy_section(found), map_section(found), frequency_section(found), elsewhere_section(found)
+        figures = [part for section in sections if section for part in _figures(section.parts)]
+        if sum(len(json.dumps(panel_spec(panel))) for figure in figures for panel in figure.panels) <= SPECS:
+            break
+    return (*sections, found)
+
+
+def _figures(parts: Sequence[Any]) -> list[Figure]:
+    return [
+        figure
+        for part in parts
+        for figure in ([part] if isinstance(part, Figure) else _figures(part.parts) if isinstance(part, Fold) else [])
+    ]
+
+
+def _likely(rows: StepRows, catalogue: Catalogue) -> int:
+    """The first level of detail worth trying: about 150 characters for a step of a site in a reading."""
+    sites, readings = len(rows.sites([ENERGY])), len(Gradients(rows, catalogue).every_reading([ENERGY]))
+    each = 150 * len(rows.subjects)
+    sizes = [each * min(sites, d.sites) * min(readings, d.readings) * min(len(rows.steps), d.steps) for d in DETAILS]
+    return next((i for i, size in enumerate(sizes) if size <= SPECS), len(DETAILS) - 1)
+
+
+def _steps_words(rows: StepRows) -> str:
+    """At which steps."""
+    steps = rows.steps
+    if not rows.dated or not steps:
+        return ""
+    if len(steps) == 1:
+        return f"at step {steps[0]:,}"
+    return f"at {plural(len(steps), 'step')} from {steps[0]:,} to {steps[-1]:,}"
+
+
+def _deck(rows: StepRows, head: Mapping[str, Any]) -> str:
+    when = _steps_words(rows)
+    said = "Measured" + (f" on {head['data']}" if head["data"] else "") + (f" {when}" if when else "")
+    parts = [said if head["data"] or when else "", head["started"]]
+    return f"{', '.join(part for part in parts if part)}." if any(parts) else ""
+
+
+def _legend(rows: StepRows) -> list[LegendEntry]:
+    """Colour and role of each subject; of many, only the first of each model are shown at first.
+
+    Where no gradients were measured, the seeds of a model are drawn together and have one entry.
+    """
+    if len(rows.subjects) < 2:
+        return []
+    if rows.metrics().isdisjoint(TANGENT):
+        arms = arms_of(rows)
+        items = [_entry(replace(arm.subjects[0], label=arm.label), arm.index, shown=arm.index < ARMS) for arm in arms]
+        return items if len(items) > 1 else []
+    firsts = {next(x.index for x in rows.subjects if x.model == one.model) for one in rows.subjects}
+    at_first = sorted(firsts)[:SHOWN] if len(rows.subjects) > SHOWN else [x.index for x in rows.subjects]
+    return [_entry(one, one.index, shown=one.index in at_first) for one in rows.subjects]
+
+
+def _entry(subject: Subject, hue: int, *, shown: bool) -> LegendEntry:
+    role = subject.role if subject.role not in subject.label else ""
+    return LegendEntry(subject.index, subject.label, hue % 8 + 1, role, subject.marker, shown)
+
+
+# the summary
+
+
+def _summary(
+    rows: StepRows, comparison: Comparison, head: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]],
+    claims: Sequence[Mapping[str, Any]], found: Gradients,
+) -> Section:  # fmt: skip
+    """What checkpoints are wrong, what the claims say, what was seen, what was warned about, what the models are."""
+    findings = [*modality_findings(comparison), *find_training(found)]
+    parts: list[Any] = [*partial_banner(head), *_flag_parts(checkpoint_flags(rows))]
+    if claims:
+        parts += _verdict_parts(verdicts, claims, random_models(rows.abouts)[0])
+        parts += [Heading("What was seen")] if findings else []
+    parts += [Findings(findings)] if findings else []
+    facts = model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
+    facts = [fact for i, fact in enumerate(facts) if fact not in facts[:i]]  # seeds of one model are alike
+    random = random_models(rows.abouts)[0]
+    drawn = [fact for fact in facts if fact["Model"] in random]
+    drawn = [] if len(drawn) == len(facts) else drawn
+    parts += [*warnings_box(warnings(rows.abouts)), *facts_parts([fact for fact in facts if fact not in drawn])]
+    if drawn:
+        words = f"{plural(len(drawn), 'model')} with random weights"
+        parts.append(Fold(words, facts_parts(drawn, "Models with random weights"), css="behind"))
+    title = "Verdicts" if claims else "Summary"
+    return Section("summary", title, parts, title)
+
+
+def _verdict_parts(
+    verdicts: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]], random: Collection[str]
+) -> list[Any]:
+    scope = common_scope(claims)
+    words = (
+        "{counts} A claim <em>holds</em> where the whole 95&nbsp;% interval of its effect lies beyond the margin, "
+        "<em>fails</em> where it lies short of it, and is <em>undecided</em> otherwise. Each claim has "
+        "intervals of its own "
+        "kind, over contexts, layers, models or seeds; steps and layers of one run are not independent, so p is "
+        "descriptive."
+    )
+    words += " Unless it says otherwise, a verdict speaks <em>{scope}</em>." if scope else ""
+    subjects = len({str(v.get("subject") or "") for v in measured(verdicts)})
+    lead = Prose(text(words, counts=verdict_counts(verdicts, random), scope=scope))
+    return [lead, Verdicts(claims, "Model" if subjects > 1 else "", scope)]
+
+
+def checkpoint_flags(rows: StepRows) -> list[tuple[str, str, str]]:
+    """What is wrong with checkpoints of a series: repeated, missing, out of order, not finite; each thing once."""
+    found: dict[tuple[str, str, str], None] = {}
+    for key in rows.keys.get("checkpoint", []):
+        label = rows.subjects[key[0]].label if len(rows.subjects) > 1 else ""
+        for row in rows.lines[key]:
+            if row.value == 0.0 or not row.known:
+                found[label, f"{row.step or 0:,}", _sentence(row.note or "no reason was recorded")] = None
+    told = {(step, note) for _, step, note in found}
+    for entry in (e for about in rows.abouts for e in about.get("checkpoints") or [] if e.get("flags")):
+        step = "–" if entry.get("step") is None else f"{entry['step']:,}"
+        note = _sentence("; ".join(map(str, entry["flags"])))
+        if (step, note) not in told:
+            found["", step, note] = None
+    return sorted(found, key=lambda f: (f[0], int(f[1].replace(",", "")) if f[1] != "–" else -1))
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _flag_parts(flags: Sequence[tuple[str, str, str]]) -> list[Any]:
+    if not flags:
+        return []
+    models = any(model for model, *_ in flags)
+    one = len(flags) == 1
+    title = f"{len(flags)} {'checkpoint is' if one else 'checkpoints are'} not what {'it' if one else 'they'} should be"
+    heads = [*(["Model"] if models else []), Cell("Step", css="num"), "What was found"]
+    body = [
+        [*([model] if models else []), Cell(step, css="num"), Cell(note, css="prose")] for model, step, note in flags
+    ]
+    table: Any = DataTable([heads], [body], "Checkpoints", numeric=99)
+    inside = Fold("All of them", [table]) if len(flags) > 12 else table
+    return [Box([Heading(title), inside], "flags", "Checkpoints that are not what they should be")]
+
+
+# the loss
+
+
+def _loss_section(rows: StepRows, catalogue: Catalogue, *, several_seeds: bool) -> Section | None:
+    """What the loop logged, all models together."""
+    steps = [row.step or 0 for name in LOOP for key in rows.keys.get(name, []) for row in rows.lines[key]]
+    time = Time.of(steps)
+    panels = [panel for names in LOGS if (panel := _log_panel(rows, catalogue, names, time))] if time.long else []
+    if not panels:
+        return None
+    words = "What the training loop logged, on the same axis of steps."
+    if len(_legend(rows)) > 1:
+        words += (
+            " Colours are models; in the first figure the paler line is the training batch, the one with "
+            "points the held-out probe."
+        )
+        words += " Thin lines are seeds, over them their mean." if several_seeds else ""
+    return Section("course", "Loss", [Prose(words), Key(), Figure(tuple(panels))], "Loss")
+
+
+def _log_panel(rows: StepRows, catalogue: Catalogue, names: Sequence[str], time: Time) -> Panel | None:
+    drawn: list[Series] = []
+    averaged, told = False, []
+    for arm in _log_arms(rows):
+        for name in names:
+            lines = [rows.logged(one, name) for one in arm.subjects]
+            whole = seeds_mean(lines)
+            look = _log_look(rows, catalogue, arm, name, both="loss" in names and len(names) > 1)
+            averaged |= len(whole) > MOST
+            if len(lines) > 1 and look["width"] > THIN:  # of the paler one of two only the mean
+                thin = look | {
+                    "colour": faded(look["colour"], 0.35),
+                    "width": THIN,
+                    "size": 0.0,
+                    "interval": False,
+                    "quiet": True,
+                }
+                drawn += [logged_series(line, time, MOST, **thin) for line in lines if known(line)]
+            if known(whole):
+                drawn.append(logged_series(whole, time, MOST, **look))
+                told.append(f"{look['label']}: {course_words(known(whole))}")
+    panel = Panel(time.axis(), series=tuple(drawn))
+    values = numbers_in([panel])
+    if not values:
+        return None
+    there = [n for n in names if any(rows.logged(one, n) for one in rows.subjects)]
+    caption = " ".join(catalogue.entry(n).description for n in there)
+    caption += " Points are means over neighbouring steps." if averaged else ""
+    title = TITLES[names[0]]
+    return replace(panel, y=value_axis(values, log="learning_rate" not in names), title=title, caption=caption,
+                   alt=f"{title} over steps. {'; '.join(told[:6])}.")  # fmt: skip
+
+
+def _log_arms(rows: StepRows) -> list[Arm]:
+    """The models with their seeds together, as the legend has them; apart where gradients are told of each."""
+    if rows.metrics().isdisjoint(TANGENT):
+        return arms_of(rows)
+    return [Arm(one.index, one.label, one.model, one.role, one.blocks, (one,)) for one in rows.subjects]
+
+
+def _log_look(rows: StepRows, catalogue: Catalogue, arm: Arm, metric: str, *, both: bool) -> dict[str, Any]:
+    probe, seeds = metric == "probe_loss", f"mean of {len(arm.subjects)} seeds" if len(arm.subjects) > 1 else ""
+    words = {"loss": "training", "probe_loss": "probe"}.get(metric, "") if both else ""
+    parts = (arm.label if len(rows.subjects) > 1 else "", words, seeds)
+    pale = both and not probe
+    return {
+        "label": " · ".join(part for part in parts if part) or catalogue.entry(metric).title,
+        "colour": series(arm_hue(rows, arm), 0.55 if pale else 1.0),
+        "width": THIN if pale and seeds else 1.9 if probe else 1.3,
+        "size": 5.0 if probe else 0.0,
+        "interval": probe and not seeds,
+        "owner": arm.line,
+    }
+
+
+# profiles of a run without a course
+
+
+def _last_profiles(runs: Sequence[RunView], catalogue: Catalogue, rows: StepRows) -> Section | None:
+    """The geometry at the last step over depth, as the report of a single model draws it."""
+    last = []
+    for run in runs:
+        query = _every_row([run]).where(head=None, kind=[*STREAM, "stage"], metric=lambda m: m not in OF_TRAINING)
+        ends = {model: max((s for s in part.values("step") if s is not None), default=None)
+                for model, part in query.groups("model").items()}  # fmt: skip
+        kept = query.where(lambda row, ends=ends: row.step is None or row.step == ends[row.model])  # type: ignore[misc]
+        last.append(replace(run, table=Table(kept.arrow(), dict(run.about))))
+    profiles = ProfileRows(last)
+    if not len(profiles.query):
+        return None
+    shown = [p for p in main_profiles(profiles, catalogue) if p.values and not p.variant]
+    main = catalogue.main({p.entry.name for p in shown})
+    panels = tuple(profile_panel(p) for p in shown if p.entry.name in main)
+    aligned = [s.model for s in profiles.subjects] == [s.model for s in rows.subjects]
+    key: Any = Key()
+    if not aligned:  # lines of this section are not those of the page's legend: they stay when others are hidden
+        panels = tuple(replace(p, series=tuple(replace(s, owner=None) for s in p.series)) for p in panels)
+        key = Swatches([Swatch(s.label, series(s.index)) for s in profiles.subjects])
+    title = "Over depth at the last step" if _steps_words(rows) else "Over depth"
+    return Section("geometry", "Geometry", [Heading(title), key, Figure(panels)], "Geometry") if panels else None
+
+
+def _left_out(parts: Sequence[str]) -> Section | None:
+    if not parts:
+        return None
+    words = "To stay a page that opens quickly, the figures carry {what}; <code>table.parquet</code> has everything."
+    return Section("left-out", "", [Prose(text(words, what=", ".join(dict.fromkeys(parts))))])
+
+
+# in sentences
+
+
+def find_training(found: Gradients) -> list[Finding]:
+    """All sentences the table supports, most important first."""
+    said = {
+        "Energy": _each(found, _energy),
+        "Layers": _each(found, _layers),
+        "Frequency": _each(found, _frequency),
+        "Loss": _each(found, _loss),
+        "Caution": _caution(found),
+    }
+    whole = {topic: tuple(text.replace(" ± ", "\u00a0±\u00a0") for text in texts) for topic, texts in said.items()}
+    return [Finding(topic, texts) for topic, texts in whole.items() if texts]
+
+
+def _each(found: Gradients, tell: Callable[[Gradients, Subject], str]) -> list[str]:
+    if len(found.rows.subjects) > TELL_EACH:
+        return []
+    told = [(subject, text) for subject in found.rows.subjects if (text := tell(found, subject))]
+    if len(found.rows.subjects) > 1:
+        return [f"{subject.label}: {text}" for subject, text in told]
+    return [text[:1].upper() + text[1:] for _, text in told]
+
+
+def tell(mark: Any) -> str:
+    return estimate(mark.value, mark.low, mark.high)
+
+
+def _middle(found: Gradients, subject: Subject) -> Site | None:
+    sites = [s for s in found.rows.sites(["gradient_energy"]) if found.whole(subject, "gradient_energy", s)]
+    return sites[found.rows.middle(sites)] if sites else None
+
+
+def _at(found: Gradients, mark: Any) -> str:
+    return f" at step {mark.step or 0:,}" if found.rows.dated else ""
+
+
+def _finally(found: Gradients) -> str:
+    """Where a sentence speaks of the last of several steps."""
+    return "at the last step " if len(found.rows.steps) > 1 else ""
+
+
+def _energy(found: Gradients, subject: Subject) -> str:
+    """The course of energy in the middle of the model, against chance and the normal control."""
+    site = _middle(found, subject)
+    line = known(found.whole(subject, "gradient_energy", site)) if site else []
+    if not site or not line:
+        return ""
+    peak = max(line, key=lambda m: m.value)
+    text = f"the proxy of rank {found.rank} holds {tell(line[0])} of the gradient energy "
+    text += f"{site_phrase(site.layer, site.kind)}{_at(found, line[0])}"
+    if len(line) > 1:
+        text += f", {tell(line[-1])}{_at(found, line[-1])}"
+        if peak not in (line[0], line[-1]) and apart(peak, line[-1]):
+            text += f", after a peak of {tell(peak)}{_at(found, peak)}"
+    chance = found.chance(subject)
+    text += f"; chance is {number(chance)}." if chance else "."
+    return text + _controls(found, subject, site, line)
+
+
+def _controls(found: Gradients, subject: Subject, site: Site, line: Sequence[Any]) -> str:
+    normal = [m.high for m in found.whole(subject, "gradient_energy", site, control="normal") if m.interval]
+    text = f" Subspaces orthogonal to it stay below {number(max(normal))}." if normal else ""
+    pca = {m.step: m.value for m in known(found.whole(subject, "gradient_energy", site, proxy="pca"))}
+    gaps = [abs(m.value - pca[m.step]) for m in line if m.step in pca]
+    if gaps and found.proxy != "pca":
+        text += f" PCA of the same rank differs by at most {number(max(gaps), 2)}."
+    return text
+
+
+def _layers(found: Gradients, subject: Subject) -> str:
+    """Where energy is highest and lowest at the last step."""
+    sites = found.rows.sites(["gradient_energy"])
+    ends = [(s, line[-1]) for s in sites if (line := known(found.whole(subject, "gradient_energy", s)))]
+    if len(ends) < 2:
+        return ""
+    high, low = (f(ends, key=lambda pair: pair[1].value) for f in (max, min))
+    if not apart(high[1], low[1]):
+        ends_words = f"{number(low[1].value)} and {number(high[1].value)}"
+        return f"{_finally(found)}all layers lie between {ends_words}, which the intervals cannot tell apart."
+    places = [f"{tell(mark)} {site_phrase(site.layer, site.kind)}" for site, mark in (high, low)]
+    return f"{_finally(found)}energy is highest with {places[0]}, lowest with {places[1]}."
+
+
+def _frequency(found: Gradients, subject: Subject) -> str:
+    """The most frequent bin against the rarest, in the middle of the model at the last step."""
+    site = _middle(found, subject)
+    bins = sorted({k[3] for k in found.keys(["gradient_enrichment"]) if k[3].startswith("frequency:")})
+    if not site or len(bins) < 2:
+        return ""
+    ends = [known(found.whole(subject, "gradient_enrichment", site, group=g)) for g in (bins[0], bins[-1])]
+    if not all(ends):
+        return ""
+    first, last = ends[0][-1], ends[1][-1]
+    text = f"{_finally(found)}enrichment {site_phrase(site.layer, site.kind)} is {tell(first)} for the most "
+    text += f"frequent tokens and {tell(last)} for the rarest"
+    return text + ("." if apart(first, last) else ", which the intervals cannot tell apart.")
+
+
+def _loss(found: Gradients, subject: Subject) -> str:
+    for metric, name in (("probe_loss", "the loss on the held-out probe"), ("loss", "the training loss")):
+        line = known(found.rows.logged(subject, metric))
+        if len(line) == 1:
+            return f"{name} is {tell(line[0])}."
+        if line:
+            first, last = line[0], line[-1]
+            if tell(first) == tell(last):
+                return f"{name} is {tell(first)} at step {first.step or 0:,} and at step {last.step or 0:,}."
+            ends = f"from {tell(first)} at step {first.step or 0:,} to {tell(last)} at step {last.step or 0:,}"
+            falls = last.value < first.value
+            return f"{name} {'falls' if falls else 'goes'} {ends}."
+    return ""
+
+
+def _caution(found: Gradients) -> list[str]:
+    keys = found.keys(found.rows.metrics())
+    texts = []
+    if any("fewer than 10 d" in mark.note for key in keys for mark in found.rows.lines[key]):
+        texts.append("Fewer than 10 d rows at some sites: shares of anisotropy are then rough.")
+    if found.rows.dated and len({subject.seed for subject in found.rows.subjects}) == 1:
+        texts.append("One seed of each model: what is said holds for this run, not for models like it.")
+    return texts

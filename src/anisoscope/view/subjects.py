@@ -1,0 +1,385 @@
+"""Who is drawn: the models of some runs, named apart, and their rows along depth or along steps.
+
+A *subject* is what one line follows: a model in one stack, and of the other columns (seed, run, revision, step) what
+tells it from a namesake. Rows are those of `results.query`, with two further fields: `subject` (its number) and `place`
+(the kind of site; stages stand for blocks where those were not looked at).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from anisoscope.results.query import Query, Row
+from anisoscope.results.table import Table
+from anisoscope.view.words import site_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+STREAM = ("embed", "resid", "final")
+APART = ("model", "revision", "data", "step", "seed", "run", "source", "stack")  # of a profile
+# Last parts of a path that say nothing about which model it is.
+BLAND = re.compile(r"(model|models|weights|final|best|last|main|checkpoint.*|ckpt.*|step.*|\d*)", re.IGNORECASE)
+MARKERS = {"decoder": "square", "encoder": "circle", "encoder-decoder": "circle", "rows": "diamond"}
+About = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What a page is given of one run: never a model, never a tensor.
+
+    `spectra`: eigenvalues (descending) by site, as `3.resid` or `encoder.3.resid`, after `MODEL/` where a run holds
+    several models. `cka`: for each model the names of its layers and the matrix between them. `verdicts`, `concepts`
+    and `map`: what `verdicts.json`, `concepts.json` and `map.parquet` of a training run or study hold; a map that is
+    not given is read from `path`.
+    """
+
+    table: Table
+    about: dict[str, Any] = field(default_factory=dict)
+    spectra: Mapping[str, np.ndarray] = field(default_factory=dict)
+    cka: Mapping[str, tuple[Sequence[str], np.ndarray]] | None = None
+    path: str = ""
+    verdicts: Sequence[Mapping[str, Any]] = ()
+    concepts: Sequence[Mapping[str, Any]] = ()
+    map: pa.Table | None = None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One line's owner."""
+
+    index: int
+    label: str
+    model: str
+    stack: str
+    role: str  # encoder | decoder | encoder-decoder | convolution | rows | "" where it is not known
+    blocks: int
+    seed: int | None = None
+    source: int = 0
+
+    @property
+    def marker(self) -> str:
+        return MARKERS.get(self.role, "circle")
+
+
+class Site(NamedTuple):
+    """A place in a model, ordered by depth; the final norm after the last block."""
+
+    layer: int
+    order: int
+    kind: str
+
+    @staticmethod
+    def of(layer: int | None, kind: str | None) -> Site:
+        return Site(layer or 0, {"embed": 0, "final": 9}.get(kind or "", 1), kind or "")
+
+    @property
+    def name(self) -> str:
+        return {"training": "training loop"}.get(self.kind, site_name(self.layer, self.kind))
+
+    @property
+    def short(self) -> str:
+        plain = {"embed": "embed", "resid": str(self.layer), "stage": str(self.layer), "final": "final"}
+        return plain.get(self.kind, f"{self.layer} · {self.kind}")
+
+
+class Dot(NamedTuple):
+    """A value at one step, as a row has it, or a mean of such."""
+
+    step: int
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    sd: float = math.nan
+
+
+class Rows:
+    """The rows of one or several runs and the subjects they are of."""
+
+    def __init__(self, runs: Sequence[RunView], *, by: Sequence[str] = APART, **only: Any) -> None:
+        self.runs = runs
+        self.abouts: list[About] = [run.about for run in runs]
+        self.paths = [run.path for run in runs]
+        self.query = Query(*(run.table for run in runs)).where(**only)
+        self.by = tuple(by)
+        self.subjects = self._subjects()
+        self._tag_places()
+
+    def _subjects(self) -> list[Subject]:
+        """Name the owners of all rows, and tag the rows with them."""
+        owned = self.query.groups(*self.by)
+        merged: dict[tuple[Any, ...], list[Query]] = {}
+        for key, rows in owned.items():
+            merged.setdefault(self._owner(key, owned), []).append(rows)
+        keys = list(merged)
+        shorten = short_names({key[0] or "" for key in keys})
+        found, codes = [], np.full(sum(len(run.table) for run in self.runs), -1, dtype=np.int64)
+        for i, key in enumerate(keys):
+            blocks = max((int(x) for rows in merged[key] for x in rows.numbers("layer") if math.isfinite(x)), default=0)
+            told = dict(zip(self.by, key, strict=True))
+            about = self.abouts[told["source"]] if self.abouts else {}
+            stack = told["stack"] or "single"
+            role = stack if stack in ("encoder", "decoder") else role_told(about.get("models") or [], key[0])
+            label = self._label(key, keys, shorten)
+            found.append(Subject(i, label, key[0] or "", stack, role, blocks, told.get("seed"), told["source"]))
+            for rows in merged[key]:
+                codes[rows.positions] = i
+        self.query.tagged("subject", codes[self.query.positions].tolist())
+        return found
+
+    def _owner(self, key: tuple[Any, ...], owned: Mapping[tuple[Any, ...], Query]) -> tuple[Any, ...]:
+        return key
+
+    def _label(self, key: tuple[Any, ...], keys: Sequence[tuple[Any, ...]], shorten: Callable[[str], str]) -> str:
+        """The model's short name, and of the other columns only those that tell it from a namesake."""
+        namesakes = [k for k in keys if k[0] == key[0]]
+        parts = [shorten(key[0] or "") or "unnamed"]
+        for i, name in enumerate(self.by[1:], start=1):
+            differ = len({k[i] for k in namesakes}) > 1 and key[i] not in (None, "")
+            if differ and (name == "stack" or not _told_apart(namesakes, i)):
+                words = {"source": self.paths[key[i]] if name == "source" else "", "step": f"step {key[i]}"}
+                parts.append(words.get(name) or (f"seed {key[i]}" if name == "seed" else str(key[i])))
+        return " · ".join(part for part in parts if part)
+
+    def _tag_places(self) -> None:
+        """Stages stand for the blocks of a model where those were not looked at."""
+        looked = set(self.query.where(kind="resid", head=None).groups("subject"))
+        pairs = [(row.kind, row["subject"]) for row in self.query]
+        self.query.tagged("place", ["resid" if k == "stage" and s not in looked else k for k, s in pairs])
+
+    def of(self, subject: Subject, **fields: Any) -> Query:
+        """Rows of a subject."""
+        return self.query.where(subject=subject.index, **fields)
+
+
+def _told_apart(keys: Sequence[tuple[Any, ...]], i: int) -> bool:
+    """Whether earlier columns already separate these keys wherever column i differs."""
+    heads: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
+    for key in keys:
+        heads[key[:i]].add(key[i])
+    return all(len(values) == 1 for values in heads.values())
+
+
+class ProfileRows(Rows):
+    """Rows of models at one moment, along depth."""
+
+    @cached_property
+    def streams(self) -> dict[int, tuple[str, ...]]:
+        """The kinds of sites of each subject's main profile; one without a residual stream is all profile."""
+        found = {}
+        for subject in self.subjects:
+            kinds = set(self.of(subject, head=None).values("kind"))
+            stream = {"embed", "resid", "final"} if "resid" in kinds else {"embed", "stage", "final"}
+            found[subject.index] = tuple(kinds & stream) or tuple(kinds)
+        return found
+
+    @cached_property
+    def stream(self) -> Query:
+        """The main profiles."""
+        return self.query.where(lambda row: row.kind in self.streams[row["subject"]], head=None)
+
+    @cached_property
+    def lines(self) -> dict[tuple[int, str, str, str], list[Row]]:
+        """Rows of the main profiles by subject, metric, variant and group, in order of depth."""
+        found = self.stream.groups("subject", "metric", "variant", "group")
+        return {key: by_depth(rows) for key, rows in found.items()}
+
+    def line(self, subject: Subject, metric: str, variant: str = "", group: str = "") -> list[Row]:
+        """The profile of one subject; empty where the table has none."""
+        return self.lines.get((subject.index, metric, variant, group), [])
+
+    def metrics(self) -> set[str]:
+        return set(self.query.values("metric"))
+
+    def default_metrics(self) -> set[str]:
+        """Metrics of the main profiles that have a default variant."""
+        return {metric for _, metric, variant, group in self.lines if not variant and not group}
+
+    @cached_property
+    def headed(self) -> set[tuple[Any, ...]]:
+        """Subject, metric, kind and variant of what was measured head by head."""
+        return set(self.query.where(head=...).groups("subject", "metric", "kind", "variant"))
+
+
+class StepRows(Rows):
+    """Rows of models over training, along steps: one subject for each model, seed and stack of a run."""
+
+    def __init__(self, runs: Sequence[RunView]) -> None:
+        self._widths = {
+            str(e.get("name")): int(e["width"])
+            for run in runs for e in run.about.get("models") or [] if isinstance(e, Mapping) and e.get("width")
+        }  # fmt: skip
+        super().__init__(runs, by=("model", "source", "seed", "stack"))
+        # one model at one moment has no steps, whatever its training log says
+        measured = self.query.where(kind=lambda kind: kind != "training", head=None)
+        self.dated = bool(len((measured if len(measured) else self.query).where(step=...)))
+        if self.dated:
+            self.query = self.query.where(step=...)
+        self.query = self.query.where(head=None)
+        self.lines: dict[tuple[int, str, Site, str, str], list[Row]] = {}
+        for key, rows in self.query.groups("subject", "metric", "layer", "place", "group", "variant").items():
+            place = (key[0], key[1], Site.of(key[2], key[3]), key[4], key[5])
+            self.lines[place] = by_step(rows)
+        self.keys: dict[str, list[tuple[int, str, Site, str, str]]] = defaultdict(list)
+        for place in self.lines:
+            self.keys[place[1]].append(place)
+        there = {line[0].layer is not None or place[2].kind != "training" for place, line in self.lines.items()}
+        self.steps = sorted({row.step or 0 for place, line in self.lines.items() if place[2].kind != "training"
+                             for row in line}) if there else []  # fmt: skip
+
+    def _owner(self, key: tuple[Any, ...], owned: Mapping[tuple[Any, ...], Query]) -> tuple[Any, ...]:
+        """Rows of the loop, which know neither stack nor seed, go to their model's first subject."""
+        measured = [k for k, rows in owned.items() if k[:2] == key[:2] and set(rows.values("kind")) != {"training"}]
+        if key in measured or not measured:
+            return (*key[:3], key[3] or "single")
+        home = next((other for other in measured if other[2] == key[2]), measured[0])
+        return (*home[:3], home[3] or "single")
+
+    def _label(self, key: tuple[Any, ...], keys: Sequence[tuple[Any, ...]], shorten: Callable[[str], str]) -> str:
+        """The model's short name, and of seed, stack and run only what tells it from a namesake."""
+        namesakes = [k for k in keys if k[0] == key[0]]
+        parts = [shorten(key[0] or "") or "unnamed"]
+        parts += [f"seed {key[2]}"] if len({k[2] for k in namesakes}) > 1 else []
+        parts += [key[3]] if len({k[3] for k in namesakes}) > 1 else []
+        parts += [f"run {key[1] + 1}"] if len([k for k in namesakes if k[2:] == key[2:]]) > 1 else []
+        return " · ".join(parts)
+
+    def line(self, subject: Subject, metric: str, site: Site, variant: str = "", *, group: str = "") -> list[Row]:
+        """The rows of one line in order of steps; empty where the table has none."""
+        return self.lines.get((subject.index, metric, site, group, variant), [])
+
+    def logged(self, subject: Subject, metric: str) -> list[Row]:
+        """The line of a number that the loop logs, wherever the table puts it."""
+        keys = [key for key in self.keys.get(metric, []) if key[0] == subject.index and not key[3]]
+        return self.lines[min(keys, key=lambda key: len(key[4]))] if keys else []
+
+    def metrics(self) -> set[str]:
+        return set(self.keys)
+
+    def sites(self, metrics: Iterable[str], kinds: Sequence[str] = STREAM) -> list[Site]:
+        return sorted({key[2] for metric in metrics for key in self.keys.get(metric, []) if key[2].kind in kinds})
+
+    def middle(self, sites: Sequence[Site]) -> int:
+        """The place in a list of sites that a page opens with: the middle block of the shallowest model."""
+        blocks = min((subject.blocks for subject in self.subjects), default=0)
+        wanted = Site.of(max(1, round(blocks / 2)), "resid")
+        return list(sites).index(wanted) if wanted in sites else len(sites) // 2
+
+    def width(self, subject: Subject) -> int | None:
+        return self._widths.get(subject.model)
+
+
+def by_depth(rows: Iterable[Row]) -> list[Row]:
+    """In order of depth, the final norm last."""
+    return sorted(rows, key=lambda row: (row.layer or 0, row.kind == "final"))
+
+
+def by_step(rows: Query) -> list[Row]:
+    """In order of steps; of several rows at one step the last."""
+    steps = np.nan_to_num(rows.numbers("step"), nan=0.0)
+    found = list(rows)
+    return list({steps[i]: found[i] for i in np.argsort(steps, kind="stable")}.values())
+
+
+def known(rows: Iterable[Any]) -> list[Any]:
+    """Rows or dots that have a value."""
+    return [row for row in rows if math.isfinite(row.value)]
+
+
+def place_of(row: Row) -> str:
+    return site_name(row.layer or 0, row.kind)
+
+
+def without_first(variant: str) -> bool:
+    """Whether a variant leaves the first position out: drawn dashed, beside the line that keeps it."""
+    return "first=out" in variant.split(";")
+
+
+def seeds_mean(lines: Sequence[Sequence[Any]]) -> list[Any]:
+    """One line as it is; of several the means at each step, from the lowest to the highest."""
+    if len(lines) == 1:
+        return list(lines[0])
+    steps: dict[int, list[Any]] = defaultdict(list)
+    for line in lines:
+        for row in known(line):
+            steps[row.step].append(row)
+    return [_over_seeds(step, rows) for step, rows in sorted(steps.items())]
+
+
+def _over_seeds(step: int, rows: Sequence[Any]) -> Dot:
+    values = [row.value for row in rows]
+    spreads = [row.sd for row in rows if math.isfinite(row.sd)]
+    low, high = (min(values), max(values)) if len(values) > 1 else (math.nan, math.nan)
+    return Dot(step, fmean(values), low, high, fmean(spreads) if spreads else math.nan)
+
+
+# names
+
+
+def short_names(models: Iterable[str]) -> Callable[[str], str]:
+    """A function that shortens paths and hub ids, as far as the names stay apart.
+
+    >>> shorten = short_names(["org/pythia-160m", "runs/a/model", "x/bert", "y/bert"])
+    >>> [shorten(n) for n in ("org/pythia-160m", "runs/a/model", "x/bert")]
+    ['pythia-160m', 'a/model', 'x/bert']
+    """
+    names = list(models)
+    brief = {name: _last_part(name) for name in names}
+    taken = list(brief.values())
+    return lambda name: brief[name] if name in brief and taken.count(brief[name]) == 1 else name
+
+
+def _last_part(name: str) -> str:
+    if "<" in name:  # no path; showing half of a tag would be worse than showing all of it
+        return name
+    parts = name.replace("\\", "/").rstrip("/").split("/")
+    return "/".join(parts[-2:]) if BLAND.fullmatch(parts[-1]) else parts[-1]
+
+
+def role_told(entries: Iterable[Any], model: str) -> str:
+    """What a run says of a model of one stack: encoder, decoder, or convolution, which is neither."""
+    mine = [entry for entry in entries if isinstance(entry, Mapping) and entry.get("name") == model]
+    if mine and modality_told(mine[0], "single") == "convolution":
+        return "convolution"
+    return str(mine[0].get("type") or "") if mine else ""
+
+
+def modality_told(entry: About, stack: str) -> str:
+    """The modality of a stack where its run says it, else nothing.
+
+    >>> modality_told({"modality": {"encoder": "speech"}}, "encoder"), modality_told({}, "single")
+    ('speech', '')
+    """
+    told = by_stack(entry.get("modality"))
+    return told.get(stack) or next(iter(told.values()), "")
+
+
+def by_stack(value: Any) -> dict[str, str]:
+    """Words by stack; older runs have one word, or a count, for all."""
+    if isinstance(value, Mapping):
+        return {str(stack): str(word) for stack, word in value.items() if word}
+    return {"": value} if isinstance(value, str) and value else {}
+
+
+def random_models(abouts: Sequence[About]) -> tuple[list[str], int]:
+    """Names of models whose weights are random, and how many models there are."""
+    names, count = [], 0
+    for about in abouts:
+        entries = about.get("models") or [{}]
+        count += len(entries)
+        every = bool((about.get("config") or {}).get("random_init"))
+        names += [str(entry.get("name") or "unnamed") for entry in entries if every or _says_random(entry)]
+    return names, count
+
+
+def _says_random(entry: About) -> bool:
+    return any(str(note).startswith("random weights") for note in entry.get("notes") or ())
