@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from anisoscope import measure
 from anisoscope.capture import Capture, find_layout
 from anisoscope.capture.rows.pixel import channels_last
-from anisoscope.capture.sites.part import Place
+from anisoscope.capture.sites.block_part import Place
 from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
 from support.plain_images import Attending, Grouped, Mixed, Nested, Numbered, Scattered, Windowed, chain, inverted

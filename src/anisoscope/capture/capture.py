@@ -18,8 +18,8 @@ from anisoscope.capture.rows.frame import with_frame_mask
 from anisoscope.capture.rows.index import Contexts, PositionChoice, positioned, read_contexts, special_ids, with_ids
 from anisoscope.capture.rows.pixel import reads_last, with_pixel_mask
 from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink
+from anisoscope.capture.sites.block_part import Place
 from anisoscope.capture.sites.layout import Layout, Stack, find_layout, refuse_compiled
-from anisoscope.capture.sites.part import Place
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.capture.stack_pass import StackPass, patch_cutters
 from anisoscope.errors import AnisoscopeError

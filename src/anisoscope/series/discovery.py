@@ -47,7 +47,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Series:
+class CheckpointSeries:
     """Checkpoints by their steps; `timed` says whether the steps are training's own, not just the order given."""
 
     name: str
@@ -87,7 +87,7 @@ def find_series(
     architecture: str | None = None,
     name: str | None = None,
     known: Sequence[str] = (),
-) -> Series:
+) -> CheckpointSeries:
     """The checkpoints of a folder, the revisions of a hub model, or several models, in the order of training.
 
     `known` are the revisions that `all` or `log` meant when the sweep began.
@@ -100,13 +100,13 @@ def find_series(
         found = _revisions(models[0], revisions, known)
     else:
         found = _folder(models[0], architecture)
-    return found if name is None else Series(name, found.checkpoints, found.notes, found.timed)
+    return found if name is None else CheckpointSeries(name, found.checkpoints, found.notes, found.timed)
 
 
 # hub
 
 
-def _revisions(model: str, wanted: Sequence[str], known: Sequence[str]) -> Series:
+def _revisions(model: str, wanted: Sequence[str], known: Sequence[str]) -> CheckpointSeries:
     if Path(model).expanduser().exists():
         raise AnisoscopeError(f"{model!r} is a folder, which has no revisions; leave --revisions out.")
     notes: list[str] = []
@@ -118,7 +118,7 @@ def _revisions(model: str, wanted: Sequence[str], known: Sequence[str]) -> Serie
         Checkpoint(f"{model}@{each}", step, each, revision=each, late=after)
         for each, step, after in zip(names, steps, late, strict=True)
     ]
-    return Series(model.split("/")[-1], _ordered(found, model), notes)
+    return CheckpointSeries(model.split("/")[-1], _ordered(found, model), notes)
 
 
 def _listed(model: str, word: str, notes: list[str]) -> list[str]:
@@ -143,7 +143,7 @@ def _listed(model: str, word: str, notes: list[str]) -> list[str]:
 # folders and files
 
 
-def _folder(model: str, architecture: str | None) -> Series:
+def _folder(model: str, architecture: str | None) -> CheckpointSeries:
     path = Path(model).expanduser()
     if not path.is_dir():
         raise AnisoscopeError(
@@ -167,7 +167,7 @@ def _folder(model: str, architecture: str | None) -> Series:
     raise AnisoscopeError(f"{model!r} holds no checkpoint-N folders (found: {shown}); give the folder that does.")
 
 
-def _local(places: list[Path], path: Path, architecture: str | None) -> Series:
+def _local(places: list[Path], path: Path, architecture: str | None) -> CheckpointSeries:
     named = [(place, _step_of_path(place)) for place in places]
     sure = {step for place, step in named if named_step(place.name) is not None}
     twins = [p for p, step in named if named_step(p.name) is None and step in sure]  # Lightning's last.ckpt
@@ -184,7 +184,7 @@ def _local(places: list[Path], path: Path, architecture: str | None) -> Series:
         if p not in twins and p not in nameless
     ]
     name = path.resolve().name if path.name != "checkpoints" else path.resolve().parent.name
-    return Series(name, _ordered(found, str(path)), notes)
+    return CheckpointSeries(name, _ordered(found, str(path)), notes)
 
 
 def _is_weights(path: Path) -> bool:
@@ -259,7 +259,7 @@ def stamp(spec: str) -> str:
 # several
 
 
-def _several(models: Sequence[str], architecture: str | None) -> Series:
+def _several(models: Sequence[str], architecture: str | None) -> CheckpointSeries:
     names = [parse_model(model, state=architecture is not None).name for model in models]
     labels = names if len(set(names)) == len(names) else list(models)
     if len(set(labels)) < len(labels):
@@ -272,7 +272,7 @@ def _several(models: Sequence[str], architecture: str | None) -> Series:
         Checkpoint(model, step, label, late=any((s or 0) > (step or 0) for s in places[:k]))
         for k, (model, step, label) in enumerate(zip(models, places, labels, strict=True))
     ]
-    return Series(_common(labels), _ordered(found, ", ".join(models)), notes, timed)
+    return CheckpointSeries(_common(labels), _ordered(found, ", ".join(models)), notes, timed)
 
 
 def _common(labels: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from anisoscope.results.table import Table
 from anisoscope.series.config import SweepConfig as SweepConfig
 from anisoscope.series.discovery import (
     Checkpoint,
-    Series,
+    CheckpointSeries,
     find_series,
     has_loss,
     is_there,
@@ -78,7 +78,7 @@ class Sweeper:
     tables: dict[int, Table] = field(default_factory=dict)
     words: tuple[str, str] | None = None  # fingerprint of the series' tokenizer, and the checkpoint it came with
     kept: int = 0  # how often a state was written
-    plan: Series | None = None  # the series, where it was looked for before the folder was made
+    plan: CheckpointSeries | None = None  # the series, where it was looked for before the folder was made
 
     @classmethod
     def at(cls, config: SweepConfig, place: str | Path, *, resume: bool, **words: Any) -> Sweeper:
@@ -333,9 +333,9 @@ class Sweeper:
         return late
 
 
-def _series_of(config: SweepConfig, known: Sequence[str] = ()) -> Series:
+def _series_of(config: SweepConfig, known: Sequence[str] = ()) -> CheckpointSeries:
     c = config
     if c.series:
         return find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
     parse_model(c.model, random_init=c.random_init, state=c.architecture is not None)  # or refused
-    return Series(c.name or "", [Checkpoint(c.model, None, c.model)], timed=False)
+    return CheckpointSeries(c.name or "", [Checkpoint(c.model, None, c.model)], timed=False)

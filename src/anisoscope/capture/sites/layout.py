@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.rows.index import Windows
-from anisoscope.capture.sites import part as parts
+from anisoscope.capture.sites import block_part as parts
+from anisoscope.capture.sites.block_part import Place
 from anisoscope.capture.sites.family import REFUSED, Family, family_of
-from anisoscope.capture.sites.part import Place
 from anisoscope.capture.sites.patch import SpecialPositions, named_tokens
 from anisoscope.capture.sites.site import ROTARY_KINDS, SELF_KINDS, Site, check_kinds
 from anisoscope.capture.sites.stage import Trunk, find_trunk

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from anisoscope.capture.sites.part import Place
+from anisoscope.capture.sites.block_part import Place
 
 _NUMBERED = re.compile(r"^(layer|stage|block|level|group|res)_?(\d+)$")
 _LISTS = (nn.ModuleList, nn.Sequential)

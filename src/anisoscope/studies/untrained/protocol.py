@@ -304,18 +304,18 @@ class Untrained(Study):
     def _judge(self, parts: Sequence[Table]) -> None:
         table = Table.concat(parts)
         self.folder.write_table(table)
-        self.folder.write_arrays(HISTOGRAMS, dict(_arrays(parts)))
+        self.folder.write_arrays(HISTOGRAMS, _arrays(parts))
         verdicts = evaluate_claims(Table(table.arrow, {"models": self.about["models"]}), CLAIMS)
         self.folder.write_json("verdicts.json", verdicts_to_dicts(verdicts))
 
 
-def _arrays(parts: Iterable[Table]) -> Iterable[tuple[str, np.ndarray]]:
+def _arrays(parts: Iterable[Table]) -> dict[str, np.ndarray]:
     """Counts of scores by block and point, [points of the same name], and the edges of their bins."""
-    yield "edges", EDGES
+    found = {"edges": EDGES}
     for part in parts:
         for arm, counts in part.about["histograms"].items():
-            for point, values in counts.items():
-                yield f"{arm}/{point}", np.asarray(values, dtype=np.int32)
+            found |= {f"{arm}/{point}": np.asarray(values, dtype=np.int32) for point, values in counts.items()}
+    return found
 
 
 def _described(block: UntrainedBlock) -> dict[str, str]:
