@@ -15,16 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anisoscope.results.query import options_of
-from anisoscope.view.catalogue import (
-    FREQUENCY,
-    LOOP,
-    MOVEMENT,
-    TANGENT,
-    TESTS,
-    Catalogue,
-    sentences,
-    variant_words,
-)
+from anisoscope.view.catalogue import FREQUENCY, LOOP, MOVEMENT, TANGENT, TESTS, Catalogue, sentences, variant_words
 from anisoscope.view.figure import (
     Axis,
     Choice,
@@ -344,8 +335,7 @@ def _course_section(rows: StepRows, shape: Shape, switch: Switch) -> Section:
     lead += (
         [
             "Below, on the same axis: the loss on the held-out probe (points), the training loss (pale) and the "
-            "gradient "
-            "norm (dotted), so that phases can be read against them."
+            "gradient norm (dotted), so that phases can be read against them."
         ]
         if looped
         else []

@@ -237,10 +237,9 @@ def _verdict_parts(
     scope = common_scope(claims)
     words = (
         "{counts} A claim <em>holds</em> where the whole 95&nbsp;% interval of its effect lies beyond the margin, "
-        "<em>fails</em> where it lies short of it, and is <em>undecided</em> otherwise. Each claim has "
-        "intervals of its own "
-        "kind, over contexts, layers, models or seeds; steps and layers of one run are not independent, so p is "
-        "descriptive."
+        "<em>fails</em> where it lies short of it, and is <em>undecided</em> otherwise. Each claim has intervals of "
+        "its own kind, over contexts, layers, models or seeds; steps and layers of one run are not independent, so p "
+        "is descriptive."
     )
     words += " Unless it says otherwise, a verdict speaks <em>{scope}</em>." if scope else ""
     subjects = len({str(v.get("subject") or "") for v in measured(verdicts)})
