@@ -28,7 +28,7 @@ from anisoscope.view.sections.drift import drift_axis, drift_section, modality_f
 from anisoscope.view.sections.findings import find, mean_over_blocks
 from anisoscope.view.sections.profiles import head_maps, head_title, heat_section, spectrum_panel
 from anisoscope.view.sections.record import data_phrase, model_facts, row_noun, row_nouns
-from anisoscope.view.sections.shape import COLUMNS
+from anisoscope.view.sections.row_map import COLUMNS
 from anisoscope.view.subjects import ProfileRows, RunView, random_models
 from anisoscope.view.tables import short_tables
 from anisoscope.view.words import estimate, p_words

@@ -16,7 +16,8 @@ from anisoscope.metrics.catalogue import registry
 from anisoscope.results.table import Table
 from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.sections.ablation import designs, effects_of
-from anisoscope.view.sections.shape import SIZE, arm_line, arms_of, make_shape, measures_of, row_maps, sites_of
+from anisoscope.view.sections.row_map import row_maps
+from anisoscope.view.sections.shape import SIZE, arm_line, arms_of, make_shape, measures_of, sites_of
 from anisoscope.view.subjects import RunView, Site, StepRows
 from support.fake_runs import HOSTILE
 from support.fake_shape import ARMS, BELL, ESTIMATORS, shape_map, shape_table, write_study

@@ -392,13 +392,11 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
 def _verdict_section(run: RunView) -> Section:
     given = bool(run.about["reference"].get("given"))
     lead = (
-        "A claim <em>holds</em> where the 95&nbsp;% interval of its effect lies inside its margin on every "
-        "curved manifold, "
-        "<em>fails</em> where it lies outside on one, and is <em>undecided</em> otherwise; the numbers are "
-        "those of the "
-        "manifold on which it hangs. Intervals are Student’s, over independent repetitions. These are statements about "
-        "geometry and sampling, not about any trained model: how widely types of a real model spread, β, has to "
-        "be measured "
+        "A claim <em>holds</em> where the 95&nbsp;% interval of its effect lies inside its margin on every curved "
+        "manifold, <em>fails</em> where it lies outside on one, and is <em>undecided</em> otherwise; the numbers are "
+        "those of the manifold on which it hangs. Intervals are Student’s, over independent repetitions. These are "
+        "statements about geometry and sampling, not about any trained model: how widely types of a real model spread, "
+        "β, has to be measured "
         "there" + ("." if given else "; here it is assumed.")
     )
     subjects = {str(v.get("subject")) for v in run.verdicts}
@@ -409,23 +407,18 @@ def _verdict_section(run: RunView) -> Section:
 def _scale_section(curves: ScaleCurves) -> Section:
     config = curves.config
     lead = (
-        "Points are scattered around one point of each manifold at tangent distance <i>t</i>. In the tangent "
-        "space their "
-        "variance grows as <i>t</i>², in the normal space, where only curvature can put it, as <i>t</i>⁴: a "
-        "sample twice as "
-        "narrow shows a quarter of the curvature. The constants are known too: for a Gaussian scatter the "
-        "normal variance is "
-        "½ <i>t</i>⁴ ‖II‖², for a ball of radius <i>t</i> it is <i>t</i>⁴ (‖II‖² − ‖tr II‖²/(m+2)) / "
-        "(2(m+2)(m+4)). A shell "
-        "around a point of a sphere has no normal variance at all, because every point of it is equally high."
+        "Points are scattered around one point of each manifold at tangent distance <i>t</i>. In the tangent space "
+        "their variance grows as <i>t</i>², in the normal space, where only curvature can put it, as <i>t</i>⁴: a "
+        "sample twice as narrow shows a quarter of the curvature. The constants are known too: for a Gaussian scatter "
+        "the normal variance is ½ <i>t</i>⁴ ‖II‖², for a ball of radius <i>t</i> it is <i>t</i>⁴ (‖II‖² − ‖tr "
+        "II‖²/(m+2)) / (2(m+2)(m+4)). A shell around a point of a sphere has no normal variance at all, because every "
+        "point of it is equally high."
     )
     caption = (
-        f"Measured variance (marks; {config['replicates']} samples of {config['samples']:,} rows each) and its "
-        f"leading order "
-        f"(dashed). Ambient noise of {number(config['floor'])}/κ sets the floor (dotted). Slopes are fitted to "
-        f"what lies above "
-        f"the floor, the floor taken off, up to the upright rule at {config['fit_limit']}/κ, beyond which the "
-        f"next order begins "
+        f"Measured variance (marks; {config['replicates']} samples of {config['samples']:,} rows each) and its leading "
+        f"order (dashed). Ambient noise of {number(config['floor'])}/κ sets the floor (dotted). Slopes are fitted to "
+        f"what lies above the floor, the floor taken off, up to the upright rule at {config['fit_limit']}/κ, beyond "
+        f"which the next order begins "
         "to count."
     )
     heads = [
@@ -460,34 +453,29 @@ def _betas(curves: ScaleCurves) -> Swatches:
 def _frequency_section(curves: ScaleCurves) -> Section:
     config, (zipf, beta) = curves.config, curves.reference
     lead = (
-        "{types} token types are points of the manifold, with Zipf frequencies f<sub>i</sub> ∝ i<sup>−s</sup>; "
-        "the tokens of a "
-        "type scatter around it on the scale t<sub>i</sub> = t₀ (f<sub>i</sub>/f<sub>max</sub>)<sup>−β</sup>, "
-        "at most 0.5/κ. "
-        "With β &gt; 0 frequent types are narrow, and tokens drawn by frequency mostly come from where "
-        "curvature cannot be "
-        "seen; with β &lt; 0 it is the other way round; with β = 0 frequency changes nothing, which is the null."
+        "{types} token types are points of the manifold, with Zipf frequencies f<sub>i</sub> ∝ i<sup>−s</sup>; the "
+        "tokens of a type scatter around it on the scale t<sub>i</sub> = t₀ "
+        "(f<sub>i</sub>/f<sub>max</sub>)<sup>−β</sup>, at most 0.5/κ. With β &gt; 0 frequent types are narrow, and "
+        "tokens drawn by frequency mostly come from where curvature cannot be seen; with β &lt; 0 it is the other way "
+        "round; with β = 0 frequency changes nothing, which is the null."
     )
     more = (
         "Visibility by itself need not fall with s, because a steeper law also makes the rare types wider. What "
-        "frequency hides "
-        "is the ratio to a <em>uniform draw of the same types</em>."
+        "frequency hides is the ratio to a <em>uniform draw of the same types</em>."
     )
     noise = "on the flat control it is nothing but noise. It" if FLAT in curves.models else "part of it is noise. It"
     caption = (
         "(a) Normal over tangent variance of tokens drawn by frequency, pooled within types; dashed: leading "
         "order. (b) The same "
-        f"divided by that of a uniform draw of the same types; 1 is no effect. (c) At s = {zipf:g} on every "
-        f"manifold, against β. "
-        f"(d) The ratio that local PCA gives on tokens with ambient noise {config['noise']}/κ, for β = "
+        f"divided by that of a uniform draw of the same types; 1 is no effect. (c) At s = {zipf:g} on every manifold, "
+        f"against β. (d) The ratio that local PCA gives on tokens with ambient noise {config['noise']}/κ, for β = "
         f"{signed(beta)}: {noise} can "
         "rise under frequency bias while the true visibility falls, so it is no measure of curvature until the "
         "noise is known."
     )
     behind = (
-        "Visibility relative to a uniform draw of the same types. Dotted: the scales of the types are kept as "
-        "they are at s = 1 "
-        "and only the draw changes, as when a corpus is resampled but the model is not."
+        "Visibility relative to a uniform draw of the same types. Dotted: the scales of the types are kept as they are "
+        "at s = 1 and only the draw changes, as when a corpus is resampled but the model is not."
     )
     fold = Fold(
         "Every manifold, and with the scales held fixed",
@@ -509,19 +497,15 @@ def _local_section(curves: ScaleCurves) -> Section:
     lead = (
         f"In each neighbourhood the top {config['dim']} principal directions estimate the tangent space, and "
         f"the regression of the "
-        "rest on squares and products of the tangent coordinates estimates the second fundamental form. A "
-        "curvature counts as "
-        "recovered when its relative error is under one half."
+        "rest on squares and products of the tangent coordinates estimates the second fundamental form. A curvature "
+        "counts as recovered when its relative error is under one half."
     )
     caption = (
-        "(a, b) Neighbourhoods of {neighbours} rows at one scale for all, noise {noise}/κ: noise hides the "
-        "curvature of narrow "
-        "neighbourhoods before it hides their tangent, and wide ones bend away from both. (c) Share of tokens "
-        "whose curvature is "
-        "recovered with equally many rows in every neighbourhood, on the {shown}: by frequency (solid) and in a "
-        "uniform draw "
-        "(dotted). (d) The same with all tokens of a type: frequent types then also have more rows, the error goes as "
-        "f<sup>2β−½</sup>, and for β below ¼ frequency <em>helps</em>."
+        "(a, b) Neighbourhoods of {neighbours} rows at one scale for all, noise {noise}/κ: noise hides the curvature "
+        "of narrow neighbourhoods before it hides their tangent, and wide ones bend away from both. (c) Share of "
+        "tokens whose curvature is recovered with equally many rows in every neighbourhood, on the {shown}: by "
+        "frequency (solid) and in a uniform draw (dotted). (d) The same with all tokens of a type: frequent types then "
+        "also have more rows, the error goes as f<sup>2β−½</sup>, and for β below ¼ frequency <em>helps</em>."
     )
     told = {"neighbours": config["neighbours"], "noise": config["noise"], "shown": title(curves.curved[0])}
     parts = [Prose(lead), _betas(curves), pca_figure(curves), Prose(text(caption, **told), css="says")]
@@ -530,13 +514,11 @@ def _local_section(curves: ScaleCurves) -> Section:
 
 def _parabola_section(curves: ScaleCurves) -> Section:
     lead = (
-        "That rows are almost tangent at small scales does not make the gradient tangent. Take the rows x = (u, "
-        "u²) with u "
-        "symmetric around 0, the same loss gradient g = 1 for every row, and a linear map, so that dL/dW = Σ g "
-        "xᵀ. Row by row the "
-        "energy is tangent up to O(t²). In the sum the tangent parts cancel and what is left is normal, at "
-        "every scale. A ratio "
-        "of order t between normal and tangent gradients is therefore something to be measured, not a theorem."
+        "That rows are almost tangent at small scales does not make the gradient tangent. Take the rows x = (u, u²) "
+        "with u symmetric around 0, the same loss gradient g = 1 for every row, and a linear map, so that dL/dW = Σ g "
+        "xᵀ. Row by row the energy is tangent up to O(t²). In the sum the tangent parts cancel and what is left is "
+        "normal, at every scale. A ratio of order t between normal and tangent gradients is therefore something to be "
+        "measured, not a theorem."
     )
     caption = Prose("(a) Gradients of single rows, and their sum. (b) Tangent share of the energy.", css="says")
     return Section("parabola", "The parabola", [Prose(lead), parabola_figure(curves), caption], "Parabola")
@@ -555,10 +537,9 @@ TERMS = (
         "tr C_N / tr C_T",
         [
             text(
-                "Pooled within types. <code>estimate=true</code>: in the known tangent and normal spaces, each "
-                "type’s normal variance "
-                "divided by its own ‖II‖² over the mean, so that it does not matter where the few frequent types lie. "
-                "<code>estimate=pca</code>: in those that local PCA finds, noise included."
+                "Pooled within types. <code>estimate=true</code>: in the known tangent and normal spaces, each type’s "
+                "normal variance divided by its own ‖II‖² over the mean, so that it does not matter where the few "
+                "frequent types lie. <code>estimate=pca</code>: in those that local PCA finds, noise included."
             )
         ],
     ),

@@ -312,14 +312,11 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
 
 def _verdict_section(run: RunView, models: int) -> Section:
     lead = (
-        "A statement <em>holds</em> where the 95&nbsp;% interval of its effect lies beyond its margin, "
-        "<em>fails</em> where it "
-        "lies short of it, and is <em>undecided</em> otherwise. Repairs, readouts and probes are fitted on one "
-        "half of the "
-        "contexts; every number is about the other half, and its interval leaves out one of eight folds of "
-        "those contexts at a "
-        "time. Effects of repairs are paired with raw rows, token by token, at the last checkpoint, and "
-        "averaged over sites. "
+        "A statement <em>holds</em> where the 95&nbsp;% interval of its effect lies beyond its margin, <em>fails</em> "
+        "where it lies short of it, and is <em>undecided</em> otherwise. Repairs, readouts and probes are fitted on "
+        "one half of the contexts; every number is about the other half, and its interval leaves out one of eight "
+        "folds of those contexts at a time. Effects of repairs are paired with raw rows, token by token, at the last "
+        "checkpoint, and averaged over sites. "
         "Everything is said of " + ("this model" if models == 1 else "these models") + " alone."
     )
     claims = verdict_claims(run.verdicts)
@@ -343,11 +340,10 @@ def _model_section(found: ModelNumbers, *, alone: bool) -> Section:
         _repairs(itself),
         loss_figure(found, f"performance-loss{of}"),
         _caption(
-            "(a) The rows of one site are repaired, given their usual mean norm back, and the rest of the network "
-            "runs on: what the "
-            "network itself relies on. (b) A fresh softmax readout from the rows to the token that the model "
-            "predicts there: what is "
-            "linearly there to be read. Dashed: the model as it is. Whiskers: 95&nbsp;% over contexts."
+            "(a) The rows of one site are repaired, given their usual mean norm back, and the rest of the network runs "
+            "on: what the network itself relies on. (b) A fresh softmax readout from the rows to the token that the "
+            "model predicts there: what is linearly there to be read. Dashed: the model as it is. Whiskers: 95&nbsp;% "
+            "over contexts."
         ),
         Fold("Numbers", [_loss_table(found)]),
     ]
@@ -395,12 +391,10 @@ def _loss_table(found: ModelNumbers) -> DataTable:
 
 def _probe_parts(found: ModelNumbers, of: str) -> list[Any]:
     lead = (
-        "With a free intercept a shift changes nothing, so mean-removed rows give the very same linear probe as "
-        "raw ones. Without "
-        "a penalty no invertible affine map would: what whitening changes here, it changes through the penalty, "
-        "which is chosen on "
-        "held contexts of the fit half for every repair from the same grid. The nearest class mean by cosine "
-        "has no such invariance."
+        "With a free intercept a shift changes nothing, so mean-removed rows give the very same linear probe as raw "
+        "ones. Without a penalty no invertible affine map would: what whitening changes here, it changes through the "
+        "penalty, which is chosen on held contexts of the fit half for every repair from the same grid. The nearest "
+        "class mean by cosine has no such invariance."
     )
     controls = Swatch("most frequent class", "@soft", "dash"), Swatch("shuffled labels", "@soft", "dot")
     parts: list[Any] = [
@@ -409,9 +403,8 @@ def _probe_parts(found: ModelNumbers, of: str) -> list[Any]:
         _repairs(*controls),
         probe_figure(found, f"performance-probes{of}"),
         _caption(
-            "Linear probes (multinomial logistic regression). Grey: always the most frequent class (dashed), and "
-            "the same probe on "
-            "shuffled labels (dotted). Mean removed lies on raw by construction."
+            "Linear probes (multinomial logistic regression). Grey: always the most frequent class (dashed), and the "
+            "same probe on shuffled labels (dotted). Mean removed lies on raw by construction."
         ),
         _repairs(controls[0]),
         probe_figure(found, f"performance-cosine{of}", probe="cosine"),
@@ -469,11 +462,10 @@ def _correlation_parts(found: ModelNumbers) -> list[Any]:
     if not body:
         return []
     lead = (
-        "Spearman’s correlation with two intervals: over contexts (measurement noise), and over the points "
-        "(each checkpoint or "
-        "layer left out once). Checkpoints of one run share their history and layers of one model their "
-        "weights: they are no "
-        "independent samples, both quantities may simply move with time or depth, and a p-value only describes."
+        "Spearman’s correlation with two intervals: over contexts (measurement noise), and over the points (each "
+        "checkpoint or layer left out once). Checkpoints of one run share their history and layers of one model their "
+        "weights: they are no independent samples, both quantities may simply move with time or depth, and a p-value "
+        "only describes."
     )
     heads = [
         "Geometry of raw rows",
@@ -515,12 +507,10 @@ def _terms(config: Mapping[str, Any]) -> list[tuple[str, Sequence[str], str, Seq
             "",
             [
                 text(
-                    "Cross-entropy in nats per token that the model predicts. <code>reading=patched</code>: its "
-                    "own, with the rows of "
-                    "one site repaired and multiplied by one number that gives the fit rows their mean norm back. "
-                    "<code>reading=readout</code>: of a fresh softmax regression from the rows, over the {n} most "
-                    "frequent tokens at "
-                    "most. <code>against=raw</code>: the difference to raw rows.",
+                    "Cross-entropy in nats per token that the model predicts. <code>reading=patched</code>: its own, "
+                    "with the rows of one site repaired and multiplied by one number that gives the fit rows their "
+                    "mean norm back. <code>reading=readout</code>: of a fresh softmax regression from the rows, over "
+                    "the {n} most frequent tokens at most. <code>against=raw</code>: the difference to raw rows.",
                     n=config.get("classes"),
                 )
             ],
@@ -531,12 +521,10 @@ def _terms(config: Mapping[str, Any]) -> list[tuple[str, Sequence[str], str, Seq
             "",
             [
                 text(
-                    "Share of test rows whose class is found. <code>control=shuffled</code>: the same probe "
-                    "fitted and tested on "
-                    "shuffled labels; <code>control=majority</code>: always the most frequent class of the fit rows; "
-                    "<code>probe=cosine</code>: the class whose mean direction is nearest. Labels of whole contexts "
-                    "use the {pool} "
-                    "row.",
+                    "Share of test rows whose class is found. <code>control=shuffled</code>: the same probe fitted "
+                    "and tested on shuffled labels; <code>control=majority</code>: always the most frequent class of "
+                    "the fit rows; <code>probe=cosine</code>: the class whose mean direction is nearest. Labels of "
+                    "whole contexts use the {pool} row.",
                     pool=config.get("pool"),
                 )
             ],
@@ -549,8 +537,7 @@ def _terms(config: Mapping[str, Any]) -> list[tuple[str, Sequence[str], str, Seq
             [
                 text(
                     "Of geometry with performance, over layers or checkpoints; <code>of=changes</code>: of the "
-                    "differences between "
-                    "neighbouring checkpoints."
+                    "differences between neighbouring checkpoints."
                 )
             ],
         ),

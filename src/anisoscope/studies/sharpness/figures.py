@@ -370,13 +370,10 @@ def _with_seeds(claim: dict[str, Any], verdicts: Sequence[Mapping[str, Any]]) ->
 
 def _verdict_section(sizes: Sequence[ArmNumbers], claims: Sequence[Mapping[str, Any]]) -> Section:
     lead = (
-        "A statement <em>holds</em> where the 95&nbsp;% interval of its effect lies beyond its margin, "
-        "<em>fails</em> where it "
-        "lies short of it, and is <em>undecided</em> otherwise. Arms of one seed have the same initial weights, "
-        "the same text "
-        "and the same batches. Seeds are the replicates: intervals are over three or more of them (Student’s "
-        "t), and with "
-        "fewer both questions stay undecided."
+        "A statement <em>holds</em> where the 95&nbsp;% interval of its effect lies beyond its margin, <em>fails</em> "
+        "where it lies short of it, and is <em>undecided</em> otherwise. Arms of one seed have the same initial "
+        "weights, the same text and the same batches. Seeds are the replicates: intervals are over three or more of "
+        "them (Student’s t), and with fewer both questions stay undecided."
     )
     parts: list[Any] = [
         Prose(text(lead)),
@@ -397,9 +394,8 @@ def _size_section(found: ArmNumbers, *, alone: bool) -> Section:
         f", ± 95&nbsp;% over {len(found.seeds)} seeds" if len(found.seeds) > 2 else ""
     )
     words += (
-        ". Drift is relative: ‖mean‖ / mean ‖·‖ of queries and of keys as they meet. The step in the middle is "
-        "the one at "
-        "which ordinary attention is most anisotropic."
+        ". Drift is relative: ‖mean‖ / mean ‖·‖ of queries and of keys as they meet. The step in the middle is the one "
+        "at which ordinary attention is most anisotropic."
     )
     parts: list[Any] = [_table(found), Prose(text(words))]
     if found.measured("probe_loss"):
@@ -409,8 +405,7 @@ def _size_section(found: ArmNumbers, *, alone: bool) -> Section:
             loss_figure(found, f"sharpness-loss{of}"),
             _caption(
                 "(a) Loss of held-out text over training; steps are evenly spaced. (b) At the end, minus ordinary "
-                "attention from "
-                "the same seed: small dots are seeds. Whiskers here and below: 95&nbsp;% over seeds."
+                "attention from the same seed: small dots are seeds. Whiskers here and below: 95&nbsp;% over seeds."
             ),
         ]
     parts += [
@@ -419,8 +414,7 @@ def _size_section(found: ArmNumbers, *, alone: bool) -> Section:
         anisotropy_figure(found, f"sharpness-anisotropy{of}"),
         _caption(
             "Average cosine of the rows after each block. (a) Mean over blocks, over training. (b) Over depth where "
-            "ordinary "
-            "attention is most anisotropic, and (c) at the end."
+            "ordinary attention is most anisotropic, and (c) at the end."
         ),
     ]
     parts += [
@@ -429,10 +423,8 @@ def _size_section(found: ArmNumbers, *, alone: bool) -> Section:
         multiples_figure(found, f"sharpness-drift{of}", DRIFTS, columns=3),
         _caption(
             "Queries and keys as they meet (after rotation and whatever the arm does to them), means over heads and "
-            "blocks. "
-            "Uniform attention has neither: its queries and keys are zero, which have no direction. The cosine of "
-            "two means that "
-            "are next to nothing says nothing (means removed)."
+            "blocks. Uniform attention has neither: its queries and keys are zero, which have no direction. The cosine "
+            "of two means that are next to nothing says nothing (means removed)."
         ),
     ]
     if found.measured("attention_sharpness"):

@@ -483,9 +483,8 @@ def study_page(
     sections = [_verdict_section(curves, run), *_reference_section(curves), *_growth_section(curves)]
     sections += [_family_section(curves, name, histograms or {}) for name in curves.families]
     lead = (
-        "Initialisations: {inits}; widths: {widths}; biases: {biases}. All numbers are in "
-        "<code>table.parquet</code> (there a "
-        "row has an interval over the sequences of its one seed), histograms of scores in "
+        "Initialisations: {inits}; widths: {widths}; biases: {biases}. All numbers are in <code>table.parquet</code> "
+        "(there a row has an interval over the sequences of its one seed), histograms of scores in "
         "<code>arrays/histograms.safetensors</code>, the verdicts in <code>verdicts.json</code>."
     )
     told = {
@@ -510,18 +509,14 @@ def _verdict_section(curves: BiasCurves, run: RunView) -> Section:
     else:
         seeds = "With fewer than three seeds there is no interval over seeds, and nothing general is said."
     lead = (
-        "The block is given rows x + N·b/‖b‖: embeddings x of random tokens, all moved by a bias of size N in "
-        "one random "
-        "direction b. <em>Normed inputs</em> went through a LayerNorm before the bias was added and have norm "
-        "√d; <em>plain "
-        "inputs</em> are left as they are drawn"
+        "The block is given rows x + N·b/‖b‖: embeddings x of random tokens, all moved by a bias of size N in one "
+        "random direction b. <em>Normed inputs</em> went through a LayerNorm before the bias was added and have norm "
+        "√d; <em>plain inputs</em> are left as they are drawn"
         + (": {lengths}; what counts is N against ‖x‖" if lengths else "")
         + ". A "
-        "claim <em>holds</em> for a family where the 95&nbsp;% interval of its effect lies beyond the margin in "
-        "every arm "
-        "(initialisation, width, kind of inputs), <em>fails</em> where it lies short of it in one, and is "
-        "<em>undecided</em> "
-        "otherwise; the numbers are those of the arm on which it hangs. {seeds}"
+        "claim <em>holds</em> for a family where the 95&nbsp;% interval of its effect lies beyond the margin in every "
+        "arm (initialisation, width, kind of inputs), <em>fails</em> where it lies short of it in one, and is "
+        "<em>undecided</em> otherwise; the numbers are those of the arm on which it hangs. {seeds}"
     )
     claims = verdict_claims(run.verdicts)
     body = [
@@ -557,13 +552,11 @@ def _reference_section(curves: BiasCurves) -> list[Section]:
     if not rows:
         return []
     lead = (
-        f"A post-norm block of BERT-base size (width 768, 12 heads), weights N(0, 0.02²), length 512. Large: "
-        f"the mean over "
-        f"{curves.seeds} seeds here; small: where one further seed falls 95 times in 100; ✓ where the reference "
+        f"A post-norm block of BERT-base size (width 768, 12 heads), weights N(0, 0.02²), length 512. Large: the mean "
+        f"over {curves.seeds} seeds here; small: where one further seed falls 95 times in 100; ✓ where the reference "
         f"does. Only the "
-        "embeddings of tokens are used: the token-type embedding of BERT is itself a shared bias (average "
-        "cosine ⅓ without "
-        "any N), and position embeddings would double the variance of plain inputs."
+        "embeddings of tokens are used: the token-type embedding of BERT is itself a shared bias (average cosine ⅓ "
+        "without any N), and position embeddings would double the variance of plain inputs."
     )
     pairs = ("Average cosine in", "Average cosine out", "Entropy / log m")
     heads = [
@@ -600,11 +593,9 @@ def _growth_section(curves: BiasCurves) -> list[Section]:
             name = Cell(f"{arm.family}, {arm}", head=True)
             body.append([name, f"{biases[0]:g} to {biases[-1]:g}", estimate(*mark)])
     lead = (
-        "The slope of log mean |score| over log N at the largest biases. Where queries and keys are linear in "
-        "the inputs it "
-        "tends to 2 as N outgrows ‖x‖: both grow with N. Where a norm stands before the attention it is near 0: "
-        "the norm "
-        "takes the size of the bias away and leaves its direction."
+        "The slope of log mean |score| over log N at the largest biases. Where queries and keys are linear in the "
+        "inputs it tends to 2 as N outgrows ‖x‖: both grow with N. Where a norm stands before the attention it is near "
+        "0: the norm takes the size of the bias away and leaves its direction."
     )
     table = DataTable([["Block", "N from … to", "Exponent"]], [body], "How fast scores grow")
     return [Section("growth", "How fast scores grow", [Prose(lead), table], "Scores")] if body else []

@@ -160,11 +160,9 @@ def ablation_section(
     named = {arm.design[0] for arms in there.values() for arm in arms}
     key = [Swatch(words, series(i)) for i, (name, words) in enumerate(ARM_WORDS.items()) if name in named]
     lead = (
-        "Arms that differ in one thing alone, at their last step. The <em>mask effect</em> is bidirectional "
-        "minus causal, both "
-        "with masked language modelling; the <em>objective effect</em> is masked minus next-token, both with a "
-        "causal mask. "
-        "Effects are on the mean over blocks; intervals are over seeds."
+        "Arms that differ in one thing alone, at their last step. The <em>mask effect</em> is bidirectional minus "
+        "causal, both with masked language modelling; the <em>objective effect</em> is masked minus next-token, both "
+        "with a causal mask. Effects are on the mean over blocks; intervals are over seeds."
     )
     layout = "single" if len(panels) < 2 else "pairs" if len(panels) in (2, 4) else "threes"
     rows_of_files = [

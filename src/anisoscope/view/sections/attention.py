@@ -286,11 +286,9 @@ def _plane_section(found: Carried) -> Section:
         "; as they meet, after rotation, unless it says <em>before rotation</em>" if "query_unrotated" in pairs else ""
     )
     lead = (
-        "One cell for each head. The mean key <i>k̄</i> points to the right, the mean query <i>q̄</i> at its "
-        "angle to it: "
-        "to the right they are parallel, upright they have nothing in common, to the left they are opposed. "
-        "Lengths are "
-        "the norms ‖q̄‖ and ‖k̄‖, the drift of queries and of keys"
+        "One cell for each head. The mean key <i>k̄</i> points to the right, the mean query <i>q̄</i> at its angle to "
+        "it: to the right they are parallel, upright they have nothing in common, to the left they are opposed. "
+        "Lengths are the norms ‖q̄‖ and ‖k̄‖, the drift of queries and of keys"
         + rotated
         + ". Where either is near 0 the angle means "
         "little. Grouped heads share their key."
@@ -390,9 +388,8 @@ def _path_parts(found: Carried, pairs: Sequence[str]) -> list[Any]:
     lead = (
         "The same plane through all steps, one panel for each layer, one path for each head: circles are the "
         "mean query, "
-        f"squares the mean key, which lies on the axis by construction. Hollow is the first step ({first}), "
-        f"filled the last "
-        f"({last}). The plane is spanned anew at every step by the two means themselves: a turn that both make "
+        f"squares the mean key, which lies on the axis by construction. Hollow is the first step ({first}), filled the "
+        f"last ({last}). The plane is spanned anew at every step by the two means themselves: a turn that both make "
         f"together does "
         "not show, only their lengths and the angle between them."
     )
@@ -462,11 +459,9 @@ def _sharp_section(found: Carried, catalogue: Catalogue, *, alone: bool) -> Sect
     panels = [Panel(views=mine, by=(*by, "sharppage.0"), page_by="sharppage.0", height=210, alt=alt.format(n + 1))
               for n, mine in enumerate(layers)]  # fmt: skip
     lead = (
-        "How evenly a query spreads its attention: the entropy of a row over log m, 1 where all m keys get the "
-        "same; the "
-        "largest weight of a row; and sharpness, the largest weight beyond 1/m, 0 where all get the same and 1 "
-        "where one "
-        "gets all. Means over query rows. The axis of steps is logarithmic; step 0 stands apart."
+        "How evenly a query spreads its attention: the entropy of a row over log m, 1 where all m keys get the same; "
+        "the largest weight of a row; and sharpness, the largest weight beyond 1/m, 0 where all get the same and 1 "
+        "where one gets all. Means over query rows. The axis of steps is logarithmic; step 0 stands apart."
     )
     below = (
         "The line is the mean over heads, the dark band holds the middle half of them, the pale one all. Panels share "

@@ -163,11 +163,9 @@ def concepts_section(concepts: Iterable[Mapping[str, Any]]) -> Section | None:
     if not found:
         return None
     words = (
-        "The directions that the proxy of a layer is made of, largest first: the tokens whose rows hold most of "
-        "a concept, "
-        "and the rows where it is strongest, in context. Spaces are shown as ␣, line ends as ⏎. <em>From</em> "
-        "names the "
-        "concept of the measured step before that matches best, by cosine."
+        "The directions that the proxy of a layer is made of, largest first: the tokens whose rows hold most of a "
+        "concept, and the rows where it is strongest, in context. Spaces are shown as ␣, line ends as ⏎. <em>From</em> "
+        "names the concept of the measured step before that matches best, by cosine."
     )
     cut = (
         " The page carries the cards of some steps; <code>concepts.json</code> of the run has all."

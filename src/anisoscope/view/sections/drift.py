@@ -588,9 +588,8 @@ def _drift_words(found: Comparison, front: Sequence[Bundle], *, seeds: bool) -> 
         "Drift with average cosine over the embedding and the blocks; "
         + ("of several seeds the mean, from the lowest to the highest; of one seed " if seeds else "")
         + "95&nbsp;% intervals that know both contexts and how few layers there are; <em>share</em>: of the "
-        "cosine, what goes with the mean, median over sites. <em>Explained</em> needs both the rank "
-        "correlation "
-        "and the share, at {fewest} sites at least. p is {note}."
+        "cosine, what goes with the mean, median over sites. <em>Explained</em> needs both the rank correlation and "
+        "the share, at {fewest} sites at least. p is {note}."
     )
     parts += ["Pooled are the ranks of layers within their own models, of trained models alone; intervals are over "
               "models, p is that of layers shuffled within models."] if _pools(found) else []  # fmt: skip

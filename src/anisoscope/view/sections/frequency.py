@@ -69,11 +69,9 @@ def _strata(found: Gradients) -> list[Any]:
     if not final:
         return []
     lead = (
-        "Rows in bins of equal mass, 1 the most frequent tokens of the training corpus; enrichment is energy "
-        "over chance. "
-        "A proxy fitted on all rows fits frequent tokens best; <em>balanced</em> proxies saw equally many rows "
-        "of each bin, "
-        "and an effect of frequency should show under both."
+        "Rows in bins of equal mass, 1 the most frequent tokens of the training corpus; enrichment is energy over "
+        "chance. A proxy fitted on all rows fits frequent tokens best; <em>balanced</em> proxies saw equally many rows "
+        "of each bin, and an effect of frequency should show under both."
     )
     bins = bins_of(found, groupings[0])
     key = [
@@ -187,8 +185,7 @@ def _spread(found: Gradients) -> list[Any]:
     )
     lead = (
         "Over token types: the correlation of log frequency with the distance of a type's rows from their own "
-        "centroid, "
-        "equally many rows of each. Below 0, frequent tokens are the tighter ones."
+        "centroid, equally many rows of each. Below 0, frequent tokens are the tighter ones."
     )
     parts: list[Any] = [Heading("Frequency and spread"), Prose(lead)]
     if panels:

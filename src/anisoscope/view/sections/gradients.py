@@ -334,12 +334,10 @@ def energy_section(found: Gradients) -> Section | None:
 def _bands(found: Gradients, metrics: Sequence[str]) -> Prose:
     frozen = any("fit=frozen" in reading for reading in found.every_reading(metrics))
     words = (
-        "Around the proxy its 95&nbsp;% interval over contexts; around the controls the band that holds "
-        "95&nbsp;% of their "
-        "draws. <em>Normal</em> subspaces are orthogonal to the proxy, <em>random</em> ones lie anywhere, "
-        "<em>next r</em> "
-        "are the largest principal components outside the proxy, and <em>permuted</em> is fitted on activations whose "
-        "columns were shuffled, so that only means and variances of coordinates are left."
+        "Around the proxy its 95&nbsp;% interval over contexts; around the controls the band that holds 95&nbsp;% of "
+        "their draws. <em>Normal</em> subspaces are orthogonal to the proxy, <em>random</em> ones lie anywhere, "
+        "<em>next r</em> are the largest principal components outside the proxy, and <em>permuted</em> is fitted on "
+        "activations whose columns were shuffled, so that only means and variances of coordinates are left."
     )
     more = (
         " A frozen proxy has seen the first 30&nbsp;% of training: steps inside that window are in-sample "
@@ -609,10 +607,9 @@ def elsewhere_section(found: Gradients) -> Section | None:
         return None
     readings = found.readings_in(ENERGY, keys)
     lead = (
-        "The same question for other gradients: those of the embedding table in its two roles, what the "
-        "optimiser made of "
-        "them (the <em>update</em> of each row between measured steps), and weight gradients of a linear map against a "
-        "proxy fitted on that map's own input."
+        "The same question for other gradients: those of the embedding table in its two roles, what the optimiser made "
+        "of them (the <em>update</em> of each row between measured steps), and weight gradients of a linear map "
+        "against a proxy fitted on that map's own input."
     )
     if len(found.rows.steps) < 2:
         tables = [part for one in found.rows.subjects for part in _place_table(found, one, places, readings[0])]

@@ -64,6 +64,7 @@ from anisoscope.view.sections.record import (
     warnings,
     warnings_box,
 )
+from anisoscope.view.sections.row_map import row_parts
 from anisoscope.view.sections.shape import Arm, arm_hue, arms_of, logged_series, make_shape, shape_sections
 from anisoscope.view.sections.verdicts import common_scope, measured, verdict_claims, verdict_counts
 from anisoscope.view.subjects import (
@@ -106,7 +107,7 @@ def training_page(
     verdicts = [verdict for run in runs for verdict in run.verdicts]
     energy, maps, frequency, elsewhere, found = _gradient_sections(rows, catalogue)
     shape = make_shape(rows, catalogue)
-    shaped = shape_sections(found, runs, shape) if shape else []
+    shaped = shape_sections(rows, shape, row_parts(rows, shape, runs)) if shape else []
     claims = verdict_claims(verdicts, random_models(rows.abouts)[0])
     left_out = [*found.left_out.values(), *(shape.left_out.values() if shape else ())]
     sections = [
@@ -236,10 +237,9 @@ def _verdict_parts(
     scope = common_scope(claims)
     words = (
         "{counts} A claim <em>holds</em> where the whole 95&nbsp;% interval of its effect lies beyond the margin, "
-        "<em>fails</em> where it lies short of it, and is <em>undecided</em> otherwise. Each claim has "
-        "intervals of its own "
-        "kind, over contexts, layers, models or seeds; steps and layers of one run are not independent, so p is "
-        "descriptive."
+        "<em>fails</em> where it lies short of it, and is <em>undecided</em> otherwise. Each claim has intervals of "
+        "its own kind, over contexts, layers, models or seeds; steps and layers of one run are not independent, so p "
+        "is descriptive."
     )
     words += " Unless it says otherwise, a verdict speaks <em>{scope}</em>." if scope else ""
     subjects = len({str(v.get("subject") or "") for v in measured(verdicts)})
