@@ -22,7 +22,7 @@ from anisoscope.results.table import Table
 from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.figure import Figure, Panel
 from anisoscope.view.matplotlib_renderer import draw, few_powers
-from anisoscope.view.page import Cell, DataTable
+from anisoscope.view.page import DataTable, TableCell
 from anisoscope.view.plotly_renderer import panel_spec
 from anisoscope.view.sections.drift import drift_axis, drift_section, modality_findings
 from anisoscope.view.sections.findings import find, mean_over_blocks
@@ -166,7 +166,7 @@ def test_a_dimension_that_near_copies_decide_is_marked_and_not_told() -> None:
     section = heat_section(rows, Catalogue(CATALOGUE), compared=False)
     assert section is not None
     shown = next(part for part in section.parts if isinstance(part, DataTable))
-    cells = [cell for row in shown.groups[0] for cell in row if isinstance(cell, Cell) and not cell.head]
+    cells = [cell for row in shown.groups[0] for cell in row if isinstance(cell, TableCell) and not cell.head]
     assert [cell.text.endswith("?") for cell in cells] == [False, False, True, False, False]
     honest = ProfileRows([RunView(dimensions({2: "bias about +0 % at this n"}))])
     plain = {f.topic: f.texts[0] for f in find(honest, Catalogue(CATALOGUE))}["Dimension"]

@@ -24,7 +24,7 @@ from anisoscope.view.sections.drift import (
 )
 from anisoscope.view.sections.findings import block_rows
 from anisoscope.view.sections.record import model_facts
-from anisoscope.view.subjects import ProfileRows, RunView, StepRows
+from anisoscope.view.subjects import ProfileRows, RunView, TrainingRows
 from anisoscope.view.words import interval_words
 from support.fake_modalities import Media, media_table
 from support.fake_runs import CATALOGUE, HOSTILE
@@ -188,7 +188,7 @@ def test_stages_stand_for_the_blocks_of_a_convolution_and_not_of_a_model_with_bl
 def test_stages_of_a_convolution_have_a_course_over_training() -> None:
     sheets = [Media(m, m, layers=4, steps=(0, 10, 100)).stream() for m in ("convolution", "vision")]
     table = media_table(*sheets)
-    rows = StepRows([RunView(table, dict(table.about))])
+    rows = TrainingRows([RunView(table, dict(table.about))])
     for subject in rows.subjects:
         sites = [s for s in rows.sites(["average_cosine"]) if rows.line(subject, "average_cosine", s)]
         assert [site.short for site in sites] == ["embed", "1", "2", "3", "4", "final"]

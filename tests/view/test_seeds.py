@@ -13,7 +13,7 @@ from anisoscope.commands.page import compare, write_report
 from anisoscope.results.query import Query
 from anisoscope.results.table import Table
 from anisoscope.view.figure import Figure
-from anisoscope.view.page import Cell, DataTable, Fold, Section
+from anisoscope.view.page import DataTable, Fold, Section, TableCell
 from anisoscope.view.sections import attention
 from anisoscope.view.sections.attention import carried, head_numbers
 from anisoscope.view.sections.drift import (
@@ -66,7 +66,7 @@ def inside(section: Section | Fold | None, kind: type) -> list[Any]:
 
 def labels(table: DataTable) -> list[str]:
     """The models of a table."""
-    return [cell.text for group in table.groups for row in group for cell in row if isinstance(cell, Cell)
+    return [cell.text for group in table.groups for row in group for cell in row if isinstance(cell, TableCell)
             and cell.head and cell.css != "group"]  # fmt: skip
 
 

@@ -18,22 +18,22 @@ from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.sections.ablation import designs, effects_of
 from anisoscope.view.sections.row_map import row_maps
 from anisoscope.view.sections.shape import SIZE, arm_line, arms_of, make_shape, measures_of, sites_of
-from anisoscope.view.subjects import RunView, Site, StepRows
+from anisoscope.view.subjects import DrawnSite, RunView, TrainingRows
 from support.fake_runs import HOSTILE
 from support.fake_shape import ARMS, BELL, ESTIMATORS, shape_map, shape_table, write_study
 from support.fake_training import training_table
 from support.pages import Page, page_of
 
 STEPS = (0, 4, 64, 1000)
-MIDDLE = Site.of(2, "resid")
+MIDDLE = DrawnSite.of(2, "resid")
 
 
 def small(**more: Any) -> Table:
     return shape_table(**({"steps": STEPS, "sizes": ((4, 64),)} | more))
 
 
-def history(table: Table) -> StepRows:
-    return StepRows([RunView(table, dict(table.about))])
+def history(table: Table) -> TrainingRows:
+    return TrainingRows([RunView(table, dict(table.about))])
 
 
 def page_for(folder: Path, table: Table, **more: Any) -> Page:
@@ -137,7 +137,7 @@ def test_seeds_are_one_arm_with_their_mean_and_their_reach() -> None:
 
 def test_arms_of_several_runs_of_one_seed_are_not_averaged() -> None:
     table = small(arms=("causal-next",))
-    both = StepRows([RunView(table, path="a"), RunView(table, path="b")])
+    both = TrainingRows([RunView(table, path="a"), RunView(table, path="b")])
     assert [len(arm.subjects) for arm in arms_of(both)] == [1, 1]
 
 

@@ -23,7 +23,7 @@ from anisoscope.view.sections.record import PAGE_ROWS, page_table
 from anisoscope.view.sections.shape import logged_series
 from anisoscope.view.sections.training import find_training
 from anisoscope.view.sections.verdicts import verdict_claims
-from anisoscope.view.subjects import Dot, RunView, StepRows
+from anisoscope.view.subjects import Dot, RunView, TrainingRows
 from support.fake_runs import ENCODER, HOSTILE
 from support.fake_runs import run_view as profile_view
 from support.fake_training import training_table
@@ -325,7 +325,7 @@ def test_a_long_log_is_averaged_and_a_short_one_is_kept() -> None:
 
 def test_sentences_say_no_more_than_the_intervals() -> None:
     def sentences(table: Table) -> dict[str, str]:
-        found = Gradients(StepRows([RunView(table)]), Catalogue({}))
+        found = Gradients(TrainingRows([RunView(table)]), Catalogue({}))
         return {f.topic: " ".join(f.texts) for f in find_training(found)}
 
     told = sentences(small_table(frequency=0.5))

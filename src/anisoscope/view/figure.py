@@ -208,7 +208,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Option:
+class SwitchOption:
     """One thing to choose, and what to say of it once it is chosen."""
 
     label: str
@@ -220,7 +220,7 @@ class Choice:
     """One selection of a switch; a slider where its options are moments."""
 
     label: str
-    options: tuple[Option, ...]
+    options: tuple[SwitchOption, ...]
     default: int = 0
     slider: bool = False
 
@@ -243,7 +243,7 @@ class Switch:
 
 
 def choice(label: str, options: Iterable[str], default: int = 0, *, slider: bool = False) -> Choice:
-    return Choice(label, tuple(map(Option, options)), default, slider)
+    return Choice(label, tuple(map(SwitchOption, options)), default, slider)
 
 
 # axes that several figures have

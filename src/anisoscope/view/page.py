@@ -43,7 +43,7 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell of a table: words, smaller words below, a shade; a heading of its row or group where it says so."""
 
     text: str = ""
@@ -162,7 +162,7 @@ class Says:
 
 
 @dataclass(frozen=True)
-class Finding:
+class PageFinding:
     """A topic and what is said of it, a paragraph each."""
 
     topic: str
@@ -173,7 +173,7 @@ class Finding:
 class Findings:
     """Sentences by topic."""
 
-    items: Sequence[Finding]
+    items: Sequence[PageFinding]
     kind: ClassVar[str] = "findings"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from anisoscope.errors import AnisoscopeError
 from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.matplotlib_renderer import write_figures
-from anisoscope.view.page import Cell, DataTable, Findings, LegendEntry, Page, Section, render
+from anisoscope.view.page import DataTable, Findings, LegendEntry, Page, Section, TableCell, render
 from anisoscope.view.sections.attention import attention_sections
 from anisoscope.view.sections.drift import Comparison, drift_section, modality_findings, modality_section
 from anisoscope.view.sections.findings import find, mean_over_blocks
@@ -139,6 +139,6 @@ def _block_means(rows: ProfileRows, catalogue: Catalogue) -> list[DataTable]:
         for without, label in ((False, subject.label), (True, f"{subject.label}, without first position")):
             means = [mean_over_blocks(rows, catalogue, subject, metric, without=without) for metric in metrics]
             if any(means):
-                body.append([Cell(label, head=True), *(mean.text if mean else "" for mean in means)])
+                body.append([TableCell(label, head=True), *(mean.text if mean else "" for mean in means)])
     heads = ["Mean over blocks", *(catalogue.entry(metric).title for metric in metrics)]
     return [DataTable([heads], [body], "Means over blocks")] if body else []

@@ -71,7 +71,7 @@ class Subject:
         return MARKERS.get(self.role, "circle")
 
 
-class Site(NamedTuple):
+class DrawnSite(NamedTuple):
     """A place in a model, ordered by depth; the final norm after the last block."""
 
     layer: int
@@ -79,8 +79,8 @@ class Site(NamedTuple):
     kind: str
 
     @staticmethod
-    def of(layer: int | None, kind: str | None) -> Site:
-        return Site(layer or 0, {"embed": 0, "final": 9}.get(kind or "", 1), kind or "")
+    def of(layer: int | None, kind: str | None) -> DrawnSite:
+        return DrawnSite(layer or 0, {"embed": 0, "final": 9}.get(kind or "", 1), kind or "")
 
     @property
     def name(self) -> str:
@@ -102,7 +102,7 @@ class Dot(NamedTuple):
     sd: float = math.nan
 
 
-class Rows:
+class RunRows:
     """The rows of one or several runs and the subjects they are of."""
 
     def __init__(self, runs: Sequence[RunView], *, by: Sequence[str] = APART, **only: Any) -> None:
@@ -169,7 +169,7 @@ def _told_apart(keys: Sequence[tuple[Any, ...]], i: int) -> bool:
     return all(len(values) == 1 for values in heads.values())
 
 
-class ProfileRows(Rows):
+class ProfileRows(RunRows):
     """Rows of models at one moment, along depth."""
 
     @cached_property
@@ -210,7 +210,7 @@ class ProfileRows(Rows):
         return set(self.query.where(head=...).groups("subject", "metric", "kind", "variant"))
 
 
-class StepRows(Rows):
+class TrainingRows(RunRows):
     """Rows of models over training, along steps: one subject for each model, seed and stack of a run."""
 
     def __init__(self, runs: Sequence[RunView]) -> None:
@@ -225,11 +225,11 @@ class StepRows(Rows):
         if self.dated:
             self.query = self.query.where(step=...)
         self.query = self.query.where(head=None)
-        self.lines: dict[tuple[int, str, Site, str, str], list[Row]] = {}
+        self.lines: dict[tuple[int, str, DrawnSite, str, str], list[Row]] = {}
         for key, rows in self.query.groups("subject", "metric", "layer", "place", "group", "variant").items():
-            place = (key[0], key[1], Site.of(key[2], key[3]), key[4], key[5])
+            place = (key[0], key[1], DrawnSite.of(key[2], key[3]), key[4], key[5])
             self.lines[place] = by_step(rows)
-        self.keys: dict[str, list[tuple[int, str, Site, str, str]]] = defaultdict(list)
+        self.keys: dict[str, list[tuple[int, str, DrawnSite, str, str]]] = defaultdict(list)
         for place in self.lines:
             self.keys[place[1]].append(place)
         there = {line[0].layer is not None or place[2].kind != "training" for place, line in self.lines.items()}
@@ -253,7 +253,7 @@ class StepRows(Rows):
         parts += [f"run {key[1] + 1}"] if len([k for k in namesakes if k[2:] == key[2:]]) > 1 else []
         return " · ".join(parts)
 
-    def line(self, subject: Subject, metric: str, site: Site, variant: str = "", *, group: str = "") -> list[Row]:
+    def line(self, subject: Subject, metric: str, site: DrawnSite, variant: str = "", *, group: str = "") -> list[Row]:
         """The rows of one line in order of steps; empty where the table has none."""
         return self.lines.get((subject.index, metric, site, group, variant), [])
 
@@ -265,13 +265,13 @@ class StepRows(Rows):
     def metrics(self) -> set[str]:
         return set(self.keys)
 
-    def sites(self, metrics: Iterable[str], kinds: Sequence[str] = STREAM) -> list[Site]:
+    def sites(self, metrics: Iterable[str], kinds: Sequence[str] = STREAM) -> list[DrawnSite]:
         return sorted({key[2] for metric in metrics for key in self.keys.get(metric, []) if key[2].kind in kinds})
 
-    def middle(self, sites: Sequence[Site]) -> int:
+    def middle(self, sites: Sequence[DrawnSite]) -> int:
         """The place in a list of sites that a page opens with: the middle block of the shallowest model."""
         blocks = min((subject.blocks for subject in self.subjects), default=0)
-        wanted = Site.of(max(1, round(blocks / 2)), "resid")
+        wanted = DrawnSite.of(max(1, round(blocks / 2)), "resid")
         return list(sites).index(wanted) if wanted in sites else len(sites) // 2
 
     def width(self, subject: Subject) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 from anisoscope.results.query import Query, Row
 from anisoscope.results.schema import variant_name
 from anisoscope.view.figure import Axis, Figure, Level, Note, Panel, Series, brief
-from anisoscope.view.page import Cell, DataTable, Fold, Page, Prose, Section, Swatch, Swatches, Verdicts, text
+from anisoscope.view.page import DataTable, Fold, Page, Prose, Section, Swatch, Swatches, TableCell, Verdicts, text
 from anisoscope.view.palette import sequence, series
 from anisoscope.view.sections.record import record_section, terms_section
 from anisoscope.view.sections.verdicts import verdict_claims
@@ -423,13 +423,13 @@ def _scale_section(curves: ScaleCurves) -> Section:
     )
     heads = [
         [
-            Cell("Manifold", rows=2),
-            Cell("Slope (expected)", columns=3, css="num"),
-            Cell("Measured / expected variance", columns=3, css="num"),
+            TableCell("Manifold", rows=2),
+            TableCell("Slope (expected)", columns=3, css="num"),
+            TableCell("Measured / expected variance", columns=3, css="num"),
         ],
         [
-            *(Cell(f"{of} ({slope:g})", css="num") for of, slope in SLOPES.items()),
-            *(Cell(of, css="num") for of in SLOPES),
+            *(TableCell(f"{of} ({slope:g})", css="num") for of, slope in SLOPES.items()),
+            *(TableCell(of, css="num") for of in SLOPES),
         ],
     ]
     body = []
@@ -437,7 +437,7 @@ def _scale_section(curves: ScaleCurves) -> Section:
         rows = [curves.value(model, metric, of=of, sampling=curves.kind)
                 for metric in ("curvature_slope", "curvature_constant") for of in SLOPES]  # fmt: skip
         cells = [estimate(row.value, row.low, row.high) if row else "–" for row in rows]
-        body.append([Cell(title(model), head=True), *cells])
+        body.append([TableCell(title(model), head=True), *cells])
     key = [Swatch(title(model), curves.look(model)["colour"]) for model in curves.models]
     parts = [Prose(text(lead)), Swatches([*key, Swatch("leading order", "@soft", "dash")]), scales_figure(curves),
              Prose(caption, css="says"), slopes_figure(curves),

@@ -16,11 +16,23 @@ from anisoscope.results.schema import variant_name
 from anisoscope.view.console import new_table
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief
 from anisoscope.view.matplotlib_renderer import slug
-from anisoscope.view.page import Cell, DataTable, Fold, Heading, Page, Prose, Section, Swatch, Swatches, Verdicts, text
+from anisoscope.view.page import (
+    DataTable,
+    Fold,
+    Heading,
+    Page,
+    Prose,
+    Section,
+    Swatch,
+    Swatches,
+    TableCell,
+    Verdicts,
+    text,
+)
 from anisoscope.view.palette import sequence, series
 from anisoscope.view.sections.record import record_section, terms_section
 from anisoscope.view.sections.verdicts import common_scope, verdict_claims
-from anisoscope.view.subjects import RunView, Site
+from anisoscope.view.subjects import DrawnSite, RunView
 from anisoscope.view.words import estimate, number, step_words
 
 REPAIRS = {"raw": "raw", "mean": "mean removed", "all_but_top": "all but the top", "whitened": "whitened"}
@@ -71,12 +83,12 @@ class ModelNumbers:
         return [cls(query.where(model=model), str(model)) for model in query.values("model")]
 
     @cached_property
-    def rows(self) -> dict[tuple[str, str, Step, Site | None, str], Any]:
-        return {(r.metric, r.variant, r.step, None if r.layer is None else Site.of(r.layer, r.kind), r.stack): r
+    def rows(self) -> dict[tuple[str, str, Step, DrawnSite | None, str], Any]:
+        return {(r.metric, r.variant, r.step, None if r.layer is None else DrawnSite.of(r.layer, r.kind), r.stack): r
                 for r in self.query}  # fmt: skip
 
     @cached_property
-    def places(self) -> list[tuple[str, Site]]:
+    def places(self) -> list[tuple[str, DrawnSite]]:
         """Stack and site, in order of depth."""
         return sorted({(key[4], key[3]) for key in self.rows if key[3] and key[0] != "performance_correlation"})
 
@@ -93,17 +105,17 @@ class ModelNumbers:
     def last(self) -> Step:
         return self.steps[-1]
 
-    def row(self, metric: str, step: Step, place: tuple[str, Site] | None, **variant: Any) -> Any:
+    def row(self, metric: str, step: Step, place: tuple[str, DrawnSite] | None, **variant: Any) -> Any:
         name = variant_name(variant)
         if place is not None:
             return self.rows.get((metric, name, step, place[1], place[0]))
         return next((row for key, row in self.rows.items() if key[:3] == (metric, name, step) and key[3] is None), None)
 
-    def value(self, metric: str, step: Step, place: tuple[str, Site] | None, **variant: Any) -> Reading | None:
+    def value(self, metric: str, step: Step, place: tuple[str, DrawnSite] | None, **variant: Any) -> Reading | None:
         row = self.row(metric, step, place, **variant)
         return None if row is None else Reading(row.value, row.low, row.high, row.n or 0, row.contexts or 0, row.note)
 
-    def accuracy(self, step: Step, place: tuple[str, Site], repair: str, **variant: Any) -> Reading | None:
+    def accuracy(self, step: Step, place: tuple[str, DrawnSite], repair: str, **variant: Any) -> Reading | None:
         """The mean accuracy over tasks; its interval from the means of what is left when a fold is left out."""
         rows = [self.row("probe_accuracy", step, place, task=task, repair=repair, **variant) for task in self.tasks]
         found = [row for row in rows if row is not None and row.known]
@@ -137,7 +149,7 @@ def depth_axis(found: ModelNumbers) -> Axis:
     )
 
 
-def by_repair(found: ModelNumbers, mark: Callable[[tuple[str, Site], str], Reading | None]) -> list[Series]:
+def by_repair(found: ModelNumbers, mark: Callable[[tuple[str, DrawnSite], str], Reading | None]) -> list[Series]:
     """Over depth, a line for each repair, a little apart so that whiskers show; raw on top."""
     where = [site.name for _, site in found.places]
     drawn = []
@@ -156,7 +168,7 @@ def loss_figure(found: ModelNumbers, stem: str) -> Figure:
     titles = ("(a) Rows repaired inside the model", "(b) A fresh linear readout")
     for name, reading in zip(titles, READINGS, strict=True):
 
-        def mark(place: tuple[str, Site], repair: str, reading: str = reading) -> Reading | None:
+        def mark(place: tuple[str, DrawnSite], repair: str, reading: str = reading) -> Reading | None:
             return found.value("lm_loss", found.last, place, reading=reading, repair=repair)
 
         drawn = by_repair(found, mark)
@@ -171,7 +183,7 @@ def probe_figure(found: ModelNumbers, stem: str, **variant: Any) -> Figure:
     where = [site.name for _, site in found.places]
     for task in found.tasks:
 
-        def mark(place: tuple[str, Site], repair: str, task: str = task) -> Reading | None:
+        def mark(place: tuple[str, DrawnSite], repair: str, task: str = task) -> Reading | None:
             return found.value("probe_accuracy", found.last, place, task=task, repair=repair, **variant)
 
         drawn = by_repair(found, mark)
@@ -371,11 +383,11 @@ def _loss_table(found: ModelNumbers) -> DataTable:
     """Loss by site and repair, both readings, and how many tokens it is about."""
     heads = [
         [
-            Cell("Site", rows=2),
-            *(Cell(r.capitalize(), columns=len(REPAIRS), css="num") for r in READINGS.values()),
-            Cell("Test tokens", rows=2, css="num"),
+            TableCell("Site", rows=2),
+            *(TableCell(r.capitalize(), columns=len(REPAIRS), css="num") for r in READINGS.values()),
+            TableCell("Test tokens", rows=2, css="num"),
         ],
-        [Cell(name, css="num") for _ in READINGS for name in REPAIRS.values()],
+        [TableCell(name, css="num") for _ in READINGS for name in REPAIRS.values()],
     ]
     body = []
     for place in found.places:
@@ -385,7 +397,7 @@ def _loss_table(found: ModelNumbers) -> DataTable:
         }
         counts = [next((m.n for m in marks if m is not None), 0) for marks in cells.values()]
         told = [words_of(mark) for marks in cells.values() for mark in marks]
-        body.append([Cell(place[1].name, head=True), *told, " / ".join(f"{count:,}" for count in counts)])
+        body.append([TableCell(place[1].name, head=True), *told, " / ".join(f"{count:,}" for count in counts)])
     return DataTable(heads, [body], "Loss by site and repair", "plain wide")
 
 
@@ -424,16 +436,19 @@ def _task_fold(found: ModelNumbers, task: str) -> Fold:
         mixed = found.value("probe_accuracy", found.last, place, **at, repair="raw", control="shuffled")
         if chance is not None:
             n, contexts = chance.n, chance.contexts
-        body.append([Cell(place[1].name, head=True), *(words_of(m) for m in (*linear, mixed, chance, *near))])
+        body.append([TableCell(place[1].name, head=True), *(words_of(m) for m in (*linear, mixed, chance, *near))])
     wide = len(REPAIRS)
     heads = [
         [
-            Cell("Site", rows=2),
-            Cell("Linear probe", columns=wide, css="num"),
-            Cell("Controls", columns=2, css="num"),
-            Cell("Nearest class mean by cosine", columns=wide, css="num"),
+            TableCell("Site", rows=2),
+            TableCell("Linear probe", columns=wide, css="num"),
+            TableCell("Controls", columns=2, css="num"),
+            TableCell("Nearest class mean by cosine", columns=wide, css="num"),
         ],
-        [Cell(name, css="num") for name in (*REPAIRS.values(), "shuffled labels", "most frequent", *REPAIRS.values())],
+        [
+            TableCell(name, css="num")
+            for name in (*REPAIRS.values(), "shuffled labels", "most frequent", *REPAIRS.values())
+        ],
     ]
     words = f"{task.replace('_', ' ').capitalize()}: {n:,} test rows in {contexts:,} contexts"
     return Fold(words, [DataTable(heads, [body], f"Accuracy in {task}", "plain wide")])
@@ -458,7 +473,7 @@ def _correlation_parts(found: ModelNumbers) -> list[Any]:
                     for m in (contexts, points)
                 ]
                 cells = [number(contexts.value), *ends, number(linear.value) if linear else "–"]
-                body.append([Cell(name, head=True), Cell(words), Cell(f"{contexts.n} {over}"), *cells])
+                body.append([TableCell(name, head=True), TableCell(words), TableCell(f"{contexts.n} {over}"), *cells])
     if not body:
         return []
     lead = (
@@ -469,8 +484,8 @@ def _correlation_parts(found: ModelNumbers) -> list[Any]:
     )
     heads = [
         "Geometry of raw rows",
-        Cell("Performance"),
-        Cell("Over"),
+        TableCell("Performance"),
+        TableCell("Over"),
         "Spearman",
         "Over contexts",
         "Over the points",

@@ -13,7 +13,19 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.results.query import Query
 from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, value_axis
-from anisoscope.view.page import Cell, DataTable, Fold, Heading, Page, Prose, Section, Swatch, Swatches, Verdicts, text
+from anisoscope.view.page import (
+    DataTable,
+    Fold,
+    Heading,
+    Page,
+    Prose,
+    Section,
+    Swatch,
+    Swatches,
+    TableCell,
+    Verdicts,
+    text,
+)
 from anisoscope.view.palette import series
 from anisoscope.view.sections.record import record_section, terms_section
 from anisoscope.view.sections.verdicts import common_scope, verdict_claims
@@ -466,11 +478,11 @@ def _table(found: ArmNumbers) -> DataTable:
     heads = [
         f"At step {last} unless said",
         *(
-            Cell(text("{name}<br><code>{arm}</code>", name=ARMS[arm].capitalize(), arm=arm), css="num")
+            TableCell(text("{name}<br><code>{arm}</code>", name=ARMS[arm].capitalize(), arm=arm), css="num")
             for arm in found.arms
         ),
     ]
-    body = [[Cell(name, head=True), *(mark.words for mark in marks)] for name, marks in rows.items()]
+    body = [[TableCell(name, head=True), *(mark.words for mark in marks)] for name, marks in rows.items()]
     return DataTable([heads], [body], "The arms at the last step", "plain wide")
 
 

@@ -21,7 +21,19 @@ from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.console import new_table
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, value_axis
 from anisoscope.view.matplotlib_renderer import slug
-from anisoscope.view.page import Cell, DataTable, Fold, Heading, Page, Prose, Section, Swatch, Swatches, Verdicts, text
+from anisoscope.view.page import (
+    DataTable,
+    Fold,
+    Heading,
+    Page,
+    Prose,
+    Section,
+    Swatch,
+    Swatches,
+    TableCell,
+    Verdicts,
+    text,
+)
 from anisoscope.view.palette import sequence, series
 from anisoscope.view.sections.record import record_section, terms_section
 from anisoscope.view.sections.verdicts import common_scope, verdict_claims
@@ -521,18 +533,25 @@ def _verdict_section(curves: BiasCurves, run: RunView) -> Section:
     claims = verdict_claims(run.verdicts)
     body = [
         [
-            Cell(text("<code>{n}</code>", n=claim["name"])),
+            TableCell(text("<code>{n}</code>", n=claim["name"])),
             row["subject"],
             part["name"],
-            Cell(part["effect"], css="num"),
-            Cell(part["interval"] or "–", css="num"),
+            TableCell(part["effect"], css="num"),
+            TableCell(part["interval"] or "–", css="num"),
             part["status"] or "told, not judged",
         ]
         for claim in claims
         for row in claim["rows"]
         for part in row["parts"]
     ]
-    heads = ["Claim", "Family", "Arm", Cell("Effect", css="num"), Cell(text("95&nbsp;% interval"), css="num"), "Status"]
+    heads = [
+        "Claim",
+        "Family",
+        "Arm",
+        TableCell("Effect", css="num"),
+        TableCell(text("95&nbsp;% interval"), css="num"),
+        "Status",
+    ]
     table = DataTable([heads], [body], "Every arm by itself", "plain wide", numeric=99)
     verdicts = Verdicts(claims, "Family", common_scope(claims), p=False, parts=False)
     parts = [Prose(text(lead, lengths=lengths, seeds=seeds)), verdicts, Fold("Every arm by itself", [table])]
@@ -560,19 +579,23 @@ def _reference_section(curves: BiasCurves) -> list[Section]:
     )
     pairs = ("Average cosine in", "Average cosine out", "Entropy / log m")
     heads = [
-        [Cell("Inputs", rows=2), Cell("Bias N", rows=2, css="num"), *(Cell(p, columns=2, css="num") for p in pairs)],
-        [Cell(word, css="num") for _ in pairs for word in ("reference", "here")],
+        [
+            TableCell("Inputs", rows=2),
+            TableCell("Bias N", rows=2, css="num"),
+            *(TableCell(p, columns=2, css="num") for p in pairs),
+        ],
+        [TableCell(word, css="num") for _ in pairs for word in ("reference", "here")],
     ]
     body = []
     for row in rows:
-        cells = [Cell(inputs(row["norm"]), head=True), Cell(f"{row['bias']:g}", css="num")]
+        cells = [TableCell(inputs(row["norm"]), head=True), TableCell(f"{row['bias']:g}", css="num")]
         for cell in row["cells"]:
             mark, known = cell["mark"], not math.isnan(cell["low"])
             sign = {True: "✓", False: "✕", None: ""}[cell["inside"]]
             span = f"{_three(cell['low'])} to {_three(cell['high'])}" if known else ""
-            cells.append(Cell("–" if cell["expected"] is None else f"{cell['expected']:.3f}", css="num"))
+            cells.append(TableCell("–" if cell["expected"] is None else f"{cell['expected']:.3f}", css="num"))
             cells.append(
-                Cell(f"{'–' if mark is None else f'{mark.value:.3f}'} {sign}", [span] if span else (), css="num")
+                TableCell(f"{'–' if mark is None else f'{mark.value:.3f}'} {sign}", [span] if span else (), css="num")
             )
         body.append(cells)
     table = DataTable(heads, [body], "Reference values beside ours", "plain wide", numeric=99)
@@ -590,7 +613,7 @@ def _growth_section(curves: BiasCurves) -> list[Section]:
     for arm in curves.leading_arms():
         mark, biases = curves.exponent(arm)
         if mark is not None:
-            name = Cell(f"{arm.family}, {arm}", head=True)
+            name = TableCell(f"{arm.family}, {arm}", head=True)
             body.append([name, f"{biases[0]:g} to {biases[-1]:g}", estimate(*mark)])
     lead = (
         "The slope of log mean |score| over log N at the largest biases. Where queries and keys are linear in the "
@@ -642,9 +665,9 @@ def _numbers(curves: BiasCurves, arm: CurveArm) -> DataTable:
     for bias in curves.biases:
         marks = [curves.at(arm, bias, *place) for place in COLUMNS.values()]
         cells = ["–" if m is None else estimate(m.value, m.low, m.high) for m in marks]
-        body.append([Cell(f"{bias:g}", head=True, css="num"), *cells])
+        body.append([TableCell(f"{bias:g}", head=True, css="num"), *cells])
     label = f"Numbers of {arm.family}, {arm}"
-    return DataTable([[Cell("Bias N", css="num"), *COLUMNS]], [body], label, "plain wide")
+    return DataTable([[TableCell("Bias N", css="num"), *COLUMNS]], [body], label, "plain wide")
 
 
 TERMS = (

@@ -14,12 +14,12 @@ from typing import Any
 
 from anisoscope.results.quantity import t_quantile
 from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.figure import Axis, Choice, Figure, Level, Option, Panel, Series, Switch
-from anisoscope.view.page import Cell, Controls, DataTable, Heading, Prose, Says, Section, Swatch, Swatches, text
+from anisoscope.view.figure import Axis, Choice, Figure, Level, Panel, Series, Switch, SwitchOption
+from anisoscope.view.page import Controls, DataTable, Heading, Prose, Says, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.palette import series
 from anisoscope.view.sections.shape import Arm, Shape, ShapeMeasure, arms_of, arms_profile, measures_of
 from anisoscope.view.sections.verdicts import leading
-from anisoscope.view.subjects import StepRows, Subject, known
+from anisoscope.view.subjects import Subject, TrainingRows, known
 from anisoscope.view.words import estimate, finite, number
 
 ARMS = ("causal-next", "causal-masked", "bidirectional-masked")
@@ -56,7 +56,7 @@ def designs(arms: Iterable[Arm]) -> dict[str, list[Arm | None]]:
     return {size: three for size, three in ordered if sum(arm is not None for arm in three) > 1}
 
 
-def block_mean(rows: StepRows, subject: Subject, measure: ShapeMeasure) -> float | None:
+def block_mean(rows: TrainingRows, subject: Subject, measure: ShapeMeasure) -> float | None:
     """The mean over blocks 1..L at the subject's last step."""
     kind = "resid" if measure.family == "stream" else measure.family
     ends = []
@@ -68,13 +68,13 @@ def block_mean(rows: StepRows, subject: Subject, measure: ShapeMeasure) -> float
     return fmean(values) if values else None
 
 
-def ablation_measures(rows: StepRows, catalogue: Catalogue) -> list[ShapeMeasure]:
+def ablation_measures(rows: TrainingRows, catalogue: Catalogue) -> list[ShapeMeasure]:
     """The measures that the effects are told of."""
     plain = [m for m in measures_of(rows, catalogue) if not m.variant]
     return [m for name in METRICS for m in plain if m.metric == name]
 
 
-def effects_of(rows: StepRows, catalogue: Catalogue, verdicts: Sequence[Mapping[str, Any]] = ()) -> list[Effect]:
+def effects_of(rows: TrainingRows, catalogue: Catalogue, verdicts: Sequence[Mapping[str, Any]] = ()) -> list[Effect]:
     """The effects as the verdicts have them; where they say nothing, from the means of the table."""
     said = {(e.name, e.size, e.metric): e for e in _judged(verdicts)}
     found = []
@@ -112,7 +112,7 @@ def _is_size(word: str) -> bool:
 
 
 def _difference(
-    rows: StepRows, three: Sequence[Arm | None], measure: ShapeMeasure, name: str, size: str
+    rows: TrainingRows, three: Sequence[Arm | None], measure: ShapeMeasure, name: str, size: str
 ) -> Effect | None:
     one, other = (three[i] for i in EFFECTS[name][1:])
     if one is None or other is None:
@@ -139,7 +139,7 @@ def _half(values: Sequence[float]) -> float | None:
 
 
 def ablation_section(
-    rows: StepRows, catalogue: Catalogue, shape: Shape, verdicts: Sequence[Mapping[str, Any]]
+    rows: TrainingRows, catalogue: Catalogue, shape: Shape, verdicts: Sequence[Mapping[str, Any]]
 ) -> Section | None:
     """The three arms at the last step, and what mask and objective do; none where there are no such arms."""
     sizes = designs(shape.arms)
@@ -156,7 +156,7 @@ def ablation_section(
         alt = f"Profiles over depth of the arms of size {size} at the last step."
         title = size.replace("x", " × ")
         panels.append(Panel(views=views, by=("ablation.0",), height=290, title=title, alt=alt))
-    switch = Switch("ablation", (Choice("Measure", tuple(Option(m.label, m.says) for m in measures)),))
+    switch = Switch("ablation", (Choice("Measure", tuple(SwitchOption(m.label, m.says) for m in measures)),))
     named = {arm.design[0] for arms in there.values() for arm in arms}
     key = [Swatch(words, series(i)) for i, (name, words) in enumerate(ARM_WORDS.items()) if name in named]
     lead = (
@@ -256,8 +256,8 @@ def _effect_table(effects: Sequence[Effect], catalogue: Catalogue) -> DataTable:
         rows.setdefault((effect.metric, effect.size), {})[effect.name] = effect
     body = []
     for (metric, size), own in rows.items():
-        cells = [Cell(estimate(e.value, e.low, e.high), [e.told], css="num") if (e := own.get(name)) else Cell()
-                 for name in EFFECTS]  # fmt: skip
-        body.append([Cell(catalogue.entry(metric).title, head=True), Cell(size.replace("x", " × ")), *cells])
-    heads = ["Metric", "Size", *(Cell(words.capitalize(), css="num") for words, *_ in EFFECTS.values())]
+        found = [own.get(name) for name in EFFECTS]
+        cells = [TableCell(estimate(e.value, e.low, e.high), [e.told], css="num") if e else TableCell() for e in found]
+        body.append([TableCell(catalogue.entry(metric).title, head=True), TableCell(size.replace("x", " × ")), *cells])
+    heads = ["Metric", "Size", *(TableCell(words.capitalize(), css="num") for words, *_ in EFFECTS.values())]
     return DataTable([heads], [body], "Effects of mask and objective", "plain effects", numeric=99)

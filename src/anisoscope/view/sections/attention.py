@@ -22,7 +22,7 @@ from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.figure import Axis, Figure, Panel, Ref, Series, Switch, Time, choice, value_axis
 from anisoscope.view.page import Controls, Heading, Prose, Ramp, Section, Swatch, Swatches, text
 from anisoscope.view.palette import LIGHT, sequence, series
-from anisoscope.view.subjects import Rows, RunView
+from anisoscope.view.subjects import RunRows, RunView
 from anisoscope.view.words import few, number, plural, step_words, strided
 
 PAIRS = {"query": "key", "query_unrotated": "key_unrotated", "cross_query": "cross_key"}
@@ -140,7 +140,7 @@ def head_numbers(runs: Sequence[RunView]) -> list[Heads]:
     """The heads of every stack of every model and seed, of each model the first seed before any second."""
     kinds = [*PAIRS, *PAIRS.values(), *SCORES]
     only = {"head": ..., "metric": ["drift", "qk_cosine", *MEASURES], "kind": kinds, "variant": "", "group": ""}
-    rows = Rows(runs, by=("model", "stack", "seed", "source"), **only)
+    rows = RunRows(runs, by=("model", "stack", "seed", "source"), **only)
     turns: dict[tuple[str, str], int] = defaultdict(int)
     found = []
     for subject in rows.subjects:

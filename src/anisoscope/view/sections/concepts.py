@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from anisoscope.view.page import Cards, Prose, Section, text
-from anisoscope.view.subjects import Site, short_names
+from anisoscope.view.subjects import DrawnSite, short_names
 from anisoscope.view.words import finite
 
 BUDGET = 2_500_000  # characters of JSON
@@ -49,10 +49,10 @@ def _sign(character: str) -> str:
 
 def concept_cards(concepts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What the page embeds: for each model its places, its steps, and the cards of as many of them as fit."""
-    owners: dict[tuple[str, str, str], dict[tuple[Site, int], list[Mapping[str, Any]]]] = {}
+    owners: dict[tuple[str, str, str], dict[tuple[DrawnSite, int], list[Mapping[str, Any]]]] = {}
     for concept in concepts:
         owner = tuple(str(concept.get(name) or "") for name in ("model", "stack", "arm"))
-        place = Site.of(concept.get("layer"), concept.get("kind")), int(concept.get("step") or 0)
+        place = DrawnSite.of(concept.get("layer"), concept.get("kind")), int(concept.get("step") or 0)
         owners.setdefault(owner, defaultdict(list))[place].append(concept)  # type: ignore[arg-type]
     labels = _labels(list(owners))
     share = BUDGET // max(1, len(owners))
@@ -73,7 +73,9 @@ def _labels(owners: Sequence[tuple[str, str, str]]) -> list[str]:
     return labels
 
 
-def _model(label: str, places: Mapping[tuple[Site, int], Sequence[Mapping[str, Any]]], budget: int) -> dict[str, Any]:
+def _model(
+    label: str, places: Mapping[tuple[DrawnSite, int], Sequence[Mapping[str, Any]]], budget: int
+) -> dict[str, Any]:
     sites = sorted({site for site, _ in places})
     steps = sorted({step for _, step in places})
     kept: list[int] = []
@@ -98,9 +100,9 @@ def _model(label: str, places: Mapping[tuple[Site, int], Sequence[Mapping[str, A
     }
 
 
-def _middle(sites: Sequence[Site]) -> int:
+def _middle(sites: Sequence[DrawnSite]) -> int:
     """The place that the page opens with: the middle block."""
-    wanted = Site.of(max(1, round(max(site.layer for site in sites) / 2)), "resid")
+    wanted = DrawnSite.of(max(1, round(max(site.layer for site in sites) / 2)), "resid")
     return sites.index(wanted) if wanted in sites else len(sites) // 2
 
 

@@ -14,20 +14,20 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
-from anisoscope.view.figure import Axis, Choice, Depth, Figure, Option, Panel, Series, Switch, brief, wants_log
+from anisoscope.view.figure import Axis, Choice, Depth, Figure, Panel, Series, Switch, SwitchOption, brief, wants_log
 from anisoscope.view.page import (
-    Cell,
     Controls,
     DataTable,
-    Finding,
     Fold,
     Heading,
+    PageFinding,
     Prose,
     Ramp,
     Says,
     Section,
     Swatch,
     Swatches,
+    TableCell,
     text,
 )
 from anisoscope.view.palette import DASHES, series
@@ -220,12 +220,12 @@ def common_state(bundle: Bundle, state: Callable[[Record], str]) -> str:
     return next(iter(counts)) if len(counts) == 1 else "undecided"
 
 
-def state_cell(bundle: Bundle, state: Callable[[Record], str], note: str = "") -> Cell:
+def state_cell(bundle: Bundle, state: Callable[[Record], str], note: str = "") -> TableCell:
     """Whether drift explains a model: one sign and word, or several with the numbers of seeds."""
     counts = bundle.counts(state)
     words = [f"{LOOKS[s][3]} {LOOKS[s][0]}" + (f" in {n} of {bundle.seeds}" if len(counts) > 1 else "")
              for s, n in counts.items()]  # fmt: skip
-    return Cell(", ".join(words), [note] if note else (), css="missed" if "fails" in counts else "")
+    return TableCell(", ".join(words), [note] if note else (), css="missed" if "fails" in counts else "")
 
 
 def counted(record: Record) -> list[dict[str, Any]]:
@@ -338,14 +338,14 @@ def _bundle_series(bundle: Bundle, told: Mapping[Owner, Record], dash: str, *, p
 
 
 def _modality_table(found: Comparison, bundles: Sequence[Bundle], dashes: Mapping[Owner, str], label: str) -> DataTable:
-    heads = ["Modality", "Model", *(Cell(h, css="num") for h in
+    heads = ["Modality", "Model", *(TableCell(h, css="num") for h in
              ("Blocks", "Middle", "Largest", "Mean", f"Beyond {found.beyond}", "Drift")), "Explained"]  # fmt: skip
     groups = [[b for b in bundles if b.modality == m] for m in found.modalities]
     rows = [[_modality_row(b, dashes, first=i == 0, of=len(own)) for i, b in enumerate(own)] for own in groups if own]
     return DataTable([heads], rows, label, "plain modal", numeric=99)
 
 
-def _modality_row(bundle: Bundle, dashes: Mapping[Owner, str], *, first: bool, of: int) -> list[Cell]:
+def _modality_row(bundle: Bundle, dashes: Mapping[Owner, str], *, first: bool, of: int) -> list[TableCell]:
     """A model in numbers: means over its seeds, and how far these reach."""
     row, blocks = bundle.first, spans({member["max_layer"] for member in bundle.members})
     known = finite(row["mean_low"]) is not None and finite(row["mean_high"]) is not None
@@ -353,13 +353,13 @@ def _modality_row(bundle: Bundle, dashes: Mapping[Owner, str], *, first: bool, o
     ends = range_words(bundle.values("mean")) if bundle.seeds else alone
     aside = ", ".join(part for part in ("untrained weights" if bundle.untrained else "", bundle.seeds) if part)
     look = Swatch("", series(hue_of(bundle.modality)), dashes[owner_of(row)])
-    cells = [Cell(bundle.modality, head=True, rows=of, css="group")] if first else []
-    cells.append(Cell(bundle.label, [aside], head=True, swatch=look))
+    cells = [TableCell(bundle.modality, head=True, rows=of, css="group")] if first else []
+    cells.append(TableCell(bundle.label, [aside], head=True, swatch=look))
     peak = f"block{'' if blocks.isdigit() else 's'} {blocks}"
     numbers = [(row["layers"], ""), (number(bundle.mean("middle")), ""), (number(bundle.mean("max")), peak)]
     numbers += [(number(bundle.mean("mean")), ends), (f"{100 * (bundle.mean('share_beyond') or 0.0):.0f} %", "")]
     numbers += [(number(bundle.mean("drift")), "")]
-    return [*cells, *(Cell(str(t), [s] if s else (), css="num") for t, s in numbers), state_cell(bundle, state_of)]
+    return [*cells, *(TableCell(str(t), [s] if s else (), css="num") for t, s in numbers), state_cell(bundle, state_of)]
 
 
 # drift against cosine
@@ -375,7 +375,10 @@ def drift_section(found: Comparison) -> Section | None:
     panels = [drift_panel(b, alone=len(bundles) == 1, several=several) for b in bundles]
     near = any(finite(p["relative_drift"]) is not None for record in found.scattered for p in counted(record))
     says = f"This is {found.near_identity}: it explains nothing."
-    options = (Option(f"{DRIFT}, unnormalised"), *([Option(f"{IDENTITY}, a near-identity", says)] if near else []))
+    options = (
+        SwitchOption(f"{DRIFT}, unnormalised"),
+        *([SwitchOption(f"{IDENTITY}, a near-identity", says)] if near else []),
+    )
     switch = Switch("drift", (Choice("Against", options),))
     lead = ["Each point is a layer, from the embedding to the last block. Layers of one model are neighbours, not "
             "draws: a correlation describes the model, and p with it."]  # fmt: skip
@@ -476,12 +479,12 @@ def correlation_words(record: Record) -> str:
 
 def _drift_table(found: Comparison, bundles: Sequence[Bundle], *, several: bool, pooled: bool) -> DataTable:
     """Every model in order of modality, then the pools."""
-    numeric = [Cell(name, css="num") for name in ("Sites", "Pearson", "Spearman", "Share")]
+    numeric = [TableCell(name, css="num") for name in ("Sites", "Pearson", "Spearman", "Share")]
     heads = [*(["Modality"] if several else []), "Model", *numeric, "Explained"]
     groups = []
     for modality in found.modalities:
         own = [bundle for bundle in bundles if bundle.modality == modality]
-        first = [Cell(modality, head=True, rows=len(own), css="group")] if several else []
+        first = [TableCell(modality, head=True, rows=len(own), css="group")] if several else []
         groups += (
             [[[*(first if i == 0 else []), *_drift_row(b, found.fewest)] for i, b in enumerate(own)]] if own else []
         )
@@ -490,7 +493,7 @@ def _drift_table(found: Comparison, bundles: Sequence[Bundle], *, several: bool,
     return DataTable([heads], [*groups, *([pools] if pools else [])], label, "plain modal", numeric=99)
 
 
-def _drift_row(bundle: Bundle, fewest: int) -> list[Cell]:
+def _drift_row(bundle: Bundle, fewest: int) -> list[TableCell]:
     """One seed with its intervals, or means over seeds, how far these reach, and every seed beneath."""
     notes = {record["note"] or _why_open(record, fewest) for record in bundle.members}
     note = next(iter(notes)) if len(notes) == 1 else ""
@@ -501,13 +504,13 @@ def _drift_row(bundle: Bundle, fewest: int) -> list[Cell]:
             _parted(_told(record, n), p)
             for n, p in zip(("pearson", "spearman", "explained"), [*tests, ""], strict=True)
         ]
-        return [Cell(bundle.label, aside, head=True), Cell(str(record["n"]), css="num"), *parts,
+        return [TableCell(bundle.label, aside, head=True), TableCell(str(record["n"]), css="num"), *parts,
                 state_cell(bundle, status_of, note)]  # fmt: skip
     each = [_seed_words(one) for one in bundle.members]
     fold = (f"each of {len(each)} seeds", each)
     sites = spans({one["n"] for one in bundle.members})
     parts = [_parted(_mean_words(bundle, name)) for name in ("pearson", "spearman", "explained")]
-    return [Cell(bundle.label, aside, head=True, fold=fold), Cell(sites, css="num"), *parts,
+    return [TableCell(bundle.label, aside, head=True, fold=fold), TableCell(sites, css="num"), *parts,
             state_cell(bundle, status_of, note)]  # fmt: skip
 
 
@@ -521,12 +524,12 @@ def _told(record: Record, name: str) -> str:
     return interval_words(record[name], record.get(f"{name}_low"), record.get(f"{name}_high"))
 
 
-def _parted(words: str, p: str = "") -> Cell:
+def _parted(words: str, p: str = "") -> TableCell:
     """A number, its interval on the line below, and its p."""
     value, _, ends = words.partition(" ")
     small = [ends.strip("[]").replace(", ", " to ")] if ends else []
     small += [f"p {'' if p.startswith('<') else '= '}{p}"] if p and p != "–" else []
-    return Cell(value, small, css="num")
+    return TableCell(value, small, css="num")
 
 
 def _why_open(record: Record, fewest: int) -> str:
@@ -553,21 +556,21 @@ def _pools(found: Comparison) -> list[dict[str, Any]]:
     return [*(every if several else []), *(row for row in found.pooled if row["modality"] == "all")]
 
 
-def _pool_row(found: Comparison, row: Record, *, several: bool) -> list[Cell]:
+def _pool_row(found: Comparison, row: Record, *, several: bool) -> list[TableCell]:
     """A pool as the claim tells it; Pearson's only where it does."""
     name = "all models" if row["modality"] == "all" else row["modality"]
     spearman = _parted(interval_words(row["spearman"], row["low"], row["high"]), p_words(row["p"]))
     ends = interval_words(row.get("pearson"), row.get("pearson_low"), row.get("pearson_high"))
     pearson = _parted(ends, p_words(row.get("pearson_p")))
-    first = [Cell(name, head=True, css="group")] if several else []
-    note = Cell("", [row["note"]] if row["note"] else ())
+    first = [TableCell(name, head=True, css="group")] if several else []
+    note = TableCell("", [row["note"]] if row["note"] else ())
     return [
         *first,
-        Cell("pooled", [pool_size(found, row)], head=True),
-        Cell(str(row["n"]), css="num"),
+        TableCell("pooled", [pool_size(found, row)], head=True),
+        TableCell(str(row["n"]), css="num"),
         pearson,
         spearman,
-        Cell(),
+        TableCell(),
         note,
     ]
 
@@ -637,7 +640,7 @@ def pooled_series(found: Comparison) -> tuple[Series, ...]:
 # in sentences
 
 
-def modality_findings(found: Comparison) -> list[Finding]:
+def modality_findings(found: Comparison) -> list[PageFinding]:
     """How anisotropic each modality is, and which models drift does not explain; nothing of a single modality."""
     if len(found.modalities) < 2:
         return []
@@ -656,7 +659,7 @@ def modality_findings(found: Comparison) -> list[Finding]:
     verb = "is" if len(left) == 1 and not left[0].seeds else "are"
     texts += [f"{size_words(left)} with untrained weights {verb} shown and not counted here."] if left else []
     texts += [f"{b.label} {b.doubt}: shown and not counted here." for b in bundles if b.doubt and not b.untrained]
-    return [Finding("Modality", tuple(texts))]
+    return [PageFinding("Modality", tuple(texts))]
 
 
 def _modality_words(modality: str, bundles: Sequence[Bundle]) -> str:

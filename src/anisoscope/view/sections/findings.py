@@ -14,7 +14,7 @@ from anisoscope.results.quantity import Quantity, mean
 from anisoscope.results.query import Row
 from anisoscope.results.schema import FIRST_OUTLIER
 from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.page import Finding
+from anisoscope.view.page import PageFinding
 from anisoscope.view.subjects import About, ProfileRows, Subject, known, random_models, short_names
 from anisoscope.view.words import estimate, finite, listed, number, plural, site_phrase, spans
 
@@ -25,7 +25,7 @@ COMPARED = ("average_cosine", "two_nn", "participation_ratio")
 TELL_EACH = 3  # with more subjects than this the page compares instead of telling each one's story
 
 
-def find(rows: ProfileRows, catalogue: Catalogue) -> list[Finding]:
+def find(rows: ProfileRows, catalogue: Catalogue) -> list[PageFinding]:
     """All sentences the table supports, most important first."""
     said = {
         "Direction": _each(
@@ -41,7 +41,7 @@ def find(rows: ProfileRows, catalogue: Catalogue) -> list[Finding]:
     }
     # A line must not break between a value and its interval.
     whole = {topic: tuple(text.replace(" ± ", "\u00a0±\u00a0") for text in texts) for topic, texts in said.items()}
-    return [Finding(topic, texts) for topic, texts in whole.items() if texts]
+    return [PageFinding(topic, texts) for topic, texts in whole.items() if texts]
 
 
 def _each(rows: ProfileRows, tell_one: Callable[[ProfileRows, Subject], str], closing: str = "") -> list[str]:
@@ -190,7 +190,7 @@ def _dimension_overall(rows: ProfileRows) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Mean:
+class BlockMean:
     """A mean over the blocks of one subject, with a jackknife interval where the table carries its replicates."""
 
     subject: Subject
@@ -204,7 +204,7 @@ class Mean:
         return estimate(self.value, self.low, self.high) + (" ?" if self.doubtful else "")
 
 
-def block_mean(subject: Subject, line: Sequence[Row], bounds: tuple[float | None, float | None]) -> Mean | None:
+def block_mean(subject: Subject, line: Sequence[Row], bounds: tuple[float | None, float | None]) -> BlockMean | None:
     """The mean over blocks 1..L with its jackknife interval, cut to the metric's bounds: that of the claims."""
     blocks = block_rows(line)
     if not blocks:
@@ -215,12 +215,12 @@ def block_mean(subject: Subject, line: Sequence[Row], bounds: tuple[float | None
         low = max(low, bounds[0])
     if high is not None and bounds[1] is not None:
         high = min(high, bounds[1])
-    return Mean(subject, whole.value, low, high, any(map(doubtful, blocks)))
+    return BlockMean(subject, whole.value, low, high, any(map(doubtful, blocks)))
 
 
 def mean_over_blocks(
     rows: ProfileRows, catalogue: Catalogue, subject: Subject, metric: str, *, without: bool = False
-) -> Mean | None:
+) -> BlockMean | None:
     """A metric's mean over the blocks of a subject, with or without the first position."""
     line = without_first_line(rows, subject, metric) if without else rows.line(subject, metric)
     return block_mean(subject, line, catalogue.entry(metric).bounds)
@@ -249,7 +249,7 @@ def _comparison(rows: ProfileRows, catalogue: Catalogue) -> list[str]:
     return texts
 
 
-def _compare(rows: ProfileRows, catalogue: Catalogue, metric: str, means: list[Mean]) -> str:
+def _compare(rows: ProfileRows, catalogue: Catalogue, metric: str, means: list[BlockMean]) -> str:
     title = catalogue.entry(metric).title
     ranked = sorted(means, key=lambda m: -m.value)
     each = [f"{m.text} in {_named(rows, catalogue, metric, m.subject)}" for m in ranked]

@@ -9,7 +9,6 @@ from anisoscope.view.catalogue import bin_words, reading_words, variant_words
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, Switch, choice
 from anisoscope.view.page import (
     CHANCE,
-    Cell,
     Controls,
     DataTable,
     Fold,
@@ -20,11 +19,12 @@ from anisoscope.view.page import (
     Section,
     Swatch,
     Swatches,
+    TableCell,
     text,
 )
 from anisoscope.view.palette import sequence, series
 from anisoscope.view.sections.gradients import FILE_PANELS, Gradients, depth_look, points, reading_choice, site_choice
-from anisoscope.view.subjects import STREAM, Site, Subject, known
+from anisoscope.view.subjects import STREAM, DrawnSite, Subject, known
 from anisoscope.view.words import estimate, neat, number
 
 ENRICHMENT = "gradient_enrichment"
@@ -87,7 +87,7 @@ def _strata(found: Gradients) -> list[Any]:
     return [*parts, Swatches([*looks, CHANCE]), Figure(final, layout="pairs")]
 
 
-def _over_training(found: Gradients, subject: Subject, site: Site, grouping: str, reading: str) -> Panel:
+def _over_training(found: Gradients, subject: Subject, site: DrawnSite, grouping: str, reading: str) -> Panel:
     """A line per bin, darker with rarity."""
     bins, drawn = bins_of(found, grouping), []
     for i, group in enumerate(bins):
@@ -97,7 +97,7 @@ def _over_training(found: Gradients, subject: Subject, site: Site, grouping: str
     return Panel(found.time.axis(), series=tuple(drawn), levels=ONE if drawn else ())
 
 
-def _at_last(found: Gradients, subject: Subject, site: Site, grouping: str, readings: Sequence[str]) -> Panel:
+def _at_last(found: Gradients, subject: Subject, site: DrawnSite, grouping: str, readings: Sequence[str]) -> Panel:
     """Enrichment by bin at the last step, a line per reading."""
     bins, drawn = bins_of(found, grouping), []
     for i, reading in enumerate(readings):
@@ -157,7 +157,7 @@ def _mask_look(group: str) -> tuple[str, int, str]:
     return (ROWS[group], *{"": (6, "dash"), "masked": (1, "solid"), "unmasked": (0, "solid")}[group])
 
 
-def _by_mask(found: Gradients, subject: Subject, site: Site, reading: str) -> Panel:
+def _by_mask(found: Gradients, subject: Subject, site: DrawnSite, reading: str) -> Panel:
     drawn: list[Series] = []
     for group in ROWS:
         line = found.line(subject, ENRICHMENT, site, reading=reading, group=group)
@@ -209,16 +209,18 @@ def _spread_table(found: Gradients, subject: Subject, variants: Sequence[str]) -
     body = []
     for site in found.rows.sites(["frequency_spread"]):
         cells = [_spread_cell(found, subject, site, variant) for variant in variants]
-        body += [[Cell(site.name, head=True), *(cell or Cell(css="num") for cell in cells)]] if any(cells) else []
+        body += (
+            [[TableCell(site.name, head=True), *(cell or TableCell(css="num") for cell in cells)]] if any(cells) else []
+        )
     if not body:
         return []
-    heads = ["Layer", *(Cell(variant_words(variant), css="num wraps") for variant in variants)]
+    heads = ["Layer", *(TableCell(variant_words(variant), css="num wraps") for variant in variants)]
     table = DataTable([heads], [body], f"Frequency and spread, {subject.label}", "plain sites", subject.index)
     several = len(found.rows.subjects) > 1
     return [*([Heading(subject.label, 4, css="apart")] if several else []), table]
 
 
-def _spread_cell(found: Gradients, subject: Subject, site: Site, variant: str) -> Cell | None:
+def _spread_cell(found: Gradients, subject: Subject, site: DrawnSite, variant: str) -> TableCell | None:
     line = known(found.rows.line(subject, "frequency_spread", site, variant))
     if not line:
         return None
@@ -226,4 +228,4 @@ def _spread_cell(found: Gradients, subject: Subject, site: Site, variant: str) -
     tests = {row.step: row.value for row in known(found.rows.line(subject, "frequency_spread_p", site, variant))}
     p = tests.get(last.step)
     small = [] if p is None else [f"p {neat(p, 2)}"]
-    return Cell(estimate(last.value, last.low, last.high), small, title=f"step {last.step or 0:,}", css="num")
+    return TableCell(estimate(last.value, last.low, last.high), small, title=f"step {last.step or 0:,}", css="num")

@@ -35,10 +35,10 @@ from anisoscope.view.figure import (
     Figure,
     Grid,
     Level,
-    Option,
     Panel,
     Series,
     Switch,
+    SwitchOption,
     Time,
     brief,
     choice,
@@ -48,7 +48,6 @@ from anisoscope.view.figure import (
 )
 from anisoscope.view.page import (
     CHANCE,
-    Cell,
     Controls,
     DataTable,
     Heading,
@@ -59,10 +58,11 @@ from anisoscope.view.page import (
     Section,
     Swatch,
     Swatches,
+    TableCell,
     text,
 )
 from anisoscope.view.palette import sequence, series
-from anisoscope.view.subjects import STREAM, Site, StepRows, Subject, known
+from anisoscope.view.subjects import STREAM, DrawnSite, Subject, TrainingRows, known
 from anisoscope.view.words import estimate, few, listed, number, step_words, strided
 
 ENERGY = "gradient_energy"
@@ -71,7 +71,7 @@ DEPTH_STEPS = 14
 BANDS = ("random", "normal")
 FILE_PANELS = 4
 IN_SAMPLE = "in-sample"
-LineKey = tuple[int, str, Site, str, str]  # subject, metric, site, group, variant
+LineKey = tuple[int, str, DrawnSite, str, str]  # subject, metric, site, group, variant
 Look = dict[str, Any]
 
 
@@ -95,7 +95,7 @@ DETAILS = (
 class Gradients:
     """Lines of gradient metrics by subject, place and reading, in as much detail as a page carries."""
 
-    def __init__(self, rows: StepRows, catalogue: Catalogue, detail: Detail = DETAILS[0]) -> None:
+    def __init__(self, rows: TrainingRows, catalogue: Catalogue, detail: Detail = DETAILS[0]) -> None:
         self.rows, self.catalogue, self.detail = rows, catalogue, detail
         self.time = Time.of(rows.steps)
         self.left_out: dict[str, str] = {}
@@ -116,7 +116,7 @@ class Gradients:
         self,
         subject: Subject,
         metric: str,
-        site: Site,
+        site: DrawnSite,
         *,
         reading: str = "fit=refit",
         group: str = "",
@@ -133,10 +133,10 @@ class Gradients:
             self.left_out["steps"] = f"at most {self.detail.steps} steps"
         return [line[i] for i in few(range(len(line)), self.detail.steps)]
 
-    def line(self, subject: Subject, metric: str, site: Site, **how: Any) -> list[Any]:
+    def line(self, subject: Subject, metric: str, site: DrawnSite, **how: Any) -> list[Any]:
         return self.thin(self.whole(subject, metric, site, **how))
 
-    def sites(self, metrics: Iterable[str]) -> list[Site]:
+    def sites(self, metrics: Iterable[str]) -> list[DrawnSite]:
         """Sites to choose from: all of them, or an even choice where they would not fit."""
         found = self.rows.sites(metrics)
         if len(found) > self.detail.sites:
@@ -197,7 +197,7 @@ class Gradients:
         where = [f"step {row.step or 0:,}" + (" · in-sample" if _inside(row) else "") for row in line]
         return points(label, line, x, where, **look)
 
-    def controlled(self, subject: Subject, metric: str, site: Site, **how: Any) -> list[tuple[Look, list[Any]]]:
+    def controlled(self, subject: Subject, metric: str, site: DrawnSite, **how: Any) -> list[tuple[Look, list[Any]]]:
         """The proxy's line last, over its controls and the other proxies; nothing where it was not measured."""
         found = [(control_look(name), self.line(subject, metric, site, control=name, **how))
                  for name in (*BANDS, "permuted", "next")]  # fmt: skip
@@ -273,7 +273,7 @@ def control_look(control: str) -> Look:
             "width": 1.0 if band else 1.7}  # fmt: skip
 
 
-def depth_look(site: Site, blocks: int) -> Look:
+def depth_look(site: DrawnSite, blocks: int) -> Look:
     """Colour by depth; the final norm dashed."""
     final = site.kind == "final"
     colour = "@accent" if final else sequence(site.layer / max(1, blocks))
@@ -285,7 +285,7 @@ def swatch(look: Look) -> Swatch:
     return Swatch(look["label"], look["colour"], look.get("dash", "solid"), bool(look.get("band")))
 
 
-def site_choice(rows: StepRows, sites: Sequence[Site]) -> Choice:
+def site_choice(rows: TrainingRows, sites: Sequence[DrawnSite]) -> Choice:
     return choice("Layer", [site.name for site in sites], rows.middle(sites) if sites else 0)
 
 
@@ -421,7 +421,7 @@ def _against(found: Gradients, metrics: Sequence[str]) -> list[Any]:
     """One layer's energy (or share) over training against all its controls."""
     sites, readings = found.sites(metrics), found.readings(metrics)
     entries = [found.entry(metric) for metric in metrics]
-    quantity = Choice("Quantity", tuple(Option(e.title, sentences(e.formula, e.description)) for e in entries))
+    quantity = Choice("Quantity", tuple(SwitchOption(e.title, sentences(e.formula, e.description)) for e in entries))
     switch = Switch("against", (quantity, site_choice(found.rows, sites), reading_choice(readings)))
     views: dict[int, dict[str, Panel]] = {one.index: {} for one in found.rows.subjects}
     for one in found.rows.subjects:
@@ -471,7 +471,7 @@ def _at_steps(found: Gradients, subject: Subject, steps: Sequence[int], reading:
     lines = {site: found.controlled(subject, ENERGY, site, reading=reading) for site in found.rows.sites([ENERGY])}
     panels = []
     for step in steps:
-        parts: dict[str, tuple[Look, list[tuple[Site, Any]]]] = {}
+        parts: dict[str, tuple[Look, list[tuple[DrawnSite, Any]]]] = {}
         for site, both in lines.items():
             for look, line in both:
                 mine = [(site, row) for row in line if (row.step or 0) == step]
@@ -545,7 +545,7 @@ def map_section(found: Gradients) -> Section | None:
     measures = _measures(found, {*TANGENT, "amplification"} & rows.metrics())
     if not measures or len(rows.steps) < 2:
         return None
-    switch = Switch("map", (Choice("Measure", tuple(Option(m.label, m.says) for m in measures)),))
+    switch = Switch("map", (Choice("Measure", tuple(SwitchOption(m.label, m.says) for m in measures)),))
     maps = {one.index: [_cells(found, one, m) for m in measures] for one in rows.subjects}
     panels = []
     for one in rows.subjects:
@@ -571,7 +571,7 @@ def map_section(found: Gradients) -> Section | None:
 
 def _cells(
     found: Gradients, subject: Subject, measure: Measure
-) -> tuple[list[int], list[Site], list[list[float | None]]]:
+) -> tuple[list[int], list[DrawnSite], list[list[float | None]]]:
     lines = {site: found.thin(line) for site in found.rows.sites([measure.metric])
              if (line := found.rows.line(subject, measure.metric, site, measure.variant))}  # fmt: skip
     steps = sorted({row.step or 0 for line in lines.values() for row in line})
@@ -581,7 +581,7 @@ def _cells(
 
 def step_map(
     steps: Sequence[int],
-    sites: Sequence[Site],
+    sites: Sequence[DrawnSite],
     z: Any,
     ends: tuple[float | None, float | None],
     label: str,
@@ -635,7 +635,9 @@ def elsewhere_section(found: Gradients) -> Section | None:
     return Section("elsewhere", "Embeddings and weights", parts, "Embeddings, weights")
 
 
-def _place_table(found: Gradients, subject: Subject, places: Sequence[tuple[str, Site]], reading: str) -> list[Any]:
+def _place_table(
+    found: Gradients, subject: Subject, places: Sequence[tuple[str, DrawnSite]], reading: str
+) -> list[Any]:
     """Energies against the controls where there is one step only."""
     body = []
     for of, site in places:
@@ -643,21 +645,21 @@ def _place_table(found: Gradients, subject: Subject, places: Sequence[tuple[str,
         lines += [found.whole(subject, ENERGY, site, reading=reading, of=of, control=name) for name in CONTROLS]
         last = [known(line)[-1:] for line in lines]
         cells = [estimate(row[0].value, row[0].low, row[0].high) if row else "" for row in last]
-        body += [[Cell(place_words(of, site), head=True), *cells]] if any(cells) else []
+        body += [[TableCell(place_words(of, site), head=True), *cells]] if any(cells) else []
     heads = ["Energy of", found.proxy_look(found.proxy)["label"], *CONTROLS.values()]
     several = len(found.rows.subjects) > 1
     table = DataTable([heads], [body], f"Embeddings and weights, {subject.label}", "plain sites", subject.index)
     return [*([Heading(subject.label, 4, css="apart")] if several else []), table]
 
 
-def _place_order(place: tuple[str, Site]) -> tuple[int, Site]:
+def _place_order(place: tuple[str, DrawnSite]) -> tuple[int, DrawnSite]:
     return list(SOURCES).index(place[0]) if place[0] in SOURCES else len(SOURCES), place[1]
 
 
-def place_words(of: str, site: Site) -> str:
+def place_words(of: str, site: DrawnSite) -> str:
     """What is measured, and where.
 
-    >>> place_words("weight", Site.of(3, "mlp_in")), place_words("update", Site.of(0, "embed"))
+    >>> place_words("weight", DrawnSite.of(3, "mlp_in")), place_words("update", DrawnSite.of(0, "embed"))
     ('Weight gradients, block 3 · MLP input', 'Embedding updates, weight decay removed')
     """
     words = SOURCES.get(of, of)

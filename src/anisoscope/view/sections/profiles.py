@@ -19,7 +19,7 @@ from anisoscope.results.query import Query, Row, with_options
 from anisoscope.results.table import Table
 from anisoscope.view.catalogue import Catalogue, Entry
 from anisoscope.view.figure import Axis, Depth, Figure, Grid, Panel, Series, brief, value_axis, wants_log
-from anisoscope.view.page import Cell, DataTable, Fold, Heading, Key, Prose, Ramp, Section, text
+from anisoscope.view.page import DataTable, Fold, Heading, Key, Prose, Ramp, Section, TableCell, text
 from anisoscope.view.palette import DASHES, LIGHT, sequence, series
 from anisoscope.view.plotly_renderer import notebook_figure
 from anisoscope.view.sections.findings import doubtful
@@ -138,7 +138,7 @@ def group_profiles(rows: ProfileRows, catalogue: Catalogue) -> list[Profile]:
 
 
 @dataclass(frozen=True)
-class Mean:
+class HeadsMean:
     """A mean over the heads of a layer, as a row has it."""
 
     layer: int
@@ -179,7 +179,7 @@ class HeadMap:
             values = [v for (_, at), v in self.values.items() if at == layer and v is not None]
             ends = (min(values), max(values)) if values and banded else (math.nan, math.nan)
             means.append(
-                Mean(layer, kind, fmean(values) if values else math.nan, *ends, f"mean over {len(values)} heads")
+                HeadsMean(layer, kind, fmean(values) if values else math.nan, *ends, f"mean over {len(values)} heads")
             )
         return Line(self.subject, means, reach="heads from")
 
@@ -611,11 +611,11 @@ def heat_section(rows: ProfileRows, catalogue: Catalogue, *, compared: bool) -> 
     words = "Every metric at every layer. Shades run from the lowest to the highest value of each column"
     words += f"{' over all models' if several else ''}: compare down a column, not across."
     parts: list[Any] = [Prose(words)]
-    heads = [[Cell(text('<span class="hidden">Layer</span>')),
-              *(Cell(text("<span>{t}</span>", t=catalogue.entry(m).title)) for m in metrics)]]  # fmt: skip
+    heads = [[TableCell(text('<span class="hidden">Layer</span>')),
+              *(TableCell(text("<span>{t}</span>", t=catalogue.entry(m).title)) for m in metrics)]]  # fmt: skip
     for index, places in found.items():
         owner = rows.subjects[index].label
-        body = [[Cell(place_of(next(iter(cells.values()))), head=True),
+        body = [[TableCell(place_of(next(iter(cells.values()))), head=True),
                  *(_heat_cell(cells.get(m), shades[m]) for m in metrics)] for cells in places.values()]  # fmt: skip
         parts += [Heading(owner)] if several else []
         parts.append(DataTable(heads, [body], f"Layers by metrics, {owner}", "heat", numeric=99))
@@ -647,13 +647,13 @@ def _shader(values: Sequence[float]) -> Any:
     return lambda value: (scale(value) - low) / (high - low) if high > low else 0.5
 
 
-def _heat_cell(row: Row | None, shade: Any) -> Cell:
+def _heat_cell(row: Row | None, shade: Any) -> TableCell:
     if row is None:
-        return Cell()
+        return TableCell()
     if not row.known:
-        return Cell("–", title=row.note or "not computed")
+        return TableCell("–", title=row.note or "not computed")
     doubt = doubtful(row)
     hover = f"{row.value!r} · {estimate(row.value, row.low, row.high)} · n {row.n}" + (
         f" · {row.note}" if doubt else ""
     )
-    return Cell(number(row.value) + ("?" if doubt else ""), title=hover, shade=f"{shade(row.value):.3f}")
+    return TableCell(number(row.value) + ("?" if doubt else ""), title=hover, shade=f"{shade(row.value):.3f}")

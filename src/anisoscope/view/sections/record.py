@@ -17,7 +17,6 @@ from anisoscope.results.query import Query, Row
 from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.page import (
     Box,
-    Cell,
     DataTable,
     Download,
     Facts,
@@ -28,9 +27,19 @@ from anisoscope.view.page import (
     Prose,
     Record,
     Section,
+    TableCell,
     text,
 )
-from anisoscope.view.subjects import About, Rows, RunView, StepRows, by_stack, modality_told, place_of, short_names
+from anisoscope.view.subjects import (
+    About,
+    RunRows,
+    RunView,
+    TrainingRows,
+    by_stack,
+    modality_told,
+    place_of,
+    short_names,
+)
 from anisoscope.view.words import listed, number, plural, shortened, spans
 
 COLUMNS = (
@@ -223,12 +232,12 @@ def facts_parts(facts: Sequence[Mapping[str, str]], label: str = "Models") -> li
     numeric = ["" if name in WORDY else "num" for name in heads]
     row = [
         [
-            Cell(fact.get(name, ""), css=css, head=i == 0)
+            TableCell(fact.get(name, ""), css=css, head=i == 0)
             for i, (name, css) in enumerate(zip(heads, numeric, strict=True))
         ]
         for fact in facts
     ]
-    return [DataTable([[Cell(name, css=css) for name, css in zip(heads, numeric, strict=True)]], [row], label)]
+    return [DataTable([[TableCell(name, css=css) for name, css in zip(heads, numeric, strict=True)]], [row], label)]
 
 
 # warnings
@@ -338,11 +347,11 @@ def dropped_section(abouts: Sequence[About], notes: Mapping[str, list[tuple[str,
 
 
 def _note_table(rows: Sequence[tuple[str, ...]]) -> DataTable:
-    cells = [[*map(Cell, row[:3]), Cell(row[3], css="prose")] for row in rows]
+    cells = [[*map(TableCell, row[:3]), TableCell(row[3], css="prose")] for row in rows]
     return DataTable([["Model", "Metric", "Where", "Note"]], [cells], "Notes", "plain notes", numeric=9)
 
 
-def profile_notes(rows: Rows, catalogue: Catalogue) -> dict[str, list[tuple[str, ...]]]:
+def profile_notes(rows: RunRows, catalogue: Catalogue) -> dict[str, list[tuple[str, ...]]]:
     """Notes of the table, once each with the places they hold for: values that are missing apart from remarks."""
     books: dict[str, dict[tuple[str, ...], list[Row]]] = {"missing": defaultdict(list), "remarks": defaultdict(list)}
     for row in rows.query.where(lambda row: not row.known or bool(row.note)):
@@ -371,7 +380,7 @@ def _where(rows: Sequence[Row]) -> str:
     return ", ".join(parts) + (f" ({plural(len(heads), 'head')})" if heads else "")
 
 
-def step_notes(rows: StepRows, catalogue: Catalogue) -> dict[str, list[tuple[str, ...]]]:
+def step_notes(rows: TrainingRows, catalogue: Catalogue) -> dict[str, list[tuple[str, ...]]]:
     """Notes that figures do not tell, once each with the steps they hold for: what is missing apart from remarks."""
     books: dict[str, dict[tuple[str, str, str], list[int]]] = {
         "missing": defaultdict(list),

@@ -19,7 +19,7 @@ from anisoscope.view.palette import series
 from anisoscope.view.sections.concepts import visible
 from anisoscope.view.sections.record import row_nouns
 from anisoscope.view.sections.shape import STEP, Arm, Shape, arm_panel, beside
-from anisoscope.view.subjects import RunView, Site, StepRows
+from anisoscope.view.subjects import DrawnSite, RunView, TrainingRows
 from anisoscope.view.words import listed
 
 MAP_NUMBERS = 360_000  # coordinates of rows that the page carries
@@ -53,12 +53,12 @@ def _shares_in(table: pa.Table, about: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class RowMap:
+class RowMapFrames:
     """The rows of one arm at one place: what each is, and where it stands at each step."""
 
     arm: int
     place: str
-    site: Site
+    site: DrawnSite
     shares: list[float]
     token: list[str]
     frequency: list[int | None]
@@ -67,9 +67,9 @@ class RowMap:
     at: dict[int, list[list[float | None]]]  # by step: all x, all y
 
 
-def row_maps(runs: Sequence[RunView], arms: Sequence[Arm], steps: Sequence[int]) -> list[RowMap]:
+def row_maps(runs: Sequence[RunView], arms: Sequence[Arm], steps: Sequence[int]) -> list[RowMapFrames]:
     """For each arm and site the rows of its first seed that has any, step by step; none where there is no map."""
-    found: dict[int, list[RowMap]] = {}
+    found: dict[int, list[RowMapFrames]] = {}
     for run in runs:
         table = map_of(run)
         if table is not None and len(table):
@@ -101,14 +101,14 @@ def _row_map(
     *,
     shares: Mapping[str, Any],
     keep: float,
-) -> RowMap:
+) -> RowMapFrames:
     model, seed, stack, layer, kind = key
     first = min((other[3] for other in own if other[4] == "stage"), default=0)
     if kind not in (
         "resid",
         "stage",
     ):  # models of other depths have other last blocks: places are named by what they are
-        place = Site.of(layer, kind).name
+        place = DrawnSite.of(layer, kind).name
     elif layer == 1 or (kind == "stage" and layer == first < arm.blocks):
         place = "first block"
     else:
@@ -122,12 +122,12 @@ def _row_map(
     share: Sequence[float] = next((s for s in told_shares if s), [])
     at = {step: [[brief(found[row][c], 4) if row in found else None for row in rows] for c in (0, 1)]
           for step, found in sorted(marks.items())}  # fmt: skip
-    return RowMap(arm.index, place, Site.of(layer, kind), [round(float(s), 4) for s in share],
+    return RowMapFrames(arm.index, place, DrawnSite.of(layer, kind), [round(float(s), 4) for s in share],
                   [visible(str(t[0] or "")) for t in told], [t[1] for t in told], [t[2] for t in told],
                   [t[3] or "" for t in told], at)  # fmt: skip
 
 
-def row_parts(rows: StepRows, shape: Shape, runs: Sequence[RunView]) -> list[Any]:
+def row_parts(rows: TrainingRows, shape: Shape, runs: Sequence[RunView]) -> list[Any]:
     """The same rows at every step, on axes that do not move."""
     maps = row_maps(runs, shape.arms, shape.steps)
     if not maps:
@@ -179,7 +179,7 @@ def row_parts(rows: StepRows, shape: Shape, runs: Sequence[RunView]) -> list[Any
     ]
 
 
-def _row_texts(one: RowMap) -> list[str]:
+def _row_texts(one: RowMapFrames) -> list[str]:
     found = []
     for token, frequency, position, group in zip(one.token, one.frequency, one.position, one.group, strict=True):
         parts = [f"<b>{html.escape(token)}</b>" if token else "", f"position {position}"]
@@ -188,7 +188,7 @@ def _row_texts(one: RowMap) -> list[str]:
     return found
 
 
-def _rows_view(one: RowMap, name: str, wanted: str) -> Panel:
+def _rows_view(one: RowMapFrames, name: str, wanted: str) -> Panel:
     """Rows coloured by frequency, position or group; frames and patches have no frequency."""
     by = "position" if wanted == "frequency" and all(f is None for f in one.frequency) else wanted
     step = f"{STEP}>{name}/upto"

@@ -22,11 +22,11 @@ from anisoscope.view.figure import (
     Depth,
     Figure,
     Level,
-    Option,
     Panel,
     Ref,
     Series,
     Switch,
+    SwitchOption,
     Time,
     brief,
     choice,
@@ -35,7 +35,7 @@ from anisoscope.view.figure import (
 from anisoscope.view.page import Controls, Key, Prose, Ramp, Says, Section, Swatch, Swatches, text
 from anisoscope.view.palette import faded, sequence, series
 from anisoscope.view.sections.gradients import Gradients, course_words, step_map
-from anisoscope.view.subjects import STREAM, Site, StepRows, Subject, known, seeds_mean
+from anisoscope.view.subjects import STREAM, DrawnSite, Subject, TrainingRows, known, seeds_mean
 from anisoscope.view.words import few, plural
 
 SIZE = 2_600_000  # characters of JSON
@@ -95,7 +95,7 @@ class Arm:
         return (match["arm"], match["size"]) if match else (self.model, "")
 
 
-def arms_of(rows: StepRows) -> list[Arm]:
+def arms_of(rows: TrainingRows) -> list[Arm]:
     """Subjects of one model side by side in one arm; apart where only the run tells them apart."""
     found: dict[tuple[str, str], list[Subject]] = defaultdict(list)
     for subject in rows.subjects:
@@ -113,7 +113,7 @@ def _arm(index: int, subjects: tuple[Subject, ...]) -> Arm:
     return Arm(index, label, first.model, first.role, max(one.blocks for one in subjects), subjects)
 
 
-def arm_hue(rows: StepRows, arm: Arm) -> int:
+def arm_hue(rows: TrainingRows, arm: Arm) -> int:
     """The colour of an arm in the page's legend: by subject where gradients are told of each."""
     return arm.index if rows.metrics().isdisjoint(TANGENT) else arm.line
 
@@ -133,7 +133,7 @@ class ShapeMeasure:
         return STREAM if self.family == "stream" else (self.family,)
 
 
-def measures_of(rows: StepRows, catalogue: Catalogue) -> list[ShapeMeasure]:
+def measures_of(rows: TrainingRows, catalogue: Catalogue) -> list[ShapeMeasure]:
     """Everything that has a value at several places and knows nothing of gradients, in reading order."""
     gradients = Gradients(rows, catalogue)
     seen: dict[tuple[str, str, str], None] = {}
@@ -162,13 +162,13 @@ def _measure(catalogue: Catalogue, metric: str, variant: str, family: str, *, us
     return ShapeMeasure(metric, variant, family, label, sentences(entry.formula, entry.description))
 
 
-def sites_of(rows: StepRows, measure: ShapeMeasure) -> list[Site]:
+def sites_of(rows: TrainingRows, measure: ShapeMeasure) -> list[DrawnSite]:
     """The places at which any of the models has this measure."""
     keys = rows.keys.get(measure.metric, [])
     return sorted({k[2] for k in keys if k[2].kind in measure.kinds and k[4] == measure.variant and not k[3]})
 
 
-def arm_line(rows: StepRows, arm: Arm, measure: ShapeMeasure, site: Site) -> list[Any]:
+def arm_line(rows: TrainingRows, arm: Arm, measure: ShapeMeasure, site: DrawnSite) -> list[Any]:
     """The line of an arm: its own where it has one seed; else means over seeds, from the lowest to the highest."""
     return seeds_mean([rows.line(one, measure.metric, site, measure.variant) for one in arm.subjects])
 
@@ -185,7 +185,7 @@ class Shape:
     steps: list[int]
     time: Time
     arrays: dict[str, Any]
-    sites: list[list[Site]]
+    sites: list[list[DrawnSite]]
     there: dict[tuple[int, int], list[int]]
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -214,7 +214,7 @@ def _leaves(value: Any) -> list[float]:
     return [] if value is None else [value]
 
 
-def make_shape(rows: StepRows, catalogue: Catalogue) -> Shape | None:
+def make_shape(rows: TrainingRows, catalogue: Catalogue) -> Shape | None:
     """The numbers in as much detail as a page can carry; None where nothing was measured at two steps."""
     every = measures_of(rows, catalogue)
     if not every or len(rows.steps) < 2:
@@ -227,7 +227,7 @@ def make_shape(rows: StepRows, catalogue: Catalogue) -> Shape | None:
     return found
 
 
-def _shape(rows: StepRows, arms: list[Arm], every: list[ShapeMeasure], level: tuple[int, int, int]) -> Shape:
+def _shape(rows: TrainingRows, arms: list[Arm], every: list[ShapeMeasure], level: tuple[int, int, int]) -> Shape:
     most_steps, most_places, most = level
     left_out: dict[str, str] = {}
     steps, measures = few(rows.steps, most_steps), every[:most]
@@ -253,7 +253,7 @@ def _shape(rows: StepRows, arms: list[Arm], every: list[ShapeMeasure], level: tu
 
 
 def _numbers(
-    rows: StepRows, arm: Arm, measure: ShapeMeasure, sites: Sequence[Site], steps: Sequence[int]
+    rows: TrainingRows, arm: Arm, measure: ShapeMeasure, sites: Sequence[DrawnSite], steps: Sequence[int]
 ) -> dict[str, Any]:
     """Means over seeds by place and step with the ends of their intervals (or the seeds' reach), seeds, spreads."""
     lines = [[rows.line(one, measure.metric, site, measure.variant) for site in sites] for one in arm.subjects]
@@ -292,9 +292,9 @@ def _shifted(value: float | None, spread: float | None, sign: int) -> float | No
 # the sections
 
 
-def shape_sections(rows: StepRows, shape: Shape, row_parts: Sequence[Any]) -> list[Section]:
+def shape_sections(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) -> list[Section]:
     """Over training, steps by layers, at one step (with `row_parts` beneath), and intrinsic dimension by estimator."""
-    options = tuple(Option(m.label, m.says) for m in shape.measures)
+    options = tuple(SwitchOption(m.label, m.says) for m in shape.measures)
     moments = choice("Step", [f"step {step:,}" for step in shape.steps], len(shape.steps) - 1, slider=True)
     switch = Switch("shape", (Choice("Measure", options, shape.default), moments))
     sections = [
@@ -309,7 +309,7 @@ def beside(panels: Sequence[Panel]) -> str:
     return "single" if len(panels) < 2 else "pairs" if len(panels) in (2, 4) else "threes"
 
 
-def arm_panel(rows: StepRows, arm: Arm, panel: Panel, *, seeds: bool = True) -> Panel:
+def arm_panel(rows: TrainingRows, arm: Arm, panel: Panel, *, seeds: bool = True) -> Panel:
     """A panel of one arm; its name is the title where there are several."""
     several = len({one.model for one in rows.subjects}) > 1
     role = arm.role if several and arm.role not in arm.label else ""
@@ -318,7 +318,7 @@ def arm_panel(rows: StepRows, arm: Arm, panel: Panel, *, seeds: bool = True) -> 
     return replace(panel, title=arm.label if several or count else "", owner=owner, line=arm.line)
 
 
-def _course_section(rows: StepRows, shape: Shape, switch: Switch) -> Section:
+def _course_section(rows: TrainingRows, shape: Shape, switch: Switch) -> Section:
     """A line per layer over steps, above loss and gradient norm on the same axis."""
     panels = []
     for arm in shape.arms:
@@ -410,11 +410,11 @@ def _ends(shape: Shape, name: str, at: tuple[Any, ...]) -> dict[str, Any]:
     return {"low": Ref(f"{name}/lo", at), "high": Ref(f"{name}/hi", at), "reach": reach}
 
 
-def _depth_colour(site: Site, arm: Arm) -> str:
+def _depth_colour(site: DrawnSite, arm: Arm) -> str:
     return "@accent" if site.kind == "final" else sequence(site.layer / max(1, arm.blocks))
 
 
-def _course_alt(rows: StepRows, shape: Shape, arm: Arm) -> str:
+def _course_alt(rows: TrainingRows, shape: Shape, arm: Arm) -> str:
     """The first view in words, in the middle of the model."""
     measure = shape.measures[shape.default]
     sites = rows.sites([measure.metric], measure.kinds)
@@ -426,7 +426,7 @@ def _course_alt(rows: StepRows, shape: Shape, arm: Arm) -> str:
     return f"{measure.label} of {arm.label} over steps, a line per layer.{words}"
 
 
-def _loop(rows: StepRows, shape: Shape, arm: Arm) -> Panel | None:
+def _loop(rows: TrainingRows, shape: Shape, arm: Arm) -> Panel | None:
     """Loss, probe loss and gradient norm of every seed."""
     looks: dict[str, dict[str, Any]] = {
         "loss": {"label": "training loss", "colour": "@ink/0.35", "width": 1.0},
@@ -455,7 +455,7 @@ def _loop(rows: StepRows, shape: Shape, arm: Arm) -> Panel | None:
     return Panel(shape.time.axis(), y, tuple(s for s in drawn if right or not s.right), right=right)
 
 
-def _logged_values(rows: StepRows, names: Sequence[str]) -> list[float]:
+def _logged_values(rows: TrainingRows, names: Sequence[str]) -> list[float]:
     return [row.value for name in names for one in rows.subjects for row in known(rows.logged(one, name))]
 
 
@@ -479,7 +479,7 @@ def logged_series(line: Sequence[Any], time: Time, most: int, **look: Any) -> Se
 # maps of steps by layers
 
 
-def _grid_section(rows: StepRows, shape: Shape) -> Section:
+def _grid_section(rows: TrainingRows, shape: Shape) -> Section:
     panels = []
     for arm in shape.arms:
         views = {}
@@ -515,7 +515,7 @@ def _in_files(shape: Shape) -> list[int]:
 # over depth at one step
 
 
-def _moment_section(rows: StepRows, shape: Shape, row_parts: Sequence[Any]) -> Section:
+def _moment_section(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) -> Section:
     views = {}
     for m in range(len(shape.measures)):
         colours = {arm.index: series(arm_hue(rows, arm)) for arm in shape.arms}
@@ -615,7 +615,7 @@ def _profile_file(shape: Shape, m: int) -> Figure:
 # dimension by estimator
 
 
-def _dimension_sections(rows: StepRows, shape: Shape) -> list[Section]:
+def _dimension_sections(rows: TrainingRows, shape: Shape) -> list[Section]:
     """Intrinsic dimension by every estimator: over steps at one place, over depth at one step."""
     index = {(m.metric, m.variant): i for i, m in enumerate(shape.measures) if m.family == "stream"}
     lines = [(index[e[:2]], e) for e in ESTIMATORS if e[:2] in index]
@@ -736,7 +736,7 @@ def _dimension_at(shape: Shape, arm: Arm, lines: Estimators) -> Panel:
     return Panel(depth.axis(), y, tuple(drawn), heading="over layers, {shape.1}")
 
 
-def _bias(rows: StepRows) -> str:
+def _bias(rows: TrainingRows) -> str:
     """What the table itself says about TwoNN's bias: from the smallest to the largest."""
     said = [
         part.strip() for key in rows.keys.get("two_nn", []) for row in rows.lines[key] for part in row.note.split(";")

@@ -16,19 +16,19 @@ from anisoscope.view.catalogue import LOOP, OF_TRAINING, TANGENT, Catalogue
 from anisoscope.view.figure import Figure, Panel, Series, Time, numbers_in, value_axis
 from anisoscope.view.page import (
     Box,
-    Cell,
     DataTable,
-    Finding,
     Findings,
     Fold,
     Heading,
     Key,
     LegendEntry,
     Page,
+    PageFinding,
     Prose,
     Section,
     Swatch,
     Swatches,
+    TableCell,
     Verdicts,
     text,
 )
@@ -69,11 +69,11 @@ from anisoscope.view.sections.shape import Arm, arm_hue, arms_of, logged_series,
 from anisoscope.view.sections.verdicts import common_scope, measured, verdict_claims, verdict_counts
 from anisoscope.view.subjects import (
     STREAM,
+    DrawnSite,
     ProfileRows,
     RunView,
-    Site,
-    StepRows,
     Subject,
+    TrainingRows,
     known,
     random_models,
     seeds_mean,
@@ -103,7 +103,7 @@ def training_page(
     runs: Sequence[RunView], catalogue: Catalogue, comparison: Comparison, head: Mapping[str, Any]
 ) -> Page:
     """Verdicts first, then gradients, the shape of learning, what all pages share, and the record."""
-    rows = StepRows(runs)
+    rows = TrainingRows(runs)
     verdicts = [verdict for run in runs for verdict in run.verdicts]
     energy, maps, frequency, elsewhere, found = _gradient_sections(rows, catalogue)
     shape = make_shape(rows, catalogue)
@@ -139,7 +139,7 @@ def _every_row(runs: Sequence[RunView]) -> Query:
     return Query(*(run.table for run in runs))
 
 
-def _gradient_sections(rows: StepRows, catalogue: Catalogue) -> tuple[Any, Any, Any, Any, Gradients]:
+def _gradient_sections(rows: TrainingRows, catalogue: Catalogue) -> tuple[Any, Any, Any, Any, Gradients]:
     """The sections on gradients in as much detail as a page can carry."""
     for detail in DETAILS[_likely(rows, catalogue) :]:
         found = Gradients(rows, catalogue, detail)
@@ -158,7 +158,7 @@ def _figures(parts: Sequence[Any]) -> list[Figure]:
     ]
 
 
-def _likely(rows: StepRows, catalogue: Catalogue) -> int:
+def _likely(rows: TrainingRows, catalogue: Catalogue) -> int:
     """The first level of detail worth trying: about 150 characters for a step of a site in a reading."""
     sites, readings = len(rows.sites([ENERGY])), len(Gradients(rows, catalogue).every_reading([ENERGY]))
     each = 150 * len(rows.subjects)
@@ -166,7 +166,7 @@ def _likely(rows: StepRows, catalogue: Catalogue) -> int:
     return next((i for i, size in enumerate(sizes) if size <= SPECS), len(DETAILS) - 1)
 
 
-def _steps_words(rows: StepRows) -> str:
+def _steps_words(rows: TrainingRows) -> str:
     """At which steps."""
     steps = rows.steps
     if not rows.dated or not steps:
@@ -176,14 +176,14 @@ def _steps_words(rows: StepRows) -> str:
     return f"at {plural(len(steps), 'step')} from {steps[0]:,} to {steps[-1]:,}"
 
 
-def _deck(rows: StepRows, head: Mapping[str, Any]) -> str:
+def _deck(rows: TrainingRows, head: Mapping[str, Any]) -> str:
     when = _steps_words(rows)
     said = "Measured" + (f" on {head['data']}" if head["data"] else "") + (f" {when}" if when else "")
     parts = [said if head["data"] or when else "", head["started"]]
     return f"{', '.join(part for part in parts if part)}." if any(parts) else ""
 
 
-def _legend(rows: StepRows) -> list[LegendEntry]:
+def _legend(rows: TrainingRows) -> list[LegendEntry]:
     """Colour and role of each subject; of many, only the first of each model are shown at first.
 
     Where no gradients were measured, the seeds of a model are drawn together and have one entry.
@@ -208,7 +208,7 @@ def _entry(subject: Subject, hue: int, *, shown: bool) -> LegendEntry:
 
 
 def _summary(
-    rows: StepRows, comparison: Comparison, head: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]],
+    rows: TrainingRows, comparison: Comparison, head: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]],
     claims: Sequence[Mapping[str, Any]], found: Gradients,
 ) -> Section:  # fmt: skip
     """What checkpoints are wrong, what the claims say, what was seen, what was warned about, what the models are."""
@@ -247,7 +247,7 @@ def _verdict_parts(
     return [lead, Verdicts(claims, "Model" if subjects > 1 else "", scope)]
 
 
-def checkpoint_flags(rows: StepRows) -> list[tuple[str, str, str]]:
+def checkpoint_flags(rows: TrainingRows) -> list[tuple[str, str, str]]:
     """What is wrong with checkpoints of a series: repeated, missing, out of order, not finite; each thing once."""
     found: dict[tuple[str, str, str], None] = {}
     for key in rows.keys.get("checkpoint", []):
@@ -274,9 +274,10 @@ def _flag_parts(flags: Sequence[tuple[str, str, str]]) -> list[Any]:
     models = any(model for model, *_ in flags)
     one = len(flags) == 1
     title = f"{len(flags)} {'checkpoint is' if one else 'checkpoints are'} not what {'it' if one else 'they'} should be"
-    heads = [*(["Model"] if models else []), Cell("Step", css="num"), "What was found"]
+    heads = [*(["Model"] if models else []), TableCell("Step", css="num"), "What was found"]
     body = [
-        [*([model] if models else []), Cell(step, css="num"), Cell(note, css="prose")] for model, step, note in flags
+        [*([model] if models else []), TableCell(step, css="num"), TableCell(note, css="prose")]
+        for model, step, note in flags
     ]
     table: Any = DataTable([heads], [body], "Checkpoints", numeric=99)
     inside = Fold("All of them", [table]) if len(flags) > 12 else table
@@ -286,7 +287,7 @@ def _flag_parts(flags: Sequence[tuple[str, str, str]]) -> list[Any]:
 # the loss
 
 
-def _loss_section(rows: StepRows, catalogue: Catalogue, *, several_seeds: bool) -> Section | None:
+def _loss_section(rows: TrainingRows, catalogue: Catalogue, *, several_seeds: bool) -> Section | None:
     """What the loop logged, all models together."""
     steps = [row.step or 0 for name in LOOP for key in rows.keys.get(name, []) for row in rows.lines[key]]
     time = Time.of(steps)
@@ -303,7 +304,7 @@ def _loss_section(rows: StepRows, catalogue: Catalogue, *, several_seeds: bool) 
     return Section("course", "Loss", [Prose(words), Key(), Figure(tuple(panels))], "Loss")
 
 
-def _log_panel(rows: StepRows, catalogue: Catalogue, names: Sequence[str], time: Time) -> Panel | None:
+def _log_panel(rows: TrainingRows, catalogue: Catalogue, names: Sequence[str], time: Time) -> Panel | None:
     drawn: list[Series] = []
     averaged, told = False, []
     for arm in _log_arms(rows):
@@ -336,14 +337,14 @@ def _log_panel(rows: StepRows, catalogue: Catalogue, names: Sequence[str], time:
                    alt=f"{title} over steps. {'; '.join(told[:6])}.")  # fmt: skip
 
 
-def _log_arms(rows: StepRows) -> list[Arm]:
+def _log_arms(rows: TrainingRows) -> list[Arm]:
     """The models with their seeds together, as the legend has them; apart where gradients are told of each."""
     if rows.metrics().isdisjoint(TANGENT):
         return arms_of(rows)
     return [Arm(one.index, one.label, one.model, one.role, one.blocks, (one,)) for one in rows.subjects]
 
 
-def _log_look(rows: StepRows, catalogue: Catalogue, arm: Arm, metric: str, *, both: bool) -> dict[str, Any]:
+def _log_look(rows: TrainingRows, catalogue: Catalogue, arm: Arm, metric: str, *, both: bool) -> dict[str, Any]:
     probe, seeds = metric == "probe_loss", f"mean of {len(arm.subjects)} seeds" if len(arm.subjects) > 1 else ""
     words = {"loss": "training", "probe_loss": "probe"}.get(metric, "") if both else ""
     parts = (arm.label if len(rows.subjects) > 1 else "", words, seeds)
@@ -361,7 +362,7 @@ def _log_look(rows: StepRows, catalogue: Catalogue, arm: Arm, metric: str, *, bo
 # profiles of a run without a course
 
 
-def _last_profiles(runs: Sequence[RunView], catalogue: Catalogue, rows: StepRows) -> Section | None:
+def _last_profiles(runs: Sequence[RunView], catalogue: Catalogue, rows: TrainingRows) -> Section | None:
     """The geometry at the last step over depth, as the report of a single model draws it."""
     last = []
     for run in runs:
@@ -395,7 +396,7 @@ def _left_out(parts: Sequence[str]) -> Section | None:
 # in sentences
 
 
-def find_training(found: Gradients) -> list[Finding]:
+def find_training(found: Gradients) -> list[PageFinding]:
     """All sentences the table supports, most important first."""
     said = {
         "Energy": _each(found, _energy),
@@ -405,7 +406,7 @@ def find_training(found: Gradients) -> list[Finding]:
         "Caution": _caution(found),
     }
     whole = {topic: tuple(text.replace(" ± ", "\u00a0±\u00a0") for text in texts) for topic, texts in said.items()}
-    return [Finding(topic, texts) for topic, texts in whole.items() if texts]
+    return [PageFinding(topic, texts) for topic, texts in whole.items() if texts]
 
 
 def _each(found: Gradients, tell: Callable[[Gradients, Subject], str]) -> list[str]:
@@ -421,7 +422,7 @@ def tell(mark: Any) -> str:
     return estimate(mark.value, mark.low, mark.high)
 
 
-def _middle(found: Gradients, subject: Subject) -> Site | None:
+def _middle(found: Gradients, subject: Subject) -> DrawnSite | None:
     sites = [s for s in found.rows.sites(["gradient_energy"]) if found.whole(subject, "gradient_energy", s)]
     return sites[found.rows.middle(sites)] if sites else None
 
@@ -453,7 +454,7 @@ def _energy(found: Gradients, subject: Subject) -> str:
     return text + _controls(found, subject, site, line)
 
 
-def _controls(found: Gradients, subject: Subject, site: Site, line: Sequence[Any]) -> str:
+def _controls(found: Gradients, subject: Subject, site: DrawnSite, line: Sequence[Any]) -> str:
     normal = [m.high for m in found.whole(subject, "gradient_energy", site, control="normal") if m.interval]
     text = f" Subspaces orthogonal to it stay below {number(max(normal))}." if normal else ""
     pca = {m.step: m.value for m in known(found.whole(subject, "gradient_energy", site, proxy="pca"))}
