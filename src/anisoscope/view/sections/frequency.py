@@ -78,13 +78,13 @@ def _strata(found: Gradients) -> list[Any]:
         Swatch(bin_words(group, str(len(bins))), sequence(i / max(1, len(bins) - 1))) for i, group in enumerate(bins)
     ]
     parts: list[Any] = [Heading("Enrichment by frequency"), Prose(text(lead)), Controls(switch)]
+    plain: dict[str, Any] = {"layout": "pairs"}
+    strata = {**plain, "files": {"frequency-strata": {}}, "most": FILE_PANELS, "columns": 4, "shared": True}
     if moving:
-        figure = Figure(
-            moving, layout="pairs", files={"frequency-strata": {}}, most=FILE_PANELS, columns=4, shared=True
-        )
+        figure = Figure(moving, **strata)
         parts += [Swatches([*key, CHANCE]), figure, Heading("At the last step", 4, css="apart")]
     looks = [Swatch(reading_words(r), **_reading_look(i, swatch=True)) for i, r in enumerate(readings)]
-    return [*parts, Swatches([*looks, CHANCE]), Figure(final, layout="pairs")]
+    return [*parts, Swatches([*looks, CHANCE]), Figure(final, **(plain if moving else strata))]
 
 
 def _over_training(found: Gradients, subject: Subject, site: DrawnSite, grouping: str, reading: str) -> Panel:
