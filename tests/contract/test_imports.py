@@ -100,6 +100,8 @@ def reached(graph: Graph, start: str) -> dict[str, str]:
     found, waiting = {start: ""}, [start]
     while waiting:
         module = waiting.pop()
+        if "." not in module and module in graph:
+            continue  # the package itself names its public classes, for type checkers alone
         parents = [module.rsplit(".", i)[0] for i in range(1, module.count(".") + 1)]
         for name in (*graph.get(module, ()), *(p for p in parents if p in graph)):
             if name not in found:

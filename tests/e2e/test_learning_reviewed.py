@@ -76,7 +76,7 @@ def test_other_seeds_of_a_model_keep_its_name() -> None:
 def test_a_page_of_several_runs_judges_them_together(
     arms: dict[str, Path], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anisoscope.commands import report as load
+    from anisoscope.commands import page as load
 
     seen: list[Any] = []
     monkeypatch.setattr(load, "write_report", lambda out, views, **_: seen.append(views) or out)

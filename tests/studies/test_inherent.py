@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModel
 from anisoscope.data.synthetic import make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder, slug
+from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA
 from anisoscope.studies.arms import train_arm
 from anisoscope.studies.inherent.config import ARMS, FAMILIES, PRESETS, InherentConfig, write_configuration
 from anisoscope.studies.inherent.protocol import NORMED, Inherent, fill_batch_norms
@@ -41,11 +42,12 @@ def small() -> Any:
 
 
 def _shrunk(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    sizes: dict[str, Any] = {"layers": 3 if ARMS[name] == "images" else 2, "width": 16, "heads": 2, "batch_size": 4}
+    medium = ARMS[name].name
+    sizes: dict[str, Any] = {"layers": 3 if medium == "images" else 2, "width": 16, "heads": 2, "batch_size": 4}
     more: dict[str, dict[str, Any]] = {"text": {"context": 16}, "audio": {"seconds": 0.3}, "images": {"size": 16}}
     if name.startswith("text"):
         sizes["tokens"] = "bpe:300"
-    return {**own, **sizes, **more[ARMS[name]]}
+    return {**own, **sizes, **more[medium]}
 
 
 def study(out: Path, *, jobs: int = 1, resume: bool = False, **more: Any) -> Path:
@@ -311,8 +313,8 @@ def test_every_family_can_be_built_small(family: str, tmp_path: Path) -> None:
 
     loaded = load_model(str(write_configuration(family, tmp_path)), random_init=True, device="cpu")
     assert sum(p.numel() for p in loaded.model.parameters()) < 5_000_000
-    reads = {"text": "input_ids", "images": "pixel_values"}.get(FAMILIES[family].data)
-    assert loaded.main_input == reads or FAMILIES[family].data == "audio"
+    reads = {"text": "input_ids", "images": "pixel_values"}.get(FAMILIES[family].data.name)
+    assert loaded.main_input == reads or FAMILIES[family].data.name == "audio"
 
 
 # -- the models of the paper -------------------------------------------------------------------------------------------
@@ -326,8 +328,8 @@ def shelf(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
         shutil.copytree(source, tmp_path / "hub" / name, ignore=shutil.ignore_patterns("training"))
     models = (
         PaperModel(str(tmp_path / "hub" / "text-decoder")),
-        PaperModel(str(tmp_path / "hub" / "missing"), data="audio"),
-        PaperModel(str(tmp_path / "hub" / "vision"), data="images"),
+        PaperModel(str(tmp_path / "hub" / "missing"), data=SOUNDS_DATA),
+        PaperModel(str(tmp_path / "hub" / "vision"), data=IMAGES_DATA),
     )
     monkeypatch.setattr("anisoscope.studies.inherent.protocol.INHERENT_MODELS", models)
     monkeypatch.setitem(GEOMETRY, "attention", ("average_cosine", "drift"))
@@ -359,6 +361,6 @@ def test_the_papers_models_are_all_there() -> None:
     words = "bert-base roberta gpt2 t5 canine-c canine-s byt5 wav2vec2 hubert whisper vit beit deit mit-b0"
     words += " resnet efficientnet cvt convnext multiberts"
     assert all(any(word in spec for spec in specs) for word in words.split())
-    assert {model.data for model in INHERENT_MODELS} == {"text", "audio", "images"}
+    assert {model.data.name for model in INHERENT_MODELS} == {"text", "audio", "images"}
     series = [model for model in INHERENT_MODELS if model.series]
     assert len(series) == 1 and len(series[0].others) > 8

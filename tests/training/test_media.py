@@ -43,7 +43,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("examples")
     for shape in (PICTURES, SOUNDS):
         prepare_examples("embedded", folder / shape.medium, shape=shape, most=60)
-    return {arch: folder / kind.medium for arch, kind in KINDS.items()}
+    return {arch: folder / kind.modality.medium.name for arch, kind in KINDS.items()}
 
 
 def examples(folder: Path, medium: str = "images", data: str = "embedded", most: int = 60) -> Examples:

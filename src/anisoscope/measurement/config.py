@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import torch
-
-from anisoscope.capture.sites.site import EVERY, check_kinds
 from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
-from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.metrics.engine.metric import STREAM_KINDS
-from anisoscope.models.placement import choose_device, choose_dtype
 from anisoscope.option import (
     BatchSize,
     Device,
@@ -108,6 +102,9 @@ class ProfileConfig:
     trust_remote_code: Annotated[bool, Option("Run code that comes with a model.")] = False
 
     def __post_init__(self) -> None:
+        from anisoscope.capture.sites.site import EVERY, check_kinds
+        from anisoscope.metrics.catalogue import parse_requests
+        from anisoscope.models.placement import choose_device, choose_dtype
 
         for name, least in _LEAST.items():
             value = getattr(self, name)
@@ -133,6 +130,9 @@ def check_seconds(seconds: float | None) -> None:
 
 def check_options(requests: Sequence[Any]) -> None:
     """Try each metric's options on a few rows, so that a bad value is known before the pass and not after it."""
+    import torch
+
+    from anisoscope.metrics.engine.metric import STREAM_KINDS
 
     rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
     for request in requests:

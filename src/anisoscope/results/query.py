@@ -213,6 +213,7 @@ class Query:
     def tagged(self, name: str, words: Sequence[Any]) -> Query:
         """The same query with a computed field: a value for each of its rows; other rows of its tables have None.
 
+        >>> from anisoscope.results.table import Table
         >>> found = Query(Table.from_records([{"layer": 1}, {"layer": 2}])).tagged("half", ["low", "high"])
         >>> [row.layer for row in found.where(half="high")]
         [2]

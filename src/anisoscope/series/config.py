@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from anisoscope.capture.sites.site import EVERY, check_kinds
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.measurement.config import check_options, check_seconds
-from anisoscope.models.checkpoint import check_architecture
-from anisoscope.models.placement import choose_device, choose_dtype
 from anisoscope.option import (
     BatchSize,
     Device,
@@ -24,8 +21,6 @@ from anisoscope.option import (
     TrustRemoteCode,
     distinct,
 )
-from anisoscope.series.discovery import refuse_training_run
-from anisoscope.tangent.plan import GEOMETRY, PLANS, choose_plan
 
 _LEAST = {"tokens": 64, "batch_size": 1, "draws": 19, "seed": 0}
 
@@ -80,6 +75,11 @@ class SweepConfig:
     trust_remote_code: TrustRemoteCode = False
 
     def __post_init__(self) -> None:
+        from anisoscope.capture.sites.site import EVERY, check_kinds
+        from anisoscope.models.checkpoint import check_architecture
+        from anisoscope.models.placement import choose_device, choose_dtype
+        from anisoscope.series.discovery import refuse_training_run
+        from anisoscope.tangent.plan import GEOMETRY
 
         if self.preset not in GEOMETRY:
             raise unknown_name("preset", self.preset, GEOMETRY)
@@ -112,6 +112,7 @@ class SweepConfig:
     @property
     def measured(self) -> tuple[Any, list[Any]]:
         """The plan of the tangent study, where there is one, and the requests for metrics of geometry."""
+        from anisoscope.tangent.plan import choose_plan
 
         wanted: Any = self.metrics or self.preset
         plan, requests = choose_plan(wanted, None, rank=self.rank, seed=self.seed)
@@ -120,5 +121,6 @@ class SweepConfig:
     @property
     def at_stream(self) -> bool:
         """Whether geometry is measured in the residual stream alone, as presets with gradients do."""
+        from anisoscope.tangent.plan import PLANS
 
         return not self.metrics and self.preset in PLANS

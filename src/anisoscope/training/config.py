@@ -7,12 +7,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from anisoscope.data.resampling import parse_frequency
-from anisoscope.data.vocabulary import parse_tokens
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.models.placement import choose_device
 from anisoscope.option import Device, Option, Seed, Text
-from anisoscope.training.models import OBJECTIVES, check_attention, check_objective, check_sizes, choose_family
 
 PRECISIONS = ("auto", "float32", "float64", "bfloat16")
 
@@ -50,6 +46,7 @@ class CommonTrainConfig(ABC):
     below_one: ClassVar[tuple[str, ...]] = ("dropout",)
 
     def __post_init__(self) -> None:
+        from anisoscope.models.placement import choose_device
 
         for name, least in self.least.items():
             value = getattr(self, name)
@@ -126,7 +123,9 @@ class TrainConfig(CommonTrainConfig):
     below_one: ClassVar[tuple[str, ...]] = (*CommonTrainConfig.below_one, "mask_rate")
 
     def __post_init__(self) -> None:
-        from anisoscope.training.models import choose_family
+        from anisoscope.data.resampling import parse_frequency
+        from anisoscope.data.vocabulary import parse_tokens
+        from anisoscope.training.models import check_attention, check_objective, check_sizes, choose_family
 
         super().__post_init__()
         if self.limit is not None and not self.limit > 0:
@@ -143,6 +142,7 @@ class TrainConfig(CommonTrainConfig):
     @property
     def task(self) -> str:
         """What is predicted: the `next` token, or `masked` ones."""
+        from anisoscope.training.models import OBJECTIVES
 
         return self.objective or OBJECTIVES[self.arch]
 
@@ -157,6 +157,7 @@ class TrainConfig(CommonTrainConfig):
         >>> TrainConfig(family="prenorm", attention="qk-norm").arm
         'decoder-qk-norm'
         """
+        from anisoscope.data.resampling import parse_frequency
         from anisoscope.training.models import OBJECTIVES
 
         kind = self.arch if self.task == OBJECTIVES[self.arch] else f"{self.arch}-{self.task}"
@@ -168,6 +169,7 @@ class TrainConfig(CommonTrainConfig):
     @property
     def entry(self) -> dict[str, str]:
         """Kind, objective, family and attention."""
+        from anisoscope.training.models import choose_family
 
         words = {"type": self.arch, "objective": self.task, "family": choose_family(self.arch, self.family).name}
         return {**words, "attention": self.attention or "softmax"}

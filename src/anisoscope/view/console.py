@@ -271,6 +271,7 @@ def print_metric(name: str, metric: Any) -> None:
         ("convention", metric.convention),
         ("options", options),
         ("measured at", ", ".join(sorted(metric.kinds))),
+        ("measured by", ", ".join(metric.measured_by)),
         ("reference", metric.reference),
     ):
         if words:
