@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from anisoscope.results.modality import modality_in
 from anisoscope.results.query import Query, Row
 from anisoscope.results.table import Table
 from anisoscope.view.words import site_name
@@ -346,21 +347,15 @@ def _last_part(name: str) -> str:
 
 
 def role_told(entries: Iterable[Any], model: str) -> str:
-    """What a run says of a model of one stack: encoder, decoder, or convolution, which is neither."""
+    """What a run says of a model of one stack."""
     mine = [entry for entry in entries if isinstance(entry, Mapping) and entry.get("name") == model]
-    if mine and modality_told(mine[0], "single") == "convolution":
-        return "convolution"
-    return str(mine[0].get("type") or "") if mine else ""
+    return kind_told(mine[0]) if mine else ""
 
 
-def modality_told(entry: About, stack: str) -> str:
-    """The modality of a stack where its run says it, else nothing.
-
-    >>> modality_told({"modality": {"encoder": "speech"}}, "encoder"), modality_told({}, "single")
-    ('speech', '')
-    """
-    told = by_stack(entry.get("modality"))
-    return told.get(stack) or next(iter(told.values()), "")
+def kind_told(entry: About) -> str:
+    """What run.json says a model is: encoder, decoder, both, or convolution, which is neither."""
+    modality = modality_in(entry, "single")
+    return modality.name if modality is not None and not modality.attends else str(entry.get("type") or "")
 
 
 def by_stack(value: Any) -> dict[str, str]:

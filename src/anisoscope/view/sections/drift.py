@@ -14,6 +14,7 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
+from anisoscope.results.modality import MODALITIES
 from anisoscope.view.figure import Axis, Choice, Depth, Figure, Panel, Series, Switch, SwitchOption, brief, wants_log
 from anisoscope.view.page import (
     Controls,
@@ -48,7 +49,6 @@ from anisoscope.view.words import (
 
 Record = Mapping[str, Any]
 Owner = tuple[str, str, Any]  # model, stack, seed
-HUES = {"text": 0, "characters": 4, "speech": 1, "vision": 2, "convolution": 3}
 # by what the claim says of a stack: its word, its marker, what the key says of that, and its sign
 LOOKS = {
     "holds": ("yes", "circle", "explained by drift", "●"),
@@ -119,7 +119,8 @@ def _labels(rows: Sequence[Record], *, seeded: bool = True) -> dict[Owner, str]:
 
 
 def hue_of(modality: str) -> int:
-    return HUES.get(modality, 6)
+    found = MODALITIES.get(modality)
+    return 6 if found is None else found.hue
 
 
 # seeds of one model together

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
+from anisoscope.results.modality import MODALITIES, TEXT
 from anisoscope.results.query import Query, Row
 from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.page import (
@@ -36,7 +37,7 @@ from anisoscope.view.subjects import (
     RunView,
     TrainingRows,
     by_stack,
-    modality_told,
+    kind_told,
     place_of,
     short_names,
 )
@@ -47,8 +48,6 @@ COLUMNS = (
     "value", "low", "high", "sd", "n", "contexts", "dropped", "seed", "note",
 )  # fmt: skip
 WHOLE = ("step", "layer", "n", "contexts", "dropped", "seed")
-# data that ships with the program, by what reads it
-SHIPPED = {"speech": "the embedded sounds", "vision": "the embedded images", "convolution": "the embedded images"}
 STACK = re.compile(r"(encoder|decoder): ")
 SEED = re.compile(r" \(seed (\d+)\)$")
 WORDY = ("Model", "Revision", "Kind", "Architecture", "Shape", "A row is")
@@ -158,9 +157,9 @@ def data_phrase(abouts: Sequence[About]) -> str:
 
 def _seen(entry: About, data: About) -> tuple[str, str]:
     """The name of what a model read, and how many rows of its first stack in how many contexts that gave."""
-    modality = next(iter(by_stack(entry.get("modality")).values()), "text")
+    modality = MODALITIES.get(next(iter(by_stack(entry.get("modality")).values()), ""), TEXT)
     name = str(data.get("name") or "").replace("\\", "/").rstrip("/").split("/")[-1]
-    name = SHIPPED.get(modality, "the embedded corpus") if data.get("name") == "embedded" else name
+    name = modality.medium.shipped if data.get("name") == "embedded" else name
     rows, contexts = entry.get("row_count") or data.get("tokens"), data.get("contexts") or entry.get("contexts")
     word = next(iter(by_stack(entry.get("rows")).values()), "one token")
     size = [f"{int(rows):,} {row_noun(word, int(rows))}"] if rows else []
@@ -183,7 +182,7 @@ def _facts(model: Mapping[str, Any]) -> dict[str, str]:
     found = {
         "Model": str(model.get("name") or "unnamed"),
         "Revision": str(model.get("revision") or ""),
-        "Kind": _kind(model),
+        "Kind": kind_told(model),
         "Architecture": str(model.get("architecture") or ""),
         "Shape": ", ".join(part for part in shape if part),
         "Parameters": _millions(model.get("parameters")),
@@ -192,11 +191,6 @@ def _facts(model: Mapping[str, Any]) -> dict[str, str]:
         "Contexts": _count(model.get("contexts")),
     }
     return {name: text for name, text in found.items() if text}
-
-
-def _kind(model: Mapping[str, Any]) -> str:
-    """Encoder, decoder or both; a model of convolutions is neither."""
-    return "convolution" if modality_told(model, "single") == "convolution" else str(model.get("type") or "")
 
 
 def _count(value: Any) -> str:
