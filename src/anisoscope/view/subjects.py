@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from anisoscope.results.modality import modality_in
-from anisoscope.results.query import Query, Row
+from anisoscope.results.query import Query, Row, options_of
 from anisoscope.results.table import Table
 from anisoscope.view.words import site_name
 
@@ -302,7 +302,7 @@ def place_of(row: Row) -> str:
 
 def without_first(variant: str) -> bool:
     """Whether a variant leaves the first position out: drawn dashed, beside the line that keeps it."""
-    return "first=out" in variant.split(";")
+    return options_of(variant).get("first") == "out"
 
 
 def seeds_mean(lines: Sequence[Sequence[Any]]) -> list[Any]:

@@ -21,6 +21,7 @@ from anisoscope.metrics.curvature import curvature_attenuation, curvature_consta
 from anisoscope.metrics.engine.estimate import Estimate
 from anisoscope.numerics.host import one_thread
 from anisoscope.numerics.manifolds import MANIFOLDS, Manifold, make_manifold
+from anisoscope.results.query import options_of
 from anisoscope.results.schema import variant_name
 from anisoscope.results.table import Table
 from anisoscope.studies.curvature.config import REFERENCE_ZIPF
@@ -134,10 +135,9 @@ class Curvature(Study):
                 found.setdefault(key, []).append(value)
         arrays = {key: np.array(values) for key, values in found.items()}
         for (metric, variant, zipf, beta), values in arrays.items():
-            words = dict(word.split("=") for word in variant.split(";") if word)
             log = metric in _RATIOS and bool((values > 0).all())
             estimate = over_replicates(values.tolist(), n=c.tokens, log=log)
-            self._add(manifold.name, metric, estimate, beta=beta, zipf=zipf, **words)
+            self._add(manifold.name, metric, estimate, beta=beta, zipf=zipf, **options_of(variant))
 
     def _local_pca(self, manifold: Manifold) -> None:
         """Part 3, uniform sampling: what local PCA recovers at one scale for all."""

@@ -40,7 +40,7 @@ from anisoscope.numerics.attention_rows import SMALLEST_ROW
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.folder import slug
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.schema import variant_name
+from anisoscope.results.query import with_options
 from anisoscope.results.table import Table
 from anisoscope.studies.study import Study
 from anisoscope.studies.untrained.block import (
@@ -88,9 +88,8 @@ class BiasPoint:
         >>> BiasPoint(50.0, "normal", 768, True).variant()
         'bias=50;init=normal;input_norm=1;width=768'
         """
-        options = dict(word.split("=", 1) for word in own.split(";") if word)
         where = {"bias": f"{self.bias:g}", "init": self.init, "width": self.width, "input_norm": self.input_norm}
-        return variant_name({**options, **where})
+        return with_options(own, **where)
 
     @property
     def key(self) -> str:
