@@ -81,7 +81,7 @@ def tossing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StudyEn
     for name, words in files.items():
         (folder / f"{name}.py").write_text(words)
     monkeypatch.setattr(studies, "__path__", [*studies.__path__, str(folder.parent)])
-    from anisoscope.studies.tossing.config import TossingConfig  # type: ignore[import-not-found]
+    from anisoscope.studies.tossing.config import TossingConfig
 
     entry = StudyEntry("tossing", "Toss three coins.", TossingConfig, "anisoscope.studies.tossing.protocol:Tossing")
     monkeypatch.setitem(STUDIES, "tossing", entry)

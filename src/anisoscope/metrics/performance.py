@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import numpy as np
 from torch import Tensor
 
 from anisoscope.metrics.engine.metric import measured
+from anisoscope.results.quantity import correlate
 
 _ROWS = "over the test contexts; what is fitted is fitted on the others; against=raw: minus the number of raw rows"
 _performance = partial(measured, "study performance")
@@ -62,11 +62,4 @@ def performance_correlation(x: np.ndarray, y: np.ndarray, method: str) -> float:
     >>> performance_correlation(np.array([1.0, 2.0, 3.0]), np.array([1.0, 8.0, 27.0]), "spearman")
     1.0
     """
-    if method == "spearman":
-        from scipy.stats import rankdata
-
-        x, y = rankdata(x), rankdata(y)
-    x, y = x - x.mean(), y - y.mean()
-    below = math.sqrt(float((x * x).sum() * (y * y).sum()))
-    small = 1e-12 * len(x) * max(1e-300, float(np.abs(x).max() * np.abs(y).max()))
-    return float(np.clip((x * y).sum() / below, -1.0, 1.0)) if below > small else math.nan
+    return correlate(x, y, method)

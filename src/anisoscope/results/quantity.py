@@ -16,6 +16,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 FEWEST_FOLDS = 3  # fewer say next to nothing about the scatter between contexts
 THIN = (math.nan,)  # the folds of a number without live ones
 # two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom: FOLDS is 8, so 7 is the usual one
@@ -224,3 +226,19 @@ def t_tail(value: float, error: float, *, degrees: float) -> float:
     if error == 0:
         return 0.0 if value > 0 else 1.0
     return float(stdtr(degrees, -value / error))
+
+
+def correlate(x: np.ndarray, y: np.ndarray, method: str) -> float:
+    """Pearson's or Spearman's correlation; NaN where one of the two does not vary.
+
+    >>> correlate(np.array([1.0, 2.0, 3.0]), np.array([1.0, 8.0, 27.0]), "spearman")
+    1.0
+    """
+    if method == "spearman":
+        from scipy.stats import rankdata
+
+        x, y = rankdata(x), rankdata(y)
+    x, y = x - x.mean(), y - y.mean()
+    below = math.sqrt(float((x * x).sum() * (y * y).sum()))
+    small = 1e-12 * len(x) * max(1e-300, float(np.abs(x).max() * np.abs(y).max()))
+    return float(np.clip((x * y).sum() / below, -1.0, 1.0)) if below > small else math.nan

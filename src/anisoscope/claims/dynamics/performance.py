@@ -19,7 +19,7 @@ import numpy as np
 from anisoscope.claims.engine.claim import Verdict, verdict_of
 from anisoscope.claims.engine.evidence import Cell
 from anisoscope.claims.engine.part import Finding, Part, Parts, Status, figure, outcome, span
-from anisoscope.results.quantity import jackknife
+from anisoscope.results.quantity import correlate, jackknife
 from anisoscope.results.query import Query, Row
 from anisoscope.results.schema import variant_name
 from anisoscope.results.table import Table
@@ -55,22 +55,6 @@ class ScoreCorrelation(NamedTuple):
     low: float
     high: float
     left: tuple[float, ...]
-
-
-def correlate(x: np.ndarray, y: np.ndarray, method: str) -> float:
-    """Pearson's or Spearman's correlation; NaN where one of the two does not vary.
-
-    >>> correlate(np.array([1.0, 2.0, 3.0]), np.array([1.0, 8.0, 27.0]), "spearman")
-    1.0
-    """
-    if method == "spearman":
-        from scipy.stats import rankdata
-
-        x, y = rankdata(x), rankdata(y)
-    x, y = x - x.mean(), y - y.mean()
-    below = math.sqrt(float((x * x).sum() * (y * y).sum()))
-    small = 1e-12 * len(x) * max(1e-300, float(np.abs(x).max() * np.abs(y).max()))
-    return float(np.clip((x * y).sum() / below, -1.0, 1.0)) if below > small else math.nan
 
 
 def over_contexts(x: ScoreSeries, y: ScoreSeries, method: str) -> ScoreCorrelation:
