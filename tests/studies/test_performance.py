@@ -31,13 +31,13 @@ from anisoscope.models.tokenizer import ByteTokenizer
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.table import Table
-from anisoscope.studies.performance.correlation import correlations
 from anisoscope.studies.performance.rows import (
     FREE,
     SHARE,
     ProbeScores,
     RowSet,
     TextPiece,
+    correlations,
     metric_estimate,
     patching,
     pooled,

@@ -38,7 +38,6 @@ from anisoscope.series.discovery import Checkpoint, find_series, has_loss, lossl
 from anisoscope.studies.arms import Progress
 from anisoscope.studies.performance.config import AUTO
 from anisoscope.studies.performance.config import PerformanceConfig as PerformanceConfig
-from anisoscope.studies.performance.correlation import correlations
 from anisoscope.studies.performance.rows import (
     FREE,
     LOSS,
@@ -50,6 +49,7 @@ from anisoscope.studies.performance.rows import (
     RowSet,
     TextPiece,
     collect_rows,
+    correlations,
     label_convention,
     make_material,
     metric_estimate,

@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +24,16 @@ from anisoscope.capture.gradients.gradient_pass import Collector, untouched
 from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, find_reading, output_part, unlabelled
 from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import Site
+from anisoscope.claims.dynamics.performance import (
+    FEWEST,
+    MetricName,
+    PerformanceResults,
+    ScoreSeries,
+    SiteKey,
+    descriptive_p,
+    over_contexts,
+    over_points,
+)
 from anisoscope.data.tasks import NONE, Task, Unit
 from anisoscope.data.tokens import batches, mask_batch
 from anisoscope.errors import AnisoscopeError
@@ -31,6 +42,7 @@ from anisoscope.metrics.engine.metric import Metric
 from anisoscope.models.forward import evaluating, forward, unwrapped
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of, row_hash
 from anisoscope.results.quantity import jackknife
+from anisoscope.results.schema import variant_name
 from anisoscope.training.models import hushed
 
 VALIDATION = 2  # folds of the fit half that the penalty is chosen on
@@ -363,3 +375,80 @@ def metric_estimate(metric: Metric, x: Tensor, key: Tensor, *, seed: int = 0) ->
     present = sorted(set(fold_of(key).tolist()))
     by_fold = dict(zip(present, found.replicates, strict=True)) if len(present) == len(found.replicates) else {}
     return replace(found, replicates=tuple(by_fold.get(fold, math.nan) for fold in range(FOLDS)))
+
+
+# -- rows of the table: how geometry goes with performance, over the layers and over the checkpoints --------------------
+
+
+METHODS = ("spearman", "pearson")
+ANISOTROPY = ("svd_ratio", "average_cosine", "two_nn", "iso_score")
+
+
+def correlations(results: PerformanceResults) -> Iterator[dict[str, Any]]:
+    """Geometry with performance, over layers at every checkpoint and over checkpoints at every site."""
+    for geometry in ANISOTROPY:
+        names: list[MetricName] = [(geometry, {"repair": "raw"})]
+        for performance, of in results.performances().items():
+            words = {"geometry": geometry, "performance": performance}
+            if performance != "loss":  # that is one number for the whole model
+                yield from _over_layers(results, names, of, {**words, "over": "layers"})
+            if len(results.steps) >= FEWEST:
+                yield from _over_checkpoints(results, names, of, {**words, "over": "checkpoints"})
+
+
+def _over_layers(
+    results: PerformanceResults, names: list[MetricName], of: list[MetricName], words: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    for step in results.steps:
+        places = [(step, site) for site in results.sites]
+        x, y = results.series(names, places), results.series(of, places)
+        if x is not None and y is not None and len(places) >= FEWEST:
+            yield from _rows(x, y, words, step=step)
+
+
+def _over_checkpoints(
+    results: PerformanceResults, names: list[MetricName], of: list[MetricName], words: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    for site in results.sites:
+        places = [(step, site) for step in results.steps]
+        x, y = results.series(names, places), results.series(of, places)
+        if x is not None and y is not None:
+            yield from _rows(x, y, words, site=site)
+    x, y = results.mean_over(names, results.steps), results.mean_over(of, results.steps)
+    if x is not None and y is not None:
+        yield from _rows(x, y, {**words, "sites": "mean"})
+        if len(results.steps) > FEWEST:
+            yield from _rows(_changes(x), _changes(y), {**words, "sites": "mean", "of": "changes"})
+
+
+def _changes(series: ScoreSeries) -> ScoreSeries:
+    """Differences between neighbouring checkpoints: what both merely do over time falls out."""
+    return ScoreSeries(np.diff(series.value), np.diff(series.folds, axis=0))
+
+
+def _rows(
+    x: ScoreSeries, y: ScoreSeries, words: Mapping[str, str], *, step: int | None = None, site: SiteKey | None = None
+) -> Iterator[dict[str, Any]]:
+    """One row for each method and interval: over contexts, and over layers or checkpoints."""
+    stack, layer, kind = site or ("single", None, "study")
+    for method in METHODS:
+        p = descriptive_p(x, y, method)
+        note = "points of one run are not independent" + ("" if math.isnan(p) else f"; descriptive p = {p:.2g}")
+        for interval, way in (("contexts", over_contexts), (words["over"], over_points)):
+            found = way(x, y, method)
+            yield {
+                "step": step,
+                "stack": stack,
+                "layer": layer,
+                "kind": kind,
+                "group": "",
+                "metric": "performance_correlation",
+                "variant": variant_name({**words, "method": method, "interval": interval}),
+                "value": found.value,
+                "low": found.low,
+                "high": found.high,
+                "n": len(x.value),
+                "dropped": 0,
+                "note": note,
+                "replicates": list(found.left),
+            }
