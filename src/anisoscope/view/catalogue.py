@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from anisoscope.results.query import options_of
@@ -53,58 +53,6 @@ class Entry:
     bounds: tuple[float | None, float | None] = (None, None)
 
 
-# Used where the registry of metrics has no entry, or one without a description.
-ENTRIES = {
-    e.name: e
-    for e in (
-        Entry("gradient_energy", "Gradient energy", "‖GQ‖² / ‖G‖²",
-              description="Share of the gradients' energy that lies in the span of the proxy; r/d by chance.",
-              bounds=(0, 1)),
-        Entry("gradient_enrichment", "Enrichment", "energy / (r/d)",
-              description="Energy in units of chance: 1 where gradients know nothing of the proxy.", bounds=(0, None)),
-        Entry("gradient_ratio", "Ratio to the normal control", "energy(Q_T) / mean energy(Q_N)",
-              description="Energy of the proxy over the mean energy of subspaces orthogonal to it.", bounds=(0, None)),
-        Entry("gradient_p", "p against random subspaces", "(1 + #{energy(Q_R) ≥ energy(Q_T)}) / (draws + 1)",
-              description="How often a random subspace of the same rank holds as much energy.", bounds=(0, 1)),
-        Entry("gradient_p_holm", "p, Holm over layers", "Holm over the layers of a step",
-              description="The same p after Holm's correction over the layers of that step.", bounds=(0, 1)),
-        Entry("gradient_share", "Anisotropy share", "‖Qᵀ(C − tr(C)/d·I)Q‖² / ‖C − tr(C)/d·I‖²",
-              description="Share of the gradients' departure from isotropy that lies in the proxy; "
-              "r(r+1)/d² by chance.", bounds=(0, 1)),
-        Entry("gradient_isoscore_gain", "IsoScore* gain", "IsoScore*(C outside Q) − IsoScore*(C)",
-              description="How much more isotropic the gradients are without the proxy's directions."),
-        Entry("amplification", "Amplification", "share of (ΔC_X)₊ in the earlier Q_T",
-              description="Share of the variance gained since the previous measured step that lies in the proxy "
-              "fitted at that step.", bounds=(0, 1)),
-        Entry("frequency_spread", "Frequency and spread", "corr(log f, RMS distance to the type's centroid)",
-              description="Correlation, over token types, of log frequency with how far a type's rows lie from "
-              "their own centroid.", bounds=(-1, 1)),
-        Entry("frequency_spread_p", "Frequency and spread, p", "permutation p",
-              description="How often a permutation of the types correlates as strongly.", bounds=(0, 1)),
-        Entry("frequency_beta", "Exponent of spread", "β of distance ∝ f^−β",
-              description="How fast the distance of a type's rows to their centroid falls with its frequency."),
-        Entry("amplification_p", "Amplification, p", "p against random subspaces",
-              description="How often a random subspace holds as much of the variance gained.", bounds=(0, 1)),
-        Entry("unigram_entropy", "Entropy of the tokens", "−Σ p log₂ p",
-              description="Entropy of the token types as they were sampled for training; lower is more uneven."),
-        Entry("proxy_overlap", "Overlap with PCA", "‖Q_TᵀQ_PCA‖² / r",
-              description="How much of the proxy's span PCA of the same rank shares; 1 = the same span.",
-              bounds=(0, 1)),
-        Entry("concept_turn", "Turn of the span", "mean principal angle, degrees",
-              description="Angle between the spans of this measured step and the one before.", bounds=(0, 90)),
-        Entry("concept_match", "Match of concepts", "mean |cos| after optimal assignment",
-              description="How alike the concepts are to those of the measured step before, each to its partner.",
-              bounds=(0, 1)),
-        Entry("gradient_alignment", "Alignment with gradients", "⟨C, G⟩ / (‖C‖ ‖G‖)",
-              description="Cosine of the covariance of the activations and the second moment of their gradients, as "
-              "matrices: 1 where both have one shape.", bounds=(0, 1)),
-        Entry("loss", "Training loss", description="Loss of the training batch of that step."),
-        Entry("probe_loss", "Probe loss", description="Mean loss on the held-out probe.", bounds=(0, None)),
-        Entry("gradient_norm", "Gradient norm", description="Norm of the gradient of all parameters, before clipping.",
-              bounds=(0, None)),
-        Entry("learning_rate", "Learning rate", description="Step size of the optimiser.", bounds=(0, None)),
-    )
-}  # fmt: skip
 PROXIES = {
     "semi_nmf": "semi-NMF", "pca": "PCA", "svd": "truncated SVD", "ica": "ICA", "kmeans": "k-means",
     "random": "random directions",
@@ -135,12 +83,10 @@ class Catalogue:
         self._declared = declared or {}
 
     def entry(self, name: str) -> Entry:
-        found, own = self._declared.get(name), ENTRIES.get(name)
+        found = self._declared.get(name)
         if found is None:
-            return own or Entry(name, title_of(name))
+            return Entry(name, title_of(name))
         text = {f: str(getattr(found, f, "") or "") for f in ("formula", "reference", "description", "convention")}
-        if own is not None and not text["description"]:
-            return replace(own, reference=text["reference"], convention=text["convention"])
         bounds = tuple(getattr(found, "bounds", None) or (None, None))
         return Entry(name, str(getattr(found, "title", "") or title_of(name)), bounds=(bounds[0], bounds[1]), **text)
 

@@ -377,7 +377,7 @@ def metric_estimate(metric: Metric, x: Tensor, key: Tensor, *, seed: int = 0) ->
     return replace(found, replicates=tuple(by_fold.get(fold, math.nan) for fold in range(FOLDS)))
 
 
-# -- rows of the table: how geometry goes with performance, over the layers and over the checkpoints --------------------
+# -- rows of the table: how geometry goes with performance, over layers and over checkpoints ---------------------------
 
 
 METHODS = ("spearman", "pearson")
