@@ -1,20 +1,32 @@
-"""How a table draws itself in a notebook: `Table.plot` and its HTML representation find this module by name."""
+"""Tables drawn with the declared titles of their metrics: the public functions of `anisoscope.view`, and `Table.plot`.
+
+The view itself knows no metric; here it is given their declarations.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.table import Table
 from anisoscope.view import tables
 from anisoscope.view.sections import profiles
 
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
-def plot_metric(table: Table, metric: str | None = None) -> Any:
+
+def profile_figure(table: Table, metric: str | None = None, *, catalogue: Mapping[str, Any] | None = None) -> Any:
     """An interactive figure of one metric (or the main ones) over layers."""
-    return profiles.profile_figure(table, metric, catalogue=registry())
+    return profiles.profile_figure(table, metric, catalogue=registry() if catalogue is None else catalogue)
 
 
-def table_html(table: Table) -> str:
+def table_html(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> str:
     """A compact pivot of layers by main metrics."""
-    return tables.table_html(table, catalogue=registry())
+    return tables.table_html(table, catalogue=registry() if catalogue is None else catalogue)
+
+
+def short_table(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> RichTable:
+    """What the terminal shows at the end of a run: a row per layer, or per model where that would be too long."""
+    return tables.short_table(table, catalogue=registry() if catalogue is None else catalogue)

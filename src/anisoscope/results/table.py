@@ -90,7 +90,7 @@ class Table:
 
     def plot(self, metric: str | None = None) -> Any:
         """An interactive figure of one metric (or the main ones) over layers."""
-        return importlib.import_module(DRAWING).plot_metric(self, metric)
+        return importlib.import_module(DRAWING).profile_figure(self, metric)
 
     def _repr_html_(self) -> str:
         return str(importlib.import_module(DRAWING).table_html(self))

@@ -7,9 +7,9 @@ from typing import Any
 
 _HOMES = {
     "RunView": "view.subjects",
-    "profile_figure": "view.sections.profiles",
-    "short_table": "view.tables",
-    "table_html": "view.tables",
+    "profile_figure": "commands.drawing",
+    "short_table": "commands.drawing",
+    "table_html": "commands.drawing",
     "write_report": "commands.page",
 }
 __all__ = ["RunView", "profile_figure", "short_table", "table_html", "write_report"]
