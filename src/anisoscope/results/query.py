@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 from anisoscope.results.quantity import Quantity
 from anisoscope.results.schema import SCHEMA, variant_name
 
+_COLUMNS = frozenset(SCHEMA.names)
 _NUMBERS = frozenset(f.name for f in SCHEMA if pa.types.is_floating(f.type))
 
 
@@ -72,7 +73,7 @@ class Row:
         self._quantity: Quantity | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in SCHEMA.names:
+        if name not in _COLUMNS:
             raise AttributeError(name)
         return self._columns.value(name, self._at)
 
@@ -137,7 +138,7 @@ class _Columns:
     def coded(self, field: str) -> tuple[np.ndarray, list[Any]]:
         """A field as codes and what they stand for; a variant key is decoded from the distinct variants."""
         if field not in self._codes:
-            self._codes[field] = self._column_codes(field) if field in SCHEMA.names else self._option_codes(field)
+            self._codes[field] = self._column_codes(field) if field in _COLUMNS else self._option_codes(field)
         return self._codes[field]
 
     def _column_codes(self, name: str) -> tuple[np.ndarray, list[Any]]:
@@ -167,7 +168,7 @@ class _Columns:
         return words[codes[at]]
 
     def field(self, name: str, at: int) -> Any:
-        if name in SCHEMA.names or name in self.tags:
+        if name in _COLUMNS or name in self.tags:
             return self.value(name, at)
         return options_of(self.value("variant", at)).get(name)
 
@@ -305,8 +306,8 @@ def _matches(word: Any, wanted: Any, field: str) -> bool:
     if isinstance(wanted, list | tuple | set | frozenset):
         return any(_matches(word, one, field) for one in wanted)
     if word is None or wanted is None:
-        return word is wanted or (field in SCHEMA.names and word == "" and wanted is None)
-    if field in SCHEMA.names or not isinstance(word, str):
+        return word is wanted or (field in _COLUMNS and word == "" and wanted is None)
+    if field in _COLUMNS or not isinstance(word, str):
         return bool(word == wanted)
     return bool(word == str(int(wanted) if isinstance(wanted, bool) else wanted))
 

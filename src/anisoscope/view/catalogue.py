@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from anisoscope.results.query import options_of
@@ -116,6 +117,7 @@ def sentences(*parts: str) -> str:
     return " ".join(part if part.endswith(".") else f"{part}." for part in parts if part)
 
 
+@cache
 def reading_of(variant: str) -> str:
     """How a number was made, without which proxy, rank, control or gradient it is of.
 

@@ -100,6 +100,7 @@ class Gradients:
         self.time = Time.of(rows.steps)
         self.left_out: dict[str, str] = {}
         self.rank, self.proxy = self._main("rank", ("16",)), self._main("proxy", ("semi_nmf", "pca"))
+        self._chances = {subject.index: self._chance(subject) for subject in rows.subjects}
 
     def _main(self, option: str, preferred: Sequence[str]) -> str:
         """The value of an option that most lines have, or one of those that are preferred."""
@@ -166,6 +167,9 @@ class Gradients:
 
     def chance(self, subject: Subject) -> float | None:
         """r/d: the share of energy in a random subspace, from the table, or from the model's recorded width."""
+        return self._chances[subject.index]
+
+    def _chance(self, subject: Subject) -> float | None:
         ratios = []
         for key in self.keys(["gradient_enrichment"]):
             if key[0] == subject.index and options_of(key[4]).get("rank") == self.rank:
