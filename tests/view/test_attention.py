@@ -15,11 +15,11 @@ import pytest
 
 from anisoscope.commands.page import write_report
 from anisoscope.results.table import Table
-from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.page import TEMPLATES, Controls
 from anisoscope.view.sections import attention
 from anisoscope.view.sections.attention import Carried, Heads, attention_sections, carried, head_numbers
 from anisoscope.view.subjects import RunView
+from anisoscope.view.words import Catalogue
 from support.fake_runs import CATALOGUE, HOSTILE
 from support.pages import Page, page_of
 

@@ -19,7 +19,7 @@ from anisoscope.claims.inherent.modalities import modality_table
 from anisoscope.commands.page import compare, report_runs, write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.table import Table
-from anisoscope.view.catalogue import Catalogue
+from anisoscope.view.console import short_tables
 from anisoscope.view.figure import Figure, Panel
 from anisoscope.view.matplotlib_renderer import draw, few_powers
 from anisoscope.view.page import DataTable, TableCell
@@ -28,10 +28,9 @@ from anisoscope.view.sections.drift import drift_axis, drift_section, modality_f
 from anisoscope.view.sections.findings import find, mean_over_blocks
 from anisoscope.view.sections.profiles import head_maps, head_title, heat_section, spectrum_panel
 from anisoscope.view.sections.record import data_phrase, model_facts, row_noun, row_nouns
-from anisoscope.view.sections.row_map import COLUMNS
+from anisoscope.view.sections.rows import COLUMNS
 from anisoscope.view.subjects import ProfileRows, RunView, random_models
-from anisoscope.view.tables import short_tables
-from anisoscope.view.words import estimate, p_words
+from anisoscope.view.words import Catalogue, estimate, p_words
 from support.fake_modalities import Media, media_table
 from support.fake_runs import CATALOGUE, ENCODER, Fake, Scribe, run_view
 

@@ -14,11 +14,11 @@ from anisoscope.commands.page import write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.table import Table
-from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.sections.ablation import designs, effects_of
-from anisoscope.view.sections.row_map import row_maps
+from anisoscope.view.sections.rows import row_maps
 from anisoscope.view.sections.shape import SIZE, arm_line, arms_of, make_shape, measures_of, sites_of
 from anisoscope.view.subjects import DrawnSite, RunView, TrainingRows
+from anisoscope.view.words import Catalogue
 from support.fake_runs import HOSTILE
 from support.fake_shape import ARMS, BELL, ESTIMATORS, shape_map, shape_table, write_study
 from support.fake_training import training_table

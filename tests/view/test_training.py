@@ -15,15 +15,15 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Query
 from anisoscope.results.table import Table
-from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.figure import Time
-from anisoscope.view.sections.concepts import concept_cards
+from anisoscope.view.sections.findings import verdict_claims
 from anisoscope.view.sections.gradients import Gradients
 from anisoscope.view.sections.record import PAGE_ROWS, page_table
+from anisoscope.view.sections.rows import concept_cards
 from anisoscope.view.sections.shape import logged_series
 from anisoscope.view.sections.training import find_training
-from anisoscope.view.sections.verdicts import verdict_claims
 from anisoscope.view.subjects import Dot, RunView, TrainingRows
+from anisoscope.view.words import Catalogue
 from support.fake_runs import ENCODER, HOSTILE
 from support.fake_runs import run_view as profile_view
 from support.fake_training import training_table
@@ -275,7 +275,7 @@ def test_cards_that_do_not_fit_are_left_out_from_the_middle_and_that_is_said(mon
     steps = [0, *(2**i for i in range(12))]
     many = [concept(step, concept=i, layer=layer) for step in steps for layer in range(4) for i in range(8)]
     assert not concept_cards(many)["cut"]
-    monkeypatch.setattr("anisoscope.view.sections.concepts.BUDGET", 40_000)
+    monkeypatch.setattr("anisoscope.view.sections.rows.BUDGET", 40_000)
     cards = concept_cards(many)
     assert cards["cut"]
     assert {0, 2048} <= set(cards["models"][0]["steps"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.table import Table
-from anisoscope.view import tables
+from anisoscope.view import console
 from anisoscope.view.sections import profiles
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ def profile_figure(table: Table, metric: str | None = None, *, catalogue: Mappin
 
 def table_html(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> str:
     """A compact pivot of layers by main metrics."""
-    return tables.table_html(table, catalogue=registry() if catalogue is None else catalogue)
+    return console.table_html(table, catalogue=registry() if catalogue is None else catalogue)
 
 
 def short_table(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> RichTable:
     """What the terminal shows at the end of a run: a row per layer, or per model where that would be too long."""
-    return tables.short_table(table, catalogue=registry() if catalogue is None else catalogue)
+    return console.short_table(table, catalogue=registry() if catalogue is None else catalogue)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anisoscope.view.figure import Axis, Figure, Grid, Level, Panel, Ref, Series
-from anisoscope.view.palette import HEAT, SEQUENCE, blend, resolve
+from anisoscope.view.figure import HEAT, SEQUENCE, Axis, Figure, Grid, Level, Panel, Ref, Series, blend, resolve
 from anisoscope.view.words import number, power, strided
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anisoscope.view.figure import Axis, Grid, Level, Note, Panel, Ref, Series, brief
-from anisoscope.view.palette import HEAT, faded, notebook_colour
+from anisoscope.view.figure import HEAT, Axis, Grid, Level, Note, Panel, Ref, Series, brief, faded, notebook_colour
 from anisoscope.view.words import number, strided
 
 LOG_FONT = 9.5  # plotly enlarges the labels of logarithmic axes by a quarter

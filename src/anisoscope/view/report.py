@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.matplotlib_renderer import write_figures
 from anisoscope.view.page import DataTable, Findings, LegendEntry, Page, Section, TableCell, render
 from anisoscope.view.sections.attention import attention_sections
@@ -38,6 +37,7 @@ from anisoscope.view.sections.record import (
 )
 from anisoscope.view.sections.training import is_training, training_page
 from anisoscope.view.subjects import ProfileRows, RunView
+from anisoscope.view.words import Catalogue
 
 __all__ = ["PAGE", "RunView", "write_page", "write_report"]
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from anisoscope.results.query import Query, Row
 from anisoscope.results.schema import variant_name
-from anisoscope.view.figure import Axis, Figure, Level, Note, Panel, Series, brief
+from anisoscope.view.figure import Axis, Figure, Level, Note, Panel, Series, brief, sequence, series
 from anisoscope.view.page import DataTable, Fold, Page, Prose, Section, Swatch, Swatches, TableCell, Verdicts, text
-from anisoscope.view.palette import sequence, series
+from anisoscope.view.sections.findings import verdict_claims
 from anisoscope.view.sections.record import record_section, terms_section
-from anisoscope.view.sections.verdicts import verdict_claims
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import estimate, number
 

@@ -14,7 +14,7 @@ from anisoscope.results.quantity import Quantity, mean
 from anisoscope.results.query import Query
 from anisoscope.results.schema import variant_name
 from anisoscope.view.console import new_table
-from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief
+from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, sequence, series
 from anisoscope.view.matplotlib_renderer import slug
 from anisoscope.view.page import (
     DataTable,
@@ -29,9 +29,8 @@ from anisoscope.view.page import (
     Verdicts,
     text,
 )
-from anisoscope.view.palette import sequence, series
+from anisoscope.view.sections.findings import common_scope, verdict_claims
 from anisoscope.view.sections.record import record_section, terms_section
-from anisoscope.view.sections.verdicts import common_scope, verdict_claims
 from anisoscope.view.subjects import DrawnSite, RunView
 from anisoscope.view.words import estimate, number, step_words
 

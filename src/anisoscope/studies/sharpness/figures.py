@@ -11,8 +11,7 @@ from typing import Any
 from anisoscope.claims.engine.part import FEWEST_SEEDS, Bounds, Part, t_interval
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.query import Query
-from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, value_axis
+from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, series, value_axis
 from anisoscope.view.page import (
     DataTable,
     Fold,
@@ -26,11 +25,10 @@ from anisoscope.view.page import (
     Verdicts,
     text,
 )
-from anisoscope.view.palette import series
+from anisoscope.view.sections.findings import common_scope, verdict_claims
 from anisoscope.view.sections.record import record_section, terms_section
-from anisoscope.view.sections.verdicts import common_scope, verdict_claims
 from anisoscope.view.subjects import RunView
-from anisoscope.view.words import estimate, listed, neat, number, step_words
+from anisoscope.view.words import Catalogue, estimate, listed, neat, number, step_words
 
 ARMS = {
     "softmax": "ordinary softmax",

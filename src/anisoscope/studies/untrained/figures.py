@@ -17,9 +17,8 @@ from rich.table import Table as RichTable
 
 from anisoscope.claims.engine.part import FEWEST_SEEDS, Bounds, Part, t_interval
 from anisoscope.results.query import Query
-from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.console import new_table
-from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, value_axis
+from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, sequence, series, value_axis
 from anisoscope.view.matplotlib_renderer import slug
 from anisoscope.view.page import (
     DataTable,
@@ -34,11 +33,10 @@ from anisoscope.view.page import (
     Verdicts,
     text,
 )
-from anisoscope.view.palette import sequence, series
+from anisoscope.view.sections.findings import common_scope, verdict_claims
 from anisoscope.view.sections.record import record_section, terms_section
-from anisoscope.view.sections.verdicts import common_scope, verdict_claims
 from anisoscope.view.subjects import RunView
-from anisoscope.view.words import estimate, few, listed, number
+from anisoscope.view.words import Catalogue, estimate, few, listed, number
 
 Place = tuple[str, str]  # kind of site, metric
 

@@ -13,14 +13,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from anisoscope.results.quantity import t_quantile
-from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.figure import Axis, Choice, Figure, Level, Panel, Series, Switch, SwitchOption
+from anisoscope.view.figure import Axis, Choice, Figure, Level, Panel, Series, Switch, SwitchOption, series
 from anisoscope.view.page import Controls, DataTable, Heading, Prose, Says, Section, Swatch, Swatches, TableCell, text
-from anisoscope.view.palette import series
+from anisoscope.view.sections.findings import leading
 from anisoscope.view.sections.shape import Arm, Shape, ShapeMeasure, arms_of, arms_profile, measures_of
-from anisoscope.view.sections.verdicts import leading
 from anisoscope.view.subjects import Subject, TrainingRows, known
-from anisoscope.view.words import estimate, finite, number
+from anisoscope.view.words import Catalogue, estimate, finite, number
 
 ARMS = ("causal-next", "causal-masked", "bidirectional-masked")
 ARM_WORDS = {

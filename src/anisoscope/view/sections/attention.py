@@ -18,12 +18,23 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.view.catalogue import Catalogue
-from anisoscope.view.figure import Axis, Figure, Panel, Ref, Series, Switch, Time, choice, value_axis
+from anisoscope.view.figure import (
+    LIGHT,
+    Axis,
+    Figure,
+    Panel,
+    Ref,
+    Series,
+    Switch,
+    Time,
+    choice,
+    sequence,
+    series,
+    value_axis,
+)
 from anisoscope.view.page import Controls, Heading, Prose, Ramp, Section, Swatch, Swatches, text
-from anisoscope.view.palette import LIGHT, sequence, series
 from anisoscope.view.subjects import RunRows, RunView
-from anisoscope.view.words import few, number, plural, step_words, strided
+from anisoscope.view.words import Catalogue, few, number, plural, step_words, strided
 
 PAIRS = {"query": "key", "query_unrotated": "key_unrotated", "cross_query": "cross_key"}
 PAIR_WORDS = {"query": "self-attention", "query_unrotated": "self-attention, before rotation",

@@ -15,7 +15,20 @@ from statistics import fmean
 from typing import Any
 
 from anisoscope.results.modality import MODALITIES
-from anisoscope.view.figure import Axis, Choice, Depth, Figure, Panel, Series, Switch, SwitchOption, brief, wants_log
+from anisoscope.view.figure import (
+    DASHES,
+    Axis,
+    Choice,
+    Depth,
+    Figure,
+    Panel,
+    Series,
+    Switch,
+    SwitchOption,
+    brief,
+    series,
+    wants_log,
+)
 from anisoscope.view.page import (
     Controls,
     DataTable,
@@ -31,7 +44,6 @@ from anisoscope.view.page import (
     TableCell,
     text,
 )
-from anisoscope.view.palette import DASHES, series
 from anisoscope.view.subjects import short_names
 from anisoscope.view.words import (
     estimate,

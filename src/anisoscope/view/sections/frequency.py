@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from anisoscope.view.catalogue import bin_words, reading_words, variant_words
-from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, Switch, choice
+from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, Switch, choice, sequence, series
 from anisoscope.view.page import (
     CHANCE,
     Controls,
@@ -22,10 +21,9 @@ from anisoscope.view.page import (
     TableCell,
     text,
 )
-from anisoscope.view.palette import sequence, series
 from anisoscope.view.sections.gradients import FILE_PANELS, Gradients, depth_look, points, reading_choice, site_choice
 from anisoscope.view.subjects import STREAM, DrawnSite, Subject, known
-from anisoscope.view.words import estimate, neat, number
+from anisoscope.view.words import bin_words, estimate, neat, number, reading_words, variant_words
 
 ENRICHMENT = "gradient_enrichment"
 GROUPINGS = {"frequency": "the token itself", "target": "the token to be predicted"}

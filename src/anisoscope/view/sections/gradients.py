@@ -14,20 +14,6 @@ from typing import Any
 
 from anisoscope.results.query import options_of
 from anisoscope.results.schema import variant_name
-from anisoscope.view.catalogue import (
-    CONTROLS,
-    KINDS,
-    MOVEMENT,
-    PROXIES,
-    SOURCES,
-    TANGENT,
-    Catalogue,
-    Entry,
-    reading_of,
-    reading_words,
-    sentences,
-    variant_words,
-)
 from anisoscope.view.figure import (
     Axis,
     Choice,
@@ -44,6 +30,8 @@ from anisoscope.view.figure import (
     choice,
     column,
     numbers_in,
+    sequence,
+    series,
     value_axis,
 )
 from anisoscope.view.page import (
@@ -61,9 +49,27 @@ from anisoscope.view.page import (
     TableCell,
     text,
 )
-from anisoscope.view.palette import sequence, series
 from anisoscope.view.subjects import STREAM, DrawnSite, Subject, TrainingRows, known
-from anisoscope.view.words import estimate, few, listed, number, step_words, strided
+from anisoscope.view.words import (
+    CONTROLS,
+    KINDS,
+    MOVEMENT,
+    PROXIES,
+    SOURCES,
+    TANGENT,
+    Catalogue,
+    Entry,
+    estimate,
+    few,
+    listed,
+    number,
+    reading_of,
+    reading_words,
+    sentences,
+    step_words,
+    strided,
+    variant_words,
+)
 
 ENERGY = "gradient_energy"
 AGAINST = (ENERGY, "gradient_share", "gradient_isoscore_gain", "amplification")

@@ -17,10 +17,22 @@ import numpy as np
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.results.query import Query, Row, with_options
 from anisoscope.results.table import Table
-from anisoscope.view.catalogue import Catalogue, Entry
-from anisoscope.view.figure import Axis, Depth, Figure, Grid, Panel, Series, brief, value_axis, wants_log
+from anisoscope.view.figure import (
+    DASHES,
+    LIGHT,
+    Axis,
+    Depth,
+    Figure,
+    Grid,
+    Panel,
+    Series,
+    brief,
+    sequence,
+    series,
+    value_axis,
+    wants_log,
+)
 from anisoscope.view.page import DataTable, Fold, Heading, Key, Prose, Ramp, Section, TableCell, text
-from anisoscope.view.palette import DASHES, LIGHT, sequence, series
 from anisoscope.view.plotly_renderer import notebook_figure
 from anisoscope.view.sections.findings import doubtful
 from anisoscope.view.subjects import (
@@ -33,7 +45,7 @@ from anisoscope.view.subjects import (
     short_names,
     without_first,
 )
-from anisoscope.view.words import estimate, finite, number, site_name
+from anisoscope.view.words import Catalogue, Entry, estimate, finite, number, site_name
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 from anisoscope.results.modality import MODALITIES, TEXT
 from anisoscope.results.query import Query, Row
-from anisoscope.view.catalogue import Catalogue
 from anisoscope.view.page import (
     Box,
     DataTable,
@@ -41,7 +40,7 @@ from anisoscope.view.subjects import (
     place_of,
     short_names,
 )
-from anisoscope.view.words import listed, number, plural, shortened, spans
+from anisoscope.view.words import Catalogue, listed, number, plural, shortened, spans
 
 COLUMNS = (
     "model", "revision", "data", "step", "stack", "layer", "kind", "group", "metric", "variant",

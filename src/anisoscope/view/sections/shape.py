@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anisoscope.results.query import options_of
-from anisoscope.view.catalogue import FREQUENCY, LOOP, MOVEMENT, TANGENT, TESTS, Catalogue, sentences, variant_words
 from anisoscope.view.figure import (
     Axis,
     Choice,
@@ -30,13 +29,26 @@ from anisoscope.view.figure import (
     Time,
     brief,
     choice,
+    faded,
+    sequence,
+    series,
     value_axis,
 )
 from anisoscope.view.page import Controls, Key, Prose, Ramp, Says, Section, Swatch, Swatches, text
-from anisoscope.view.palette import faded, sequence, series
 from anisoscope.view.sections.gradients import Gradients, course_words, step_map
 from anisoscope.view.subjects import STREAM, DrawnSite, Subject, TrainingRows, known, seeds_mean
-from anisoscope.view.words import few, plural
+from anisoscope.view.words import (
+    FREQUENCY,
+    LOOP,
+    MOVEMENT,
+    TANGENT,
+    TESTS,
+    Catalogue,
+    few,
+    plural,
+    sentences,
+    variant_words,
+)
 
 SIZE = 2_600_000  # characters of JSON
 # at most so many steps, places and measures; the first that fits is used

@@ -12,8 +12,7 @@ from typing import Any
 
 from anisoscope.results.query import Query
 from anisoscope.results.table import Table
-from anisoscope.view.catalogue import LOOP, OF_TRAINING, TANGENT, Catalogue
-from anisoscope.view.figure import Figure, Panel, Series, Time, numbers_in, value_axis
+from anisoscope.view.figure import Figure, Panel, Series, Time, faded, numbers_in, series, value_axis
 from anisoscope.view.page import (
     Box,
     DataTable,
@@ -32,13 +31,11 @@ from anisoscope.view.page import (
     Verdicts,
     text,
 )
-from anisoscope.view.palette import faded, series
 from anisoscope.view.plotly_renderer import panel_spec
 from anisoscope.view.sections.ablation import ablation_section
 from anisoscope.view.sections.attention import attention_sections
-from anisoscope.view.sections.concepts import concepts_section
 from anisoscope.view.sections.drift import Comparison, drift_section, modality_findings, modality_section
-from anisoscope.view.sections.findings import apart
+from anisoscope.view.sections.findings import apart, common_scope, measured, verdict_claims, verdict_counts
 from anisoscope.view.sections.frequency import frequency_section
 from anisoscope.view.sections.gradients import (
     DETAILS,
@@ -64,9 +61,8 @@ from anisoscope.view.sections.record import (
     warnings,
     warnings_box,
 )
-from anisoscope.view.sections.row_map import row_parts
+from anisoscope.view.sections.rows import concepts_section, row_parts
 from anisoscope.view.sections.shape import Arm, arm_hue, arms_of, logged_series, make_shape, shape_sections
-from anisoscope.view.sections.verdicts import common_scope, measured, verdict_claims, verdict_counts
 from anisoscope.view.subjects import (
     STREAM,
     DrawnSite,
@@ -78,7 +74,7 @@ from anisoscope.view.subjects import (
     random_models,
     seeds_mean,
 )
-from anisoscope.view.words import estimate, number, plural, site_phrase
+from anisoscope.view.words import LOOP, OF_TRAINING, TANGENT, Catalogue, estimate, number, plural, site_phrase
 
 SPECS = 4_000_000  # characters of JSON that the figures of gradients may take
 SHOWN, ARMS = 4, 9  # subjects shown at first; arms, whose seeds are drawn together
