@@ -8,8 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradients.gradient_pass import GradientPass, as_rows, forward_rows, stream_readers
-from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, find_reading
+from anisoscope.capture.gradients.gradient_pass import (
+    IGNORED,
+    GradientPass,
+    LabelConvention,
+    as_rows,
+    find_reading,
+    forward_rows,
+    stream_readers,
+)
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradients.loss import IGNORED, LabelConvention
-from anisoscope.capture.gradients.micro_batch import LiveGradients, MicroBatch, live_pass
+from anisoscope.capture.gradients.gradient_pass import IGNORED, LabelConvention
+from anisoscope.capture.gradients.step_hooks import LiveGradients, MicroBatch, live_pass
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.errors import AnisoscopeError
 from support.gradient_models import (

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradients.gradient_pass import forward_rows, stream_readers
-from anisoscope.capture.gradients.loss import IGNORED, find_reading
-from anisoscope.capture.gradients.micro_batch import LiveGradients
+from anisoscope.capture.gradients.gradient_pass import IGNORED, find_reading, forward_rows, stream_readers
+from anisoscope.capture.gradients.step_hooks import LiveGradients
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from anisoscope import measure
 from anisoscope.capture import Batch, Capture, find_layout
-from anisoscope.capture.sites.patch import SpecialPositions, named_tokens, settle
+from anisoscope.capture.sites.layout import SpecialPositions, named_tokens, settle
 from anisoscope.capture.verification import verify
 from anisoscope.results.modality import APART, VISION, row_words
 from support.tiny_media import IMAGES, PREFIX, UNNAMED, media, media_inputs

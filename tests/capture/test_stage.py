@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from anisoscope import measure
 from anisoscope.capture import Batch, Capture, find_layout, list_families
-from anisoscope.capture.rows.pixel import unpadded_cells
-from anisoscope.capture.sites.block_part import Place
+from anisoscope.capture.rows.padding import unpadded_cells
+from anisoscope.capture.sites.block import Place
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from anisoscope import measure
 from anisoscope.capture import Capture, find_layout
-from anisoscope.capture.rows.pixel import channels_last
-from anisoscope.capture.sites.block_part import Place
+from anisoscope.capture.rows.padding import channels_last
+from anisoscope.capture.sites.block import Place
 from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
 from support.plain_images import Attending, Grouped, Mixed, Nested, Numbered, Scattered, Windowed, chain, inverted

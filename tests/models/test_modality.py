@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture import find_layout
-from anisoscope.models import modality
-from anisoscope.models.modality import modalities_of
+from anisoscope.models import forward
+from anisoscope.models.forward import modalities_of
 from anisoscope.models.tokenizer import ByteTokenizer
 from anisoscope.results.modality import MODALITIES, Medium, Modality, row_words
 from support.tiny_media import IMAGES, MEDIA, SPEECH, media
@@ -33,7 +33,7 @@ OTHERS = {
 
 
 def modality_of(model: nn.Module, tokenizer: Any = None) -> str:
-    return modality.modality_of(model, tokenizer).name
+    return forward.modality_of(model, tokenizer).name
 
 
 def _empty(name: str) -> nn.Module:

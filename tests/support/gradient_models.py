@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradients.gradient_pass import GradientPass, gradient_rows
-from anisoscope.capture.gradients.loss import IGNORED, LabelConvention
-from anisoscope.capture.gradients.micro_batch import LiveGradients, MicroBatch
+from anisoscope.capture.gradients.gradient_pass import IGNORED, GradientPass, LabelConvention, gradient_rows
+from anisoscope.capture.gradients.step_hooks import LiveGradients, MicroBatch
 from anisoscope.capture.sites.layout import find_layout
 from support.tiny_models import FAMILIES, _config, contexts, padded, tiny
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anisoscope.capture.rows.index import content_hash
+from anisoscope.capture.rows.row import content_hash
 from anisoscope.data.files import RECORD_SUFFIXES, entries
 from anisoscope.data.records import read_records
 from anisoscope.data.text import Document

@@ -17,9 +17,8 @@ from anisoscope.measurement import memory
 from anisoscope.measurement.bank import Bank, Plan
 from anisoscope.measurement.feed import Feed, forward_failed, no_text
 from anisoscope.measurement.site_plan import ATTENTION_KINDS, Setup
-from anisoscope.models.forward import evaluating, forward
+from anisoscope.models.forward import evaluating, forward, modalities_of
 from anisoscope.models.load import Loaded
-from anisoscope.models.modality import modalities_of
 from anisoscope.models.processor import processor_fingerprint
 from anisoscope.models.tokenizer import tokenizer_fingerprint
 from anisoscope.results.modality import row_words

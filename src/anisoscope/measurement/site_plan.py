@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from anisoscope.capture.sites.block_part import ABSENT
+from anisoscope.capture.sites.block import ABSENT
 from anisoscope.capture.sites.layout import Layout, find_layout
 from anisoscope.capture.sites.site import (
     CROSS_KINDS,

@@ -1,8 +1,18 @@
-"""Load a model to be measured: its weights, its tokenizer or processor, and notes on what was decided."""
+"""Load a model to be measured: its weights, its tokenizer or processor, and notes on what was decided.
+
+transformers works without its messages meanwhile, and its failures become one sentence.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import importlib.util
+import io
+import pickle
+import struct
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +20,123 @@ from typing import Any
 import torch
 from torch import nn
 
-from anisoscope.errors import AnisoscopeError
+from anisoscope.errors import AnisoscopeError, near_miss
 from anisoscope.models import checkpoint as checkpoints
+from anisoscope.models import source as sources
 from anisoscope.models import tokenizer as tokenizers
-from anisoscope.models.checkpoint import LoadOptions, adapted_model, base_source
-from anisoscope.models.failures import quiet, readable_errors
-from anisoscope.models.modality import modality_of
+from anisoscope.models.checkpoint import LoadOptions, adapted_model, base_source, damaged_file
+from anisoscope.models.forward import modality_of
 from anisoscope.models.placement import choose_device, choose_dtype, parameter_count, place, weight_fingerprint
 from anisoscope.models.processor import PROCESSORS, load_processor
-from anisoscope.models.source import ROW_SUFFIXES as ROW_SUFFIXES
-from anisoscope.models.source import ModelSource, is_checkpoint, parse_model
-from anisoscope.models.source import load_rows as load_rows
+from anisoscope.models.source import ALIASES, ModelSource, hub_reachable, is_checkpoint, parse_model
 from anisoscope.results.modality import TEXT, Medium, Modality
+
+_LIBRARIES = ("safetensors", "safetensors_rust", "huggingface_hub")  # whose own errors are failures of a model, too
+_FAILURES = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    ImportError,
+    AttributeError,
+    TypeError,
+    # what reading damaged bytes as a pickle can end in
+    pickle.UnpicklingError,
+    EOFError,
+    AssertionError,
+    ArithmeticError,
+    LookupError,
+    SyntaxError,
+    struct.error,
+)
+
+
+@contextlib.contextmanager
+def quiet(source: ModelSource) -> Iterator[None]:
+    """transformers without log lines and progress bars, for as long as this lasts; downloads keep their own bars."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+            warnings.simplefilter("ignore")
+            if source.kind == "gguf":  # its converter draws a bar that cannot be switched off
+                stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def readable_errors(source: ModelSource) -> Iterator[None]:
+    """Whatever goes wrong inside transformers becomes an `AnisoscopeError`; the cause stays attached."""
+    try:
+        yield
+    except AnisoscopeError:
+        raise
+    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+        raise AnisoscopeError(
+            f"{source.spec!r} does not fit into memory; use --dtype bfloat16, --device-map auto, or a smaller model."
+        ) from error
+    except Exception as error:
+        if isinstance(error, _FAILURES) or type(error).__module__.partition(".")[0] in _LIBRARIES:
+            raise _failure(source, error) from error
+        raise
+
+
+def _failure(source: ModelSource, error: BaseException) -> AnisoscopeError:
+    text = " ".join(str(error).split())
+    reason = (text[:240] + "…") if len(text) > 240 else text or type(error).__name__
+    if "trust_remote_code" in text or "custom code" in text:
+        return AnisoscopeError(f"{source.spec!r} needs its own code to be run; allow it with --trust-remote-code.")
+    if source.kind == "hub" and isinstance(error, OSError):
+        return _hub_failure(source, text)
+    if source.kind == "config" or source.overrides:
+        return AnisoscopeError(f"no model can be built from {source.spec!r}: {reason}")
+    if "no file named" in text or "does not appear to have a file" in text:
+        return AnisoscopeError(
+            f"the folder {source.place!r} has a config.json but no weights; expected model.safetensors or "
+            f"pytorch_model.bin (for fresh weights add --random-init)."
+        )
+    if source.kind in ("folder", "peft") and (file := damaged_file(Path(source.place))) is not None:
+        shown = f" ({reason})" if " " in reason else ""
+        return AnisoscopeError(
+            f"{source.spec!r} could not be loaded: {file.name} is cut off or damaged{shown}; copy it again."
+        )
+    return AnisoscopeError(f"{source.spec!r} could not be loaded: {reason}")
+
+
+def _hub_failure(source: ModelSource, text: str) -> AnisoscopeError:
+    hint = _architecture_hint(source)
+    if near := near_miss(source.spec):
+        return AnisoscopeError(f"there is no folder {source.spec!r}, and no such model on the hub could be had; {near}")
+    if not hub_reachable():
+        return AnisoscopeError(
+            f"{source.spec!r} is no folder here, it is not in the hub's cache, and the hub cannot be reached; "
+            f"give a local folder{f', go online{hint}' if hint else ' or go online'}."
+        )
+    if "gated" in text or "401" in text or "403" in text:
+        return AnisoscopeError(f"{source.spec!r} is private or gated, or does not exist; log in with `hf auth login`.")
+    at = f" at revision {source.revision!r}" if source.revision else ""
+    return AnisoscopeError(
+        f"the hub has no model {source.name!r}{at} that can be loaded; check the spelling, give a local folder{hint}."
+    )
+
+
+def _architecture_hint(source: ModelSource) -> str:
+    """What to say when the name is, or nearly is, an architecture that could be built afresh."""
+    from transformers import CONFIG_MAPPING
+
+    if "/" in source.name:
+        return ""
+    if source.name in CONFIG_MAPPING:
+        return f", or add --random-init for fresh weights of {source.name}"
+    near = difflib.get_close_matches(source.name, [*CONFIG_MAPPING, *ALIASES], n=3, cutoff=0.6)
+    return f"; architectures with a similar name: {', '.join(near)}" if near else ""
+
 
 _TWO_SIDES = (("vision_model", "vision_config"), ("text_model", "text_config"))  # of CLIP and its relatives
 UNLIMITED = 1 << 20  # positions, for a model that states no limit
@@ -328,3 +443,21 @@ def _decoder_start(model: nn.Module, config: Any) -> int:
             if isinstance(value, int) and value >= 0:
                 return value
     return 0
+
+
+def check_architecture(spec: str, *, trust_remote_code: bool = False) -> None:
+    """Refuse what is neither a folder with config.json, nor a hub id, nor a known architecture with its fields.
+
+    A local configuration is read, so that a mistake is reported once and not at every checkpoint.
+    """
+    source = parse_model(spec, random_init=True)
+    if source.kind == "hub" and "/" not in source.name:
+        sources.architecture(source.name)
+    if source.kind not in ("hub", "config", "folder"):
+        raise AnisoscopeError(
+            f"--architecture {spec!r} is no folder with config.json; expected one, or such as bert:hidden_size=256."
+        )
+    if source.kind != "hub":
+        with quiet(source), readable_errors(source):
+            words = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+            checkpoints.read_config(source, options=words, notes=[])

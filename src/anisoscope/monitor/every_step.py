@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Rule
-from anisoscope.capture.gradients.row_sample import SampledPass, SampledRows
+from anisoscope.capture.gradients.step_hooks import SampledPass, SampledRows
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.errors import AnisoscopeError

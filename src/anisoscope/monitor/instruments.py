@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Rule
-from anisoscope.capture.gradients.gradient_pass import stream_readers, untouched
-from anisoscope.capture.gradients.loss import unlabelled
-from anisoscope.capture.gradients.micro_batch import MicroBatch, live_pass
+from anisoscope.capture.gradients.gradient_pass import stream_readers, unlabelled, untouched
+from anisoscope.capture.gradients.step_hooks import MicroBatch, live_pass
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Rule
-from anisoscope.capture.gradients.gradient_pass import original
-from anisoscope.capture.gradients.loss import LossRule
-from anisoscope.capture.gradients.micro_batch import LiveGradients, MicroBatch
+from anisoscope.capture.gradients.gradient_pass import LossRule, original
+from anisoscope.capture.gradients.step_hooks import LiveGradients, MicroBatch
 from anisoscope.capture.sites.layout import Layout, find_layout, refuse_compiled
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError

@@ -14,10 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture, Rule, by_rule
-from anisoscope.capture.gradients.gradient_pass import forward_rows, gradient_rows, untouched
-from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, LossRule, find_reading, output_part, unlabelled
-from anisoscope.capture.rows.index import original_contexts
-from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink
+from anisoscope.capture.gradients.gradient_pass import (
+    IGNORED,
+    LabelConvention,
+    LossRule,
+    find_reading,
+    forward_rows,
+    gradient_rows,
+    output_part,
+    unlabelled,
+    untouched,
+)
+from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink, original_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError

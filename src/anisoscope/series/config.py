@@ -76,7 +76,7 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         from anisoscope.capture.sites.site import EVERY, check_kinds
-        from anisoscope.models.checkpoint import check_architecture
+        from anisoscope.models.load import check_architecture
         from anisoscope.models.placement import choose_device, choose_dtype
         from anisoscope.series.discovery import refuse_training_run
         from anisoscope.tangent.plan import GEOMETRY

@@ -15,7 +15,7 @@ from typing import Any
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models import source as sources
-from anisoscope.models import state_file
+from anisoscope.models.checkpoint import step_of_file
 from anisoscope.models.downloads import log_spaced_steps, revisions_of
 from anisoscope.models.source import STATE_SUFFIXES, is_checkpoint, parse_model
 
@@ -230,7 +230,7 @@ def recorded_step(spec: str) -> int | None:
     """The step that a local checkpoint says it was written at, in its trainer's own record; None where it says none."""
     path = Path(spec)
     if path.is_file():
-        return state_file.recorded_step(path) if path.suffix in STATE_SUFFIXES else None
+        return step_of_file(path) if path.suffix in STATE_SUFFIXES else None
     for name, key in _RECORDS:
         try:
             value = json.loads((path / name).read_text(encoding="utf-8")).get(key)

@@ -8,7 +8,7 @@ from typing import Any
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.models.attention_variant import VARIANTS
-from anisoscope.models.failures import quiet
+from anisoscope.models.load import quiet
 from anisoscope.models.source import ModelSource
 
 ARCHITECTURES = {"decoder": "gpt2", "encoder": "bert"}  # with the family that is built when none is named

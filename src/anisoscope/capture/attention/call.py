@@ -1,15 +1,32 @@
-"""The arguments of one attention call: queries, keys, mask, bias and scaling, in one form for every model.
+"""Attention calls of a model, in one form for every model: queries, keys, mask, bias and scaling.
 
-Shapes: B contexts, H heads (H_kv of keys), T queries, S keys, d head width.
+Most models look their attention function up in one registry of transformers and hand it all of these. While a capture
+runs, the look-up returns a relay that reports the call and delegates to the original function.
+
+In a model that computes attention in its own code the torch calls inside its module are observed; none is changed. A
+fused attention call has all arguments. Otherwise the matrix product whose shape equals that of a later softmax gives
+queries and keys, the factors it is multiplied with are the scaling, and what the softmax input holds beyond them is
+mask and bias. Where a model attends within chunks, the calls of all chunks are joined at the end of its forward.
+
+Shapes: B contexts, H heads (H_kv of keys), T queries, S keys, d head width; N = B·H where a model flattens both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from anisoscope.models.forward import MASKED
 
@@ -87,3 +104,347 @@ def head_scaling(scaling: float | Tensor | None, width: int) -> float | Tensor:
 
 def detached(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach()
+
+
+_PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+_MULTIPLIED, _DIVIDED = ("mul", "mul_", "multiply"), ("div", "div_", "true_divide")
+_HOPELESS = 5e3  # scores below the largest of their row: exp underflows in every precision long before
+
+
+@contextlib.contextmanager
+def watched(module: nn.Module, take: Take) -> Iterator[None]:
+    """Pass the attention call that a module computes to `take` while it runs."""
+    active: list[_Watcher] = []
+    chunked = bool(getattr(module, "local", False)) and hasattr(module, "attend_from_chunk_width")
+
+    def begin(*_: Any) -> None:
+        active.append(_Watcher(take, chunked=chunked))
+        active[-1].__enter__()
+
+    def end(_: nn.Module | None = None, __: Any = None, output: Any = None) -> None:
+        if active:
+            watcher = active.pop()
+            watcher.__exit__(None, None, None)
+            if output is not None and (call := _joined(watcher.chunks)) is not None:
+                take(call)
+
+    handles = [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
+    try:
+        yield
+    finally:
+        end()  # an interrupt leaves a forward without running its hooks
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass
+class _Product:
+    """A product of queries with keys, the factors it was multiplied with since, and the latest resulting tensor."""
+
+    query: Tensor
+    key: Tensor
+    latest: weakref.ref[Tensor]
+    scaling: float | Tensor | None = None
+
+
+class _Watcher(TorchFunctionMode):
+    """Observes the torch functions that are called while it is active."""
+
+    def __init__(self, take: Take, *, chunked: bool) -> None:
+        super().__init__()
+        self.take, self.chunked = take, chunked
+        self.products: list[_Product] = []
+        self.chunks: list[Call] = []
+        self.done = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self.done:
+            return func(*args, **kwargs)
+        self._before(name, args, kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor):
+            self._after(name, args, kwargs, result)
+        return result
+
+    def _before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if name == "scaled_dot_product_attention":
+            self._finish(_fused(*args, **kwargs))
+        elif name == "multi_head_attention_forward":
+            if (call := _multihead(args, kwargs)) is not None:
+                self._finish(call)
+        elif name in ("softmax", "_softmax") and self.products:
+            self._softmax((args or (kwargs.get("input"),))[0])
+
+    def _after(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        if name in _PRODUCTS and (pair := _factors(name, args, kwargs)) is not None:
+            alpha = kwargs.get("alpha", 1.0) if name == "baddbmm" else None
+            self.products.append(_Product(*pair, weakref.ref(result), alpha))
+        elif name in (*_MULTIPLIED, *_DIVIDED) and len(args) == 2:
+            self._scaled(name, args, result)
+
+    def _scaled(self, name: str, args: tuple[Any, ...], result: Tensor) -> None:
+        for product in self.products:
+            latest = product.latest()
+            if latest is None or not any(x is latest for x in args):
+                continue
+            other = args[1] if args[0] is latest else args[0]
+            factor = _factor(other, product.query)
+            if factor is not None and (name in _MULTIPLIED or args[0] is latest):
+                factor = factor if name in _MULTIPLIED else 1.0 / factor
+                product.scaling = factor if product.scaling is None else factor * product.scaling
+                product.latest = weakref.ref(result)
+
+    def _softmax(self, scores: Tensor) -> None:
+        # the values of one chunk come before the queries of the next, and may have the same shape
+        for product in reversed(self.products) if self.chunked else self.products:
+            query, key = product.query, product.key
+            size = query.shape[:-2].numel(), query.shape[-2], key.shape[-2]
+            if size == (scores.shape[:-2].numel(), *scores.shape[-2:]):
+                self._finish(_written(query, key, scores.detach(), product.scaling))
+                return
+
+    def _finish(self, call: Call) -> None:
+        self.products.clear()
+        if self.chunked:
+            self.chunks.append(call)
+            return
+        self.done = True
+        self.take(call)
+
+
+def _factors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
+    """The left factor and the transposed right factor of a matrix product."""
+    named = (kwargs.get(name) for name in ("batch1", "batch2", "mat2", "other"))
+    listed = args[1] if name == "einsum" and isinstance(args[-1], (list, tuple)) else args
+    tensors = [x.detach() for x in (*listed, *named) if isinstance(x, Tensor)]
+    if len(tensors) < 2 or min(x.dim() for x in tensors[-2:]) < 3:
+        return None
+    if name == "einsum":
+        return (tensors[0], tensors[1]) if _meets(str(args[0])) else None
+    return tensors[-2], tensors[-1].transpose(-1, -2)
+
+
+def _meets(equation: str) -> bool:
+    """Whether an einsum multiplies queries with keys over their last dimension.
+
+    >>> _meets("bhlk,bhtk->bhlt"), _meets("bhlt,bhtv->bhlv")
+    (True, False)
+    """
+    left, _, out = equation.replace(" ", "").partition("->")
+    one, _, two = left.partition(",")
+    same = one[:-2] == two[:-2] == out[:-2] and one[-1:] == two[-1:]
+    return same and out[-2:] == one[-2:-1] + two[-2:-1]
+
+
+def _factor(x: Any, query: Tensor) -> float | Tensor | None:
+    """A number, or one per head, that scores were multiplied with; None for anything else."""
+    if isinstance(x, (int, float)):
+        return float(x)
+    if not isinstance(x, Tensor):
+        return None
+    heads = query.shape[1] if query.dim() == 4 else 0
+    per_head = x.numel() == heads and x.dim() >= 3 and x.shape[-3] == heads
+    return head_scaling(x.detach(), 1) if x.numel() == 1 or per_head else None
+
+
+def _fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    **kwargs: Any,
+) -> Call:
+    scaling = head_scaling(scale, query.shape[-1])
+    return Call(query.detach(), key.detach(), scaling, mask=detached(attn_mask), causal=is_causal)
+
+
+def _multihead(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    """The call inside torch's multi-head attention, its projections recomputed; None where it adds keys."""
+    given = inspect.signature(functional.multi_head_attention_forward).bind(*args, **kwargs)
+    given.apply_defaults()
+    a = given.arguments
+    if a["query"].dim() != 3 or a["add_zero_attn"] or any(a[x] is not None for x in ("bias_k", "static_k")):
+        return None
+    width = a["embed_dim_to_check"]
+    weights = (a["q_proj_weight"], a["k_proj_weight"])
+    if not a["use_separate_proj_weight"]:
+        weights = a["in_proj_weight"].split(width)[:2]
+    biases = (None, None) if a["in_proj_bias"] is None else a["in_proj_bias"].split(width)[:2]
+    with torch.no_grad():
+        query, key = (
+            functional.linear(a[name], weight, bias).unflatten(-1, (a["num_heads"], -1)).permute(1, 2, 0, 3)
+            for name, weight, bias in zip(("query", "key"), weights, biases, strict=True)
+        )
+    mask, bias = _torch_masks(a["attn_mask"], a["key_padding_mask"], query.shape[0])
+    return Call(query.detach(), key.detach(), query.shape[-1] ** -0.5, mask=mask, bias=bias)
+
+
+def _torch_masks(scores: Tensor | None, padding: Tensor | None, batch: int) -> tuple[Tensor | None, Tensor | None]:
+    """`allowed` [B, 1, T or 1, S] and the additive bias from torch's masks, in which True means hidden."""
+    allowed = bias = None
+    if scores is not None:
+        four = scores.detach()[None, None] if scores.dim() == 2 else scores.detach().unflatten(0, (batch, -1))
+        hidden = four if four.dtype == torch.bool else four <= MASKED
+        allowed = ~hidden.all(1, keepdim=True)
+        bias = None if four.dtype == torch.bool else four.masked_fill(hidden, 0.0)
+    if padding is not None:
+        real = ~padding if padding.dtype == torch.bool else padding > MASKED
+        allowed = real[:, None, None] if allowed is None else allowed & real[:, None, None]
+    return allowed, bias if bias is not None and bool(bias.any()) else None
+
+
+def _written(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor | None) -> Call:
+    """The call behind a softmax: with the scaling that leaves no rest, else the rest as a bias."""
+    if scores.dim() == 4:
+        query, key = ((x if x.dim() == 4 else x.unflatten(0, (scores.shape[0], -1))) for x in (query, key))
+    candidates = (float(query.shape[-1] ** -0.5), 1.0) if scaling is None else (scaling,)
+    allowed = _open_keys(scores)
+    for candidate in candidates:
+        rests = _rests(query, key, scores, candidate)
+        if all(float(rest.abs().max()) <= 1e-5 * max(1.0, float(seen.abs().max())) for rest, seen in rests):
+            return Call(query, key, candidate, mask=allowed)
+    rest = [rest for rest, _ in _rests(query, key, scores, candidates[0])]
+    bias = torch.stack(rest, 1) if scores.dim() == 4 else torch.cat(rest)
+    return Call(query, key, candidates[0], mask=allowed, bias=bias)
+
+
+def _by_head(x: Tensor) -> Sequence[Tensor]:
+    """[B, T, S] per head; where contexts and heads are one dimension, [1, T, S] per entry."""
+    return x.unbind(1) if x.dim() == 4 else x.split(1)
+
+
+def _open(scores: Tensor) -> Tensor:
+    """Keys that are not masked: models that mask in their own code add finfo.min, divided or not, or -1e4."""
+    largest = scores.amax(-1, keepdim=True)
+    return (scores > largest - _HOPELESS) & (largest > -_HOPELESS)
+
+
+def _open_keys(scores: Tensor) -> Tensor:
+    """Keys that some head may attend to, one head at a time."""
+    if scores.dim() != 4:
+        return torch.cat([_open(head) for head in _by_head(scores)])
+    allowed = torch.zeros_like(scores[:, :1], dtype=torch.bool)
+    for head in _by_head(scores):
+        allowed[:, 0] |= _open(head)
+    return allowed
+
+
+def _rests(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Per head: scores minus scaled products of queries and keys, and the scores, both 0 at masked keys."""
+    zero = scores.new_zeros((), dtype=torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else None)
+    keys = _by_head(key)  # fewer than queries where heads share them
+    for h, (q, s) in enumerate(zip(_by_head(query), _by_head(scores), strict=True)):
+        k = keys[h * len(keys) // query.shape[1 if query.dim() == 4 else 0]]
+        factor = scaling if isinstance(scaling, float) else scaling[h % len(scaling)].to(zero.dtype)
+        s, allowed = s.to(zero.dtype), _open(s)
+        yield (s - factor * (q.to(zero.dtype) @ k.to(zero.dtype).mT)).where(allowed, zero), s.where(allowed, zero)
+
+
+def _joined(chunks: Sequence[Call]) -> Call | None:
+    """One call for all chunks of a sequence; keys of other chunks are not allowed."""
+    queries, keys = ([getattr(c, name).shape[2] for c in chunks] for name in ("query", "key"))
+    if not chunks or sum(queries) != sum(keys):  # chunks that overlap are not put together
+        return None
+    query, key = (torch.cat([getattr(c, name) for c in chunks], dim=2) for name in ("query", "key"))
+    mask = torch.zeros(query.shape[0], 1, sum(queries), sum(keys), dtype=torch.bool, device=query.device)
+    row = column = 0
+    for chunk, height, width in zip(chunks, queries, keys, strict=True):
+        mask[:, :, row : row + height, column : column + width] = chunk.parted()[0]
+        row, column = row + height, column + width
+    whole = all(c.bias is None for c in chunks)
+    return Call(query, key, chunks[0].scaling, mask=mask, whole=whole, chunk=max(queries))
+
+
+@contextlib.contextmanager
+def watching(modules: Sequence[nn.Module], take: Take) -> Iterator[None]:
+    """Pass every attention call of these modules to `take`; what they compute does not change."""
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            classes = [base for part in module.modules() for base in type(part).__mro__]
+            named = any(hasattr(sys.modules.get(base.__module__), "ALL_ATTENTION_FUNCTIONS") for base in classes)
+            stack.enter_context(_relayed(module, take) if named else watched(module, take))
+        yield
+
+
+_takers: dict[int, list[Take]] = {}  # by id of the module that calls the interface; several captures may share one
+_lock = threading.Lock()
+_original: list[Callable[..., Any]] = []  # the look-up of the registry, while it is replaced
+
+
+@contextlib.contextmanager
+def _relayed(module: nn.Module, take: Take) -> Iterator[None]:
+    parts = list(module.modules())
+    with _lock:
+        for part in parts:
+            _takers.setdefault(id(part), []).append(take)
+        _replace_look_up()
+    try:
+        yield
+    finally:
+        with _lock:
+            for part in parts:
+                _takers[id(part)].remove(take)
+                if not _takers[id(part)]:
+                    del _takers[id(part)]
+            _replace_look_up()
+
+
+def _replace_look_up() -> None:
+    """Route the registry's look-up through `_relay` while anything is captured, and restore it afterwards."""
+    from transformers.modeling_utils import AttentionInterface
+
+    if _takers and not _original:
+        look_up = AttentionInterface.get_interface
+        _original.append(look_up)
+
+        @functools.wraps(look_up)
+        def routed(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+            return functools.partial(_relay, look_up(self, attn_implementation, default), str(attn_implementation))
+
+        AttentionInterface.get_interface = routed  # type: ignore[method-assign]
+    elif _original and not _takers:
+        AttentionInterface.get_interface = _original.pop()  # type: ignore[method-assign]
+
+
+def _relay(function: Callable[..., Any], name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    for take in tuple(_takers.get(id(module), ())):
+        take(_call(name, module, *args, **kwargs))
+    return function(module, *args, **kwargs)
+
+
+def _call(
+    name: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    *,
+    scaling: float | Tensor | None = None,
+    **kwargs: Any,
+) -> Call:
+    causal = kwargs.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True)) if causal is None else bool(causal)
+    return Call(
+        query.detach(),
+        key.detach(),
+        head_scaling(scaling, query.shape[-1]),
+        mask=_plain_mask(attention_mask, query, key),
+        bias=detached(kwargs.get("position_bias")),
+        causal=causal and query.shape[2] > 1 and name != "eager",  # written-out attention knows masks alone
+        window=kwargs.get("sliding_window") if "flash" in name else None,
+        whole=kwargs.get("softcap") is None and kwargs.get("s_aux") is None,
+    )
+
+
+def _plain_mask(mask: Any, query: Tensor, key: Tensor) -> Tensor | None:
+    if hasattr(mask, "mask_mod"):  # a block mask of flex attention
+        from torch.nn.attention.flex_attention import create_mask
+
+        return create_mask(mask.mask_mod, query.shape[0], 1, query.shape[2], key.shape[2], device=str(query.device))
+    return mask.detach()[..., : key.shape[2]] if isinstance(mask, Tensor) else None

@@ -1,5 +1,10 @@
 """Queries, keys and scores of every attention call of a stack, handed to a sink while a forward pass runs.
 
+Queries and keys before rotation are the arguments of the model's own rotary function (`apply_rotary_pos_emb` and its
+relatives). While a capture runs, a relay replaces it, records arguments and results, and returns the original's result.
+Which result is a query, and which of its channels are rotated, is found by comparison with the queries and keys of the
+attention call: nothing is assumed about the order of arguments, dimensions or channels.
+
 Shapes: B contexts, W windows of a context (1 where a model has none), H heads, T queries, S keys, d head width.
 """
 
@@ -8,23 +13,130 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.attention.call import Call
-from anisoscope.capture.attention.interface import watching
-from anisoscope.capture.attention.rotation import Rotation, recorded_rotations, unrotated
-from anisoscope.capture.rows.index import Contexts, PositionChoice
-from anisoscope.capture.rows.row import Index, Scores
+from anisoscope.capture.attention.call import Call, watching
+from anisoscope.capture.rows.row import Contexts, Index, PositionChoice, Scores
+from anisoscope.capture.sites.block import rotary_functions
 from anisoscope.capture.sites.layout import Stack
 from anisoscope.capture.sites.site import CROSS_KINDS, ROTARY_KINDS, SELF_KINDS, Site
-from anisoscope.capture.stack_pass import StackPass
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import by_name
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """One tensor that was rotated, before and after."""
+
+    before: Tensor
+    after: Tensor
+
+
+_lock = threading.Lock()
+_originals: dict[tuple[int, str], tuple[Any, int]] = {}  # by name and place: the function, and how many stand-ins
+
+
+class _Active(threading.local):
+    def __init__(self) -> None:
+        self.rotations: list[list[Rotation]] = []  # a list for each attention module that is running in this thread
+
+
+_active = _Active()
+
+
+@contextlib.contextmanager
+def recorded_rotations(attention: nn.Module) -> Iterator[list[Rotation]]:
+    """A list of what the module's current call has rotated so far; the original functions are restored afterwards."""
+    rotations: list[Rotation] = []
+    functions = rotary_functions(attention)
+
+    def begin(*_: Any) -> None:
+        rotations.clear()
+        _active.rotations.append(rotations)
+
+    def end(*_: Any) -> None:
+        rotations.clear()
+        _active.rotations[:] = [other for other in _active.rotations if other is not rotations]
+
+    handles = [attention.register_forward_pre_hook(begin), attention.register_forward_hook(end, always_call=True)]
+    for space, name in functions:
+        _install(space, name)
+    try:
+        yield rotations
+    finally:
+        for space, name in functions:
+            _remove(space, name)
+        end()  # an interrupt leaves a forward without running its hooks
+        for handle in handles:
+            handle.remove()
+
+
+def _install(space: dict[str, Any], name: str) -> None:
+    with _lock:
+        at = (id(space), name)
+        original, count = _originals.get(at, (space[name], 0))
+        _originals[at] = (original, count + 1)
+        if not count:
+            space[name] = _relay(original)
+
+
+def _remove(space: dict[str, Any], name: str) -> None:
+    with _lock:
+        original, count = _originals.pop((id(space), name))
+        if count > 1:
+            _originals[(id(space), name)] = (original, count - 1)
+        else:
+            space[name] = original
+
+
+def _relay(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def relay(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if _active.rotations:
+            _active.rotations[-1].extend(_rotations((*args, *kwargs.values()), result))
+        return result
+
+    return relay
+
+
+def _rotations(given: tuple[Any, ...], result: Any) -> Iterator[Rotation]:
+    """Pairs of arguments and results in the same order and of the same shape."""
+    before = [x.detach() for x in given if isinstance(x, Tensor)]
+    for i, after in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
+        if isinstance(after, Tensor) and i < len(before) and before[i].shape == after.shape:
+            yield Rotation(before[i], after.detach())
+
+
+def unrotated(x: Tensor, rotations: list[Rotation]) -> Tensor | None:
+    """Queries or keys [B, H, T, d] of an attention call before their rotation; None where no rotation gave them.
+
+    Channels that are not rotated are those of x.
+    """
+    for rotation in rotations:
+        pairs = [(rotation.before, rotation.after)]
+        if rotation.after.dim() == 4:  # positions may come before heads
+            pairs.append((rotation.before.transpose(1, 2), rotation.after.transpose(1, 2)))
+        for before, after in pairs:
+            width = after.shape[-1]
+            for start in dict.fromkeys((0, x.shape[-1] - width)):
+                if _within(after, x, start):
+                    return torch.cat((x[..., :start], before.to(x.dtype), x[..., start + width :]), dim=-1)
+    return None
+
+
+def _within(after: Tensor, x: Tensor, start: int) -> bool:
+    """Whether these channels of x equal the result of a rotation."""
+    if after.dim() != 4 or start < 0 or after.shape[:-1] != x.shape[:-1]:
+        return False
+    return torch.equal(after.to(x.dtype), x[..., start : start + after.shape[-1]])
+
 
 # -- attention within windows of a feature map: W windows of w places each, h·w positions in row-major order -----------
 
@@ -101,12 +213,19 @@ def grid_of(block: Any, dimensions: Any, *, windows: int, places: int) -> Window
     return WindowGrid(counted, torch.ones(windows, places, places, dtype=torch.bool), known=False)
 
 
+class Running(Protocol):
+    """Where a forward pass is: the contexts it runs over, and the layer whose block was entered last."""
+
+    contexts: Contexts | None
+    layer: int
+
+
 @dataclass
 class AttentionReader:
     """Turns the attention calls of one stack into rows and scores."""
 
     stack: Stack
-    running: StackPass
+    running: Running
     wanted: set[Site]
     emit: Callable[[Site, Tensor, Contexts], None]
     show: Callable[[Scores], None]

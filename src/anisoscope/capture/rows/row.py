@@ -1,17 +1,26 @@
-"""Rows of activations without padding, and who takes them.
+"""Rows of activations without padding: which positions of a forward pass are data, and who takes their rows.
 
-Shapes: B contexts, T positions, n kept rows, d width, H heads.
+Which positions are data is read from the arguments of the model's own forward.
+
+Shapes: B contexts, T positions, n kept rows, d width, H heads. Indices are on the host; those that take rows from an
+activation are moved to its device once per pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
+import torch
 from torch import Tensor
 
-from anisoscope.capture.sites.site import Site
+from anisoscope.capture.rows.padding import read_pixels, trusted, unpadded_cells, without_repeated_end
+from anisoscope.capture.sites.site import PER_HEAD, Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import CONTENT, MASKED, PIXEL_MASK, SOUND
 
 
 @dataclass(frozen=True)
@@ -82,3 +91,358 @@ class Sink(Protocol):
     def rows(self, rows: Rows) -> None: ...
 
     def scores(self, scores: Scores) -> None: ...
+
+
+Windows = Callable[[int, int], "tuple[Tensor, Tensor]"]
+"""(input length T, site length) -> first and one-past-last input position that each row reads; T is never data."""
+
+
+@dataclass(frozen=True)
+class PositionChoice:
+    """Which of the real positions the user wants."""
+
+    special: str = "in"
+    first: str = "in"
+    pool: str = "none"
+    whole: bool = False  # no position is a class token or the like: a feature map
+
+    def __post_init__(self) -> None:
+        allowed = {"special": ("in", "out"), "first": ("in", "out"), "pool": ("none", "mean", "cls", "last")}
+        for name, values in allowed.items():
+            if (seen := getattr(self, name)) not in values:
+                raise AnisoscopeError(f"{name}={seen!r} is not known; expected one of {', '.join(values)}.")
+
+
+@dataclass(frozen=True)
+class RowSelection:
+    """How rows are taken from an activation [B·T, …]: gathered at `take`, then averaged over `segment` where pooled."""
+
+    take: Tensor  # [m] int64
+    index: Index
+    segment: Tensor | None = None  # [m] row of `index` each taken position is averaged into
+    count: Tensor | None = None  # [n] positions averaged into each row
+
+    def to(self, device: torch.device) -> RowSelection:
+        """The same with its indices on the device of the activations; `index` stays on the host."""
+        segment, count = (None if x is None else x.to(device) for x in (self.segment, self.count))
+        return RowSelection(self.take.to(device), self.index, segment, count)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The kept rows of x [B, T, …] as a fresh float32 or float64 tensor [n, …]."""
+        flat = x.detach().flatten(0, 1).index_select(0, self.take)
+        flat = flat if flat.dtype == torch.float64 else flat.float()
+        if self.segment is None or self.count is None:
+            return flat
+        total = flat.new_zeros((self.count.numel(), *flat.shape[1:])).index_add_(0, self.segment, flat)
+        return total / self.count.view(-1, *[1] * (total.dim() - 1))
+
+
+@dataclass
+class Contexts:
+    """The contexts of one forward pass through one stack."""
+
+    hashes: Tensor  # [B] int64
+    real: Tensor | None  # [B, T] bool; None where every position of every resolution is data
+    tokens: Tensor | None = None  # [B, T] int64
+    special: Tensor | None = None  # [B, T] bool
+    groups: tuple[str, ...] | None = None
+    windows: Windows | None = None
+    span: int | None = None  # samples of audio, where nothing says which of them are data
+    frames: Callable[[int, Tensor], Tensor] | None = None  # the model's own mask at a lower resolution
+    plain: bool = False  # frames or patches: none of them is a special token
+    prefix: int = 0  # leading positions that are no part of the input; read only as the class token
+    suffix: int = 0  # trailing ones
+    pixels: Tensor | None = None  # [B, H, W] bool where images were padded to one size
+    channels_last: Callable[[Any, torch.Size], bool] | None = None  # how a site of four dimensions is to be read
+    _cache: dict[tuple[int, int, int, PositionChoice, torch.device], RowSelection] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        """The number of contexts, empty ones included."""
+        return self.hashes.numel()
+
+    @property
+    def length(self) -> int | None:
+        """The number of input positions, where the input has positions."""
+        return None if self.real is None else self.real.shape[1]
+
+    def select(self, length: int, choice: PositionChoice, device: torch.device) -> RowSelection:
+        """The selection for activations of `length` positions on `device`; made once per pass."""
+        prefix, suffix = (0, 0) if choice.whole or length <= self.prefix + self.suffix else (self.prefix, self.suffix)
+        key = (length, prefix, suffix, choice, device)
+        if key not in self._cache:
+            host = torch.device("cpu")
+            made = self._cache.get((*key[:4], host)) or self._selection(length, choice, prefix=prefix, suffix=suffix)
+            self._cache[(*key[:4], host)] = made
+            self._cache[key] = made if device == host else made.to(device)
+        return self._cache[key]
+
+    def _selection(self, length: int, choice: PositionChoice, *, prefix: int, suffix: int) -> RowSelection:
+        real, place = self.real_at(length, prefix=prefix, suffix=suffix), torch.arange(length)
+        if choice.pool != "cls":
+            real = real & (place >= prefix) & (place < length - suffix)
+        elif suffix and not prefix:  # its class token follows the patches
+            real = real & (place >= length - suffix)
+        kept = self._kept(real, choice)
+        take = kept.flatten().nonzero().squeeze(1)
+        row = take // length
+        if choice.pool == "none":
+            return RowSelection(take, self._index(real, take, length=length))
+        used, segment, count = torch.unique(row, return_inverse=True, return_counts=True)
+        zero = torch.zeros_like(used)
+        index = Index(self.batch, 1, used, self.hashes[used], zero, zero - 1, self.groups)
+        return RowSelection(take, index, segment, count)
+
+    def _kept(self, real: Tensor, choice: PositionChoice) -> Tensor:
+        starts, order = first_of(real), real.flip(1)
+        if choice.pool == "cls":
+            return starts
+        if choice.pool == "last":
+            return first_of(order).flip(1)
+        kept = real & ~starts if choice.first == "out" else real.clone()
+        if choice.special == "out":
+            kept &= ~self._special_at(real)
+        return kept
+
+    def _special_at(self, real: Tensor) -> Tensor:
+        if self.special is None and self.plain:
+            return torch.zeros_like(real)
+        if self.special is None:
+            raise AnisoscopeError(
+                "special tokens are to be left out, but nothing says which they are; run a Batch with `special`."
+            )
+        if self.special.shape == real.shape:
+            return self.special
+        return ~self._covered(~self.special, real.shape[1])
+
+    def _index(self, real: Tensor, take: Tensor, *, length: int) -> Index:
+        order = (real.long().cumsum(1) - 1).flatten()
+        same = self.tokens is not None and self.tokens.shape[1] == length
+        token = self.tokens.flatten()[take] if same and self.tokens is not None else torch.full_like(take, -1)
+        first = first_of(real).flatten()[take]
+        return Index(self.batch, length, take, self.hashes[take // length], order[take], token, self.groups, first)
+
+    def real_at(self, length: int, *, prefix: int = 0, suffix: int = 0) -> Tensor:
+        """Which of `length` positions are data; at a lower resolution, those whose whole window is unpadded."""
+        if self.pixels is not None:
+            cells = unpadded_cells(self.pixels, max(length - prefix - suffix, 1))
+            return torch.nn.functional.pad(cells, (length - cells.shape[1] - suffix, suffix), value=True)
+        if self.real is None and self.windows is not None and self.span is not None:
+            return self._covered(torch.ones(self.batch, self.span, dtype=torch.bool), length)
+        if self.real is None:
+            return torch.ones(self.batch, length, dtype=torch.bool)
+        if length == self.real.shape[1]:
+            return self.real
+        if length == 1:
+            return self.real.any(1, keepdim=True)
+        return self._covered(self.real, length)
+
+    def _covered(self, flags: Tensor, length: int) -> Tensor:
+        whole = bool(flags.all()) and length < flags.shape[1]
+        windows = None
+        if self.windows is not None:
+            with (
+                contextlib.suppress(AnisoscopeError) if whole else contextlib.nullcontext()
+            ):  # without padding none needed
+                windows = self.windows(flags.shape[1], length)
+        if windows is not None:
+            start, stop = windows
+            beyond = torch.nn.functional.pad(flags.long(), (0, 1))  # one position past the input, never data
+            counts = torch.nn.functional.pad(beyond.cumsum(1), (1, 0))
+            return counts[:, stop] - counts[:, start] == stop - start
+        if whole:
+            return torch.ones(self.batch, length, dtype=torch.bool)
+        if self.frames is not None:
+            return trusted(self.frames(length, flags.long()).bool(), flags.bool())
+        raise AnisoscopeError(
+            f"a site has {length} positions where the padded input has {flags.shape[1]}, and how they correspond is "
+            "not known; give contexts of equal length, or a mask at the site's resolution with rows=…."
+        )
+
+
+def first_of(real: Tensor) -> Tensor:
+    """True at the first True of each row.
+
+    >>> first_of(torch.tensor([[False, True, True]])).tolist()
+    [[False, True, False]]
+    """
+    return real & (real.long().cumsum(1) == 1)
+
+
+def content_hash(values: Tensor, prefix: bytes = b"") -> int:
+    """A signed 64-bit hash (blake2b) of the raw bytes of one context's unpadded content."""
+    raw = values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return int.from_bytes(hashlib.blake2b(prefix + raw, digest_size=8).digest(), "little", signed=True)
+
+
+def read_contexts(
+    arguments: Mapping[str, Any], *, config: Any = None, real: Tensor | None = None, above: Contexts | None = None
+) -> tuple[Contexts, list[str]]:
+    """The contexts of a pass, from the arguments of a forward, and notes on what had to be decided.
+
+    `real` overrides what the mask says; `above` are the encoder's contexts when these belong to its decoder.
+    """
+    name, content = _content(arguments)
+    pixels = None
+    if name == "pixel_values" and (real is None or real.dim() == 3):
+        pixels, real = read_pixels(arguments.get(PIXEL_MASK) if real is None else real, content), None
+    ids = content.detach().cpu().long() if name == "input_ids" else None
+    notes: list[str] = []
+    if real is None and name != "pixel_values":
+        real = stated_mask(arguments, content, notes, whole=name != "input_features")
+        real = None if real is None else real.cpu()
+        if real is None and name in SOUND:
+            real = without_repeated_end(content, config=config, notes=notes)
+    if real is None and ids is not None:
+        real = unpadded_ids(ids, config)
+        real = torch.ones_like(ids, dtype=torch.bool) if real is None else real
+        if not bool(real.all()):
+            notes.append(
+                f"no attention_mask was given; leading and trailing tokens {config.pad_token_id} (pad_token_id) were "
+                "taken as padding, though the model attended to them"
+            )
+    elif real is None and name == "inputs_embeds":
+        real = torch.ones(content.shape[:2], dtype=torch.bool)
+    hashes = _hashes(content if ids is None else ids, real, above, pixels)
+    aligned = ids is not None and real is not None and ids.shape == real.shape
+    span = content.shape[1] if name == "input_values" and content.dim() == 2 else None
+    words = ids if aligned else None
+    return Contexts(hashes, real, words, plain=name == "pixel_values", pixels=pixels, span=span), notes
+
+
+def original_contexts(arguments: Mapping[str, Any], *, config: Any = None, real: Tensor | None = None) -> Tensor:
+    """Hashes [B] of the contexts before masking: a text masked in two ways has one hash."""
+    ids, labels = arguments.get("input_ids"), arguments.get("labels")
+    whole = dict(arguments)
+    if isinstance(ids, Tensor) and isinstance(labels, Tensor) and ids.shape == labels.shape:
+        ids, labels = ids.detach().cpu(), labels.detach().cpu()
+        if _hidden_tokens(ids, labels):
+            whole["input_ids"] = torch.where(labels >= 0, labels, ids)
+    return read_contexts(whole, config=config, real=real)[0].hashes
+
+
+def _hidden_tokens(ids: Tensor, labels: Tensor) -> bool:
+    """Whether labels are masked tokens: where there is a label, most ids are the same one, the mask token.
+
+    Tags of a token classifier, or the target text of a translation, have the same shape but are no masked tokens.
+
+    >>> _hidden_tokens(torch.tensor([[5, 3, 3, 8]]), torch.tensor([[-100, 6, 7, -100]]))
+    True
+    >>> _hidden_tokens(torch.tensor([[5, 6, 7, 8]]), torch.tensor([[0, 0, 1, 0]]))
+    False
+    """
+    shown = ids[labels >= 0]
+    differs = shown != labels[labels >= 0]
+    if not bool(differs.any()):  # a causal model's labels are its ids
+        return False
+    return int(shown.unique(return_counts=True)[1].max()) > 0.5 * len(shown)
+
+
+def _content(arguments: Mapping[str, Any]) -> tuple[str, Tensor]:
+    for name in CONTENT:
+        if isinstance(arguments.get(name), Tensor):
+            return name, arguments[name]
+    tensors = [(k, v) for k, v in arguments.items() if isinstance(v, Tensor) and v.dim() > 0 and "mask" not in k]
+    if not tensors:
+        raise no_content(arguments)
+    name, value = tensors[0]
+    ids = value.dim() == 2 and not value.is_floating_point() and not value.is_complex()
+    image = value.dim() == 4 and value.is_floating_point()
+    return ("input_ids" if ids else "pixel_values" if image else name), value
+
+
+def no_content(arguments: Mapping[str, Any]) -> AnisoscopeError:
+    """The error for a forward whose arguments do not say what its contexts are."""
+    return AnisoscopeError(
+        f"the forward pass was given no tensor that says what its contexts are (seen: "
+        f"{', '.join(arguments) or 'nothing'}); expected one of {', '.join(CONTENT)}."
+    )
+
+
+def stated_mask(
+    arguments: Mapping[str, Any], content: Tensor, notes: list[str], *, whole: bool = True
+) -> Tensor | None:
+    """Which positions [B, T] are data by the mask that a forward was given, on its device; None without a mask.
+
+    `attention_mask` is without cached positions where `whole`; in a mask of another name True is padding if its name
+    says so. Needs no device–host synchronisation.
+    """
+    mask = arguments.get("attention_mask")
+    if isinstance(mask, Mapping):
+        mask = next((value for value in mask.values() if isinstance(value, Tensor)), None)
+    if isinstance(mask, Tensor):
+        mask = mask.detach()
+        real = mask > MASKED if mask.dim() > 2 and mask.is_floating_point() else mask != 0
+        if mask.dim() > 2:  # a position is real when some query may attend to it
+            real = real.flatten(1, -2).any(1).expand(content.shape[0], -1)
+        return real[:, -content.shape[1] :] if whole else real
+    for name, value in arguments.items():
+        if "mask" in name and isinstance(value, Tensor) and value.shape == content.shape[:2]:
+            padding = "pad" in name
+            notes.append(f"{name} was read as the mask: {'True is padding' if padding else 'nonzero is data'}")
+            return value.detach() == 0 if padding else value.detach() != 0
+    return None
+
+
+def unpadded_ids(ids: Tensor, config: Any) -> Tensor | None:
+    """Positions [B, T] that are data where no mask was given; None where all are.
+
+    Only runs of a pad token at the ends that cannot be anything else are padding. Needs no device–host synchronisation.
+    """
+    pad = getattr(config, "pad_token_id", None)
+    if pad is None or pad in special_ids(config, "bos", "eos", "sep", "cls"):
+        return None
+    content = ids != pad
+    if pad in special_ids(config, "decoder_start"):  # T5 starts its decoder with the pad token
+        content[:, 0] = True
+    inside = (content.long().cumsum(1) > 0) & (content.flip(1).long().cumsum(1).flip(1) > 0)
+    meant = (inside & ~content).any() | ~content.any()  # pad tokens between others are tokens like any other
+    return content | meant
+
+
+def special_ids(config: Any, *names: str) -> set[int]:
+    """The ids a configuration names as special, e.g. `special_ids(config, "bos", "eos")`."""
+    found: set[int] = set()
+    for name in names:
+        value = getattr(config, f"{name}_token_id", None)
+        values: Iterable[Any] = value if isinstance(value, (list, tuple)) else (value,)
+        found.update(int(v) for v in values if isinstance(v, int))
+    return found
+
+
+def _hashes(content: Tensor, real: Tensor | None, above: Contexts | None, pixels: Tensor | None) -> Tensor:
+    content = content.detach().cpu()
+    aligned = real is not None and real.shape == content.shape[:2]
+    prefixes = [b""] * content.shape[0]
+    if above is not None and above.batch == content.shape[0]:  # a decoder's rows depend on what the encoder read
+        prefixes = [int(h).to_bytes(8, "little", signed=True) for h in above.hashes]
+    parts = [row[real[b]] if aligned and real is not None else row for b, row in enumerate(content)]
+    if pixels is not None:
+        parts = [row[:, seen] for row, seen in zip(content, pixels, strict=True)]
+    values = [content_hash(part, prefix) for part, prefix in zip(parts, prefixes, strict=True)]
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def with_ids(arguments: dict[str, Any], outer: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a stack, with the ids of the outer model where the stack was only given their embeddings."""
+    ids, embeds = outer.get("input_ids"), arguments.get("inputs_embeds")
+    lacking = arguments.get("input_ids") is None and isinstance(embeds, Tensor) and isinstance(ids, Tensor)
+    return {**arguments, "input_ids": ids} if lacking and ids.shape == embeds.shape[:2] else arguments  # type: ignore[union-attr]
+
+
+def positioned(x: Tensor, contexts: Contexts, site: Site) -> Tensor:
+    """An activation as [B, T, …]: rows of a flattened one, positions of a feature map, or one row per context."""
+    batch, length = contexts.batch, contexts.length
+    if x.shape[0] == batch and (x.dim() == 3 or site.kind in PER_HEAD):
+        return x
+    if x.dim() == 4 and x.shape[0] == batch:
+        last = contexts.channels_last is not None and contexts.channels_last(site, x.shape)
+        return x.flatten(1, 2) if last else x.flatten(2).transpose(1, 2)
+    if x.dim() == 3 and x.shape[1] == batch and length in (None, x.shape[0]):
+        return x.transpose(0, 1)
+    if x.dim() == 2 and x.shape[0] % batch == 0:
+        return x.unflatten(0, (batch, -1))
+    raise AnisoscopeError(
+        f"site {site} gave a tensor of shape {tuple(x.shape)} for {batch} contexts of {length} positions; expected "
+        "[contexts, positions, width]."
+    )

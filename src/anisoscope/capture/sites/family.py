@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.rows.frame import convolved, squeezed
-from anisoscope.capture.rows.index import Windows
+from anisoscope.capture.rows.padding import convolved, squeezed
+from anisoscope.capture.rows.row import Windows
 
 Blocks = Callable[[nn.Module, Any], "list[str]"]
 """(backbone, configuration) -> path of the block applied at each layer, relative to the backbone."""

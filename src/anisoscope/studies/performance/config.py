@@ -104,7 +104,7 @@ class PerformanceConfig:
     trust_remote_code: TrustRemoteCode = False
 
     def __post_init__(self) -> None:
-        from anisoscope.capture.rows.index import PositionChoice
+        from anisoscope.capture.rows.row import PositionChoice
         from anisoscope.data.tasks import check_tasks
 
         if self.preset not in PRESETS:

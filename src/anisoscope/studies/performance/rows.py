@@ -20,8 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture
-from anisoscope.capture.gradients.gradient_pass import Collector, untouched
-from anisoscope.capture.gradients.loss import IGNORED, LabelConvention, find_reading, output_part, unlabelled
+from anisoscope.capture.gradients.gradient_pass import (
+    IGNORED,
+    Collector,
+    LabelConvention,
+    find_reading,
+    output_part,
+    unlabelled,
+    untouched,
+)
 from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import Site
 from anisoscope.claims.dynamics.performance import (

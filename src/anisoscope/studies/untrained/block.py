@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.attention.call import Call
-from anisoscope.capture.attention.interface import watching
+from anisoscope.capture.attention.call import Call, watching
 from anisoscope.capture.sites.layout import Stack, find_layout
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.models.checkpoint import LoadOptions, fresh_config, fresh_model

@@ -1,0 +1,479 @@
+"""Activations and gradients of the user's own training step, read by hooks that change nothing.
+
+Gradients are raw: tensor hooks fire during the backward pass, before clipping. The factor that scales them – loss
+scaling, division by the number of micro-batches – is the gradient that arrives at the loss the model returned.
+
+`LiveGradients` keeps all rows of the steps that are to be measured. `SampledRows` takes a fixed number of rows of every
+site at every step without device–host synchronisation: the mask stays on its device, where the rows are chosen.
+
+Shapes: B contexts, T positions, m of the B·T positions data, k rows taken.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.capture import Capture, Rule, by_rule
+from anisoscope.capture.gradients.gradient_pass import (
+    IGNORED,
+    GradientPass,
+    LabelConvention,
+    SiteRows,
+    Words,
+    find_reading,
+    output_part,
+    probing,
+)
+from anisoscope.capture.rows.padding import reads_last
+from anisoscope.capture.rows.row import (
+    Contexts,
+    Index,
+    PositionChoice,
+    Rows,
+    RowSelection,
+    Scores,
+    Sink,
+    no_content,
+    original_contexts,
+    stated_mask,
+    unpadded_ids,
+    with_ids,
+)
+from anisoscope.capture.sites.layout import Layout, Stack
+from anisoscope.capture.sites.site import Site
+from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import CONTENT, PIXEL_MASK, SOUND, by_name, unwrapped
+from anisoscope.numerics.hashing import half_of
+
+
+@dataclass
+class MicroBatch:
+    """One forward and backward pass of a training step."""
+
+    arguments: dict[str, Any]
+    rows: dict[Site, Rows] = field(default_factory=dict)
+    gradients: dict[Site, Tensor] = field(default_factory=dict)
+    seed: float | None = None  # the gradient that arrived at the model's own loss
+    reading: LabelConvention | None = None
+    loss: float = float("nan")  # as the model returned it
+    unreached: list[Site] = field(default_factory=list)
+    shown: list[Rows | Scores] = field(default_factory=list)  # for the geometry metrics
+    real: Tensor | None = None  # which positions are data [B, T], where a rule says it
+    shared: bool = True  # whether the loss is a part of the mean over num_items_in_batch, where that is given
+
+    def feed(self, sink: Sink) -> None:
+        """Send the recorded rows and scores to a sink; only gradients show that a pass was part of the training."""
+        for item in self.shown:
+            if isinstance(item, Rows):
+                sink.rows(item)
+            else:
+                sink.scores(item)
+
+    def learned_from(self) -> bool:
+        """Whether a backward pass came through it."""
+        return bool(self.gradients) or self.seed is not None
+
+    def has_targets(self) -> bool:
+        """Whether some label is not ignored; True without labels, where the user computes the loss."""
+        labels = self.arguments.get("labels")
+        return not isinstance(labels, Tensor) or bool((labels != IGNORED).any())
+
+    def tokens(self) -> int:
+        """What the mean of the loss was taken over."""
+        given = self.arguments.get("num_items_in_batch")
+        if given is not None and self.shared:
+            return int(given)
+        labels = self.arguments.get("labels")
+        return self.reading.count(labels) if self.reading is not None and isinstance(labels, Tensor) else 0
+
+
+class StepHooks:
+    """Hooks that stay on a model for a whole training run and do nothing until a step is to be measured.
+
+    They must be attached before torch.compile and are kept out of the compiled graph.
+    """
+
+    def __init__(self, model: nn.Module, capture: Capture) -> None:
+        self.model, self.active, self._capture = model, False, capture
+        self._handles: list[Any] = []
+
+    def __exit__(self, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._capture._stack.close()
+
+    def _idle(self) -> bool:
+        # an evaluation inside the step runs without gradients; neither it nor a probe is the training batch
+        return not self.active or not torch.is_grad_enabled() or probing()
+
+
+class LiveGradients(StepHooks):
+    """Records the micro-batches of a training step with rows and gradients.
+
+    Without `scaled` only the arrival of gradients matters, and the loss may be of any kind.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: Sequence[Site],
+        *,
+        layout: Layout,
+        extra: Sequence[Site] = (),
+        scaled: bool = True,
+        rows: Rule | None = None,
+    ) -> None:
+        options: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle, "rows": rows}
+        super().__init__(model, Capture(model, [*sites, *extra], self, **options))
+        self.sites, self.scaled, self.rule, self.geometry = list(sites), scaled, rows, False
+        self.batches: list[MicroBatch] = []
+        self._reading: LabelConvention | None = None
+        self._shared: bool | None = None
+
+    def __enter__(self) -> LiveGradients:
+        before = torch.compiler.disable(self._begin)
+        after = torch.compiler.disable(self._end)
+        self._handles.append(self.model.register_forward_pre_hook(before, with_kwargs=True))
+        self._capture.__enter__()
+        self._handles.append(self.model.register_forward_hook(after, with_kwargs=True))
+        return self
+
+    def begin(self, *, geometry: bool = False) -> None:
+        """Record every pass from now on; with `geometry` keep what metrics of the activations need."""
+        self.batches, self.active, self.geometry = [], True, geometry
+
+    def end(self) -> list[MicroBatch]:
+        """Stop recording and return the micro-batches."""
+        self.active, self.geometry = False, False
+        found, self.batches = self.batches, []
+        return found
+
+    def drop(self) -> None:
+        """Forget the passes of a step that was interrupted."""
+        self.end()
+
+    # hooks
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._idle():
+            more, real = by_rule(self.rule, args, kwargs)
+            real = None if real is None else real.cpu()
+            self.batches.append(MicroBatch(by_name(module, args, kwargs) | more, real=real))
+
+    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._idle() or not self.batches:
+            return
+        batch = self.batches[-1]
+        loss, labels = output_part(output, "loss"), batch.arguments.get("labels")
+        if not isinstance(loss, Tensor) or not loss.requires_grad:
+            return
+        if self.scaled and isinstance(labels, Tensor) and bool((labels != IGNORED).any()):
+            batch.reading, batch.shared = self._find(output, batch, labels)
+        batch.loss = float(loss.detach())
+
+        def arrived(g: Tensor) -> None:
+            batch.seed = float(g)
+
+        loss.register_hook(arrived)
+
+    def _find(self, output: Any, batch: MicroBatch, labels: Tensor) -> tuple[LabelConvention, bool]:
+        """How the labels are read, and whether the loss is over the items of all micro-batches.
+
+        Some models take num_items_in_batch and ignore it (BERT does), so the loss itself has to say.
+        """
+        given = batch.arguments.get("num_items_in_batch")
+        reading = self._reading = self._reading or self._read(output, given, labels)
+        if given is None or int(given) == reading.count(labels):
+            return reading, True  # the same number either way
+        if self._shared is None:
+            self._shared = self._over(output, given, labels, reading)
+        return reading, self._shared
+
+    def _read(self, output: Any, given: Any, labels: Tensor) -> LabelConvention:
+        """The reading of a loss over its own items, or else over those given."""
+        both = [] if given is None else [LabelConvention(True), LabelConvention(False)]
+        shared = [reading for reading in both if self._over(output, given, labels, reading)]
+        return shared[0] if shared else find_reading(self.model, output, labels)
+
+    def _over(self, output: Any, given: Any, labels: Tensor, reading: LabelConvention) -> bool:
+        """Whether the loss, read so, is the summed loss of this micro-batch over the items given."""
+        own = output_part(output, "loss").detach() * (float(given) / max(1, reading.count(labels)))
+        try:
+            return find_reading(self.model, {"loss": own, "logits": output_part(output, "logits")}, labels) == reading
+        except AnisoscopeError:
+            return False
+
+    def rows(self, rows: Rows) -> None:
+        if self.batches and rows.x.ndim == 2:
+            self.batches[-1].rows[rows.site] = rows
+        if self.batches and self.geometry:
+            self.batches[-1].shown.append(rows)
+
+    def scores(self, scores: Scores) -> None:
+        if self.batches and self.geometry:
+            self.batches[-1].shown.append(scores)
+
+    def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None:
+        if site not in self.sites or not self.batches:
+            return
+        refuse_graphless(site)
+        batch = self.batches[-1]
+        if not activation.requires_grad:
+            batch.unreached.append(site)
+            return
+
+        def arrived(g: Tensor) -> None:
+            batch.gradients[site] = rows_of(g)
+
+        activation.register_hook(arrived)
+
+
+def refuse_graphless(site: Site) -> None:
+    """Refuse a site without a graph in a pass that has one: it lies in a re-entrant checkpoint."""
+    if not torch.is_grad_enabled():
+        raise AnisoscopeError(
+            f"site {site} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
+            "gradient cannot be seen; use the other kind: gradient_checkpointing_kwargs={'use_reentrant': False}."
+        )
+
+
+def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = None) -> GradientPass:
+    """The rows of a micro-batch, or of the contexts of one half of it, with their unscaled gradients."""
+    halves = half_of(original_contexts(batch.arguments, real=batch.real)) if half is not None else None
+    out = GradientPass(tokens=batch.tokens(), unreached=list(batch.unreached))
+    labels = batch.arguments.get("labels")
+    labels = labels.detach().cpu() if isinstance(labels, Tensor) else None
+    for site in sites:
+        rows, g = batch.rows.get(site), batch.gradients.get(site)
+        if rows is None:
+            continue
+        words = Words.of(rows.index, labels, batch.reading, stack=site.stack)
+        chosen = torch.arange(len(rows.x))
+        if halves is not None:
+            chosen = chosen[halves[rows.index.keep.cpu() // max(1, rows.index.length)] == half]
+        at = chosen.to(rows.x.device)
+        masked = None if words.masked is None else words.masked[chosen]
+        words = Words(words.original[chosen], words.target[chosen], masked)
+        index = rows.index.taken(chosen.to(rows.index.keep.device))
+        out.sites[site] = SiteRows(rows.x[at], None if g is None else g[at], index, words)
+    return out
+
+
+_GOLDEN = 0.6180339887498949  # its multiples are spread evenly over the unit interval
+
+
+@dataclass(frozen=True)
+class SampledIndex(Index):
+    """Rows taken from a pass; rows that are not `valid` fill up to the same number at every step."""
+
+    valid: Tensor | None = None  # [k] bool; None where all are
+
+
+@dataclass
+class SampledContexts(Contexts):
+    """Contexts of a pass whose mask lies on the device; `select` takes at most `most` positions, evenly spread."""
+
+    most: int = 2048
+    turn: float = 0.0  # which position of a stretch is taken; another at every pass
+    _taken: dict[tuple[int, int, int, torch.device], RowSelection] = field(default_factory=dict)
+
+    def select(self, length: int, choice: PositionChoice, device: torch.device) -> RowSelection:
+        """One position from each of k equal stretches of the data, the same for all sites of a pass."""
+        prefix, suffix = (0, 0) if choice.whole or length <= self.prefix + self.suffix else (self.prefix, self.suffix)
+        key = (length, prefix, suffix, device)
+        if key not in self._taken:
+            take, valid = self._sample(length, prefix, suffix, device)
+            nothing = take[:0]  # context, position and token of these rows are not used
+            index = SampledIndex(self.batch, length, take, nothing, nothing, nothing, valid=valid)
+            self._taken[key] = RowSelection(take, index)
+        return self._taken[key]
+
+    def _sample(self, length: int, prefix: int, suffix: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        inner = length - prefix - suffix
+        if self.real is None:  # all is data, and its number is known
+            ranks, _ = spread(self.batch * inner, min(self.most, self.batch * inner), turn=self.turn, device=device)
+            return ranks if inner == length else ranks // inner * length + ranks % inner + prefix, None
+        if self.real.shape[1] != length:
+            raise AnisoscopeError(
+                f"a site has {length} positions where the mask has {self.real.shape[1]}, which cannot be told apart "
+                "without waiting for the device; leave every_step out, or give contexts without padding."
+            )
+        real = self.real.to(device, non_blocking=True)
+        if inner != length:
+            place = torch.arange(length, device=device)
+            real = real & (place >= prefix) & (place < length - suffix)
+        counts = real.flatten().cumsum(0)
+        ranks, valid = spread(counts[-1], min(self.most, counts.numel()), turn=self.turn, device=device)
+        return torch.searchsorted(counts, ranks + 1).clamp_(max=counts.numel() - 1), valid
+
+
+def spread(count: int | Tensor, most: int, *, turn: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`most` different numbers below `count`, one from each of equal stretches; and which of them there are.
+
+    >>> spread(8, 4, turn=0.0, device=torch.device("cpu"))[0].tolist()
+    [0, 3, 4, 7]
+    >>> spread(torch.tensor(2), 4, turn=0.5, device=torch.device("cpu"))[1].tolist()
+    [True, True, False, False]
+    """
+    j = torch.arange(most + 1, device=device)
+    least = count.clamp(1, most) if isinstance(count, Tensor) else max(1, min(count, most))
+    ends = j * count // least
+    start = ends[:-1]
+    within = (j[:-1] * _GOLDEN + turn).remainder_(1.0) * (ends[1:] - start)
+    return start + within.long(), j[:-1] < count
+
+
+def mask_of(arguments: Mapping[str, Any], content: Tensor, config: Any) -> Tensor | None:
+    """Which positions are data [B, T], on their device, as `read_contexts` says it; None where all are."""
+    stated = stated_mask(arguments, content, [])
+    return stated if stated is not None or content.is_floating_point() else unpadded_ids(content, config)
+
+
+class SampledCapture(Capture):
+    """A capture that reads contexts without device–host synchronisation."""
+
+    most = 2048
+    turn = 0.0
+
+    def _contexts(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, stack: Stack | None
+    ) -> Contexts:
+        arguments = by_name(module, args, kwargs)
+        outer = by_name(self.model, *self._outer) if self._outer is not None else {}
+        more, real = by_rule(self.rule, *(self._outer or (args, kwargs)))
+        arguments = {**with_ids(arguments, outer), **more}
+        _refuse_unreadable({**outer, **arguments})
+        content = _content(arguments, outer)
+        config = stack.config if stack is not None else getattr(unwrapped(self.model), "config", None)
+        if real is None and content.dim() < 4:
+            real = mask_of(arguments, content, config)
+        contexts = SampledContexts(torch.zeros(content.shape[0]), real, most=self.most, turn=self.turn)
+        contexts.prefix, contexts.suffix = (stack.prefix_at(0), stack.suffix) if stack is not None else (0, 0)
+        contexts.channels_last = functools.partial(reads_last, self.model, self.layout)
+        return contexts
+
+
+def _content(arguments: Mapping[str, Any], outer: Mapping[str, Any]) -> Tensor:
+    tensors = [value for value in arguments.values() if isinstance(value, Tensor) and value.dim() > 1]
+    named = [given[name] for given in (arguments, outer) for name in CONTENT if isinstance(given.get(name), Tensor)]
+    found: Tensor | None = next(iter([*named, *tensors]), None)
+    if found is None:
+        raise no_content(arguments)
+    return found
+
+
+def _refuse_unreadable(arguments: Mapping[str, Any]) -> None:
+    seen = [name for name in (*SOUND, PIXEL_MASK) if isinstance(arguments.get(name), Tensor)]
+    if seen:
+        raise AnisoscopeError(
+            f"the model was given {seen[0]}, and which of its rows are data cannot be told without waiting for the "
+            "device; leave every_step out (a probe at scheduled steps reads it), or give text or unpadded pictures."
+        )
+
+
+@dataclass
+class SampledPass:
+    """Rows and gradients of one forward and backward pass."""
+
+    rows: dict[Site, Tensor] = field(default_factory=dict)  # [k, d]
+    valid: dict[Site, Tensor | None] = field(default_factory=dict)  # [k] bool
+    gradients: dict[Site, Tensor] = field(default_factory=dict)  # [k, d]
+    awaited: set[Site] = field(default_factory=set)  # sites that a gradient can reach
+
+    @property
+    def complete(self) -> bool:
+        return self.awaited <= self.gradients.keys()
+
+    @property
+    def learned_from(self) -> bool:
+        """Whether gradients arrived, or no site could receive any."""
+        return bool(self.rows) and (bool(self.gradients) or not self.awaited)
+
+
+class SampledRows(StepHooks):
+    """Hooks that stay on a model for a whole training run; `take` is given every pass that was learned from."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: Sequence[Site],
+        *,
+        layout: Layout,
+        take: Callable[[SampledPass], None],
+        most: int = 2048,
+        rows: Rule | None = None,
+    ) -> None:
+        options: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle, "rows": rows}
+        self._sampled = SampledCapture(model, sites, self, **options)
+        self._sampled.most = most
+        super().__init__(model, self._sampled)
+        self.take = take
+        self._passes: list[SampledPass] = []
+        self._number, self._start = 0, 0.0
+
+    def __enter__(self) -> SampledRows:
+        before = torch.compiler.disable(self._begin)
+        self._handles.append(self.model.register_forward_pre_hook(before))
+        self._capture.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.drop()
+        super().__exit__(*error)
+
+    def begin(self, step: int) -> None:
+        """Record every pass from now on; which rows are taken depends on the step and the number of the pass."""
+        self._passes, self._number, self.active = [], 0, True
+        self._start = step * _GOLDEN % 1.0
+
+    def end(self) -> None:
+        """Stop recording and pass on what was learned from."""
+        passes = self._passes
+        self.drop()
+        for seen in passes:
+            if seen.learned_from:
+                self.take(seen)
+
+    def drop(self) -> None:
+        """Stop recording and forget the passes."""
+        self._passes, self.active = [], False
+
+    # hooks
+
+    def _begin(self, *_: Any) -> None:
+        if self._idle():
+            return
+        # micro-batches are handed on one by one; those that still wait for gradients stay until the step ends
+        for seen in [seen for seen in self._passes if seen.complete and seen.learned_from]:
+            self._passes.remove(seen)
+            self.take(seen)
+        self._passes.append(SampledPass())
+        self._sampled.turn = (self._start + self._number * _GOLDEN**2) % 1.0
+        self._number += 1
+
+    def rows(self, rows: Rows) -> None:
+        if self._passes and rows.x.ndim == 2:
+            assert isinstance(rows.index, SampledIndex)
+            self._passes[-1].rows[rows.site] = rows.x
+            self._passes[-1].valid[rows.site] = rows.index.valid
+
+    def scores(self, scores: Scores) -> None: ...
+
+    def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None:
+        refuse_graphless(site)
+        if not self._passes or not activation.requires_grad:
+            return
+        seen = self._passes[-1]
+        seen.awaited.add(site)
+
+        def arrived(g: Tensor) -> None:
+            found, earlier = rows_of(g), seen.gradients.get(site)  # several losses may come back one after the other
+            seen.gradients[site] = found if earlier is None else earlier + found
+
+        activation.register_hook(arrived)
