@@ -38,7 +38,14 @@ class Follower:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self.options = _checked(options)
+        known = [name for name in inspect.signature(Monitor).parameters if name != "model"]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}."
+                raise AnisoscopeError(f"MonitorCallback has no option {name!r}; {hint}")
+        when = options.get("when")
+        self.options = dict(options) if when is None else {**options, "when": as_schedule(when)}
         self.monitor: Monitor | None = None
         self.running = False
         self._step: contextlib.AbstractContextManager[Monitor] | None = None
@@ -56,53 +63,45 @@ class Follower:
 
     # beginning and end
 
-    def begin(
-        self,
-        model: nn.Module,
-        *,
-        step: int,
-        total: int | None,
-        optimizer: torch.optim.Optimizer | None = None,
-        tokenizer: Any = None,
-        saved: Path | None = None,
-    ) -> Monitor:
-        """Attach to a model that has done `step` updates; `saved` is where its checkpoint may hold a monitor, too."""
+    def begin(self, model: nn.Module, *, step: int, total: int | None, saved: Path | None = None, **more: Any) -> None:
+        """Attach to a model that has done `step` updates, of `total` where that is known.
+
+        `saved` is where its checkpoint may hold a monitor, too; `more` are options that the framework itself knows:
+        its optimizer and its tokenizer.
+        """
         self.abandon()
         model = original(model)
         if self.live:
             refuse_reentrant(model)
-        options = {"optimizer": optimizer, "tokenizer": tokenizer, **self.options}
+        options = {**more, **self.options}
         resume = options["resume"] if options.get("resume") is not None else step > 0
-        options |= {"resume": resume, "when": _until(options.get("when"), total)}
+        when = options.get("when")
+        if isinstance(when, Schedule) and when.kind != "at" and when.total is None and total is not None:
+            when = replace(when, total=total)  # a schedule that did not say where it ends ends with the training
+        options |= {"resume": resume, "when": when}
         if options.get("total_steps") is None:
             options["total_steps"] = total
         self.monitor = Monitor(model, **options)
         self.monitor.__enter__()
         self.running = True
-        if resume:
-            self._go_on(self.monitor, step, saved)
-        return self.monitor
-
-    def _go_on(self, monitor: Monitor, step: int, saved: Path | None) -> None:
-        """From the moment of the checkpoint; without a state of that moment, from the newest there is."""
-        if saved is not None and (saved / SAVED).is_file():
-            monitor.load(saved)
-        elif monitor.resumed < step:  # what became of the embeddings in between was not watched
-            monitor.watch.before = monitor.watch.decay = None
+        if resume and saved is not None and (saved / SAVED).is_file():
+            self.monitor.load(saved)
+        elif resume and self.monitor.resumed < step:  # what became of the embeddings in between was not watched
+            self.monitor.watch.before = self.monitor.watch.decay = None
 
     def end(self) -> None:
         """The training is over: write what there is."""
-        self.drop_step()
-        if self.running and self.monitor is not None:
-            self.running = False
-            self.monitor.__exit__(None, None, None)
+        self._leave(None, None)
 
     def abandon(self) -> None:
         """The training broke off: take the hooks off, and keep what was measured."""
+        self._leave(_Stopped, _Stopped())
+
+    def _leave(self, *error: Any) -> None:
         self.drop_step()
         if self.running and self.monitor is not None:
             self.running = False
-            self.monitor.__exit__(_Stopped, _Stopped(), None)
+            self.monitor.__exit__(*error, None)
 
     # steps
 
@@ -201,6 +200,14 @@ def bare_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
     return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
 
 
+def sharded(how: str) -> AnisoscopeError:
+    """The sentence for a model that is spread over devices in parts."""
+    return AnisoscopeError(
+        f"the model is sharded ({how}), so its activations and weights cannot be read in one place; "
+        "monitor an unsharded run, or measure its checkpoints with `anisoscope sweep`."
+    )
+
+
 def refuse_reentrant(model: nn.Module) -> None:
     """Re-entrant checkpointing hides the gradients: said when the training begins, not when a step comes up."""
     for path, module in model.named_modules():
@@ -212,20 +219,3 @@ def refuse_reentrant(model: nn.Module) -> None:
                 "graph, so no gradient can be seen; set gradient_checkpointing_kwargs={'use_reentrant': False}, or "
                 "measure a probe=."
             )
-
-
-def _until(when: Any, total: int | None) -> Any:
-    """A schedule that did not say where it ends ends with the training."""
-    open_ended = isinstance(when, Schedule) and when.kind != "at" and when.total is None
-    return replace(when, total=total) if open_ended and total is not None else when
-
-
-def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    known = [name for name in inspect.signature(Monitor).parameters if name != "model"]
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}."
-            raise AnisoscopeError(f"MonitorCallback has no option {name!r}; {hint}")
-    when = options.get("when")
-    return {**options, "when": as_schedule(when)} if when is not None else dict(options)

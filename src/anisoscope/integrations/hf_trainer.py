@@ -12,12 +12,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.integrations.follower import FollowerCallback, bare_optimizer
+from anisoscope.integrations.follower import FollowerCallback, bare_optimizer, sharded
 
 _LOGGED = {"grad_norm": "gradient_norm", "learning_rate": "learning_rate"}
 
@@ -36,19 +35,16 @@ class TrainerMonitorCallback(FollowerCallback, TrainerCallback):
         """Take every hook off the model after a training that broke off."""
         self._follower.abandon()
 
-    # events of the Trainer, in their order
+    # events of the Trainer, in their order: (TrainingArguments, TrainerState, TrainerControl)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._follower.abandon()
         self._logged = state.global_step
         if not state.is_world_process_zero:  # the others would write the same files
             return
         _refuse_unsupported(args, live=self._follower.live)
-        model: nn.Module = kwargs["model"]
         self._follower.begin(
-            model,
+            kwargs["model"],
             step=state.global_step,
             total=state.max_steps,
             optimizer=bare_optimizer(kwargs.get("optimizer")),
@@ -56,22 +52,18 @@ class TrainerMonitorCallback(FollowerCallback, TrainerCallback):
             saved=_checkpoint(args, state) if state.global_step else None,
         )
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._follower.open_step(state.global_step)
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._follower.close_step()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Here already: at the end of the training, the best model may have taken the place of the last.
         if control.should_training_stop or state.global_step >= state.max_steps:
             self._follower.measure_last(state.global_step)
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         logs = kwargs.get("logs") or {}
         if "loss" not in logs:  # of an evaluation, or of the whole training
             return
@@ -81,12 +73,10 @@ class TrainerMonitorCallback(FollowerCallback, TrainerCallback):
         self._logged = state.global_step
         self._follower.log(state.global_step - 1, **numbers)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._follower.save(_checkpoint(args, state))
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not (args.load_best_model_at_end and state.best_model_checkpoint):
             self._follower.measure_last(state.global_step)
         self._follower.end()
@@ -106,10 +96,7 @@ def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
 def _refuse_unsupported(args: TrainingArguments, *, live: bool) -> None:
     """What a monitor would measure wrongly, said before the training begins."""
     if args.fsdp or args.deepspeed:
-        raise AnisoscopeError(
-            "the model is sharded (FSDP or DeepSpeed), so its activations and weights cannot be read in one place; "
-            "monitor an unsharded run, or measure its checkpoints with `anisoscope sweep`."
-        )
+        raise sharded("FSDP or DeepSpeed")
     if live and args.n_gpu > 1:
         raise AnisoscopeError(
             f"the Trainer copies the model to {args.n_gpu} devices (DataParallel), where hooks see parts of a batch; "

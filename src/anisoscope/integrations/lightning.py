@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.integrations.follower import SAVED, FollowerCallback, bare_optimizer
+from anisoscope.integrations.follower import SAVED, FollowerCallback, bare_optimizer, sharded
 from anisoscope.metrics.training import gradient_norm, learning_rate
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # two copies of one framework, with classes of their own
@@ -38,7 +38,11 @@ class LightningMonitorCallback(FollowerCallback):
     """
 
     def __new__(cls, *args: Any, **options: Any) -> LightningMonitorCallback:
-        return object.__new__(_callback(cls, _frameworks()))
+        bases = tuple(importlib.import_module(name).Callback for name in _frameworks())
+        if all(issubclass(cls, base) for base in bases):
+            return object.__new__(cls)
+        words = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+        return object.__new__(type(cls.__name__, (cls, *bases), words))  # a Trainer takes no other
 
     def __init__(self, *, model: Callable[[Any], nn.Module] | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -113,8 +117,8 @@ def find_model(module: nn.Module) -> nn.Module:
 
     found: dict[str, nn.Module] = {}
     for path, inner in module.named_modules():
-        if isinstance(inner, PreTrainedModel) and not any(_within(path, outer) for outer in found):
-            found[path] = inner
+        if isinstance(inner, PreTrainedModel) and not any(not o or path.startswith(f"{o}.") for o in found):
+            found[path] = inner  # and not those that are parts of one
     if len(found) == 1:
         return next(iter(found.values()))
     what = f"holds {len(found)} transformers models ({', '.join(found)})" if found else "holds no transformers model"
@@ -124,18 +128,11 @@ def find_model(module: nn.Module) -> nn.Module:
     )
 
 
-def _within(path: str, outer: str) -> bool:
-    return not outer or path.startswith(f"{outer}.")
-
-
 def _refuse_unsupported(trainer: Any) -> None:
     """What a monitor would measure wrongly, said before the training begins."""
     strategy = type(trainer.strategy).__name__
     if any(word in strategy for word in _SHARDED):
-        raise AnisoscopeError(
-            f"the model is sharded ({strategy}), so its activations and weights cannot be read in one place; "
-            "monitor an unsharded run, or measure its checkpoints with `anisoscope sweep`."
-        )
+        raise sharded(strategy)
     if len(trainer.optimizers) > 1:
         raise AnisoscopeError(
             f"the module has {len(trainer.optimizers)} optimizers, so it is not clear what one step is; use "
@@ -152,12 +149,3 @@ def _frameworks() -> tuple[str, ...]:
     if not installed:
         raise AnisoscopeError("neither lightning nor pytorch_lightning is installed; pip install lightning.")
     return (installed[0],)
-
-
-def _callback(cls: type[LightningMonitorCallback], packages: tuple[str, ...]) -> type[LightningMonitorCallback]:
-    """The class as a Callback of these packages: a Trainer takes no other."""
-    bases = tuple(importlib.import_module(name).Callback for name in packages)
-    if all(issubclass(cls, base) for base in bases):
-        return cls
-    words = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (cls, *bases), words)
