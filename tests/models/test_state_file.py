@@ -12,7 +12,7 @@ import torch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.checkpoint import HEADLESS, prefix_of, read_state
 from anisoscope.models.load import load_model
-from anisoscope.series.config import SweepConfig
+from anisoscope.series import SweepConfig
 from anisoscope.series.discovery import recorded_step
 from support.tiny_series import ARCHITECTURE, gpt
 

@@ -17,7 +17,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.table import Table
-from anisoscope.series.config import SweepConfig
+from anisoscope.series import SweepConfig
 from anisoscope.series.measurer import CheckpointMeasurer
 from anisoscope.series.sweep import Sweeper
 from support.tiny_series import ARCHITECTURE, FORKS, LOOK, Hub, flags, gpt, killed, make_series, moved, put, same, swap

@@ -22,7 +22,7 @@ from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.profile import Profiler
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.table import Table
-from anisoscope.series.config import SweepConfig
+from anisoscope.series import SweepConfig
 from anisoscope.series.sweep import Sweeper
 from anisoscope.studies.arms import training_monitor
 from anisoscope.studies.catalogue import StudyEntry

@@ -10,7 +10,7 @@ import typer
 from anisoscope.commands.signature import Debug, Out, configured
 from anisoscope.commands.terminal import command_line, under_way
 from anisoscope.option import Option
-from anisoscope.series.config import SweepConfig
+from anisoscope.series import SweepConfig
 
 _MODELS = (
     "A folder of checkpoint-N folders or checkpoint files, a hub id with --revisions, or several models in the order "

@@ -6,7 +6,7 @@ from typing import Any
 
 from anisoscope.commands.signature import Debug, Out, Resume, configured
 from anisoscope.commands.sweep import measure
-from anisoscope.series.config import SweepConfig
+from anisoscope.series import SweepConfig
 
 _OPTIONS = ("model", "data", "tokens", "context", "batch_size", "preset", "rank", "draws", "layers", "text_field")
 _LOADING = ("tokenizer", "random_init", "device", "dtype", "seed", "trust_remote_code")

@@ -1,0 +1,114 @@
+"""Checkpoints in the order of training: everything that decides the numbers of a sweep, checked before it begins.
+
+`discovery` finds the checkpoints, `sweep` runs over them, `measurer` measures each, `integrity` tells what is wrong
+with some of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from anisoscope import option
+from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.measurement.config import check_options, check_seconds
+from anisoscope.option import Option, distinct
+
+_LEAST = {"tokens": 64, "batch_size": 1, "draws": 19, "seed": 0}
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """What to look at, and with what; a tangent study of one model is a sweep of one.
+
+    `metrics` are exactly what is measured, without gradients unless `tangent` is among them; left out, the preset
+    decides: light, standard and full take gradients, shape and attention do not.
+    """
+
+    model: Annotated[str, Option("A folder, a hub id (org/name@revision) or a .gguf file.", argument=True)]
+    revisions: Annotated[
+        tuple[str, ...],
+        Option("Hub revisions: step0,step1000,…; all that name a step; log: about 16 log-spaced ones.", parse=distinct),
+    ] = ()
+    series: bool = True
+    others: tuple[str, ...] = ()  # further models, in the order of training
+    architecture: Annotated[
+        str | None,
+        Option("Of .ckpt, .pt and other weight files: a folder with config.json, or bert:hidden_size=64."),
+    ] = None
+    data: Annotated[
+        str, Option("Text, audio or images as in `anisoscope profile`, a datasets name, or 'embedded'.")
+    ] = "embedded"
+    tokens: Annotated[int, Option("Rows to look at: tokens, frames, patches or positions.")] = 32_768
+    context: Annotated[int | None, Option("Tokens of a context of text; default: 512 or less.")] = None
+    seconds: Annotated[float | None, Option("Seconds of a context of speech; default: 10 or less.")] = None
+    batch_size: option.BatchSize = 8
+    preset: Annotated[str, Option("light, standard or full (with gradients); shape or attention (geometry alone).")] = (
+        "standard"
+    )
+    metrics: Annotated[
+        tuple[str, ...],
+        Option("Exactly these metrics instead, without gradients; 'tangent' adds the tangent study.", parse=distinct),
+    ] = ()
+    sites: option.Sites = ()
+    layers: option.Layers = ()
+    halves: Annotated[bool, Option("Intrinsic dimensions also on two halves of the contexts.")] = False
+    rank: option.Rank = None
+    draws: Annotated[int, Option("Control subspaces.")] = 999
+    text_field: Annotated[str, Option("Field or column that holds text, audio or images.")] = "text"
+    tokenizer: option.Tokenizer = None
+    name: Annotated[str | None, Option("What the series is called in the table.")] = None
+    remove_downloads: Annotated[bool, Option("Delete what this run downloaded once it is measured.")] = False
+    random_init: option.RandomInit = False
+    device: option.Device = "auto"
+    device_map: option.DeviceMap = None
+    dtype: Annotated[str, Option("auto, float32, float64, bfloat16, float16.")] = "auto"
+    seed: option.Seed = 0
+    trust_remote_code: option.TrustRemoteCode = False
+
+    def __post_init__(self) -> None:
+        from anisoscope.capture.sites.site import EVERY, check_kinds
+        from anisoscope.models.load import check_architecture
+        from anisoscope.models.placement import choose_device, choose_dtype
+        from anisoscope.series.discovery import refuse_training_run
+        from anisoscope.tangent.plan import GEOMETRY
+
+        if self.preset not in GEOMETRY:
+            raise unknown_name("preset", self.preset, GEOMETRY)
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected at least {least}.")
+        check_seconds(self.seconds)
+        choose_dtype(self.dtype, choose_device(self.device))
+        check_kinds([kind for kind in self.sites if kind != EVERY])
+        plan, requests = self.measured
+        check_options(requests)
+        if plan is None and not requests:
+            raise AnisoscopeError("there is nothing to measure; name metrics, or a preset.")
+        if self.sites and not requests:
+            raise AnisoscopeError("--sites are those of the metrics; name some with --metrics.")
+        if self.architecture is not None:
+            check_architecture(self.architecture, trust_remote_code=self.trust_remote_code)
+        if self.remove_downloads and not self.revisions:
+            raise AnisoscopeError("--remove-downloads is for the --revisions of a hub model; leave it out.")
+        if not self.series:
+            refuse_training_run(self.model)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (self.model, *self.others)
+
+    @property
+    def measured(self) -> tuple[Any, list[Any]]:
+        """The plan of the tangent study, where there is one, and the requests for metrics of geometry."""
+        from anisoscope.tangent.plan import choose_plan
+
+        plan, requests = choose_plan(self.metrics or self.preset, None, rank=self.rank, seed=self.seed)
+        return (None if plan is None else replace(plan, draws=self.draws)), list(requests)
+
+    @property
+    def at_stream(self) -> bool:
+        """Whether geometry is measured in the residual stream alone, as presets with gradients do."""
+        from anisoscope.tangent.plan import PLANS
+
+        return not self.metrics and self.preset in PLANS

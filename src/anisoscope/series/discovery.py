@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,6 @@ class CheckpointSeries:
     notes: list[str] = field(default_factory=list)
     timed: bool = True
 
-    def __len__(self) -> int:
-        return len(self.checkpoints)
-
     @property
     def last(self) -> int | None:
         return max((c.step for c in self.checkpoints if c.step is not None), default=None)
@@ -92,18 +89,13 @@ def find_series(
 
     `known` are the revisions that `all` or `log` meant when the sweep began.
     """
+    if len(models) > 1 and revisions:
+        raise AnisoscopeError("--revisions are those of one hub model; name several models without it.")
     if len(models) > 1:
-        if revisions:
-            raise AnisoscopeError("--revisions are those of one hub model; name several models without it.")
         found = _several(models, architecture)
-    elif revisions:
-        found = _revisions(models[0], revisions, known)
     else:
-        found = _folder(models[0], architecture)
-    return found if name is None else CheckpointSeries(name, found.checkpoints, found.notes, found.timed)
-
-
-# hub
+        found = _revisions(models[0], revisions, known) if revisions else _folder(models[0], architecture)
+    return found if name is None else replace(found, name=name)
 
 
 def _revisions(model: str, wanted: Sequence[str], known: Sequence[str]) -> CheckpointSeries:
@@ -113,12 +105,16 @@ def _revisions(model: str, wanted: Sequence[str], known: Sequence[str]) -> Check
     word = wanted[0] if len(wanted) == 1 and wanted[0] in _WORDS else None
     names = list(known or (_listed(model, word, notes) if word is not None else wanted))
     steps = [step_of(each) for each in names]
-    late = [any(s is not None and step is not None and s > step for s in steps[:k]) for k, step in enumerate(steps)]
     found = [
-        Checkpoint(f"{model}@{each}", step, each, revision=each, late=after)
-        for each, step, after in zip(names, steps, late, strict=True)
+        Checkpoint(f"{model}@{each}", step, each, revision=each, late=_is_late(step, steps[:k]))
+        for k, (each, step) in enumerate(zip(names, steps, strict=True))
     ]
     return CheckpointSeries(model.split("/")[-1], _ordered(found, model), notes)
+
+
+def _is_late(step: int | None, before: Sequence[int | None]) -> bool:
+    """Whether a later step was named before this one."""
+    return step is not None and any(other is not None and other > step for other in before)
 
 
 def _listed(model: str, word: str, notes: list[str]) -> list[str]:
@@ -126,21 +122,18 @@ def _listed(model: str, word: str, notes: list[str]) -> list[str]:
     online = sources.hub_reachable()
     there = revisions_of(model, online=online)
     by_step = {step: each for each in sorted(there, reverse=True) if (step := named_step(each)) is not None}
+    found = f"(found: {', '.join(there[:4]) or 'none'})"
+    if not by_step and not online:
+        raise AnisoscopeError(
+            f"the hub cannot be reached, and no revision of {model!r} in the local cache names a step {found}; go "
+            "online, or name cached ones with --revisions."
+        )
     if not by_step:
-        found = f"(found: {', '.join(there[:4]) or 'none'})"
-        if not online:
-            raise AnisoscopeError(
-                f"the hub cannot be reached, and no revision of {model!r} in the local cache names a step {found}; go "
-                "online, or name cached ones with --revisions."
-            )
         raise AnisoscopeError(f"no revision of {model!r} names a step {found}; name them with --revisions.")
     if not online:
         notes.append(f"the hub cannot be reached: --revisions {word} are those of the local cache")
     chosen = sorted(by_step) if word == "all" else log_spaced_steps(list(by_step))
     return [by_step[step] for step in chosen]
-
-
-# folders and files
 
 
 def _folder(model: str, architecture: str | None) -> CheckpointSeries:
@@ -256,9 +249,6 @@ def stamp(spec: str) -> str:
     return ", ".join(f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files)
 
 
-# several
-
-
 def _several(models: Sequence[str], architecture: str | None) -> CheckpointSeries:
     names = [parse_model(model, state=architecture is not None).name for model in models]
     labels = names if len(set(names)) == len(names) else list(models)
@@ -269,7 +259,7 @@ def _several(models: Sequence[str], architecture: str | None) -> CheckpointSerie
     notes = [] if timed else ["the models do not all name a step of their own: 0, 1, 2, … is the order they were given"]
     places: list[int | None] = steps if timed else list(range(len(models)))
     found = [
-        Checkpoint(model, step, label, late=any((s or 0) > (step or 0) for s in places[:k]))
+        Checkpoint(model, step, label, late=_is_late(step, places[:k]))
         for k, (model, step, label) in enumerate(zip(models, places, labels, strict=True))
     ]
     return CheckpointSeries(_common(labels), _ordered(found, ", ".join(models)), notes, timed)
@@ -287,19 +277,14 @@ def _common(labels: Sequence[str]) -> str:
 
 
 def _ordered(found: list[Checkpoint], model: str) -> list[Checkpoint]:
-    nameless = [c.label for c in found if c.step is None]
-    if nameless:
+    if nameless := [c.label for c in found if c.step is None]:
         raise AnisoscopeError(
             f"{nameless[0]!r} of {model!r} names no training step; expected names such as step1000 or checkpoint-1000."
         )
     steps = [c.step for c in found]
-    if len(set(steps)) < len(steps):
-        twice = next(s for s in steps if steps.count(s) > 1)
-        raise AnisoscopeError(f"step {twice} is named twice in the series of {model!r}; name each checkpoint once.")
+    if twice := [step for step in steps if steps.count(step) > 1]:
+        raise AnisoscopeError(f"step {twice[0]} is named twice in the series of {model!r}; name each checkpoint once.")
     return sorted(found, key=lambda c: c.key)
-
-
-# refusals
 
 
 def refuse_training_run(model: str) -> None:
@@ -312,15 +297,6 @@ def refuse_training_run(model: str) -> None:
         )
 
 
-def refuse_textless(loaded: Any, spec: str) -> None:
-    """A model that reads no text."""
-    if loaded.main_input != "input_ids":
-        raise AnisoscopeError(
-            f"{spec!r} reads {loaded.main_input}, not token ids; `tangent` takes text models (`profile`, `sweep` and a "
-            "Monitor in your own loop take any model)."
-        )
-
-
 def has_loss(model: Any) -> bool:
     """Whether a model has a language-model head, and so a loss to take gradients of."""
     head = None
@@ -329,9 +305,10 @@ def has_loss(model: Any) -> bool:
     return "labels" in inspect.signature(model.forward).parameters or head is not None
 
 
-def lossless(loaded: Any, spec: str) -> AnisoscopeError:
-    """The sentence for a model without a head."""
-    return AnisoscopeError(
-        f"{spec!r} was loaded as {type(loaded.model).__name__}, without a language-model head, so it has no loss and "
-        "no gradients; give a checkpoint that holds its head (…ForCausalLM or …ForMaskedLM)."
-    )
+def refuse_lossless(loaded: Any, spec: str) -> None:
+    """A model without a language-model head."""
+    if not has_loss(loaded.model):
+        raise AnisoscopeError(
+            f"{spec!r} was loaded as {type(loaded.model).__name__}, without a language-model head, so it has no loss "
+            "and no gradients; give a checkpoint that holds its head (…ForCausalLM or …ForMaskedLM)."
+        )

@@ -43,18 +43,14 @@ def sketch(model: nn.Module, size: int = SKETCH) -> dict[str, Tensor]:
     share = min(1.0, size / total) if total else 0.0
     out: dict[str, Tensor] = {}
     for name, p in sorted(named.items()):
-        few = p.numel() if share == 1.0 else int(p.numel() * share)
+        flat = p.detach().reshape(-1)
+        few = len(flat) if share == 1.0 else int(len(flat) * share)
+        if few < len(flat):
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{name}|{len(flat)}".encode()))
+            flat = flat[torch.randint(len(flat), (few,), generator=generator).to(flat.device)]
         if few:
-            out[name] = _some(p.detach().reshape(-1), few, name)
+            out[name] = flat.float().cpu()
     return out
-
-
-def _some(flat: Tensor, few: int, name: str) -> Tensor:
-    if few == flat.numel():
-        return flat.float().cpu()
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{name}|{flat.numel()}".encode()))
-    chosen = torch.randint(flat.numel(), (few,), generator=generator)
-    return flat[chosen.to(flat.device)].float().cpu()
 
 
 def is_finite(model: nn.Module) -> bool:
@@ -150,14 +146,6 @@ def _gain(d: Tensor, order: Sequence[int], i: int, j: int) -> float:
     return saving(d, order, i, j) * number * float(d[order[i], order[j]])
 
 
-# what is known of each checkpoint
-
-
-def place_of(entry: Entry) -> int:
-    """Where a checkpoint belongs by its own record, or by its name."""
-    return int(entry["recorded"] if "recorded" in entry else entry["key"])
-
-
 def is_lost(flag: str) -> bool:
     """Whether a flag says that the checkpoint could not be loaded: it is tried again when the sweep goes on."""
     return flag.startswith((MISSING, UNREADABLE))
@@ -178,18 +166,6 @@ def resumable(error: Exception) -> str:
     return f"{text}{RESUME}." if text.endswith(AGAIN) else str(error)
 
 
-def loaded_ones(entries: Mapping[int, Entry]) -> dict[int, Entry]:
-    """The checkpoints that could be loaded."""
-    return {key: entry for key, entry in entries.items() if not any(map(is_lost, entry["flags"]))}
-
-
-def noted(entries: Sequence[Entry], note: str) -> list[str]:
-    """A note that some of the checkpoints have, with their names unless all of those that were loaded have it."""
-    loaded = [entry for entry in entries if "notes" in entry]
-    mine = [entry["label"] for entry in loaded if note in entry["notes"]]
-    return [note if len(mine) == len(loaded) else f"{', '.join(mine)}: {note}"] if mine else []
-
-
 def warnings_of(entries: Sequence[Entry], late: Mapping[int, Sequence[str]]) -> list[str]:
     """What the end of the command says of the checkpoints: their flags, then what was noticed on the way."""
     out: list[str] = []
@@ -197,7 +173,8 @@ def warnings_of(entries: Sequence[Entry], late: Mapping[int, Sequence[str]]) -> 
         flags = [*entry["flags"], *late.get(entry["key"], ())]
         lost = [f"{entry['label']}{LEFT_OUT}{reason(flag)}" for flag in flags if is_lost(flag)]
         out += lost or [f"{entry['label']}: {flag}" for flag in flags]
-    for entry in entries:
-        for note in entry.get("notes", []):
-            out += [words for words in (noted(entries, note) if note == HEADLESS else [note]) if words not in out]
-    return out
+    loaded = [entry for entry in entries if "notes" in entry]
+    headless = [entry["label"] for entry in loaded if HEADLESS in entry["notes"]]  # they are named unless all are
+    named = HEADLESS if len(headless) == len(loaded) else f"{', '.join(headless)}: {HEADLESS}"
+    notes = [named if note == HEADLESS else note for entry in loaded for note in entry["notes"]]
+    return [*out, *(note for note in dict.fromkeys(notes) if note not in out)]

@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,11 +29,11 @@ from anisoscope.metrics.training import probe_loss
 from anisoscope.monitor.instruments import Instruments, make_probe
 from anisoscope.monitor.monitor import stream_kinds
 from anisoscope.monitor.probe import Probe
-from anisoscope.series.config import SweepConfig
+from anisoscope.series import SweepConfig
 from anisoscope.series.discovery import has_loss
 from anisoscope.tangent.parameters import EmbeddingWatch
 from anisoscope.tangent.plan import TangentPlan, more_sites
-from anisoscope.tangent.row_map import RowMap, write_map
+from anisoscope.tangent.row_map import RowMap
 from anisoscope.tangent.study import TangentStudy
 
 HEADLESS = "it has no language-model head, so no loss: its gradients were left out"
@@ -107,8 +106,7 @@ class CheckpointMeasurer:
         study = self.tangent(plan)
         layout = find_layout(model)
         sites = layout.sites(stream_kinds(layout), c.layers or None)
-        watch = EmbeddingWatch(model)
-        self._attach_before(watch)
+        watch = self._watch(model)
         setup = self._setup(loaded, layout, requests)
         instruments = Instruments(model, layout, sites, setup, requests, study, watch, c.seed, halves=c.halves)
         if c.rank is not None:
@@ -139,38 +137,35 @@ class CheckpointMeasurer:
             self.study = TangentStudy(plan, self.counts, last, single=not self.config.series)
         return self.study
 
-    def _apart(self, loaded: Any, *, late: bool) -> Any:
+    @contextlib.contextmanager
+    def _apart(self, loaded: Any, *, late: bool) -> Iterator[None]:
         """Nothing of the checkpoints before enters one that came late, or one of another size."""
         sizes = [int(getattr(loaded.model.config, name, 0) or 0) for name in ("hidden_size", "num_hidden_layers")]
         self.sizes = self.sizes or sizes
-        other = sizes != self.sizes
-
-        @contextlib.contextmanager
-        def without() -> Iterator[None]:
-            study, before = self.study, self.table_before
-            kept = (study.previous, study.frozen) if study is not None else None
-            self.table_before = None
-            if study is not None:
-                study.previous = {}
-                study.frozen = None if other else study.frozen
+        other, study, before = sizes != self.sizes, self.study, self.table_before
+        if not (late or other):
             yield
-            self.table_before = before
-            if study is not None and kept is not None:
-                study.previous = kept[0]
-                study.frozen = kept[1] if other else study.frozen
-
-        return without() if late or other else contextlib.nullcontext()
-
-    def _attach_before(self, watch: EmbeddingWatch) -> None:
-        """The table of the checkpoint before, so that its change can be tested; every type of the data was seen."""
-        table = watch.table
-        if self.table_before is None or table is None or self.counts is None:
             return
-        watch.step, before = self.table_before
-        if before.shape == table.shape:
-            watch.before = before.to(table.device)
-            watch.closed = torch.zeros(len(table), dtype=torch.bool, device=table.device)
-            watch.closed[: len(self.counts)] = (self.counts[: len(table)] > 0).to(table.device)
+        self.table_before = None
+        if study is None:
+            yield
+        else:
+            previous, frozen = study.previous, study.frozen
+            study.previous, study.frozen = {}, None if other else frozen
+            yield
+            study.previous, study.frozen = previous, frozen if other else study.frozen
+        self.table_before = before
+
+    def _watch(self, model: Any) -> EmbeddingWatch:
+        """With the table of the checkpoint before, to test its change; every type of the data was seen."""
+        watch = EmbeddingWatch(model)
+        if (table := watch.table) is not None and self.table_before is not None and self.counts is not None:
+            watch.step, before = self.table_before
+            if before.shape == table.shape:
+                watch.before = before.to(table.device)
+                watch.closed = torch.zeros(len(table), dtype=torch.bool, device=table.device)
+                watch.closed[: len(self.counts)] = (self.counts[: len(table)] > 0).to(table.device)
+        return watch
 
     def _count(self, loaded: Any, feed: Feed, found: CheckpointResult) -> None:
         """Token frequencies on the data, once for the whole series."""
@@ -280,25 +275,6 @@ class CheckpointMeasurer:
         study.load(state["study"], {step: part["study"] for step, part in kept.items()})
         if frozen is None:  # it had been given up
             study.frozen = None
-
-    @property
-    def still_open(self) -> bool:
-        """Whether the frozen proxy has yet to be fitted on what its window holds."""
-        return self.study is not None and self.study.frozen is not None and bool(self.study.frozen.window)
-
-    def write_map(self, folder: Path, *, model: str) -> dict[str, Any]:
-        """Write map.parquet of a finished series; what run.json says of it under `map`."""
-        if self.row_map is None:
-            return {}
-        return write_map(folder, self.row_map, model=model, seed=self.config.seed, counts=self.counts)
-
-    def finish(self) -> Records:
-        """What only the end of the series gives: the frozen proxy of one that ended inside its window."""
-        return self.study.finish() if self.study is not None else []
-
-
-def _stream(layout: Layout) -> list[str]:
-    return stream_kinds(layout)
 
 
 def labelled_batch(loaded: Any, batch: Batch, *, seed: int) -> dict[str, Tensor]:

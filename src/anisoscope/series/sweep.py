@@ -27,38 +27,12 @@ from anisoscope.monitor.store import MonitorStore, in_order
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
-from anisoscope.series.config import SweepConfig as SweepConfig
-from anisoscope.series.discovery import (
-    Checkpoint,
-    CheckpointSeries,
-    find_series,
-    has_loss,
-    is_there,
-    lossless,
-    named_step,
-    recorded_step,
-    refuse_textless,
-    stamp,
-)
-from anisoscope.series.integrity import (
-    MISSING,
-    NON_FINITE,
-    REPEATED,
-    RESUME,
-    UNREADABLE,
-    Entry,
-    distances,
-    exchanges,
-    is_finite,
-    loaded_ones,
-    place_of,
-    reason,
-    resumable,
-    sketch,
-    warnings_of,
-)
+from anisoscope.series import SweepConfig as SweepConfig
+from anisoscope.series import discovery, integrity
+from anisoscope.series.discovery import Checkpoint, CheckpointSeries
+from anisoscope.series.integrity import NON_FINITE, REPEATED, Entry
 from anisoscope.series.measurer import CheckpointMeasurer, CheckpointResult
-from anisoscope.tangent.row_map import RowMap
+from anisoscope.tangent.row_map import RowMap, write_map
 
 Progress = Callable[[str, int, int], None]
 LOADING = ("random_init", "device", "device_map", "dtype", "seed", "trust_remote_code", "tokenizer", "architecture")
@@ -98,12 +72,17 @@ class Sweeper:
             return self.folder.table()
         if state is not None:
             self.measurer.load(state["examiner"], self.store.window)
-        self._begin(old)
+        words: dict[str, Any] = {"command": self.command, "seed": self.config.seed, "old": old}
+        self.about = new_manifest(asdict(self.config), kind="sweep" if self.config.series else "tangent", **words)
+        if self.config.revisions:
+            self.about["revisions"] = [c.revision for c in self.series.checkpoints]
+        self._write_about()
         started = time.monotonic()
         try:
             self._all()
-            still_open = self.measurer.still_open
-            last = self.measurer.finish()
+            study = self.measurer.study
+            still_open = study is not None and study.frozen is not None and bool(study.frozen.window)
+            last = [] if study is None else study.finish()  # the frozen proxy of a series that ended in its window
         except BaseException as error:
             self._finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", started, error)
             raise
@@ -113,8 +92,10 @@ class Sweeper:
         return table
 
     def _all(self) -> None:
-        series = self.series.checkpoints
-        downloads = self._downloads()
+        c, series = self.config, self.series.checkpoints
+        wanted = [checkpoint.revision for checkpoint in self._to_do() if checkpoint.revision]
+        journal = self.folder.path / "state" / "downloads.json"
+        downloads = Downloads(c.model, wanted, journal, c.remove_downloads, c.trust_remote_code) if wanted else None
         for number, checkpoint in enumerate(series):
             self._tell("checkpoints", number, len(series))
             if checkpoint.key not in self.tables:
@@ -125,7 +106,7 @@ class Sweeper:
         self._tell("checkpoints", len(series), len(series))
         if not self.tables:
             reasons = [flag for entry in self.entries.values() for flag in entry["flags"]]
-            first = reason(reasons[0]).rstrip(".").removesuffix(RESUME)
+            first = integrity.reason(reasons[0]).rstrip(".").removesuffix(integrity.RESUME)
             raise AnisoscopeError(
                 f"none of the {len(series)} checkpoints of {self.config.model!r} could be loaded (the first: {first}); "
                 "mend that, and the same command with --resume goes on."
@@ -134,20 +115,7 @@ class Sweeper:
     def _to_do(self) -> list[Checkpoint]:
         return [c for c in self.series.checkpoints if c.key not in self.tables]
 
-    def _downloads(self) -> Downloads | None:
-        wanted = [c.revision for c in self._to_do() if c.revision]
-        journal = self.folder.path / "state" / "downloads.json"
-        c = self.config
-        return Downloads(c.model, wanted, journal, c.remove_downloads, c.trust_remote_code) if wanted else None
-
     # the record of the run
-
-    def _begin(self, old: dict[str, Any]) -> None:
-        words: dict[str, Any] = {"command": self.command, "seed": self.config.seed, "old": old}
-        self.about = new_manifest(asdict(self.config), kind="sweep" if self.config.series else "tangent", **words)
-        if self.config.revisions:
-            self.about["revisions"] = [c.revision for c in self.series.checkpoints]
-        self._write_about()
 
     def _write_about(self, late: dict[int, list[str]] | None = None) -> None:
         """run.json, made from what is known of each checkpoint, whenever that was."""
@@ -159,7 +127,8 @@ class Sweeper:
             | {"flags": [*entry["flags"], *(late or {}).get(entry["key"], [])]}
             for entry in entries
         ]
-        self.about["warnings"] = list(dict.fromkeys([*self.series.notes, *warnings_of(entries, late or {})]))
+        warnings = integrity.warnings_of(entries, late or {})
+        self.about["warnings"] = list(dict.fromkeys([*self.series.notes, *warnings]))
         if done:
             self.about |= {"models": [done[0]["described"]], "device": done[-1]["device"]}
             self.about |= next(({"data": entry["data"]} for entry in reversed(done) if entry["data"]), {})
@@ -175,7 +144,7 @@ class Sweeper:
             self.kept = state.get("kept", len(done))
             for checkpoint in self.series.checkpoints:  # one that could not be measured has other files now
                 before = self.entries.get(checkpoint.key, {}).get("unmeasured")
-                if checkpoint.key in self.tables and before is not None and before != stamp(checkpoint.spec):
+                if checkpoint.key in self.tables and before is not None and before != discovery.stamp(checkpoint.spec):
                     del self.tables[checkpoint.key]
         return state
 
@@ -188,12 +157,12 @@ class Sweeper:
         self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 2)
         late = self._out_of_order() if status == "complete" else {}
         columns = {"model": self._name(), "revision": ""}
-        parts = [*self.tables.values(), self._table(last, columns), self._flag_rows(late)]
-        table = in_order(Table.concat(parts))
+        table = in_order(Table.concat([*self.tables.values(), self._table(last, columns), self._flag_rows(late)]))
         if self.tables:
             self.store.write_table(table, done=set(self.tables))
         if status == "complete" and self.config.series:
-            self.about["map"] = self.measurer.write_map(self.folder.path, model=self._name())
+            words: dict[str, Any] = {"seed": self.config.seed, "counts": self.measurer.counts}
+            self.about["map"] = write_map(self.folder.path, self.measurer.row_map, model=self._name(), **words)
         self._write_about(late)
         return Table(table.arrow, self.about)
 
@@ -229,18 +198,24 @@ class Sweeper:
         if loaded is None:
             return
         if not self.config.series:
-            refuse_textless(loaded, checkpoint.spec)
-            if not has_loss(loaded.model):
-                raise lossless(loaded, checkpoint.spec)
-        finite = is_finite(loaded.model)
+            if loaded.main_input != "input_ids":
+                raise AnisoscopeError(
+                    f"{checkpoint.spec!r} reads {loaded.main_input}, not token ids; `tangent` takes text models "
+                    "(`profile`, `sweep` and a Monitor in your own loop take any model)."
+                )
+            discovery.refuse_lossless(loaded, checkpoint.spec)
+        finite = integrity.is_finite(loaded.model)
         entry["flags"] = self._wrong(checkpoint, loaded.fingerprint, entry, finite=finite)
-        readable = self._same_reading(loaded, checkpoint, entry)
+        reading = reading_fingerprint(loaded)
+        self.words = self.words or (reading, checkpoint.label)
+        if reading != self.words[0]:
+            entry["flags"].append(other_reading(loaded, self.words[1]))
         found = CheckpointResult()  # of one that is not measured
-        if finite and readable:
+        if finite and reading == self.words[0]:
             late = checkpoint.step is not None and any(key > checkpoint.step for key in self.tables)
             found = self.measurer.measure(loaded, checkpoint.step, late=late, tell=self._tell)
         else:
-            entry["unmeasured"] = stamp(checkpoint.spec)
+            entry["unmeasured"] = discovery.stamp(checkpoint.spec)
         self._keep(checkpoint, loaded, entry, found, sketched=finite)
         if downloads is not None:
             downloads.finished(checkpoint.revision)
@@ -257,9 +232,11 @@ class Sweeper:
                 self._tell(f"download {checkpoint.label}", 1, 1)
             return load.load_model(spec, **{name: getattr(self.config, name) for name in LOADING})
         except AnisoscopeError as error:
-            if len(self.series) == 1:
-                raise AnisoscopeError(resumable(error) if self.config.series else str(error)) from error
-            entry["flags"] = [f"{UNREADABLE if is_there(spec) else MISSING}{resumable(error)}"]
+            words = integrity.resumable(error)
+            if len(self.series.checkpoints) == 1:
+                raise AnisoscopeError(words if self.config.series else str(error)) from error
+            lost = integrity.UNREADABLE if discovery.is_there(spec) else integrity.MISSING
+            entry["flags"] = [f"{lost}{words}"]
             return None
 
     def _wrong(self, checkpoint: Checkpoint, fingerprint: str, entry: Entry, *, finite: bool) -> list[str]:
@@ -273,19 +250,11 @@ class Sweeper:
             out.append(NON_FINITE)
         if checkpoint.late:
             out.append("out of order: it was named after a later one")
-        recorded = recorded_step(checkpoint.spec) if self.series.timed and not out else None
-        if recorded is not None and named_step(checkpoint.label) == checkpoint.step != recorded:
+        recorded = discovery.recorded_step(checkpoint.spec) if self.series.timed and not out else None
+        if recorded is not None and discovery.named_step(checkpoint.label) == checkpoint.step != recorded:
             out.append(f"out of order: it says inside that it is of step {recorded}")
             entry["recorded"] = recorded
         return out
-
-    def _same_reading(self, loaded: Any, checkpoint: Checkpoint, entry: Entry) -> bool:
-        """Whether a checkpoint has the tokenizer or processor of the first one; else a flag says so."""
-        mine = reading_fingerprint(loaded)
-        self.words = self.words or (mine, checkpoint.label)
-        if mine != self.words[0]:
-            entry["flags"].append(other_reading(loaded, self.words[1]))
-        return mine == self.words[0]
 
     def _keep(
         self, checkpoint: Checkpoint, loaded: Any, entry: Entry, found: CheckpointResult, *, sketched: bool
@@ -303,9 +272,10 @@ class Sweeper:
         entry["notes"] = list(dict.fromkeys([*loaded.notes, *found.notes]))
         self.tables[key] = self._table(found.records, {"model": name, "revision": checkpoint.label})
         if sketched and self.series.timed:
-            replace_file(self._sketch(key), lambda path: torch.save(sketch(loaded.model), path))
+            replace_file(self._sketch(key), lambda path: torch.save(integrity.sketch(loaded.model), path))
         self.kept += 1
-        state = {"step": key, "done": sorted(self.tables), "entries": loaded_ones(self.entries), "words": self.words}
+        done = {k: e for k, e in self.entries.items() if not any(map(integrity.is_lost, e["flags"]))}
+        state = {"step": key, "done": sorted(self.tables), "entries": done, "words": self.words}
         state |= {"kept": self.kept, "examiner": self.measurer.state()}
         self.store.write_concepts(key, [{"model": name, **card} for card in found.cards])
         self.store.write_step(key, self.tables[key], state, self.measurer.window(key), number=self.kept)
@@ -318,24 +288,26 @@ class Sweeper:
 
     def _out_of_order(self) -> dict[int, list[str]]:
         """Flags of checkpoints whose weights lie where another's should, by key."""
-        entries = sorted((self.entries[key] for key in self.tables), key=place_of)
+        entries = [self.entries[key] for key in self.tables]
+        entries.sort(key=lambda entry: entry.get("recorded", entry["key"]))  # its own record goes before its name
         usable = [e for e in entries if not any(f.startswith((REPEATED, NON_FINITE)) for f in e["flags"])]
         usable = [e for e in usable if self._sketch(e["key"]).is_file()]
-        path = distances([torch.load(self._sketch(e["key"]), weights_only=True) for e in usable])
+        path = integrity.distances([torch.load(self._sketch(e["key"]), weights_only=True) for e in usable])
         late: dict[int, list[str]] = {}
-        for pair in exchanges(path.d, path.margin) if path is not None else ():
+        for pair in integrity.exchanges(path.d, path.margin) if path is not None else ():
             first, second = usable[pair.first], usable[pair.second]
             for mine, other in ((first, second), (second, first)):
-                words = f"looks out of order: by its weights it is in the place of {other['label']} (exchanging the "
                 if not any(flag.startswith("out of order") for flag in mine["flags"]):
-                    words += f"two saves {pair.saved:.0%} of the detour that they could make)"
-                    late.setdefault(mine["key"], []).append(words)
+                    late.setdefault(mine["key"], []).append(
+                        f"looks out of order: by its weights it is in the place of {other['label']} (exchanging the "
+                        f"two saves {pair.saved:.0%} of the detour that they could make)"
+                    )
         return late
 
 
 def _series_of(config: SweepConfig, known: Sequence[str] = ()) -> CheckpointSeries:
     c = config
     if c.series:
-        return find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
+        return discovery.find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
     parse_model(c.model, random_init=c.random_init, state=c.architecture is not None)  # or refused
     return CheckpointSeries(c.name or "", [Checkpoint(c.model, None, c.model)], timed=False)

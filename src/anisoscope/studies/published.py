@@ -16,7 +16,7 @@ from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.models.downloads import Downloads
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Medium
-from anisoscope.series.config import SweepConfig
+from anisoscope.series import SweepConfig
 from anisoscope.series.sweep import Sweeper
 from anisoscope.studies.study import ArmsStudy
 
