@@ -160,7 +160,7 @@ class Sweeper:
         table = in_order(Table.concat([*self.tables.values(), self._table(last, columns), self._flag_rows(late)]))
         if self.tables:
             self.store.write_table(table, done=set(self.tables))
-        if status == "complete" and self.config.series:
+        if status == "complete" and self.measurer.row_map is not None:
             words: dict[str, Any] = {"seed": self.config.seed, "counts": self.measurer.counts}
             self.about["map"] = write_map(self.folder.path, self.measurer.row_map, model=self._name(), **words)
         self._write_about(late)
@@ -289,7 +289,7 @@ class Sweeper:
     def _out_of_order(self) -> dict[int, list[str]]:
         """Flags of checkpoints whose weights lie where another's should, by key."""
         entries = [self.entries[key] for key in self.tables]
-        entries.sort(key=lambda entry: entry.get("recorded", entry["key"]))  # its own record goes before its name
+        entries.sort(key=lambda entry: int(entry.get("recorded", entry["key"])))  # its own record goes before its name
         usable = [e for e in entries if not any(f.startswith((REPEATED, NON_FINITE)) for f in e["flags"])]
         usable = [e for e in usable if self._sketch(e["key"]).is_file()]
         path = integrity.distances([torch.load(self._sketch(e["key"]), weights_only=True) for e in usable])

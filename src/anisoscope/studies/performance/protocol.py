@@ -34,7 +34,7 @@ from anisoscope.numerics.repairs import Repair, fit_repairs
 from anisoscope.results.folder import slug
 from anisoscope.results.schema import variant_name
 from anisoscope.results.table import Table
-from anisoscope.series.discovery import Checkpoint, find_series, has_loss, lossless
+from anisoscope.series.discovery import Checkpoint, find_series, refuse_lossless
 from anisoscope.studies.arms import Progress
 from anisoscope.studies.performance.config import AUTO
 from anisoscope.studies.performance.config import PerformanceConfig as PerformanceConfig
@@ -254,8 +254,7 @@ def _refuse_useless(loaded: Any, spec: str) -> None:
     """Models that read no text or predict no token."""
     if loaded.main_input != "input_ids":
         raise AnisoscopeError(f"{spec!r} reads {loaded.main_input}, not token ids; this study takes language models.")
-    if not has_loss(loaded.model):
-        raise lossless(loaded, spec)
+    refuse_lossless(loaded, spec)
 
 
 def held_out_documents(corpus: Path) -> list[Document]:
