@@ -289,7 +289,7 @@ class Sweeper:
     def _out_of_order(self) -> dict[int, list[str]]:
         """Flags of checkpoints whose weights lie where another's should, by key."""
         entries = [self.entries[key] for key in self.tables]
-        entries.sort(key=lambda e: int(e["recorded"] if "recorded" in e else e["key"]))  # its own record before its name
+        entries.sort(key=lambda e: int(e["recorded"] if "recorded" in e else e["key"]))  # by its own record
         usable = [e for e in entries if not any(f.startswith((REPEATED, NON_FINITE)) for f in e["flags"])]
         usable = [e for e in usable if self._sketch(e["key"]).is_file()]
         path = integrity.distances([torch.load(self._sketch(e["key"]), weights_only=True) for e in usable])
