@@ -2,7 +2,7 @@
 
     python benchmarks/calibrate_dimension.py --cache cells.json    # an hour on one core; goes on where it stopped
 
-Writes src/anisoscope/metrics/engine/calibration.json, from which two_nn is calibrated and its errors are stated.
+Writes src/anisoscope/metrics/calibration.json, from which two_nn is calibrated and its errors are stated.
 Notation: d the true dimension, n the rows of the cloud, q ≤ n of its rows (queries) whose neighbours are looked at.
 """
 
@@ -16,15 +16,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from anisoscope.metrics.dimension import gride, levina_bickel, two_nn
-from anisoscope.metrics.engine.calibration import DIMENSIONS, ESTIMATORS, SIZES
-from anisoscope.metrics.engine.neighbourhoods import Neighbours
+from anisoscope.metrics.dimension import DIMENSIONS, ESTIMATORS, SIZES, gride, levina_bickel, two_nn
+from anisoscope.metrics.engine.folds import Neighbours
 
 NEIGHBOURS = 20
 MOST_QUERIES = 8192
 ROWS = {256: 160_000, 1024: 160_000, 4096: 160_000, 16_384: 98_304, 65_536: 49_152}  # queries of a cell, all clouds
 _SMALL = 8  # dimensions up to which a tree is quicker than products, and its distances need no repair
-TABLE = Path(__file__).parents[1] / "src/anisoscope/metrics/engine/calibration.json"
+TABLE = Path(__file__).parents[1] / "src/anisoscope/metrics/calibration.json"
 
 
 def distances(cloud: Tensor, queries: int) -> Tensor:

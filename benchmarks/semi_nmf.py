@@ -86,7 +86,7 @@ def trained_on(x: Tensor) -> Tensor:
 
 def multiplicative(x: Tensor, rank: int, *, updates: int) -> tuple[float, float]:
     """The relative error after so many updates, and their time in seconds."""
-    from anisoscope.numerics.factorisation.k_means import k_means
+    from anisoscope.numerics.factorisation.factors import k_means
 
     start = time.perf_counter()
     z = k_means(x, rank, seed=0, max_iter=20).assigned.float() + 0.2

@@ -21,7 +21,7 @@ _METRICS = {
     "similarity": "self_similarity context_similarity max_explainable_variance linear_cka",
 }
 _PUBLIC = {
-    "Estimate": "metrics.engine.estimate",
+    "Estimate": "metrics.engine.estimation",
     "AnisoscopeError": "errors",
     "Site": "capture.sites.site",
     "Capture": "capture.capture",
@@ -64,5 +64,5 @@ if TYPE_CHECKING:
     from anisoscope.errors import AnisoscopeError as AnisoscopeError
     from anisoscope.measurement.measure import measure as measure
     from anisoscope.metrics.catalogue import measure_rows as measure_rows
-    from anisoscope.metrics.engine.estimate import Estimate as Estimate
+    from anisoscope.metrics.engine.estimation import Estimate as Estimate
     from anisoscope.results.table import Table as Table

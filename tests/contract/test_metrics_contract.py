@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
+from anisoscope.metrics.attention import row_sharpness
 from anisoscope.metrics.catalogue import parse_requests, registry
-from anisoscope.metrics.engine.estimation import ON_SAMPLE, View, evaluate
+from anisoscope.metrics.engine.estimation import View, evaluate
+from anisoscope.metrics.engine.folds import Neighbours, on_sample, sample_graphs
 from anisoscope.metrics.engine.metric import Metric
-from anisoscope.metrics.engine.neighbourhoods import Neighbours, sample_graphs
-from anisoscope.numerics.attention_rows import row_sharpness
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.stats.directions import Directions, Keys
 from anisoscope.stats.means import Attention, Coherence
@@ -149,7 +149,7 @@ def _stats_in_batches(metric: Metric, x: np.ndarray, cuts: list[int]) -> View:
     sample = Sample(len(x))
     for part in torch.arange(len(x)).tensor_split(cuts):
         for j in range(FOLDS):
-            for need in set(metric.needs) - {Sample, Neighbours, *ON_SAMPLE}:
+            for need in [need for need in metric.needs if not on_sample(need)]:
                 mine = part[fold[part] == j]
                 folds[j][need] = folds[j].get(need, need()).update(rows[mine])
         mine = {"context": known["contexts"][part], "token": known["tokens"][part]}

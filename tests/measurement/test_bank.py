@@ -17,8 +17,8 @@ from anisoscope.capture import Capture, find_layout
 from anisoscope.measurement import bank as banks
 from anisoscope.measurement.bank import Bank
 from anisoscope.measurement.site_plan import make_plan
+from anisoscope.metrics import attention as attention
 from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.numerics import attention_rows as attention
 from anisoscope.stats.moments import Moments
 from support.measured import batches
 from support.tiny_models import tiny

@@ -13,8 +13,8 @@ import anisoscope
 from anisoscope import measure
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.integrations.follower import Follower
+from anisoscope.metrics.anisotropy import Centred
 from anisoscope.metrics.catalogue import parse_requests, registry
-from anisoscope.metrics.engine.centring import Centred
 from anisoscope.monitor.schedule import as_schedule, every
 from anisoscope.stats.sample import Sample
 from support.measured import batches

@@ -16,7 +16,7 @@ from anisoscope.data.text import Document
 from anisoscope.data.tokens import DataFingerprint, contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement import passes
-from anisoscope.metrics.engine.neighbourhoods import Neighbours
+from anisoscope.metrics.engine.folds import Neighbours
 from anisoscope.models.tokenizer import ByteTokenizer
 from anisoscope.results.folder import RunFolder
 from support.tiny_models import tiny

@@ -13,9 +13,7 @@ from torch import Tensor
 
 import anisoscope
 from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics.dimension import gride, levina_bickel, two_nn
-from anisoscope.metrics.engine import estimation as evaluate
-from anisoscope.metrics.engine.calibration import (
+from anisoscope.metrics.dimension import (
     DIMENSIONS,
     ESTIMATORS,
     SHAPE_ERROR,
@@ -23,11 +21,15 @@ from anisoscope.metrics.engine.calibration import (
     calibrated_dimension,
     dimension_spread,
     expected_dimension,
+    gride,
     in_table,
+    levina_bickel,
     stated_error,
+    two_nn,
     two_nn_bias,
 )
-from anisoscope.metrics.engine.neighbourhoods import Neighbours
+from anisoscope.metrics.engine import estimation as evaluate
+from anisoscope.metrics.engine.folds import Neighbours
 
 ROWS = 2048
 TRUE = (2, 5, 10, 20, 50)

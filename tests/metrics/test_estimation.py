@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import TooFewRows
+from anisoscope.metrics.anisotropy import Centred
 from anisoscope.metrics.catalogue import registry
-from anisoscope.metrics.engine.centring import Centred
 from anisoscope.metrics.engine.estimation import View, evaluate, evaluate_heads
-from anisoscope.metrics.engine.lines import line_of, stack_lines
+from anisoscope.metrics.engine.folds import line_of, stack_lines
 from anisoscope.metrics.engine.metric import Metric
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.stats.directions import Coordinates, Directions, Keys

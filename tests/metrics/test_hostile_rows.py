@@ -13,8 +13,8 @@ import torch
 import anisoscope
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.catalogue import parse_requests
+from anisoscope.metrics.engine.folds import Neighbours
 from anisoscope.metrics.engine.metric import Metric
-from anisoscope.metrics.engine.neighbourhoods import Neighbours
 from support import references
 from support.clouds import METRICS, ON_ROWS, cloud
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.numerics.attention_rows import QUANTITIES, row_sharpness
+from anisoscope.metrics.attention import QUANTITIES, row_sharpness
 from anisoscope.numerics.hashing import FOLDS, fold_of, mix, row_hash
 from anisoscope.numerics.linalg import eigenvalues, orthonormal_basis, principal_angles, subspace_overlap
 from anisoscope.numerics.neighbours.search import first_equal, nearest

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-import anisoscope.numerics.factorisation.nnls as nnls_module
+import anisoscope.numerics.factorisation.factors as nnls_module
 from anisoscope.numerics.factorisation.decompositions import decompose, fit_directions
-from anisoscope.numerics.factorisation.nnls import descend, nonnegative_codes
+from anisoscope.numerics.factorisation.factors import descend, nonnegative_codes
 from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
 from anisoscope.numerics.linalg import principal_angles, subspace_overlap
 from support.factored import DTYPES, check, clustered, decaying, normal, planted

@@ -14,10 +14,9 @@ from scipy.optimize import nnls
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.factorisation.decompositions import decompose, fit_directions
-from anisoscope.numerics.factorisation.krylov import leading
-from anisoscope.numerics.factorisation.nnls import _one_by_one, nonnegative_codes
+from anisoscope.numerics.factorisation.factors import _one_by_one, nonnegative_codes
 from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
-from anisoscope.numerics.linalg import principal_angles, subspace_overlap
+from anisoscope.numerics.linalg import leading, principal_angles, subspace_overlap
 from support.factored import DTYPES, check, clustered, decaying, normal
 
 

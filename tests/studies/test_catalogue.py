@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from anisoscope.models.attention_variant import VARIANTS
-from anisoscope.numerics.linear_probes import GRID
+from anisoscope.numerics.linear_fits import GRID
 from anisoscope.numerics.manifolds import MANIFOLDS
 from anisoscope.studies.catalogue import STUDIES
 from anisoscope.studies.curvature import config as curvature

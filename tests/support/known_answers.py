@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anisoscope.numerics.attention_rows import row_sharpness
+from anisoscope.metrics.attention import row_sharpness
 from anisoscope.stats.directions import Directions, Keys
 from anisoscope.stats.means import Attention
 

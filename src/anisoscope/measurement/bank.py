@@ -23,8 +23,8 @@ from torch import Tensor
 from anisoscope.capture.rows.row import Index, Rows, Scores
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.attention import row_sharpness
 from anisoscope.metrics.engine.estimation import context_cosines
-from anisoscope.numerics.attention_rows import row_sharpness
 from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
 from anisoscope.results.folder import replace_file
 from anisoscope.stats.directions import Coordinates, Directions

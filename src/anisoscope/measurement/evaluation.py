@@ -19,9 +19,9 @@ from anisoscope.errors import TooFewRows
 from anisoscope.measurement.bank import FIRST, REST, WHOLE, Bank, Cell, SiteStats
 from anisoscope.measurement.site_plan import COUNTED, Setup, applies
 from anisoscope.metrics.attention import PAIRS
-from anisoscope.metrics.engine.estimate import Estimate
 from anisoscope.metrics.engine.estimation import (
     NEIGHBOUR_BATCH,
+    Estimate,
     Part,
     View,
     by_head,
@@ -31,8 +31,8 @@ from anisoscope.metrics.engine.estimation import (
     missing,
     neighbours_read,
 )
+from anisoscope.metrics.engine.folds import Graph, Neighbours, sample_graphs
 from anisoscope.metrics.engine.metric import WEIGHT_KINDS, Request
-from anisoscope.metrics.engine.neighbourhoods import Graph, Neighbours, sample_graphs
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.schema import FIRST_OUTLIER, variant_name

@@ -23,9 +23,8 @@ from anisoscope.capture.sites.site import (
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Plan
 from anisoscope.metrics.attention import PAIRS
-from anisoscope.metrics.engine.estimation import ON_SAMPLE
+from anisoscope.metrics.engine.folds import Neighbours, on_sample
 from anisoscope.metrics.engine.metric import HEAD_KINDS, WEIGHT_KINDS, Request
-from anisoscope.metrics.engine.neighbourhoods import Neighbours
 from anisoscope.stats.directions import Directions, Keys
 from anisoscope.stats.means import Coherence
 from anisoscope.stats.sample import Sample
@@ -60,8 +59,8 @@ def make_plan(
     for kind in kinds:
         mine = [request for request in requests if applies(request, kind)]
         needs = {need for request in mine for need in request.metric.reads(request.options)}
-        if needs & {Neighbours, *ON_SAMPLE}:
-            needs = (needs - {Neighbours, *ON_SAMPLE}) | {Sample}
+        if any(map(on_sample, needs)):
+            needs = {need for need in needs if not on_sample(need)} | {Sample}
         stats[kind] = frozenset(needs - {Keys})
     if any(Keys in request.metric.needs for request in requests):
         stats |= {kind: stats[kind] | {Directions} for kind in PAIRS.values() if kind in stats}

@@ -1,26 +1,48 @@
 """Metrics of direction, drift and outliers.
 
-Notation: h a row, u = h/‖h‖, n rows, d dimensions, A the average cosine.
+Notation: h a row, u = h/‖h‖, n rows, d dimensions, A the average cosine, m the mean of all sampled rows, δ how far the
+mean of the rows that stay lies from m when a fold of contexts is left out.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.metrics.engine.centring import Centred, pair_cosines, too_few_directions, without_direction
-from anisoscope.metrics.engine.lines import unless
+from anisoscope.metrics.engine.folds import SampleLines, once, unless
 from anisoscope.metrics.engine.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, metric
+from anisoscope.numerics.linalg import as_float64
 from anisoscope.stats.directions import Coordinates, Directions
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
+_NOISE = 1e-13  # of the largest norm: what rounding of the mean leaves of equal rows is no direction
 _EVERYWHERE = STREAM_KINDS | WEIGHT_KINDS | HEAD_KINDS
 _directional = partial(metric, Directions, default=True, kinds=_EVERYWHERE, batched=True)
 _ETHAYARAJH = "Ethayarajh 2019, arXiv:1909.00512; closed form over all pairs"
+
+
+def pair_cosines(units: Tensor, n: Tensor) -> Tensor:
+    """(‖Σu‖² − n) / (n(n−1)): the mean cosine over all pairs of n [...] unit rows, from their sums [..., d]."""
+    found = (units.square().sum(-1) - n) / (n * (n - 1))
+    return unless(n < 2, found, lambda: too_few_directions(float(n)))
+
+
+def without_direction(directions: Directions, _: dict[str, Any]) -> Tensor:
+    """Rows of zeros, which have no direction: a metric of cosines leaves them out."""
+    assert directions.zeros is not None
+    return directions.zeros
+
+
+def too_few_directions(n: float) -> TooFewRows:
+    """What to say of an average over pairs of which there are none; more rows of zeros would not help."""
+    if n == 0:
+        return TooFewRows("every row is exactly zero, so none has a direction; look at the model")
+    return TooFewRows(f"an average over pairs needs at least 2 rows that are not zero, seen {int(n)}; give more")
 
 
 def _directed(directions: Directions) -> Tensor:
@@ -149,6 +171,45 @@ def massive_activation(coordinates: Coordinates, sample: Sample) -> float:
     return float(coordinates.largest_value.max()) / middle
 
 
+class Centred(SampleLines):
+    """Average cosines of sampled rows, as they are and about their mean, with every fold left out in turn.
+
+    One pass over the rows serves all folds: Σ (h − m − δ) / ‖h − m − δ‖ needs products of h − m with the few δ alone.
+    """
+
+    @property
+    def plain(self) -> Tensor:
+        """The average cosine of the rows as they are, from Σ h/‖h‖ and how many rows have a direction, by line."""
+
+        def sums() -> tuple[Tensor, Tensor]:
+            there = self.staying(self.left_out or (-1,)).to(self.rows)
+            norms = torch.linalg.vector_norm(self.rows, dim=1)
+            weights = there * torch.where(norms > 0, 1.0 / norms, 0.0).unsqueeze(1)
+            return weights.T @ self.rows, there.T @ (norms > 0).to(there)
+
+        return once(self.known, ("plain", self.left_out), lambda: self._cosines(*sums()))
+
+    @property
+    def centred(self) -> Tensor:
+        """The same of h − m − δ: the rows about the mean of those that stay."""
+
+        def sums() -> tuple[Tensor, Tensor]:
+            there = self.staying(self.left_out or (-1,)).to(self.rows)
+            rows = self.rows - self.rows.mean(0)
+            shift = (there.T @ rows) / there.sum(0).clamp_min(1.0).unsqueeze(1)  # δ [lines, d]
+            squares = rows.square().sum(1, keepdim=True) - 2.0 * rows @ shift.T + shift.square().sum(1)
+            noise = _NOISE * torch.linalg.vector_norm(self.rows, dim=1).max()
+            has = there * (squares > noise**2)
+            weights = torch.where(has > 0, squares.clamp_min(noise**2).rsqrt(), 0.0)
+            return weights.T @ rows - weights.sum(0).unsqueeze(1) * shift, has.sum(0)
+
+        return once(self.known, ("centred", self.left_out), lambda: self._cosines(*sums()))
+
+    def _cosines(self, units: Tensor, counts: Tensor) -> Tensor:
+        units, counts = (units, counts) if self.left_out else (units[0], counts[0])
+        return pair_cosines(units.cpu(), counts.cpu())
+
+
 @metric(
     Centred,
     title="Average cosine, centred",
@@ -193,7 +254,7 @@ def explained_by_drift(rows: Centred) -> Tensor:
 )
 def partition_isotropy(sample: Sample, *, log: bool = False) -> float:
     """1 when the partition function is the same in all directions, near 0 in a cone; falls with the rows' norm."""
-    rows = sample.rows.double() if sample.rows.device.type != "mps" else sample.rows.cpu().double()
+    rows = as_float64(sample.rows)
     if len(rows) < 2:
         raise TooFewRows(f"partition isotropy needs at least 2 rows, seen {len(rows)}; give more tokens")
     _, axes = torch.linalg.eigh(rows.T @ rows)

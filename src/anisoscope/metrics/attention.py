@@ -1,4 +1,8 @@
-"""Metrics of attention: how sharp it is, and how queries and keys lie to each other, per head."""
+"""Metrics of attention: how sharp its rows are, and how queries and keys lie to each other, per head.
+
+Rows are read without ever holding the whole matrix. Notation: s the scores of one query as fed to softmax,
+p = softmax(s), m the number of keys the mask allows.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,133 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import TooFewRows
-from anisoscope.metrics.engine.centring import without_direction
-from anisoscope.metrics.engine.lines import unless
+from anisoscope.metrics.anisotropy import without_direction
+from anisoscope.metrics.engine.folds import unless
 from anisoscope.metrics.engine.metric import measured, metric
-from anisoscope.numerics.attention_rows import QUANTITIES, SMALLEST_ROW
 from anisoscope.stats.directions import Directions, Keys
 from anisoscope.stats.means import Attention
 
+QUANTITIES = (
+    "entropy",  # H(p) / log m
+    "sharpness",  # (max p − 1/m) / (1 − 1/m)
+    "first_mass",  # p of the context's first key
+    "entropy_rest",  # both again with the first key taken out and p renormalised
+    "sharpness_rest",
+    "spread",  # standard deviation of s over the allowed keys
+    "spread_unbiased",  # the same without additive bias
+    "largest",  # max p
+)
+SMALLEST_ROW = 8  # rows that see fewer keys say nothing about sharpness
+_BLOCK = 2 << 20  # elements of scores held at a time
+PAIRS = {"query": "key", "query_unrotated": "key_unrotated", "cross_query": "cross_key"}
+"""Queries, and the keys that belong to them."""
 _ROWS = f"mean over sampled query rows that see at least {SMALLEST_ROW} keys; the others are counted as dropped"
 _GODEY = "Godey et al. 2024, arXiv:2401.12143"
 _SCORES = ("scores", "cross_scores")
-_scored = partial(metric, Attention, default=True, kinds=_SCORES, batched=True)
-PAIRS = {"query": "key", "query_unrotated": "key_unrotated", "cross_query": "cross_key"}
-"""Queries, and the keys that belong to them."""
+_scored = partial(metric, Attention, default=True, kinds=_SCORES, reference=_GODEY, bounds=(0.0, 1.0), batched=True)
+_UNTRAINED = "mean over heads and sampled query rows of a block as it is made; allowed: which keys a query may see"
+_untrained = partial(measured, "study untrained", reference=_GODEY, convention=_UNTRAINED)
+
+
+def row_sharpness(
+    query: Tensor, key: Tensor, allowed: Tensor, *, bias: Tensor | None, scaling: float | Tensor, first: Tensor | int
+) -> Tensor:
+    """The quantities above for each head and query row: [B, H, R, 8], NaN where m is too small.
+
+    `query` [B, H, R, d], `key` [B, H_kv, S, d], `allowed` [B, 1 or H, R, S] bool, `bias` alike or None, `scaling` a
+    number or [H, 1, 1], `first` the position of each context's first key. One context may be given without its leading
+    dimension.
+    """
+    if query.ndim == 3:
+        more = None if bias is None else bias.unsqueeze(0)
+        one = (query.unsqueeze(0), key.unsqueeze(0), allowed.unsqueeze(0))
+        return row_sharpness(*one, bias=more, scaling=scaling, first=first)[0]
+    contexts, heads, rows, _ = query.shape
+    per_head = rows * key.shape[2]
+    first = torch.as_tensor(first, device=query.device).expand(contexts).view(-1, 1, 1, 1)
+    owner = torch.arange(heads, device=query.device) // (heads // key.shape[1])  # the key head of each query head
+    some = max(1, _BLOCK // (per_head * heads))  # contexts at a time; if one is too large, some of its heads
+    few = heads if some > 1 else max(1, min(heads, _BLOCK // per_head))
+    out = []
+    for start in range(0, contexts, some):
+        mine, parts = slice(start, start + some), []
+        for chosen in (slice(h, h + few) for h in range(0, heads, few)):
+            keys = key[mine, chosen] if key.shape[1] == heads else key[mine][:, owner[chosen]]
+            scale = scaling[chosen].to(query.device) if isinstance(scaling, Tensor) else scaling
+            plain = scale * _promoted(query[mine, chosen]) @ _promoted(keys).mT
+            extra = None if bias is None else _promoted(_of_heads(bias[mine], chosen))
+            parts.append(_quantities(plain, extra, _of_heads(allowed[mine], chosen), first=first[mine]))
+        out.append(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+    return torch.cat(out)
+
+
+def _promoted(x: Tensor) -> Tensor:
+    """Half precision as float32; float32 and float64 as they are."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def _of_heads(x: Tensor, heads: slice) -> Tensor:
+    """A mask or a bias of some heads; one may serve them all."""
+    return x[:, heads] if x.shape[1] > 1 else x
+
+
+def _at(x: Tensor, first: Tensor) -> Tensor:
+    """The column of each context's first key: [B, h, R] of [B, h, R, S]."""
+    return x.gather(-1, first.expand(*x.shape[:-1], 1)).squeeze(-1)
+
+
+def _quantities(plain: Tensor, bias: Tensor | None, allowed: Tensor, *, first: Tensor) -> Tensor:
+    """The quantities of a block of heads, with the first key and without it; a forbidden key has score −∞."""
+    count = allowed.sum(-1)
+    scores = plain if bias is None else plain + bias
+    spread = _spread(scores, allowed, count)
+    plain_spread = spread if bias is None else _spread(plain, allowed, count)
+    masked = scores.masked_fill(~allowed, -torch.inf)
+    shifted, weights = _weights(masked)
+    total, mean = weights.sum(-1), torch.linalg.vecdot(weights, shifted)
+    sink = _at(weights, first)
+    mass = torch.where(count >= SMALLEST_ROW, sink / total, torch.nan)
+    entropy, sharp, largest = _row(total, mean, weights.amax(-1), count)
+    column = first.expand(*masked.shape[:-1], 1)
+    if _retaken(sink, total):
+        shifted, weights = _weights(masked.scatter_(-1, column, -torch.inf))
+        left, mean = weights.sum(-1), torch.linalg.vecdot(weights, shifted)
+    else:
+        left, mean = total - sink, mean - sink * _at(shifted, first)
+        weights.scatter_(-1, column, 0.0)
+    rest = count - _at(allowed, first).to(count.dtype)
+    entropy_rest, sharp_rest, _ = _row(left, mean, weights.amax(-1), rest)
+    return torch.stack([entropy, sharp, mass, entropy_rest, sharp_rest, spread, plain_spread, largest], dim=-1)
+
+
+def _retaken(sink: Tensor, total: Tensor) -> bool:
+    """Whether the softmax of the rest is computed again: where too little of the sums is left, and on a device."""
+    return total.device.type != "cpu" or bool((sink > 0.5 * total).any())
+
+
+def _weights(masked: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores shifted so that the largest is 0, and their exponentials."""
+    peak = masked.amax(-1, keepdim=True)
+    shifted = masked - torch.where(peak.isfinite(), peak, 0.0)
+    weights = shifted.exp()
+    return shifted.clamp_min_(-1e4), weights  # −1e4 stands in for −∞, since 0 · −∞ is not 0
+
+
+def _row(total: Tensor, mean: Tensor, top: Tensor, count: Tensor) -> list[Tensor]:
+    """(log Σe^s − Σ p s) / log m, (max p − 1/m) / (1 − 1/m) and max p."""
+    m = count.to(total.dtype)
+    entropy = (total.log() - mean / total) / m.log()
+    largest = top / total
+    sharp = (largest - 1.0 / m) / (1.0 - 1.0 / m)
+    return [torch.where(count >= SMALLEST_ROW, x, torch.nan) for x in (entropy, sharp, largest)]
+
+
+def _spread(scores: Tensor, allowed: Tensor, count: Tensor) -> Tensor:
+    m = count.to(scores.dtype)
+    # filled, not multiplied: a forbidden key may hold NaN or infinity
+    mean = scores.masked_fill(~allowed, 0.0).sum(-1, keepdim=True) / m.unsqueeze(-1)
+    gap = (scores - mean).masked_fill_(~allowed, 0.0)
+    return torch.where(count >= SMALLEST_ROW, torch.linalg.vector_norm(gap, dim=-1) / m.sqrt(), torch.nan)
 
 
 def _rows_left_out(quantity: str, without: str = "") -> Callable[[Attention, dict[str, Any]], Tensor]:
@@ -45,9 +163,7 @@ def _mean(attention: Attention, quantity: str) -> Tensor:
 @_scored(
     title="Attention entropy",
     formula="H(p) / log m, m keys allowed",
-    reference=_GODEY,
     convention=_ROWS + "; first=0 takes out the first key",
-    bounds=(0.0, 1.0),
     left_out=_rows_left_out("entropy", "entropy_rest"),
 )
 def attention_entropy(attention: Attention, *, first: bool = True) -> Tensor:
@@ -58,9 +174,7 @@ def attention_entropy(attention: Attention, *, first: bool = True) -> Tensor:
 @_scored(
     title="Attention sharpness",
     formula="(max p − 1/m) / (1 − 1/m)",
-    reference=_GODEY,
     convention=_ROWS + "; first=0 takes out the first key",
-    bounds=(0.0, 1.0),
     left_out=_rows_left_out("sharpness", "sharpness_rest"),
 )
 def attention_sharpness(attention: Attention, *, first: bool = True) -> Tensor:
@@ -71,9 +185,7 @@ def attention_sharpness(attention: Attention, *, first: bool = True) -> Tensor:
 @_scored(
     title="Largest attention weight",
     formula="max p",
-    reference=_GODEY,
     convention=_ROWS + "; at least 1/m, which attention_sharpness takes out",
-    bounds=(0.0, 1.0),
     left_out=_rows_left_out("largest"),
 )
 def attention_max(attention: Attention) -> Tensor:
@@ -86,7 +198,6 @@ def attention_max(attention: Attention) -> Tensor:
     formula="p of the first key of the context",
     reference="Xiao et al. 2023, arXiv:2309.17453 (attention sinks)",
     convention=_ROWS,
-    bounds=(0.0, 1.0),
     left_out=_rows_left_out("first_mass"),
 )
 def first_key_mass(attention: Attention) -> Tensor:
@@ -97,7 +208,6 @@ def first_key_mass(attention: Attention) -> Tensor:
 @_scored(
     title="Spread of scores",
     formula="standard deviation of s over the allowed keys of a row",
-    reference=_GODEY,
     convention=_ROWS + "; scores as fed to softmax, bias=0 without additive position bias",
     bounds=(0.0, None),
     left_out=_rows_left_out("spread", "spread_unbiased"),
@@ -105,10 +215,6 @@ def first_key_mass(attention: Attention) -> Tensor:
 def score_spread(attention: Attention, *, bias: bool = True) -> Tensor:
     """How far the scores of one query differ before softmax."""
     return _mean(attention, "spread" if bias else "spread_unbiased")
-
-
-_UNTRAINED = "mean over heads and sampled query rows of a block as it is made; allowed: which keys a query may see"
-_untrained = partial(measured, "study untrained", reference=_GODEY, convention=_UNTRAINED)
 
 
 @_untrained(title="Size of scores", formula="mean |s| over the allowed keys", bounds=(0.0, None))

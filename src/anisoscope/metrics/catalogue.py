@@ -20,10 +20,8 @@ from anisoscope.metrics import (
     tangent,
     training,
 )
-from anisoscope.metrics.engine.arrays import array_view, is_of_rows, read_array
-from anisoscope.metrics.engine.estimate import Estimate
-from anisoscope.metrics.engine.estimation import View, evaluate, missing
-from anisoscope.metrics.engine.metric import REGISTRY, Metric, Request
+from anisoscope.metrics.engine.estimation import Estimate, View, evaluate, missing
+from anisoscope.metrics.engine.metric import REGISTRY, Metric, Request, array_view, is_of_rows, read_array
 
 _OF_ROWS = (attention, anisotropy, dimension, similarity, spectrum)
 _MODULES = (*_OF_ROWS, tangent, frequency, training, curvature, performance)

@@ -1,34 +1,157 @@
-"""Intrinsic dimension and other metrics of neighbourhoods.
+"""Intrinsic dimension and other metrics of neighbourhoods, and what estimators give on clouds of known dimension.
 
-Notation: rᵢ distance to the i-th nearest distinct row, μ = r₂/r₁, N rows.
+Notation: rᵢ distance to the i-th nearest distinct row, μ = r₂/r₁, N rows; d the true dimension, n the rows of a known
+cloud, E the mean of the estimate, b = E − d its bias. The reference cloud is flat: independent Gaussian rows.
+calibration.json, which benchmarks/calibrate_dimension.py makes, has means and standard deviations over many clouds, one
+line for each dimension, one column for each number of rows. Between its cells log E is taken to be linear in log d and
+in log n.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.resources
+import json
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
-from anisoscope.metrics.engine.calibration import DEFAULT_KEEP, calibrated_dimension, in_table
-from anisoscope.metrics.engine.lines import unless
+from anisoscope.metrics.engine.folds import Neighbours, once, unless
 from anisoscope.metrics.engine.metric import metric
-from anisoscope.metrics.engine.neighbourhoods import Neighbours
 
 FEWEST = 32  # distinct rows below which a dimension is not worth a number
 _NEWTON = 100  # steps at most; five are usual
+DEFAULT_KEEP = 0.9
+DIMENSIONS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 18, 22, 27, 33, 40, 50, 60, 75, 100, 140, 200)
+SIZES = (256, 1024, 4096, 16_384, 65_536)
+ESTIMATORS = ("two_nn", "two_nn:method=ml", "levina_bickel", "gride:scale=2", "gride:scale=4", "gride:scale=8")
+SHAPE_ERROR = 0.08
+_WELL_DRAWN = 3  # sizes
+_SAME = {"gride": "gride:scale=2", "gride:scale=1": "two_nn:method=ml"}  # the same formula under another name
 _RIGID = ("rotation", "scale", "shift")
 _neighbouring = partial(metric, Neighbours, invariant=_RIGID, batched=True)
+_dimension = partial(_neighbouring, bounds=(0.0, None))
 _BATCHES = "mean over shuffled batches of 4096 rows in a profile, all rows on an array; exact duplicates removed"
 
 
+def expected_dimension(dimension: float, n: int, *, estimator: str = "two_nn") -> float:
+    """E: what an estimator gives on average on a flat cloud of a dimension.
+
+    >>> round(expected_dimension(20, 4096)), round(expected_dimension(50, 4096))
+    (17, 33)
+    """
+    _check(dimension, n)
+    means = _means(n, estimator)
+    # below the table, neighbours are so near that no edge is seen and the ratio stays what it is at 1
+    inside = min(max(dimension, DIMENSIONS[0]), DIMENSIONS[-1])
+    ratio = np.interp(np.log(inside), np.log(DIMENSIONS), np.log(means / DIMENSIONS))
+    return float(dimension * np.exp(ratio))
+
+
+def two_nn_bias(dimension: float, n: int, *, method: str = "slope") -> float:
+    """b = E − d of TwoNN at a true dimension and a number of rows.
+
+    >>> -18 < two_nn_bias(50, 4096) < -15
+    True
+    """
+    return expected_dimension(dimension, n, estimator=_of_method(method)) - dimension
+
+
+def dimension_spread(dimension: float, n: int, *, estimator: str = "two_nn") -> float:
+    """The standard deviation of an estimate between flat clouds of n independent rows.
+
+    >>> 0.1 < dimension_spread(20, 4096) < 0.5
+    True
+    """
+    _check(dimension, n)
+    shares = (_columns("sd", estimator) / _columns("mean", estimator))[:, :_WELL_DRAWN]
+    # the relative spread is c/√n: c is pooled over the sizes of which the table has many clouds
+    pooled = np.sqrt((np.square(shares) * SIZES[:_WELL_DRAWN]).mean(1))
+    share = float(np.interp(np.log(dimension), np.log(DIMENSIONS), pooled)) / np.sqrt(n)
+    return float(share * expected_dimension(dimension, n, estimator=estimator))
+
+
+def stated_error(dimension: float, n: int, *, estimator: str = "two_nn") -> float:
+    """How far from E an estimate may lie on a smooth cloud, flat or gently curved: 8 % of E and three spreads.
+
+    Closed surfaces and Gaussian tails differ in their edges, which is what the 8 % are for; a cloud with hard edges (a
+    cube) may lie 15 % lower.
+    """
+    expected = expected_dimension(dimension, n, estimator=estimator)
+    return SHAPE_ERROR * expected + 3.0 * dimension_spread(dimension, n, estimator=estimator)
+
+
+def calibrated_dimension(value: float, n: int, *, method: str = "slope") -> float:
+    """The dimension of the flat cloud of n rows that gives a TwoNN value on average; the table's edge beyond it.
+
+    >>> round(calibrated_dimension(expected_dimension(37.0, 3000), 3000), 6)
+    37.0
+    """
+    _check(value, n)
+    means = np.maximum.accumulate(_means(n, _of_method(method)))
+    if value < means[0]:
+        return float(value * DIMENSIONS[0] / means[0])
+    if value >= means[-1]:
+        return float(DIMENSIONS[-1])
+    return float(np.exp(np.interp(np.log(value), np.log(means), np.log(DIMENSIONS))))
+
+
+def in_table(dimension: float, n: int) -> bool:
+    """Whether the table reaches as far as a true dimension and a number of rows; below 1 it is flat and needs none.
+
+    >>> in_table(20.0, 4096), in_table(20.0, 50), in_table(200.0, 4096)
+    (True, False, False)
+    """
+    return SIZES[0] <= n <= SIZES[-1] and dimension < DIMENSIONS[-1]
+
+
+def _of_method(method: str) -> str:
+    return "two_nn" if method == "slope" else f"two_nn:method={method}"
+
+
+def _means(n: int, estimator: str) -> np.ndarray:
+    """E of every dimension of the table at a number of rows."""
+    at = np.log(min(max(n, SIZES[0]), SIZES[-1]))
+    return np.exp([np.interp(at, np.log(SIZES), np.log(row)) for row in _columns("mean", estimator)])
+
+
+def _columns(part: str, estimator: str) -> np.ndarray:
+    """[dimensions, sizes] of one estimator."""
+    name = _SAME.get(estimator, estimator)
+    if name not in ESTIMATORS:
+        raise unknown_name("estimator of a dimension", estimator, (*ESTIMATORS, *_SAME))
+    return np.array(_table()[part][name])
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = importlib.resources.files("anisoscope.metrics").joinpath("calibration.json").read_text("utf-8")
+    return json.loads(text)
+
+
+def _check(dimension: float, n: int) -> None:
+    if not dimension > 0 or n < 2:
+        raise AnisoscopeError(f"seen dimension {dimension} of {n} rows; expected more than 0, and at least 2 rows")
+
+
 def _remarks(value: float, rows: int, options: dict[str, Any], graphs: list[Neighbours]) -> str:
-    """The bias of TwoNN at this value and number of rows, and a warning where the next scale contradicts it."""
-    return "; ".join(filter(None, (_bias_there(value, rows, options), _next_scale(value, graphs))))
+    """The bias of TwoNN, and a warning where neighbours 2 and 4 give another dimension than neighbours 1 and 2.
+
+    A near-copy of every tenth row is enough to bring TwoNN from 14 down to 0.2, with a narrow interval.
+    """
+    said = [_bias_there(value, rows, options)]
+    with contextlib.suppress(TooFewRows):
+        other = sum(float(gride.function(graph, scale=2)) for graph in graphs) / len(graphs)
+        if not 0.5 <= value / other <= 2.0:
+            words = "near-copies or noise decide one of the two"
+            said.append(f"the next scale (GRIDE, k = 2) gives {other:.3g}: {words}")
+    return "; ".join(filter(None, said))
 
 
 def _bias_there(value: float, rows: int, options: dict[str, Any]) -> str:
@@ -41,21 +164,6 @@ def _bias_there(value: float, rows: int, options: dict[str, Any]) -> str:
     if not in_table(true, rows):
         return "bias not known: outside the table of known clouds"
     return f"bias about {round(100 * (value / true - 1)):+d} % at this n"
-
-
-def _next_scale(value: float, graphs: list[Neighbours]) -> str:
-    """A warning where neighbours 2 and 4 give another dimension than neighbours 1 and 2.
-
-    A near-copy of every tenth row is enough to bring TwoNN from 14 down to 0.2, with a narrow interval.
-    """
-    try:
-        wider = [float(gride.function(graph, scale=2)) for graph in graphs]
-    except TooFewRows:
-        return ""
-    other = sum(wider) / len(wider)
-    if 0.5 <= value / other <= 2.0:
-        return ""
-    return f"the next scale (GRIDE, k = 2) gives {other:.3g}: near-copies or noise decide one of the two"
 
 
 def _near(neighbours: Neighbours, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,7 +189,7 @@ def _quotient(above: Tensor | float, below: Tensor) -> Tensor:
     return unless(~((below > 0.0) & (below < torch.inf)), above / below, _no_dimension)
 
 
-@_neighbouring(
+@_dimension(
     title="Intrinsic dimension (TwoNN)",
     formula="slope through 0 of −log(1−F(μ)) on log μ, F(μ₍ᵢ₎) = i/N, first ⌊0.9 N⌋",
     reference="Facco et al. 2017, arXiv:1803.06992",
@@ -89,7 +197,6 @@ def _quotient(above: Tensor | float, below: Tensor) -> Tensor:
     + "; biased low above about 10: at 4096 rows a flat cloud of 20 dimensions gives 17.4 ± 0.3, one of 50 gives "
     "33.3 ± 0.6; calibrated=1 gives the dimension of the flat (Gaussian) cloud that has this value on average at the "
     "same number of rows, within 15 % of the truth on smooth clouds; per_context=1 takes one row of each context",
-    bounds=(0.0, None),
     default=True,
     neighbours=2,
     remark=_remarks,
@@ -103,7 +210,12 @@ def two_nn(
     calibrated: bool = False,
 ) -> Tensor:
     """Dimension of the surface the rows lie on, from the ratio of their two nearest neighbours."""
-    value, count = _two_nn(neighbours, method=method, keep=keep)
+    if method not in ("slope", "ml"):
+        raise unknown_name("method of two_nn", method, ("slope", "ml"))
+    if not 0.0 < keep <= 1.0:
+        raise AnisoscopeError(f"two_nn has keep {keep}; expected more than 0 and at most 1")
+    key = ("two_nn", method, keep)
+    value, count = once(neighbours.known, key, lambda: _two_nn(neighbours, method=method, keep=keep))
     if not calibrated:
         return value
     if keep != DEFAULT_KEEP:
@@ -115,17 +227,6 @@ def two_nn(
 
 def _two_nn(neighbours: Neighbours, *, method: str, keep: float) -> tuple[Tensor, Tensor]:
     """The estimate as published, and the rows that it was made of, by line."""
-    if method not in ("slope", "ml"):
-        raise unknown_name("method of two_nn", method, ("slope", "ml"))
-    if not 0.0 < keep <= 1.0:
-        raise AnisoscopeError(f"two_nn has keep {keep}; expected more than 0 and at most 1")
-    found: tuple[Tensor, Tensor] = neighbours.once(
-        ("two_nn", method, keep), lambda: _published(neighbours, method=method, keep=keep)
-    )
-    return found
-
-
-def _published(neighbours: Neighbours, *, method: str, keep: float) -> tuple[Tensor, Tensor]:
     near, usable, count = _near(neighbours, 2)
     log_mu = (near[..., 1] / near[..., 0]).log()
     if method == "ml":
@@ -138,14 +239,13 @@ def _published(neighbours: Neighbours, *, method: str, keep: float) -> tuple[Ten
     return _quotient((x * y).sum(-1), x.square().sum(-1)), count
 
 
-@_neighbouring(
+@_dimension(
     title="Intrinsic dimension (Levina–Bickel)",
     formula="[mean over rows of (1/(k−1)) Σ_{j<k} log(r_k/r_j)]⁻¹, averaged over k = 10…20",
     reference="Levina & Bickel 2004; inverses averaged after MacKay & Ghahramani 2005",
     convention=_BATCHES
     + "; biased low above about 8: at 4096 rows a flat cloud of 20 dimensions gives 16.1 ± 0.1, one of 50 gives "
     "29.9 ± 0.1; less spread than TwoNN, more bias (docs/dimension.md)",
-    bounds=(0.0, None),
     neighbours=20,
 )
 def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 20) -> Tensor:
@@ -161,7 +261,7 @@ def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 
     return unless(values.isnan(), values, _no_dimension)
 
 
-@_neighbouring(
+@_dimension(
     title="Intrinsic dimension (GRIDE)",
     formula="argmax_δ Π δ (μ^δ − 1)^{k−1} / μ^{(2k−1)δ+1}, μ = r₂ₖ/rₖ",
     reference="Denti et al. 2022, arXiv:2104.13832",
@@ -170,30 +270,22 @@ def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 
     "scales: 4096 "
     "rows a flat cloud of 50 dimensions gives 31.8, 30.2, 28.7 at k = 2, 4, 8 (docs/dimension.md); a dimension that "
     "falls steeply from k = 1 to 8 is noise at the smallest scale",
-    bounds=(0.0, None),
     neighbours=4,
 )
 def gride(neighbours: Neighbours, *, scale: int = 2) -> Tensor:
     """Maximum-likelihood dimension from the neighbours k and 2k: the larger k, the wider the scale it looks at."""
     if scale < 1:
         raise AnisoscopeError(f"gride has scale {scale}; expected 1 or more")
-    found: Tensor = neighbours.once(("gride", scale), lambda: _gride(neighbours, scale))
-    return found
+    return once(neighbours.known, ("gride", scale), lambda: _gride(neighbours, scale))
 
 
 def _gride(neighbours: Neighbours, scale: int) -> Tensor:
+    """The zero of the score N/δ + (k−1) Σ log μ/(1 − μ^−δ) − (2k−1) Σ log μ, which falls in δ, of every line."""
     near, usable, enough = _near(neighbours, 2 * scale)
     log_mu = (near[..., 2 * scale - 1] / near[..., scale - 1]).log()
     spread = usable & (log_mu > 0)
-    return _gride_root(torch.where(spread, log_mu, 0.0), torch.where(enough.isnan(), enough, spread.sum(-1)), scale)
-
-
-def _gride_root(log_mu: Tensor, count: Tensor, scale: int) -> Tensor:
-    """The zero of the score N/δ + (k−1) Σ log μ/(1 − μ^−δ) − (2k−1) Σ log μ, which falls in δ, of every line.
-
-    log μ is 0 in the rows that do not count, N = `count` is how many do.
-    """
-    total = log_mu.sum(-1)
+    log_mu = torch.where(spread, log_mu, 0.0)  # 0 in the rows that do not count, N is how many do
+    count, total = torch.where(enough.isnan(), enough, spread.sum(-1)), log_mu.sum(-1)
     # E log μ = (1/δ) Σ_{i=k}^{2k−1} 1/i gives the start, which for k = 1 is the answer
     dimension = _quotient(count * sum(1.0 / i for i in range(scale, 2 * scale)), total)
     if scale == 1:

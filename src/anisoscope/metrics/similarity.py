@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.metrics.anisotropy import average_cosine
-from anisoscope.metrics.engine.arrays import as_rows
-from anisoscope.metrics.engine.centring import mean_pair_cosine
-from anisoscope.metrics.engine.metric import STREAM_KINDS, metric
+from anisoscope.metrics.anisotropy import average_cosine, pair_cosines
+from anisoscope.metrics.engine.metric import STREAM_KINDS, as_rows, metric
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.means import Coherence
 from anisoscope.stats.sample import Sample
@@ -51,8 +49,10 @@ def _types(sample: Sample) -> list[Tensor]:
     return [rows[order[starts[i] : starts[i + 1]].to(rows.device)] for i in chosen]
 
 
-def _units(rows: Tensor) -> Tensor:
-    return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+def _mean_cosine(rows: Tensor) -> float:
+    """The mean cosine over all pairs of rows."""
+    units = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return float(pair_cosines(units.sum(0), torch.tensor(len(rows), dtype=torch.float64)))
 
 
 @_of_types(
@@ -62,10 +62,9 @@ def _units(rows: Tensor) -> Tensor:
 )
 def self_similarity(sample: Sample, *, baseline: bool = True) -> float:
     """How alike a token is to itself in other contexts: near 1 when context changes nothing, 0 when it changes all."""
-    types = [_units(rows) for rows in _types(sample)]
-    value = sum(mean_pair_cosine(rows.sum(0), len(rows)) for rows in types) / len(types)
-    rows = _directed(sample)[0]
-    return value - (mean_pair_cosine(_units(rows).sum(0), len(rows)) if baseline else 0.0)
+    types = _types(sample)
+    value = sum(map(_mean_cosine, types)) / len(types)
+    return value - (_mean_cosine(_directed(sample)[0]) if baseline else 0.0)
 
 
 @metric(
@@ -107,14 +106,6 @@ def max_explainable_variance(sample: Sample, *, baseline: bool = True) -> float:
     return sum(values) / len(values)
 
 
-def _matrix(x: Any, name: str) -> Tensor:
-    rows = as_rows(x)
-    bad = len(rows) - int(rows.isfinite().all(1).sum())
-    if bad:
-        raise AnisoscopeError(f"{bad} rows of {name} are not finite; expected the same finite rows in both, drop them")
-    return rows.double()
-
-
 def linear_cka(first: Any, second: Any) -> float:
     """Debiased linear CKA of two sets of rows of the same tokens: 1 for a rotation and scaling, about 0 by chance.
 
@@ -130,7 +121,11 @@ def linear_cka(first: Any, second: Any) -> float:
 
 def hollow_kernel(rows: Any) -> Tensor:
     """The linear kernel of centred rows, without its diagonal."""
-    x = _matrix(rows, "the array")
+    x = as_rows(rows).double()
+    bad = len(x) - int(x.isfinite().all(1).sum())
+    if bad:
+        words = "rows of the array are not finite; expected the same finite rows in both, drop them"
+        raise AnisoscopeError(f"{bad} {words}")
     if len(x) < 4:
         raise TooFewRows(f"debiased CKA needs at least 4 rows, seen {len(x)}; give more")
     x = x - x.mean(0)

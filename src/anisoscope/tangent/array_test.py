@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics.engine.estimate import Estimate
+from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.metrics.tangent import Draws, check_rank
 from anisoscope.numerics.linalg import orthonormal_basis
 from anisoscope.stats.gradient_moments import GradientMoments

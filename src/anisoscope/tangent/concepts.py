@@ -1,8 +1,8 @@
 """What concepts stand for: their tokens, example rows in context, and cards that show them.
 
 Notation: Z n×k codes of rows, D k×d directions; a row is a token in a context. On centred rows the codes of semi-NMF
-share a common part (see numerics/factorisation/cones.py): the rows with the largest codes are then the same for every
-concept, and tell nothing. The *distinctive* code is what a row has of a concept beyond what it has of all of them.
+share a common part (see numerics/factorisation/semi_nmf.py): the rows with the largest codes are then the same for
+every concept, and tell nothing. The *distinctive* code is what a row has of a concept beyond what it has of all.
 """
 
 from __future__ import annotations

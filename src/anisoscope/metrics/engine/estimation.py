@@ -1,33 +1,135 @@
-"""From statistics to an Estimate: the value, its leave-one-fold-out replicates, its interval."""
+"""From statistics to an Estimate: what is declared of a metric, its value, its leave-one-fold-out replicates.
+
+Declaring a metric, and calling one on an array, is `engine.metric`.
+"""
 
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.errors import TooFewRows
-from anisoscope.metrics.engine.centring import Centred
-from anisoscope.metrics.engine.clusters import Clusters
-from anisoscope.metrics.engine.declaration import Declaration
-from anisoscope.metrics.engine.estimate import Estimate
-from anisoscope.metrics.engine.lines import MomentLines, Part, line_of, stack_lines, tensors_of
-from anisoscope.metrics.engine.neighbourhoods import Graph, Neighbours, batches, sample_graphs
+from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
+from anisoscope.metrics.engine.folds import (
+    Graph,
+    MomentLines,
+    Neighbours,
+    Part,
+    SampleLines,
+    batches,
+    line_of,
+    on_sample,
+    once,
+    sample_graphs,
+    stack_lines,
+    tensors_of,
+)
 from anisoscope.numerics.host import together
-from anisoscope.numerics.linalg import eigenvalues
+from anisoscope.numerics.linalg import as_float64, eigenvalues
 from anisoscope.results.quantity import jackknife
 from anisoscope.stats.directions import Keys
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 NEIGHBOUR_BATCH = 4096
-ON_SAMPLE: tuple[Any, ...] = (Clusters, Centred)  # found once on all sampled rows, and kept when folds are left out
 _STARVED = 0.2  # of the rows, that may lack neighbours when a fold is left out
 _WIDE = 128  # columns from which a spectrum takes longer than handing it to another core
+Bounds = tuple[float | None, float | None]
+Remark = Callable[[float, int, dict[str, Any], list[Neighbours]], str]  # value, rows of one batch, options, graphs
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value, its 95 % interval over context folds (by `jackknife`), and what it was computed from.
+
+    >>> Estimate(0.5, 0.4, 0.6, n=100)
+    Estimate(0.5 [0.4, 0.6], n=100)
+    """
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    n: int = 0
+    sd: float = math.nan  # over the batches of a batched estimator
+    contexts: int = 0
+    dropped: int = 0
+    note: str = ""
+    replicates: tuple[float, ...] = field(default=(), repr=False)  # leave-one-fold-out values
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __repr__(self) -> str:
+        extra = f", sd={self.sd:.3g}" if not math.isnan(self.sd) else ""
+        extra += f", dropped={self.dropped}" if self.dropped else ""
+        extra += f", note={self.note!r}" if self.note else ""
+        return f"Estimate({self.value:.6g} [{self.low:.4g}, {self.high:.4g}], n={self.n}{extra})"
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A named function of statistics, or of what a command measures, with all that is said about it."""
+
+    name: str
+    function: Callable[..., Any]
+    description: str
+    title: str
+    formula: str
+    reference: str = ""
+    convention: str = ""
+    invariant: frozenset[str] = frozenset()
+    bounds: Bounds = (None, None)
+    needs: tuple[type, ...] = ()
+    default: bool = False
+    kinds: frozenset[str] = frozenset()  # where it is measured unless it is asked for by name
+    options: dict[str, Any] = field(default_factory=dict)
+    neighbours: int = 0  # how many nearest neighbours it reads
+    remark: Remark | None = None  # what is to be said beside a value, such as its bias
+    batch: Callable[..., Tensor] | None = None  # the same of statistics with leading dimensions, NaN where it has none
+    left_out: Callable[[Any, dict[str, Any]], Tensor] | None = None  # rows of its first statistic that it cannot use
+    measured_by: tuple[str, ...] = ()  # commands that measure it, where it is no function of gathered statistics
+
+    def check(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The same options with values of the right type, or an error that names the nearest option."""
+        for key in options:
+            if key not in self.options:
+                raise unknown_name(f"option of {self.name}", key, self.options)
+        return {key: _cast(value, self.options[key], f"{self.name}:{key}") for key, value in options.items()}
+
+    def reads(self, options: dict[str, Any]) -> tuple[type, ...]:
+        """The statistics it needs with these options: batches are drawn from the sample."""
+        return (*self.needs, Sample) if options.get("batches") and Sample not in self.needs else self.needs
+
+    def variant(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options that differ from the defaults."""
+        return {key: value for key, value in options.items() if value != self.options[key]}
+
+    def refusal(self) -> AnisoscopeError:
+        """Why it cannot be asked of rows or of a profile: which commands measure it."""
+        commands = " or ".join(f"`anisoscope {command}`" for command in self.measured_by)
+        return AnisoscopeError(f"{self.name} is not a metric of rows; it is measured by {commands}, use that.")
+
+
+def _cast(value: Any, default: Any, what: str) -> Any:
+    """A value in the type of the default; words come from the command line."""
+    kinds: tuple[type, ...] = (numbers.Integral, np.bool_) if isinstance(default, bool) else (numbers.Integral,)
+    if isinstance(default, str | float):
+        kinds = (str,) if isinstance(default, str) else (numbers.Real,)
+    try:
+        if isinstance(value, str) and isinstance(default, bool):
+            return {"1": True, "true": True, "0": False, "false": False}[value.lower()]
+        if not isinstance(value, (str, *kinds)):
+            raise ValueError(value)
+        return type(default)(value)
+    except (KeyError, ValueError) as error:
+        kind = type(default).__name__
+        raise AnisoscopeError(f"{what} is {value!r}; expected a {kind} such as {default!r}.") from error
 
 
 @dataclass
@@ -59,32 +161,30 @@ class View:
 
     def lines(self, need: type) -> Any:
         """A statistic over all folds, and over all folds but each that is present, as one; None where nothing is."""
-        if (need, "lines") not in self._merged:
+
+        def made() -> Any:
             folds = self.present() if len(self.present()) > 1 else []
-            if need in ON_SAMPLE:
-                found = self.stat(need).without(-1, *folds)
-            else:
-                pieces = self.pieces(need)
-                found = stack_lines(pieces, folds) if pieces else None
-            self._merged[need, "lines"] = found
-        return self._merged[need, "lines"]
+            if issubclass(need, SampleLines):
+                return self.stat(need).without(-1, *folds)
+            pieces = self.pieces(need)
+            return stack_lines(pieces, folds) if pieces else None
+
+        return once(self._merged, (need, "lines"), made)
 
     def stat(self, need: type, *, without: int = -1) -> Any:
         """A statistic over all folds, or all but one."""
         if need is Sample:
             assert self.sample is not None
             return self.sample if without < 0 else self.sample.select(self.sample.fold != without)
-        if need in ON_SAMPLE and without >= 0:
-            return self.stat(need).without(without)
-        key = (need, without)
-        if key not in self._merged:
-            self._merged[key] = need.of(self.stat(Sample)) if need in ON_SAMPLE else self._line(*key)  # type: ignore[attr-defined]
-        return self._merged[key]
+        if issubclass(need, SampleLines):
+            whole = once(self._merged, need, lambda: need.of(self.stat(Sample)))
+            return whole if without < 0 else whole.without(without)
 
-    def _line(self, need: type, without: int) -> Any:
-        lines = self.lines(need)
-        place = [-1, *self.present()].index(without)
-        return line_of(lines, place) if lines is not None and lines.n.flatten()[place] > 0 else need()
+        def made() -> Any:
+            lines, place = self.lines(need), [-1, *self.present()].index(without)
+            return line_of(lines, place) if lines is not None and lines.n.flatten()[place] > 0 else need()
+
+        return once(self._merged, (need, without), made)
 
     def parts(self) -> list[View]:
         """Views of the moments of consecutive batches of the (shuffled) sample, made once; they have no folds."""
@@ -101,18 +201,20 @@ def evaluate(metric: Declaration, view: View, options: dict[str, Any]) -> Estima
         return _evaluate_graphs(metric, view, options)
     if options.get("batches"):
         return _evaluate_batches(metric, view, options)
-    _refuse_nothing(metric, view)
+    if _is_empty(metric, view):
+        raise _no_rows(metric, view)
     value, *replicates = _all_lines(metric, view, options)
     lead = view.stat(metric.needs[0])
-    return _estimate(
-        metric,
-        view,
-        value,
-        replicates,
-        seen=len(lead) if isinstance(lead, Sample) else lead.n,
-        left_out=int(_left_out(metric, lead, options)),
-        note=_note(lead),
-    )
+    gone = 0 if metric.left_out is None else int(metric.left_out(lead, options))
+    return _estimate(metric, view, value, replicates, lead=lead, left_out=gone)
+
+
+def _is_empty(metric: Declaration, view: View) -> bool:
+    return any(not len(s) if isinstance(s, Sample) else not s.n for s in map(view.stat, metric.needs))
+
+
+def _no_rows(metric: Declaration, view: View) -> TooFewRows:
+    return TooFewRows(f"{metric.name} was given no finite row ({view.dropped} were not finite); look at the model")
 
 
 def _all_lines(metric: Declaration, view: View, options: dict[str, Any]) -> list[float]:
@@ -124,18 +226,18 @@ def _all_lines(metric: Declaration, view: View, options: dict[str, Any]) -> list
             metric.function(*map(view.stat, metric.needs), **options)  # says why
         return found
     folds = view.present()
-    value = metric.function(*map(view.stat, metric.needs), **options)
-    rest = [[view.stat(need, without=j) for need in metric.needs] for j in folds if len(folds) > 1]
-    return [value, *(_attempt(metric, stats, options) for stats in rest)]
+    found = [metric.function(*map(view.stat, metric.needs), **options)]
+    for j in folds if len(folds) > 1 else []:
+        try:
+            found.append(metric.function(*(view.stat(need, without=j) for need in metric.needs), **options))
+        except TooFewRows:
+            found.append(math.nan)
+    return found
 
 
 def by_head(metric: Declaration, options: dict[str, Any]) -> bool:
     """Whether all heads of a site can be evaluated in one go."""
-    return (
-        metric.batch is not None
-        and not options.get("batches")
-        and not {Sample, Neighbours, *ON_SAMPLE} & set(metric.needs)
-    )
+    return metric.batch is not None and not options.get("batches") and not any(map(on_sample, metric.needs))
 
 
 def evaluate_heads(
@@ -143,24 +245,20 @@ def evaluate_heads(
 ) -> list[Estimate]:
     """One estimate for each head, in one go; `share` query heads have one key. A missing one's note says why."""
     assert metric.batch is not None
-    try:
-        _refuse_nothing(metric, view)
-    except TooFewRows as error:
-        return [missing(view, error)] * heads
+    if _is_empty(metric, view):
+        return [missing(view, _no_rows(metric, view))] * heads
     shares = [share if need is Keys else 1 for need in metric.needs]
     stats = [_spread(view.lines(need), times) for need, times in zip(metric.needs, shares, strict=True)]
     values = metric.batch(*stats, **options).T.tolist()
     whole = [view.stat(need) for need in metric.needs]
-    left_out = _left_out(metric, whole[0], options).expand(heads).tolist()
+    left_out = torch.zeros(()) if metric.left_out is None else metric.left_out(whole[0], options)
     found = []
-    for head, (value, *replicates) in enumerate(values):
+    for head, ((value, *replicates), gone) in enumerate(zip(values, left_out.expand(heads).tolist(), strict=True)):
         try:
             if math.isnan(value):
-                metric.function(
-                    *(stat.head(head // times) for stat, times in zip(whole, shares, strict=True)), **options
-                )
-            gone, note = int(left_out[head]), _note(whole[0])
-            found.append(_estimate(metric, view, value, replicates, seen=whole[0].n, left_out=gone, note=note))
+                mine = [stat.head(head // times) for stat, times in zip(whole, shares, strict=True)]
+                metric.function(*mine, **options)  # says why
+            found.append(_estimate(metric, view, value, replicates, lead=whole[0], left_out=int(gone)))
         except TooFewRows as error:
             found.append(missing(view, error))
     return found
@@ -179,17 +277,20 @@ def missing(view: View, error: TooFewRows) -> Estimate:
     return Estimate(math.nan, n=0, contexts=view.contexts, dropped=view.dropped, note=str(error))
 
 
-def _refuse_nothing(metric: Declaration, view: View) -> None:
-    if any(not len(s) if isinstance(s, Sample) else not s.n for s in map(view.stat, metric.needs)):
-        raise TooFewRows(f"{metric.name} was given no finite row ({view.dropped} were not finite); look at the model")
-
-
 def _estimate(
-    metric: Declaration, view: View, value: float, replicates: list[float], *, seen: int, left_out: int, note: str
+    metric: Declaration, view: View, value: float, replicates: list[float], *, lead: Any, left_out: int
 ) -> Estimate:
+    """`lead` is its first statistic; it had to leave out some rows beyond those that were not finite."""
     low, high = jackknife(value, replicates, bounds=metric.bounds)
-    words: dict[str, Any] = {"contexts": view.contexts, "dropped": view.dropped + left_out, "note": note}
+    seen = len(lead) if isinstance(lead, Sample) else lead.n
+    words: dict[str, Any] = {"contexts": view.contexts, "dropped": view.dropped + left_out, "note": _note(lead)}
     return Estimate(value, low, high, n=seen - left_out, **words, replicates=tuple(replicates))
+
+
+def _note(lead: Any) -> str:
+    if isinstance(lead, Moments) and lead.n <= lead.width:
+        return f"{lead.n} rows in {lead.width} dimensions: the spectrum is limited by the rows"
+    return ""
 
 
 def _evaluate_batches(metric: Declaration, view: View, options: dict[str, Any]) -> Estimate:
@@ -198,18 +299,12 @@ def _evaluate_batches(metric: Declaration, view: View, options: dict[str, Any]) 
     """
     parts = view.parts()
     if not parts:
-        raise TooFewRows(f"{metric.name} was given no finite row ({view.dropped} were not finite); look at the model")
+        raise _no_rows(metric, view)
     find_spectra([(view, options)] if Moments in metric.needs else [])
     values = [_all_lines(metric, part, options)[0] for part in parts]
-    words = [f"mean over {len(parts)} batches", _note(parts[0].stat(metric.needs[0]))]
-    return Estimate(
-        sum(values) / len(values),
-        n=sum(len(part.stat(Sample)) for part in parts),
-        sd=_sd(values),
-        contexts=view.contexts,
-        dropped=view.dropped,
-        note="; ".join(filter(None, words)),
-    )
+    note = "; ".join(filter(None, [f"mean over {len(parts)} batches", _note(parts[0].stat(metric.needs[0]))]))
+    words: dict[str, Any] = {"contexts": view.contexts, "dropped": view.dropped, "note": note}
+    return Estimate(sum(values) / len(values), n=sum(len(part.stat(Sample)) for part in parts), sd=_sd(values), **words)
 
 
 def find_spectra(wanted: Iterable[tuple[View, dict[str, Any]]]) -> None:
@@ -233,24 +328,6 @@ def _sd(values: list[float]) -> float:
     return float(torch.tensor(values, dtype=torch.float64).std()) if len(values) > 1 else math.nan
 
 
-def _attempt(metric: Declaration, stats: list[Any], options: dict[str, Any]) -> float:
-    try:
-        return metric.function(*stats, **options)
-    except TooFewRows:
-        return math.nan
-
-
-def _left_out(metric: Declaration, lead: Any, options: dict[str, Any]) -> Tensor:
-    """Rows that this metric had to leave out beyond those that were not finite, by head where there are heads."""
-    return torch.zeros(()) if metric.left_out is None else metric.left_out(lead, options)
-
-
-def _note(lead: Any) -> str:
-    if isinstance(lead, Moments) and lead.n <= lead.width:
-        return f"{lead.n} rows in {lead.width} dimensions: the spectrum is limited by the rows"
-    return ""
-
-
 def neighbours_read(metric: Declaration, options: dict[str, Any]) -> int:
     """How many neighbours the metric reads with these options."""
     chosen = {**metric.options, **options}
@@ -259,63 +336,50 @@ def neighbours_read(metric: Declaration, options: dict[str, Any]) -> int:
 
 def _evaluate_graphs(metric: Declaration, view: View, options: dict[str, Any]) -> Estimate:
     assert view.graphs is not None
-    graphs = view.graphs(neighbours_read(metric, options))
+    read, rest = neighbours_read(metric, options), view.without_first
+    graphs = view.graphs(read)
     if options.get("per_context") and view.sample is not None:
-        graphs = sample_graphs(view.sample.one_per_context(), wanted=neighbours_read(metric, options), batch=None)
+        graphs = sample_graphs(view.sample.one_per_context(), wanted=read, batch=None)
     if not graphs:
         raise TooFewRows(f"{metric.name} needs rows, seen none; give more tokens")
-    rest = view.without_first
     folds = torch.cat([g.fold for g in graphs]).unique().tolist() if view.interval else []
-    found = [_graph_lines(metric, g, options, rest, [-1, *(folds if len(folds) > 1 else [])]) for g in graphs]
-    everyone = [value for value, *_ in found]
+    lines = [g.lines(without_first=rest, folds=[-1, *(folds if len(folds) > 1 else [])]) for g in graphs]
+    found = [_graph_values(metric, g, mine, options, rest) for g, mine in zip(graphs, lines, strict=True)]
     value, *replicates = (sum(line) / len(line) for line in zip(*found, strict=True))
-    shaky = _unstable(value, replicates) or _starved(metric, graphs, options, rest, folds)
+    shaky = _unstable(value, replicates) or (_starved(lines, read) if len(folds) > 1 else "")
     low, high = (math.nan, math.nan) if shaky else jackknife(value, replicates, bounds=metric.bounds)
     used, duplicates = map(sum, zip(*(g.rows(without_first=rest) for g in graphs), strict=True))
     said = [f"{duplicates} duplicates removed" if duplicates else "", shaky]
     if metric.remark is not None:
         said.append(metric.remark(value, used // len(graphs), options, [g.left(without_first=rest) for g in graphs]))
-    return Estimate(
-        value,
-        low,
-        high,
-        n=used,
-        sd=_sd(everyone),
-        contexts=view.contexts,
-        dropped=view.dropped + duplicates,
-        note="; ".join(filter(None, said)),
-        replicates=tuple(replicates),
-    )
+    words: dict[str, Any] = {"note": "; ".join(filter(None, said)), "replicates": tuple(replicates)}
+    words |= {"contexts": view.contexts, "dropped": view.dropped + duplicates}
+    return Estimate(value, low, high, n=used, sd=_sd([value for value, *_ in found]), **words)
 
 
-def _graph_lines(
-    metric: Declaration, graph: Graph, options: dict[str, Any], without_first: bool, folds: list[int]
+def _graph_values(
+    metric: Declaration, graph: Graph, lines: list[Neighbours], options: dict[str, Any], without_first: bool
 ) -> list[float]:
-    """The metric of one graph without each of these folds, of which the first is −1; NaN where there is too little."""
+    """The metric of each line of one graph, of which the first is everything; NaN where there is too little."""
     assert metric.batch is not None
-    lines = graph.lines(without_first=without_first, folds=folds)
     values: list[float] = torch.cat([metric.batch(part, **options) for part in lines]).tolist()
     if math.isnan(values[0]):
         metric.function(graph.left(without_first=without_first), **options)  # says why
     return values
 
 
-def _starved(metric: Declaration, graphs: list[Graph], options: dict[str, Any], rest: bool, folds: list[int]) -> str:
+def _starved(lines: list[list[Neighbours]], read: int) -> str:
     """What to say where leaving out a fold, a very large one, leaves many rows without the neighbours they need.
 
     A graph holds a few neighbours to spare, which is enough for folds of about the same size.
     """
     most = 0.0
-    for graph in graphs if len(folds) > 1 else []:
-        for part in graph.lines(without_first=rest, folds=[-1, *folds]):
-            _, enough = part.near(neighbours_read(metric, options))
-            there = torch.ones_like(enough) if part.there is None else part.there
-            most = max(most, float(((there & ~enough).sum(-1) / there.sum(-1).clamp_min(1)).max()))
-    if most <= _STARVED:
-        return ""
-    return (
-        f"no interval: without one fold of contexts {most:.0%} of the rows lack neighbours; give contexts of like size"
-    )
+    for part in (part for parts in lines for part in parts):
+        _, enough = part.near(read)
+        there = torch.ones_like(enough) if part.there is None else part.there
+        most = max(most, float(((there & ~enough).sum(-1) / there.sum(-1).clamp_min(1)).max()))
+    words = f"{most:.0%} of the rows lack neighbours; give contexts of like size"
+    return "" if most <= _STARVED else f"no interval: without one fold of contexts {words}"
 
 
 def _unstable(value: float, replicates: list[float]) -> str:
@@ -326,10 +390,10 @@ def _unstable(value: float, replicates: list[float]) -> str:
     live = [r for r in replicates if math.isfinite(r)]
     if len(live) < 3:
         return ""
-    gap = max(min(live) - value, value - max(live))
-    if gap <= max(max(live) - min(live), 0.25 * abs(value)):
+    least, most = min(live), max(live)
+    if max(least - value, value - most) <= max(most - least, 0.25 * abs(value)):
         return ""
-    ends = f"{min(live):.3g} to {max(live):.3g}"
+    ends = f"{least:.3g} to {most:.3g}"
     return f"unstable: leaving out any fold of contexts gives {ends}, so there is no interval; look at gride"
 
 
@@ -337,7 +401,7 @@ def context_cosines(x: Tensor, context: Tensor) -> Tensor:
     """For each context, the mean cosine of its rows with its mean row: [contexts]; zero rows have no cosine."""
     _, inverse = torch.unique(context.to(x.device), return_inverse=True)
     count = int(inverse.max()) + 1
-    rows = x.double() if x.device.type != "mps" else x.cpu().double()
+    rows = as_float64(x)
     inverse = inverse.to(rows.device)
     sums = torch.zeros(count, rows.shape[1], dtype=torch.float64, device=rows.device).index_add_(0, inverse, rows)
     lengths = torch.linalg.vector_norm(rows, dim=1)

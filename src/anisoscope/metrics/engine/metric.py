@@ -1,4 +1,4 @@
-"""Declaring a metric: one decorated function.
+"""Declaring a metric: one decorated function; and calling it: an n×d array in, an Estimate out.
 
 `@metric` declares a pure function of statistics, which a profile evaluates and which can be called on arrays;
 `@measured` declares a function of something else (a subspace and gradients, a training log) that a command computes.
@@ -9,15 +9,34 @@ report and the contract tests read the declaration.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Required, TypedDict, TypeVar, Unpack
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from anisoscope.metrics.engine.arrays import evaluate_array
-from anisoscope.metrics.engine.declaration import Declaration, Remark
-from anisoscope.metrics.engine.estimate import Estimate
+from anisoscope.errors import AnisoscopeError, TooFewRows
+from anisoscope.metrics.engine.estimation import (
+    Bounds,
+    Declaration,
+    Estimate,
+    Remark,
+    View,
+    context_cosines,
+    evaluate,
+    neighbours_read,
+)
+from anisoscope.metrics.engine.folds import Graph, Neighbours, on_sample, sample_graphs
+from anisoscope.numerics.factorisation.factors import as_floats
+from anisoscope.numerics.hashing import FOLDS, fold_of
+from anisoscope.numerics.host import room, together
+from anisoscope.stats.directions import Coordinates, Directions, Sums
+from anisoscope.stats.means import Coherence
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.sample import Sample
 
 REGISTRY: dict[str, Metric] = {}
 """What has been declared so far; `metrics.catalogue.registry` holds everything."""
@@ -25,7 +44,7 @@ _INNER = frozenset({"attn_in", "attn_out", "mlp_in", "mlp_out"})
 STREAM_KINDS = frozenset({"embed", "resid", "stage", "stage_mean", "cls", "final", "module", "rows"}) | _INNER
 WEIGHT_KINDS = frozenset({"unembed", "embed_weight"})
 HEAD_KINDS = frozenset({"query", "key", "query_unrotated", "key_unrotated", "cross_query", "cross_key"})
-Bounds = tuple[float | None, float | None]
+_BY_FOLD = {Moments, Directions, Coordinates, Coherence}  # what is gathered of plain rows, beside a sample
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -33,15 +52,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Metric(Declaration):
     """A declared metric; call it on an n×d array to get an Estimate."""
 
+    @torch.inference_mode(False)  # threads of the pool know nothing of the caller's mode
+    @torch.no_grad()
     def __call__(
         self, x: Any, *, contexts: Any = None, tokens: Any = None, seed: int = 0, interval: bool = True, **options: Any
     ) -> Estimate:
         """The metric of the rows of an n×d NumPy or torch array, with an interval over contexts (default: each row).
 
-        Without `interval` the value comes alone, which is quicker.
+        Without `interval` the value comes alone, which is quicker. Rows that are not finite are left out and counted.
         """
-        how: dict[str, Any] = {"contexts": contexts, "tokens": tokens, "seed": seed, "interval": interval}
-        return evaluate_array(self, x, options=self.check(options), **how)
+        chosen = self.check(options)
+        given = read_array(x, self.name, contexts, tokens, interval=interval)
+        return evaluate(self, array_view([(self, chosen)], given, seed), chosen)
 
 
 @dataclass(frozen=True)
@@ -53,21 +75,23 @@ class Request:
     named: bool = False
 
 
-def metric(
-    *needs: type,
-    title: str,
-    formula: str,
-    reference: str,
-    convention: str = "",
-    invariant: Iterable[str] = (),
-    bounds: Bounds = (None, None),
-    default: bool = False,
-    kinds: Iterable[str] = STREAM_KINDS | WEIGHT_KINDS,
-    neighbours: int = 0,
-    remark: Remark | None = None,
-    left_out: Callable[[Any, dict[str, Any]], Tensor] | None = None,
-    batched: bool = False,
-) -> Callable[[Callable[..., Any]], Metric]:
+class Said(TypedDict, total=False):
+    """What can be said of a metric; see `Declaration`."""
+
+    title: Required[str]
+    formula: Required[str]
+    reference: str
+    convention: str
+    invariant: Iterable[str]
+    bounds: Bounds
+    default: bool
+    kinds: Iterable[str]
+    neighbours: int
+    remark: Remark | None
+    left_out: Callable[[Any, dict[str, Any]], Tensor] | None
+
+
+def metric(*needs: type, batched: bool = False, **said: Unpack[Said]) -> Callable[[Callable[..., Any]], Metric]:
     """Declare a metric; its keyword-only arguments become its options, its docstring its description.
 
     A `batched` one is written for statistics with leading dimensions (folds left out, heads) and returns a tensor of
@@ -76,61 +100,189 @@ def metric(
 
     def declare(function: Callable[..., Any]) -> Metric:
         parameters = inspect.signature(function).parameters.values()
-        return _register(
-            function,
-            options={p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY},
-            function=(lambda *stats, **chosen: float(function(*stats, **chosen))) if batched else function,
-            needs=needs,
-            title=title,
-            formula=formula,
-            reference=reference,
-            convention=convention,
-            invariant=frozenset(invariant),
-            bounds=bounds,
-            default=default,
-            kinds=frozenset(kinds),
-            neighbours=neighbours,
-            remark=remark,
-            batch=function if batched else None,
-            left_out=left_out,
-        )
+        options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        how = {"batch": function, "function": lambda *stats, **chosen: float(function(*stats, **chosen))}
+        return _register(function, said, needs=needs, options=options, **(how if batched else {"function": function}))
 
+    said.setdefault("kinds", STREAM_KINDS | WEIGHT_KINDS)
     return declare
 
 
-def measured(
-    *commands: str,
-    title: str,
-    formula: str,
-    reference: str = "",
-    convention: str = "",
-    invariant: Iterable[str] = (),
-    bounds: Bounds = (None, None),
-) -> Callable[[Function], Function]:
+def measured(*commands: str, **said: Unpack[Said]) -> Callable[[Function], Function]:
     """Declare a number that these commands measure; the function stays as it is, and the commands call it."""
 
     def declare(function: Function) -> Function:
-        _register(
-            function,
-            function=function,
-            needs=(),
-            title=title,
-            formula=formula,
-            reference=reference,
-            convention=convention,
-            invariant=frozenset(invariant),
-            bounds=bounds,
-            measured_by=commands,
-        )
+        _register(function, said, function=function, measured_by=commands)
         return function
 
     return declare
 
 
-def _register(declared: Callable[..., Any], **fields: Any) -> Metric:
+def _register(declared: Callable[..., Any], said: Said, **fields: Any) -> Metric:
     """Add a metric under the name of its function, described by its docstring."""
     about = " ".join((inspect.getdoc(declared) or "").partition(">>>")[0].split())
-    made = Metric(name=declared.__name__, description=about, **fields)
+    sets: dict[str, Any] = {name: frozenset(said.get(name, ())) for name in ("invariant", "kinds")}  # type: ignore[call-overload]
+    made = Metric(name=declared.__name__, description=about, **{**said, **sets, **fields})
     object.__setattr__(made, "__doc__", made.description)
     REGISTRY[made.name] = made
     return made
+
+
+@dataclass(frozen=True)
+class ArrayRows:
+    """Finite rows with their labels; how many were left out."""
+
+    rows: Tensor
+    contexts: Tensor
+    tokens: Tensor
+    dropped: int
+    interval: bool = True  # else all rows are one fold, which cannot be left out
+
+    @property
+    def fold(self) -> Tensor:
+        return fold_of(self.contexts) if self.interval else torch.zeros_like(self.contexts)
+
+
+def read_array(x: Any, name: str, contexts: Any, tokens: Any, *, interval: bool) -> ArrayRows:
+    """The finite rows of an array, or an error that says for which metric there are none."""
+    rows = as_rows(x)
+    n = len(rows)
+    labels = torch.arange(n) if contexts is None else _labels(contexts, n, "contexts")
+    kinds = torch.full((n,), -1, dtype=torch.int64) if tokens is None else _labels(tokens, n, "tokens")
+    bad = _bad_rows(rows)
+    if len(bad):
+        chosen = torch.ones(n, dtype=torch.bool).index_fill_(0, bad, False)
+        rows, labels, kinds = rows[chosen.to(rows.device)], labels[chosen], kinds[chosen]
+    if not len(rows):
+        raise TooFewRows(f"{name} was given no row of finite numbers ({len(bad)} dropped); check the array")
+    if rows.dtype is not torch.float32:  # squares of squares must fit into float64; those of float32 always do
+        top = max(abs(float(end)) for end in torch.aminmax(rows))
+        if top > 1e60 or 0.0 < top < 1e-60:
+            words = f"the largest number of the array is {top:.0e}"
+            raise AnisoscopeError(f"{words}; expected 1e-60 to 1e60, rescale it first")
+    return ArrayRows(rows, labels, kinds, len(bad), interval)
+
+
+def _bad_rows(rows: Tensor) -> Tensor:
+    """The numbers of the rows that are not finite.
+
+    The sum of a row that is not finite is not finite: only rows whose sum is not are looked at number by number.
+    """
+    suspects = (~rows.sum(1).isfinite()).nonzero().squeeze(1)
+    return suspects[~rows[suspects].isfinite().all(1)].cpu()
+
+
+def is_of_rows(metric: Declaration) -> bool:
+    """Whether plain rows are enough to compute it."""
+    return not metric.measured_by and all(on_sample(need) or need in _BY_FOLD for need in metric.needs)
+
+
+def array_view(wanted: Sequence[tuple[Declaration, dict[str, Any]]], given: ArrayRows, seed: int) -> View:
+    """The statistics that some metrics, with their options, need of plain rows, each taken once."""
+    for metric, _ in wanted:
+        if metric.measured_by:
+            raise metric.refusal()
+        if not is_of_rows(metric):
+            raise AnisoscopeError(f"{metric.name} reads attention, not plain rows; use anisoscope.measure on a model")
+    needs = {need for metric, options in wanted for need in metric.reads(options)}
+    folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
+    for need in needs & _BY_FOLD:
+        for j, found in _by_fold(need, given).items():
+            folds[j][need] = found
+    sample = graphs = None
+    if any(map(on_sample, needs)):
+        labels = {"context": given.contexts, "position": torch.arange(len(given.rows)), "token": given.tokens}
+        sample = Sample(len(given.rows), seed).update(given.rows, **labels)
+        most = max([neighbours_read(*request) for request in wanted if Neighbours in request[0].needs], default=0)
+        graphs = _graph_maker(sample, most, spare=given.interval)
+    counts: dict[str, Any] = {"contexts": len(given.contexts.unique()), "dropped": given.dropped}
+    return View(folds, sample, graphs, interval=given.interval, **counts)
+
+
+def _by_fold(need: type, given: ArrayRows) -> dict[int, Any]:
+    """One statistic of the rows of each fold that has any."""
+    rows, fold = given.rows, given.fold
+    if issubclass(need, Sums):
+        parts = need.split(rows, fold, FOLDS if given.interval else 1)
+        return {j: part for j, part in enumerate(parts) if part.n}
+    index = {j: (fold == j).nonzero().squeeze(1) for j in fold.unique().tolist()}
+    if need is Moments:
+        return _moments_by_fold(rows, {j: mine.to(rows.device) for j, mine in index.items()})
+    chosen = {j: (rows[mine.to(rows.device)], given.contexts[mine]) for j, mine in index.items()}
+    return {j: Coherence().update(context_cosines(*part)) for j, part in chosen.items()}
+
+
+def _moments_by_fold(rows: Tensor, index: dict[int, Tensor]) -> dict[int, Moments]:
+    """The moments of each fold; every core works on its own part of a fold, or on folds of its own."""
+    shares = -(-torch.get_num_threads() // len(index)) if rows.device.type == "cpu" else 1
+    parts = [(j, part) for j, mine in index.items() for part in mine.chunk(shares)]
+    found: dict[int, Moments] = {}
+    for (j, _), part in zip(parts, together(lambda item: _moments(rows, item[1]), parts), strict=True):
+        found[j] = found[j].merge(part) if j in found else part
+    return found
+
+
+def _moments(rows: Tensor, index: Tensor) -> Moments:
+    """The moments of some of the rows, gathered a block at a time so that no copy of the array is made."""
+    out = Moments()
+    first, last = int(index[0]), int(index[-1])
+    if last - first + 1 == len(index):
+        return out.update(rows[first : last + 1])
+    for part in index.split(out.block_rows(rows)):
+        if rows.device.type == "cpu":
+            gathered = room("rows", (len(part), rows.shape[1]), rows.dtype)
+            out.update(torch.index_select(rows, 0, part, out=gathered))
+        else:
+            out.update(rows[part])
+    return out
+
+
+def _graph_maker(sample: Sample, most: int, *, spare: bool) -> Callable[[int], list[Graph]]:
+    """Neighbour graphs from one search for as many neighbours as any metric reads, made when one first asks."""
+
+    @cache
+    def found() -> list[Graph]:
+        return sample_graphs(sample, wanted=most, batch=None, spare=spare)
+
+    @cache
+    def cut(wanted: int) -> list[Graph]:
+        return [replace(graph, neighbours=graph.neighbours.cut(wanted), _left={}) for graph in found()]
+
+    return lambda wanted: found() if wanted == most else cut(wanted)
+
+
+def as_rows(x: Any) -> Tensor:
+    """An n×d float tensor from a NumPy or torch array, half precision promoted; or an error that names the shape."""
+    try:
+        if not isinstance(x, Tensor):  # torch reads arrays that are contiguous and in this machine's byte order
+            filled = np.ma.filled(x.astype(np.float64), np.nan) if isinstance(x, np.ma.MaskedArray) else x
+            array = np.ascontiguousarray(filled) if np.ndim(filled) else np.asarray(filled)
+            x = torch.as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
+        rows: Tensor = x.detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise AnisoscopeError(f"seen {type(x).__name__}, expected an n×d array of numbers; convert it first") from error
+    if rows.layout is not torch.strided or rows.device.type == "meta":
+        raise AnisoscopeError("the tensor is sparse or has no data; expected a dense n×d array, convert it first")
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise AnisoscopeError(
+            f"the array has shape {tuple(rows.shape)}; expected n rows × d columns, both at least 1; reshape it first"
+        )
+    if rows.is_complex():
+        raise AnisoscopeError("the array is complex; expected real numbers, take its real part or its modulus first")
+    return as_floats(rows)
+
+
+def _labels(labels: Any, n: int, name: str) -> Tensor:
+    """One int64 per row; words are numbered in alphabetical order."""
+    try:
+        values = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+        whole = values.dtype.kind in ("iub" if isinstance(labels, Tensor) else "iu")
+        numbers = values if whole else np.unique(values, return_inverse=True)[1]
+        out = torch.as_tensor(numbers.astype(np.int64))
+    except (TypeError, ValueError) as error:
+        raise AnisoscopeError(
+            f"{name} holds labels that cannot be told apart ({error}); expected one number or word for each row"
+        ) from error
+    if out.shape != (n,):
+        raise AnisoscopeError(f"{name} has shape {tuple(out.shape)}; expected one label for each of the {n} rows")
+    return out

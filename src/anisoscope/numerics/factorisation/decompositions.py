@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.numerics.factorisation.cones import squares
 from anisoscope.numerics.factorisation.factors import (
     Factors,
     as_floats,
@@ -30,12 +29,20 @@ from anisoscope.numerics.factorisation.factors import (
     check_fit,
     encode_rows,
     exact_products,
+    k_means,
     relative_error,
     rows_to_fit,
 )
-from anisoscope.numerics.factorisation.k_means import k_means
-from anisoscope.numerics.factorisation.krylov import leading
-from anisoscope.numerics.factorisation.semi_nmf import MAX_ITER, TOL_FAR, fit, semi_nmf, start_directions, unit_rows
+from anisoscope.numerics.factorisation.semi_nmf import (
+    MAX_ITER,
+    TOL_FAR,
+    fit,
+    semi_nmf,
+    squares,
+    start_directions,
+    unit_rows,
+)
+from anisoscope.numerics.linalg import leading
 
 _ICA_TOL = 1e-8  # of a cosine: the components turn by less than 1e-4
 

@@ -18,7 +18,7 @@ import torch
 from anisoscope.claims.dynamics.curvature import EXPECTED_SLOPES, curvature_verdicts
 from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.metrics.curvature import curvature_attenuation, curvature_constant, curvature_error, local_pca_angle
-from anisoscope.metrics.engine.estimate import Estimate
+from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.numerics.host import one_thread
 from anisoscope.numerics.manifolds import MANIFOLDS, Manifold, make_manifold
 from anisoscope.results.query import options_of

@@ -34,7 +34,7 @@ from anisoscope.metrics.curvature import (
     local_pca_angle,
     parabola_tangent,
 )
-from anisoscope.metrics.engine.estimate import Estimate
+from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.numerics.manifolds import (
     Frames,
     Manifold,

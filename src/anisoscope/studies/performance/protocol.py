@@ -25,12 +25,11 @@ from anisoscope.data.tasks import NONE, embedded_units, labelled_units, spread_c
 from anisoscope.data.text import Document, read_documents
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import registry
-from anisoscope.metrics.engine.estimate import Estimate
+from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.models.load import load_model
 from anisoscope.models.tokenizer import special_ids, tokenizer_fingerprint
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of
-from anisoscope.numerics.linear_probes import LinearProbe, choose_probe, fit_centroids, fit_probe
-from anisoscope.numerics.repairs import Repair, fit_repairs
+from anisoscope.numerics.linear_fits import LinearProbe, Repair, choose_probe, fit_centroids, fit_probe, fit_repairs
 from anisoscope.results.folder import slug
 from anisoscope.results.schema import variant_name
 from anisoscope.results.table import Table

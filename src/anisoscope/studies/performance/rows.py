@@ -44,7 +44,7 @@ from anisoscope.claims.dynamics.performance import (
 from anisoscope.data.tasks import NONE, Task, Unit
 from anisoscope.data.tokens import batches, mask_batch
 from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics.engine.estimate import Estimate
+from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.metrics.engine.metric import Metric
 from anisoscope.models.forward import evaluating, forward, unwrapped
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of, row_hash

@@ -32,11 +32,10 @@ from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.measurement.bank import Bank, chosen_rows
 from anisoscope.measurement.evaluation import evaluate_bank
 from anisoscope.measurement.site_plan import Setup, make_plan
-from anisoscope.metrics.attention import attention_median, attention_min, score_magnitude
+from anisoscope.metrics.attention import SMALLEST_ROW, attention_median, attention_min, score_magnitude
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.models.placement import choose_device
-from anisoscope.numerics.attention_rows import SMALLEST_ROW
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.folder import slug
 from anisoscope.results.quantity import jackknife

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 import anisoscope
-from anisoscope.metrics.engine import clusters as module
-from anisoscope.metrics.engine.arrays import ArrayRows, array_view
-from anisoscope.metrics.engine.clusters import Clusters, k_means, silhouette
+from anisoscope.metrics import spectrum as module
 from anisoscope.metrics.engine.estimation import evaluate
-from anisoscope.metrics.spectrum import local_anisotropy, svd_ratio
-from anisoscope.numerics.factorisation.krylov import largest_directions
+from anisoscope.metrics.engine.metric import ArrayRows, array_view
+from anisoscope.metrics.spectrum import Clusters, k_means, local_anisotropy, silhouette, svd_ratio
 from anisoscope.numerics.host import together
+from anisoscope.numerics.linalg import largest_directions
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 

@@ -7,8 +7,15 @@ import pytest
 import torch
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.numerics.linear_probes import choose_probe, fit_centroids, fit_probe
-from anisoscope.numerics.repairs import REPAIRS, directions_of, fit_repair, fit_repairs
+from anisoscope.numerics.linear_fits import (
+    REPAIRS,
+    choose_probe,
+    directions_of,
+    fit_centroids,
+    fit_probe,
+    fit_repair,
+    fit_repairs,
+)
 
 
 def cloud(n: int = 600, d: int = 8, *, seed: int = 0, mean: float = 5.0) -> torch.Tensor:

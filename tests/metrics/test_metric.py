@@ -14,7 +14,7 @@ import torch
 import anisoscope
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.metrics.engine import arrays
+from anisoscope.metrics.engine import metric as arrays
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.numerics.host import room
 from anisoscope.numerics.linalg import add_gram, eigenvalues

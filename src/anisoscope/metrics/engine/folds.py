@@ -1,0 +1,351 @@
+"""Statistics with every fold of contexts left out in turn: sums and moments, sampled rows, neighbour graphs.
+
+A statistic of all folds, and of all folds but each in turn, is one object with a leading dimension: its lines.
+Notation: L lines (the first is everything), P parts of which a fold may have several, w [L, P] of zeros and ones: which
+parts a line takes. Sums are w @ parts: nothing is subtracted, so no digit is lost where one fold outweighs the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from anisoscope.errors import TooFewRows
+from anisoscope.numerics.linalg import as_float64, eigenvalues
+from anisoscope.numerics.neighbours.search import first_equal, nearest
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.sample import Sample
+
+Part = tuple[int, Any]  # fold, statistic
+_READ = 4  # neighbours that the warning beside TwoNN reads
+_ROUNDS = 8  # looks for near-duplicates: a row sees as many at a time as it has neighbours
+_BLOCK = 2**22  # distances of lines that are looked at together; those of many rows come one by one
+
+
+def unless(bad: Tensor, value: Tensor, why: Callable[[], TooFewRows]) -> Tensor:
+    """The values, NaN where they cannot be had; a single one raises and says why.
+
+    >>> unless(torch.tensor([False, True]), torch.tensor([1.0, 2.0]), lambda: TooFewRows("two")).tolist()
+    [1.0, nan]
+    """
+    if not bad.ndim and bool(bad):
+        raise why()
+    return torch.where(bad, torch.nan, value)
+
+
+def once(known: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+    """What is kept under a key, made when it is first asked for."""
+    if key not in known:
+        known[key] = make()
+    return known[key]
+
+
+@dataclass
+class MomentLines:
+    """Moments by line, on the host unless they are wide; reads as `Moments` does."""
+
+    n: Tensor  # [L] or [L, 1] where there are heads
+    mean: Tensor  # [L, ..., d]
+    scatter: Tensor  # [L, ..., d, d]
+    spectra: dict[bool, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def width(self) -> int:
+        return self.mean.shape[-1]
+
+    def matrix(self, *, centred: bool) -> Tensor:
+        """Σ (x−m)(x−m)ᵀ, or Σ xxᵀ."""
+        if centred:
+            return self.scatter
+        return self.scatter + self.n[..., None, None] * self.mean.unsqueeze(-1) * self.mean.unsqueeze(-2)
+
+    def eigenvalues(self, *, centred: bool = True) -> Tensor:
+        """Squared singular values of the rows of each line, descending; computed once."""
+        return once(self.spectra, centred, lambda: eigenvalues(self.matrix(centred=centred)))
+
+
+def stack_lines(parts: Sequence[Part], folds: Sequence[int]) -> Any:
+    """One statistic with a line for everything and one without each of these folds.
+
+    Every part has rows; a fold has one part where they are moments.
+    """
+    w = torch.tensor([[float(fold != gone) for fold, _ in parts] for gone in (-1, *folds)], dtype=torch.float64)
+    counts = w @ torch.tensor([float(part.n) for _, part in parts], dtype=torch.float64)
+    if isinstance(parts[0][1], Moments):
+        return _moment_lines([part.on_host() for _, part in parts], w, counts)
+    kind, states = type(parts[0][1]), [tensors_of(part) for _, part in parts]
+    found: dict[str, Tensor] = {}
+    for name, like in states[0].items():
+        stacked = torch.stack([state[name].to(like.device) for state in states]).cpu()  # resumed ones lie on the host
+        if name in getattr(kind, "largest", ()):  # none of them is negative; 0 where a line has none
+            found[name] = (w.view(*w.shape, *[1] * (stacked.ndim - 1)) * stacked).amax(1)
+        else:
+            found[name] = _sum(w, stacked)
+    heads = max(0, max(value.ndim for value in found.values()) - 2)
+    return kind(n=counts.reshape(-1, *[1] * heads), **found)
+
+
+def line_of(stacked: Any, index: int) -> Any:
+    """One line of a stacked statistic, as a plain one."""
+    if isinstance(stacked, MomentLines):
+        n = stacked.n.flatten()[index]
+        return Moments.load({"n": n, "mean": stacked.mean[index], "scatter": stacked.scatter[index]})
+    values = {name: value[index] for name, value in tensors_of(stacked).items()}
+    return type(stacked)(n=int(stacked.n.flatten()[index]), **values)
+
+
+def tensors_of(stat: Any) -> dict[str, Tensor]:
+    """The sums and maxima of a statistic by name."""
+    return {name: value for name, value in vars(stat).items() if name != "n" and isinstance(value, Tensor)}
+
+
+def _sum(w: Tensor, parts: Tensor) -> Tensor:
+    return (w @ parts.reshape(len(parts), -1).double()).view(len(w), *parts.shape[1:])
+
+
+def _moment_lines(parts: Sequence[Moments], w: Tensor, counts: Tensor) -> MomentLines:
+    """Chan, Golub and LeVeque (1983) for all lines at once: Σ Sₚ + Σ nₚ (mₚ − m)(mₚ − m)ᵀ over the parts of a line."""
+    device = parts[0].mean.device
+    heads = parts[0].mean.ndim - 1
+    n = torch.tensor([float(part.n) for part in parts], dtype=torch.float64, device=device)
+    w, counts = w.to(device), counts.to(device)
+    means = torch.stack([part.mean for part in parts])  # [P, ..., d]
+    mean = _sum(w * n, means) / counts.clamp_min(1.0).reshape(-1, *[1] * (heads + 1))
+    gaps = means - mean.unsqueeze(1)  # [L, P, ..., d]
+    weighted = gaps * (w * n).view(*w.shape, *[1] * (heads + 1))
+    scatter = _left_out_sums([part.scatter for part in parts], w)
+    scatter += weighted.movedim(1, -1) @ gaps.movedim(1, -2)  # [L, ..., d, P] @ [L, ..., P, d]
+    return MomentLines(counts.reshape(-1, *[1] * heads), mean, scatter)
+
+
+def _left_out_sums(parts: Sequence[Tensor], w: Tensor) -> Tensor:
+    """w @ parts, where a line takes all parts or all but one, without a copy of them all: matrices are large."""
+    out = parts[0].new_zeros(len(w), *parts[0].shape)
+    lacking = [row.index(0.0) if 0.0 in row else -1 for row in w.tolist()]
+    for places in (range(len(parts)), range(len(parts) - 1, -1, -1)):  # what lies before a part, what lies behind it
+        run = torch.zeros_like(parts[0])
+        for p in places:
+            if p in lacking:
+                out[lacking.index(p)] += run
+            run += parts[p]
+    for line, p in enumerate(lacking):
+        if p < 0:
+            out[line] = run
+    return out
+
+
+@dataclass(frozen=True)
+class SampleLines:
+    """Sampled rows of which something is found once, for all rows and without each fold."""
+
+    rows: Tensor  # [n, d] float64
+    fold: Tensor  # [n]
+    left_out: tuple[int, ...] = ()  # a line for each; () for all rows
+    known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # shared with every fold left out
+
+    @classmethod
+    def of(cls, sample: Sample) -> Self:
+        return cls(as_float64(sample.rows.flatten(1)), sample.fold)
+
+    def without(self, *folds: int) -> Self:
+        """Lines of the rows that stay when each of these folds is left out; −1 leaves out none."""
+        return replace(self, left_out=folds)
+
+    @property
+    def n(self) -> int:
+        """Rows of the first line."""
+        return int((self.fold != self.left_out[0]).sum()) if self.left_out else len(self.rows)
+
+    def staying(self, folds: Sequence[int]) -> Tensor:
+        """Which rows stay without each of these folds [n, folds], on the host."""
+        return self.fold.unsqueeze(1) != torch.tensor(folds)
+
+
+def on_sample(need: type) -> bool:
+    """Whether a statistic is made of the sampled rows, all at once."""
+    return issubclass(need, Sample | Neighbours | SampleLines)
+
+
+def spared(wanted: int) -> int:
+    """Neighbours held for a metric that reads `wanted`: leaving out a fold, a quarter of a half, seldom runs out.
+
+    >>> spared(2), spared(20)
+    (9, 36)
+    """
+    return wanted + 6 + wanted // 2
+
+
+def _standing(stands: Tensor) -> Tensor:
+    """Rows that stand for themselves."""
+    return (stands == torch.arange(len(stands), device=stands.device)).nonzero().squeeze(1)
+
+
+def _numbered(stands: Tensor, kept: Tensor) -> Tensor:
+    """The place in `kept` of the row that stands for each; a row may stand for it by way of others.
+
+    >>> _numbered(torch.tensor([0, 0, 2, 1]), torch.tensor([0, 2])).tolist()
+    [0, 0, 1, 0]
+    """
+    while not bool((stands[stands] == stands).all()):
+        stands = stands[stands]
+    return torch.searchsorted(kept, stands)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Distances to the nearest distinct rows, ascending; rows that ran out of neighbours are dropped.
+
+    `wanted` is how many neighbours the metrics read; the graph holds a few more for leaving rows out. A leading
+    dimension, where there is one, are lines: the same rows with some of them left out, at infinite distances.
+    """
+
+    distance: Tensor  # [..., n, k] float64
+    index: Tensor  # [..., n, k]
+    wanted: int
+    duplicates: int = 0  # rows removed because an equal one was there
+    there: Tensor | None = None  # [..., n] rows that were not left out, unless all are there
+    known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, rows: Tensor, wanted: int, *, tolerance: float = 0.0, spare: bool = True) -> tuple[Neighbours, Tensor]:
+        """The graph of the distinct rows, and for every row the number of the distinct row that stands for it.
+
+        Rows closer than `tolerance` times their norm count as equal: a causal model gives equal rows for equal
+        prefixes, but a float32 forward pass makes them bit-equal in some batches and not in others.
+        """
+        stands = first_equal(rows)
+        kept = _standing(stands)
+        if len(kept) < 2:
+            empty = torch.empty(len(kept), 0)
+            return cls(empty.double(), empty.long(), wanted, len(rows) - len(kept)), torch.zeros(len(rows)).long()
+        distinct, held = rows if len(kept) == len(rows) else rows[kept], spared(wanted) if spare else max(wanted, _READ)
+        distance, index = nearest(distinct, held)
+        for _ in range(_ROUNDS if tolerance else 0):
+            # of the rows within the tolerance the earliest stands: the sample's order, which no batching changes
+            limit = tolerance * torch.linalg.vector_norm(distinct.double(), dim=1, keepdim=True).to(distance.device)
+            own = torch.arange(len(distinct), device=index.device).unsqueeze(1)
+            earlier = torch.where((distance <= limit) & (index < own), index, own).amin(1).to(kept.device)
+            if bool((kept[earlier] == kept).all()):
+                break
+            stands[kept] = kept[earlier]
+            kept = _standing(stands)
+            if len(kept) < 2:
+                distance, index = distance[:1, :0], index[:1, :0]
+                break
+            distinct = rows[kept]
+            distance, index = nearest(distinct, held)
+        graph = cls(distance, index, wanted, len(rows) - len(kept))
+        return graph, _numbered(stands.cpu(), kept.cpu())
+
+    def __len__(self) -> int:
+        return len(self.distance)
+
+    def near(self, k: int) -> tuple[Tensor, Tensor]:
+        """Distances to the k nearest [..., n, k], and which rows have that many [..., n]."""
+        near = self.distance[..., :k]
+        if near.shape[-1] < k:
+            near = torch.nn.functional.pad(near, (0, k - near.shape[-1]), value=torch.inf)
+        return near, near[..., -1] < torch.inf
+
+    def lines(self, there: Tensor) -> Neighbours:
+        """The graph among the rows where each line of a mask [lines, n] holds; rows keep their numbers."""
+        left = there[:, self.index].logical_and_(there.unsqueeze(2))
+        # where each neighbour that is left comes to stand; the column behind the last takes what is not wanted
+        place = left.cumsum(-1).sub_(1).masked_fill_(left.logical_not_(), self.wanted).clamp_max_(self.wanted)
+        shape = (*left.shape[:2], self.wanted + 1)
+        distance = self.distance.new_full(shape, torch.inf).scatter_(2, place, self.distance.expand(left.shape))
+        index = self.index.new_zeros(shape).scatter_(2, place, self.index.expand(left.shape))
+        return Neighbours(distance[..., : self.wanted], index[..., : self.wanted], self.wanted, there=there)
+
+    def cut(self, wanted: int) -> Neighbours:
+        """What a search for fewer neighbours would have found."""
+        held = spared(wanted)
+        return replace(self, distance=self.distance[:, :held], index=self.index[:, :held], wanted=wanted)
+
+    def keep(self, mask: Tensor) -> Neighbours:
+        """The graph among the rows where the mask holds: the same distances, the others left out."""
+        gone = ~mask[self.index]
+        # a stable sort moves the neighbours that are left to the front without changing their order
+        order = gone.to(torch.int8).sort(dim=1, stable=True).indices[:, : self.wanted]
+        distance = self.distance.masked_fill(gone, torch.inf).gather(1, order)
+        renumbered = (torch.cumsum(mask, 0) - 1)[self.index.gather(1, order)]
+        return Neighbours(distance[mask], renumbered[mask], self.wanted)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One batch's neighbour graph of its distinct rows, with the folds and first-position flags of all copies."""
+
+    neighbours: Neighbours
+    stands: Tensor  # for every row of the batch, the distinct row that stands for it
+    fold: Tensor
+    first: Tensor
+    _left: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, sample: Sample, *, wanted: int, tolerance: float = 0.0, spare: bool = True) -> Graph:
+        neighbours, stands = Neighbours.of(sample.rows.flatten(1), wanted, tolerance=tolerance, spare=spare)
+        return cls(neighbours, stands, sample.fold, sample.label("first").bool())
+
+    def left(self, *, without_first: bool = False, fold: int = -1) -> Neighbours:
+        """The graph without the first rows of contexts, without a fold, or whole; made once for all metrics.
+
+        A row that was seen several times goes only with the last of its copies.
+        """
+        graph = self.neighbours
+
+        def made() -> Neighbours:
+            mask = self._there(without_first, [fold])[0]
+            return graph if bool(mask.all()) else graph.keep(mask.to(graph.index.device))
+
+        return once(self._left, (without_first, fold), made)
+
+    def lines(self, *, without_first: bool, folds: Sequence[int]) -> list[Neighbours]:
+        """The same without each of these folds (−1: none), as lines; in several parts where there are many rows."""
+        index = self.neighbours.index
+
+        def made() -> list[Neighbours]:
+            there = self._there(without_first, folds).to(index.device)
+            return [self.neighbours.lines(part) for part in there.split(max(1, _BLOCK // max(1, index.numel())))]
+
+        return once(self._left, ("lines", without_first, *folds), made)
+
+    def rows(self, *, without_first: bool) -> tuple[int, int]:
+        """Distinct rows, and how many were removed because an equal one was there."""
+        distinct = int(self._there(without_first, [-1]).sum())
+        return distinct, int(self._rows(without_first, [-1]).sum()) - distinct
+
+    def _there(self, without_first: bool, folds: Sequence[int]) -> Tensor:
+        """Which distinct rows are left without each of these folds: [folds, n]."""
+        found = torch.zeros(len(folds), len(self.neighbours), dtype=torch.int32)
+        return found.index_add_(1, self.stands, self._rows(without_first, folds).to(torch.int32)) > 0
+
+    def _rows(self, without_first: bool, folds: Sequence[int]) -> Tensor:
+        stay = self.fold != torch.tensor(folds).unsqueeze(1)
+        return stay & ~self.first if without_first else stay
+
+
+def sample_graphs(
+    sample: Sample, *, wanted: int, batch: int | None, tolerance: float = 0.0, spare: bool = True
+) -> list[Graph]:
+    """Graphs of consecutive batches of the (hash-ordered, so shuffled) sample; a last short one only if it is alone.
+
+    `tolerance`: rows closer than this share of their norm are one row; without `spare` no rows can be left out.
+    """
+    parts = batches(sample, batch or max(1, len(sample)))
+    return [Graph.of(part, wanted=wanted, tolerance=tolerance, spare=spare) for part in parts]
+
+
+def batches(sample: Sample, size: int) -> list[Sample]:
+    """Consecutive batches of a size; a last short one is left out unless it is alone.
+
+    >>> ten = Sample(10).update(torch.eye(10), context=torch.arange(10))
+    >>> [len(part) for part in batches(ten, 4)], [len(part) for part in batches(ten, 12)]
+    ([4, 4], [10])
+    """
+    count = max(1, len(sample) // size) if len(sample) else 0
+    return [sample.part(i * size, (i + 1) * size) for i in range(count)]
