@@ -19,8 +19,8 @@ test-all: $(VENV)/.dev lint  ## the slow tests, too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples tools
+	$(BIN)/ruff format --check src tests benchmarks examples tools
 	$(BIN)/mypy
 
 docs: $(VENV)/.dev  ## write docs/metrics.md and docs/sites.md again, from the declarations

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from record import record
 
-from anisoscope.data.enwik8.article import read_raw
-from anisoscope.data.enwik8.folder import FINGERPRINT, prepare_enwik8
+from anisoscope.data.enwik8 import FINGERPRINT, prepare_enwik8
+from anisoscope.data.markup import read_raw
 
 
 def main(path: str) -> None:

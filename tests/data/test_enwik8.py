@@ -17,11 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anisoscope.data.enwik8 import folder as prepare
-from anisoscope.data.enwik8.article import clean, read_raw
-from anisoscope.data.enwik8.folder import open_prepared, prepare_enwik8
-from anisoscope.data.enwik8.markup import CleaningStats, clean_article
-from anisoscope.data.enwik8.symbols import OUTSIDE, SYMBOLS, decode, decode_bytes, encode
+from anisoscope.data import enwik8 as prepare
+from anisoscope.data.enwik8 import SYMBOLS, decode, decode_bytes, encode, open_prepared, prepare_enwik8
+from anisoscope.data.markup import OUTSIDE, CleaningStats, clean, clean_article, read_raw
 from anisoscope.data.text import read_documents
 from anisoscope.errors import AnisoscopeError
 

@@ -19,10 +19,10 @@ from anisoscope.data.resampling import (
     zipf_exponent,
     zipf_target,
 )
-from anisoscope.data.vocabulary import SEP, SPECIALS
+from anisoscope.data.tokens import SEP, SPECIALS
 from anisoscope.errors import AnisoscopeError
 from anisoscope.training.corpus import Corpus, prepare_corpus
-from anisoscope.training.windows import WindowStream
+from anisoscope.training.language_model import WindowStream
 
 FIRST = len(SPECIALS)
 

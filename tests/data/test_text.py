@@ -17,13 +17,12 @@ import pytest
 import torch
 
 from anisoscope.data import text as text_module
-from anisoscope.data.embedded.build import pack, prose, spread
-from anisoscope.data.enwik8.article import clean
-from anisoscope.data.enwik8.markup import CleaningStats, clean_article
+from anisoscope.data.markup import CleaningStats, clean, clean_article
 from anisoscope.data.text import Document, read_documents
 from anisoscope.data.tokens import Context, DataFingerprint, TextCounts, batches, contexts, slices
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.tokenizer import ByteTokenizer
+from embedded_corpus import pack, prose, spread
 
 
 def texts(source: object, **options: object) -> list[str]:

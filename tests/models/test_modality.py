@@ -148,7 +148,7 @@ def test_byt5_is_known_by_its_vocabulary_or_by_what_its_configuration_says() -> 
 def test_character_models_of_our_own_training_are_recognised(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    from anisoscope.data.vocabulary import make_vocabulary, save_tokenizer
+    from anisoscope.data.tokens import make_vocabulary, save_tokenizer
 
     for tokens, expected in (("char", "characters"), ("bpe:600", "text")):
         text = [b"the quick brown fox jumps over the lazy dog, and again the quick brown fox " * 40]

@@ -23,9 +23,8 @@ from anisoscope.studies.shape.protocol import ShapeStudy
 from anisoscope.tangent.plan import GEOMETRY
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.corpus import prepare_corpus
-from anisoscope.training.language_model import build_model
+from anisoscope.training.language_model import WindowStream, build_model
 from anisoscope.training.loop import Trainer
-from anisoscope.training.windows import WindowStream
 from support.light_arms import light_work
 
 TINY: dict[str, Any] = {

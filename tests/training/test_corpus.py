@@ -10,14 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from anisoscope.data.enwik8.folder import prepare_enwik8
-from anisoscope.data.enwik8.symbols import SYMBOLS, encode
+from anisoscope.data.enwik8 import SYMBOLS, encode, prepare_enwik8
 from anisoscope.data.text import read_documents
-from anisoscope.data.vocabulary import MASK, SEP, SPECIALS, UNK, encoder_of, make_vocabulary
+from anisoscope.data.tokens import MASK, SEP, SPECIALS, UNK, encoded, make_vocabulary
 from anisoscope.errors import AnisoscopeError
 from anisoscope.training import corpus as corpus_module
 from anisoscope.training.corpus import Corpus, CorpusPart, prepare_corpus
-from anisoscope.training.windows import IGNORED, WindowStream, mask_tokens, segments, window_counts, window_starts
+from anisoscope.training.language_model import (
+    IGNORED,
+    WindowStream,
+    mask_tokens,
+    segments,
+    window_counts,
+    window_starts,
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +63,7 @@ def test_ids_on_disk_are_those_of_the_saved_tokenizer(tmp_path: Path, tokens: st
 def test_char_level_has_one_id_for_each_byte_of_the_training_text() -> None:
     tokenizer = make_vocabulary("char", ["naïve".encode()])
     assert tokenizer.get_vocab_size() == len(SPECIALS) + len(set("naïve".encode()))
-    (ids,) = encoder_of(tokenizer, tokens="char")([b"vane!"])
+    (ids,) = encoded([b"vane!"], tokenizer, tokens="char")
     assert ids.tolist() == tokenizer.encode("vane!").ids and ids[-1] == UNK and UNK not in ids[:-1]
 
 
@@ -66,7 +72,7 @@ def test_the_vocabulary_of_enwik8_is_the_same_for_every_text() -> None:
     assert vocabularies[0] == vocabularies[1] == vocabularies[2] and len(vocabularies[0]) == len(SPECIALS) + 205
     tokenizer = make_vocabulary("enwik8", [])
     text = "naïve 漢字\tcat\n"
-    (ids,) = encoder_of(tokenizer, tokens="enwik8")([text.encode()])
+    (ids,) = encoded([text.encode()], tokenizer, tokens="enwik8")
     assert (ids - len(SPECIALS)).tolist() == encode(text).tolist()
     assert ids.tolist() == tokenizer.encode(text).ids and tokenizer.decode(ids.tolist()) == text
 

@@ -17,9 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.training import checkpoints as checkpoints_module
 from anisoscope.training import corpus as corpus_module
-from anisoscope.training import record as log_module
+from anisoscope.training import record as record_module
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.loop import train
 from anisoscope.training.record import read_log
@@ -112,8 +111,8 @@ def test_a_kill_while_writing_spoils_nothing(
 
 
 def _kill_while_writing(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settle, append = checkpoints_module._settle, log_module.TrainingLog._append
-    calls = {"settle": 0, "append": 0}
+    settle, flush = record_module._settle, record_module.TrainingLog.flush
+    calls = {"settle": 0, "flush": 0}
 
     def settled(beside: Path, target: Path) -> None:
         calls["settle"] += 1
@@ -126,16 +125,16 @@ def _kill_while_writing(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if calls["settle"] == 3 and place == "after the rename":
             raise Killed
 
-    def appended(self: Any, lines: Any, *, sync: bool) -> None:
-        append(self, lines, sync=sync)
-        calls["append"] += 1
-        if calls["append"] == 9 and place == "in the log":
+    def flushed(self: Any, *, sync: bool = False) -> None:
+        flush(self, sync=sync)
+        calls["flush"] += 1
+        if calls["flush"] == 9 and place == "in the log":
             with self.path.open("a") as file:
                 file.write('{"step": 9, "lo')
             raise Killed
 
-    monkeypatch.setattr(checkpoints_module, "_settle", settled)
-    monkeypatch.setattr(log_module.TrainingLog, "_append", appended)
+    monkeypatch.setattr(record_module, "_settle", settled)
+    monkeypatch.setattr(record_module.TrainingLog, "flush", flushed)
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])

@@ -11,13 +11,11 @@ import torch
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.load import load_model
-from anisoscope.training.checkpoints import Checkpoints
-from anisoscope.training.config import TrainConfig, checkpoint_steps
+from anisoscope.training.config import FAMILIES, TrainableFamily, TrainConfig, checkpoint_steps, choose_family
 from anisoscope.training.corpus import Corpus, prepare_corpus
-from anisoscope.training.language_model import build_model
+from anisoscope.training.language_model import WindowStream, build_model
 from anisoscope.training.loop import make_optimizer
-from anisoscope.training.models import FAMILIES, TrainableFamily, choose_family
-from anisoscope.training.windows import WindowStream
+from anisoscope.training.record import Checkpoints
 
 SIZES = {"layers": 2, "width": 32, "heads": 2, "context": 32, "device": "cpu"}
 

@@ -20,7 +20,7 @@ def enwik8(
     debug: Debug = False,
 ) -> None:
     """Clean enwik8 into plain articles, encode them over the 205 symbols, and say what was removed."""
-    from anisoscope.data.enwik8.folder import prepare_enwik8
+    from anisoscope.data.enwik8 import prepare_enwik8
     from anisoscope.view.console import print_note, print_page, print_prepared
 
     with under_way() as tell:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -22,7 +21,7 @@ SECONDS = 10.0
 SHORTEST = 1.0  # seconds; a last piece below is dropped and counted
 PART = 600.0  # seconds decoded at a time, so that memory does not grow with a recording
 EMBEDDED = (36, 8.0)  # clips, and seconds of each
-_Blocks = Iterator[tuple[np.ndarray, int]]
+_Sounds = Iterator[tuple[np.ndarray, Item]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,58 +58,57 @@ def read_audio(
     if cut < 1:
         raise AnisoscopeError(f"contexts of {seconds} s hold no sample at {rate} per second; ask for longer ones.")
     if source is None or source == "embedded":
-        return _embedded(rate, seconds, group_by, counts=counts)
-    return _read(str(source), rate, seconds, column=column, group_by=group_by, counts=counts)
+        sounds = _embedded(rate, group_by, counts)
+    else:
+        sounds = _read(str(source), rate, seconds, column=column, group_by=group_by, counts=counts)
+    return _pieces(sounds, rate, cut, counts)
 
 
-def _embedded(rate: int, seconds: float, group_by: str | None, *, counts: MediaCounts) -> Iterator[Clip]:
+def _embedded(rate: int, group_by: str | None, counts: MediaCounts) -> _Sounds:
     if group_by not in (None, "folder", "file"):
         raise AnisoscopeError(f"the embedded clips have no field {group_by!r} to group by; group by `folder`.")
     for index in range(EMBEDDED[0]):
         samples, label = make_clip(index, seconds=EMBEDDED[1], rate=rate)
         group = {None: "", "folder": f"vowel-{label}", "file": f"clip-{index}"}[group_by]
         counts.files += 1
-        yield from _pieces(samples, Item("embedded", group), rate=rate, seconds=seconds, counts=counts)
+        yield samples, Item("embedded", group)
 
 
 def _read(
     source: str, rate: int, seconds: float, *, column: str | None, group_by: str | None, counts: MediaCounts
-) -> Iterator[Clip]:
+) -> _Sounds:
+    """The samples of each recording, in one or more blocks; what cannot be read is counted."""
     for item in items(source, SOUNDS_DATA, column=column, group_by=group_by):
-        blocks = _decoded(item, most=max(1, int(PART // seconds)) * seconds)
-        skipped, begun = len(counts.skipped), False
-        while (found := _next(blocks, item, counts=counts)) is not None:
-            counts.files, begun = counts.files + (not begun), True
-            samples = resampled(mono(found[0]), found[1], rate)
-            yield from _pieces(samples, item, rate=rate, seconds=seconds, counts=counts)
-        if not begun and len(counts.skipped) == skipped:  # readable, and without a single sample
-            counts.files, counts.dropped_pieces = counts.files + 1, counts.dropped_pieces + 1
+        blocks, begun = _decoded(item, most=max(1, int(PART // seconds)) * seconds), False
+        while True:
+            try:
+                found = next(blocks, None)
+            except AnisoscopeError:
+                raise
+            except Exception as error:  # readers of damaged files raise many kinds; each is named with its file
+                counts.skip(item, error)
+                break
+            first, begun = not begun, True
+            counts.files += first
+            if found is None:
+                counts.dropped_pieces += first  # readable, and without a single sample
+                break
+            yield resampled(mono(found[0]), found[1], rate), item
     counts.refuse_nothing(source, SOUNDS_DATA)
 
 
-def _next(blocks: _Blocks, item: Item, *, counts: MediaCounts) -> tuple[np.ndarray, int] | None:
-    """The next block of a file; None at its end, and where the rest of it cannot be read."""
-    try:
-        return next(blocks, None)
-    except AnisoscopeError:
-        raise
-    except Exception as error:  # readers of damaged files raise many kinds; each is named with its file
-        counts.skip(item, error)
-        return None
-
-
-def _pieces(samples: np.ndarray, item: Item, *, rate: int, seconds: float, counts: MediaCounts) -> Iterator[Clip]:
-    cut = round(seconds * rate)
+def _pieces(sounds: _Sounds, rate: int, cut: int, counts: MediaCounts) -> Iterator[Clip]:
     least = min(cut, round(SHORTEST * rate))
-    for start in range(0, max(len(samples), 1), cut):
-        piece = samples[start : start + cut]
-        if len(piece) < least or not np.isfinite(piece).all():
-            counts.dropped_pieces += 1
-            continue
-        counts.seconds += len(piece) / rate
-        # What is said in a recording belongs to it as a whole: a part of it has no text of its own.
-        text = item.text if len(piece) == len(samples) else ""
-        yield Clip(np.ascontiguousarray(piece, dtype=np.float32), rate, item.group, item.name, text)
+    for samples, item in sounds:
+        for start in range(0, max(len(samples), 1), cut):
+            piece = samples[start : start + cut]
+            if len(piece) < least or not np.isfinite(piece).all():
+                counts.dropped_pieces += 1
+                continue
+            counts.seconds += len(piece) / rate
+            # What is said in a recording belongs to it as a whole: a part of it has no text of its own.
+            text = item.text if len(piece) == len(samples) else ""
+            yield Clip(np.ascontiguousarray(piece, dtype=np.float32), rate, item.group, item.name, text)
 
 
 def mono(samples: np.ndarray) -> np.ndarray:
@@ -132,45 +130,28 @@ def resampled(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
     return np.asarray(resample_poly(samples, wanted // shared, rate // shared), dtype=np.float32)
 
 
-# -- decoding ---------------------------------------------------------------------------------------------------------
-
-
-def _decoded(item: Item, *, most: float) -> _Blocks:
+def _decoded(item: Item, *, most: float) -> Iterator[tuple[np.ndarray, int]]:
     """Samples [T, channels] in blocks of `most` seconds, with their rate."""
-    if item.value is not None:
-        yield _of_array(item.value)
+    value = item.value
+    if value is not None:  # what a dataset has decoded itself: {array, sampling_rate}
+        if not isinstance(value, dict) or value.get("array") is None:
+            raise ValueError(f"a {type(value).__name__} is no audio")
+        samples = np.asarray(value["array"], dtype=np.float32)
+        turned = samples.ndim == 2 and samples.shape[0] < samples.shape[1]
+        yield samples.T if turned else samples, int(value["sampling_rate"])
         return
     with item.open() as stream:
-        yield from _with_soundfile(stream, most) if _has_soundfile() else _plain_wav(stream, item.name)
+        try:
+            import soundfile
+        except (ImportError, OSError):  # OSError: the library that it wraps is absent
+            yield _plain_wav(stream, item.name)
+            return
+        with soundfile.SoundFile(stream) as file:
+            while len(block := file.read(round(most * file.samplerate), dtype="float32", always_2d=True)):
+                yield block, int(file.samplerate)
 
 
-def _of_array(value: Any) -> tuple[np.ndarray, int]:
-    """What a dataset has decoded itself: {array, sampling_rate}."""
-    if not isinstance(value, dict) or value.get("array") is None:
-        raise ValueError(f"a {type(value).__name__} is no audio")
-    samples = np.asarray(value["array"], dtype=np.float32)
-    return (samples.T if samples.ndim == 2 and samples.shape[0] < samples.shape[1] else samples), int(
-        value["sampling_rate"]
-    )
-
-
-def _has_soundfile() -> bool:
-    with contextlib.suppress(ImportError, OSError):  # OSError: the library that it wraps is absent
-        import soundfile  # noqa: F401
-
-        return True
-    return False
-
-
-def _with_soundfile(stream: BinaryIO, most: float) -> _Blocks:
-    import soundfile
-
-    with soundfile.SoundFile(stream) as file:
-        while len(block := file.read(round(most * file.samplerate), dtype="float32", always_2d=True)):
-            yield block, int(file.samplerate)
-
-
-def _plain_wav(stream: BinaryIO, name: str) -> _Blocks:
+def _plain_wav(stream: BinaryIO, name: str) -> tuple[np.ndarray, int]:
     """A .wav file without soundfile: scipy reads what the standard library does not (floats, 24 bits)."""
     raw = stream.read()
     if raw[:4] not in (b"RIFF", b"RIFX", b"RF64"):
@@ -180,9 +161,9 @@ def _plain_wav(stream: BinaryIO, name: str) -> _Blocks:
     from scipy.io import wavfile
 
     rate, samples = wavfile.read(io.BytesIO(raw))
+    found = samples.astype(np.float32)
     if samples.dtype == np.uint8:  # eight bits are unsigned
-        yield (samples.astype(np.float32) - 128.0) / 128.0, int(rate)
+        found = (found - 128.0) / 128.0
     elif np.issubdtype(samples.dtype, np.integer):
-        yield samples.astype(np.float32) / float(-np.iinfo(samples.dtype).min), int(rate)
-    else:
-        yield samples.astype(np.float32), int(rate)
+        found /= float(-np.iinfo(samples.dtype).min)
+    return found, int(rate)

@@ -60,7 +60,7 @@ def _embedded(group_by: str | None, *, counts: MediaCounts) -> Iterator[Picture]
 def _read(source: str, *, column: str | None, group_by: str | None, counts: MediaCounts) -> Iterator[Picture]:
     for item in items(source, IMAGES_DATA, column=column, group_by=group_by):
         try:
-            array = as_rgb(_opened(item))
+            array = as_rgb(_opened(item) if item.value is None else item.value)
         except AnisoscopeError:
             raise
         except Exception as error:  # readers of damaged files raise many kinds; each is named with its file
@@ -72,8 +72,6 @@ def _read(source: str, *, column: str | None, group_by: str | None, counts: Medi
 
 
 def _opened(item: Item) -> Any:
-    if item.value is not None:
-        return item.value
     try:
         from PIL import Image
     except ImportError as error:

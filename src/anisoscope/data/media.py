@@ -7,12 +7,20 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
-from anisoscope.data.files import entries, files_in, files_seen, members_of, readable
-from anisoscope.data.records import open_dataset, read_records
-from anisoscope.data.text import looks_like_dataset
+from anisoscope.data.text import (
+    entries,
+    files_in,
+    files_seen,
+    looks_like_dataset,
+    members_of,
+    open_dataset,
+    read_records,
+    readable,
+)
 from anisoscope.errors import AnisoscopeError, missing_path
 from anisoscope.results.modality import MEDIA, Medium
 
@@ -95,8 +103,16 @@ def items(source: str, medium: Medium, *, column: str | None = None, group_by: s
         return _of_folder(path, medium, group_by=group_by)
     if path.suffix.lower() == ".zip" and path.is_file():
         return _of_archive(path, medium, group_by=group_by)
+    if path.is_file() and _suffix(path.name) in TABLES:
+        rows = (row for entry in entries(path) for row in read_records(entry, []))
+        return _of_rows(str(path), rows, medium, column=column, group_by=group_by)
     if path.is_file():
-        return _of_file(path, medium, column=column, group_by=group_by)
+        if _suffix(path.name) not in medium.suffixes:
+            raise AnisoscopeError(
+                f"{str(path)!r} is no file of {medium.name}; expected {', '.join(medium.suffixes[:6])}, …, a folder or "
+                f".zip of such files, a {' or '.join(TABLES)} with a column of them, a datasets name, or 'embedded'."
+            )
+        return iter([_item(path, f"{path.parent.name}/{path.name}", group_by=group_by)])
     if not looks_like_dataset(source) or any(_suffix(source) in each.suffixes for each in MEDIA.values()):
         raise missing_path(path)
     rows = _undecoded(open_dataset(source, split="train"), medium)
@@ -145,22 +161,9 @@ def _of_archive(path: Path, medium: Medium, *, group_by: str | None) -> Iterator
             yield Item(f"{path}:{name}", _group(name, group_by), opener, text)
 
 
-def _of_file(path: Path, medium: Medium, *, column: str | None, group_by: str | None) -> Iterator[Item]:
-    if _suffix(path.name) in TABLES:
-        for entry in entries(path):
-            yield from _of_rows(str(path), read_records(entry, []), medium, column=column, group_by=group_by)
-        return
-    if _suffix(path.name) not in medium.suffixes:
-        raise AnisoscopeError(
-            f"{str(path)!r} is no file of {medium.name}; expected {', '.join(medium.suffixes[:6])}, …, a folder or "
-            f".zip of such files, a {' or '.join(TABLES)} with a column of them, a datasets name, or 'embedded'."
-        )
-    yield _item(path, f"{path.parent.name}/{path.name}", group_by=group_by)
-
-
 def _none(where: str, names: list[str], medium: Medium) -> AnisoscopeError:
-    expected = f"expected {', '.join(medium.suffixes[:6])}, …."
-    return AnisoscopeError(f"{where} holds {files_seen(names, none=f'none that is {medium.name}')}; {expected}")
+    seen = files_seen(names, none=f"none that is {medium.name}")
+    return AnisoscopeError(f"{where} holds {seen}; expected {', '.join(medium.suffixes[:6])}, ….")
 
 
 def _group(inside: str, group_by: str | None) -> str:
@@ -178,14 +181,26 @@ def _group(inside: str, group_by: str | None) -> str:
     return str(PurePosixPath(inside).parent)
 
 
-# -- columns ----------------------------------------------------------------------------------------------------------
-
-
 def _of_rows(
     name: str, rows: Iterable[Any], medium: Medium, *, column: str | None, group_by: str | None
 ) -> Iterator[Item]:
+    """The media in a column of a table: bytes, paths of files, or what a dataset has decoded itself."""
     for number, record in enumerate(rows):
-        yield _of_value(f"{name}[{number}]", record, column or _column(record, medium, name), group_by=group_by)
+        place = f"{name}[{number}]"
+        chosen, known = column or _column(record, medium, name), ", ".join(map(str, record))
+        for wanted, option in ((chosen, "--text-field"), (group_by, "--group-by")):
+            if wanted is not None and wanted not in record:
+                raise AnisoscopeError(
+                    f"{place!r} has no column {wanted!r}; its columns are: {known}. Name one of them with {option}."
+                )
+        value, group = record[chosen], "" if group_by is None else str(record[group_by])
+        raw = value.get("bytes") if isinstance(value, dict) else value
+        if isinstance(value, dict) and raw is None and value.get("path") and value.get("array") is None:
+            yield Item(place, group, partial(cast("Callable[..., BinaryIO]", open), value["path"], "rb"))
+        elif isinstance(raw, bytes):
+            yield Item(place, group, partial(io.BytesIO, raw))
+        else:
+            yield Item(place, group, value=value)
 
 
 def _undecoded(rows: Any, medium: Medium) -> Any:
@@ -194,15 +209,14 @@ def _undecoded(rows: Any, medium: Medium) -> Any:
 
     for name, feature in (getattr(rows, "features", None) or {}).items():
         if type(feature).__name__ == medium.feature:
-            rows = rows.cast_column(name, getattr(datasets, type(feature).__name__)(decode=False))
+            rows = rows.cast_column(name, getattr(datasets, medium.feature)(decode=False))
     return rows
 
 
 def _column(record: Any, medium: Medium, name: str) -> str:
     """The column that holds the media: by its usual name, else the only one that holds bytes."""
-    usual = [column for column in medium.columns if column in record]
     blobs = [column for column, value in record.items() if _is_media(value)]
-    found = [column for column in usual if column in blobs] or (blobs if len(blobs) == 1 else [])
+    found = [column for column in medium.columns if column in blobs] or (blobs if len(blobs) == 1 else [])
     if not found:
         raise AnisoscopeError(
             f"{name!r} has no column that is clearly {medium.name}; its columns are: {', '.join(map(str, record))}. "
@@ -215,19 +229,3 @@ def _is_media(value: Any) -> bool:
     if isinstance(value, dict):
         return bool({"bytes", "path", "array"} & set(value))
     return isinstance(value, bytes) or hasattr(value, "convert")
-
-
-def _of_value(name: str, record: Any, column: str, *, group_by: str | None) -> Item:
-    if column not in record or (group_by is not None and group_by not in record):
-        missing = column if column not in record else group_by
-        raise AnisoscopeError(
-            f"{name!r} has no column {missing!r}; its columns are: {', '.join(map(str, record))}. Name one of them "
-            f"with {'--text-field' if missing == column else '--group-by'}."
-        )
-    value, group = record[column], "" if group_by is None else str(record[group_by])
-    if isinstance(value, dict) and value.get("bytes") is None and value.get("path") and value.get("array") is None:
-        return Item(name, group, lambda: Path(value["path"]).open("rb"))
-    raw = value.get("bytes") if isinstance(value, dict) else value
-    if isinstance(raw, bytes):
-        return Item(name, group, lambda: io.BytesIO(raw))
-    return Item(name, group, value=value)

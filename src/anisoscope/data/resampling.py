@@ -90,20 +90,15 @@ def resample(
     exponent = parse_frequency(frequency)
     counts = count_matrix(tokens, starts, context=context, vocab_size=vocab_size, specials=specials)
     natural = np.asarray(counts.sum(axis=0)).ravel()
-    shares = _shares(counts[:, np.flatnonzero(natural)])
+    shares = counts[:, np.flatnonzero(natural)]  # over the number of ordinary tokens of the window
+    totals = np.asarray(shares.sum(axis=1)).ravel()
+    shares.data /= np.repeat(np.maximum(totals, 1), np.diff(shares.indptr))
     weights = np.full(len(starts), 1 / len(starts))
     before = shares.T @ weights
     target = before if exponent is None else zipf_target(before, exponent)
     if exponent is not None:
         weights = tilted(shares, target, least=least)
     return Resampling(weights, _report(frequency, weights, before, shares.T @ weights, target=target, least=least))
-
-
-def _shares(counts: Any) -> Any:
-    """Counts over the number of ordinary tokens of the window."""
-    totals = np.asarray(counts.sum(axis=1)).ravel()
-    counts.data /= np.repeat(np.maximum(totals, 1), np.diff(counts.indptr))
-    return counts
 
 
 def count_matrix(tokens: np.ndarray, starts: np.ndarray, *, context: int, vocab_size: int, specials: int) -> Any:

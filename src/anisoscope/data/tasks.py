@@ -6,8 +6,9 @@ were made of one another (a text and its shuffled twin) share a key, so that bot
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,7 @@ import numpy as np
 import torch
 
 from anisoscope.capture.rows.row import content_hash
-from anisoscope.data.files import RECORD_SUFFIXES, entries
-from anisoscope.data.records import read_records
-from anisoscope.data.text import Document
+from anisoscope.data.text import RECORD_SUFFIXES, Document, entries, read_records
 from anisoscope.data.tokens import FEWEST, Context, contexts, framed
 from anisoscope.errors import AnisoscopeError, missing_path, unknown_name
 from anisoscope.models.tokenizer import plain_ids, special_frame
@@ -39,21 +38,17 @@ class Task:
     question: str
 
 
-TOKEN_TASKS = (
-    Task("space_next", "token", ("no", "yes"), "does the next token begin after a space, or is it one?"),
-    Task(
-        "token_class",
-        "token",
-        ("vowel", "consonant", "upper", "digit", "space", "other"),
-        "what does the token begin with?",
-    ),
-    Task("place_in_word", "token", ("1", "2", "3", "4+"), "which token of its word is it?"),
-)
-CONTEXT_TASKS = (
-    Task("article", "context", (), "which article is the context from?"),
-    Task("order", "context", ("natural", "shuffled"), "are its words in their own order?"),
-)
-TASKS = {task.name: task for task in (*TOKEN_TASKS, *CONTEXT_TASKS)}
+_BEGINNINGS = ("vowel", "consonant", "upper", "digit", "space", "other")
+TASKS = {
+    task.name: task
+    for task in (
+        Task("space_next", "token", ("no", "yes"), "does the next token begin after a space, or is it one?"),
+        Task("token_class", "token", _BEGINNINGS, "what does the token begin with?"),
+        Task("place_in_word", "token", ("1", "2", "3", "4+"), "which token of its word is it?"),
+        Task("article", "context", (), "which article is the context from?"),
+        Task("order", "context", ("natural", "shuffled"), "are its words in their own order?"),
+    )
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,34 +102,25 @@ def embedded_units(
     names = check_tasks(names)
     texts = PieceTexts(tokenizer)
     tasks = {name: TASKS[name] for name in names}
-    groups = _articles(pieces, most=articles) if "article" in names else {}
+    # documents with enough contexts to learn from and to test on, the first ones
+    counts = Counter(piece.group for piece in pieces if "article" in names)
+    groups = [group for group, n in counts.items() if n >= 6][:articles]
     if len(groups) < 2:
         tasks.pop("article", None)
     else:
-        tasks["article"] = Task("article", "context", tuple(groups), TASKS["article"].question)
+        tasks["article"] = replace(TASKS["article"], classes=tuple(groups))
     units = []
     for piece in pieces:
-        labels: dict[str, Label] = {
-            name: label
-            for name, label in token_labels([texts(i) for i in piece.ids.tolist()], piece.special).items()
-            if name in tasks
-        }
+        made = token_labels([texts(i) for i in piece.ids.tolist()], piece.special)
+        labels: dict[str, Label] = {name: label for name, label in made.items() if name in tasks}
         if "article" in tasks and piece.group in groups:
-            labels["article"] = list(groups).index(piece.group)
+            labels["article"] = groups.index(piece.group)
         if "order" in tasks:
             labels["order"] = 0
         units.append(Unit(piece, key_of(piece), labels))
     if "order" in tasks:
         units += [_twin(unit, texts, seed=seed) for unit in list(units)]
     return units, tasks
-
-
-def _articles(pieces: Sequence[Context], *, most: int) -> dict[str, int]:
-    """Documents with enough contexts to learn from and to test on, the first ones."""
-    counts: dict[str, int] = {}
-    for piece in pieces:
-        counts[piece.group] = counts.get(piece.group, 0) + 1
-    return dict([(group, n) for group, n in counts.items() if n >= 6][:most])
 
 
 class PieceTexts:
@@ -219,9 +205,6 @@ def _twin(unit: Unit, texts: PieceTexts, *, seed: int) -> Unit:
     return Unit(Context(shuffled, context.special, context.group), unit.key, {"order": 1}, natural=False)
 
 
-# -- labelled texts ----------------------------------------------------------------------------------------------------
-
-
 def labelled_units(
     path: str | Path, tokenizer: Any, *, length: int, text_field: str = "text", label_field: str = "label"
 ) -> tuple[list[Unit], dict[str, Task]]:
@@ -232,16 +215,50 @@ def labelled_units(
         raise AnisoscopeError(
             f"{str(path)!r} has lists in some fields {label_field!r} and single labels in others; expected one kind."
         )
-    level = "token" if any(lists) else "context"
-    names = _class_names(records, path=str(path), many=level == "token")
-    task = Task("labels", level, tuple(names), f"which {label_field}?")
+    names = _class_names(records, path=str(path), many=any(lists))
+    task = Task("labels", "token" if any(lists) else "context", tuple(names), f"which {label_field}?")
+    classes, frame = {name: i for i, name in enumerate(names)}, special_frame(tokenizer)
+    room = length - len(frame)
+    # WordPiece drops the space before a word itself; other tokenizers make it part of the word
+    gap = "" if PieceTexts(tokenizer).pieces else " "
     units: dict[int, Unit] = {}
-    cut = _Cut(tokenizer, length, {name: i for i, name in enumerate(names)})
     for number, (text, label) in enumerate(records, start=1):
-        unit = cut(text, label, where=f"record {number} of {str(path)!r}")
-        if unit is not None:
-            units.setdefault(unit.key, unit)
+        where = f"record {number} of {str(path)!r}"
+        given: list[int] = []
+        if any(lists):
+            ids, given = _token_ids(text, [classes[_name(one)] for one in label], tokenizer, gap=gap, where=where)
+        elif isinstance(text, str):
+            ids = plain_ids(tokenizer, text)
+        else:
+            raise AnisoscopeError(f"the text of {where} is a {type(text).__name__}; expected text.")
+        if len(ids[:room]) < FEWEST:  # too short to be a context
+            continue
+        context = framed(frame, ids[:room])
+        found: Label
+        if any(lists):
+            found = np.full(len(context), NONE, dtype=np.int64)
+            found[~context.special] = given[:room]
+        else:
+            found = classes[_name(label)]
+        unit = Unit(context, key_of(context), {"labels": found})
+        units.setdefault(unit.key, unit)
     return list(units.values()), {"labels": task}
+
+
+def _token_ids(text: Any, labels: list[int], tokenizer: Any, *, gap: str, where: str) -> tuple[list[int], list[int]]:
+    """Ids and the label of each: given for the words of a text, or for its tokens."""
+    words = text.split() if isinstance(text, str) else [str(word) for word in text]
+    if len(words) == len(labels):
+        parts = [plain_ids(tokenizer, (gap if i else "") + word) for i, word in enumerate(words)]
+        given = [label for part, label in zip(parts, labels, strict=True) for _ in part]
+        return [token for part in parts for token in part], given
+    whole = plain_ids(tokenizer, text) if isinstance(text, str) else []
+    if len(whole) == len(labels):
+        return whole, labels
+    raise AnisoscopeError(
+        f"{where} has {len(labels)} labels for {len(words)} words{f' and {len(whole)} tokens' if whole else ''}; "
+        "expected one for each word, or one for each token."
+    )
 
 
 def _records(path: Path, text_field: str, label_field: str) -> Iterator[tuple[Any, Any]]:
@@ -282,48 +299,3 @@ def _class_names(records: Sequence[tuple[Any, Any]], *, path: str, many: bool) -
 
 def _name(label: Any) -> str:
     return str(int(label)) if isinstance(label, float) else str(label)
-
-
-class _Cut:
-    """Labelled texts to units, for one tokenizer and one length."""
-
-    def __init__(self, tokenizer: Any, length: int, classes: Mapping[str, int]) -> None:
-        self.tokenizer, self.classes = tokenizer, classes
-        self.frame = special_frame(tokenizer)
-        self.room = length - len(self.frame)
-        # WordPiece drops the space before a word itself; other tokenizers make it part of the word
-        self.gap = "" if PieceTexts(tokenizer).pieces else " "
-
-    def __call__(self, text: Any, label: Any, *, where: str) -> Unit | None:
-        """The unit of one text; None where it is too short to be a context."""
-        given: list[int] | None = None
-        if isinstance(label, list | tuple | np.ndarray):
-            ids, given = self._token_ids(text, [self.classes[_name(one)] for one in label], where=where)
-        elif isinstance(text, str):
-            ids = plain_ids(self.tokenizer, text)
-        else:
-            raise AnisoscopeError(f"the text of {where} is a {type(text).__name__}; expected text.")
-        ids = ids[: self.room]
-        if len(ids) < FEWEST:
-            return None
-        context = framed(self.frame, ids)
-        if given is None:
-            return Unit(context, key_of(context), {"labels": self.classes[_name(label)]})
-        labels = np.full(len(context), NONE, dtype=np.int64)
-        labels[~context.special] = given[: self.room]
-        return Unit(context, key_of(context), {"labels": labels})
-
-    def _token_ids(self, text: Any, labels: list[int], *, where: str) -> tuple[list[int], list[int]]:
-        """Ids and the label of each: given for the words of a text, or for its tokens."""
-        words = text.split() if isinstance(text, str) else [str(word) for word in text]
-        if len(words) == len(labels):
-            parts = [plain_ids(self.tokenizer, (self.gap if i else "") + word) for i, word in enumerate(words)]
-            given = [label for part, label in zip(parts, labels, strict=True) for _ in part]
-            return [token for part in parts for token in part], given
-        whole = plain_ids(self.tokenizer, text) if isinstance(text, str) else []
-        if len(whole) == len(labels):
-            return whole, labels
-        raise AnisoscopeError(
-            f"{where} has {len(labels)} labels for {len(words)} words{f' and {len(whole)} tokens' if whole else ''}; "
-            "expected one for each word, or one for each token."
-        )

@@ -1,21 +1,51 @@
-"""Text from anywhere, one document at a time: files, folders, archives, records, datasets, the embedded corpus."""
+"""Text from anywhere, one document at a time: files, folders, archives, records, datasets, the embedded corpus.
+
+Files are read lazily and in bounded memory; bytes that cannot be decoded are an error.
+"""
 
 from __future__ import annotations
 
+import bz2
+import codecs
+import contextlib
+import csv
 import gzip
 import importlib.resources
+import json
+import lzma
 import re
-from collections.abc import Iterable, Iterator
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
 
-from anisoscope.data.files import RECORD_SUFFIXES, SUPPORTED, FileEntry, articles, decoded, entries, suffix_of
-from anisoscope.data.records import Record, open_dataset, read_records
-from anisoscope.errors import AnisoscopeError, missing_path
+from anisoscope.errors import AnisoscopeError, missing_path, near_miss
+from anisoscope.models.source import hub_reachable
 
 PART = 1 << 23  # characters; a longer plain text comes in parts, so that memory stays bounded
+BLOCK = 1 << 20  # bytes decoded at a time
+JSON_LIMIT = 1 << 30  # a JSON list has to be parsed whole
 SEPARATOR = "\n\f\n"  # between the articles of the embedded corpus
+ARTICLES = "\n\n\n"  # between the articles of a text that `anisoscope data enwik8` made: two blank lines
+PREPARED = ("enwik8.txt", "enwik8.bin")  # a text, and its ids beside it, that were made so
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".tex", ".org")
+RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv", ".tsv")
+SUPPORTED = (*TEXT_SUFFIXES, *RECORD_SUFFIXES, ".zip")
+_UNPACKERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_PREPARED_SIDECARS = {"vocabulary.json", "stats.json"}
+_DATASET_SIDECARS = {"dataset_info.json", "state.json", "dataset_dict.json"}  # what `datasets` writes beside its data
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
+_BAD = re.compile("[\udc80-\udcff\ufffd]")  # what a lenient decoder leaves where bytes were bad
+_ENCODINGS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark is the beginning of this one
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,16 +70,19 @@ def read_documents(
     'embedded'
     """
     if source is None or source == "embedded":
-        return _embedded(group_by)
-    path = Path(source).expanduser()
+        if group_by is not None:
+            raise AnisoscopeError(
+                f"the embedded corpus has no field {group_by!r} to group by; give data with fields, or a folder and "
+                "`file`."
+            )
+        return _embedded()
+    path, name = Path(source).expanduser(), str(source)
     if path.exists():
-        found = _local(path, text_field=text_field, group_by=group_by)
-        return _not_empty(found, name=str(source))
-    if not looks_like_dataset(str(source)):
+        return _not_empty(_local(path, text_field, group_by), name=name)
+    if not looks_like_dataset(name):
         raise missing_path(path)
-    records = iter(open_dataset(str(source), split=split))
-    wanted = _Fields(text_field, group_by, name=str(source), label=str(source))
-    return _not_empty(_from_records(records, wanted), name=str(source))
+    records = iter(open_dataset(name, split=split))
+    return _not_empty(_from_records(records, _Fields(text_field, group_by, name=name, label=name)), name=name)
 
 
 def looks_like_dataset(name: str) -> bool:
@@ -63,15 +96,7 @@ def looks_like_dataset(name: str) -> bool:
     return suffix_of(name) not in (*SUPPORTED, ".gz") and not name.endswith(".gz")
 
 
-def _embedded(group_by: str | None) -> Iterator[Document]:
-    if group_by is not None:
-        raise AnisoscopeError(
-            f"the embedded corpus has no field {group_by!r} to group by; give data with fields, or a folder and `file`."
-        )
-    return _articles()
-
-
-def _articles() -> Iterator[Document]:
+def _embedded() -> Iterator[Document]:
     packed = importlib.resources.files("anisoscope.data.embedded") / "corpus.txt.gz"
     text = gzip.decompress(packed.read_bytes()).decode("utf-8")
     for article in text.rstrip("\n").split(SEPARATOR):
@@ -89,15 +114,6 @@ def _not_empty(documents: Iterable[Document], *, name: str) -> Iterator[Document
         raise AnisoscopeError(f"{name!r} holds no text (it is empty or white space only); give a file with text in it.")
 
 
-def _local(path: Path, *, text_field: str, group_by: str | None) -> Iterator[Document]:
-    for entry in entries(path):
-        wanted = _Fields(text_field, group_by, name=entry.name, label=entry.label)
-        if entry.suffix in RECORD_SUFFIXES:
-            yield from _from_records(read_records(entry, wanted.columns), wanted)
-        else:
-            yield from _plain(entry, wanted)
-
-
 @dataclass(frozen=True)
 class _Fields:
     """Which fields to take from the records of one stream."""
@@ -107,21 +123,30 @@ class _Fields:
     name: str
     label: str
 
-    @property
-    def columns(self) -> list[str]:
-        return [self.text] if self.group is None else [self.text, self.group]
+
+def _local(path: Path, text_field: str, group_by: str | None) -> Iterator[Document]:
+    for entry in entries(path):
+        wanted = _Fields(text_field, group_by, name=entry.name, label=entry.label)
+        if entry.suffix in RECORD_SUFFIXES:
+            columns = [text_field] if group_by is None else [text_field, group_by]
+            yield from _from_records(read_records(entry, columns), wanted)
+            continue
+        if group_by not in (None, "file"):
+            raise AnisoscopeError(
+                f"{entry.name!r} is plain text without fields, so it cannot be grouped by {group_by!r}; "
+                f"group by `file`, or give records (.jsonl, .parquet, .csv) that have that field."
+            )
+        blocks = decoded(entry)
+        for text in _articles(blocks, entry.separator) if entry.separator else _parts(blocks):
+            yield Document(text, group=entry.label if group_by else "", source=entry.name)
 
 
-def _plain(entry: FileEntry, wanted: _Fields) -> Iterator[Document]:
-    if wanted.group not in (None, "file"):
-        raise AnisoscopeError(
-            f"{entry.name!r} is plain text without fields, so it cannot be grouped by {wanted.group!r}; "
-            f"group by `file`, or give records (.jsonl, .parquet, .csv) that have that field."
-        )
-    group = entry.label if wanted.group else ""
-    blocks = decoded(entry)
-    for text in articles(blocks, entry.separator) if entry.separator else _parts(blocks):
-        yield Document(text, group=group, source=entry.name)
+def _articles(blocks: Iterable[str], separator: str) -> Iterator[str]:
+    rest = ""
+    for block in blocks:
+        *whole, rest = (rest + block).split(separator)
+        yield from whole
+    yield rest
 
 
 def _parts(blocks: Iterable[str]) -> Iterator[str]:
@@ -142,7 +167,7 @@ def _parts(blocks: Iterable[str]) -> Iterator[str]:
 
 def _from_records(records: Iterable[Record], wanted: _Fields) -> Iterator[Document]:
     for number, record in enumerate(records, start=1):
-        text = _field(record, wanted.text, wanted, what="text field")
+        text = _field(record, wanted.text, wanted, option="--text-field")
         if text is None:
             continue
         if not isinstance(text, str):
@@ -150,24 +175,309 @@ def _from_records(records: Iterable[Record], wanted: _Fields) -> Iterator[Docume
                 f"field {wanted.text!r} of record {number} of {wanted.name!r} is a {type(text).__name__}; expected "
                 f"text; name another field with --text-field."
             )
-        yield Document(text, group=_group(record, wanted), source=wanted.name)
+        group: object = ""
+        if wanted.group == "file" and "file" not in record:
+            group = wanted.label
+        elif wanted.group is not None:
+            group = _field(record, wanted.group, wanted, option="--group-by")
+            group = "(none)" if group is None or group == "" else group
+        yield Document(text, group=str(group), source=wanted.name)
 
 
-def _group(record: Record, wanted: _Fields) -> str:
-    if wanted.group is None:
-        return ""
-    if wanted.group == "file" and "file" not in record:
-        return wanted.label
-    value = _field(record, wanted.group, wanted, what="field to group by")
-    return "(none)" if value is None or value == "" else str(value)
-
-
-def _field(record: Record, name: str, wanted: _Fields, *, what: str) -> object:
+def _field(record: Record, name: str, wanted: _Fields, *, option: str) -> object:
     if name not in record:
         known = ", ".join(sorted(map(str, getattr(record, "fields", record)))) or "none"
-        option = "--text-field" if what == "text field" else "--group-by"
+        what = {"--text-field": "text field", "--group-by": "field to group by"}[option]
         raise AnisoscopeError(
             f"{wanted.name!r} has no {what} {name!r}; its fields are: {known}. Name one of them with {option}."
         )
-    value: object = record[name]
-    return value
+    return record[name]
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One readable stream: a file, or a member of an archive. `label` is its short name, `suffix` tells the format."""
+
+    name: str
+    label: str
+    suffix: str
+    open: Callable[[], BinaryIO]
+    separator: str = ""  # between the documents of a text; without one it is a single document
+
+
+def entries(path: Path) -> Iterator[FileEntry]:
+    """All readable streams at a path: the file itself, an archive's members, or a folder's files in sorted order."""
+    if not path.is_dir():
+        yield from _file_entries(path, label=path.name)
+        return
+    found = files_in(path)
+    usable = [p for p in found if _supported(p.name) and not (p.name in _PREPARED_SIDECARS and is_prepared(p.parent))]
+    if not usable:
+        seen = files_seen([p.name for p in found], none="none that can be read as text")
+        raise AnisoscopeError(
+            f"the folder {str(path)!r} holds {seen}; expected {', '.join(SUPPORTED)} (also packed as .gz)."
+        )
+    for file in usable:
+        yield from _file_entries(file, label=file.relative_to(path).as_posix())
+
+
+def files_in(folder: Path) -> list[Path]:
+    """All files in and below a folder that are not hidden, sorted."""
+    return sorted(p for p in folder.rglob("*") if p.is_file() and not _is_hidden(p.relative_to(folder)))
+
+
+def members_of(archive: zipfile.ZipFile) -> list[str]:
+    """All files in an archive that are not hidden, sorted."""
+    found = (info.filename for info in archive.infolist() if not info.is_dir())
+    return sorted(name for name in found if not _is_hidden(PurePosixPath(name)))
+
+
+def _is_hidden(path: Path | PurePosixPath) -> bool:
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+
+
+def files_seen(names: list[str], *, none: str) -> str:
+    """The files of a place without usable ones, in words.
+
+    >>> files_seen([], none="none that is audio"), files_seen(["a.png"], none="none that is audio")
+    ('no files', '1 file with suffix .png, none that is audio')
+    """
+    if not names:
+        return "no files"
+    kinds = sorted({PurePosixPath(name.lower()).suffix or "(no suffix)" for name in names})[:8]
+    count = f"{len(names)} file{'s' * (len(names) != 1)}"
+    return f"{count} with suffix{'es' * (len(kinds) != 1)} {', '.join(kinds)}, {none}"
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether `anisoscope data enwik8` made this folder: a text of many articles, and files that are not text."""
+    return all((folder / name).is_file() for name in PREPARED)
+
+
+def _supported(name: str) -> bool:
+    return suffix_of(name) in SUPPORTED and PurePosixPath(name).name not in _DATASET_SIDECARS
+
+
+def suffix_of(name: str) -> str:
+    """The suffix that tells the format, without that of the packing.
+
+    >>> suffix_of("a/b.jsonl.gz"), suffix_of("notes"), suffix_of("enwik8.GZ")
+    ('.jsonl', '', '')
+    """
+    path = PurePosixPath(name.lower())
+    return PurePosixPath(path.stem).suffix if path.suffix in _UNPACKERS else path.suffix
+
+
+def _file_entries(path: Path, *, label: str) -> Iterator[FileEntry]:
+    if path.suffix.lower() != ".zip":
+        opener = _unpacked(path.name, lambda: path.open("rb"))
+        separator = ARTICLES if path.name == PREPARED[0] and is_prepared(path.parent) else ""
+        yield FileEntry(str(path), label, suffix_of(path.name), opener, separator)
+        return
+    with readable(str(path)), zipfile.ZipFile(path) as archive:
+        members = members_of(archive)
+        usable = [m for m in members if _supported(m)] or members
+        if not usable:
+            raise AnisoscopeError(f"the archive {str(path)!r} holds no files; expected text or records inside it.")
+        for member in usable:
+            opener = _unpacked(member, lambda member=member: cast("BinaryIO", archive.open(member)))  # type: ignore[misc]
+            yield FileEntry(f"{path}:{member}", f"{label}:{member}", suffix_of(member), opener)
+
+
+def _unpacked(name: str, opener: Callable[[], BinaryIO]) -> Callable[[], BinaryIO]:
+    unpack = _UNPACKERS.get(PurePosixPath(name.lower()).suffix)
+    return opener if unpack is None else lambda: cast("BinaryIO", unpack(opener()))
+
+
+@contextlib.contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Turns the many exceptions of a damaged or unreadable file into one sentence."""
+    try:
+        yield
+    except (EOFError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise AnisoscopeError(f"{name!r} is truncated or damaged ({error}); copy or download it again.") from error
+    except OSError as error:
+        raise AnisoscopeError(f"{name!r} cannot be read: {error.strerror or error}.") from error
+
+
+def decoded(entry: FileEntry) -> Iterator[str]:
+    """The text of a stream in blocks: UTF-8 (a byte-order mark is allowed), or UTF-16/32 with its mark."""
+    with readable(entry.name), entry.open() as stream:
+        block = stream.read(BLOCK)
+        encoding = next((name for mark, name in _ENCODINGS.items() if block.startswith(mark)), "utf-8")
+        if encoding == "utf-8" and b"\0" in block[:8192]:
+            raise AnisoscopeError(f"{entry.name!r} is a binary file (it holds NUL bytes); expected text.")
+        decoder = codecs.getincrementaldecoder(encoding)("strict")
+        while True:
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                raise _undecodable(entry, encoding) from error
+            if text:
+                yield text
+            if not block:
+                return
+            block = stream.read(BLOCK)
+
+
+def _undecodable(entry: FileEntry, encoding: str) -> AnisoscopeError:
+    """Where the first bad byte is and how many there are, over the whole stream."""
+    strict, block = codecs.getincrementaldecoder(encoding)("strict"), b""
+    first, count, offset = -1, 0, 0
+    lenient = codecs.getincrementaldecoder(encoding)("surrogateescape" if encoding.startswith("utf-8") else "replace")
+    with readable(entry.name), entry.open() as stream:
+        while first < 0 or block:
+            block = stream.read(BLOCK)
+            if first < 0:
+                pending = len(strict.getstate()[0])
+                try:
+                    strict.decode(block, final=not block)
+                except UnicodeDecodeError as error:
+                    first = offset - pending + error.start
+            offset += len(block)
+            count += len(_BAD.findall(lenient.decode(block, final=not block)))
+    amount = f"{count} byte{'s' if count != 1 else ''} that {'are' if count != 1 else 'is'}"
+    return AnisoscopeError(
+        f"{entry.name!r} holds {amount} not {encoding.removesuffix('-sig').upper()} (the first at byte offset "
+        f"{first}); re-encode it to UTF-8, for instance with `iconv -f LATIN1 -t UTF-8`."
+    )
+
+
+def _lines(blocks: Iterable[str]) -> Iterator[str]:
+    """Lines without their end, split at line feeds only (U+2028 and form feed belong to the text)."""
+    rest: list[str] = []
+    for block in blocks:
+        head, found, tail = block.rpartition("\n")
+        if found:
+            yield from ("".join(rest) + head).split("\n")
+            rest = []
+        rest.append(tail)
+    if last := "".join(rest):
+        yield last
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+def read_records(entry: FileEntry, columns: list[str]) -> Iterator[Record]:
+    """The records of one stream (JSON lines, a JSON list, CSV, Parquet, Arrow); of columnar files only `columns`."""
+    if entry.suffix in (".parquet", ".arrow"):
+        return _columnar(entry, columns)
+    readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".csv": _csv, ".tsv": _csv}
+    return readers[entry.suffix](entry)
+
+
+def _json_lines(entry: FileEntry) -> Iterator[Record]:
+    for number, line in enumerate(_lines(decoded(entry)), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise AnisoscopeError(
+                f"line {number} of {entry.name!r} is not JSON ({error.msg} at column {error.colno}); "
+                f"expected one JSON object per line."
+            ) from error
+        yield _object(record, f"line {number} of {entry.name!r}")
+
+
+def _json(entry: FileEntry) -> Iterator[Record]:
+    """A list of records, an object with one such list such as {"data": [...]}, or an object that is one record."""
+    try:
+        content = json.loads("".join(decoded(entry)))
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":  # several objects, one per line, under the wrong suffix
+            yield from _json_lines(entry)
+            return
+        raise AnisoscopeError(
+            f"{entry.name!r} is not JSON ({error.msg} at line {error.lineno}, column {error.colno})."
+        ) from error
+    if isinstance(content, dict):
+        found = [v for v in content.values() if isinstance(v, list) and v and isinstance(v[0], dict)]
+        content = found[0] if len(found) == 1 else [content]
+    if not isinstance(content, list):
+        raise AnisoscopeError(f"{entry.name!r} holds one JSON {type(content).__name__}; expected a list of objects.")
+    for number, record in enumerate(content, start=1):
+        yield _object(record, f"element {number} of {entry.name!r}")
+
+
+def _object(record: Any, where: str) -> Record:
+    if not isinstance(record, dict):
+        raise AnisoscopeError(f"{where} is a JSON {type(record).__name__}; expected an object with fields.")
+    return record
+
+
+def _csv(entry: FileEntry) -> Iterator[Record]:
+    csv.field_size_limit(max(csv.field_size_limit(), JSON_LIMIT))  # texts are longer than the default of 128 KiB
+    source = (line + "\n" for line in _lines(decoded(entry)))
+    reader = csv.DictReader(source, delimiter="\t" if entry.suffix == ".tsv" else ",", restkey="(surplus)")
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise AnisoscopeError(f"line {reader.line_num} of {entry.name!r} is not CSV ({error}).") from error
+
+
+class Columns(dict[str, Any]):
+    """A record with the names of all columns of its file, also of those that were not read."""
+
+    def __init__(self, values: Record, fields: list[str]) -> None:
+        super().__init__(values)
+        self.fields = fields
+
+
+def _columnar(entry: FileEntry, columns: list[str]) -> Iterator[Record]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kind = entry.suffix[1:].capitalize()
+    with readable(entry.name), entry.open() as stream:
+        try:
+            is_file = kind == "Arrow" and stream.read(6) == b"ARROW1"  # else a stream
+            stream.seek(0)
+            source = pa.PythonFile(stream, mode="r")
+            if kind == "Parquet":
+                file: Any = pq.ParquetFile(source)
+                known = file.schema_arrow.names
+                chosen = [c for c in columns if c in known] or known
+                batches = file.iter_batches(batch_size=1024, columns=chosen)
+            else:
+                file = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+                known = file.schema.names
+                chosen = [c for c in columns if c in known] or known
+                whole = map(file.get_batch, range(file.num_record_batches)) if is_file else file
+                batches = (batch.select(chosen) for batch in whole)
+            for batch in batches:
+                yield from (Columns(record, known) for record in batch.to_pylist())
+        except pa.ArrowException as error:
+            reason = str(error).splitlines()[0]
+            raise AnisoscopeError(
+                f"{entry.name!r} is not a readable {kind} file ({reason}); write it again."
+            ) from error
+
+
+def open_dataset(name: str, *, split: str) -> Any:
+    """A dataset of the `datasets` library, named `name` or `name:config`, streamed where possible."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise AnisoscopeError(
+            f"{name!r} is not a local path, and reading it as a dataset name needs the `datasets` library; "
+            f"install it with `pip install datasets`, or give a path that exists."
+        ) from error
+    path, _, config = name.partition(":")
+    online, before = hub_reachable(), datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = before or not online
+    try:
+        return datasets.load_dataset(path, config or None, split=split, streaming=online)
+    except Exception as error:  # the library raises many kinds; each becomes the same sentence
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        where = "" if online else ", and the hub cannot be reached from here"
+        raise AnisoscopeError(
+            f"{name!r} is neither a file or folder here nor a dataset that can be loaded{where} ({reason}); "
+            f"{near_miss(name) or 'check the spelling, or give a local file.'}"
+        ) from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before

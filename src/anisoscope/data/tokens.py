@@ -1,6 +1,7 @@
-"""From documents to contexts to batches: token ids in pieces that a model takes; what is dropped is counted.
+"""From documents to token ids: vocabularies, contexts in pieces that a model takes, and batches of them.
 
-Shapes: B contexts, T positions.
+A vocabulary is the bytes of the training text, the 205 of enwik8, or byte-level BPE, saved for transformers; a byte
+that has no token becomes [UNK]. What is dropped on the way is counted. Shapes: B contexts, T positions.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.capture.rows.row import Batch
+from anisoscope.data.enwik8 import SYMBOLS
 from anisoscope.data.text import Document
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.tokenizer import Frame, plain_ids, special_frame, special_ids
@@ -23,6 +26,13 @@ from anisoscope.numerics.hashing import mix, row_hash
 
 SLICE = 100_000  # characters tokenised at a time, so that memory does not grow with a document
 FEWEST = 2  # ordinary tokens that a context needs to be one
+IGNORED = -100  # label of a position that is not predicted
+RATE = 0.15  # share of the positions that a masked language model predicts
+SPECIALS = ("[PAD]", "[UNK]", "[MASK]", "[SEP]")  # the first ids of every vocabulary, so that all arms share them
+PAD, UNK, MASK, SEP = range(len(SPECIALS))
+BYTES = ("char", "enwik8")  # kinds of tokens that are single bytes
+SMALLEST = len(SPECIALS) + 256 + 1  # a byte-level BPE vocabulary with one merge
+_GROUP = 4 << 20  # bytes encoded at a time: enough for all threads of the tokenizer
 _WHITE = (" ", "\n", "\t")
 
 
@@ -91,60 +101,49 @@ def contexts(
     >>> [c.ids.tolist() for c in pieces]
     [[97, 98, 99, 100], [101, 102, 103]]
     """
-    counts = counts if counts is not None else TextCounts()
-    return _counted(_Cutter(tokenizer, length), documents, tokens=tokens, counts=counts)
+    frame, counts = special_frame(tokenizer), counts if counts is not None else TextCounts()
+    room = length - len(frame)
+    if room < FEWEST:
+        raise AnisoscopeError(
+            f"a context of {length} tokens leaves room for {room} beside {len(frame)} special tokens; "
+            f"ask for at least {len(frame) + FEWEST}."
+        )
+    return _counted(documents, tokenizer, frame=frame, room=room, tokens=tokens, counts=counts)
 
 
 def _counted(
-    cut: _Cutter, documents: Iterable[Document], *, tokens: int | None, counts: TextCounts
+    documents: Iterable[Document], tokenizer: Any, *, frame: Frame, room: int, tokens: int | None, counts: TextCounts
 ) -> Iterator[Context]:
+    known = np.array(sorted(special_ids(tokenizer)), dtype=np.int64)
+    unknown = -1 if tokenizer.unk_token_id in (None, *known) else tokenizer.unk_token_id
     for document in documents:
         counts.documents += 1
-        for context in cut(document):
-            ordinary = int((~context.special).sum())
+        for piece in _pieces(document.text, tokenizer, room):
+            context = framed(frame, piece)
+            special = context.special | np.isin(context.ids, known)
+            ordinary = int((~special).sum())
             if ordinary < FEWEST:
                 counts.dropped_pieces += 1
                 counts.dropped_tokens += ordinary
                 continue
             counts.contexts += 1
             counts.tokens += len(context)
-            counts.special += int(context.special.sum())
-            counts.unknown += int((context.ids == cut.unknown).sum())
-            yield context
+            counts.special += int(special.sum())
+            counts.unknown += int((context.ids == unknown).sum())
+            yield Context(context.ids, special, document.group)
             if tokens is not None and counts.tokens >= tokens:
                 return
 
 
-class _Cutter:
-    """Cuts documents for one tokenizer and one length."""
-
-    def __init__(self, tokenizer: Any, length: int) -> None:
-        self.tokenizer = tokenizer
-        self.frame: Frame = special_frame(tokenizer)
-        self.special = np.array(sorted(special_ids(tokenizer)), dtype=np.int64)
-        unknown = tokenizer.unk_token_id
-        self.unknown = -1 if unknown is None or unknown in self.special else unknown
-        self.room = length - len(self.frame)
-        if self.room < FEWEST:
-            raise AnisoscopeError(
-                f"a context of {length} tokens leaves room for {self.room} beside {len(self.frame)} special tokens; "
-                f"ask for at least {len(self.frame) + FEWEST}."
-            )
-
-    def __call__(self, document: Document) -> Iterator[Context]:
-        ids: list[int] = []
-        for text in slices(document.text):
-            ids.extend(plain_ids(self.tokenizer, text))
-            whole = len(ids) - len(ids) % self.room
-            for start in range(0, whole, self.room):
-                yield self._framed(ids[start : start + self.room], document.group)
-            ids = ids[whole:]
-        if ids:
-            yield self._framed(ids, document.group)
-
-    def _framed(self, piece: list[int], group: str) -> Context:
-        context = framed(self.frame, piece)
-        return Context(context.ids, context.special | np.isin(context.ids, self.special), group)
+def _pieces(text: str, tokenizer: Any, room: int) -> Iterator[list[int]]:
+    ids: list[int] = []
+    for part in slices(text):
+        ids.extend(plain_ids(tokenizer, part))
+        whole = len(ids) - len(ids) % room
+        yield from (ids[start : start + room] for start in range(0, whole, room))
+        ids = ids[whole:]
+    if ids:
+        yield ids
 
 
 def framed(frame: Frame, piece: list[int]) -> Context:
@@ -181,19 +180,15 @@ def batches(
         raise AnisoscopeError(f"padding side {side!r} is not one of right, left.")
     source = iter(contexts)
     while chunk := list(itertools.islice(source, batch_size)):
-        yield _batch(chunk, pad_id=pad_id, side=side, decoder_start=decoder_start)
-
-
-def _batch(chunk: list[Context], *, pad_id: int, side: str, decoder_start: int | None) -> Batch:
-    mask = _padded([np.ones(len(c), dtype=np.int64) for c in chunk], fill=0, side=side)
-    inputs = {"input_ids": _padded([c.ids for c in chunk], fill=pad_id, side=side), "attention_mask": mask}
-    if decoder_start is not None:
-        shifted = [np.concatenate([[decoder_start], c.ids[:-1]]) for c in chunk]
-        inputs["decoder_input_ids"] = _padded(shifted, fill=pad_id, side=side)
-        inputs["decoder_attention_mask"] = mask.clone()
-    special = _padded([c.special for c in chunk], fill=True, side=side)
-    groups = tuple(c.group for c in chunk)
-    return Batch(inputs, special=special, groups=groups if any(groups) else None)
+        mask = _padded([np.ones(len(c), dtype=np.int64) for c in chunk], fill=0, side=side)
+        inputs = {"input_ids": _padded([c.ids for c in chunk], fill=pad_id, side=side), "attention_mask": mask}
+        if decoder_start is not None:
+            shifted = [np.concatenate([[decoder_start], c.ids[:-1]]) for c in chunk]
+            inputs["decoder_input_ids"] = _padded(shifted, fill=pad_id, side=side)
+            inputs["decoder_attention_mask"] = mask.clone()
+        special = _padded([c.special for c in chunk], fill=True, side=side)
+        groups = tuple(c.group for c in chunk)
+        yield Batch(inputs, special=special, groups=groups if any(groups) else None)
 
 
 def _padded(rows: list[np.ndarray], *, fill: int | bool, side: str) -> Tensor:
@@ -205,14 +200,8 @@ def _padded(rows: list[np.ndarray], *, fill: int | bool, side: str) -> Tensor:
     return torch.from_numpy(out)
 
 
-# -- masked-language-model inputs: the usual 15 %, the same for the same context ---------------------------------------
-
-IGNORED = -100
-RATE = 0.15
-
-
-def mask_batch(inputs: dict[str, Tensor], special: Tensor, tokenizer: Any, *, rate: float = RATE, seed: int = 0) -> Any:
-    """Hide `rate` of the ordinary positions: of those 80 % become the mask token, 10 % another token, 10 % stay.
+def mask_batch(inputs: dict[str, Tensor], special: Tensor, tokenizer: Any, *, seed: int = 0) -> Any:
+    """Hide 15 % of the ordinary positions: of those 80 % become the mask token, 10 % another token, 10 % stay.
 
     Which ones depends on the content of the context and the seed alone, so neither batch nor order matters.
     """
@@ -221,13 +210,16 @@ def mask_batch(inputs: dict[str, Tensor], special: Tensor, tokenizer: Any, *, ra
         raise AnisoscopeError(
             "the tokenizer has no mask token, so no masked-language-model loss can be made; give --tokenizer with one."
         )
-    ids = inputs["input_ids"]
-    real = inputs["attention_mask"] != 0
-    keys = torch.stack([_content(row[keep]) for row, keep in zip(ids, real, strict=True)])
+    ids, real = inputs["input_ids"], inputs["attention_mask"] != 0
+    content = [row[keep] for row, keep in zip(ids, real, strict=True)]
+    keys = torch.stack([mix(row_hash(row, torch.arange(len(row))).sum()) for row in content])
     position = real.long().cumsum(1) - 1  # within the context, whichever side is padded
     chance = (row_hash(keys[:, None].expand_as(ids), position, seed=seed) >> 1) & ((1 << 62) - 1)
+    # in each context the round(0.15·n) usable positions with the smallest numbers, at least one
     usable = real & ~special
-    chosen = usable & _smallest(chance, usable, rate)
+    last = torch.where(usable, chance, torch.iinfo(torch.int64).max)
+    order = last.argsort(dim=1, stable=True).argsort(dim=1, stable=True)
+    chosen = usable & (order < (usable.sum(1, keepdim=True) * RATE).round().clamp_min(1))
     other = (mix(chance + 1) >> 3) & ((1 << 60) - 1)
     noise = (other // 10) % max(1, len(tokenizer))
     shown = torch.where(other % 10 < 8, mask_id, torch.where(other % 10 == 8, noise, ids))
@@ -235,14 +227,106 @@ def mask_batch(inputs: dict[str, Tensor], special: Tensor, tokenizer: Any, *, ra
     return {**inputs, "input_ids": torch.where(chosen, shown, ids), "labels": labels}
 
 
-def _content(ids: Tensor) -> Tensor:
-    """A hash of the content of one context."""
-    return mix(row_hash(ids, torch.arange(len(ids))).sum())
+# -- vocabularies ------------------------------------------------------------------------------------------------------
 
 
-def _smallest(chance: Tensor, usable: Tensor, rate: float) -> Tensor:
-    """In each context the round(rate·n) usable positions with the smallest numbers, at least one."""
-    largest = torch.iinfo(torch.int64).max
-    order = torch.where(usable, chance, largest).argsort(dim=1, stable=True).argsort(dim=1, stable=True)
-    count = (usable.sum(1, keepdim=True) * rate).round().clamp_min(1)
-    return order < count
+def parse_tokens(tokens: str) -> int:
+    """The size asked for by `bpe:N`, or 0 for `char` and `enwik8`, whose tokens are bytes.
+
+    >>> parse_tokens("char"), parse_tokens("enwik8"), parse_tokens("bpe:8192")
+    (0, 0, 8192)
+    """
+    if tokens in BYTES:
+        return 0
+    kind, _, size = tokens.partition(":")
+    if kind != "bpe" or not size.isdecimal():
+        raise AnisoscopeError(
+            f"tokens {tokens!r} is not understood; expected char, enwik8 (its 205 bytes), or bpe:N such as bpe:8192."
+        )
+    if int(size) < SMALLEST:
+        raise AnisoscopeError(
+            f"a BPE vocabulary of {size} is too small: {SMALLEST - 1} entries are special tokens and bytes; "
+            f"ask for more than that."
+        )
+    return int(size)
+
+
+def make_vocabulary(tokens: str, documents: Iterable[bytes]) -> Any:
+    """The `tokenizers` tokenizer of some training documents (UTF-8); that of `enwik8` is the same for every text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    size = parse_tokens(tokens)
+    if size:
+        model = models.BPE()
+    else:  # each byte a token: merges are what makes a BPE model more than its letters, and this one has none
+        seen = np.zeros(256, dtype=bool)
+        seen[list(SYMBOLS)] = tokens == "enwik8"
+        for document in documents if tokens == "char" else ():
+            seen[np.frombuffer(document, dtype=np.uint8)] = True
+        words = [*SPECIALS, *(letter for letter, there in zip(byte_letters(), seen, strict=True) if there)]
+        model = models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[], unk_token=SPECIALS[UNK])
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=size > 0)
+    tokenizer.decoder = decoders.ByteLevel()
+    if size:
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        options: dict[str, Any] = {
+            "special_tokens": list(SPECIALS),
+            "initial_alphabet": alphabet,
+            "show_progress": False,
+        }
+        texts = (piece for document in documents for piece in slices(document.decode("utf-8")))
+        tokenizer.train_from_iterator(texts, trainer=trainers.BpeTrainer(vocab_size=size, **options))
+    return tokenizer
+
+
+def byte_letters() -> list[str]:
+    """The printable letter that byte-level tokenizers write for each byte: itself where it is printable.
+
+    >>> byte_letters()[65], byte_letters()[32]
+    ('A', 'Ġ')
+    """
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+
+
+def encoded(documents: Iterable[bytes], tokenizer: Any, *, tokens: str) -> Iterator[np.ndarray]:
+    """The ids of each document (UTF-8), int32; words of the text that look like special tokens stay text."""
+    tokenizer.encode_special_tokens = True
+    if tokens in BYTES:  # by table, which is a hundred times faster
+        known = tokenizer.get_vocab()
+        table = np.array([known.get(letter, UNK) for letter in byte_letters()], dtype=np.int32)
+        yield from (table[np.frombuffer(document, dtype=np.uint8)] for document in documents)
+        return
+    held: list[bytes] = []
+    size = 0
+    for document in documents:
+        held.append(document)
+        size += len(document)
+        if size >= _GROUP:
+            yield from _encoded_group(held, tokenizer)
+            held, size = [], 0
+    yield from _encoded_group(held, tokenizer)
+
+
+def _encoded_group(documents: list[bytes], tokenizer: Any) -> Iterator[np.ndarray]:
+    pieces = [list(slices(document.decode("utf-8"))) for document in documents]
+    encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)  # without offsets
+    found = iter(encode([p for of in pieces for p in of], add_special_tokens=False))
+    for of in pieces:
+        yield np.concatenate([np.empty(0, np.int32), *(np.asarray(next(found).ids, dtype=np.int32) for _ in of)])
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Files from which `AutoTokenizer` makes the same tokenizer; it adds no tokens around a text."""
+    from transformers import PreTrainedTokenizerFast
+
+    roles = {"pad_token": PAD, "unk_token": UNK, "mask_token": MASK, "sep_token": SEP}
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # "[MASK]" in an article is text
+        **{role: SPECIALS[i] for role, i in roles.items()},
+    )
+    fast.save_pretrained(str(folder))

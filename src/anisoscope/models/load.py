@@ -51,7 +51,7 @@ _FAILURES = (
 
 
 @contextlib.contextmanager
-def quiet(source: ModelSource) -> Iterator[None]:
+def quiet(source: ModelSource | None = None) -> Iterator[None]:
     """transformers without log lines and progress bars, for as long as this lasts; downloads keep their own bars."""
     from transformers.utils import logging
 
@@ -61,7 +61,7 @@ def quiet(source: ModelSource) -> Iterator[None]:
     try:
         with warnings.catch_warnings(), contextlib.ExitStack() as stack:
             warnings.simplefilter("ignore")
-            if source.kind == "gguf":  # its converter draws a bar that cannot be switched off
+            if source is not None and source.kind == "gguf":  # its converter draws a bar that cannot be switched off
                 stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             yield
     finally:

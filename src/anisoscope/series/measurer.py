@@ -26,9 +26,8 @@ from anisoscope.measurement.site_plan import Setup, make_plan, prepare
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.metrics.training import probe_loss
-from anisoscope.monitor.instruments import Instruments, make_probe
+from anisoscope.monitor.instruments import Instruments, Probe, make_probe
 from anisoscope.monitor.monitor import stream_kinds
-from anisoscope.monitor.probe import Probe
 from anisoscope.series import SweepConfig
 from anisoscope.series.discovery import has_loss
 from anisoscope.tangent.parameters import EmbeddingWatch

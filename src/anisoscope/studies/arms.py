@@ -15,9 +15,9 @@ from anisoscope.capture.gradients.gradient_pass import untouched
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.studies.config import schedule_of
 from anisoscope.training.config import CommonTrainConfig, TrainConfig
+from anisoscope.training.language_model import IGNORED
 from anisoscope.training.loop import train
 from anisoscope.training.media import train_media
-from anisoscope.training.windows import IGNORED
 
 Progress = Callable[[str, int, int], None]  # what, done, of
 _PROBED, _PROBED_ON_DEVICE = 32, 128  # contexts of a probe that are looked at together

@@ -1,16 +1,86 @@
-"""Everything that decides a training run, checked before anything is computed."""
+"""Everything that decides a training run, checked before anything is computed; the families that can be trained.
+
+This file imports no torch, so that the command line can read the options without it.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.option import Device, Option, Seed, Text
 
 PRECISIONS = ("auto", "float32", "float64", "bfloat16")
+ARCHITECTURES = {"decoder": "gpt2", "encoder": "bert"}  # with the family that is built when none is named
+OBJECTIVES = {"decoder": "next", "encoder": "masked"}  # with what is predicted when nothing is said
+
+
+@dataclass(frozen=True)
+class TrainableFamily:
+    """One row of the table: what a transformers architecture needs beside the sizes that all of them take.
+
+    `model_type` is transformers' own name, `dropout` the fields that carry one, `inner` the width of the MLP over
+    the width of the stream, `rotary` says that heads must have an even width. A family of both architectures is one
+    class with the same weights in all arms: `is_causal` in its configuration decides the mask, and its loss is read at
+    the masked tokens or at the next ones.
+    """
+
+    name: str
+    archs: tuple[str, ...]
+    model_type: str
+    dropout: tuple[str, ...]
+    inner: float = 4.0
+    inner_field: str = "intermediate_size"
+    rotary: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+_BERT_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+_NEOX_DROPOUT = ("attention_dropout", "hidden_dropout")
+_GPT2_DROPOUT = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+_GATED = 8 / 3  # a gated MLP has three matrices; with this width it has the parameters of two of four times the width
+_FULL_ROTARY = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
+_SEQUENTIAL = {"use_parallel_residual": False, "rope_parameters": _FULL_ROTARY}
+_MODERNBERT_DROPOUT = ("attention_dropout", "embedding_dropout", "mlp_dropout")
+
+FAMILIES: dict[str, TrainableFamily] = {
+    family.name: family
+    for family in (
+        TrainableFamily("bert", ("encoder",), "bert", _BERT_DROPOUT, rotary=False),
+        TrainableFamily("modernbert", ("encoder",), "modernbert", _MODERNBERT_DROPOUT, inner=_GATED),
+        TrainableFamily("eurobert", ("encoder",), "eurobert", ("attention_dropout",), inner=_GATED),
+        TrainableFamily("gpt2", ("decoder",), "gpt2", _GPT2_DROPOUT, inner_field="n_inner", rotary=False),
+        TrainableFamily("gpt_neox", ("decoder",), "gpt_neox", _NEOX_DROPOUT),
+        TrainableFamily("llama", ("decoder",), "llama", ("attention_dropout",), inner=_GATED),
+        # positions relative to each other: with learned absolute ones a masked model that sees both sides stays at the
+        # frequencies of single characters for thousands of updates
+        TrainableFamily("prenorm", ("decoder", "encoder"), "gpt_neox", _NEOX_DROPOUT, options=_SEQUENTIAL),
+    )
+}
+
+
+def choose_family(arch: str, name: str | None = None) -> TrainableFamily:
+    """The family of that name, which must be of that architecture; the usual one when none is named.
+
+    >>> choose_family("decoder").name, choose_family("encoder", "modernbert").name
+    ('gpt2', 'modernbert')
+    """
+    if arch not in ARCHITECTURES:
+        raise unknown_name("architecture", arch, ARCHITECTURES)
+    name = name or ARCHITECTURES[arch]
+    if name not in FAMILIES:
+        raise unknown_name("family", name, FAMILIES)
+    family = FAMILIES[name]
+    if arch not in family.archs:
+        fitting = ", ".join(sorted(row.name for row in FAMILIES.values() if arch in row.archs))
+        raise AnisoscopeError(
+            f"{name} is a family of {family.archs[0]}s, and the architecture asked for is {arch}; take one of "
+            f"{fitting}, or --arch {family.archs[0]}."
+        )
+    return family
 
 
 @dataclass(frozen=True)
@@ -124,26 +194,64 @@ class TrainConfig(CommonTrainConfig):
 
     def __post_init__(self) -> None:
         from anisoscope.data.resampling import parse_frequency
-        from anisoscope.data.vocabulary import parse_tokens
-        from anisoscope.training.models import check_attention, check_objective, check_sizes, choose_family
+        from anisoscope.data.tokens import parse_tokens
 
         super().__post_init__()
         if self.limit is not None and not self.limit > 0:
             raise AnisoscopeError(f"limit is {self.limit} megabytes; expected more than 0.")
         if self.mask_rate <= 0:
             raise AnisoscopeError(f"mask_rate is {self.mask_rate}; a masked language model needs some masked tokens.")
-        family = choose_family(self.arch, self.family)
-        check_sizes(family, width=self.width, heads=self.heads)
-        check_objective(family, self.arch, self.task)
-        check_attention(family, self.arch, self.attention)
+        self._check_family(choose_family(self.arch, self.family))
+        self._check_attention(choose_family(self.arch, self.family))
         parse_tokens(self.tokens)
         parse_frequency(self.frequency)
+
+    def _check_family(self, family: TrainableFamily) -> None:
+        """Refuse widths that the heads do not share evenly, and objectives that cannot be learned."""
+        step = 2 * self.heads if family.rotary else self.heads
+        if self.width % step:
+            why = " and an even width of each (rotary positions)" if family.rotary else ""
+            below = self.width // step * step
+            raise AnisoscopeError(
+                f"width {self.width} does not divide into {self.heads} heads{why}; take a multiple of {step}, such as "
+                f"{f'{below} or {below + step}' if below else step}."
+            )
+        if self.task not in OBJECTIVES.values():
+            raise unknown_name("objective", self.task, OBJECTIVES.values())
+        if self.arch == "encoder" and self.task == "next":
+            raise AnisoscopeError(
+                "an encoder sees the token it would have to predict next, so the answer leaks; take --objective "
+                "masked, or --arch decoder."
+            )
+        if self.arch == "decoder" and self.task == "masked" and len(family.archs) == 1:
+            fitting = ", ".join(row.name for row in FAMILIES.values() if len(row.archs) > 1)
+            raise AnisoscopeError(
+                f"{family.name} has no causal model with a masked-token loss, because its own shifts the labels; take "
+                f"--family {fitting}, or --objective next."
+            )
+
+    def _check_attention(self, family: TrainableFamily) -> None:
+        """Refuse attention that is not known, and families whose queries and keys it cannot change."""
+        from anisoscope.models.attention_variant import VARIANTS
+
+        if self.attention is None:
+            return
+        if self.attention not in VARIANTS:
+            raise unknown_name("attention", self.attention, VARIANTS)
+        if VARIANTS[self.attention] is not None and family.model_type != "gpt_neox":
+            fitting = " or ".join(row.name for row in FAMILIES.values() if row.model_type == "gpt_neox")
+            raise AnisoscopeError(
+                f"{family.name} has ordinary attention only, not {self.attention}; take --family {fitting}."
+            )
+        if self.attention == "mean-removed" and self.arch == "encoder":
+            raise AnisoscopeError(
+                "mean-removed attention takes the mean over positions so far, and an encoder sees them all; take "
+                "--arch decoder, or other attention."
+            )
 
     @property
     def task(self) -> str:
         """What is predicted: the `next` token, or `masked` ones."""
-        from anisoscope.training.models import OBJECTIVES
-
         return self.objective or OBJECTIVES[self.arch]
 
     @property
@@ -158,7 +266,6 @@ class TrainConfig(CommonTrainConfig):
         'decoder-qk-norm'
         """
         from anisoscope.data.resampling import parse_frequency
-        from anisoscope.training.models import OBJECTIVES
 
         kind = self.arch if self.task == OBJECTIVES[self.arch] else f"{self.arch}-{self.task}"
         kind += f"-{self.attention}" if self.attention not in (None, "softmax") else ""
@@ -169,8 +276,6 @@ class TrainConfig(CommonTrainConfig):
     @property
     def entry(self) -> dict[str, str]:
         """Kind, objective, family and attention."""
-        from anisoscope.training.models import choose_family
-
         words = {"type": self.arch, "objective": self.task, "family": choose_family(self.arch, self.family).name}
         return {**words, "attention": self.attention or "softmax"}
 

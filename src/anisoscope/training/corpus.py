@@ -10,11 +10,8 @@ The folder is made beside its place and renamed: it is complete or not there.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,12 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.data.enwik8.article import clean, read_raw
-from anisoscope.data.enwik8.folder import sweep_leftovers
-from anisoscope.data.files import RECORD_SUFFIXES, suffix_of
-from anisoscope.data.text import Document, read_documents
-from anisoscope.data.tokens import slices
-from anisoscope.data.vocabulary import SEP, UNK, encoder_of, make_vocabulary, save_tokenizer
+from anisoscope.data.enwik8 import whole_folder
+from anisoscope.data.markup import clean, read_raw
+from anisoscope.data.text import RECORD_SUFFIXES, Document, read_documents, suffix_of
+from anisoscope.data.tokens import SEP, UNK, encoded, make_vocabulary, save_tokenizer, slices
 from anisoscope.errors import AnisoscopeError
 
 HELD_OUT = 0.05  # share of the range of content hashes that is held out
@@ -96,12 +91,7 @@ class Corpus:
 
 
 def prepare_corpus(
-    data: str,
-    folder: str | Path,
-    *,
-    tokens: str = "char",
-    limit: float | None = None,
-    text_field: str = "text",
+    data: str, folder: str | Path, *, tokens: str = "char", limit: float | None = None, text_field: str = "text"
 ) -> Corpus:
     """Tokenise `data` into `folder`, or open what lies there if it was made of the same.
 
@@ -112,7 +102,7 @@ def prepare_corpus(
     folder = Path(folder)
     wanted = {"data": data, "tokens": tokens, "limit": limit, "text_field": text_field}
     if not (folder / "corpus.json").is_file():
-        with made_beside(folder, "corpus.json") as beside:
+        with whole_folder(folder, "corpus.json") as beside:
             _make(beside, wanted)
     found = Corpus.open(folder)
     check_made_of(found.about, wanted, f"the tokenised corpus in {str(folder)!r} was")
@@ -129,37 +119,17 @@ def check_made_of(about: Mapping[str, Any], wanted: Mapping[str, Any], what: str
             )
 
 
-@contextlib.contextmanager
-def made_beside(folder: Path, mark: str) -> Iterator[Path]:
-    """A folder to write into that takes its place once it is complete; `mark` is a file that tells it is there."""
-    sweep_leftovers(folder)
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    beside.mkdir(parents=True)
-    try:
-        yield beside
-        try:
-            beside.rename(folder)
-        except OSError:
-            if not (folder / mark).is_file():  # unless another process was faster
-                raise
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-# -- making ------------------------------------------------------------------------------------------------------------
-
-
 def _make(folder: Path, wanted: dict[str, Any]) -> None:
     spool = _spooled(wanted, folder)
     sides = dict(zip(PARTS, (~spool.held_out, spool.held_out), strict=True))
     tokenizer = make_vocabulary(wanted["tokens"], spool.documents(sides["train"]))
     size = tokenizer.get_vocab_size()
     dtype = np.dtype(np.int16 if size <= np.iinfo(np.int16).max else np.int32)
-    encode = encoder_of(tokenizer, tokens=wanted["tokens"])
     about: dict[str, Any] = {"made_of": wanted, "vocab_size": size, "dtype": dtype.name}
     about |= {"fingerprint": spool.fingerprint, "bytes": int(spool.ends[-1]), "parts": {}}
     for name, side in sides.items():
-        about["parts"][name] = _write_part(folder, name, encode(spool.documents(side)), dtype=dtype)
+        ids = encoded(spool.documents(side), tokenizer, tokens=wanted["tokens"])
+        about["parts"][name] = _write_part(folder, name, ids, dtype=dtype)
     save_tokenizer(tokenizer, folder / "tokenizer")
     spool.path.unlink()
     (folder / "corpus.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
@@ -179,9 +149,6 @@ def _write_part(folder: Path, name: str, encoded: Iterable[np.ndarray], *, dtype
             ends.append(position)
     np.save(folder / f"{name}.ends.npy", np.array(ends, dtype=np.int64))
     return {"documents": len(ends), "tokens": position - max(0, len(ends) - 1), "unknown": unknown}
-
-
-# -- text --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,8 +201,9 @@ def _write_spool(wanted: dict[str, Any], folder: Path, *, section: int) -> _Spoo
     path, whole = folder / "text.bin", hashlib.sha256()
     ends, digests, size = [], [], 0
     with path.open("wb") as file:
-        for text in _sections(training_documents(wanted["data"], text_field=wanted["text_field"]), section):
-            raw = text.encode("utf-8")
+        documents = training_documents(wanted["data"], text_field=wanted["text_field"])
+        pieces = (piece for document in documents for piece in slices(document.text, size=section))
+        for raw in (piece.encode("utf-8") for piece in pieces if not piece.isspace()):
             size += file.write(raw)
             ends.append(size)
             digest = hashlib.sha256(raw).digest()
@@ -246,14 +214,7 @@ def _write_spool(wanted: dict[str, Any], folder: Path, *, section: int) -> _Spoo
     return _Spool(path, np.array(ends, np.int64), np.array(digests, np.uint64), whole.hexdigest())
 
 
-def _sections(documents: Iterable[Document], size: int) -> Iterator[str]:
-    for document in documents:
-        for piece in slices(document.text, size=size):
-            if not piece.isspace():
-                yield piece
-
-
-def training_documents(data: str, *, text_field: str = "text") -> Iterator[Document]:
+def training_documents(data: str, *, text_field: str) -> Iterator[Document]:
     """Documents of a source as `read_documents` gives them, or, of a MediaWiki export, its cleaned articles."""
     path = Path(data).expanduser()
     if path.is_file() and suffix_of(path.name) not in RECORD_SUFFIXES:

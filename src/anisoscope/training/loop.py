@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from anisoscope.monitor.store import MonitorStore
 from anisoscope.numerics.hashing import row_hash
 from anisoscope.results.folder import RunFolder
-from anisoscope.training.checkpoints import Checkpoints, restore
 from anisoscope.training.config import CommonTrainConfig, checkpoint_steps
 from anisoscope.training.config import TrainConfig as TrainConfig
 from anisoscope.training.language_model import Progress, build_model, make_stream
-from anisoscope.training.record import WAIT, TrainingLog, TrainingRecord, options_of
+from anisoscope.training.record import WAIT, Checkpoints, TrainingLog, TrainingRecord, options_of, restore
 
 
 class StepMonitor(Protocol):
@@ -98,7 +97,7 @@ def train(
     try:
         stream = recipe.stream(config, folder.path, corpus=corpus, progress=progress)
         record.describe_data(stream.about())
-        _run(config, stream, record, build=recipe.model, monitor=monitor, progress=progress)
+        _run(record, stream, recipe=recipe, monitor=monitor, progress=progress)
     except BaseException as error:
         record.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
         raise
@@ -111,18 +110,13 @@ TEXT = Recipe(make_stream, lambda config, stream: build_model(config, vocab_size
 
 
 def _run(
-    config: CommonTrainConfig,
-    stream: BatchSource,
-    record: TrainingRecord,
-    *,
-    build: Callable[[Any, Any], nn.Module],
-    monitor: Any,
-    progress: Progress | None,
+    record: TrainingRecord, stream: BatchSource, *, recipe: Recipe, monitor: Any, progress: Progress | None
 ) -> None:
     """Everything between the data and the last checkpoint; the global generators are left as they were."""
+    config = record.config
     devices = [torch.cuda.current_device()] if stream.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        model = build(config, stream).to(stream.device).train()
+        model = recipe.model(config, stream).to(stream.device).train()
         record.describe_model(model, stream.tokenizer)
         optimizer = make_optimizer(model, config)
         made = monitor is None or hasattr(monitor, "step")
@@ -170,8 +164,10 @@ class Trainer:
     checkpoints: Checkpoints = field(init=False)
 
     def __post_init__(self) -> None:
-        out, tell = self.record.path, None if self.monitor is None else self.monitor.log
-        self.log = TrainingLog(out / "log.jsonl", wait=WAIT if self.stream.device.type == "cuda" else 1, tell=tell)
+        out = self.record.path
+        self.log = TrainingLog(out / "log.jsonl", wait=WAIT if self.stream.device.type == "cuda" else 1)
+        if self.monitor is not None:
+            self.log.tell = self.monitor.log
         scheduled = checkpoint_steps(self.config.checkpoints, self.config.steps)
         self.checkpoints = Checkpoints(out / "checkpoints", self.stream.files, scheduled)
         self.forward: Any = torch.compile(self.model) if self.config.compile else self.model
@@ -181,7 +177,7 @@ class Trainer:
         """Go on from the newest checkpoint, or from the beginning where there is none."""
         newest = self.checkpoints.newest()
         if newest is not None:
-            self.start = restore(newest, self.model, self.optimizer, monitor=self.monitor)["step"]
+            self.start = restore(newest, self.model, self.optimizer, monitor=self.monitor)
         self.log.rewind(self.start)
 
     def run(self, stop: threading.Event) -> None:
@@ -197,15 +193,16 @@ class Trainer:
                 raise KeyboardInterrupt(f"stopped by a signal after {step + 1} updates, which were saved")
         if self.start < self.config.steps:
             self.save(self.config.steps)
-        with self._measured(self.config.steps):
-            pass
+        if self.monitor is not None:
+            with self.monitor.step(self.config.steps):
+                pass
 
     def update(self, step: int) -> None:
         """One update, without device–host synchronisation."""
         rate = self.config.learning_rate(step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with self._measured(step):
+        with contextlib.nullcontext() if self.monitor is None else self.monitor.step(step):
             loss = self.backward(step)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip or float("inf"), foreach=True)
         self.optimizer.step()
@@ -228,9 +225,6 @@ class Trainer:
         assert total is not None
         return total
 
-    def _measured(self, step: int) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self.monitor is None else self.monitor.step(step)
-
     def save(self, step: int) -> None:
         """A checkpoint of the state after `step` updates; the log is on disk first."""
         self.log.flush(sync=True)
@@ -246,18 +240,19 @@ def _signals() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    kinds = (signal.SIGINT, signal.SIGTERM)
-    before = {kind: signal.getsignal(kind) for kind in kinds}
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
 
-    def request_stop(kind: int, frame: Any) -> None:
+    def request_stop(*_: Any) -> None:
         stop.set()
-        for each in kinds:
-            signal.signal(each, before[each])
+        restore_handlers()
 
-    for kind in kinds:
+    def restore_handlers() -> None:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+    for kind in before:
         signal.signal(kind, request_stop)
     try:
         yield stop
     finally:
-        for kind in kinds:
-            signal.signal(kind, before[kind])
+        restore_handlers()

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.models.checkpoint import fresh_config, seeded
+from anisoscope.models.load import quiet
 from anisoscope.models.placement import choose_device
 from anisoscope.numerics.hashing import row_hash
 from anisoscope.results.modality import CONVOLUTION, IMAGES_DATA, SPEECH, VISION, Modality
 from anisoscope.training.config import CommonTrainConfig
+from anisoscope.training.language_model import MICRO
 from anisoscope.training.loop import Progress, Recipe, train
-from anisoscope.training.media_examples import Examples, ExampleShape, prepare_examples
-from anisoscope.training.models import hushed
-from anisoscope.training.windows import MICRO
+from anisoscope.training.media_examples import RATE, Examples, ExampleShape, prepare_examples
 
 # All models classify, with one cross-entropy for each picture or clip: that trains stably from scratch within minutes,
 # where contrastive or masked-frame objectives of speech need long schedules and mostly measure whether they collapsed.
@@ -37,18 +37,12 @@ _FIRST = 2 * KERNELS[0]  # samples that a sound needs at least, whatever else
 
 @dataclass(frozen=True)
 class MediaModelKind:
-    """One architecture: what transformers calls it, what it reads, and its configuration at some sizes."""
+    """One architecture: its class with a classifier on top, what it reads, and its configuration at some sizes."""
 
-    name: str
-    model_type: str
-    architecture: str  # the class with a classifier on top
+    name: str  # also transformers' model type
+    architecture: str
     modality: Modality
     fields: Callable[[MediaConfig], dict[str, Any]]
-
-    @property
-    def type(self) -> str:
-        """What run.json calls it: an encoder, or a convolution, which is none."""
-        return "encoder" if self.modality.attends else self.modality.name
 
 
 def _vit(config: MediaConfig) -> dict[str, Any]:
@@ -86,18 +80,11 @@ def _wav2vec2(config: MediaConfig) -> dict[str, Any]:
 KINDS: dict[str, MediaModelKind] = {
     kind.name: kind
     for kind in (
-        MediaModelKind("vit", "vit", "ViTForImageClassification", VISION, _vit),
-        MediaModelKind("convnext", "convnext", "ConvNextForImageClassification", CONVOLUTION, _convnext),
-        MediaModelKind("wav2vec2", "wav2vec2", "Wav2Vec2ForSequenceClassification", SPEECH, _wav2vec2),
+        MediaModelKind("vit", "ViTForImageClassification", VISION, _vit),
+        MediaModelKind("convnext", "ConvNextForImageClassification", CONVOLUTION, _convnext),
+        MediaModelKind("wav2vec2", "Wav2Vec2ForSequenceClassification", SPEECH, _wav2vec2),
     )
 }
-
-
-def kind_of(arch: str) -> MediaModelKind:
-    """The architecture of that name."""
-    if arch not in KINDS:
-        raise unknown_name("architecture", arch, KINDS)
-    return KINDS[arch]
 
 
 def stage_depths(layers: int) -> list[int]:
@@ -121,28 +108,13 @@ def frames(samples: int) -> int:
     return samples
 
 
-def check_media_sizes(config: MediaConfig) -> None:
-    """Refuse what does not divide evenly."""
-    kind = kind_of(config.arch)
-    whole = {"width": (config.width, 2 * config.heads)}
-    if kind.modality.medium is IMAGES_DATA:
-        steps = config.patch * (2 ** (len(STAGES) - 1) if not kind.modality.attends else 1)
-        whole["size"] = (config.size, steps)
-    for name, (value, step) in whole.items():
-        if value % step or not value:
-            raise AnisoscopeError(f"{name} is {value}; a {config.arch} here needs a multiple of {step}.")
-    least = (8 * prod(STRIDES) + _FIRST) / 16_000
-    if kind.modality is SPEECH and frames(round(config.seconds * 16_000)) < 8:
-        raise AnisoscopeError(f"seconds is {config.seconds}; expected at least {least:.2f}, which is eight frames.")
-
-
 def media_model(config: MediaConfig, *, classes: int) -> nn.Module:
     """A fresh classifier, whose forward returns a loss; the same weights for the same sizes and seed."""
     import transformers
 
-    kind = kind_of(config.arch)
-    with hushed():
-        described = fresh_config(kind.model_type, kind.fields(config))
+    kind = config.kind
+    with quiet():
+        described = fresh_config(kind.name, kind.fields(config))
         described.num_labels = classes
         described.problem_type = "single_label_classification"
         if kind.modality.attends:
@@ -175,12 +147,29 @@ class MediaConfig(CommonTrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_media_sizes(self)
+        if self.arch not in KINDS:
+            raise unknown_name("architecture", self.arch, KINDS)
+        modality = self.kind.modality
+        whole = {"width": (self.width, 2 * self.heads)}
+        if modality.medium is IMAGES_DATA:
+            halvings = 1 if modality.attends else 2 ** (len(STAGES) - 1)
+            whole["size"] = (self.size, self.patch * halvings)
+        for name, (value, step) in whole.items():
+            if value % step or not value:
+                raise AnisoscopeError(f"{name} is {value}; a {self.arch} here needs a multiple of {step}.")
+        if modality is SPEECH and self.positions < 8:
+            least = (8 * prod(STRIDES) + _FIRST) / RATE
+            raise AnisoscopeError(f"seconds is {self.seconds}; expected at least {least:.2f}, which is eight frames.")
+
+    @property
+    def kind(self) -> MediaModelKind:
+        """The architecture."""
+        return KINDS[self.arch]
 
     @property
     def shape(self) -> ExampleShape:
         """What one example is."""
-        return ExampleShape(kind_of(self.arch).modality.medium.name, self.size, self.seconds)
+        return ExampleShape(self.kind.modality.medium.name, self.size, self.seconds)
 
     @property
     def positions(self) -> int:
@@ -189,13 +178,14 @@ class MediaConfig(CommonTrainConfig):
 
     @property
     def arm(self) -> str:
-        """The architecture."""
+        """The name of the architecture."""
         return self.arch
 
     @property
     def entry(self) -> dict[str, str]:
-        """Kind, objective and family."""
-        return {"type": kind_of(self.arch).type, "objective": "classes", "family": self.arch}
+        """Kind (an encoder, or a convolution, which is none), objective and family."""
+        kind = "encoder" if self.kind.modality.attends else self.kind.modality.name
+        return {"type": kind, "objective": "classes", "family": self.arch}
 
     @property
     def tokens_per_step(self) -> int:
@@ -235,9 +225,7 @@ class MediaStream:
     @cached_property
     def _training(self) -> tuple[Tensor, Tensor]:
         """Values and labels that are trained on, where batches are made."""
-        chosen = np.flatnonzero(~self.examples.held_out)
-        values, labels = torch.from_numpy(self.examples.values[chosen]), torch.from_numpy(self.examples.labels[chosen])
-        return values.to(self.device), labels.to(self.device)
+        return self._examples(np.flatnonzero(~self.examples.held_out))
 
     def batch(self, step: int, micro: int = 0) -> dict[str, Tensor]:
         """The examples of one micro-batch, drawn with replacement, and their classes."""
@@ -252,12 +240,13 @@ class MediaStream:
         held = np.flatnonzero(self.examples.held_out)
         digest = {i: hashlib.sha256(self.examples.values[i].tobytes()).digest() for i in held.tolist()}
         chosen = np.array(sorted(digest, key=lambda i: digest[i])[:contexts])
-        found = []
-        for at in range(0, len(chosen), batch_size):
-            part = chosen[at : at + batch_size]
-            both = (torch.from_numpy(array[part]) for array in (self.examples.values, self.examples.labels))
-            found.append(self._inputs(*(each.to(self.device) for each in both)))
-        return found
+        parts = [chosen[at : at + batch_size] for at in range(0, len(chosen), batch_size)]
+        return [self._inputs(*self._examples(part)) for part in parts]
+
+    def _examples(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Some values and labels, on the device."""
+        values, labels = self.examples.values[chosen], self.examples.labels[chosen]
+        return torch.from_numpy(values).to(self.device), torch.from_numpy(labels).to(self.device)
 
     def _inputs(self, values: Tensor, labels: Tensor) -> dict[str, Tensor]:
         x = values.to(self.dtype)
@@ -272,14 +261,13 @@ def media_stream(
     config: MediaConfig, out: Path, *, corpus: str | Path | None = None, progress: Progress | None = None
 ) -> MediaStream:
     """The batches of a run; the examples are read once, and then from the folder."""
-    tell: Callable[[str, int, int], None] = progress or (lambda what, done, of: None)
+    tell = progress or (lambda what, done, of: None)
     tell("examples", 0, 1)
     folder = corpus if corpus is not None else out / "corpus"
     examples = prepare_examples(config.data, folder, shape=config.shape, most=config.examples)
     tell("examples", 1, 1)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
-    words: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "dtype": dtype}
-    return MediaStream(examples, device=choose_device(config.device), **words)
+    return MediaStream(examples, config.batch_size, config.seed, choose_device(config.device), dtype)
 
 
 MEDIA = Recipe(media_stream, lambda config, stream: media_model(config, classes=len(stream.examples.classes)))

@@ -25,21 +25,20 @@ from typing import Any
 import numpy as np
 
 from anisoscope.data.audio import read_audio
-from anisoscope.data.files import files_in
+from anisoscope.data.enwik8 import whole_folder
 from anisoscope.data.images import read_images
 from anisoscope.data.media import SHOWN, MediaCounts
 from anisoscope.data.synthetic import make_clip, make_picture
+from anisoscope.data.text import files_in
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, Medium
-from anisoscope.training.corpus import check_made_of, made_beside
+from anisoscope.training.corpus import check_made_of
 
 RATE = 16_000  # samples a second
 HELD_OUT = 0.15  # of every class, and at least one example
-MADE = {
-    IMAGES_DATA.name: 8192,
-    SOUNDS_DATA.name: 2048,
-}  # at most, where examples are made: it takes time and room
+MADE = {IMAGES_DATA.name: 8192, SOUNDS_DATA.name: 2048}  # at most, where examples are made: it takes time and room
 MARK = "examples.json"
+_SHORTER = ", or several recordings, or a shorter window"
 _NAMES = (("images", "labels"), ("x_train", "y_train"), ("X", "y"))  # of the arrays in an .npz
 Labelled = Iterator[tuple[np.ndarray, str]]
 
@@ -138,7 +137,7 @@ def prepare_examples(data: str, folder: str | Path, *, shape: ExampleShape, most
     wanted = {"data": data, "medium": shape.medium, "most": most}
     wanted |= {"size": shape.size} if shape.medium == IMAGES_DATA.name else {"seconds": shape.seconds}
     if not (folder / MARK).is_file():
-        with made_beside(folder, MARK) as beside:
+        with whole_folder(folder, MARK) as beside:
             _make(beside, wanted, shape)
     found = Examples.open(folder)
     check_made_of(found.about, wanted, f"the examples in {str(folder)!r} were")
@@ -151,19 +150,24 @@ def _make(folder: Path, wanted: Mapping[str, Any], shape: ExampleShape) -> None:
     labelled = read(wanted["data"], shape, int(wanted["most"]), counts=counts)
     found, repeated, digest = _by_class(labelled, sort=of_images)
     kept = {name: values for name, values in found.items() if len(values) > 1}
-    every = sorted({*found, *counts.classes})
-    _check_classes(kept, every, wanted, counts)
-    names = sorted(kept)
-    labels = np.concatenate([np.full(len(kept[name]), i) for i, name in enumerate(names)])
-    held = np.concatenate([_last(len(kept[name])) for name in names])
+    names, every = sorted(kept), sorted({*found, *counts.classes})
+    if len(kept) < 2:
+        what, more = (IMAGES_DATA.noun, "") if of_images else ("windows of sound", _SHORTER)
+        of_all = f"of {len(every)} in all" + (f"; {counts.unread}" if counts.unread else "")
+        raise AnisoscopeError(
+            f"{wanted['data']!r} has {len(kept)} classes with two different {what} or more ({of_all}); "
+            f"a classifier needs two classes: give a folder with a folder for each{more}."
+        )
+    counted = [len(kept[name]) for name in names]
+    held = np.concatenate([np.arange(n) >= n - max(1, round(HELD_OUT * n)) for n in counted])  # the last of each class
     np.save(folder / "values.npy", np.stack([value for name in names for value in kept[name]]))
-    np.save(folder / "labels.npy", labels.astype(np.int64))
+    np.save(folder / "labels.npy", np.repeat(np.arange(len(names), dtype=np.int64), counted))
     np.save(folder / "held_out.npy", held)
     (folder / "processor").mkdir()
     text = json.dumps(shape.processor, indent=2) + "\n"
     (folder / "processor" / "preprocessor_config.json").write_text(text, encoding="utf-8")
     about = {"made_of": dict(wanted), "fingerprint": digest, "classes": names, "repeated": repeated}
-    about |= {"left_out": sorted(set(every) - set(kept)), "examples": len(labels), "held_out": int(held.sum())}
+    about |= {"left_out": sorted(set(every) - set(kept)), "examples": len(held), "held_out": int(held.sum())}
     about |= {"skipped": counts.skipped, "unread": counts.unread}
     about |= {"useless": counts.useless, "dropped_pieces": counts.dropped_pieces}
     (folder / MARK).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
@@ -176,25 +180,6 @@ def _first(names: Sequence[str]) -> str:
     ('a, b', 'a, b, c, d, e and 2 more')
     """
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-
-
-def _check_classes(
-    kept: Mapping[str, Any], every: Sequence[str], wanted: Mapping[str, Any], counts: MediaCounts
-) -> None:
-    if len(kept) > 1:
-        return
-    what = IMAGES_DATA.noun if wanted["medium"] == IMAGES_DATA.name else "windows of sound"
-    of_all = f"of {len(every)} in all" + (f"; {counts.unread}" if counts.unread else "")
-    raise AnisoscopeError(
-        f"{wanted['data']!r} has {len(kept)} classes with two different {what} or more ({of_all}); "
-        "a classifier needs two classes: give a folder with a folder for each"
-        + ("." if wanted["medium"] == IMAGES_DATA.name else ", or several recordings, or a shorter window.")
-    )
-
-
-def _last(count: int) -> np.ndarray:
-    """The examples of one class that are held out: the last of them."""
-    return np.arange(count) >= count - max(1, round(HELD_OUT * count))
 
 
 def _by_class(examples: Labelled, *, sort: bool) -> tuple[dict[str, list[np.ndarray]], int, str]:
@@ -215,9 +200,6 @@ def _by_class(examples: Labelled, *, sort: bool) -> tuple[dict[str, list[np.ndar
     whole = hashlib.sha256(b"".join(sorted(seen))).hexdigest()[:16]
     ordered = {name: sorted(each) if sort else list(each) for name, each in found.items()}
     return {name: [found[name][key] for key in keys] for name, keys in ordered.items()}, repeated, whole
-
-
-# -- pictures ----------------------------------------------------------------------------------------------------------
 
 
 def pictures(data: str, shape: ExampleShape, most: int, *, counts: ClassCounts) -> Labelled:
@@ -335,9 +317,6 @@ def square(image: np.ndarray, size: int) -> np.ndarray:
 
     scaled = Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(scaled, dtype=np.uint8)
-
-
-# -- sounds ------------------------------------------------------------------------------------------------------------
 
 
 def sounds(data: str, shape: ExampleShape, most: int, *, counts: ClassCounts) -> Labelled:

@@ -1,27 +1,40 @@
-"""What a training run writes of itself: log.jsonl, one line for every update, and run.json."""
+"""What a training run writes: log.jsonl, one line for every update, run.json, and checkpoints.
+
+A kill cannot spoil a checkpoint: it is written beside its place and renamed when complete.
+
+    checkpoints/checkpoint-N/     config.json, model.safetensors, tokenizer files: loads like any model
+    checkpoints/checkpoint-N/training/   optimizer.pt, state.json, monitor/: only in the newest
+
+Batches and dropout are functions of the seed and the step, so that no generator state has to be kept.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement import memory
 from anisoscope.measurement.inspection import modality_words
 from anisoscope.metrics.engine.metric import STREAM_KINDS
-from anisoscope.results.folder import RunFolder, replace_file
+from anisoscope.models.load import quiet
+from anisoscope.results.folder import RunFolder, replace_file, room_on_disk
 from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 from anisoscope.training.config import CommonTrainConfig
@@ -38,7 +51,7 @@ class TrainingLog:
 
     path: Path
     wait: int = 1
-    tell: Callable[..., None] | None = None  # (step, **numbers)
+    tell: Callable[..., None] = lambda step, **numbers: None
     before: float = 0.0  # seconds of training before this process
     started: float = field(default_factory=time.monotonic)
     _pending: list[tuple[dict[str, Any], Tensor, Tensor]] = field(default_factory=list)
@@ -66,23 +79,23 @@ class TrainingLog:
             {"step": numbers["step"], "loss": loss, "gradient_norm": norm, **numbers}
             for (numbers, _, _), (loss, norm) in zip(pending, values, strict=True)
         ]
-        finite = [math.isfinite(line["loss"]) and math.isfinite(line["gradient_norm"]) for line in lines]
-        bad = finite.index(False) if False in finite else None
-        self._append(lines if bad is None else lines[: bad + 1], sync=sync)
-        for line in lines[:bad]:
-            if self.tell is not None:
-                self.tell(line["step"], **{key: line[key] for key in ("loss", "gradient_norm", "learning_rate")})
-        if bad is not None:
-            raise _not_finite(lines[bad])
-
-    def _append(self, lines: list[dict[str, Any]], *, sync: bool) -> None:
+        bad = [[k for k, v in line.items() if isinstance(v, float) and not math.isfinite(v)] for line in lines]
+        ill = next((i for i, keys in enumerate(bad) if {"loss", "gradient_norm"} & set(keys)), None)
         with self.path.open("a", encoding="utf-8") as file:
-            for line in lines:  # JSON has no word for NaN
-                bad = [k for k, v in line.items() if isinstance(v, float) and not math.isfinite(v)]
-                file.write(json.dumps({**line, **dict.fromkeys(bad)}) + "\n")
+            for line, keys in islice(zip(lines, bad, strict=True), None if ill is None else ill + 1):
+                file.write(json.dumps({**line, **dict.fromkeys(keys)}) + "\n")  # JSON has no word for NaN
             file.flush()
             if sync:
                 os.fsync(file.fileno())
+        for line in lines[:ill]:
+            self.tell(line["step"], **{key: line[key] for key in ("loss", "gradient_norm", "learning_rate")})
+        if ill is not None:
+            which = bad[ill][0]
+            raise AnisoscopeError(
+                f"the {which.replace('_', ' ')} became {lines[ill][which]} at step {lines[ill]['step']} (learning rate "
+                f"{lines[ill]['learning_rate']:.3g}), and the run stopped there; lower the learning rate, clip the "
+                f"gradients, or use --dtype float32."
+            )
 
     def rewind(self, step: int) -> None:
         """Forget every line from `step` on: a run resumed there writes them again."""
@@ -103,15 +116,6 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines[:-1]]
-
-
-def _not_finite(line: dict[str, Any]) -> AnisoscopeError:
-    which = "loss" if not math.isfinite(line["loss"]) else "gradient norm"
-    return AnisoscopeError(
-        f"the {which} became {line[which.replace(' ', '_')]} at step {line['step']} (learning rate "
-        f"{line['learning_rate']:.3g}), and the run stopped there; lower the learning rate, clip the gradients, or use "
-        f"--dtype float32."
-    )
 
 
 def options_of(config: CommonTrainConfig, watch: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -215,3 +219,107 @@ def rows_seen(table: Table) -> dict[str, int]:
     kept = arrow.filter(pc.and_(stream, pc.is_null(arrow["head"])))
     counts = {name: pc.max(kept[column]).as_py() for name, column in (("row_count", "n"), ("contexts", "contexts"))}
     return {name: int(count) for name, count in counts.items() if count}
+
+
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@runtime_checkable
+class SavedMonitor(Protocol):
+    """A monitor that survives a kill: its state is kept with the checkpoint of the same step."""
+
+    def save(self, folder: Path) -> None:
+        """Write what was gathered before this step into an empty folder."""
+
+    def load(self, folder: Path) -> None:
+        """Go back to what `save` wrote there."""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints of one run. `scheduled` are the steps whose weights stay."""
+
+    path: Path
+    tokenizer: Path
+    scheduled: Collection[int]
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        state: dict[str, Any],
+        monitor: Any = None,
+    ) -> Path:
+        """Write the checkpoint of `step` (updates done) and take from older ones what only the newest needs."""
+        beside = self.path / f".checkpoint-{step}.{os.getpid()}"
+        shutil.rmtree(beside, ignore_errors=True)
+        target = self.path / f"checkpoint-{step}"
+        try:
+            with room_on_disk(target):
+                training = beside / "training"
+                training.mkdir(parents=True)
+                with quiet():
+                    model.save_pretrained(str(beside))  # type: ignore[operator]
+                for file in self.tokenizer.iterdir():
+                    shutil.copy(file, beside / file.name)
+                torch.save(optimizer.state_dict(), training / "optimizer.pt")
+                if isinstance(monitor, SavedMonitor):
+                    (training / "monitor").mkdir()
+                    monitor.save(training / "monitor")
+                (training / "state.json").write_text(json.dumps({"step": step, **state}) + "\n", encoding="utf-8")
+            _settle(beside, target)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)  # half a checkpoint only takes room
+        for at, path in self.found().items():
+            if at != step:
+                shutil.rmtree(path if at not in self.scheduled else path / "training", ignore_errors=True)
+        return target
+
+    def found(self) -> dict[int, Path]:
+        """Complete checkpoints by step, in order."""
+        found = {int(match[1]): path for path in self.path.glob("*") if (match := _NAME.fullmatch(path.name))}
+        return dict(sorted(found.items()))
+
+    def newest(self) -> Path | None:
+        """The checkpoint to go on from; what a kill left half written is removed."""
+        for path in self.path.glob(".checkpoint-*"):
+            shutil.rmtree(path, ignore_errors=True)
+        usable = [path for path in self.found().values() if (path / "training" / "state.json").is_file()]
+        return usable[-1] if usable else None
+
+
+def restore(path: Path, model: nn.Module, optimizer: Optimizer, *, monitor: Any = None) -> int:
+    """Put a checkpoint's weights, optimiser state and monitor state in place; its step comes back."""
+    try:
+        with quiet():
+            kind: Any = type(model)
+            loaded = kind.from_pretrained(str(path), local_files_only=True, dtype=next(model.parameters()).dtype)
+        model.load_state_dict(loaded.state_dict())
+        optimizer.load_state_dict(torch.load(path / "training" / "optimizer.pt", map_location="cpu", weights_only=True))
+        step = int(json.loads((path / "training" / "state.json").read_text(encoding="utf-8"))["step"])
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise AnisoscopeError(
+            f"the checkpoint {str(path)!r} cannot be read ({reason}); delete it to go on from an earlier one."
+        ) from error
+    if isinstance(monitor, SavedMonitor) and (path / "training" / "monitor").is_dir():
+        monitor.load(path / "training" / "monitor")
+    return step
+
+
+def _settle(beside: Path, target: Path) -> None:
+    """Flush every file to disk, then rename the folder into its place."""
+    for path in beside.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as handle:
+                os.fsync(handle.fileno())
+    shutil.rmtree(target, ignore_errors=True)  # of a run that was rewound further than here
+    beside.replace(target)
+    if hasattr(os, "O_DIRECTORY"):
+        parent = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)

@@ -22,7 +22,7 @@ from anisoscope.data.media import medium_of
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.feed import make_feed
 from anisoscope.measurement.profile import Profiler
-from anisoscope.models.load import load_model
+from anisoscope.models.load import load_model, quiet
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.modality import IMAGES_DATA, MEDIA, SOUNDS_DATA, TEXT_DATA, Medium
 from anisoscope.studies.arms import StudyArm
@@ -45,7 +45,6 @@ from anisoscope.training.config import CommonTrainConfig, TrainConfig
 from anisoscope.training.corpus import Corpus, prepare_corpus
 from anisoscope.training.media import MediaConfig
 from anisoscope.training.media_examples import prepare_examples
-from anisoscope.training.models import hushed
 
 CONTEXTS = 64  # that the statistics are taken from, at most
 NORMED = "batch norms have the statistics of one pass over the probe, in which nothing was learned"
@@ -242,7 +241,7 @@ def with_statistics(config: ProfileConfig, folder: Path) -> ProfileConfig:
         fill_batch_norms(
             loaded.model, {name: torch.cat([batch.inputs[name] for batch in few]) for name in few[0].inputs}
         )
-        with hushed():
+        with quiet():
             loaded.model.save_pretrained(str(place))  # type: ignore[operator]
     return replace(config, models=(str(place),), random_init=False)
 

@@ -47,10 +47,10 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.metrics.engine.metric import Metric
 from anisoscope.models.forward import evaluating, forward, unwrapped
+from anisoscope.models.load import quiet
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of, row_hash
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.schema import variant_name
-from anisoscope.training.models import hushed
 
 VALIDATION = 2  # folds of the fit half that the penalty is chosen on
 FEWEST_CONTEXTS = 24
@@ -171,7 +171,7 @@ def _labelled(loaded: Any, inputs: dict[str, Any], special: Tensor | None, *, se
 def label_convention(model: nn.Module, pieces: Sequence[TextPiece]) -> LabelConvention:
     """How the model reads its labels, tried on its first contexts."""
     inputs = pieces[0].inputs
-    with hushed(), untouched(model), evaluating(model), torch.no_grad():  # it says which loss it fell back on
+    with quiet(), untouched(model), evaluating(model), torch.no_grad():  # it says which loss it fell back on
         return find_reading(model, forward(model, inputs), inputs["labels"])
 
 

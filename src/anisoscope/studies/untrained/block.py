@@ -23,8 +23,9 @@ from anisoscope.capture.sites.layout import Stack, find_layout
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.models.checkpoint import LoadOptions, fresh_config, fresh_model
 from anisoscope.models.forward import first_tensor, forward
+from anisoscope.models.load import quiet
 from anisoscope.models.source import ALIASES, architecture
-from anisoscope.training.models import FAMILIES, hushed
+from anisoscope.training.config import FAMILIES
 
 PRENORM = "prenorm"  # our own: the blocks of GPT-NeoX, sublayers in sequence, attention to both sides
 STANDARD_DEVIATION = 0.02
@@ -196,7 +197,7 @@ def build_block(
     family: str, *, width: int, heads: int, length: int, sequences: int, seed: int, device: str = "cpu"
 ) -> UntrainedBlock:
     """The first block of a fresh one-block model of a family, ready to be called on [sequences, length, width]."""
-    with hushed():
+    with quiet():
         config = block_config(family, width=width, heads=heads, length=length)
         try:
             model = fresh_model(config, LoadOptions(torch.device("cpu"), seed=seed, with_head=False))

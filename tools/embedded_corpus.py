@@ -1,9 +1,9 @@
-"""Builds the corpus that ships with the package: `python -m anisoscope.data.embedded.build PATH_TO_ENWIK8`.
+"""Builds the corpus that ships with the package: `python tools/embedded_corpus.py PATH_TO_ENWIK8`.
 
 Articles spread evenly over enwik8, reduced to their paragraphs of prose; the same input and the same cleaning rules
 give the same text. The slice that ships was cut with the rules numbered 1 (230 articles). Those of today, numbered
-`prepare.RULES`, choose a few articles otherwise (the rules numbered 2 take 228), so they do not give that
-very slice; it stays as it is, because results were computed on it.
+`enwik8.RULES`, choose a few articles otherwise (the rules numbered 2 take 228), so they do not give that very slice;
+it stays as it is, because results were computed on it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from anisoscope.data.enwik8.article import clean, read_raw
-from anisoscope.data.enwik8.folder import RULES
-from anisoscope.data.enwik8.markup import CleaningStats
+from anisoscope.data.enwik8 import RULES
+from anisoscope.data.markup import CleaningStats, clean, read_raw
 from anisoscope.data.text import SEPARATOR, Document
 
+PACKAGE = Path(__file__).parents[1] / "src/anisoscope/data/embedded"
 TARGET = 1_500_000  # characters
 SHORTEST, LONGEST = 1_500, 20_000  # characters of an article's prose
 PARAGRAPH = 120  # characters of the shortest paragraph kept
@@ -110,8 +110,8 @@ Wikipedia.
 - **Changes made:** {count} articles ({size:,} characters) were taken at even distances over enwik8. Markup, templates,
   tables, media, references, formulas, code, HTML, the targets of links, categories and links to other languages were
   removed, and entities decoded. Headings, lists, closing sections of links and sources, and paragraphs in which a
-  removal left a hole were left out. Nothing was added. `build.py` beside this file does all of this; the cleaning
-  rules were those numbered {rules}, and later ones may choose a few articles otherwise.
+  removal left a hole were left out. Nothing was added. `tools/embedded_corpus.py` in the sources of this package does
+  all of this; the cleaning rules were those numbered {rules}, and later ones may choose a few articles otherwise.
 
 The text comes without any warranty; Wikipedia's general disclaimer holds.
 
@@ -122,10 +122,10 @@ The text comes without any warranty; Wikipedia's general disclaimer holds.
 
 
 def main() -> None:
-    """Write `corpus.txt.gz` and `LICENSE-corpus.md` beside this file."""
+    """Write `corpus.txt.gz` and `LICENSE-corpus.md` into the package, or into the folder `--out`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("enwik8", help="enwik8, plain or as .gz or .zip")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder to write to")
+    parser.add_argument("--out", type=Path, default=PACKAGE, help="folder to write to")
     options = parser.parse_args()
     articles = spread(list(eligible(read_raw(options.enwik8))))
     (options.out / "corpus.txt.gz").write_bytes(pack(articles))

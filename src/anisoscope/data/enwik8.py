@@ -1,4 +1,4 @@
-"""enwik8 as a folder: cleaned text, ids over the 205 symbols, and what was removed; complete or not there at all.
+"""enwik8, the first 10⁸ bytes of the English Wikipedia of March 2006, as a folder; complete or not there at all.
 
     enwik8.txt         the articles in plain text, UTF-8, two blank lines between them (no article holds two)
     enwik8.bin         the same, byte for byte, as ids 0…204, uint8
@@ -7,7 +7,13 @@
     vocabulary.json    the byte of each id
     stats.json         what was read, kept and removed, and the fingerprints
 
-The fingerprint is the SHA-256 of `enwik8.txt`.
+The fingerprint is the SHA-256 of `enwik8.txt`. The 205 symbols are the distinct values of the bytes of enwik8, fixed
+here so that every text has the same ids, in the order of the bytes:
+
+    id        0  1  2 … 96   97 … 160   161 … 187   188   189 … 202   203 204
+    byte      9 10 32 … 126  128 … 191  194 … 220   222   224 … 237   239 240
+
+A byte outside of them is an error that says how many there are and where.
 """
 
 from __future__ import annotations
@@ -28,13 +34,12 @@ from typing import Any
 import numpy as np
 import psutil
 
-from anisoscope.data.enwik8.article import MD5, SIZE, clean, read_raw
-from anisoscope.data.enwik8.markup import CleaningStats
-from anisoscope.data.enwik8.symbols import SYMBOLS, encode, vocabulary
-from anisoscope.data.files import ARTICLES, suffix_of
-from anisoscope.data.text import Document, read_documents
+from anisoscope.data.markup import CleaningStats, clean, read_raw
+from anisoscope.data.text import ARTICLES, Document, read_documents, suffix_of
 from anisoscope.errors import AnisoscopeError
 
+MD5 = "a1fa5ffddb56f4953e226637dabbb36a"  # of the plain 100,000,000 bytes
+SIZE = 100_000_000
 RULES = 2  # number of the cleaning rules; another number, another fingerprint
 FINGERPRINT = "1a84883e4709453682a3d2eab3f9959e6d4ed5c116d7c3f80f9319c8fb0cfae9"  # of the true enwik8, cleaned
 EMBEDDED = "embedded"
@@ -42,7 +47,70 @@ _MEGABYTE = 10**6
 _CLOCKS = 10.0  # seconds by which the clocks of processes and of files may differ
 _DROPPED = ("other_namespaces", "redirects", "empty", "truncated")
 
+SYMBOLS = (9, 10, *range(32, 127), *range(128, 192), *range(194, 221), 222, *range(224, 238), 239, 240)
+NO_SYMBOL = 255  # in `ID_OF_BYTE`, where a byte has no id
+BYTE_OF_ID = np.array(SYMBOLS, dtype=np.uint8)
+ID_OF_BYTE = np.full(256, NO_SYMBOL, dtype=np.uint8)
+ID_OF_BYTE[BYTE_OF_ID] = np.arange(len(SYMBOLS), dtype=np.uint8)
+BYTE_OF_ID.flags.writeable = ID_OF_BYTE.flags.writeable = False
+
 Progress = Callable[[str, int, int], None]
+
+
+def encode(text: str | bytes) -> np.ndarray:
+    """The ids 0…204 of a text's UTF-8 bytes, uint8.
+
+    >>> encode("a cat").tolist()
+    [67, 2, 69, 67, 86]
+    >>> decode(encode("naïve 漢字"))
+    'naïve 漢字'
+    """
+    try:
+        raw = text.encode("utf-8") if isinstance(text, str) else bytes(text)
+    except UnicodeEncodeError as error:
+        raise AnisoscopeError(
+            f"the text holds half a surrogate pair at character {error.start}, which is no UTF-8; remove it first."
+        ) from error
+    ids = ID_OF_BYTE[np.frombuffer(raw, dtype=np.uint8)]
+    places = np.flatnonzero(ids == NO_SYMBOL)
+    if len(places):
+        values = sorted({raw[place] for place in places.tolist()})
+        shown = ", ".join(f"0x{value:02x}" for value in values[:4]) + (", …" if len(values) > 4 else "")
+        amount = "1 byte that is" if len(places) == 1 else f"{len(places)} bytes that are"
+        raise AnisoscopeError(
+            f"the text holds {amount} not among the {len(SYMBOLS)} symbols of enwik8 ({shown}; the first at byte "
+            f"offset {int(places[0])}); remove such characters, or use another vocabulary."
+        )
+    return ids
+
+
+def decode(ids: Any, *, errors: str = "strict") -> str:
+    """The text of some ids; `errors="replace"` for a piece that was cut inside a character."""
+    raw = decode_bytes(ids)
+    try:
+        return raw.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        raise AnisoscopeError(
+            f"these {len(raw)} ids are no whole UTF-8 text (at place {error.start}): perhaps a piece that was cut "
+            f"inside a character; use errors='replace', or decode_bytes."
+        ) from error
+
+
+def decode_bytes(ids: Any) -> bytes:
+    """The bytes of some ids, whether or not they are a whole UTF-8 text."""
+    array = np.asarray(ids)
+    if array.size == 0:
+        return b""
+    if array.dtype.kind not in "iu":
+        raise AnisoscopeError(
+            f"ids of the type {array.dtype} are no ids; expected integers from 0 to {len(SYMBOLS) - 1}."
+        )
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= len(SYMBOLS):
+        raise AnisoscopeError(
+            f"the ids reach from {low} to {high}; expected 0 to {len(SYMBOLS) - 1}, the symbols of enwik8."
+        )
+    return BYTE_OF_ID[array].tobytes()
 
 
 @dataclass(frozen=True)
@@ -67,6 +135,125 @@ class Prepared:
     def ends(self) -> np.ndarray:
         """Where each article ends."""
         return np.asarray(np.load(self.path / "enwik8.ends.npy"))
+
+
+def prepare_enwik8(
+    source: str | Path | None, folder: str | Path, *, limit: float | None = None, progress: Progress | None = None
+) -> Prepared:
+    """Clean enwik8 (plain, `.gz`, `.zip`; `None` or `"embedded"` is the slice that ships) into a folder.
+
+    `limit` is in megabytes of the raw file. A folder that was made of the same with the same rules is reused; any other
+    that is not empty is refused.
+    """
+    folder = Path(folder).expanduser()
+    if limit is not None and not limit > 0:
+        raise AnisoscopeError(f"a limit of {limit:g} MB leaves nothing; give a positive number, or none.")
+    sweep_leftovers(folder.absolute())  # also where there is nothing to make
+    path = None if source is None or str(source) == EMBEDDED else Path(source).expanduser()
+    if path is not None:
+        _check_head(path)  # a path that is missing or something else is told before anything is made
+    # the inputs that determine the result, as far as they are known before reading
+    name, size = (EMBEDDED, None) if path is None else (path.name, path.stat().st_size)
+    made_of = {"source": name, "bytes_on_disk": size, "limit": limit, "rules": RULES}
+    if (found := _found(folder, made_of)) is not None:
+        return found
+    with whole_folder(folder, "stats.json") as beside:
+        stats = {"made_of": made_of, **_write(beside, path, limit, progress or (lambda what, done, total: None))}
+        shown = [chr(byte) if 32 < byte < 127 else f"0x{byte:02x}" for byte in SYMBOLS]
+        words = {"name": "enwik8", "size": len(SYMBOLS), "unit": "byte of UTF-8", "bytes": SYMBOLS, "shown": shown}
+        for file, content in (("vocabulary.json", words), ("stats.json", stats)):
+            (beside / file).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return open_prepared(folder)
+
+
+def open_prepared(folder: str | Path, *, made: bool = True) -> Prepared:
+    """A folder that `prepare_enwik8` wrote."""
+    path = Path(folder).expanduser() / "stats.json"
+    try:
+        return Prepared(path.parent, json.loads(path.read_text(encoding="utf-8")), made)
+    except (OSError, ValueError) as error:
+        raise AnisoscopeError(
+            f"{str(folder)!r} is no folder that `anisoscope data enwik8` made ({error}); make it first."
+        ) from error
+
+
+def _check_head(path: Path) -> None:
+    head = next(read_raw(path), b"")
+    if not head:
+        raise AnisoscopeError(f"{str(path)!r} is empty; expected enwik8, a MediaWiki XML export.")
+    if b"<mediawiki" not in head and b"<page>" not in head:
+        raise AnisoscopeError(
+            f"{str(path)!r} is no MediaWiki XML export (neither <mediawiki> nor <page> stands near its beginning); "
+            f"expected enwik8; other text needs no preparing and goes into --data as it is."
+        )
+
+
+def _found(folder: Path, made_of: dict[str, Any]) -> Prepared | None:
+    """What lies in the folder already, where it was made of the same."""
+    if folder.exists() and not folder.is_dir():
+        raise AnisoscopeError(f"{str(folder)!r} is a file; give another place with --out.")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return None
+    if not (folder / "stats.json").is_file():
+        raise AnisoscopeError(f"the folder {str(folder)!r} holds other files; give a new or an empty one with --out.")
+    found = open_prepared(folder, made=False)
+    before = found.stats.get("made_of", {})
+    for key, value in made_of.items():
+        if before.get(key) != value:
+            raise AnisoscopeError(
+                f"the folder {str(folder)!r} was made with {key} = {before.get(key)!r}, not {value!r}; give another "
+                f"one with --out, or delete it."
+            )
+    return found
+
+
+@contextmanager
+def whole_folder(folder: Path, mark: str) -> Iterator[Path]:
+    """A temporary folder that becomes `folder` on success, else is removed; `mark` is a file of a complete one."""
+    folder = folder.absolute()
+    sweep_leftovers(folder)
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        beside.mkdir(parents=True)
+    except OSError as error:
+        raise AnisoscopeError(f"{str(folder)!r} cannot be made: {error.strerror or error}.") from error
+    try:
+        yield beside
+        try:
+            if folder.is_dir():
+                folder.rmdir()  # it is empty, or this fails
+            beside.rename(folder)
+        except OSError:
+            if not (folder / mark).is_file():  # unless another process was faster
+                raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def sweep_leftovers(folder: Path) -> None:
+    """Remove temporary folders of killed processes, not those of processes still at work."""
+    if not folder.parent.is_dir():
+        return
+    for path in list(folder.parent.iterdir()):  # no pattern: a name may hold the marks of one
+        name, _, number = path.name.rpartition(".")
+        if name == f".{folder.name}" and number.isdecimal() and not _at_work(int(number), path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _at_work(number: int, path: Path) -> bool:
+    """Whether the process that writes `path` is alive: no zombie, and not a later process with the same number."""
+    if number == os.getpid():
+        return False
+    try:
+        process = psutil.Process(number)
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= path.stat().st_mtime + _CLOCKS
+    except (psutil.NoSuchProcess, FileNotFoundError):
+        return False
+    except psutil.AccessDenied:
+        return True
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -96,142 +283,20 @@ class _Source:
         return self.limit is not None and self.size >= self.limit
 
 
-def prepare_enwik8(
-    source: str | Path | None, folder: str | Path, *, limit: float | None = None, progress: Progress | None = None
-) -> Prepared:
-    """Clean enwik8 (plain, `.gz`, `.zip`; `None` or `"embedded"` is the slice that ships) into a folder.
-
-    `limit` is in megabytes of the raw file. A folder that was made of the same with the same rules is reused; any other
-    that is not empty is refused.
-    """
-    folder = Path(folder).expanduser()
-    if limit is not None and not limit > 0:
-        raise AnisoscopeError(f"a limit of {limit:g} MB leaves nothing; give a positive number, or none.")
-    sweep_leftovers(folder.absolute())  # also where there is nothing to make
-    made_of = _made_of(source, limit)
-    if (found := _found(folder, made_of)) is not None:
-        return found
-    with whole_folder(folder) as beside:
-        stats = _write(beside, source, limit, progress or (lambda what, done, total: None))
-        _save_json(beside / "vocabulary.json", vocabulary())
-        _save_json(beside / "stats.json", {"made_of": made_of, **stats})
-    return open_prepared(folder)
-
-
-def open_prepared(folder: str | Path, *, made: bool = True) -> Prepared:
-    """A folder that `prepare_enwik8` wrote."""
-    path = Path(folder).expanduser() / "stats.json"
-    try:
-        return Prepared(path.parent, json.loads(path.read_text(encoding="utf-8")), made)
-    except (OSError, ValueError) as error:
-        raise AnisoscopeError(
-            f"{str(folder)!r} is no folder that `anisoscope data enwik8` made ({error}); make it first."
-        ) from error
-
-
-# -- the folder --------------------------------------------------------------------------------------------------------
-
-
-def _made_of(source: str | Path | None, limit: float | None) -> dict[str, Any]:
-    """The inputs that determine the result, as far as they are known before reading."""
-    if source is None or str(source) == EMBEDDED:
-        return {"source": EMBEDDED, "bytes_on_disk": None, "limit": limit, "rules": RULES}
-    path = Path(source).expanduser()
-    _check_head(path)  # a path that is missing or something else is told before anything is made
-    return {"source": path.name, "bytes_on_disk": path.stat().st_size, "limit": limit, "rules": RULES}
-
-
-def _check_head(path: Path) -> None:
-    head = next(read_raw(path), b"")
-    if not head:
-        raise AnisoscopeError(f"{str(path)!r} is empty; expected enwik8, a MediaWiki XML export.")
-    if b"<mediawiki" not in head and b"<page>" not in head:
-        raise AnisoscopeError(
-            f"{str(path)!r} is no MediaWiki XML export (neither <mediawiki> nor <page> stands near its beginning); "
-            f"expected enwik8; other text needs no preparing and goes into --data as it is."
-        )
-
-
-def _found(folder: Path, made_of: dict[str, Any]) -> Prepared | None:
-    if folder.exists() and not folder.is_dir():
-        raise AnisoscopeError(f"{str(folder)!r} is a file; give another place with --out.")
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return None
-    if not (folder / "stats.json").is_file():
-        raise AnisoscopeError(f"the folder {str(folder)!r} holds other files; give a new or an empty one with --out.")
-    found = open_prepared(folder, made=False)
-    before = found.stats.get("made_of", {})
-    for key, value in made_of.items():
-        if before.get(key) != value:
-            raise AnisoscopeError(
-                f"the folder {str(folder)!r} was made with {key} = {before.get(key)!r}, not {value!r}; give another "
-                f"one with --out, or delete it."
-            )
-    return found
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `folder` on success and is removed on failure."""
-    folder = folder.absolute()
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        beside.mkdir(parents=True)
-    except OSError as error:
-        raise AnisoscopeError(f"{str(folder)!r} cannot be made: {error.strerror or error}.") from error
-    try:
-        yield beside
-        if folder.is_dir():
-            folder.rmdir()  # it is empty, or this fails
-        beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-def sweep_leftovers(folder: Path) -> None:
-    """Remove temporary folders of killed processes, not those of processes still at work."""
-    if not folder.parent.is_dir():
-        return
-    for path in list(folder.parent.iterdir()):  # no pattern: a name may hold the marks of one
-        name, _, number = path.name.rpartition(".")
-        if name == f".{folder.name}" and number.isdecimal() and not _at_work(int(number), path):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _at_work(number: int, path: Path) -> bool:
-    """Whether the process that writes `path` is alive: no zombie, and not a later process with the same number."""
-    if number == os.getpid():
-        return False
-    try:
-        process = psutil.Process(number)
-        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= path.stat().st_mtime + _CLOCKS
-    except (psutil.NoSuchProcess, FileNotFoundError):
-        return False
-    except psutil.AccessDenied:
-        return True
-
-
-def _save_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
-def _write(folder: Path, source: str | Path | None, limit: float | None, tell: Progress) -> dict[str, Any]:
+def _write(folder: Path, path: Path | None, limit: float | None, tell: Progress) -> dict[str, Any]:
     begun = time.perf_counter()
     room = None if limit is None else int(limit * _MEGABYTE)
-    if source is None or str(source) == EMBEDDED:
+    if path is None:
         out = _write_articles(folder, _first(read_documents(None), room))
         about: dict[str, Any] = {"raw": None, "cleaning": None, "note": "the slice that ships is clean already"}
     else:
-        raw, cleaning = _Source(Path(source).expanduser(), room, tell), CleaningStats()
+        raw, cleaning = _Source(path, room, tell), CleaningStats()
         with _explained(raw, cleaning):
             out = _write_articles(folder, clean(raw.blocks(), stats=cleaning))
         about = _about(raw, cleaning)
         about["raw"]["as_expected"] = out["sha256"] == FINGERPRINT if about["raw"]["is_enwik8"] else None
     if not out["articles"]:
-        raise AnisoscopeError(f"{str(source)!r} holds no article that is text; expected a MediaWiki XML export.")
+        raise AnisoscopeError(f"{str(path)!r} holds no article that is text; expected a MediaWiki XML export.")
     return {**about, "kept": out, "seconds": round(time.perf_counter() - begun, 1)}
 
 

@@ -1,4 +1,4 @@
-"""One article: from wiki markup to plain text.
+"""A MediaWiki export such as enwik8: from XML with wiki markup to plain articles, one at a time.
 
 Nothing of the markup stays: no templates, tables, media, references, formulas, code, tags, entities or addresses.
 For speed most patterns begin with a character that is rare in prose (a line feed, a bracket), and a plain search tells
@@ -9,9 +9,110 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
-from anisoscope.data.enwik8.symbols import OUTSIDE
+from anisoscope.data.text import BLOCK, Document, entries, readable
+from anisoscope.errors import AnisoscopeError, missing_path
+
+HEAD = 4 << 20  # bytes within which an export shows its first page
+
+# Code points whose UTF-8 holds a byte that is no symbol of enwik8 (see `enwik8.SYMBOLS`): controls, Thaana, NKo and
+# others, private use, the planes from 4 on.
+OUTSIDE = re.compile("[\x00-\x08\x0b-\x1f\x7f\u0740-\u077f\u07c0-\u07ff\ue000-\uefff\U00040000-\U0010ffff]")
+_TEXT = re.compile(r"<text[^>]*>(.*?)</text>", re.DOTALL)
+_TITLE = re.compile(r"<title>([^<]*)</title>")
+_NAMESPACES = (
+    "Media|Special|Talk|User|User talk|Wikipedia|Wikipedia talk|Image|Image talk|MediaWiki|MediaWiki talk|Template|"
+    "Template talk|Help|Help talk|Category|Category talk|Portal|Portal talk"
+)
+_OTHER_NAMESPACE = re.compile(rf"(?:{_NAMESPACES}):")
+_REDIRECT = re.compile(r"\s*#\s*redirect", re.IGNORECASE)
+
+
+def read_raw(path: str | Path) -> Iterator[bytes]:
+    """The bytes of enwik8 from a plain, `.gz` or `.zip` file, in blocks."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        raise AnisoscopeError(f"{str(path)!r} is a folder; expected the file enwik8, plain or as .gz or .zip.")
+    if not path.is_file():
+        raise missing_path(path)
+    for entry in entries(path):
+        with readable(entry.name), entry.open() as stream:
+            while block := stream.read(BLOCK):
+                yield block
+
+
+def clean(raw: str | bytes | Iterable[bytes], *, stats: CleaningStats | None = None) -> Iterator[Document]:
+    """Articles of a MediaWiki export as plain text, in their order; `source` is the title.
+
+    >>> page = "<page><title>Cat</title><text>The '''cat''' is a [[mammal|small mammal]].{{stub}}</text></page>"
+    >>> next(clean(page)).text
+    'The cat is a small mammal.'
+    """
+    stats = stats if stats is not None else CleaningStats()
+    blocks = [raw.encode()] if isinstance(raw, str) else [raw] if isinstance(raw, bytes) else raw
+    for page in _pages(blocks, stats):
+        document = _article(page, stats)
+        if document is not None:
+            stats.articles += 1
+            stats.characters_out += len(document.text)
+            yield document
+    if not stats.pages:
+        raise AnisoscopeError("no whole <page> was found; expected a MediaWiki XML export such as enwik8.")
+
+
+def _pages(blocks: Iterable[bytes], stats: CleaningStats) -> Iterator[str]:
+    """Whole pages; what stands between them is skipped, and a page without its end is counted as truncated."""
+    rest, offset = b"", 0  # offset: of `rest` in the stream
+    for block in blocks:
+        rest += block
+        end = 0
+        while (begin := rest.find(b"<page>", end)) >= 0 and (close := rest.find(b"</page>", begin)) >= 0:
+            end = close + len(b"</page>")
+            stats.pages += 1
+            try:
+                page = rest[begin:end].decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise AnisoscopeError(
+                    "the export holds bytes that are not UTF-8 (the first at byte offset "
+                    f"{offset + begin + error.start}); it is damaged or was re-encoded: copy or download it again."
+                ) from error
+            yield page
+        if begin < 0:  # no page is open: only the beginning of its mark can matter
+            end = max(end, len(rest) - len(b"<page>"))
+            if not stats.pages and offset + end > HEAD:
+                raise AnisoscopeError(
+                    f"no <page> was found in the first {HEAD >> 20} MB; expected a MediaWiki XML export such as enwik8."
+                )
+        offset, rest = offset + end, rest[end:]
+    stats.truncated += rest.count(b"<page>")
+
+
+def _article(page: str, stats: CleaningStats) -> Document | None:
+    title, text = _TITLE.search(page), _TEXT.search(page)
+    wiki = text[1] if text else ""
+    # One level of escaping goes; `&` last, so that a doubly escaped entity stays an entity for later.
+    for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&amp;", "&")):
+        wiki = wiki.replace(entity, character)
+    if not title or not wiki:
+        stats.empty += 1
+        return None
+    name = html.unescape(title[1])
+    if _OTHER_NAMESPACE.match(name):
+        stats.other_namespaces += 1
+        return None
+    if _REDIRECT.match(wiki):
+        stats.redirects += 1
+        return None
+    stats.characters_in += len(wiki)
+    plain = clean_article(wiki, stats)
+    if not plain:
+        stats.empty += 1
+        return None
+    return Document(plain, source=name)
 
 
 @dataclass
@@ -118,6 +219,16 @@ _INVISIBLE = re.compile(
     "[\u00ad\u200b-\u200f\u2028-\u202e\u2060\ue000-\uf8ff\ufeff\ufffd-\uffff\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
 _ODD_SPACES = re.compile("[\t\u00a0\u2000-\u200a\u202f\u3000]")
+_SPACED = (
+    (" \n", "\n"),
+    ("\n ", "\n"),
+    (" )", ")"),
+    ("( ", "("),
+    (" ,", ","),
+    ("(, ", "("),
+    ("(; ", "("),
+    ("(: ", "("),
+)
 _BEFORE = tuple((f" {mark}", re.compile(rf" {re.escape(mark)}(?=\s)"), mark) for mark in ";.:!?")
 _HOLLOW = re.compile(r"\((?<!\w\()(?:see|see also|sources?|e\.g\.|i\.e\.|cf\.)?[\s,;:]*\.?\)")  # f() is a function
 _NO_BRACKET = re.compile(r"\[\s*\]")
@@ -160,9 +271,6 @@ def _apostrophe(match: re.Match[str]) -> str:
     return "'" if len(match.group()) == 4 else ""
 
 
-# -- what is not text --------------------------------------------------------------------------------------------------
-
-
 def _without_hidden(text: str, stats: CleaningStats) -> str:
     """Comments, references, formulas, code, galleries and HTML tables."""
     if "<" not in text:
@@ -183,39 +291,24 @@ def _without_nested(text: str, stats: CleaningStats) -> str:
     closed: list[tuple[int, int, str]] = []
     for match in _NESTING.finditer(text):
         token, begin = match.group(), match.start()
-        if "|" in token:
-            begin = _line_start(text, begin)
-            if begin < 0 or (token == "|}" and text[begin : match.start()].strip(" \t")):
-                continue  # only at the beginning of a line does a bar belong to a table
+        if "|" in token:  # belongs to a table only at the beginning of a line, after spaces and marks of lists
+            while begin and text[begin - 1] in _INDENT:
+                begin -= 1
+            inside = begin > 0 and text[begin - 1] != "\n"
+            if inside or (token == "|}" and text[begin : match.start()].strip(" \t")):
+                continue
         if token in ("{{", "{|"):
             opened.append((token, begin))
-        elif (partner := _partner(token, opened)) is not None:
-            kind = "templates" if opened[partner][0] == "{{" else "tables"
+            continue
+        wanted, kind = ("{{", "templates") if token == "}}" else ("{|", "tables")
+        partner = next((i for i in range(len(opened) - 1, -1, -1) if opened[i][0] == wanted), None)
+        if partner is not None:  # the innermost opening of its kind
             closed.append((opened[partner][1], match.end(), kind))
             del opened[partner:]
             stats.note(kind, 1, 0)
-    return _cut(text, sorted(closed), stats)
-
-
-def _line_start(text: str, place: int) -> int:
-    """Where the line of `place` begins when only spaces and marks of lists stand before it, else −1."""
-    begin = place
-    while begin and text[begin - 1] in _INDENT:
-        begin -= 1
-    return begin if begin == 0 or text[begin - 1] == "\n" else -1
-
-
-def _partner(token: str, opened: list[tuple[str, int]]) -> int | None:
-    """The innermost opening that a closing token belongs to."""
-    wanted = "{{" if token == "}}" else "{|"
-    return next((i for i in range(len(opened) - 1, -1, -1) if opened[i][0] == wanted), None)
-
-
-def _cut(text: str, spans: list[tuple[int, int, str]], stats: CleaningStats) -> str:
-    """The text without some spans, which may lie inside each other."""
     kept, start = [], 0
-    for begin, end, kind in spans:
-        if begin >= start:
+    for begin, end, kind in sorted(closed):
+        if begin >= start:  # else it lies inside of one that is cut out already
             kept.append(text[start:begin])
             stats.note(kind, 0, end - begin)
             start = end
@@ -238,17 +331,16 @@ def _without_preformatted(text: str, stats: CleaningStats) -> str:
     return "\n".join(kept)
 
 
-# -- links -------------------------------------------------------------------------------------------------------------
-
-
 def _without_links(text: str, stats: CleaningStats) -> str:
     """Links become their labels, from the inside out; media, categories and other languages disappear."""
     if "[" in text:
         text = _drop(text, _EXTERNAL, "external_links", stats, by=r"\1")
         for _ in range(DEPTH):
+            if "[[" not in text:
+                break
             text, found = _unwrapped(text, stats)
-            if not found:
-                text, found = _unwrapped_loosely(text, stats)
+            if not found:  # links whose label holds single brackets: [[Image:a.jpg|at 20 [°C]]]
+                text, found = _LOOSE_LINK.subn(partial(_unwrapped_loosely, stats=stats), text)
             if not found:
                 break
         text = _drop(text, _OPEN_MEDIA, "media", stats) if "[[" in text else text
@@ -256,10 +348,8 @@ def _without_links(text: str, stats: CleaningStats) -> str:
     return _without_addresses(text, stats)
 
 
-def _unwrapped(text: str, stats: CleaningStats) -> tuple[str, bool]:
-    """All links without brackets inside; whether there was one."""
-    if "[[" not in text:
-        return text, False
+def _unwrapped(text: str, stats: CleaningStats) -> tuple[str, int]:
+    """All links without brackets inside become their labels; how many there were."""
     first, *pieces = text.split("[[")
     kept, found, hidden, size = [first], 0, 0, 0
     for piece in pieces:
@@ -278,20 +368,14 @@ def _unwrapped(text: str, stats: CleaningStats) -> tuple[str, bool]:
             kept += _label(inner), rest
     joined = "".join(kept)
     stats.note("links", found - hidden, len(text) - len(joined) - size)
-    return joined, found > 0
+    return joined, found
 
 
-def _unwrapped_loosely(text: str, stats: CleaningStats) -> tuple[str, bool]:
-    """Links whose label holds single brackets: [[Image:a.jpg|at 20 [°C]]]."""
-
-    def unwrap(match: re.Match[str]) -> str:
-        kind = _hidden_kind(match[1])
-        label = "" if kind else _label(match[1])
-        stats.note(kind or "links", 1, len(match.group()) - len(label))
-        return label
-
-    text, count = _LOOSE_LINK.subn(unwrap, text) if "[[" in text else (text, 0)
-    return text, count > 0
+def _unwrapped_loosely(match: re.Match[str], stats: CleaningStats) -> str:
+    kind = _hidden_kind(match[1])
+    label = "" if kind else _label(match[1])
+    stats.note(kind or "links", 1, len(match.group()) - len(label))
+    return label
 
 
 def _hidden_kind(body: str) -> str:
@@ -320,9 +404,6 @@ def _without_addresses(text: str, stats: CleaningStats) -> str:
     if any(mark in lower for mark in _PATHS):
         text = _drop(text, _PATH, "addresses", stats)
     return text
-
-
-# -- what is left of the marks -----------------------------------------------------------------------------------------
 
 
 def _without_tags(text: str, stats: CleaningStats) -> str:
@@ -373,7 +454,12 @@ def _without_holes(text: str) -> str:
     text = _ODD_SPACES.sub(" ", text)
     for _ in range(4):  # a hole may be filled with holes
         before = text
-        text = _without_spaces(text)
+        while "  " in text:
+            text = text.replace("  ", " ")
+        for found, mark in _SPACED:
+            text = text.replace(found, mark)
+        for found, pattern, mark in _BEFORE:
+            text = pattern.sub(mark, text) if found in text else text
         text = _HOLLOW.sub("", text) if "(" in text else text
         text = _NO_BRACKET.sub("", text) if "[" in text else text
         text = _NO_QUOTE.sub("", text) if '""' in text or '" "' in text else text
@@ -385,17 +471,6 @@ def _without_holes(text: str) -> str:
     text = _NO_WORDS.sub("\n", text)
     while "\n\n\n" in text:
         text = text.replace("\n\n\n", "\n\n")
-    return text
-
-
-def _without_spaces(text: str) -> str:
-    while "  " in text:
-        text = text.replace("  ", " ")
-    text = text.replace(" \n", "\n").replace("\n ", "\n").replace(" )", ")").replace("( ", "(").replace(" ,", ",")
-    for opening in ("(, ", "(; ", "(: "):
-        text = text.replace(opening, "(")
-    for found, pattern, mark in _BEFORE:
-        text = pattern.sub(mark, text) if found in text else text
     return text
 
 
