@@ -36,7 +36,7 @@ _PUBLIC = {
     "log_spaced": "monitor.schedule",
     "sweep": "commands.pipeline",
     "train": "commands.pipeline",
-    "tangent_test": "tangent.array_test",
+    "tangent_test": "tangent.energy",
     "evaluate_claims": "claims.catalogue",
     "semi_nmf": "numerics.factorisation.semi_nmf",
     "decompose": "numerics.factorisation.decompositions",

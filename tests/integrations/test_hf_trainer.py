@@ -23,7 +23,7 @@ from anisoscope.integrations.hf_trainer import MonitorCallback
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at, every
 from anisoscope.results.table import Table
-from anisoscope.tangent.step_rows import StepRows
+from anisoscope.tangent.proxy import StepRows
 from support.trainings import (
     MODELS,
     UPDATES,

@@ -21,7 +21,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.integrations.hf_trainer import MonitorCallback, _refuse_unsupported
 from anisoscope.monitor.schedule import at, every
 from anisoscope.results.table import Table
-from anisoscope.tangent.step_rows import StepRows
+from anisoscope.tangent.proxy import StepRows
 from support.trainings import (
     MODELS,
     UPDATES,

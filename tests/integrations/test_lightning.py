@@ -16,7 +16,7 @@ pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate"
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.schedule import at, every
-from anisoscope.tangent.step_rows import StepRows
+from anisoscope.tangent.proxy import StepRows
 from support.trainings import (
     UPDATES,
     Killed,

@@ -17,7 +17,7 @@ from anisoscope.data.synthetic import make_clip
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.feed import MOST, ImageFeed, SpeechFeed, TextFeed
-from anisoscope.measurement.memory import SiteShape, activation_bytes, amount_of, bank_bytes
+from anisoscope.measurement.inspection import SiteShape, activation_bytes, amount_of, bank_bytes
 from anisoscope.models.load import load_model
 from anisoscope.models.processor import sound_inputs
 from support.tiny_listeners import Fixed, feed_of, loaded, make_model, make_pictures, make_shelf, make_sounds, rows_of

@@ -14,7 +14,7 @@ from anisoscope import profile, sweep
 from anisoscope.capture import find_layout
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.compare import compare
-from anisoscope.measurement.memory import PeakMemory
+from anisoscope.measurement.profile import PeakMemory
 from anisoscope.models.load import load_model
 from support.tiny_images import tiny_images
 from support.tiny_listeners import feed_of, loaded, make_model, make_pictures, make_sounds

@@ -12,9 +12,8 @@ from torch import nn
 from anisoscope import measure
 from anisoscope.capture import Batch
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import Bank
+from anisoscope.measurement.bank import Bank, Setup
 from anisoscope.measurement.evaluation import evaluate_bank
-from anisoscope.measurement.site_plan import Setup
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.results.table import Table
 from support import references

@@ -7,10 +7,9 @@ import torch
 
 from anisoscope.capture.sites.site import Site
 from anisoscope.measurement import evaluation as module
-from anisoscope.measurement.bank import Bank
+from anisoscope.measurement.bank import Bank, Setup, make_plan
 from anisoscope.measurement.evaluation import evaluate_bank
 from anisoscope.measurement.measure import feed_rows
-from anisoscope.measurement.site_plan import Setup, make_plan
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine import estimation as evaluate
 from anisoscope.metrics.engine.metric import Request

@@ -105,7 +105,7 @@ def test_a_run_says_what_it_was(whole_profile: Path) -> None:
 
 def test_partial_statistics_come_back_as_they_were(tmp_path: Path) -> None:
     from anisoscope.capture import Batch, Capture, find_layout
-    from anisoscope.measurement.site_plan import make_plan
+    from anisoscope.measurement.bank import make_plan
     from anisoscope.metrics.catalogue import parse_requests
     from support.tiny_models import contexts, padded, tiny
 

@@ -15,7 +15,7 @@ from anisoscope import profile
 from anisoscope.data.text import Document
 from anisoscope.data.tokens import DataFingerprint, contexts
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement import passes
+from anisoscope.measurement import profile as profiles
 from anisoscope.metrics.engine.folds import Neighbours
 from anisoscope.models.tokenizer import ByteTokenizer
 from anisoscope.results.folder import RunFolder
@@ -108,7 +108,7 @@ def test_an_interrupt_while_metrics_are_computed_keeps_the_pass(tmp_path: Path) 
 def test_finished_passes_survive_an_interrupt_and_are_not_done_again(tmp_path: Path) -> None:
     small = {**SMALL, "memory_mb": 1, "metrics": ("average_cosine", "svd_ratio", "two_nn")}
     swept: list[int] = []
-    original = passes.ModelPasses._capture
+    original = profiles.ModelPasses._capture
 
     def counted(self: Any, work: Any) -> None:
         if work.number == 2 and not (tmp_path / "go").exists():
@@ -118,7 +118,7 @@ def test_finished_passes_survive_an_interrupt_and_are_not_done_again(tmp_path: P
 
     whole = profile(DEEP, out=tmp_path / "whole", **small)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes.ModelPasses, "_capture", counted)
+        patch.setattr(profiles.ModelPasses, "_capture", counted)
         with pytest.raises(KeyboardInterrupt):
             profile(DEEP, out=tmp_path / "cut", **small)
         assert len(RunFolder.open(tmp_path / "cut").table())  # what was finished is readable

@@ -20,7 +20,7 @@ from anisoscope.studies.jobs import LocalExecutor
 from anisoscope.studies.published import SHAPE_MODELS, PaperModel
 from anisoscope.studies.shape.config import ARMS, PRESETS, ShapeConfig
 from anisoscope.studies.shape.protocol import ShapeStudy
-from anisoscope.tangent.plan import GEOMETRY
+from anisoscope.tangent.study import GEOMETRY
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.corpus import prepare_corpus
 from anisoscope.training.language_model import WindowStream, build_model

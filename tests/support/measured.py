@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture import Capture, find_layout
-from anisoscope.measurement.bank import Bank
-from anisoscope.measurement.site_plan import make_plan
+from anisoscope.measurement.bank import Bank, make_plan
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.results.table import Table
 from support.clouds import METRICS

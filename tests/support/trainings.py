@@ -26,8 +26,8 @@ from transformers import (
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import every
 from anisoscope.results.table import Table
-from anisoscope.tangent.plan import TangentPlan
-from anisoscope.tangent.step_rows import StepRows
+from anisoscope.tangent.proxy import StepRows
+from anisoscope.tangent.study import TangentPlan
 
 V, T = 60, 16
 # one cheap proxy: the laws here are about what reaches the study, not about the study

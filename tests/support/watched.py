@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anisoscope.monitor.instruments import Instruments
 from anisoscope.tangent.parameters import EmbeddingWatch
-from anisoscope.tangent.step_rows import StepRows
+from anisoscope.tangent.proxy import StepRows
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import equal_mass_bins
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of
 from anisoscope.tangent.energy import EnergyRows, Grouping
-from anisoscope.tangent.proxy import Label, balanced_rows, fit_proxies, permute_columns, rows_to_fit
-from anisoscope.tangent.step_rows import Half
+from anisoscope.tangent.proxy import Half, Label, balanced_rows, fit_proxies, permute_columns, rows_to_fit
 from anisoscope.tangent.study import TangentStudy
 from support import references
 from support.gradients import noise, skewed, subspace

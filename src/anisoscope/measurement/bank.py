@@ -1,8 +1,9 @@
-"""The bank: all statistics of one pass, itself mergeable; the unit that is saved and resumed.
+"""What a pass measures and what it keeps: the sites, the statistics that metrics need there, and the bank of them all.
 
-A cell is (group, part, fold): rows of one stratum, at the first position or not, in one fold of contexts. Cells merge,
-so that every selection (all rows, without the first position, one stratum, all folds but one) comes from one pass.
-What is a property of whole contexts does not merge from its parts and has a part of its own.
+A bank is mergeable, and the unit that is saved and resumed. A cell is (group, part, fold): rows of one stratum, at the
+first position or not, in one fold of contexts. Cells merge, so that every selection (all rows, without the first
+position, one stratum, all folds but one) comes from one pass. What is a property of whole contexts does not merge from
+its parts and has a part of its own.
 """
 
 from __future__ import annotations
@@ -18,19 +19,140 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from anisoscope.capture.rows.row import Index, Rows, Scores
-from anisoscope.capture.sites.site import Site
+from anisoscope.capture.sites import site as vocabulary
+from anisoscope.capture.sites.block import ABSENT
+from anisoscope.capture.sites.layout import Layout, find_layout
+from anisoscope.capture.sites.site import EVERY, Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.attention import PAIRS
+from anisoscope.metrics.engine.estimation import ON_SAMPLE, context_cosines
+from anisoscope.metrics.engine.metric import HEAD_KINDS, WEIGHT_KINDS, Request
+from anisoscope.metrics.engine.folds import Neighbours
 from anisoscope.metrics.attention import row_sharpness
-from anisoscope.metrics.engine.estimation import context_cosines
 from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
 from anisoscope.results.folder import replace_file
-from anisoscope.stats.directions import Coordinates, Directions
+from anisoscope.stats.directions import Coordinates, Directions, Keys
 from anisoscope.stats.means import Attention, Coherence
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
+
+_SELF, _CROSS = vocabulary.SELF_KINDS, vocabulary.CROSS_KINDS
+ATTENTION_KINDS = (*_SELF, *vocabulary.ROTARY_KINDS, *_CROSS)
+DEFAULT_KINDS = ("embed", "resid", "stage", "stage_mean", "cls", "final", *_SELF, *_CROSS)
+COUNTED = ("embed", "resid", "stage")  # one row per position, at every resolution that a model has
+_SCORES = ("scores", "cross_scores")
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which statistics each kind of site keeps, and how large the samples are."""
+
+    stats: Mapping[str, frozenset[type]]  # by site kind
+    sample_size: int = 2 * 4096  # rows kept; with halves three times what a selection looks at: they are not alike
+    attention_rows: int = 16  # query rows per context whose scores are read; 0 = all
+    seed: int = 0
+    halves: bool = False  # whether two disjoint halves of the contexts are selected beside the whole
+
+    @property
+    def looked_at(self) -> int:
+        """Sampled rows that one selection looks at: the same number with halves and without."""
+        return self.sample_size // 3 if self.halves else self.sample_size
+
+
+def applies(request: Request, kind: str) -> bool:
+    """Whether a metric is measured at a kind of site: where it is declared, or anywhere it can be when it was named."""
+    metric = request.metric
+    if kind in metric.kinds:
+        return True
+    if not request.named or kind in _SCORES or metric.kinds <= {*_SCORES, *PAIRS}:
+        return False
+    return not (kind in HEAD_KINDS and {Neighbours, Coherence} & set(metric.needs))
+
+
+def make_plan(
+    requests: Sequence[Request],
+    kinds: Iterable[str],
+    *,
+    seed: int,
+    sample_size: int = 2 * 4096,
+    attention_rows: int = 16,
+    halves: bool = False,
+) -> Plan:
+    """The statistics that the metrics need at each kind of site."""
+    stats: dict[str, frozenset[type]] = {}
+    for kind in kinds:
+        mine = [request for request in requests if applies(request, kind)]
+        needs = {need for request in mine for need in request.metric.reads(request.options)}
+        if needs & {Neighbours, *ON_SAMPLE}:
+            needs = (needs - {Neighbours, *ON_SAMPLE}) | {Sample}
+        stats[kind] = frozenset(needs - {Keys})
+    if any(Keys in request.metric.needs for request in requests):
+        stats |= {kind: stats[kind] | {Directions} for kind in PAIRS.values() if kind in stats}
+    kept = 3 * sample_size if halves else sample_size
+    return Plan(stats, sample_size=kept, attention_rows=attention_rows, seed=seed, halves=halves)
+
+
+@dataclass
+class Setup:
+    """What is measured in one model."""
+
+    layout: Layout | None
+    captured: list[Site]
+    tables: list[str]  # weight tables read as rows
+    kinds: list[str]
+    depths: dict[str, int]
+    notes: list[str] = field(default_factory=list)
+
+    def depth(self, stack: str) -> int:
+        return self.depths.get(stack) or max(self.depths.values(), default=0)
+
+
+def prepare(
+    model: nn.Module,
+    requests: Sequence[Request],
+    *,
+    sites: Sequence[str] | str | None = None,
+    layers: Iterable[int] | int | None = None,
+    modules: Sequence[str] | None = None,
+    more: Sequence[str] = (),
+) -> Setup:
+    """Find the sites that were named; the default ones, and `more`, are those the model has and some metric reads."""
+    if modules:
+        return Setup(None, [], [], ["module"], {})
+    layout = find_layout(model)
+    words = vocabulary.names_of(sites) or []
+    named = vocabulary.check_kinds([kind for kind in words if kind != EVERY])
+    layers = {layers} if isinstance(layers, int) else None if layers is None else set(layers)
+    default = [kind for kind in (*DEFAULT_KINDS, *more) if kind in layout.kinds]
+    if "stage" in default and not set(default) & set(ATTENTION_KINDS):
+        default.remove("resid")  # what a convolutional model hands on are its stages
+    wanted = layout.kinds if EVERY in words else named or default
+    kinds = [kind for kind in wanted if any(applies(request, kind) for request in requests)]
+    if any(Keys in r.metric.needs for r in requests):  # some metrics of queries read the keys of the same layer
+        kinds += [key for query, key in PAIRS.items() if query in kinds and key not in kinds]
+    if words and not kinds:
+        names = ", ".join(r.metric.name for r in requests)
+        raise AnisoscopeError(
+            f"none of the metrics asked for ({names}) is measured at {', '.join(words)}; see `anisoscope list metrics`"
+        )
+    streamed = [kind for kind in kinds if kind not in WEIGHT_KINDS]
+    captured = layout.sites(kinds=streamed, layers=layers) if streamed else []
+    depths = {stack.name: stack.depth for stack in layout.stacks}
+    reasons: dict[str, list[str]] = {}  # why the model lacks default sites
+    for stack in layout.stacks if not words else ():
+        for kind, why in stack.missing.items():
+            lacked = kind in DEFAULT_KINDS and why not in ABSENT.values()
+            if lacked and any(applies(request, kind) for request in requests):
+                reasons.setdefault(why, []).append(kind)
+    notes = [f"no {', '.join(dict.fromkeys(lacked))}: {why}" for why, lacked in reasons.items()]
+    notes += vocabulary.too_deep(layers, max(depths.values()))
+    return Setup(layout, captured, [kind for kind in kinds if kind in WEIGHT_KINDS], kinds, depths, notes)
+
 
 # -- query rows whose attention is read --------------------------------------------------------------------------------
 
@@ -47,32 +169,31 @@ def chosen_rows(index: Index, most: int, *, seed: int) -> Iterable[tuple[int, Te
         yield number, position[mine].sort().values, int(mine[0])
 
 
-@dataclass
 class QueryRows:
     """The same rows of every layer that has the index; what they need on a device is made for the first layer."""
 
-    contexts: list[int]
-    positions: list[Tensor]
-    leads: list[int]  # a row of the index for each context
-    _places: tuple[tuple[torch.device, int, int], Tensor | None, Tensor] | None = None
-    _seen: tuple[Tensor, Tensor, Tensor] | None = None
-
-    @classmethod
-    def of(cls, index: Index, most: int, *, seed: int) -> QueryRows:
-        chosen = list(chosen_rows(index, most, seed=seed))
-        return cls([c for c, _, _ in chosen], [p for _, p, _ in chosen], [row for _, _, row in chosen])
+    def __init__(self, index: Index, plan: Plan) -> None:
+        chosen = list(chosen_rows(index, plan.attention_rows, seed=plan.seed))
+        self.contexts = [context for context, _, _ in chosen]
+        self.positions = [positions for _, positions, _ in chosen]
+        self.leads = [lead for _, _, lead in chosen]  # a row of the index for each context
+        self._places: tuple[tuple[torch.device, int, int], Tensor | None, Tensor] | None = None
+        self._seen: tuple[Tensor, Tensor, Tensor] | None = None
 
     def sharpness(self, scores: Scores) -> Tensor:
         """The quantities of `numerics.attention` [B, H, R, …], R the most rows of any context; others repeat one."""
         number, rows = self._at(scores)
-        allowed, first = self._allowed(scores.allowed, number, rows)
+        if self._seen is None or self._seen[0] is not scores.allowed:  # layers with one mask share what they allow
+            mine = _chosen(scores.allowed, number)
+            first = mine.flatten(1, 2).any(1).to(torch.int8).argmax(1).expand(len(rows))  # key of each sequence
+            self._seen = (scores.allowed, _of_rows(mine, rows), first)
         found = row_sharpness(
             _of_rows(_chosen(scores.query, number), rows),
             _chosen(scores.key, number),
-            allowed,
+            self._seen[1],
             bias=None if scores.bias is None else _of_rows(_chosen(scores.bias, number), rows),
             scaling=scores.scaling,
-            first=first,
+            first=self._seen[2],
         )
         if scores.windows == 1:
             return found
@@ -91,14 +212,6 @@ class QueryRows:
             there = None if number is None else number.to(scores.query.device, non_blocking=True)
             self._places = (key, there, rows.to(scores.query.device, non_blocking=True))
         return self._places[1:]
-
-    def _allowed(self, allowed: Tensor, number: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """What the chosen rows may attend to, and the first key of each sequence; layers with one mask share them."""
-        if self._seen is None or self._seen[0] is not allowed:
-            mine = _chosen(allowed, number)
-            first = mine.flatten(1, 2).any(1).to(torch.int8).argmax(1).expand(len(rows))
-            self._seen = (allowed, _of_rows(mine, rows), first)
-        return self._seen[1:]
 
 
 def _chosen(x: Tensor, number: Tensor | None) -> Tensor:
@@ -133,25 +246,19 @@ class Split:
     contexts: Counter[tuple[str, int]]  # by (group, fold)
     group: Tensor
     fold: Tensor
-    spans: list[tuple[int, int] | None]  # first and one past last row of a cell, where its rows are neighbours
+    queries: QueryRows | None = None  # the query rows whose attention is read, once they are asked for
     _moved: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)
-    _chosen: dict[tuple[int, int], QueryRows] = field(default_factory=dict)
 
     def pick(self, x: Tensor, number: int) -> Tensor:
         """The rows of one cell: a view where they are neighbours, as the rows of one context are."""
-        span = self.spans[number]
-        if span:
-            return x[span[0] : span[1]]
+        rows = self.cells[number][1]
+        first, last = int(rows[0]), int(rows[-1])
+        if last - first + 1 == len(rows):
+            return x[first : last + 1]
         at = (number, x.device)
         if at not in self._moved:
-            self._moved[at] = self.cells[number][1].to(x.device, non_blocking=True)
+            self._moved[at] = rows.to(x.device, non_blocking=True)
         return x.index_select(0, self._moved[at])
-
-    def query_rows(self, most: int, *, seed: int) -> QueryRows:
-        """The query rows whose attention is read."""
-        if (most, seed) not in self._chosen:
-            self._chosen[most, seed] = QueryRows.of(self.index, most, seed=seed)
-        return self._chosen[most, seed]
 
 
 def split_rows(index: Index, group: Tensor, groups: Sequence[str]) -> Split:
@@ -159,29 +266,16 @@ def split_rows(index: Index, group: Tensor, groups: Sequence[str]) -> Split:
     fold = fold_of(index.context.cpu())
     first = torch.zeros_like(fold) if index.first is None else index.first.cpu().to(torch.int64)
     values, cell = torch.unique((group * 2 + first) * FOLDS + fold, return_inverse=True)
-    order, sizes = cell.argsort(stable=True), torch.bincount(cell, minlength=len(values)).tolist()
-    rows = list(order.split(sizes)) if sizes else []
-    cells = [(_cell(value, groups), mine) for value, mine in zip(values.tolist(), rows, strict=True)]
+    rows = cell.argsort(stable=True).split(torch.bincount(cell, minlength=len(values)).tolist()) if len(values) else ()
+    cells = [
+        ((groups[code // (2 * FOLDS)], FIRST if (code // FOLDS) % 2 else REST, code % FOLDS), mine)
+        for code, mine in zip(values.tolist(), rows, strict=True)
+    ]
     sequence = index.keep.cpu() // max(1, index.length)
-    contexts = _contexts(sequence, group * FOLDS + fold, groups)
-    return Split(index, cells, cell, sequence, contexts, group, fold, [_span(mine) for mine in rows])
-
-
-def _cell(code: int, groups: Sequence[str]) -> Cell:
-    name = groups[code // (2 * FOLDS)] if groups else ""
-    return name, FIRST if (code // FOLDS) % 2 else REST, code % FOLDS
-
-
-def _contexts(sequence: Tensor, code: Tensor, groups: Sequence[str]) -> Counter[tuple[str, int]]:
-    """How many contexts there are of each (group, fold); rows are in the order of their contexts."""
     leads = torch.ones_like(sequence, dtype=torch.bool)
-    leads[1:] = sequence[1:] != sequence[:-1]
-    return Counter((groups[v // FOLDS] if groups else "", v % FOLDS) for v in code[leads].tolist())
-
-
-def _span(rows: Tensor) -> tuple[int, int] | None:
-    first, last = int(rows[0]), int(rows[-1])
-    return (first, last + 1) if last - first + 1 == len(rows) else None
+    leads[1:] = sequence[1:] != sequence[:-1]  # rows are in the order of their contexts
+    contexts = Counter((groups[code // FOLDS], code % FOLDS) for code in (group * FOLDS + fold)[leads].tolist())
+    return Split(index, cells, cell, sequence, contexts, group, fold)
 
 
 # -- the bank ----------------------------------------------------------------------------------------------------------
@@ -191,22 +285,6 @@ _HELD = 256 << 20  # bytes of rows on a device that may wait for the host to loo
 _SPLITS = 4  # kept at a time: sites of a batch take turns between a few indices (patches and class tokens)
 _SPLIT: frozenset[Any] = frozenset({Directions, Coordinates})  # taken for all cells of a batch at once
 _STATS: dict[str, Any] = {cls.__name__: cls for cls in (Moments, Directions, Coordinates, Attention, Coherence)}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which statistics each kind of site keeps, and how large the samples are."""
-
-    stats: Mapping[str, frozenset[type]]  # by site kind
-    sample_size: int = 2 * 4096  # rows kept; with halves three times what a selection looks at: they are not alike
-    attention_rows: int = 16  # query rows per context whose scores are read; 0 = all
-    seed: int = 0
-    halves: bool = False  # whether two disjoint halves of the contexts are selected beside the whole
-
-    @property
-    def looked_at(self) -> int:
-        """Sampled rows that one selection looks at: the same number with halves and without."""
-        return self.sample_size // 3 if self.halves else self.sample_size
 
 
 @dataclass
@@ -224,12 +302,9 @@ class SiteStats:
     def non_finite(self) -> int:
         return sum(self.bad.values())
 
-    def cell(self, key: Cell) -> dict[type, Any]:
-        return self.cells.setdefault(key, {})
-
     def stat(self, key: Cell, kind: type) -> Any:
         """The statistic of a cell, new where there is none yet."""
-        return self.cell(key).setdefault(kind, kind())
+        return self.cells.setdefault(key, {}).setdefault(kind, kind())
 
     def merge(self, other: SiteStats) -> SiteStats:
         out = SiteStats(heads=self.heads or other.heads, width=self.width or other.width)
@@ -238,7 +313,7 @@ class SiteStats:
         out.sample = reduce(Sample.merge, samples, Sample(samples[0].size, samples[0].seed)) if samples else None
         for part in (self, other):
             for key, stats in part.cells.items():
-                mine = out.cell(key)
+                mine = out.cells.setdefault(key, {})
                 for kind, stat in stats.items():
                     mine[kind] = mine.get(kind, kind()).merge(stat)  # a copy, so that the parts stay as they are
         return out
@@ -278,9 +353,9 @@ class Bank:
         """Take the attention of one layer: the sharpness of some query rows of each context."""
         self.calls += 1
         split = self._split_of(scores.index)
-        chosen = split.query_rows(self.plan.attention_rows, seed=self.plan.seed)
-        if chosen.contexts:
-            values = chosen.sharpness(scores)
+        split.queries = split.queries or QueryRows(split.index, self.plan)
+        if split.queries.contexts:
+            values = split.queries.sharpness(scores)
             take = partial(self._take_sharpness, scores.site, scores.query.shape[-1], split, values.shape)
             self._wait(values.flatten(), take, values)
 
@@ -306,14 +381,13 @@ class Bank:
         site = self._sites.setdefault(rows.site, SiteStats())
         site.width, site.heads = rows.x.shape[-1], rows.x.shape[1] if rows.x.ndim == 3 else 0
         site.contexts.update(split.contexts)
-        bad = None if bool(total.isfinite()) else _bad_rows(rows.x)
-        if bad is not None:
-            site.bad.update({key: int(bad[mine].sum()) for key, mine in split.cells})
-            rows = _without(rows, bad)
-            split = split_rows(rows.index, self._group_of(rows.index), self.groups)
-        self._take_finite(site, rows, split)
-
-    def _take_finite(self, site: SiteStats, rows: Rows, split: Split) -> None:
+        if not bool(total.isfinite()):  # a sum of large numbers may be infinite, too
+            good = rows.x.flatten(1).isfinite().all(1).cpu()
+            if not bool(good.all()):
+                site.bad.update({key: int((~good[mine]).sum()) for key, mine in split.cells})
+                left = good.nonzero().squeeze(1)
+                rows = Rows(rows.site, rows.x[left.to(rows.x.device)], rows.index.taken(left))
+                split = split_rows(rows.index, self._group_of(rows.index), self.groups)
         wanted = self.plan.stats.get(rows.site.kind, frozenset())
         if Moments in wanted:
             for number, (key, _) in enumerate(split.cells):
@@ -321,21 +395,25 @@ class Bank:
         for kind in _SPLIT & wanted:
             parts = kind.split(rows.x, split.cell, len(split.cells))
             for (key, _), part in zip(split.cells, parts, strict=True):
-                cell = site.cell(key)
+                cell = site.cells.setdefault(key, {})
                 cell[kind] = cell[kind].merge(part) if kind in cell else part
         if Coherence in wanted:
             _cohere(site, rows.x, split)
         if Sample in wanted:
-            self._sample(site, rows, split)
+            if site.sample is None:
+                site.sample = Sample(self.plan.sample_size, self.plan.seed)
+            index = rows.index
+            labels = {"context": index.context, "position": index.position, "token": index.token, "group": split.group}
+            site.sample.update(rows.x, **labels, **({} if index.first is None else {"first": index.first}))
 
     def _take_sharpness(self, place: Site, width: int, split: Split, shape: torch.Size, values: Tensor) -> None:
         site = self._sites.setdefault(place, SiteStats())
         site.heads, site.width = shape[1], width
         site.contexts.update(split.contexts)
-        chosen = split.query_rows(self.plan.attention_rows, seed=self.plan.seed)
+        chosen = split.queries
+        assert chosen is not None
         for positions, lead, mine in zip(chosen.positions, chosen.leads, values.view(shape), strict=True):
-            group = self.groups[int(split.group[lead])] if self.groups else ""
-            key = (group, REST, int(split.fold[lead]))
+            key = (self.groups[int(split.group[lead])], REST, int(split.fold[lead]))
             site.stat(key, Attention).update(mine[:, : len(positions)].transpose(0, 1))
 
     def merge(self, other: Bank) -> Bank:
@@ -350,14 +428,6 @@ class Bank:
                 out.sites[site] = out.sites.get(site, SiteStats()).merge(stats)
         return out
 
-    def _sample(self, site: SiteStats, rows: Rows, split: Split) -> None:
-        index = rows.index
-        if site.sample is None:
-            site.sample = Sample(self.plan.sample_size, self.plan.seed)
-        first = {} if index.first is None else {"first": index.first}
-        labels = {"context": index.context, "position": index.position, "token": index.token, "group": split.group}
-        site.sample.update(rows.x, **labels, **first)
-
     def _split_of(self, index: Index) -> Split:
         for known in self._splits:
             if known.index is index:
@@ -369,9 +439,7 @@ class Bank:
     def _group_of(self, index: Index) -> Tensor:
         """The number of each row's stratum; new names are added in order of appearance."""
         names = ("",) if index.group is None else index.group
-        for name in names:
-            if name not in self.groups:
-                self.groups.append(name)
+        self.groups += [name for name in dict.fromkeys(names) if name not in self.groups]
         if len(self.groups) > MOST_GROUPS + ("" in self.groups):
             raise AnisoscopeError(
                 f"--group-by gives more than {MOST_GROUPS} groups (such as {self.groups[0]!r}, {self.groups[-1]!r}); "
@@ -385,15 +453,13 @@ class Bank:
         tensors: dict[str, Tensor] = {}
         labels: list[dict[str, Any]] = []
         for number, (site, stats) in enumerate(self.sites.items()):
-            cells: list[dict[str, Any]] = []
-            for key, kinds in stats.cells.items():
-                for kind, stat in kinds.items():
-                    name = f"{number}/{len(cells)}"
-                    cells.append({"cell": list(key), "stat": kind.__name__})
-                    tensors |= {f"{name}/{k}": v.detach().cpu().contiguous() for k, v in stat.state().items()}
-            if stats.sample is not None:
-                tensors |= {f"{number}/sample/{k}": v.cpu().contiguous() for k, v in stats.sample.state().items()}
-            label = {"site": [site.layer, site.kind, site.stack, site.name], "cells": cells}
+            named = [(key, kind, stat) for key, kinds in stats.cells.items() for kind, stat in kinds.items()]
+            held = {str(place): stat for place, (_, _, stat) in enumerate(named)}
+            held |= {} if stats.sample is None else {"sample": stats.sample}
+            for name, stat in held.items():
+                tensors |= {f"{number}/{name}/{k}": v.detach().cpu().contiguous() for k, v in stat.state().items()}
+            label: dict[str, Any] = {"site": [site.layer, site.kind, site.stack, site.name]}
+            label["cells"] = [{"cell": list(key), "stat": kind.__name__} for key, kind, _ in named]
             label |= {name: [[*key, n] for key, n in getattr(stats, name).items()] for name in ("contexts", "bad")}
             labels.append({**label, "heads": stats.heads, "width": stats.width})
         return tensors, labels
@@ -414,7 +480,7 @@ class Bank:
             stats.contexts = Counter({(group, fold): count for group, fold, count in label["contexts"]})
             for position, entry in enumerate(label["cells"]):
                 kind = _STATS[entry["stat"]]
-                stats.cell(tuple(entry["cell"]))[kind] = kind.load(by_prefix[f"{number}/{position}"])
+                stats.cells.setdefault(tuple(entry["cell"]), {})[kind] = kind.load(by_prefix[f"{number}/{position}"])
             if f"{number}/sample" in by_prefix:
                 stats.sample = Sample.load(by_prefix[f"{number}/sample"])
             out.sites[Site(*label["site"])] = stats
@@ -424,20 +490,6 @@ class Bank:
 def _room(device: torch.device) -> int:
     """Bytes that may wait: none on the host, which has nothing to wait for."""
     return 0 if device.type == "cpu" else _HELD
-
-
-def _bad_rows(x: Tensor) -> Tensor | None:
-    """Rows with NaN or infinity, on the host; None when there are none (a sum of large numbers may be infinite)."""
-    bad = ~x.flatten(1).isfinite().all(1).cpu()
-    return bad if bool(bad.any()) else None
-
-
-def _without(rows: Rows, bad: Tensor) -> Rows:
-    """The rows without the bad ones."""
-    good, index = (~bad).nonzero().squeeze(1), rows.index
-    names = ("keep", "context", "position", "token", "first")
-    left = {name: None if (x := getattr(index, name)) is None else x[good.to(x.device)] for name in names}
-    return Rows(rows.site, rows.x[good.to(rows.x.device)], replace(index, **left))  # type: ignore[arg-type]
 
 
 def _cohere(site: SiteStats, x: Tensor, split: Split) -> None:

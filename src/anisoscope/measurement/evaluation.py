@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -16,22 +16,11 @@ import torch
 
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.errors import TooFewRows
-from anisoscope.measurement.bank import FIRST, REST, WHOLE, Bank, Cell, SiteStats
-from anisoscope.measurement.site_plan import COUNTED, Setup, applies
+from anisoscope.measurement.bank import COUNTED, FIRST, REST, WHOLE, Bank, Cell, Setup, SiteStats, applies
 from anisoscope.metrics.attention import PAIRS
-from anisoscope.metrics.engine.estimation import (
-    NEIGHBOUR_BATCH,
-    Estimate,
-    Part,
-    View,
-    by_head,
-    evaluate,
-    evaluate_heads,
-    find_spectra,
-    missing,
-    neighbours_read,
-)
-from anisoscope.metrics.engine.folds import Graph, Neighbours, sample_graphs
+from anisoscope.metrics.engine import estimation
+from anisoscope.metrics.engine.estimation import Estimate
+from anisoscope.metrics.engine.estimation import Part, View
 from anisoscope.metrics.engine.metric import WEIGHT_KINDS, Request
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.results.quantity import jackknife
@@ -57,8 +46,8 @@ def evaluate_bank(
     records: Records = []
     number = 0
     for sites in _groups(bank):
-        jobs = [_job(bank, site, requests, outliers) for site in sites]
-        find_spectra(pair for job in jobs for pair in job.spectra())
+        jobs = [_Job(bank, site, requests, outliers) for site in sites]
+        estimation.find_spectra(pair for job in jobs for pair in job.spectra())
         while jobs:
             job = jobs.pop(0)  # what it found on the way is let go after it
             depth = setup.depth(job.site.stack)
@@ -98,79 +87,72 @@ class Selection:
     group: str = ""
     variant: tuple[tuple[str, str], ...] = ()
 
-    def measured(self, requests: Sequence[Request]) -> list[Request]:
-        """Its metrics: in halves dimensions alone, to choose a step on one half and test it on the other."""
-        return [r for r in requests if self.group not in HALVES or Neighbours in r.metric.needs]
 
-
-@dataclass
 class _Job:
     """What is to be evaluated at one site."""
 
-    site: Site
-    stats: SiteStats
-    requests: list[Request]
-    selections: list[Selection]
-    key_heads: int
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        for selection in self.selections:
-            note = FIRST_OUTLIER if ("first", "out") in selection.variant and first_is_outlier(self.stats) else ""
-            for request in selection.measured(self.requests):
-                for record in _records(request, selection, heads=self.stats.heads, key_heads=self.key_heads):
-                    yield {**record, "note": "; ".join(filter(None, (record["note"], note)))}
+    def __init__(self, bank: Bank, site: Site, requests: Sequence[Request], outliers: set[str]) -> None:
+        self.site, self.stats = site, bank.sites[site]
+        found = [request for request in requests if applies(request, site.kind)]
+        # named twice (`all,two_nn`) is measured once
+        mine = list({(r.metric.name, variant_name(r.metric.variant(r.options))): r for r in found}.values())
+        wanted = max((estimation.neighbours_read(r.metric, r.options) for r in mine), default=0)
+        plain, groups, most = not self.stats.heads, bank.groups if any(bank.groups) else [], bank.plan.looked_at
+        both = plain and site.stack in outliers and any(cell[1] == FIRST for cell in self.stats.cells)
+        halves = plain and bank.plan.halves and site.kind in HALVED_KINDS
+        chosen = list(selections(self.stats, groups, without_first=both, wanted=wanted, most=most, halves=halves))
+        keys = bank.sites.get(Site(site.layer, PAIRS[site.kind], site.stack)) if site.kind in PAIRS else None
+        theirs = selections(keys, groups, without_first=False, wanted=0, most=most) if keys is not None else ()
+        for one, other in product(chosen, theirs):
+            if (other.group, other.variant) == (one.group, one.variant):  # the keys of a layer beside its queries
+                for fold, with_keys in zip(one.view.folds, other.view.folds, strict=True):
+                    fold |= {Keys: with_keys[Directions]} if Directions in with_keys else {}
+        self.share = (
+            self.stats.heads // keys.heads if keys is not None and keys.heads else 1
+        )  # query heads per key head
+        # in halves dimensions alone, to choose a step on one half and test it on the other
+        self.asked = [(s, r) for s in chosen for r in mine if s.group not in HALVES or Neighbours in r.metric.needs]
 
     def spectra(self) -> Iterator[tuple[View, dict[str, Any]]]:
         """Views with the options of the metrics that read their spectra; those of heads are narrow."""
-        for selection in self.selections if not self.stats.heads else []:
-            for request in selection.measured(self.requests):
-                if Moments in request.metric.needs:
-                    yield selection.view, request.options
+        for selection, request in self.asked if not self.stats.heads else ():
+            if Moments in request.metric.needs:
+                yield selection.view, request.options
 
+    def records(self) -> Iterator[dict[str, Any]]:
+        """A record for each metric in each selection; with heads, one for their mean and one for each."""
+        names = ("value", "low", "high", "sd", "n", "contexts", "dropped")
+        outlier = FIRST_OUTLIER if not self.stats.heads and first_is_outlier(self.stats) else ""
+        for selection, request in self.asked:
+            options = {**request.metric.variant(request.options), **dict(selection.variant)}
+            words = {"group": selection.group, "metric": request.metric.name, "variant": variant_name(options)}
+            told = outlier if ("first", "out") in selection.variant else ""
+            for head, estimate in self._estimates(request, selection.view):
+                columns = {name: getattr(estimate, name) for name in names}
+                columns |= {"note": "; ".join(filter(None, (estimate.note, told)))}
+                columns |= {"replicates": list(estimate.replicates)}
+                yield {**words, **({} if head is None else {"head": head}), **columns}
 
-def _job(bank: Bank, site: Site, requests: Sequence[Request], outliers: set[str]) -> _Job:
-    stats = bank.sites[site]
-    found = [request for request in requests if applies(request, site.kind)]
-    # named twice (`all,two_nn`) is measured once
-    mine = list({(r.metric.name, variant_name(r.metric.variant(r.options))): r for r in found}.values())
-    wanted = max((neighbours_read(r.metric, r.options) for r in mine), default=0)
-    both = site.stack in outliers and not stats.heads and any(cell[1] == FIRST for cell in stats.cells)
-    groups = bank.groups if any(bank.groups) else []
-    keys = bank.sites.get(Site(site.layer, PAIRS[site.kind], site.stack)) if site.kind in PAIRS else None
-    halves = bank.plan.halves and site.kind in HALVED_KINDS and not stats.heads
-    most = bank.plan.looked_at
-    chosen = list(selections(stats, groups, without_first=both, wanted=wanted, most=most, halves=halves))
-    theirs = selections(keys, groups, without_first=False, wanted=0, most=most) if keys is not None else ()
-    for one, other in product(chosen, theirs):
-        if (other.group, other.variant) == (one.group, one.variant):  # the keys of a layer beside its queries
-            for fold, with_keys in zip(one.view.folds, other.view.folds, strict=True):
-                fold |= {Keys: with_keys[Directions]} if Directions in with_keys else {}
-    return _Job(site, stats, mine, chosen, keys.heads if keys is not None else 0)
-
-
-def _records(request: Request, selection: Selection, *, heads: int, key_heads: int) -> Iterator[dict[str, Any]]:
-    """The record of one metric in one selection; with heads, one for each and their mean."""
-    options = {**request.metric.variant(request.options), **dict(selection.variant)}
-    words = {"group": selection.group, "metric": request.metric.name, "variant": variant_name(options)}
-    if not heads:
-        yield {**words, **_columns(_try(request, selection.view))}
-        return
-    share = heads // key_heads if key_heads else 1
-    if by_head(request.metric, request.options):
-        estimates = evaluate_heads(request.metric, selection.view, request.options, heads=heads, share=share)
-    else:
-        estimates = [_try(request, view) for view in _head_views(selection.view, heads, share=share)]
-    yield {**words, **_columns(_mean_over_heads(estimates, request))}
-    for head, estimate in enumerate(estimates):
-        yield {**words, "head": head, **_columns(estimate)}
+    def _estimates(self, request: Request, view: View) -> Iterator[tuple[int | None, Estimate]]:
+        """(head, estimate); the mean over the heads has no head."""
+        heads, share = self.stats.heads, self.share
+        if not heads:
+            yield None, _try(request, view)
+            return
+        if estimation.by_head(request.metric, request.options):
+            found = estimation.evaluate_heads(request.metric, view, request.options, heads=heads, share=share)
+        else:
+            found = [_try(request, HeadView.of(view, head, share)) for head in range(heads)]
+        yield None, _mean_over_heads(found, request)
+        yield from enumerate(found)
 
 
 def _try(request: Request, view: View) -> Estimate:
     """The estimate, or a missing value whose note says why."""
     try:
-        return evaluate(request.metric, view, request.options)
+        return estimation.evaluate(request.metric, view, request.options)
     except TooFewRows as error:
-        return missing(view, error)
+        return estimation.missing(view, error)
 
 
 def _mean_over_heads(estimates: list[Estimate], request: Request) -> Estimate:
@@ -186,11 +168,6 @@ def _mean_over_heads(estimates: list[Estimate], request: Request) -> Estimate:
     return replace(known[0], value=value, low=low, high=high, sd=spread, note=note, replicates=replicates)
 
 
-def _columns(estimate: Estimate) -> dict[str, Any]:
-    names = ("value", "low", "high", "sd", "n", "contexts", "dropped", "note")
-    return {name: getattr(estimate, name) for name in names} | {"replicates": list(estimate.replicates)}
-
-
 # -- selections --------------------------------------------------------------------------------------------------------
 
 
@@ -203,40 +180,29 @@ def selections(
     """
     sample = _fewer(stats.sample, most)
     graphs = _graph_maker(sample, wanted)
-    yield Selection(_view(stats, lambda cell: True, sample=sample, graphs=graphs))
+    yield Selection(_view(stats, lambda cell: True, sample, graphs))
     if without_first:
         rest = None if sample is None else sample.select(~sample.label("first").bool())
-        view = _view(stats, lambda cell: cell[1] == REST, sample=rest, graphs=graphs, contexts_of=REST)
+        view = _view(stats, lambda cell: cell[1] == REST, rest, graphs, contexts_of=REST)
         yield Selection(replace(view, without_first=True), variant=(("first", "out"),))
     seen = {group for group, _ in stats.contexts}
     for number, name in enumerate(groups):
         if not name or name not in seen:  # weight tables belong to no group
             continue
         mine = None if sample is None else sample.select(sample.label("group") == number)
-        view = _view(stats, _in_group(name), sample=mine, graphs=_graph_maker(mine, wanted))
-        view.contexts = sum(count for (group, _), count in stats.contexts.items() if group == name)
+        view = _view(stats, lambda cell, name=name: cell[0] == name, mine, _graph_maker(mine, wanted))  # type: ignore[misc]
         yield Selection(view, group=name)
-    for name, folds in HALVES.items() if halves else ():
-        yield Selection(_half(stats, folds, wanted=wanted, most=most), group=name)
-
-
-def _half(stats: SiteStats, folds: frozenset[int], *, wanted: int, most: int) -> View:
-    """The contexts of some folds, with neighbours among themselves: as if they alone had been measured."""
-    sample = stats.sample
-    if sample is not None and len(sample):
-        sample = _fewer(sample.select(torch.isin(sample.fold, torch.tensor(sorted(folds)))), most)
-    view = _view(stats, lambda cell: cell[2] in folds, sample=sample, graphs=_graph_maker(sample, wanted))
-    view.contexts = sum(count for (_, fold), count in stats.contexts.items() if fold in folds)
-    return view
+    for name, folds in HALVES.items() if halves else ():  # as if the contexts of these folds alone had been measured
+        mine = stats.sample
+        if mine is not None and len(mine):
+            mine = _fewer(mine.select(torch.isin(mine.fold, torch.tensor(sorted(folds)))), most)
+        view = _view(stats, lambda cell, folds=folds: cell[2] in folds, mine, _graph_maker(mine, wanted))  # type: ignore[misc]
+        yield Selection(view, group=name)
 
 
 def _fewer(sample: Sample | None, most: int) -> Sample | None:
     """The sample of a smaller size: the rows with the smallest hashes."""
     return sample if sample is None or len(sample) <= most else sample.part(0, most)
-
-
-def _in_group(name: str) -> Callable[[Cell], bool]:
-    return lambda cell: cell[0] == name
 
 
 def _graph_maker(sample: Sample | None, wanted: int) -> Callable[[int], list[Graph]]:
@@ -248,7 +214,7 @@ def _graph_maker(sample: Sample | None, wanted: int) -> Callable[[int], list[Gra
             return ()
         # above the noise of a forward pass (4e-7 between batch sizes), below the distances of rows that differ
         tolerance = 1e-14 if sample.rows.dtype == torch.float64 else 1e-6
-        return tuple(sample_graphs(sample, wanted=wanted, batch=NEIGHBOUR_BATCH, tolerance=tolerance))
+        return tuple(sample_graphs(sample, wanted=wanted, batch=estimation.NEIGHBOUR_BATCH, tolerance=tolerance))
 
     return lambda _: list(made())
 
@@ -256,11 +222,12 @@ def _graph_maker(sample: Sample | None, wanted: int) -> Callable[[int], list[Gra
 def _view(
     stats: SiteStats,
     chosen: Callable[[Cell], bool],
-    *,
     sample: Sample | None,
-    graphs: Callable[[int], list[Graph]],
+    graphs: Callable[[int], list[Graph]] | None,
+    *,
     contexts_of: str = WHOLE,
 ) -> View:
+    """The statistics of the chosen cells."""
     folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
     for cell, kinds in stats.cells.items():
         for kind, stat in kinds.items() if chosen(cell) else ():
@@ -271,38 +238,36 @@ def _view(
                 parts[0] = parts[0].merge(stat)
             else:
                 parts.append(stat)
+    contexts = sum(count for (group, fold), count in stats.contexts.items() if chosen((group, REST, fold)))
     dropped = sum(count for cell, count in stats.bad.items() if chosen(cell))
-    return View(folds, sample, graphs, contexts=sum(stats.contexts.values()), dropped=dropped)
+    return View(folds, sample, graphs, contexts=contexts, dropped=dropped)
 
 
 @dataclass
 class HeadView(View):
     """One head of a view whose statistics carry a head dimension."""
 
-    whole: View | None = None
-    head: int = 0
-    share: int = 1  # query heads per key head
+    whole: View = field(kw_only=True)
+    head: int = field(kw_only=True)
+    share: int = field(kw_only=True)  # query heads per key head
+
+    @classmethod
+    def of(cls, view: View, head: int, share: int) -> HeadView:
+        sample = None if view.sample is None or not len(view.sample) else view.sample.head(head)
+        words: dict[str, Any] = {"contexts": view.contexts, "dropped": view.dropped, "whole": view}
+        return cls(view.folds, sample, **words, head=head, share=share)
 
     def pieces(self, need: type) -> list[Part]:
-        assert self.whole is not None
         head = self.head // self.share if need is Keys else self.head
         return [(fold, part.head(head)) for fold, part in self.whole.pieces(need)]
 
     def present(self) -> list[int]:
-        assert self.whole is not None
         return self.whole.present()
-
-
-def _head_views(view: View, heads: int, *, share: int) -> Iterator[HeadView]:
-    words: dict[str, Any] = {"folds": view.folds, "contexts": view.contexts, "dropped": view.dropped, "graphs": None}
-    for head in range(heads):
-        sample = None if view.sample is None or not len(view.sample) else view.sample.head(head)
-        yield HeadView(**words, sample=sample, whole=view, head=head, share=share)
 
 
 def mean_spectrum(stats: SiteStats) -> torch.Tensor | None:
     """Eigenvalues of the covariance over all rows, descending, for the report's spectra."""
-    view = _view(stats, lambda cell: True, sample=None, graphs=lambda _: [])
+    view = _view(stats, lambda cell: True, None, None)
     if not any(Moments in fold for fold in view.folds) or stats.heads:
         return None
     moments = view.stat(Moments)
@@ -315,9 +280,7 @@ def mean_spectrum(stats: SiteStats) -> torch.Tensor | None:
 def _energy_per_row(stats: SiteStats, part: str) -> float:
     """Mean squared norm of the rows of one part, from whichever statistic is there."""
     count = total = 0.0
-    for (_, name, _), kinds in stats.cells.items():
-        if name != part:
-            continue
+    for kinds in (kinds for (_, name, _), kinds in stats.cells.items() if name == part):
         if Directions in kinds and kinds[Directions].squared_norms is not None:
             count, total = count + kinds[Directions].n, total + float(kinds[Directions].squared_norms.sum())
         elif Moments in kinds:
@@ -338,37 +301,28 @@ def first_is_outlier(stats: SiteStats) -> bool:
 
 
 def row_notes(bank: Bank) -> list[str]:
-    """Notes on rows with NaN or infinity, and on layers that give nothing but zeros."""
-    return [*_non_finite_notes(bank), *_zero_notes(bank)]
-
-
-def _non_finite_notes(bank: Bank) -> list[str]:
-    bad = {site: stats.non_finite for site, stats in bank.sites.items() if stats.non_finite}
-    if not bad:
-        return []
-    worst = max(bad, key=lambda site: bad[site])
-    stats = bank.sites[worst]
-    contexts = sum(stats.contexts.values())
-    lost = f"{bad[worst]} of {bad[worst] + _finite_rows(stats)} rows of {contexts} context{'s' * (contexts != 1)}"
-    more = f", and some at {len(bad) - 1} more site{'s' * (len(bad) != 2)}" if len(bad) > 1 else ""
-    return [f"{lost} were not finite (NaN or infinity) and were left out at {worst}{more}"]
-
-
-def _zero_notes(bank: Bank) -> list[str]:
-    """A note where every row is exactly zero from some block or stage of a stack on."""
+    """Notes on rows with NaN or infinity, and where all rows are exactly zero from some block or stage on."""
     found = []
-    for stack in dict.fromkeys(site.stack for site in bank.sites):
-        for kind, word in (("resid", "block"), ("stage", "stage")):
-            sites = sorted((s for s in bank.sites if (s.stack, s.kind) == (stack, kind)), key=flow_order)
-            first = 1
-            for number, site in enumerate(sites, 1):
-                energies = [_energy_per_row(bank.sites[site], part) for part in (FIRST, REST)]
-                if all(math.isnan(e) for e in energies) or any(e > 0 for e in energies):
-                    first = number + 1
-            if first <= len(sites):
-                whose = "" if stack == "single" else f" of the {stack}"
-                where = f"{word} {first} of {len(sites)}"
-                found.append(f"outputs{whose} are exactly zero from {where} on: nothing of the input gets past it")
+    bad = {site: stats.non_finite for site, stats in bank.sites.items() if stats.non_finite}
+    if bad:
+        worst = max(bad, key=lambda site: bad[site])
+        contexts = sum(bank.sites[worst].contexts.values())
+        every = bad[worst] + _finite_rows(bank.sites[worst])
+        lost = f"{bad[worst]} of {every} rows of {contexts} context{'s' * (contexts != 1)}"
+        more = f", and some at {len(bad) - 1} more site{'s' * (len(bad) != 2)}" if len(bad) > 1 else ""
+        found.append(f"{lost} were not finite (NaN or infinity) and were left out at {worst}{more}")
+    stacks = dict.fromkeys(site.stack for site in bank.sites)
+    for stack, (kind, word) in product(stacks, (("resid", "block"), ("stage", "stage"))):
+        sites = sorted((s for s in bank.sites if (s.stack, s.kind) == (stack, kind)), key=flow_order)
+        first = 1
+        for number, site in enumerate(sites, 1):
+            energies = [_energy_per_row(bank.sites[site], part) for part in (FIRST, REST)]
+            if all(math.isnan(e) for e in energies) or any(e > 0 for e in energies):
+                first = number + 1
+        if first <= len(sites):
+            whose = "" if stack == "single" else f" of the {stack}"
+            where = f"{word} {first} of {len(sites)}"
+            found.append(f"outputs{whose} are exactly zero from {where} on: nothing of the input gets past it")
     return found
 
 

@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from anisoscope.capture.capture import Capture
 from anisoscope.capture.rows.row import Batch, Rows, Scores
@@ -26,8 +27,8 @@ from anisoscope.data.media import SHOWN, MediaCounts, has_columns, medium_of
 from anisoscope.data.text import SUPPORTED, read_documents, suffix_of
 from anisoscope.data.tokens import DataFingerprint, TextCounts, batches, contexts
 from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement.bank import COUNTED
 from anisoscope.measurement.config import ProfileConfig
-from anisoscope.measurement.site_plan import COUNTED
 from anisoscope.models.forward import evaluating, input_device
 from anisoscope.models.load import Loaded
 from anisoscope.models.processor import longest, picture_inputs, sampling_rate, sound_inputs
@@ -36,6 +37,7 @@ from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA
 DEFAULT_CONTEXT = 512
 _OPTIONS = {"special": "--skip-special", "first": "--skip-first", "text_field": "--text-field"}
 _FILMS = ("num_frames", "frames_per_clip", "tubelet_size")  # sizes that a configuration of images does not have
+_WAITING = 8  # batches' worth of contexts of different shapes that wait for their like
 Tell = Callable[[str, int, int], None]
 
 
@@ -54,6 +56,7 @@ class Feed(ABC):
     dropped_pieces: int = 0
     unknown: int = 0
     fingerprint: str = ""
+    off: ClassVar[dict[str, Any]]  # options without a meaning for such data, each with its value when off
 
     @classmethod
     @abstractmethod
@@ -79,25 +82,19 @@ class Feed(ABC):
     def recount(self, rows: int) -> None:  # noqa: B027 – tokens of text are counted as they are cut
         """The rows that sites really gave, where those of the feed are counted in proportion."""
 
-    @property
-    def enough(self) -> bool:
-        """Whether there were as many rows as wanted."""
-        return self.tokens >= self.config.tokens
-
     def notes(self) -> list[str]:
         """What a reader of the numbers should know of the data, once all of it was seen."""
-        if self.enough:
+        if self.tokens >= self.config.tokens:
             return []
         units = self.loaded.modality.units
         return [f"the data ended after {self.tokens:,} of the {self.config.tokens:,} {units} asked for"]
 
 
-# -- text --------------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class TextFeed(Feed):
     """Text in contexts of at most `length` tokens."""
+
+    off = {"seconds": None}  # noqa: RUF012
 
     @classmethod
     def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Tell | None) -> Self:
@@ -106,8 +103,15 @@ class TextFeed(Feed):
                 f"{loaded.name} reads {loaded.main_input}, and how to make that of text, sounds or pictures is not "
                 "known; anisoscope.measure takes any batches."
             )
-        _refuse_media(loaded, config.data)
-        return cls(loaded, config, context_length(loaded, config))
+        path = Path(config.data).expanduser()
+        plain = config.data == "embedded" or not path.is_file() or suffix_of(path.name) in set(SUPPORTED) - {".zip"}
+        if not plain and (kind := medium_of(config.data)) is not None:
+            raise AnisoscopeError(f"{loaded.name} reads text, but {config.data!r} holds {kind.name}; give it text.")
+        if config.context is not None and config.context > loaded.max_context:
+            raise AnisoscopeError(
+                f"--context {config.context} is more than {loaded.name} takes ({loaded.max_context}); give less."
+            )
+        return cls(loaded, config, config.context or min(DEFAULT_CONTEXT, loaded.max_context))
 
     def batches(self) -> Iterator[Batch]:
         c, counts, digest = self.config, TextCounts(), DataFingerprint()
@@ -124,9 +128,9 @@ class TextFeed(Feed):
         for batch in batches(hashed(), batch_size=c.batch_size, **settings):
             self.padding += int((batch.inputs["attention_mask"] == 0).sum())
             yield batch if c.group_by else Batch(batch.inputs, batch.special, None)
-        self.tokens, self.contexts, self.special = counts.tokens, counts.contexts, counts.special
-        self.documents, self.dropped_pieces = counts.documents, counts.dropped_pieces
-        self.fingerprint, self.unknown = digest.hexdigest(), counts.unknown
+        for name in ("tokens", "contexts", "special", "documents", "dropped_pieces", "unknown"):
+            setattr(self, name, getattr(counts, name))
+        self.fingerprint = digest.hexdigest()
 
     def seen(self, batch: Batch) -> int:
         return int(batch.inputs["attention_mask"].sum())
@@ -135,21 +139,9 @@ class TextFeed(Feed):
         return Batch({name: value[:2, :32] for name, value in batch.inputs.items()})
 
     def about(self) -> dict[str, Any]:
-        names = ("fingerprint", "documents", "contexts", "tokens")
-        counted = {name: getattr(self, name) for name in names}
+        counted = {name: getattr(self, name) for name in ("fingerprint", "documents", "contexts", "tokens")}
         sizes = {"context_length": self.length, "dropped_pieces": self.dropped_pieces}
         return {"name": self.config.data, **counted, **sizes}
-
-
-def context_length(loaded: Loaded, config: ProfileConfig) -> int:
-    """The context that was named, or 512 and what the model takes, whichever is less."""
-    if config.context is None:
-        return min(DEFAULT_CONTEXT, loaded.max_context)
-    if config.context > loaded.max_context:
-        raise AnisoscopeError(
-            f"--context {config.context} is more than {loaded.name} takes ({loaded.max_context}); give less."
-        )
-    return config.context
 
 
 def no_text(loaded: Loaded, data: str) -> AnisoscopeError:
@@ -159,19 +151,7 @@ def no_text(loaded: Loaded, data: str) -> AnisoscopeError:
     return AnisoscopeError(f"no context could be cut from {data!r}{beside}; give more text.")
 
 
-def _refuse_media(loaded: Loaded, data: str) -> None:
-    """A sentence for sounds or pictures that are given to a model of text."""
-    path = Path(data).expanduser()
-    if data == "embedded" or not path.is_file() or suffix_of(path.name) in set(SUPPORTED) - {".zip"}:
-        return
-    kind = medium_of(data)
-    if kind is not None:
-        raise AnisoscopeError(f"{loaded.name} reads text, but {data!r} holds {kind.name}; give it text.")
-
-
 # -- sounds and pictures -----------------------------------------------------------------------------------------------
-
-_WAITING = 8  # batches' worth of contexts of different shapes that wait for their like
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,19 +163,15 @@ class MediaContext:
     group: str = ""
     text: str = ""
 
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        return tuple((name, tuple(value.shape)) for name, value in self.inputs.items())
-
-    @property
-    def size(self) -> int:
-        return _size(self.inputs)
-
 
 def _size(inputs: Any) -> int:
     """How much of some inputs is data, in units of their own: real frames, samples or pixels."""
     mask = inputs.get("attention_mask")
     return int(mask.sum()) if mask is not None else next(iter(inputs.values())).numel()
+
+
+def _stacked(chunk: list[MediaContext]) -> dict[str, Tensor]:
+    return {name: torch.cat([one.inputs[name] for one in chunk]) for name in chunk[0].inputs}
 
 
 @dataclass
@@ -205,12 +181,8 @@ class MediaFeed(Feed):
     tell: Tell | None = None
     counts: MediaCounts = field(default_factory=MediaCounts)
     ended: bool = False  # all the data was seen
-    _unit: tuple[int, int, int] | None = None  # rows, positions and size of one context that was counted
+    _unit: tuple[int, int, int] = (0, 0, 1)  # rows, positions and size of the first context
     _texts: dict[bytes, list[int]] | None = None  # what the decoder reads, by digest
-
-    @classmethod
-    def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Tell | None) -> Self:
-        return cls(loaded, config, 0, tell=tell).prepared()
 
     @abstractmethod
     def media(self) -> Iterator[MediaContext]:
@@ -220,32 +192,36 @@ class MediaFeed(Feed):
     def _amount(self) -> dict[str, Any]:
         """How much data there was, in its own measure."""
 
-    def prepared(self) -> Self:
+    @classmethod
+    def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Tell | None) -> Self:
         """The feed, once a first context is counted and a decoder has written its texts.
 
         Both run the model, which must not happen while hooks are on its modules.
         """
+        feed = cls(loaded, config, 0, tell=tell)
         try:
-            first = next(iter(self.media()), None)
+            first = next(iter(feed.media()), None)
             if first is None:
-                count = self.counts.dropped_pieces
+                count = feed.counts.dropped_pieces
                 pieces = "one piece was" if count == 1 else f"{count} pieces were"
                 why = f" ({pieces} too short or not finite, and dropped)" if count else ""
-                raise AnisoscopeError(f"no context could be cut from {self.config.data!r}{why}.")
-            self._unit = (*_count_rows(self.loaded, first, modules=self.config.modules), first.size)
-            self.length = self._unit[0]
-            self._texts = self._written() if self.loaded.is_encoder_decoder else None
+                raise AnisoscopeError(f"no context could be cut from {config.data!r}{why}.")
+            feed._unit = (*_count_rows(loaded, first, modules=config.modules), _size(first.inputs))
+            feed.length = feed._unit[0]
+            feed._texts = feed._written() if loaded.is_encoder_decoder else None
         except (RuntimeError, ValueError, TypeError, LookupError) as error:
-            raise forward_failed(error, self.loaded) from error
-        return self
+            raise forward_failed(error, loaded) from error
+        return feed
 
     def batches(self) -> Iterator[Batch]:
         self.padding = 0
         for chunk in self._chunks():
             inputs = _stacked(chunk)
+            mask = inputs.get("attention_mask")
+            if mask is not None and not bool(mask.all()):  # positions that a model makes of padding it reads by design
+                self.padding += sum(self._unit[1] - self._rows(one.inputs) for one in chunk)
             if self._texts is not None:
                 inputs |= decoder_inputs(self.loaded, [self._texts[one.digest] for one in chunk])
-            self.padding += self._unread(chunk)
             groups = tuple(one.group for one in chunk) if self.config.group_by else None
             special = None
             if self.config.special == "out":  # none of them is a special token: as many flags as could be positions
@@ -255,16 +231,15 @@ class MediaFeed(Feed):
     def _chunks(self) -> Iterator[list[MediaContext]]:
         """Contexts of one shape, at most a batch of them; those that wait too long for others come in smaller ones."""
         self.counts, digest, rows, count, self.ended = MediaCounts(), DataFingerprint(), 0, 0, False
-        waiting: dict[tuple[Any, ...], list[MediaContext]] = {}
+        waiting: dict[Any, list[MediaContext]] = {}
+        size = self.config.batch_size
         for one in self.media():
             digest.add(one.digest)
-            rows, count = rows + self._rows(one.size), count + 1
-            alike = waiting.setdefault(one.shape, [])
+            rows, count = rows + self._rows(one.inputs), count + 1
+            alike = waiting.setdefault(tuple((name, x.shape) for name, x in one.inputs.items()), [])
             alike.append(one)
-            size = self.config.batch_size
             if len(alike) == size or sum(map(len, waiting.values())) > _WAITING * size:
-                fullest = max(waiting, key=lambda shape: len(waiting[shape]))
-                yield waiting.pop(fullest)
+                yield waiting.pop(max(waiting, key=lambda shape: len(waiting[shape])))
             if rows >= self.config.tokens:
                 break
         else:
@@ -280,42 +255,29 @@ class MediaFeed(Feed):
         for chunk in self._chunks():
             given = {one.digest: known_ids(self.loaded, one.text) for one in chunk if one.text}
             texts |= {digest: ids for digest, ids in given.items() if ids}
-            rest = [one for one in chunk if one.digest not in texts]
-            if rest:
+            if rest := [one for one in chunk if one.digest not in texts]:
                 texts |= dict(zip((one.digest for one in rest), greedy_ids(self.loaded, _stacked(rest)), strict=True))
-            seen += sum(self._rows(one.size) for one in chunk)
+            seen += sum(self._rows(one.inputs) for one in chunk)
             if self.tell is not None:
                 self.tell("transcribing", min(seen, self.config.tokens), self.config.tokens)
         return texts
 
-    def _rows(self, size: int) -> int:
-        """Rows of a context: counted for the first, in proportion for those that are shorter."""
-        assert self._unit is not None
-        return round(self._unit[0] * size / self._unit[2])
-
-    def _unread(self, chunk: list[MediaContext]) -> int:
-        """Positions that a model makes of the padding it reads by design."""
-        assert self._unit is not None
-        masks = [one.inputs.get("attention_mask") for one in chunk]
-        padded = any(mask is not None and not bool(mask.all()) for mask in masks)
-        return sum(self._unit[1] - self._rows(one.size) for one in chunk) if padded else 0
+    def _rows(self, inputs: Any) -> int:
+        """Rows of some inputs: counted for the first context, in proportion for those that are shorter."""
+        return round(self._unit[0] * _size(inputs) / self._unit[2])
 
     def seen(self, batch: Batch) -> int:
-        return self._rows(_size(batch.inputs))
+        return self._rows(batch.inputs)
 
     def few(self, batch: Batch) -> Batch:
         return Batch({name: value[:2] for name, value in batch.inputs.items()})
-
-    @property
-    def enough(self) -> bool:
-        return not self.ended or super().enough
 
     def recount(self, rows: int) -> None:
         self.padding -= rows - self.tokens if self.padding else 0
         self.tokens = rows
 
     def notes(self) -> list[str]:
-        found = [*super().notes(), *filter(None, [self.counts.unread])]
+        found = [*(super().notes() if self.ended else []), *filter(None, [self.counts.unread])]
         if self._texts is not None:
             found.append("its decoder reads the model's own greedy text, or the text beside a clip where there is one")
         return found
@@ -336,6 +298,8 @@ class MediaFeed(Feed):
 @dataclass
 class SpeechFeed(MediaFeed):
     """Audio in contexts of equal length."""
+
+    off = {"context": None, "special": "in", "first": "in"}  # noqa: RUF012
 
     def media(self) -> Iterator[MediaContext]:
         processor = self.loaded.processor
@@ -363,6 +327,8 @@ class SpeechFeed(MediaFeed):
 class ImageFeed(MediaFeed):
     """Pictures, each a context."""
 
+    off = {**SpeechFeed.off, "seconds": None}  # noqa: RUF012
+
     @classmethod
     def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Tell | None) -> Self:
         if any(hasattr(getattr(loaded.model, "config", None), name) for name in _FILMS):
@@ -381,20 +347,28 @@ class ImageFeed(MediaFeed):
         return {"images": self.contexts}
 
 
-def _stacked(chunk: list[MediaContext]) -> dict[str, Tensor]:
-    return {name: torch.cat([one.inputs[name] for one in chunk]) for name in chunk[0].inputs}
+@dataclass(frozen=True)
+class SiteShape:
+    """What some contexts give at a site."""
+
+    positions: int  # of one context
+    width: int
+    heads: int = 1
+    rows: int = 0  # of all of them
 
 
-class _RowCounter:
-    """A sink that counts the rows of one context at every site, and the positions they were taken from."""
+class ShapeReader:
+    """A sink that keeps nothing but the shapes of what comes by: stages of a model differ in width and resolution."""
 
     def __init__(self) -> None:
-        self.found: dict[Site, tuple[int, int]] = {}
+        self.shapes: dict[Site, SiteShape] = {}
 
     def rows(self, rows: Rows) -> None:
-        self.found[rows.site] = rows.index.keep.numel(), rows.index.length
+        heads = rows.x.shape[1] if rows.x.dim() == 3 else 1
+        self.shapes[rows.site] = SiteShape(rows.index.length, rows.x.shape[-1], heads, rows.index.keep.numel())
 
-    def scores(self, scores: Scores) -> None: ...
+    def scores(self, scores: Scores) -> None:
+        self.shapes[scores.site] = SiteShape(scores.query.shape[2], 1)
 
 
 def _count_rows(loaded: Loaded, one: MediaContext, *, modules: tuple[str, ...]) -> tuple[int, int]:
@@ -402,56 +376,44 @@ def _count_rows(loaded: Loaded, one: MediaContext, *, modules: tuple[str, ...]) 
     layout = None if modules else find_layout(loaded.model)
     sites: list[Site] = []
     if layout is not None:
-        first = layout.stacks[0].name
         found = layout.sites([kind for kind in COUNTED if kind in layout.kinds])
-        sites = [site for site in found if site.stack == first]
+        sites = [site for site in found if site.stack == layout.stacks[0].name]
     inputs = dict(one.inputs)
     if loaded.is_encoder_decoder:
         inputs["decoder_input_ids"] = torch.full((1, 1), int(loaded.decoder_start or 0))
-    counter = _RowCounter()
-    with Capture(loaded.model, sites, counter, layout=layout, modules=list(modules) or None) as capture:
+    reader = ShapeReader()
+    with Capture(loaded.model, sites, reader, layout=layout, modules=list(modules) or None) as capture:
         capture.run(inputs)
-    if not counter.found:
+    if not reader.shapes:
         raise AnisoscopeError(
             f"{loaded.name} gave no row for its first context; give longer sounds or larger pictures."
         )
-    return min(counter.found.values())
+    return min((shape.rows, shape.positions) for shape in reader.shapes.values())
 
 
 # -- the right feed ----------------------------------------------------------------------------------------------------
 
-_TEXT_OFF = {"seconds": None}
-_AUDIO_OFF = {"context": None, "special": "in", "first": "in"}
-_IMAGES_OFF = {**_AUDIO_OFF, "seconds": None}
-
-
-@dataclass(frozen=True)
-class FeedKind:
-    """How data of one kind is fed."""
-
-    feed: type[Feed]
-    off: dict[str, Any]  # options without a meaning for such data, each with its value when off
-
-
-FEEDS = {
-    TEXT_DATA: FeedKind(TextFeed, _TEXT_OFF),
-    SOUNDS_DATA: FeedKind(SpeechFeed, _AUDIO_OFF),
-    IMAGES_DATA: FeedKind(ImageFeed, _IMAGES_OFF),
-}
+FEEDS: dict[Any, type[Feed]] = {TEXT_DATA: TextFeed, SOUNDS_DATA: SpeechFeed, IMAGES_DATA: ImageFeed}
 
 
 def make_feed(loaded: Loaded, config: ProfileConfig, *, tell: Tell | None = None) -> Feed:
     """The feed of what a model reads: text, sounds or pictures."""
-    return FEEDS[loaded.modality.medium].feed.of(loaded, config, tell=tell)
+    return FEEDS[loaded.modality.medium].of(loaded, config, tell=tell)
 
 
 def fitting(loaded: Loaded, config: ProfileConfig) -> tuple[ProfileConfig, list[str]]:
-    """The options without those that mean nothing for what a model reads.
+    """The options without those that mean nothing, or harm, for what a model reads.
 
     Where it is the only model they are refused, as the user cannot have meant them; beside others, which may read
     something else, a note says so.
     """
-    idle = {name: off for name, off in _without_meaning(loaded, config).items() if getattr(config, name) != off}
+    off = dict(FEEDS[loaded.modality.medium].off)
+    if not loaded.reads_text:
+        if not config.modules and not pool_fits(loaded.model, config.pool):
+            off["pool"] = "none"
+        if not has_columns(config.data):
+            off["text_field"] = type(config).text_field
+    idle = {name: value for name, value in off.items() if getattr(config, name) != value}
     if not idle:
         return config, []
     reads = loaded.modality.medium.name
@@ -460,16 +422,6 @@ def fitting(loaded: Loaded, config: ProfileConfig) -> tuple[ProfileConfig, list[
     if len(config.models) == 1:
         raise AnisoscopeError(f"{named[0]} means nothing for {loaded.name}, which reads {why}; leave it out.")
     return replace(config, **idle), [f"{', '.join(named)} left out: it reads {why}"]
-
-
-def _without_meaning(loaded: Loaded, config: ProfileConfig) -> dict[str, Any]:
-    """Options that do nothing for a model, or harm, each with its value when off."""
-    idle = dict(FEEDS[loaded.modality.medium].off)
-    if loaded.reads_text:
-        return idle
-    if not config.modules and not pool_fits(loaded.model, config.pool):
-        idle["pool"] = "none"
-    return idle if has_columns(config.data) else {**idle, "text_field": type(config).text_field}
 
 
 def forward_failed(error: Exception, loaded: Loaded) -> Exception:
@@ -505,14 +457,19 @@ def known_ids(loaded: Loaded, text: str) -> list[int]:
 
 def greedy_ids(loaded: Loaded, inputs: dict[str, Tensor]) -> list[list[int]]:
     """The likeliest text of each context, token by token, at most 64; the start token alone where there is no head."""
+    from transformers.utils import logging
+
     model: Any = loaded.model
     if not getattr(model, "can_generate", lambda: False)():
         return [[int(loaded.decoder_start or 0)] for _ in range(len(next(iter(inputs.values()))))]
     device = input_device(model)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     moved = {k: v.to(device, dtype) if v.is_floating_point() else v.to(device) for k, v in inputs.items()}
-    with _without_advice(), evaluating(model), torch.inference_mode(), torch.random.fork_rng(devices=[]):
-        limit = max(1, min(MOST, _positions(model) - _PROMPT))
+    limit = max(1, min(MOST, _positions(model) - _PROMPT))
+    with contextlib.ExitStack() as stack, evaluating(model), torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        # without advice on standard error about how it is called; errors are raised all the same
+        stack.callback(logging.set_verbosity, logging.get_verbosity())
+        logging.set_verbosity_error()
         written = model.generate(**moved, max_new_tokens=limit, do_sample=False, num_beams=1)
     return [_from_start(loaded, row) for row in written.cpu().tolist()]
 
@@ -523,19 +480,6 @@ def _positions(model: Any) -> int:
     places = (getattr(config, "decoder", None), config)
     found = (getattr(place, name, None) for place in places for name in _POSITIONS)
     return next((size for size in found if isinstance(size, int) and size > 0), MOST + _PROMPT)
-
-
-@contextlib.contextmanager
-def _without_advice() -> Iterator[None]:
-    """Without what transformers writes on standard error about how it is called; errors are raised all the same."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
 
 
 def _from_start(loaded: Loaded, ids: list[int]) -> list[int]:
@@ -552,10 +496,7 @@ def _from_start(loaded: Loaded, ids: list[int]) -> list[int]:
 
 def decoder_inputs(loaded: Loaded, texts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
     """Ids and mask of a batch of texts, padded on the right."""
-    width = max(map(len, texts))
-    ids = torch.full((len(texts), width), loaded.pad_id, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for row, text in enumerate(texts):
-        ids[row, : len(text)] = torch.tensor(text)
-        mask[row, : len(text)] = 1
+    rows = [torch.tensor(text, dtype=torch.int64) for text in texts]
+    ids = pad_sequence(rows, batch_first=True, padding_value=loaded.pad_id)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     return {"decoder_input_ids": ids, "decoder_attention_mask": mask}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 
@@ -13,18 +16,25 @@ from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import EVERY, Site
 from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement import memory
-from anisoscope.measurement.bank import Bank, Plan
-from anisoscope.measurement.feed import Feed, forward_failed, no_text
-from anisoscope.measurement.site_plan import ATTENTION_KINDS, Setup
+from anisoscope.measurement.bank import ATTENTION_KINDS, COUNTED, Bank, Plan, Setup
+from anisoscope.measurement.feed import Feed, ShapeReader, SiteShape, forward_failed, no_text
 from anisoscope.models.forward import evaluating, forward, modalities_of
 from anisoscope.models.load import Loaded
 from anisoscope.models.processor import processor_fingerprint
 from anisoscope.models.tokenizer import tokenizer_fingerprint
+from anisoscope.numerics.hashing import FOLDS
 from anisoscope.results.modality import row_words
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.sample import Sample
 
-Shapes = dict[Site, memory.SiteShape]
+MIB = 1 << 20
+_WORKSPACE = 90 * MIB  # blocks of neighbours, spectra and scores for two cores, whatever the model
+_CONVOLVED = ("stage", "stage_mean")
+Shapes = Mapping[Site, SiteShape]
 Entry = dict[str, Any]  # of a model in run.json
+
+
+# -- what run.json says of a model -------------------------------------------------------------------------------------
 
 
 def describe(loaded: Loaded, setup: Setup, key: str) -> Entry:
@@ -86,27 +96,11 @@ def _config_size(loaded: Loaded, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def plan_passes(
-    loaded: Loaded, setup: Setup, plan: Plan, *, feed: Feed, shapes: Shapes, reached: int = 0
-) -> tuple[list[list[Site]], int]:
-    """The sites of each pass, and the memory that a run will take at most; `reached` is what it took so far."""
-    config, sites = feed.config, setup.captured
-    length = feed.length if loaded.reads_text else None
-    amount = memory.amount_of(sites, shapes, tokens=config.tokens, length=length)
-    bank = memory.bank_bytes(sites, shapes, plan, amount=amount)
-    batch = min(config.batch_size, amount.contexts)
-    fused = getattr(getattr(loaded.model, "config", None), "_attn_implementation", None) not in (None, "eager")
-    heads = 0 if fused else _config_size(loaded, "num_attention_heads")  # whose scores are held as whole matrices
-    forward_pass = memory.activation_bytes(shapes, batch, longer=amount.longer, heads=heads)
-    work = max(forward_pass, memory.evaluation_bytes(sites, shapes, plan, amount=amount))
-    budget = config.memory_mb * memory.MIB if config.memory_mb else memory.available() // 2
-    groups = memory.passes(sites, bank, budget) or [[]]
-    return groups, memory.run_bytes(bank // len(groups), work, reached=reached)
+# -- verified sites ----------------------------------------------------------------------------------------------------
 
 
 def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: Entry) -> Shapes:
     """Verify the sites numerically on a few rows before anything is measured; the shapes of what they will give."""
-
     if not setup.captured:
         return {}
     try:
@@ -132,22 +126,13 @@ def _verified(loaded: Loaded, setup: Setup, few: Batch, kinds: list[str]) -> lis
     return [note for note in notes if not (told and "no final norm" in note)]
 
 
-def _shapes(loaded: Loaded, setup: Setup, few: Batch, entry: Entry) -> Shapes:
-    """The shapes of what the sites give, from one more pass over the few rows that they were verified on."""
-    from anisoscope.capture.capture import Capture
-
-    found = memory.ShapeReader()
-    capture = Capture(loaded.model, setup.captured, found, layout=setup.layout)
-    with evaluating(loaded.model), torch.inference_mode(), capture:
-        forward(loaded.model, few.inputs)
-    entry["rows"] |= row_words({stack: entry["modality"][stack] for stack in capture.counted})  # nothing was apart
-    return found.shapes
-
-
 def _after_refusal(error: AnisoscopeError, loaded: Loaded, setup: Setup, few: Batch, *, named: bool) -> list[str]:
     """Notes on what could not be verified where the rest can still be measured; else the refusal itself."""
-
-    bad = _not_finite(loaded, setup, few)
+    bank, sites = Bank(Plan({})), [site for site in setup.captured if site.kind not in ATTENTION_KINDS]
+    if sites:
+        with Capture(loaded.model, sites, bank, layout=setup.layout) as capture:
+            capture.run(few)
+    bad = [str(site) for site, stats in bank.sites.items() if stats.non_finite]
     if bad:  # NaN equals nothing, so nothing can be verified; the rows are counted and left out
         return [f"activations are not finite at {', '.join(bad[:3])}{' …' if len(bad) > 3 else ''}: not verified"]
     kinds = [kind for kind in setup.kinds if kind not in ATTENTION_KINDS]
@@ -159,11 +144,105 @@ def _after_refusal(error: AnisoscopeError, loaded: Loaded, setup: Setup, few: Ba
     return [*notes, f"query, key and scores are left out: {error}"]
 
 
-def _not_finite(loaded: Loaded, setup: Setup, few: Batch) -> list[str]:
-    """Sites whose rows hold NaN or infinity already on the first tokens."""
-    bank = Bank(Plan({}))
-    sites = [site for site in setup.captured if site.kind not in ATTENTION_KINDS]
-    if sites:
-        with Capture(loaded.model, sites, bank, layout=setup.layout) as capture:
-            capture.run(few)
-    return [str(site) for site, stats in bank.sites.items() if stats.non_finite]
+def _shapes(loaded: Loaded, setup: Setup, few: Batch, entry: Entry) -> Shapes:
+    """The shapes of what the sites give, from one more pass over the few rows that they were verified on."""
+    found = ShapeReader()
+    capture = Capture(loaded.model, setup.captured, found, layout=setup.layout)
+    with evaluating(loaded.model), torch.inference_mode(), capture:
+        forward(loaded.model, few.inputs)
+    entry["rows"] |= row_words({stack: entry["modality"][stack] for stack in capture.counted})  # nothing was apart
+    return found.shapes
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def plan_passes(
+    loaded: Loaded, setup: Setup, plan: Plan, *, feed: Feed, shapes: Shapes, reached: int = 0
+) -> tuple[list[list[Site]], int]:
+    """The sites of each pass, as few passes as keep the statistics of each within the budget, and the memory of all.
+
+    The memory is the most that the process will hold: what it holds now (the model is loaded) and what is still to
+    come, or `reached`, the most that it held so far, while it read the weights and the first of the data.
+    """
+    config, sites = feed.config, setup.captured
+    length = feed.length if loaded.reads_text else None
+    amount = amount_of(sites, shapes, tokens=config.tokens, length=length)
+    bank = bank_bytes(sites, shapes, plan, amount=amount)
+    batch = min(config.batch_size, amount.contexts)
+    fused = getattr(getattr(loaded.model, "config", None), "_attn_implementation", None) not in (None, "eager")
+    heads = 0 if fused else _config_size(loaded, "num_attention_heads")  # whose scores are held as whole matrices
+    forward_pass = activation_bytes(shapes, batch, longer=amount.longer, heads=heads)
+    work = max(forward_pass, _evaluation_bytes(sites, shapes, plan, amount=amount))
+    budget = config.memory_mb * MIB if config.memory_mb else available() // 2
+    layers = sorted({(s.stack, s.layer) for s in sites})  # whole layers stay together
+    step = max(1, -(-len(layers) // max(1, -(-bank // max(1, budget)))))
+    chunks = [set(layers[i : i + step]) for i in range(0, len(layers), step)]
+    groups = [[s for s in sites if (s.stack, s.layer) in chunk] for chunk in chunks] or [[]]
+    return groups, max(reached, int(psutil.Process().memory_info().rss) + bank // len(groups) + work)
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much data a run will read: contexts, and how many times longer they are than those of the shapes."""
+
+    contexts: int
+    longer: float = 1.0
+
+    def rows(self, shape: SiteShape) -> int:
+        return round(self.contexts * (shape.positions * self.longer if shape.positions > 1 else 1))
+
+
+def amount_of(sites: Sequence[Site], shapes: Shapes, *, tokens: int, length: int | None) -> Amount:
+    """The data of `tokens` rows; `length` are the positions of a context where the shapes come from a shorter one."""
+    counted = [shapes[s].positions for s in sites if s in shapes and s.kind in COUNTED]
+    counted = counted or [shapes[s].positions for s in sites if s in shapes] or [1]
+    longer = length / max(counted) if length else 1.0
+    return Amount(max(1, -(-tokens // max(1, length or min(counted)))), longer)
+
+
+def bank_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amount: Amount) -> int:
+    """Bytes of all statistics: fold moments, waiting rows (a cell is half full on average), samples."""
+    folds, total = min(FOLDS, amount.contexts), 0
+    for site in (s for s in sites if s in shapes):
+        shape, wanted = shapes[site], plan.stats.get(site.kind, frozenset())
+        width, rows = shape.width, amount.rows(shape)
+        if Moments in wanted:
+            total += folds * shape.heads * width * width * 8
+            total += min(rows, folds * width) // 2 * shape.heads * width * 4
+        if Sample in wanted:
+            total += int(1.2 * min(plan.sample_size, rows)) * width * shape.heads * 4
+        total += FOLDS * 2 * 8 * shape.heads * width * 8
+    return total
+
+
+def _evaluation_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amount: Amount) -> int:
+    """What computing the metrics of the widest site takes beside the bank, as measured.
+
+    24 d×d matrices in float64 (moments without each fold, their spectra) and 7 copies of the sampled rows.
+    """
+    most = 0
+    for site in (s for s in sites if s in shapes):
+        shape, wanted = shapes[site], plan.stats.get(site.kind, frozenset())
+        matrices = 24 * shape.width**2 * 8 if Moments in wanted else 0
+        sampled = 7 * min(plan.looked_at, amount.rows(shape)) * shape.width * 4 if Sample in wanted else 0
+        most = max(most, matrices + sampled)
+    return _WORKSPACE + most
+
+
+def activation_bytes(shapes: Shapes, batch: int, *, longer: float = 1.0, heads: int) -> int:
+    """What one forward pass holds at a time, as measured: many of its widest rows, and scores that are written out.
+
+    A block with a feed-forward part of four times the width holds some 32 rows of the width for every position, a
+    convolution 8. `heads` are those whose scores T×T the model writes out: 0 with fused attention.
+    """
+    widest = attended = 0.0
+    for site, shape in shapes.items():
+        convolved, long = site.kind in _CONVOLVED, shape.positions * longer
+        widest = max(widest, (8 if convolved else 32) * long * shape.width * shape.heads)
+        attended = attended if convolved else max(attended, long)
+    return int(batch * (widest + (2 * heads + 1) * attended**2) * 4)
+
+
+def available() -> int:
+    return int(psutil.virtual_memory().available)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import chain
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -14,16 +15,10 @@ from torch import Tensor, nn
 from anisoscope.capture.capture import Capture, Rule
 from anisoscope.capture.rows.row import Batch, Index, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import pool_fits, weight_rows
-from anisoscope.capture.sites.site import (
-    EVERY,
-    Site,
-    flow_order,
-    names_of,
-)
+from anisoscope.capture.sites.site import EVERY, Site, flow_order, names_of
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import Bank
+from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan, prepare
 from anisoscope.measurement.evaluation import Progress, evaluate_bank, row_notes
-from anisoscope.measurement.site_plan import ATTENTION_KINDS, Setup, make_plan, prepare
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.results.table import Table
 
@@ -68,12 +63,15 @@ def measure(
     sizes: dict[str, Any] = {"sample_size": sample_size, "attention_rows": attention_rows, "halves": halves}
     bank = Bank(make_plan(requests, setup.kinds, seed=seed, **sizes))
     if setup.captured or modules:
+        around, rest = partial(_decoder_explained, model), iter(batches)
         if not (modules or (sites and EVERY not in sites)):  # of the default sites, those that the model shows
-            batches = _first_tried(model, batches, setup, rows=rows)
+            for batch in islice(rest, 1):
+                with around(batch):
+                    leave_unseen_out(model, batch, setup, rows=rows)
+                rest = chain([batch], rest)
         options: dict[str, Any] = {"special": special, "first": first, "pool": pool, "rows": rows, "modules": modules}
         tell = None if progress is None else lambda number, _: progress("forward", number, 0)
-        around = _decoder_explained(model)
-        capture_batches(model, setup, setup.captured, bank, batches, around=around, after=tell, **options)
+        capture_batches(model, setup, setup.captured, bank, rest, around=around, after=tell, **options)
     feed_tables(bank, model, setup.tables, depth=setup.depth("single"))
     setup.notes.extend(row_notes(bank))
     columns = {"model": name or type(model).__name__, "seed": seed}
@@ -107,40 +105,25 @@ def capture_batches(
     setup.notes += [note for note in capture.notes if note not in setup.notes]
 
 
-def _decoder_explained(model: nn.Module) -> Callable[[Any], AbstractContextManager[None]]:
+@contextlib.contextmanager
+def _decoder_explained(model: nn.Module, batch: Any) -> Iterator[None]:
     """Around a forward pass: a sentence for a batch that lacks what the decoder of a model reads."""
-
-    @contextlib.contextmanager
-    def explained(batch: Any) -> Iterator[None]:
-        try:
-            yield
-        except ValueError as error:
-            inputs = batch.inputs if isinstance(batch, Batch) else batch
-            given = set(inputs) if isinstance(inputs, Mapping) else set()
-            two_sided = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-            if not two_sided or given & {"decoder_input_ids", "decoder_inputs_embeds", "labels"}:
-                raise
-            raise AnisoscopeError(
-                f"the decoder of {type(model).__name__} was given nothing to read; put decoder_input_ids into the "
-                "batches beside what its encoder reads, or measure model.get_encoder()."
-            ) from error
-
-    return explained
-
-
-def _first_tried(model: nn.Module, batches: Iterable[Any], setup: Setup, *, rows: Rule | None) -> Iterator[Any]:
-    """The same batches, once attention sites that the model does not show in the first are left out."""
-    rest = iter(batches)
-    first = next(rest, None)
-    if first is None:
-        return rest
-    with _decoder_explained(model)(first):
-        leave_unseen_out(model, first, setup, rows=rows)
-    return chain([first], rest)
+    try:
+        yield
+    except ValueError as error:
+        inputs = batch.inputs if isinstance(batch, Batch) else batch
+        given = set(inputs) if isinstance(inputs, Mapping) else set()
+        two_sided = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        if not two_sided or given & {"decoder_input_ids", "decoder_inputs_embeds", "labels"}:
+            raise
+        raise AnisoscopeError(
+            f"the decoder of {type(model).__name__} was given nothing to read; put decoder_input_ids into the "
+            "batches beside what its encoder reads, or measure model.get_encoder()."
+        ) from error
 
 
 class Tee:
-    """Hands everything to several sinks."""
+    """Hands everything to several sinks, or to none."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = sinks
@@ -160,22 +143,20 @@ def joined_sinks(*sinks: Sink | None) -> Sink | None:
     return Tee(there) if len(there) > 1 else next(iter(there), None)
 
 
-class _NoSink:
-    """A sink that keeps nothing."""
-
-    def rows(self, rows: Rows) -> None: ...
-
-    def scores(self, scores: Scores) -> None: ...
-
-
 def leave_unseen_out(model: nn.Module, batch: Any, setup: Setup, *, rows: Rule | None = None) -> None:
     """Drop the attention sites that the model does not show in a forward pass over one context, with a note."""
+    inputs = batch.inputs if isinstance(batch, Batch) else batch
+    if rows is None and isinstance(inputs, Tensor):
+        batch = inputs[:1]
+    elif rows is None and isinstance(inputs, Mapping):
+        size = next((len(v) for v in inputs.values() if isinstance(v, Tensor) and v.dim() > 1), 0)
+        batch = {k: v[:1] if isinstance(v, Tensor) and v.dim() and len(v) == size else v for k, v in inputs.items()}
     wanted = [site for site in setup.captured if site.kind in ATTENTION_KINDS]
     while wanted:
-        capture = Capture(model, wanted, _NoSink(), layout=setup.layout, rows=rows)
+        capture = Capture(model, wanted, Tee([]), layout=setup.layout, rows=rows)
         try:
             with capture:
-                capture.run(_one_context(batch) if rows is None else batch)
+                capture.run(batch)
             return
         except AnisoscopeError as error:
             lost = set(capture.unseen) or set(wanted)
@@ -184,17 +165,6 @@ def leave_unseen_out(model: nn.Module, batch: Any, setup: Setup, *, rows: Rule |
             kinds = list(dict.fromkeys(site.kind for site in sorted(lost, key=flow_order)))
             listed = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
             setup.notes.append(f"{listed} are left out: {error}")
-
-
-def _one_context(batch: Any) -> Any:
-    """The first context of a batch, where it is a dict of tensors; else the batch as it is."""
-    inputs = batch.inputs if isinstance(batch, Batch) else batch
-    if isinstance(inputs, Tensor):
-        return inputs[:1]
-    if not isinstance(inputs, Mapping):
-        return batch
-    size = next((len(v) for v in inputs.values() if isinstance(v, Tensor) and v.dim() > 1), 0)
-    return {k: v[:1] if isinstance(v, Tensor) and v.dim() and len(v) == size else v for k, v in inputs.items()}
 
 
 def feed_tables(bank: Bank, model: nn.Module, tables: Iterable[str], *, depth: int) -> None:

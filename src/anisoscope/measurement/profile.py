@@ -1,35 +1,97 @@
-"""`anisoscope profile`: models in, a run folder out; every finished piece is on disk before the next begins."""
+"""`anisoscope profile`: models in, a run folder out; every finished piece is on disk before the next begins.
+
+A model is measured in passes over its data, as few as fit into memory. A pass streams the rows of some sites into a
+bank, batch by batch, is saved on the way, and evaluates the metrics of the bank.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shutil
+import signal
+import struct
+import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import torch
+from torch import Tensor
 
+from anisoscope.capture.rows.row import Batch, Rows, Scores
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement import memory
-from anisoscope.measurement.bank import Bank
+from anisoscope.measurement import evaluation
+from anisoscope.measurement.bank import (
+    ATTENTION_KINDS,
+    Bank,
+    Plan,
+    Setup,
+    applies,
+    load_bank,
+    make_plan,
+    prepare,
+    save_bank,
+)
 from anisoscope.measurement.config import ProfileConfig as ProfileConfig
 from anisoscope.measurement.evaluation import Progress, Records, evaluate_bank, row_counts, row_notes
-from anisoscope.measurement.inspection import Entry
-from anisoscope.measurement.measure import feed_rows
-from anisoscope.measurement.passes import ModelPasses, save_arrays
-from anisoscope.measurement.site_plan import Setup, applies, make_plan, prepare
+from anisoscope.measurement.feed import Feed, fitting, make_feed
+from anisoscope.measurement.inspection import MIB, Entry, available, check_sites, describe, plan_passes
+from anisoscope.measurement.measure import capture_batches, feed_rows, feed_tables, joined_sinks
 from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.metrics.engine.metric import Request
-from anisoscope.models.load import load_model
+from anisoscope.metrics.engine.metric import HEAD_KINDS, Request
+from anisoscope.models.load import Loaded, load_model
 from anisoscope.models.source import load_rows, parse_model
-from anisoscope.results.folder import RunFolder, slug
+from anisoscope.numerics.hashing import row_hash
+from anisoscope.results.folder import RunFolder, replace_file, slug
 from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 
 LONGEST = 100  # letters of a model in the names of its files, which have a limit of their own
 LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer", "device_map")
+KEPT_ROWS = 1024  # sampled rows of each site that stay in the run folder, for CKA and comparisons
+_SAVE_EVERY = 30.0  # seconds between saves of an unfinished pass, at least
+_MANY_UNKNOWN = 0.1  # share of tokens without a word, above which the text is probably not the model's
+_MOSTLY_UNKNOWN = 0.5  # above which the rows are mostly one token at different positions
+
+
+def _highest() -> int:
+    """The most resident memory that the process ever held, as the system counts it; 0 where it does not."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+
+
+class PeakMemory:
+    """The process's resident memory at its highest since the start: the system's own count where it rose since then.
+
+    What was held between two looks is in that count too; a higher one from before the start says nothing.
+    """
+
+    def __init__(self) -> None:
+        self.process = psutil.Process()
+        self.peak = self.process.memory_info().rss
+        self._before = _highest()
+
+    def look(self) -> int:
+        highest = _highest()
+        self.peak = max(self.peak, self.process.memory_info().rss, highest if highest > self._before else 0)
+        return self.peak
+
+    def about(self) -> dict[str, int]:
+        """What run.json says of the memory that was used."""
+        cuda = {"peak_cuda_memory_mb": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
+        return {name: round(size / MIB) for name, size in {"peak_memory_mb": self.look(), **cuda}.items()}
 
 
 @dataclass
@@ -42,7 +104,7 @@ class Profiler:
     progress: Progress | None = None
     about: dict[str, Any] = field(default_factory=dict)
     tables: list[Table] = field(default_factory=list)
-    peak: memory.PeakMemory = field(default_factory=memory.PeakMemory)
+    peak: PeakMemory = field(default_factory=PeakMemory)
     started: float = field(default_factory=time.monotonic)
     estimate: str = ""  # what the model under way will need, in words
 
@@ -55,7 +117,11 @@ class Profiler:
         requests = parse_requests(self.config.metrics)
         for spec in self.config.models:  # a misspelt second model is known before the first is measured
             parse_model(spec, random_init=self.config.random_init)
-        self._begin()
+        self.about = new_manifest(asdict(self.config), command=self.command, seed=self.config.seed, old=old)
+        self.about["wall_seconds"] = 0.0
+        self._before = float(old.get("wall_seconds", 0.0))
+        self._known = {model["key"]: model for model in old.get("models", []) if "key" in model}
+        self.folder.write_about(self.about)
         try:
             for number, spec in enumerate(self.config.models):
                 self._model(f"{number}-{slug(spec)[:LONGEST]}", spec, requests)
@@ -66,22 +132,12 @@ class Profiler:
         self.folder.tidy()
         return Table(Table.concat(self.tables).arrow, self.about)
 
-    def _begin(self) -> None:
-        old = self.folder.about()
-        self.about = new_manifest(asdict(self.config), command=self.command, seed=self.config.seed, old=old)
-        self.about["wall_seconds"] = 0.0
-        self._before = float(old.get("wall_seconds", 0.0))
-        self._known = {model["key"]: model for model in old.get("models", []) if "key" in model}
-        self.folder.write_about(self.about)
-
     def _finish(self, status: str, error: BaseException | None = None) -> None:
         self.about["status"] = status
         if error is not None and str(error):
             self.about["error"] = str(error).splitlines()[0]
         self.about["wall_seconds"] = round(self._before + time.monotonic() - self.started, 2)
-        self.about["peak_memory_mb"] = round(self.peak.look() / memory.MIB)
-        if torch.cuda.is_available():
-            self.about["peak_cuda_memory_mb"] = round(torch.cuda.max_memory_allocated() / memory.MIB)
+        self.about |= self.peak.about()
         if self.tables:
             self.folder.write_table(Table.concat(self.tables))
         self.folder.write_about(self.about)
@@ -92,25 +148,23 @@ class Profiler:
             self.tables.append(done)
             self._describe(self._known[key])
             return
-        if parse_model(spec, random_init=self.config.random_init).kind == "rows":
-            records, entry = self._rows_file(key, spec, requests)
-        else:
-            records, entry = self._network(key, spec, requests)
-        self.folder.write_part(key, self._add(records, entry))
+        rows = parse_model(spec, random_init=self.config.random_init).kind == "rows"
+        records, entry = (self._rows_file if rows else self._network)(key, spec, requests)
+        self.folder.write_part(key, self.add(records, entry))
         self.folder.write_table(Table.concat(self.tables))
         self.folder.write_about(self.about)
         self.folder.drop_partial(key)
 
-    def _add(self, records: Records, entry: Entry) -> Table:
+    def add(self, records: Records, entry: Entry) -> Table:
+        """The table of one model, which joins those of the run."""
         same = sum(entry["name"] == model.get("alike", model["name"]) for model in self.about["models"])
         if same:  # two models of one name must stay two models in the table
             entry["alike"], entry["name"] = entry["name"], f"{entry['name']} ({same + 1})"
         columns = {"run": self.folder.path.name, "model": entry["name"], "revision": entry.get("revision", "")}
         columns |= {"data": entry.get("data", {}).get("name", ""), "seed": self.config.seed}
-        table = Table.from_records({**columns, **record} for record in records)
-        self.tables.append(table)
+        self.tables.append(Table.from_records({**columns, **record} for record in records))
         self._describe(entry)
-        return table
+        return self.tables[-1]
 
     def _describe(self, entry: Entry) -> None:
         self.about["models"].append(entry)
@@ -118,9 +172,8 @@ class Profiler:
         if entry.get("data"):
             self.about["data"] = entry["data"]
         self.about["warnings"] += [f"{entry['name']}: {note}" for note in entry.get("notes", [])]
-        self.about["memory_estimate_mb"] = max(
-            self.about.get("memory_estimate_mb", 0), entry.get("memory_estimate_mb", 0)
-        )
+        sizes = [about.get("memory_estimate_mb", 0) for about in (self.about, entry)]
+        self.about["memory_estimate_mb"] = max(sizes)
 
     def _rows_file(self, key: str, spec: str, requests: list[Request]) -> tuple[Records, Entry]:
         arrays = load_rows(spec)
@@ -128,11 +181,12 @@ class Profiler:
             words = ", ".join(request.metric.name for request in requests)
             raise AnisoscopeError(f"none of the metrics asked for ({words}) is measured on rows of a file.")
         c = self.config
-        plan = make_plan(requests, ["rows"], seed=c.seed, sample_size=c.sample_size, attention_rows=c.attention_rows)
-        bank = Bank(plan)
+        bank = Bank(
+            make_plan(requests, ["rows"], seed=c.seed, sample_size=c.sample_size, attention_rows=c.attention_rows)
+        )
         for number, (name, rows) in enumerate(arrays.items()):
             feed_rows(bank, Site(number, "rows", name=name), rows)
-            self._tell("rows", number + 1, len(arrays))
+            self.tell("rows", number + 1, len(arrays))
         setup = Setup(None, [], [], ["rows"], {"single": max(1, len(arrays) - 1)})
         records = evaluate_bank(bank, requests, setup, progress=self.progress)
         save_arrays(self.folder, key, bank)
@@ -142,23 +196,311 @@ class Profiler:
 
     def _network(self, key: str, spec: str, requests: list[Request]) -> tuple[Records, Entry]:
         c = self.config
-        self._tell("load", 0, 1)
+        self.tell("load", 0, 1)
         loaded = load_model(spec, **{name: getattr(c, name) for name in LOADING})
-        self._tell("load", 1, 1)
-        setup = prepare(
-            loaded.model, requests, sites=c.sites or None, layers=c.layers or None, modules=c.modules or None
-        )
+        self.tell("load", 1, 1)
+        named: dict[str, Any] = {name: getattr(c, name) or None for name in ("sites", "layers", "modules")}
+        return ModelPasses(self, loaded, prepare(loaded.model, requests, **named), requests, key).run()
 
-        def keep(records: Records, entry: Entry) -> None:
-            self._add(records, {**entry, "key": "", "partial": True})
-
-        passes = ModelPasses(loaded, setup, requests, c, self.folder, key, self._tell, keep)
-        return passes.run(announce=self._announce, reached=self.peak.look)
-
-    def _announce(self, words: str) -> None:
-        self.estimate = words
-
-    def _tell(self, what: str, done: int, total: int) -> None:
+    def tell(self, what: str, done: int, total: int) -> None:
         self.peak.look()
         if self.progress is not None:
             self.progress(what, done, total)
+
+
+# -- one model ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Pass:
+    """One pass over the data for some of the sites."""
+
+    number: int
+    sites: list[Site]
+    bank: Bank
+    done: int = 0  # batches
+    seen: int = 0  # rows of these
+    clean: int = 0  # calls of the bank after the last whole batch: in between, some sites have seen more than others
+    complete: bool = False  # all data was seen, metrics are being computed
+    writer: RowWriter | None = None
+    saved: float = field(default_factory=time.monotonic)
+    cost: float = 0.0  # seconds that the last save took
+
+
+class ModelPasses:
+    """All passes of one model."""
+
+    def __init__(self, owner: Profiler, loaded: Loaded, setup: Setup, requests: list[Request], key: str) -> None:
+        self.owner, self.loaded, self.setup, self.requests, self.key = owner, loaded, setup, requests, key
+        self.folder, self.tell = owner.folder, owner.tell
+        self.config, idle = fitting(loaded, owner.config)
+        self.feed: Feed = make_feed(loaded, self.config, tell=self.tell)
+        self.entry = describe(loaded, setup, key)
+        self.entry["notes"] += idle
+
+    def run(self) -> tuple[Records, Entry]:
+        """The records and the entry of the model."""
+        plan, groups = self._plan()
+        records: Records = []
+        for number, sites in enumerate(groups):
+            done = self.folder.part(f"{self.key}.{number}")
+            if done is not None:  # a pass that was finished before an interruption
+                mine, found = [{k: v for k, v in row.items() if k != "schema"} for row in done.records()], done.about
+            else:
+                mine, found = self._measure(self._resumed(number, sites, plan), records)
+            records += mine
+            given = [n for n in (self.entry.get("given"), found.get("given")) if n is not None]
+            together = {
+                "row_count": max(self.entry["row_count"], found["row_count"]),
+                "given": min(given, default=None),
+            }
+            self.entry |= {**found, **together, "notes": [*self.entry["notes"], *found["notes"]]}
+        self._conclude()
+        return records, self.entry
+
+    def _plan(self) -> tuple[Plan, list[list[Site]]]:
+        """The statistics to gather and the sites of each pass, once the sites are verified."""
+        c, entry = self.config, self.entry
+        shapes = check_sites(self.loaded, self.setup, self.feed, entry)
+        sizes: dict[str, Any] = {"sample_size": c.sample_size, "attention_rows": c.attention_rows, "halves": c.halves}
+        plan = make_plan(self.requests, self.setup.kinds, seed=c.seed, **sizes)
+        reached = self.owner.peak.look()
+        groups, estimate = plan_passes(self.loaded, self.setup, plan, feed=self.feed, shapes=shapes, reached=reached)
+        streams = [s.width for site, s in shapes.items() if s.heads == 1 and site.kind not in ATTENTION_KINDS]
+        entry["width"] = entry["width"] or max(streams, default=0)
+        if heads := [shape.width for site, shape in shapes.items() if site.kind in HEAD_KINDS]:
+            entry["head_width"] = max(heads)
+        entry["memory_estimate_mb"] = size = round(estimate / MIB)
+        free = available() // MIB
+        self.owner.estimate = f"{self.loaded.name}: about {size} MiB of memory in all, {free} MiB are free"
+        if len(groups) > 1:
+            entry["notes"].append(f"statistics of all sites would not fit into memory at once: {len(groups)} passes")
+        return plan, groups
+
+    def _conclude(self) -> None:
+        """What is known of the data once all of it was seen."""
+        feed, entry = self.feed, self.entry
+        if not feed.fingerprint:  # every pass was finished before: the data is only counted
+            for _ in feed.batches():
+                pass
+        given = entry.pop("given", None)
+        if given is not None and self.config.pool == "none":
+            feed.recount(given)
+        entry["data"] = feed.about()
+        entry["dropped"] |= {"padding": feed.padding}
+        if self.config.special == "out":
+            entry["dropped"] |= {"special": feed.special}
+        notes = [*entry["notes"], *feed.notes(), *self.setup.notes]
+        share = feed.unknown / feed.tokens if feed.tokens else 0.0
+        if share > _MOSTLY_UNKNOWN:  # comes before all else
+            notes.insert(
+                0,
+                f"WRONG TEXT: its tokenizer has no word for {share:.0%} of the tokens, so these numbers describe the "
+                "unknown token and not a text; give what the model was made for with --data",
+            )
+        elif share > _MANY_UNKNOWN:
+            notes.insert(0, f"the tokenizer has no word for {share:.0%} of the tokens: is this the right text?")
+        entry["notes"] = list(dict.fromkeys(notes))
+
+    # one pass
+
+    def _measure(self, work: _Pass, before: Records) -> tuple[Records, dict[str, Any]]:
+        """The records of one pass and what it counted, on disk; an interrupted one is saved, and kept so far."""
+        key = f"{self.key}.{work.number}"
+        try:
+            self._capture(work)
+            if work.number == 0:
+                feed_tables(work.bank, self.loaded.model, self.setup.tables, depth=self.setup.depth("single"))
+            work.clean, work.complete = work.bank.calls, True
+            records = evaluate_bank(work.bank, self.requests, self.setup, progress=self.tell)
+            save_arrays(self.folder, self.key if work.number == 0 else key, work.bank)
+            if work.writer is not None:
+                work.writer.finish()
+            found = {**row_counts(work.bank), "given": evaluation.rows_given(work.bank), "notes": row_notes(work.bank)}
+            self.folder.write_part(key, Table.from_records(records, found))
+            self.folder.drop_partial(key)
+            return records, found
+        except KeyboardInterrupt:
+            if rescued := [*before, *self._rescued(work)]:
+                self.owner.add(rescued, {**self.entry, "key": "", "partial": True})
+            raise
+
+    def _capture(self, work: _Pass) -> None:
+        """Stream the rows of the pass into its bank, and to disk where all rows are to be saved."""
+        c = self.config
+        if not work.sites and not c.modules:
+            return
+        if c.save_rows and work.writer is None:
+            work.writer = RowWriter(self.folder.path / "rows" / self.key)
+        rest = self._remaining(work)
+        first = next(rest, None)
+        if first is None:  # an interrupted pass may have seen everything already
+            return
+
+        def after(*_: Any) -> None:
+            self.tell("forward", min(work.seen, c.tokens), c.tokens)
+            self._save_if_due(work)
+
+        sink = joined_sinks(work.bank, work.writer)
+        assert sink is not None
+        options: dict[str, Any] = {"special": c.special, "first": c.first, "pool": c.pool, "modules": c.modules or None}
+        options |= {"around": lambda _: _whole_batch(work), "after": after}
+        capture_batches(self.loaded.model, self.setup, work.sites, sink, chain([first], rest), **options)
+        self.tell("forward", c.tokens, c.tokens)
+
+    def _remaining(self, work: _Pass) -> Iterator[Batch]:
+        """The batches that are still to do."""
+        done = work.done
+        for number, batch in enumerate(self.feed.batches()):
+            work.seen += self.feed.seen(batch)
+            if number >= done:
+                yield batch
+
+    # interruptions
+
+    def _resumed(self, number: int, sites: list[Site], plan: Plan) -> _Pass:
+        """A pass with what it had gathered before an interruption, if there is any."""
+        bank, progress = load_bank(self._partial(number), plan) or (Bank(plan), {"batches": 0})
+        writer = None
+        if progress.get("writer"):
+            try:
+                writer = RowWriter.resume(self.folder.path / "rows" / self.key, progress["writer"])
+            except FileNotFoundError:  # its rows are gone, so the pass begins again
+                return _Pass(number, sites, Bank(plan))
+        return _Pass(number, sites, bank, done=progress["batches"], writer=writer)
+
+    def _partial(self, number: int) -> Path:
+        return self.folder.partial_path(f"{self.key}.{number}")
+
+    def _rescued(self, work: _Pass) -> Records:
+        """Save what an interrupted pass had gathered; its records so far, unless they were just being computed."""
+        if not work.done or work.bank.calls != work.clean:
+            return []
+        self._save(work)
+        if work.complete:
+            return []
+        note = f"interrupted after {work.done} batches"
+        records = evaluate_bank(work.bank, self.requests, self.setup)
+        return [{**row, "note": f"{note}; {row['note']}".rstrip("; ")} for row in records]
+
+    def _save_if_due(self, work: _Pass) -> None:
+        """Save every half minute, but never spend more than a twentieth of the time on it."""
+        if time.monotonic() - work.saved > max(_SAVE_EVERY, 20.0 * work.cost):
+            self._save(work)
+
+    def _save(self, work: _Pass) -> None:
+        start = time.monotonic()
+        progress = {"batches": work.done, "writer": work.writer.state() if work.writer is not None else None}
+        save_bank(self._partial(work.number), work.bank, progress)
+        work.saved = time.monotonic()
+        work.cost = work.saved - start
+
+
+@contextlib.contextmanager
+def _whole_batch(work: _Pass) -> Iterator[None]:
+    """Around one batch: a signal waits until every site has seen it (a second one does not)."""
+    pressed: list[int] = []
+
+    def wait(number: int, frame: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    held = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, wait) for number in held}
+    work.clean = work.bank.calls
+    try:
+        yield
+        work.done, work.clean = work.done + 1, work.bank.calls
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+    if pressed:
+        signal.raise_signal(pressed[0])
+
+
+def save_arrays(folder: RunFolder, key: str, bank: Bank) -> None:
+    """Spectra, and the sampled rows with the smallest hashes together with their keys."""
+    arrays: dict[str, Tensor] = {}
+    for site, stats in bank.sites.items():
+        spectrum = evaluation.mean_spectrum(stats)
+        if spectrum is not None:
+            arrays[f"{site}/spectrum"] = spectrum
+        if stats.sample is not None and len(stats.sample) and not stats.heads:
+            arrays[f"{site}/rows"] = stats.sample.rows[:KEPT_ROWS].float()
+            arrays[f"{site}/keys"] = stats.sample.label("hash")[:KEPT_ROWS]
+    folder.write_arrays(key, {name: array.detach().cpu().numpy() for name, array in arrays.items()})
+
+
+# -- every row of every site on disk (`--save-rows`): raw while the run goes on, safetensors when it is done -----------
+
+_BYTES = {"F32": 4, "F64": 8}
+_DTYPES = {torch.float32: "F32", torch.float64: "F64"}
+
+
+@dataclass
+class RowWriter:
+    """Appends rows and their keys to one pair of raw files per site; `finish` turns each into a safetensors file.
+
+    Each file holds `rows` (n×d, or n×H×d) and `context`, `position`, `token`, `hash` (n).
+    """
+
+    folder: Path
+    counts: dict[str, int] = field(default_factory=dict)  # rows written, by site
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+
+    def rows(self, rows: Rows) -> None:
+        name, x, index = str(rows.site), rows.x.detach().cpu(), rows.index
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.shapes[name], self.kinds[name] = list(x.shape[1:]), _DTYPES[x.dtype]
+        keys = torch.stack([index.context, index.position, index.token, row_hash(index.context, index.position)]).cpu()
+        # what a run that died left behind must not come before the first rows
+        mode = "ab" if name in self.counts else "wb"
+        for part, tensor in (("rows", x), ("keys", keys.T)):
+            with self._raw(name, part).open(mode) as file:
+                file.write(tensor.contiguous().numpy().tobytes())
+        self.counts[name] = self.counts.get(name, 0) + len(x)
+
+    def scores(self, scores: Scores) -> None:
+        """Scores are never kept."""
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        return {name: dict(getattr(self, name)) for name in ("counts", "shapes", "kinds")}
+
+    @classmethod
+    def resume(cls, folder: Path, state: dict[str, dict[str, Any]]) -> RowWriter:
+        """Go on after an interruption: rows written after the last save are cut off."""
+        out = cls(folder, **{name: dict(part) for name, part in state.items()})
+        for name, count in out.counts.items():
+            size = _BYTES[out.kinds[name]] * int(np.prod(out.shapes[name]))
+            for part, width in (("rows", size), ("keys", 32)):
+                with out._raw(name, part).open("r+b") as file:
+                    file.truncate(count * width)
+        return out
+
+    def finish(self) -> None:
+        for name in self.counts:
+            replace_file(self.folder / f"{name}.safetensors", partial(self._write, name=name))
+        for name in self.counts:
+            for part in ("rows", "keys"):
+                self._raw(name, part).unlink()
+
+    def _raw(self, name: str, part: str) -> Path:
+        return self.folder / f".{name}.{part}.raw"
+
+    def _write(self, path: Path, name: str) -> None:
+        """One safetensors file: an 8-byte length, a JSON header, then the rows as they are and the four keys."""
+        n = self.counts[name]
+        size = self._raw(name, "rows").stat().st_size
+        header = {"rows": {"dtype": self.kinds[name], "shape": [n, *self.shapes[name]], "data_offsets": [0, size]}}
+        for number, key in enumerate(("context", "position", "token", "hash")):
+            start = size + number * n * 8
+            header[key] = {"dtype": "I64", "shape": [n], "data_offsets": [start, start + n * 8]}
+        words = json.dumps(header).encode()
+        words += b" " * (-len(words) % 8)
+        keys = np.fromfile(self._raw(name, "keys"), dtype="<i8").reshape(n, 4)
+        with path.open("wb") as out, self._raw(name, "rows").open("rb") as rows:
+            out.write(struct.pack("<Q", len(words)) + words)
+            shutil.copyfileobj(rows, out, 16 << 20)
+            out.write(np.ascontiguousarray(keys.T).tobytes())

@@ -24,10 +24,9 @@ from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink, original_cont
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import Bank
+from anisoscope.measurement.bank import Bank, Setup, make_plan
 from anisoscope.measurement.evaluation import evaluate_bank, row_counts, row_notes
 from anisoscope.measurement.measure import leave_unseen_out
-from anisoscope.measurement.site_plan import Setup, make_plan
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import unigram_entropy
 from anisoscope.metrics.training import probe_loss
@@ -43,8 +42,7 @@ from anisoscope.tangent.parameters import (
     unseen_types,
     weight_records,
 )
-from anisoscope.tangent.proxy import Label, Proxy
-from anisoscope.tangent.step_rows import Half, StepRows, take
+from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows, take
 from anisoscope.tangent.study import TangentStudy
 
 

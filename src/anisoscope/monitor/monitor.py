@@ -28,9 +28,9 @@ from anisoscope.capture.gradients.step_hooks import LiveGradients, MicroBatch
 from anisoscope.capture.sites.layout import Layout, find_layout, refuse_compiled
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement.bank import ATTENTION_KINDS, prepare
 from anisoscope.measurement.inspection import modality_words
 from anisoscope.measurement.measure import joined_sinks
-from anisoscope.measurement.site_plan import ATTENTION_KINDS, prepare
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.monitor.every_step import ROWS, EveryStep
@@ -42,9 +42,8 @@ from anisoscope.results.folder import replace_file
 from anisoscope.results.table import Table
 from anisoscope.tangent.energy import Record
 from anisoscope.tangent.parameters import EmbeddingWatch
-from anisoscope.tangent.plan import PLANS, TangentPlan, choose_plan, more_sites
 from anisoscope.tangent.row_map import RowMap, write_map
-from anisoscope.tangent.study import TangentStudy, spread_records
+from anisoscope.tangent.study import PLANS, TangentPlan, TangentStudy, choose_plan, more_sites, spread_records
 
 SNAPSHOTS = 16  # evenly spaced moments of the embedding table, for its spread over time
 _NO_WIDTH = 1 << 30  # of a model whose configuration names none

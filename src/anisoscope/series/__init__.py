@@ -71,7 +71,7 @@ class SweepConfig:
         from anisoscope.models.load import check_architecture
         from anisoscope.models.placement import choose_device, choose_dtype
         from anisoscope.series.discovery import refuse_training_run
-        from anisoscope.tangent.plan import GEOMETRY
+        from anisoscope.tangent.study import GEOMETRY
 
         if self.preset not in GEOMETRY:
             raise unknown_name("preset", self.preset, GEOMETRY)
@@ -101,7 +101,7 @@ class SweepConfig:
     @property
     def measured(self) -> tuple[Any, list[Any]]:
         """The plan of the tangent study, where there is one, and the requests for metrics of geometry."""
-        from anisoscope.tangent.plan import choose_plan
+        from anisoscope.tangent.study import choose_plan
 
         plan, requests = choose_plan(self.metrics or self.preset, None, rank=self.rank, seed=self.seed)
         return (None if plan is None else replace(plan, draws=self.draws)), list(requests)
@@ -109,6 +109,6 @@ class SweepConfig:
     @property
     def at_stream(self) -> bool:
         """Whether geometry is measured in the residual stream alone, as presets with gradients do."""
-        from anisoscope.tangent.plan import PLANS
+        from anisoscope.tangent.study import PLANS
 
         return not self.metrics and self.preset in PLANS

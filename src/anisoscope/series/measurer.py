@@ -16,13 +16,12 @@ from anisoscope.capture.sites.layout import Layout, find_layout
 from anisoscope.data.text import read_documents
 from anisoscope.data.tokens import contexts, mask_batch
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import Bank
+from anisoscope.measurement.bank import Bank, Setup, make_plan, prepare
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.evaluation import evaluate_bank, row_notes, rows_given
 from anisoscope.measurement.feed import Feed, fitting, make_feed
 from anisoscope.measurement.inspection import check_sites, modality_words, plan_passes
 from anisoscope.measurement.measure import capture_batches, feed_tables, joined_sinks
-from anisoscope.measurement.site_plan import Setup, make_plan, prepare
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.metrics.training import probe_loss
@@ -31,9 +30,8 @@ from anisoscope.monitor.monitor import stream_kinds
 from anisoscope.series import SweepConfig
 from anisoscope.series.discovery import has_loss
 from anisoscope.tangent.parameters import EmbeddingWatch
-from anisoscope.tangent.plan import TangentPlan, more_sites
 from anisoscope.tangent.row_map import RowMap
-from anisoscope.tangent.study import TangentStudy
+from anisoscope.tangent.study import TangentPlan, TangentStudy, more_sites
 
 HEADLESS = "it has no language-model head, so no loss: its gradients were left out"
 TEXTLESS = "it reads no text, so the loss of a text is not its own: its gradients were left out"

@@ -18,8 +18,7 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import match_concepts
 from anisoscope.numerics.factorisation.factors import encode_rows
-from anisoscope.tangent.proxy import Proxy
-from anisoscope.tangent.step_rows import Half
+from anisoscope.tangent.proxy import Half, Proxy
 
 TOKENS, EXAMPLES = 8, 5
 

@@ -34,8 +34,7 @@ from anisoscope.tangent.energy import (
     record,
     share_records,
 )
-from anisoscope.tangent.proxy import Label, Proxy, fit_proxies, rows_to_fit
-from anisoscope.tangent.step_rows import Half, StepRows
+from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows, fit_proxies, rows_to_fit
 
 
 def type_half(table: Tensor, types: Tensor) -> Half:

@@ -30,8 +30,8 @@ from torch.optim import Optimizer
 
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement import memory
 from anisoscope.measurement.inspection import modality_words
+from anisoscope.measurement.profile import PeakMemory
 from anisoscope.metrics.engine.metric import STREAM_KINDS
 from anisoscope.models.load import quiet
 from anisoscope.results.folder import RunFolder, replace_file, room_on_disk
@@ -133,7 +133,7 @@ class TrainingRecord:
     watch: Mapping[str, Any] = field(default_factory=dict)  # the monitor's options
     about: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
-    peak: memory.PeakMemory = field(default_factory=memory.PeakMemory)
+    peak: PeakMemory = field(default_factory=PeakMemory)
     _before: float = 0.0
     _measured: float = 0.0
 
@@ -201,9 +201,7 @@ class TrainingRecord:
 
     def _write(self) -> None:
         self.about["wall_seconds"] = round(self._before + time.monotonic() - self.started, 2)
-        self.about["peak_memory_mb"] = round(self.peak.look() / memory.MIB)
-        if torch.cuda.is_available():
-            self.about["peak_cuda_memory_mb"] = round(torch.cuda.max_memory_allocated() / memory.MIB)
+        self.about |= self.peak.about()
         self.folder.write_about(self.about)
 
 

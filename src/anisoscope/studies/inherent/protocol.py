@@ -40,7 +40,7 @@ from anisoscope.studies.published import (
     sweep_model,
 )
 from anisoscope.studies.study import INHERENT, ArmsStudy
-from anisoscope.tangent.plan import GEOMETRY
+from anisoscope.tangent.study import GEOMETRY
 from anisoscope.training.config import CommonTrainConfig, TrainConfig
 from anisoscope.training.corpus import Corpus, prepare_corpus
 from anisoscope.training.media import MediaConfig

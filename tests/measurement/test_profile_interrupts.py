@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement import passes
+from anisoscope.measurement import profile as profiles
 from anisoscope.measurement.bank import Bank
 from anisoscope.results.folder import RunFolder
 from support.tiny_profiles import BERT, GPT2, config, run, same
@@ -146,14 +146,14 @@ def test_an_error_keeps_what_was_finished_and_is_written_down(
     with pytest.raises(AnisoscopeError):
         run(config(prose, GPT2, BERT, layers=(99,)), out)
     assert RunFolder(out).about().get("status", "failed") == "failed"
-    original = passes.save_arrays
+    original = profiles.save_arrays
 
     def fail_second(folder: RunFolder, key: str, bank: Bank) -> None:
         if key.startswith("1"):
             raise OSError("disk full")
         original(folder, key, bank)
 
-    monkeypatch.setattr(passes, "save_arrays", fail_second)
+    monkeypatch.setattr(profiles, "save_arrays", fail_second)
     out = tmp_path / "other"
     with pytest.raises(OSError, match="disk full"):
         run(config(prose, GPT2, BERT), out)
@@ -169,10 +169,10 @@ def test_a_killed_run_resumes_to_the_same_table(prose: Path, tmp_path: Path, who
     script = f"""
         import os, signal, sys
         from dataclasses import asdict
-        from anisoscope.measurement import passes
+        from anisoscope.measurement import profile as profiles
         from anisoscope.measurement.profile import ProfileConfig, Profiler
         from anisoscope.results.folder import RunFolder
-        passes.ModelPasses._save_if_due = passes.ModelPasses._save
+        profiles.ModelPasses._save_if_due = profiles.ModelPasses._save
         config = ProfileConfig(**{asdict(config(prose))!r})
         calls = 0
         def kill(what, done, total):

@@ -13,8 +13,7 @@ from anisoscope.capture.gradients.gradient_pass import SiteRows
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_energy
 from anisoscope.stats.gradient_moments import GradientMoments
-from anisoscope.tangent.frozen_proxy import IN_SAMPLE, FrozenProxies, load_moments
-from anisoscope.tangent.study import TangentStudy
+from anisoscope.tangent.study import IN_SAMPLE, FrozenProxies, TangentStudy, load_moments
 from support import references
 from support.gradients import skewed, subspace
 from support.planted_gradients import OTHER, PLAN, SITE, D, R, found, half, hashes, planted, variant
