@@ -111,38 +111,44 @@ PLANS = {
         ranks=(4, 8, 32, 64), proxies=("semi_nmf", "pca", "svd", "ica", "kmeans", "random"), weights=True
     ),
 }
-SHAPE = (  # profiles over depth and training of The Shape of Learning: no gradients, so it is no tangent plan
-    "svd_ratio",
-    "svd_ratio:batches=1",
-    "svd_ratio_squared",
-    "svd_ratio_squared:batches=1",
-    "average_cosine",
-    "drift",
-    "two_nn",
-    "two_nn:calibrated=1",
-    "levina_bickel",
-    "gride:scale=1",
-    "gride",
-    "gride:scale=4",
-    "gride:scale=8",
-    "local_anisotropy",
-    "local_anisotropy:partition=random",
-    "local_anisotropy:partition=none",
-    "attention_entropy",
-    "attention_sharpness",
-    "score_spread",
+# profiles over depth and training of The Shape of Learning: no gradients, so it is no tangent plan
+SHAPE = tuple(
+    [
+        "svd_ratio",
+        "svd_ratio:batches=1",
+        "svd_ratio_squared",
+        "svd_ratio_squared:batches=1",
+        "average_cosine",
+        "drift",
+        "two_nn",
+        "two_nn:calibrated=1",
+        "levina_bickel",
+        "gride:scale=1",
+        "gride",
+        "gride:scale=4",
+        "gride:scale=8",
+        "local_anisotropy",
+        "local_anisotropy:partition=random",
+        "local_anisotropy:partition=none",
+        "attention_entropy",
+        "attention_sharpness",
+        "score_spread",
+    ]
 )
-ATTENTION = (  # queries, keys and scores over training, of Is Anisotropy Inherent to Transformers?, beside the stream
-    "average_cosine",
-    "drift",
-    "mean_norm",
-    "explained_by_drift",
-    "qk_cosine",
-    "attention_entropy",
-    "attention_sharpness",
-    "attention_max",
-    "first_key_mass",
-    "score_spread",
+# queries, keys and scores over training, of Is Anisotropy Inherent to Transformers?, beside the stream
+ATTENTION = tuple(
+    [
+        "average_cosine",
+        "drift",
+        "mean_norm",
+        "explained_by_drift",
+        "qk_cosine",
+        "attention_entropy",
+        "attention_sharpness",
+        "attention_max",
+        "first_key_mass",
+        "score_spread",
+    ]
 )
 GEOMETRY = {  # spectra cost an eigenvalue problem per layer and fold, so only the dearest preset has them
     "light": ("average_cosine",),
