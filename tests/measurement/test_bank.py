@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from anisoscope.capture import Capture, find_layout
 from anisoscope.measurement import bank as banks
 from anisoscope.measurement.bank import Bank, make_plan
+from anisoscope.metrics import attention
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.stats.moments import Moments
 from support.measured import batches

@@ -27,11 +27,10 @@ from anisoscope.capture.sites.block import ABSENT
 from anisoscope.capture.sites.layout import Layout, find_layout
 from anisoscope.capture.sites.site import EVERY, Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics.attention import PAIRS
-from anisoscope.metrics.engine.estimation import ON_SAMPLE, context_cosines
+from anisoscope.metrics.attention import PAIRS, row_sharpness
+from anisoscope.metrics.engine.estimation import context_cosines
+from anisoscope.metrics.engine.folds import Neighbours, on_sample
 from anisoscope.metrics.engine.metric import HEAD_KINDS, WEIGHT_KINDS, Request
-from anisoscope.metrics.engine.folds import Neighbours
-from anisoscope.metrics.attention import row_sharpness
 from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
 from anisoscope.results.folder import replace_file
 from anisoscope.stats.directions import Coordinates, Directions, Keys
@@ -88,8 +87,8 @@ def make_plan(
     for kind in kinds:
         mine = [request for request in requests if applies(request, kind)]
         needs = {need for request in mine for need in request.metric.reads(request.options)}
-        if needs & {Neighbours, *ON_SAMPLE}:
-            needs = (needs - {Neighbours, *ON_SAMPLE}) | {Sample}
+        if any(map(on_sample, needs)):
+            needs = {need for need in needs if not on_sample(need)} | {Sample}
         stats[kind] = frozenset(needs - {Keys})
     if any(Keys in request.metric.needs for request in requests):
         stats |= {kind: stats[kind] | {Directions} for kind in PAIRS.values() if kind in stats}

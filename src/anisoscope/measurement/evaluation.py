@@ -19,8 +19,8 @@ from anisoscope.errors import TooFewRows
 from anisoscope.measurement.bank import COUNTED, FIRST, REST, WHOLE, Bank, Cell, Setup, SiteStats, applies
 from anisoscope.metrics.attention import PAIRS
 from anisoscope.metrics.engine import estimation
-from anisoscope.metrics.engine.estimation import Estimate
-from anisoscope.metrics.engine.estimation import Part, View
+from anisoscope.metrics.engine.estimation import Estimate, Part, View
+from anisoscope.metrics.engine.folds import Graph, Neighbours, sample_graphs
 from anisoscope.metrics.engine.metric import WEIGHT_KINDS, Request
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.results.quantity import jackknife
@@ -107,9 +107,8 @@ class _Job:
             if (other.group, other.variant) == (one.group, one.variant):  # the keys of a layer beside its queries
                 for fold, with_keys in zip(one.view.folds, other.view.folds, strict=True):
                     fold |= {Keys: with_keys[Directions]} if Directions in with_keys else {}
-        self.share = (
-            self.stats.heads // keys.heads if keys is not None and keys.heads else 1
-        )  # query heads per key head
+        # query heads per key head
+        self.share = self.stats.heads // keys.heads if keys is not None and keys.heads else 1
         # in halves dimensions alone, to choose a step on one half and test it on the other
         self.asked = [(s, r) for s in chosen for r in mine if s.group not in HALVES or Neighbours in r.metric.needs]
 

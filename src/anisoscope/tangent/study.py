@@ -1,14 +1,9 @@
-"""What a tangent study measures; the presets differ in cost only.
-
-The frozen proxy: fitted once, on activations pooled over the first part of training, then kept.
-
-Second moments of the gradients of every step inside the window are kept until the proxy exists; those steps are marked
-in-sample.
-
-The tangent study of one model: do directions fitted on activations alone hold the true gradients?
+"""The tangent study of one model: do directions fitted on activations alone hold the true gradients?
 
 At each measured step: proxies are fitted on the fit half (`refit`), tested on the gradients of the test half against
 matched-rank controls; second moments are kept so that a proxy fitted once (`frozen`) can be tested at every step.
+The frozen proxy is fitted on activations pooled over the first part of training; the steps inside that window are
+tested once it exists, and marked in-sample.
 """
 
 from __future__ import annotations
@@ -23,17 +18,9 @@ from torch import Tensor
 
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics import frequency
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine.metric import Request
-from anisoscope.metrics.frequency import (
-    TypeSpread,
-    bin_of,
-    contextual_spread,
-    equal_mass_bins,
-    frequency_beta,
-    frequency_spread,
-    frequency_spread_p,
-)
 from anisoscope.metrics.tangent import (
     Draws,
     Measured,
@@ -53,22 +40,8 @@ from anisoscope.results.quantity import jackknife
 from anisoscope.results.schema import variant_name
 from anisoscope.stats.gradient_moments import GradientMoments
 from anisoscope.stats.moments import FoldCovariance
-from anisoscope.tangent.energy import (
-    EnergyRows,
-    Grouping,
-    Record,
-    Shares,
-    bands,
-    control_records,
-    few_rows,
-    fitted_control_records,
-    holm_records,
-    moment_records,
-    placed,
-    proxy_records,
-    record,
-    share_records,
-)
+from anisoscope.tangent import energy
+from anisoscope.tangent.energy import EnergyRows, Grouping, Record, Shares
 from anisoscope.tangent.proxy import (
     Half,
     Label,
@@ -112,44 +85,18 @@ PLANS = {
     ),
 }
 # profiles over depth and training of The Shape of Learning: no gradients, so it is no tangent plan
-SHAPE = tuple(
-    [
-        "svd_ratio",
-        "svd_ratio:batches=1",
-        "svd_ratio_squared",
-        "svd_ratio_squared:batches=1",
-        "average_cosine",
-        "drift",
-        "two_nn",
-        "two_nn:calibrated=1",
-        "levina_bickel",
-        "gride:scale=1",
-        "gride",
-        "gride:scale=4",
-        "gride:scale=8",
-        "local_anisotropy",
-        "local_anisotropy:partition=random",
-        "local_anisotropy:partition=none",
-        "attention_entropy",
-        "attention_sharpness",
-        "score_spread",
-    ]
+_SHAPE = (
+    "svd_ratio svd_ratio:batches=1 svd_ratio_squared svd_ratio_squared:batches=1 average_cosine drift two_nn "
+    "two_nn:calibrated=1 levina_bickel gride:scale=1 gride gride:scale=4 gride:scale=8 local_anisotropy "
+    "local_anisotropy:partition=random local_anisotropy:partition=none attention_entropy attention_sharpness "
+    "score_spread"
 )
 # queries, keys and scores over training, of Is Anisotropy Inherent to Transformers?, beside the stream
-ATTENTION = tuple(
-    [
-        "average_cosine",
-        "drift",
-        "mean_norm",
-        "explained_by_drift",
-        "qk_cosine",
-        "attention_entropy",
-        "attention_sharpness",
-        "attention_max",
-        "first_key_mass",
-        "score_spread",
-    ]
+_ATTENTION = (
+    "average_cosine drift mean_norm explained_by_drift qk_cosine attention_entropy attention_sharpness attention_max "
+    "first_key_mass score_spread"
 )
+SHAPE, ATTENTION = tuple(_SHAPE.split()), tuple(_ATTENTION.split())
 GEOMETRY = {  # spectra cost an eigenvalue problem per layer and fold, so only the dearest preset has them
     "light": ("average_cosine",),
     "standard": ("average_cosine", "drift", "mean_norm"),
@@ -263,15 +210,15 @@ class FrozenProxies:
             drawn = {r: Draws(len(total), r, **options).of(total) for r in {Q.shape[1] for Q in bases.values()}}
             for proxy, Q in bases.items():
                 label, measured = Label(proxy, self.rank, fit="frozen", batch=self.source), drawn[Q.shape[1]]
-                mine = moment_records(shares, Q, label, measured, note=note)
-                records += placed(site, step, mine)
+                mine = energy.moment_records(shares, Q, label, measured, note=note)
+                records += energy.placed(site, step, mine)
             for control, found in self.controls.items():
                 if site in found:
                     label = Label(self.plan.proxies[0], self.rank, fit="frozen", control=control, batch=self.source)
                     basis = found[site].basis.to(total.device)
-                    fitted = fitted_control_records(shares, basis, label, note=note)
-                    records += placed(site, step, fitted)
-        return records + holm_records(records)
+                    fitted = energy.fitted_control_records(shares, basis, label, note=note)
+                    records += energy.placed(site, step, fitted)
+        return records + energy.holm_records(records)
 
     def state(self) -> dict[str, Any]:
         """Plain values and tensors, from which the window or the proxies come back."""
@@ -333,7 +280,7 @@ class TangentStudy:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.bins = None if self.counts is None else equal_mass_bins(self.counts, bins=self.plan.bins)
+        self.bins = None if self.counts is None else frequency.equal_mass_bins(self.counts, bins=self.plan.bins)
         wanted = self.plan.frozen and self.total_steps is not None
         if self.plan.frozen and self.total_steps is None and not self.single:
             self._note("the frozen proxy is left out: its window is a share of the training, so it needs total_steps")
@@ -357,14 +304,14 @@ class TangentStudy:
             moment, masks = self._moment(test)
             found = [*self._site(test, mine, moment, masks, beyond[site])]
             found += self._concepts(site, mine, test, rows.step, folds[site], grown.get(site))
-            return moment, placed(site, rows.step, [*found, *self._spread(fit, test)])
+            return moment, energy.placed(site, rows.step, [*found, *self._spread(fit, test)])
 
         with full_float32():  # once for all: sites that set and reset it side by side would leave it wrong
             seen = dict(zip(halves, each_on_host(look, list(halves), self._device(halves)), strict=True))
         moments = {site: moment for site, (moment, _) in seen.items()}
         for _, found in seen.values():
             records += found
-        records += holm_records(records)
+        records += energy.holm_records(records)
         if self.frozen is not None and self.frozen.missed(rows.step):
             self._note(
                 f"no step inside the window (up to step {self.frozen.closes:.0f}) was measured, so no frozen proxy"
@@ -400,7 +347,7 @@ class TangentStudy:
         if self.bins is not None:
             for name, token in (("frequency", test.token), ("target", test.target)):
                 names = [f"{name}:{b + 1}" for b in range(self.plan.bins)]
-                found.append(Grouping(names, bin_of(token, self.bins)))
+                found.append(Grouping(names, frequency.bin_of(token, self.bins)))
         return found
 
     def state(self) -> dict[str, Any]:
@@ -501,32 +448,32 @@ class TangentStudy:
         assert test.g is not None
         rows, shares = EnergyRows(test, self.groupings(test)), Shares(moment, groups)
         width = test.x.shape[1]
-        few = few_rows(moment.n - moment.still, width)
+        few = energy.few_rows(moment.n - moment.still, width)
         targets: dict[int, list[tuple[str, str, Measured]]] = {}  # by the rank that a proxy really has
         for label, proxy in proxies.items():
             Q = proxy.basis
-            found = list(proxy_records(rows, Q, label, few=few))
+            found = list(energy.proxy_records(rows, Q, label, few=few))
             yield from found
             if label.rank != self.main_rank or label.control == "permuted":
                 if label.control:
-                    yield from share_records(shares, Q, label)
+                    yield from energy.share_records(shares, Q, label)
                 continue
             if label.balanced:
                 continue
-            yield from share_records(shares, Q, label, groups=True)
+            yield from energy.share_records(shares, Q, label, groups=True)
             if label.proxy not in self.plan.proxies[:2]:
                 continue
             main = label.proxy == self.plan.proxies[0]  # the others stand beside it, with the plain controls
             if main:
                 after = replace(label, control="next")
-                yield from proxy_records(rows, beyond, after, few=few)
-                yield from share_records(shares, beyond, after)
+                yield from energy.proxy_records(rows, beyond, after, few=few)
+                yield from energy.share_records(shares, beyond, after)
             if Q.shape[1] not in targets:
                 targets[Q.shape[1]] = list(self._targets(moment, groups, Q.shape[1]))
             for group, average, measured in targets[Q.shape[1]][: None if main else 1]:
                 columns = self._found(found, group, average)
                 words = {"group": group, "average": average}
-                yield from control_records(measured, Q, label, columns, **words)
+                yield from energy.control_records(measured, Q, label, columns, **words)
 
     def _targets(self, moment: GradientMoments, groups: list[str], rank: int) -> Iterator[tuple[str, str, Measured]]:
         """The second moments that controls are drawn for: all rows, every row alike, masked and unmasked."""
@@ -589,7 +536,7 @@ class TangentStudy:
             note = f"since step {before.step}; the activations have not changed beyond rounding"
             for proxy in self.plan.proxies[:2]:
                 still = {"value": math.nan, "n": len(test), "contexts": test.contexts, "note": note}
-                yield record("amplification", still, Label(proxy, self.main_rank, batch=self.source))
+                yield energy.record("amplification", still, Label(proxy, self.main_rank, batch=self.source))
             return
         more = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
         bases = {proxy: before.bases[proxy].to(grown.device) for proxy in self.plan.proxies[:2]}
@@ -606,12 +553,12 @@ class TangentStudy:
             rest = [part for part, lives in zip(left, alive, strict=True) if lives]
             low, high = jackknife(value, rest, bounds=(0.0, 1.0))
             columns = {"value": value, "low": low, "high": high, "replicates": rest if len(rest) == FOLDS else []}
-            yield record("amplification", columns | more, label)
+            yield energy.record("amplification", columns | more, label)
             random, normal = measured.random(shares=False).energy, measured.normal(Q, shares=False).energy
             p = {"value": amplification_p(value, random.cpu())}
-            yield record("amplification_p", p | more, label)
-            for name, row in zip(("random", "normal"), bands([random, normal]), strict=True):
-                yield record("amplification", row | more, label, control=name)
+            yield energy.record("amplification_p", p | more, label)
+            for name, row in zip(("random", "normal"), energy.bands([random, normal]), strict=True):
+                yield energy.record("amplification", row | more, label, control=name)
 
     def _spread(self, fit: Half, test: Half) -> Iterator[Record]:
         """Contextual spread of types against their frequency, over the rows of both halves that show their token."""
@@ -621,20 +568,20 @@ class TangentStudy:
         order = torch.cat([fit.order(), test.order()])
         masked = torch.cat([fit.masked, test.masked]) == 1  # these rows are about [MASK], not about their own type
         tokens = torch.cat([fit.token, test.token]).masked_fill(masked, -1)
-        found = contextual_spread(x, tokens, self.counts, order=order)
+        found = frequency.contextual_spread(x, tokens, self.counts, order=order)
         yield from spread_records(found, over="context", seed=self.plan.seed)
 
 
-def spread_records(found: TypeSpread, *, over: str, seed: int) -> Iterator[Record]:
+def spread_records(found: frequency.TypeSpread, *, over: str, seed: int) -> Iterator[Record]:
     """Correlations of log frequency with the spread of types, plain and divided by the mean norm."""
     for normalised in (False, True):
         for method in ("pearson", "spearman"):
-            c = frequency_spread(found, method=method, normalised=normalised, seed=seed)
+            c = frequency.frequency_spread(found, method=method, normalised=normalised, seed=seed)
             words: dict[str, Any] = {"correlation": method, "over": over} | ({"normalised": 1} if normalised else {})
             note = f"{c.types} types" + ("" if c.value == c.value else "; too few for a correlation")
             base = {"variant": variant_name(words), "n": c.types, "note": note}
             yield {"metric": "frequency_spread", "value": c.value, "low": c.low, "high": c.high, **base}
-            yield {"metric": "frequency_spread_p", "value": frequency_spread_p(c), **base}
-    beta = frequency_beta(found, seed=seed)
+            yield {"metric": "frequency_spread_p", "value": frequency.frequency_spread_p(c), **base}
+    beta = frequency.frequency_beta(found, seed=seed)
     about = {"variant": variant_name({"over": over}), "n": beta.types, "note": f"{beta.types} types"}
     yield {"metric": "frequency_beta", "value": beta.value, "low": beta.low, "high": beta.high, **about}
