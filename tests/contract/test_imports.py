@@ -64,7 +64,6 @@ KNOWN = Known(
     folders=frozenset({_SECTIONS}),
     files=frozenset(
         {
-            "studies/untrained/figures.py",
             *(f"{_SECTIONS}/{name}.py" for name in ("drift", "gradients", "profiles", "shape")),
         }
     ),

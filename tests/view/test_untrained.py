@@ -15,8 +15,9 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.table import Table
+from anisoscope.studies.page import over_seeds
 from anisoscope.studies.untrained.figures import (
-    PANELS,
+    LINES,
     REFERENCE,
     BiasCurves,
     CurveArm,
@@ -24,7 +25,6 @@ from anisoscope.studies.untrained.figures import (
     bias_place,
     block_figure,
     lengths_in_words,
-    over_seeds,
     prediction,
     variants_figure,
 )
@@ -49,7 +49,7 @@ def records(
 ) -> list[dict[str, Any]]:
     """A table whose outputs follow a known curve; outputs of bert have norm √d."""
     random = np.random.default_rng(0)
-    places = {line[0] for *_, lines in PANELS for line in lines}
+    places = {line[1] for line in LINES}
     rows = []
     for family, width, norm, bias, seed in itertools.product(families, widths, norms, BIASES, range(seeds)):
         shake = 1 + 0.01 * random.normal()

@@ -387,8 +387,15 @@ def brief(value: float | None, digits: int = 5) -> float | None:
 
 
 def column(rows: Iterable[Any], name: str = "value", digits: int = 5) -> list[float | None]:
-    """A field of rows as numbers that a drawing can show."""
-    return [brief(getattr(row, name), digits) for row in rows]
+    """A field of rows as numbers that a drawing can show; None for what is no row."""
+    return [brief(getattr(row, name, None), digits) for row in rows]
+
+
+def points(label: str, x: Values, rows: Sequence[Any], *, ends: Mapping[str, Any] | None = None, **look: Any) -> Series:
+    """Values as a series: with their intervals, drawn as `ends` says, where any has one; None leaves a gap."""
+    both = {name: column(rows, name) for name in ("low", "high")}
+    told = both | dict(ends or {}) if any(end is not None for end in both["low"]) else {}
+    return Series(label, x, column(rows), **told, **look)
 
 
 # Okabe and Ito's hues, darkened or lightened until thin lines keep contrast on paper and on slate.

@@ -10,10 +10,10 @@ from typing import Any
 
 from anisoscope.results.query import Query, Row
 from anisoscope.results.schema import variant_name
-from anisoscope.view.figure import Axis, Figure, Level, Note, Panel, Series, brief, sequence, series
-from anisoscope.view.page import DataTable, Fold, Page, Prose, Section, Swatch, Swatches, TableCell, Verdicts, text
+from anisoscope.studies.page import Mark, caption, files, numeric, page_of, prose, verdict_section
+from anisoscope.view.figure import Axis, Figure, Level, Note, Panel, Series, points, sequence, series
+from anisoscope.view.page import DataTable, Fold, Page, Section, Swatch, Swatches, TableCell
 from anisoscope.view.sections.findings import verdict_claims
-from anisoscope.view.sections.record import record_section, terms_section
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import estimate, number
 
@@ -25,6 +25,8 @@ PANELS = {"tangent": "Tangent variance", "normal": "Normal variance", "visibilit
 MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "circle")
 SCALE = "scale t (in units of 1/κ)"
 ZIPF = "Zipf exponent s"
+DASHED: dict[str, Any] = {"dash": "dash", "width": 1.2, "size": 0.0, "named": False}
+NO_EFFECT = Level(1.0, "no effect", dash="solid")
 
 
 def title(model: str) -> str:
@@ -74,26 +76,22 @@ class ScaleCurves:
         found = self.query.where(model=model, metric=metric, variant=variant_name(fixed)).known()
         return next(iter(found), None)
 
-    def line(
-        self, label: str, model: str, metric: str, over: str, look: Mapping[str, Any], **fixed: Any
-    ) -> list[Series]:
-        """A line through the values with whiskers for their intervals; none where there is nothing."""
-        rows = self.rows(model, metric, over, **fixed)
-        if not rows:
-            return []
-        ends: dict[str, Any] = {name: [brief(getattr(row, name)) for row in rows] for name in ("low", "high")}
-        ends = ends | {"bars": "y"} if any(row.interval for row in rows) else {}
+    def line(self, label: str, where: tuple[str, str, str], look: Mapping[str, Any], **fixed: Any) -> list[Series]:
+        """A model's metric over a key, with whiskers for the intervals of its marks; none where there is nothing."""
         style = {"size": 5.0, "width": 1.6, **look}
-        ends = ends if style["size"] else {}
-        where = [f"{over} {row[over]}" for row in rows]
+        rows, over = self.rows(*where, **fixed), where[2]
+        marks = rows if style["size"] else [Mark(row.value) for row in rows]
+        x, told = [float(row[over]) for row in rows], [f"{over} {row[over]}" for row in rows]
+        return [points(label, x, marks, ends={"bars": "y"}, where=told, **style)] if rows else []
+
+    def by_beta(self, model: str, *lines: tuple[str, str, Mapping[str, Any], Mapping[str, Any]]) -> list[Series]:
+        """Lines over the Zipf exponent for each β: a label (or none), a metric, a look, and what is fixed."""
         return [
-            Series(
-                label,
-                [float(row[over]) for row in rows],
-                [brief(row.value) for row in rows],
-                where=where,
-                **ends,
-                **style,
+            drawn
+            for beta, shade in self.shades().items()
+            for label, metric, look, fixed in lines
+            for drawn in self.line(
+                label or _beta_label(beta), (model, metric, "zipf"), {"colour": shade, **look}, beta=beta, **fixed
             )
         ]
 
@@ -124,39 +122,28 @@ def scales_figure(curves: ScaleCurves) -> Figure:
     """Variance against scale: the leading order dashed, the floor dotted, fitted scales left of the upright rule."""
     panels = []
     for n, of in enumerate(SLOPES):
-        drawn, levels = (
-            [],
-            [Level(float(curves.config.get("fit_limit", math.nan)), upright=True, dash="solid", colour="@rule")],
-        )
+        at = {"of": of, "sampling": curves.kind}
+        drawn: list[Series] = []
+        levels = [Level(float(curves.config.get("fit_limit", math.nan)), upright=True, dash="solid", colour="@rule")]
         for model in curves.models:
-            look = curves.look(model)
-            drawn += curves.line(title(model), model, "curvature_variance", "scale", look | {"width": 0}, of=of,
-                                 sampling=curves.kind)  # fmt: skip
-            order = curves.rows(model, "curvature_variance", "scale", of=of, sampling=curves.kind, expected=1)
-            if order and all(row.value > 0 for row in order):
-                dashed = {"colour": look["colour"], "dash": "dash", "width": 1.2, "size": 0.0, "named": False}
-                drawn += curves.line(
-                    f"{title(model)}, leading order",
-                    model,
-                    "curvature_variance",
-                    "scale",
-                    dashed,
-                    of=of,
-                    sampling=curves.kind,
-                    expected=1,
-                )
-            floor = curves.value(model, "curvature_floor", of=of, sampling=curves.kind)
+            where, look = (model, "curvature_variance", "scale"), curves.look(model)
+            drawn += curves.line(title(model), where, look | {"width": 0}, **at)
+            order = curves.rows(*where, **at, expected=1)
+            if all(row.value > 0 for row in order):
+                dashed = {"colour": look["colour"], **DASHED}
+                drawn += curves.line(f"{title(model)}, leading order", where, dashed, **at, expected=1)
+            floor = curves.value(model, "curvature_floor", **at)
             if floor is not None and floor.value > 0 and of == "normal":
                 levels.append(Level(floor.value))
-        power = POWERS.get(SLOPES[of], f"t^{SLOPES[of]:g}")
-        panels.append(_panel(Axis(SCALE, log=True), Axis(log=True, rules=True), drawn, f"{PANELS[of]}, ~ {power}", n,
-                             levels=tuple(levels)))  # fmt: skip
-    return Figure(tuple(panels), files={"curvature-scales": {}}, size=2.4)
+        axes, power = (Axis(SCALE, log=True), Axis(log=True, rules=True)), POWERS.get(SLOPES[of], f"t^{SLOPES[of]:g}")
+        panels.append(_panel(*axes, drawn, f"{PANELS[of]}, ~ {power}", n, levels=tuple(levels)))
+    return files("curvature-scales", panels, size=2.4)
 
 
 def slopes_figure(curves: ScaleCurves) -> Figure:
     """The fitted slope on each manifold with its interval, and the margin of the verdict."""
-    panels = []
+    panels, names = [], [title(model) for model in curves.models]
+    y = Axis(ticks=([float(i) for i in range(len(names))], names), bounds=(len(names) - 0.4, -0.6))
     for n, (of, slope) in enumerate(SLOPES.items()):
         drawn, notes = [], []
         for i, model in enumerate(curves.models):
@@ -164,161 +151,87 @@ def slopes_figure(curves: ScaleCurves) -> Figure:
             if row is None:
                 notes.append(Note("under the floor", slope, float(i)))
                 continue
-            told = [f"<b>{title(model)}</b><br>{estimate(row.value, row.low, row.high)}"]
-            drawn.append(
-                Series(
-                    title(model),
-                    [row.value],
-                    [float(i)],
-                    curves.look(model)["colour"],
-                    [row.low],
-                    [row.high],
-                    bars="x",
-                    width=0,
-                    size=7,
-                    text=told,
-                    named=False,
-                )
-            )
-        y = Axis(ticks=([float(i) for i in range(len(curves.models))], [title(m) for m in curves.models]),
-                 bounds=(len(curves.models) - 0.4, -0.6))  # fmt: skip
-        levels = (
-            Level(slope - 0.1, upright=True, until=slope + 0.1, colour="@soft"),
-            Level(slope, upright=True, dash="solid"),
-        )
-        panels.append(_panel(Axis("slope", bounds=(slope - 0.15, slope + 0.15), most=5), y, drawn, PANELS[of], n,
-                             levels=levels, notes=tuple(notes)))  # fmt: skip
-    return Figure(tuple(panels), files={"curvature-slopes": {}}, size=1.9)
+            look: dict[str, Any] = {"colour": curves.look(model)["colour"], "bars": "x", "width": 0, "size": 7}
+            look |= {"low": [row.low], "high": [row.high]}
+            told = [f"<b>{names[i]}</b><br>{estimate(row.value, row.low, row.high)}"]
+            drawn.append(Series(names[i], [row.value], [float(i)], text=told, named=False, **look))
+        x = Axis("slope", bounds=(slope - 0.15, slope + 0.15), most=5)
+        margin = Level(slope - 0.1, upright=True, until=slope + 0.1, colour="@soft")
+        levels = margin, Level(slope, upright=True, dash="solid")
+        panels.append(_panel(x, y, drawn, PANELS[of], n, levels=levels, notes=tuple(notes)))
+    return files("curvature-slopes", panels, size=1.9)
 
 
 def frequency_figure(curves: ScaleCurves) -> Figure:
     """What of the curvature is visible when tokens are drawn by frequency."""
     shown, (zipf, beta) = curves.curved[0], curves.reference
-    seen, relative = [], []
-    for b, shade in curves.shades().items():
-        at: dict[str, Any] = {"beta": b}
-        seen += curves.line(
-            _beta_label(b),
-            shown,
-            "curvature_visibility",
-            "zipf",
-            {"colour": shade},
-            **at,
-            estimate="true",
-            sampling="zipf",
-        )
-        dashed = {"colour": shade, "dash": "dash", "width": 1.2, "size": 0.0, "named": False}
-        seen += curves.line(
-            "leading order", shown, "curvature_visibility_expected", "zipf", dashed, **at, sampling="zipf"
-        )
-        relative += curves.line(
-            _beta_label(b), shown, "curvature_attenuation", "zipf", {"colour": shade}, **at, estimate="true"
-        )
-    every = [
-        s
-        for model in curves.curved
-        for s in curves.line(
-            title(model), model, "curvature_attenuation", "beta", curves.look(model), estimate="true", zipf=zipf
-        )
-    ]
-    one, none = Level(1.0, "no effect", dash="solid"), Level(0.0, upright=True, dash="solid", colour="@rule")
-    ratio = "Normal / tangent variance"
+    true = {"estimate": "true"}
+    order = ("leading order", "curvature_visibility_expected", DASHED, {"sampling": "zipf"})
+    seen = curves.by_beta(shown, ("", "curvature_visibility", {}, {**true, "sampling": "zipf"}), order)
+    relative = curves.by_beta(shown, ("", "curvature_attenuation", {}, true))
+    every = [s for model in curves.curved for s in curves.line(
+        title(model), (model, "curvature_attenuation", "beta"), curves.look(model), **true, zipf=zipf)]  # fmt: skip
+    none = Level(0.0, upright=True, dash="solid", colour="@rule")
+    ratio = Axis("Normal / tangent variance", log=True, rules=True)
+    share, x = Axis("Visible, relative to a uniform draw", rules=True), Axis(ZIPF)
+    names = (f"Visible by frequency, {title(shown)}", f"The same over a uniform draw, {title(shown)}",
+             f"The same at s = {zipf:g}, every manifold", f"Raw ratio of local PCA, β = {signed(beta)}")  # fmt: skip
     panels = (
-        _panel(Axis(ZIPF), Axis(ratio, log=True, rules=True), seen, f"Visible by frequency, {title(shown)}", 0),
-        _panel(
-            Axis(ZIPF),
-            Axis("Visible, relative to a uniform draw", rules=True),
-            relative,
-            f"The same over a uniform draw, {title(shown)}",
-            1,
-            levels=(one,),
-        ),
-        _panel(
-            Axis("spread exponent β"),
-            Axis("Visible, relative to a uniform draw", rules=True),
-            every,
-            f"The same at s = {zipf:g}, every manifold",
-            2,
-            levels=(one, none),
-            legend=True,
-        ),
-        _panel(
-            Axis(ZIPF),
-            Axis(ratio, log=True, rules=True),
-            _raw_ratio(curves),
-            f"Raw ratio of local PCA, β = {signed(beta)}",
-            3,
-            legend=True,
-        ),
+        _panel(x, ratio, seen, names[0], 0),
+        _panel(x, share, relative, names[1], 1, levels=(NO_EFFECT,)),
+        _panel(Axis("spread exponent β"), share, every, names[2], 2, levels=(NO_EFFECT, none), legend=True),
+        _panel(x, ratio, _raw_ratio(curves), names[3], 3, legend=True),
     )
-    return Figure(panels, layout="pairs", files={"curvature-frequency": {}}, columns=2, size=2.4)
+    return files("curvature-frequency", panels, layout="pairs", columns=2, size=2.4)
 
 
 def _raw_ratio(curves: ScaleCurves) -> list[Series]:
     """The ratio local PCA gives away without knowing what is noise; on the flat control it is nothing but noise."""
     shown, beta = curves.curved[0], curves.reference[1]
-    sides: dict[str, dict[str, Any]] = {"zipf": {}, "uniform": {"dash": "dot", "hollow": True}}
-    drawn = []
-    for model in [shown, *([FLAT] if FLAT in curves.models else [])]:
-        for sampling, look in sides.items():
-            label = f"{title(model)}, {'by frequency' if sampling == 'zipf' else 'uniform'}"
-            drawn += curves.line(label, model, "curvature_visibility", "zipf", curves.look(model) | look, beta=beta,
-                                 estimate="pca", sampling=sampling)  # fmt: skip
-    look = curves.look(shown) | {"marker": "triangle-up", "dash": "dash"}
-    return drawn + curves.line(
-        f"{title(shown)}, true, by frequency",
-        shown,
-        "curvature_visibility",
-        "zipf",
-        look,
-        beta=beta,
-        estimate="true",
-        sampling="zipf",
-    )
+    dotted: dict[str, Any] = {"dash": "dot", "hollow": True}
+    lines = [(model, words, sampling, look, "pca") for model in (shown, *([FLAT] if FLAT in curves.models else []))
+             for words, sampling, look in (("by frequency", "zipf", {}), ("uniform", "uniform", dotted))]  # fmt: skip
+    lines.append((shown, "true, by frequency", "zipf", {"marker": "triangle-up", "dash": "dash"}, "true"))
+    return [
+        drawn for model, words, sampling, look, by in lines for drawn in curves.line(
+            f"{title(model)}, {words}", (model, "curvature_visibility", "zipf"), curves.look(model) | look, beta=beta,
+            estimate=by, sampling=sampling)
+    ]  # fmt: skip
 
 
 def manifolds_figure(curves: ScaleCurves) -> Figure:
     """Visibility relative to a uniform draw, each manifold by itself; dotted with the scales kept as at s = 1."""
-    panels = []
+    panels, metric, at = [], "curvature_attenuation", {"estimate": "true"}
+    fixed = ("scales as at s = 1", metric, {**DASHED, "dash": "dot", "width": 1.4}, {**at, "scales": "fixed"})
     for n, model in enumerate(curves.curved):
-        drawn = []
-        for beta, shade in curves.shades().items():
-            at: dict[str, Any] = {"beta": beta, "estimate": "true"}
-            drawn += curves.line(_beta_label(beta), model, "curvature_attenuation", "zipf", {"colour": shade}, **at)
-            dotted = {"colour": shade, "dash": "dot", "width": 1.4, "size": 0.0, "named": False}
-            drawn += curves.line(
-                "scales as at s = 1", model, "curvature_attenuation", "zipf", dotted, **at, scales="fixed"
-            )
-        one = Level(1.0, "no effect", dash="solid")
-        panels.append(_panel(Axis(ZIPF), Axis(log=True, rules=True), drawn, title(model), n, levels=(one,)))
-    return Figure(tuple(panels), files={"curvature-every-manifold": {}}, most=9, size=1.9)
+        drawn = curves.by_beta(model, ("", metric, {}, at), fixed)
+        panels.append(_panel(Axis(ZIPF), Axis(log=True, rules=True), drawn, title(model), n, levels=(NO_EFFECT,)))
+    return files("curvature-every-manifold", panels, most=9, size=1.9)
 
 
 def pca_figure(curves: ScaleCurves) -> Figure:
     """What local PCA recovers: at one scale for all, and under frequency bias."""
     angle, error = (
-        [s for model in curves.models for s in curves.line(title(model), model, metric, "scale", curves.look(model))]
+        [s for m in curves.models for s in curves.line(title(m), (m, metric, "scale"), curves.look(m))]
         for metric in ("local_pca_angle", "curvature_error")
     )
-    shown = title(curves.curved[0])
-    half = Level(0.5, "recovered below")
+    x, shown = Axis(SCALE, log=True), curves.curved[0]
+    y = (
+        Axis("Tangent error (degrees)", log=True, rules=True),
+        Axis("Relative error of the curvature", log=True, rules=True),
+    )
     panels = [
-        _panel(Axis(SCALE, log=True), Axis("Tangent error (degrees)", log=True, rules=True), angle,
-               "Uniform sampling: the tangent", 0, legend=True),
-        _panel(Axis(SCALE, log=True), Axis("Relative error of the curvature", log=True, rules=True), error,
-               "Uniform sampling: the curvature", 1, levels=(half,)),
-    ]  # fmt: skip
-    for n, (count, words) in enumerate(
-        (("equal", "Equal rows per neighbourhood"), ("natural", "All tokens of a type")), start=2
-    ):
-        drawn = []
-        for beta, shade in curves.shades().items():
-            for sampling, look in (("zipf", {}), ("uniform", {"dash": "dot", "hollow": True, "named": False})):
-                drawn += curves.line(_beta_label(beta), curves.curved[0], "curvature_recovered", "zipf",
-                                     {"colour": shade, **look}, beta=beta, count=count, sampling=sampling)  # fmt: skip
-        y = Axis("Tokens whose curvature is recovered", rules=True, bounds=(-0.04, 1.04))
-        panels.append(_panel(Axis(ZIPF), y, drawn, f"{words}, {shown}", n))
-    return Figure(tuple(panels), layout="pairs", files={"curvature-local-pca": {}}, columns=2, size=2.4)
+        _panel(x, y[0], angle, "Uniform sampling: the tangent", 0, legend=True),
+        _panel(x, y[1], error, "Uniform sampling: the curvature", 1, levels=(Level(0.5, "recovered below"),)),
+    ]
+    counts = {"equal": "Equal rows per neighbourhood", "natural": "All tokens of a type"}
+    dotted = {"dash": "dot", "hollow": True, "named": False}
+    for n, (count, words) in enumerate(counts.items(), start=2):
+        sides = [("", "curvature_recovered", look, {"count": count, "sampling": sampling})
+                 for sampling, look in (("zipf", {}), ("uniform", dotted))]  # fmt: skip
+        share = Axis("Tokens whose curvature is recovered", rules=True, bounds=(-0.04, 1.04))
+        panels.append(_panel(Axis(ZIPF), share, curves.by_beta(shown, *sides), f"{words}, {title(shown)}", n))
+    return files("curvature-local-pca", panels, layout="pairs", columns=2, size=2.4)
 
 
 def parabola_figure(curves: ScaleCurves) -> Figure:
@@ -332,29 +245,15 @@ def parabola_figure(curves: ScaleCurves) -> Figure:
         Series("their sum", [0.0], [2 * sum(x * x for x in ends)], "@s2", width=3, size=7, start=([0.0], [0.0])),
     )
     notes = (Note("tangent at the apex", -0.5, 0.03), Note("Σ g x", 0.09, 0.72, colour="@s2"), Note("g x", 0.56, 0.2))
-    first = _panel(
-        Axis(bounds=(-0.68, 0.68), hidden=True),
-        Axis(bounds=(-0.06, 0.88), hidden=True),
-        drawn,
-        "Rows (u, u²) and −u: tangents cancel",
-        0,
-        levels=(Level(0.0, dash="solid", colour="@rule"),),
-        notes=notes,
-    )
-    shares = curves.line(
-        "of each row's gradient, pooled", "parabola", "parabola_tangent", "scale", {"colour": "@s1"}, per="row"
-    )
-    shares += curves.line("of the gradient, their sum", "parabola", "parabola_tangent", "scale",
-                          {"colour": "@s2", "marker": "square"}, per="gradient")  # fmt: skip
-    second = _panel(
-        Axis("scale t of u", log=True),
-        Axis("Tangent share of the energy", rules=True, bounds=(-0.05, 1.08)),
-        shares,
-        "Tangent at every row, normal in the sum",
-        1,
-        legend=True,
-    )
-    return Figure((first, second), layout="pairs", files={"curvature-parabola": {}}, columns=2, size=2.4)
+    level = Level(0.0, dash="solid", colour="@rule")
+    hidden = Axis(bounds=(-0.68, 0.68), hidden=True), Axis(bounds=(-0.06, 0.88), hidden=True)
+    first = _panel(*hidden, drawn, "Rows (u, u²) and −u: tangents cancel", 0, levels=(level,), notes=notes)
+    where, square = ("parabola", "parabola_tangent", "scale"), {"colour": "@s2", "marker": "square"}
+    shares = curves.line("of each row's gradient, pooled", where, {"colour": "@s1"}, per="row")
+    shares += curves.line("of the gradient, their sum", where, square, per="gradient")
+    axes = Axis("scale t of u", log=True), Axis("Tangent share of the energy", rules=True, bounds=(-0.05, 1.08))
+    second = _panel(*axes, shares, "Tangent at every row, normal in the sum", 1, legend=True)
+    return files("curvature-parabola", (first, second), layout="pairs", columns=2, size=2.4)
 
 
 # the page
@@ -362,50 +261,35 @@ def parabola_figure(curves: ScaleCurves) -> Figure:
 
 def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
     """Verdicts, variance against scale, what frequency hides, what local PCA recovers, and the parabola."""
-    curves, about = ScaleCurves(Query(run.table), run.about), run.about
+    curves = ScaleCurves(Query(run.table), run.about)
     config = curves.config
-    started = str(about.get("started", ""))[:10]
     what = "Manifolds" if len(config.get("manifolds") or ()) > 1 else "A manifold"
     deck = (
-        f"{what} of dimension {config.get('dim')} in {config.get('ambient')} dimensions, whose second "
-        f"fundamental form is "
-        "known"
+        f"{what} of dimension {config.get('dim')} in {config.get('ambient')} dimensions, whose second fundamental form "
+        "is known"
     )
-    sections = [_verdict_section(run), _scale_section(curves)]
+    sections = [_verdicts(run), _scale_section(curves)]
     if curves.curved:
         sections += [_frequency_section(curves), _local_section(curves)]
-    lead = (
-        "What is needed to run it again. All numbers are in <code>table.parquet</code>, the verdicts in "
-        "<code>verdicts.json</code>."
-    )
-    sections += [_parabola_section(curves), record_section([run], text(lead)), terms_section(TERMS)]
-    return Page(
-        "How much curvature can be seen",
-        "How much curvature can be seen",
-        sections,
-        deck=f"{deck}{', ' + started if started else ''}.",
-        version=str(about.get("anisoscope", "")),
-    )
+    return page_of(run, "How much curvature can be seen", deck, [*sections, _parabola_section(curves)], terms=TERMS)
 
 
-def _verdict_section(run: RunView) -> Section:
+def _verdicts(run: RunView) -> Section:
     given = bool(run.about["reference"].get("given"))
-    lead = (
+    lead = prose(
         "A claim <em>holds</em> where the 95&nbsp;% interval of its effect lies inside its margin on every curved "
         "manifold, <em>fails</em> where it lies outside on one, and is <em>undecided</em> otherwise; the numbers are "
         "those of the manifold on which it hangs. Intervals are Student’s, over independent repetitions. These are "
         "statements about geometry and sampling, not about any trained model: how widely types of a real model spread, "
-        "β, has to be measured "
-        "there" + ("." if given else "; here it is assumed.")
+        "β, has to be measured there" + ("." if given else "; here it is assumed.")
     )
-    subjects = {str(v.get("subject")) for v in run.verdicts}
-    table = Verdicts(verdict_claims(run.verdicts), "Where" if len(subjects) > 1 else "", parts=False)
-    return Section("summary", "Verdicts", [Prose(text(lead)), table], "Verdicts")
+    several = len({str(v.get("subject")) for v in run.verdicts}) > 1
+    return verdict_section(lead, verdict_claims(run.verdicts), "Where" if several else "", scope="")
 
 
 def _scale_section(curves: ScaleCurves) -> Section:
     config = curves.config
-    lead = (
+    lead = prose(
         "Points are scattered around one point of each manifold at tangent distance <i>t</i>. In the tangent space "
         "their variance grows as <i>t</i>², in the normal space, where only curvature can put it, as <i>t</i>⁴: a "
         "sample twice as narrow shows a quarter of the curvature. The constants are known too: for a Gaussian scatter "
@@ -413,24 +297,15 @@ def _scale_section(curves: ScaleCurves) -> Section:
         "II‖²/(m+2)) / (2(m+2)(m+4)). A shell around a point of a sphere has no normal variance at all, because every "
         "point of it is equally high."
     )
-    caption = (
+    beneath = caption(
         f"Measured variance (marks; {config['replicates']} samples of {config['samples']:,} rows each) and its leading "
         f"order (dashed). Ambient noise of {number(config['floor'])}/κ sets the floor (dotted). Slopes are fitted to "
         f"what lies above the floor, the floor taken off, up to the upright rule at {config['fit_limit']}/κ, beyond "
-        f"which the next order begins "
-        "to count."
+        "which the next order begins to count."
     )
-    heads = [
-        [
-            TableCell("Manifold", rows=2),
-            TableCell("Slope (expected)", columns=3, css="num"),
-            TableCell("Measured / expected variance", columns=3, css="num"),
-        ],
-        [
-            *(TableCell(f"{of} ({slope:g})", css="num") for of, slope in SLOPES.items()),
-            *(TableCell(of, css="num") for of in SLOPES),
-        ],
-    ]
+    slopes = caption("Slopes with 95&nbsp;% intervals; the shaded band is the margin of the verdict.")
+    wide = numeric("Slope (expected)", "Measured / expected variance", columns=3)
+    heads = [[TableCell("Manifold", rows=2), *wide], numeric(*(f"{of} ({s:g})" for of, s in SLOPES.items()), *SLOPES)]
     body = []
     for model in curves.models:
         rows = [curves.value(model, metric, of=of, sampling=curves.kind)
@@ -438,10 +313,8 @@ def _scale_section(curves: ScaleCurves) -> Section:
         cells = [estimate(row.value, row.low, row.high) if row else "–" for row in rows]
         body.append([TableCell(title(model), head=True), *cells])
     key = [Swatch(title(model), curves.look(model)["colour"]) for model in curves.models]
-    parts = [Prose(text(lead)), Swatches([*key, Swatch("leading order", "@soft", "dash")]), scales_figure(curves),
-             Prose(caption, css="says"), slopes_figure(curves),
-             Prose(text("Slopes with 95&nbsp;% intervals; the shaded band is the margin of the verdict."), css="says"),
-             DataTable(heads, [body], "Slopes and constants")]  # fmt: skip
+    parts = [lead, Swatches([*key, Swatch("leading order", "@soft", "dash")]), scales_figure(curves), beneath,
+             slopes_figure(curves), slopes, DataTable(heads, [body], "Slopes and constants")]  # fmt: skip
     return Section("scales", "Variance against scale", parts, "Scale")
 
 
@@ -451,125 +324,84 @@ def _betas(curves: ScaleCurves) -> Swatches:
 
 def _frequency_section(curves: ScaleCurves) -> Section:
     config, (zipf, beta) = curves.config, curves.reference
-    lead = (
+    lead = prose(
         "{types} token types are points of the manifold, with Zipf frequencies f<sub>i</sub> ∝ i<sup>−s</sup>; the "
         "tokens of a type scatter around it on the scale t<sub>i</sub> = t₀ "
         "(f<sub>i</sub>/f<sub>max</sub>)<sup>−β</sup>, at most 0.5/κ. With β &gt; 0 frequent types are narrow, and "
         "tokens drawn by frequency mostly come from where curvature cannot be seen; with β &lt; 0 it is the other way "
-        "round; with β = 0 frequency changes nothing, which is the null."
+        "round; with β = 0 frequency changes nothing, which is the null.",
+        types=config["types"],
     )
-    more = (
+    more = prose(
         "Visibility by itself need not fall with s, because a steeper law also makes the rare types wider. What "
         "frequency hides is the ratio to a <em>uniform draw of the same types</em>."
     )
     noise = "on the flat control it is nothing but noise. It" if FLAT in curves.models else "part of it is noise. It"
-    caption = (
+    beneath = caption(
         "(a) Normal over tangent variance of tokens drawn by frequency, pooled within types; dashed: leading "
-        "order. (b) The same "
-        f"divided by that of a uniform draw of the same types; 1 is no effect. (c) At s = {zipf:g} on every manifold, "
-        f"against β. (d) The ratio that local PCA gives on tokens with ambient noise {config['noise']}/κ, for β = "
-        f"{signed(beta)}: {noise} can "
-        "rise under frequency bias while the true visibility falls, so it is no measure of curvature until the "
-        "noise is known."
+        f"order. (b) The same divided by that of a uniform draw of the same types; 1 is no effect. (c) At s = {zipf:g} "
+        f"on every manifold, against β. (d) The ratio that local PCA gives on tokens with ambient noise "
+        f"{config['noise']}/κ, for β = {signed(beta)}: {noise} can rise under frequency bias while the true visibility "
+        "falls, so it is no measure of curvature until the noise is known."
     )
-    behind = (
+    behind = caption(
         "Visibility relative to a uniform draw of the same types. Dotted: the scales of the types are kept as they are "
         "at s = 1 and only the draw changes, as when a corpus is resampled but the model is not."
     )
-    fold = Fold(
-        "Every manifold, and with the scales held fixed",
-        [_betas(curves), manifolds_figure(curves), Prose(behind, css="says")],
-    )
-    parts = [
-        Prose(text(lead, types=config["types"])),
-        Prose(text(more)),
-        _betas(curves),
-        frequency_figure(curves),
-        Prose(caption, css="says"),
-        fold,
-    ]
+    every = [_betas(curves), manifolds_figure(curves), behind]
+    parts = [lead, more, _betas(curves), frequency_figure(curves), beneath,
+             Fold("Every manifold, and with the scales held fixed", every)]  # fmt: skip
     return Section("frequency", "Frequency bias", parts, "Frequency")
 
 
 def _local_section(curves: ScaleCurves) -> Section:
     config = curves.config
-    lead = (
-        f"In each neighbourhood the top {config['dim']} principal directions estimate the tangent space, and "
-        f"the regression of the "
-        "rest on squares and products of the tangent coordinates estimates the second fundamental form. A curvature "
-        "counts as recovered when its relative error is under one half."
+    lead = prose(
+        f"In each neighbourhood the top {config['dim']} principal directions estimate the tangent space, and the "
+        "regression of the rest on squares and products of the tangent coordinates estimates the second fundamental "
+        "form. A curvature counts as recovered when its relative error is under one half."
     )
-    caption = (
-        "(a, b) Neighbourhoods of {neighbours} rows at one scale for all, noise {noise}/κ: noise hides the curvature "
-        "of narrow neighbourhoods before it hides their tangent, and wide ones bend away from both. (c) Share of "
-        "tokens whose curvature is recovered with equally many rows in every neighbourhood, on the {shown}: by "
-        "frequency (solid) and in a uniform draw (dotted). (d) The same with all tokens of a type: frequent types then "
-        "also have more rows, the error goes as f<sup>2β−½</sup>, and for β below ¼ frequency <em>helps</em>."
+    beneath = caption(
+        f"(a, b) Neighbourhoods of {config['neighbours']} rows at one scale for all, noise {config['noise']}/κ: noise "
+        "hides the curvature of narrow neighbourhoods before it hides their tangent, and wide ones bend away from "
+        "both. (c) Share of tokens whose curvature is recovered with equally many rows in every neighbourhood, on the "
+        f"{title(curves.curved[0])}: by frequency (solid) and in a uniform draw (dotted). (d) The same with all tokens "
+        "of a type: frequent types then also have more rows, the error goes as f<sup>2β−½</sup>, and for β below ¼ "
+        "frequency <em>helps</em>."
     )
-    told = {"neighbours": config["neighbours"], "noise": config["noise"], "shown": title(curves.curved[0])}
-    parts = [Prose(lead), _betas(curves), pca_figure(curves), Prose(text(caption, **told), css="says")]
-    return Section("local", "What local PCA recovers", parts, "Local PCA")
+    return Section("local", "What local PCA recovers", [lead, _betas(curves), pca_figure(curves), beneath], "Local PCA")
 
 
 def _parabola_section(curves: ScaleCurves) -> Section:
-    lead = (
+    lead = prose(
         "That rows are almost tangent at small scales does not make the gradient tangent. Take the rows x = (u, u²) "
         "with u symmetric around 0, the same loss gradient g = 1 for every row, and a linear map, so that dL/dW = Σ g "
         "xᵀ. Row by row the energy is tangent up to O(t²). In the sum the tangent parts cancel and what is left is "
         "normal, at every scale. A ratio of order t between normal and tangent gradients is therefore something to be "
         "measured, not a theorem."
     )
-    caption = Prose("(a) Gradients of single rows, and their sum. (b) Tangent share of the energy.", css="says")
-    return Section("parabola", "The parabola", [Prose(lead), parabola_figure(curves), caption], "Parabola")
+    beneath = caption("(a) Gradients of single rows, and their sum. (b) Tangent share of the energy.")
+    return Section("parabola", "The parabola", [lead, parabola_figure(curves), beneath], "Parabola")
 
 
-TERMS = (
-    (
-        "Slope",
-        ["curvature_slope"],
-        "d log variance / d log t",
-        ["Ordinary least squares over the scales above the noise floor, one slope for each independent repetition."],
-    ),
-    (
-        "Visibility",
-        ["curvature_visibility"],
-        "tr C_N / tr C_T",
-        [
-            text(
-                "Pooled within types. <code>estimate=true</code>: in the known tangent and normal spaces, each type’s "
-                "normal variance divided by its own ‖II‖² over the mean, so that it does not matter where the few "
-                "frequent types lie. <code>estimate=pca</code>: in those that local PCA finds, noise included."
-            )
-        ],
-    ),
-    (
-        "Attenuation",
-        ["curvature_attenuation"],
-        "",
-        ["Visibility of a draw by frequency over that of a uniform draw of the same types with the same scales."],
-    ),
-    (
-        "Tangent error",
-        ["local_pca_angle"],
-        "",
-        [
-            "Largest principal angle between the estimated and the true tangent space, in degrees; the median "
-            "over tokens."
-        ],
-    ),
-    (
-        "Curvature error",
-        ["curvature_error"],
-        "‖Ŝ − II‖ / ‖II‖",
-        ["The median over tokens of the relative error of the estimated second fundamental form."],
-    ),
-    (
-        "Recovered",
-        ["curvature_recovered"],
-        "",
-        [
-            "Share of tokens with a curvature error under one half; a token whose type has too few rows for a "
-            "fit is not recovered."
-        ],
-    ),
-)
+TERMS = """
+Slope | curvature_slope | d log variance / d log t
+Ordinary least squares over the scales above the noise floor, one slope for each independent repetition.
+
+Visibility | curvature_visibility | tr C_N / tr C_T
+Pooled within types. <code>estimate=true</code>: in the known tangent and normal spaces, each type’s normal variance
+divided by its own ‖II‖² over the mean, so that it does not matter where the few frequent types lie.
+<code>estimate=pca</code>: in those that local PCA finds, noise included.
+
+Attenuation | curvature_attenuation |
+Visibility of a draw by frequency over that of a uniform draw of the same types with the same scales.
+
+Tangent error | local_pca_angle |
+Largest principal angle between the estimated and the true tangent space, in degrees; the median over tokens.
+
+Curvature error | curvature_error | ‖Ŝ − II‖ / ‖II‖
+The median over tokens of the relative error of the estimated second fundamental form.
+
+Recovered | curvature_recovered |
+Share of tokens with a curvature error under one half; a token whose type has too few rows for a fit is not recovered.
+"""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
-from anisoscope.claims.engine.part import FEWEST_SEEDS, Bounds, Part, t_interval
+from anisoscope.claims.engine.part import Bounds
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.query import Query
-from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, series, value_axis
+from anisoscope.studies.page import Mark, caption, files, numeric, over_seeds, page_of, prose, verdict_section
+from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, points, series, value_axis
 from anisoscope.view.page import (
     DataTable,
     Fold,
@@ -26,9 +28,8 @@ from anisoscope.view.page import (
     text,
 )
 from anisoscope.view.sections.findings import common_scope, verdict_claims
-from anisoscope.view.sections.record import record_section, terms_section
 from anisoscope.view.subjects import RunView
-from anisoscope.view.words import Catalogue, estimate, listed, neat, number, step_words
+from anisoscope.view.words import Catalogue, listed, neat, number, plural, step_words
 
 ARMS = {
     "softmax": "ordinary softmax",
@@ -63,19 +64,6 @@ SCORES = (
     ("scores", "score_spread", "Spread of scores"),
     ("scores", "first_key_mass", "Mass on the first key"),
 )
-
-
-@dataclass(frozen=True)
-class SeedsMark:
-    """A mean over seeds with its interval; NaN where there is none."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-
-    @property
-    def words(self) -> str:
-        return estimate(self.value, self.low, self.high) if math.isfinite(self.value) else "–"
 
 
 @dataclass(frozen=True)
@@ -133,24 +121,19 @@ class ArmNumbers:
     def loss(self, arm: str, seed: int, step: int) -> float:
         return self.values.get((f"{arm}-{self.size}", seed, step, "training", None, "probe_loss"), math.nan)
 
-    def over_seeds(self, value: Callable[[int], float], *, bounds: Bounds = (None, None)) -> SeedsMark:
-        """The mean over the seeds that have one, with its t interval from three of them on, cut to what is possible."""
+    def over_seeds(self, value: Callable[[int], float], *, bounds: Bounds = (None, None)) -> Mark:
+        """The mean over the seeds that have one, with its interval from three of them on, cut to what is possible."""
         values = [found for found in map(value, self.seeds) if math.isfinite(found)]
-        if not values:
-            return SeedsMark(math.nan)
-        centre = sum(values) / len(values)
-        half = t_interval(values)[0] if len(values) >= FEWEST_SEEDS else math.nan
-        part = Part("", centre, centre - half, centre + half, bounds=bounds)
-        return SeedsMark(part.effect, part.low, part.high)
+        return over_seeds(values, bounds=bounds) or Mark(math.nan)
 
-    def mark(self, arm: str, step: int, kind: str, metric: str, layer: int | None = None) -> SeedsMark:
+    def mark(self, arm: str, step: int, kind: str, metric: str, layer: int | None = None) -> Mark:
         bounds = (0.0, 1.0) if metric == RELATIVE else self.catalogue.entry(metric).bounds
         return self.over_seeds(lambda seed: self.at(arm, seed, step, kind, metric, layer), bounds=bounds)
 
-    def loss_mark(self, arm: str, step: int) -> SeedsMark:
+    def loss_mark(self, arm: str, step: int) -> Mark:
         return self.over_seeds(lambda seed: self.loss(arm, seed, step), bounds=(0.0, None))
 
-    def loss_difference(self, arm: str, step: int) -> SeedsMark:
+    def loss_difference(self, arm: str, step: int) -> Mark:
         """Loss minus that of ordinary attention from the same seed."""
         return self.over_seeds(lambda seed: self.loss(arm, seed, step) - self.loss("softmax", seed, step))
 
@@ -169,7 +152,7 @@ class ArmNumbers:
 def loss_sentence(found: ArmNumbers) -> str:
     """What each kind of attention costs, in one sentence."""
     last = found.steps[-1]
-    own = found.loss_mark("softmax", last) if "softmax" in found.arms else SeedsMark(math.nan)
+    own = found.loss_mark("softmax", last) if "softmax" in found.arms else Mark(math.nan)
     others = [(arm, found.loss_difference(arm, last)) for arm in found.arms if arm != "softmax"]
     told = [f"{arm} {_signed(gap)}" for arm, gap in others if math.isfinite(gap.value)]
     if not math.isfinite(own.value) or not told:
@@ -177,7 +160,7 @@ def loss_sentence(found: ArmNumbers) -> str:
     return f"{found.size}, step {last}: ordinary attention has a held-out loss of {own.words}; {', '.join(told)}."
 
 
-def _signed(gap: SeedsMark) -> str:
+def _signed(gap: Mark) -> str:
     """A difference with its sign and interval."""
     sign = "+" if gap.value >= 0 else "−"
     ends = f" [{number(gap.low, 2)}, {number(gap.high, 2)}]" if math.isfinite(gap.low) else ""
@@ -187,25 +170,22 @@ def _signed(gap: SeedsMark) -> str:
 # figures
 
 
-def _series(arm: str, x: Sequence[float], marks: Sequence[SeedsMark], where: Sequence[str], **look: Any) -> Series:
+def _series(arm: str, x: Sequence[float], marks: Sequence[Mark], where: Sequence[str], **look: Any) -> Series:
     """An arm with whiskers for the intervals over seeds."""
-    ends: dict[str, Any] = {"low": [brief(m.low) for m in marks], "high": [brief(m.high) for m in marks], "bars": "y"}
-    ends = ends if any(math.isfinite(m.low) for m in marks) else {}
-    look = {"width": 1.6, "size": 6.0} | look
-    return Series(ARMS[arm], x, [brief(m.value) for m in marks], series(HUES[arm]), marker=MARKERS[arm], where=where,
-                  reach="95 % over seeds:", **ends, **look)  # fmt: skip
+    look = {"width": 1.6, "size": 6.0, "colour": series(HUES[arm]), "marker": MARKERS[arm], **look}
+    return points(ARMS[arm], x, marks, ends={"bars": "y"}, where=where, reach="95 % over seeds:", **look)
 
 
-def over_training(found: ArmNumbers, mark: Callable[[str, int], SeedsMark], title: str, name: str = "") -> Panel:
+def over_training(found: ArmNumbers, mark: Callable[[str, int], Mark], title: str, name: str = "") -> Panel:
     """A line for each arm over the measured steps, evenly spaced; the arms a little apart, so that whiskers show."""
-    where = [f"step {step:,}" for step in found.steps]
-    drawn = [
-        _series(arm, [n + 0.07 * (i - 2) for n in range(len(found.steps))], [mark(arm, s) for s in found.steps], where)
-        for i, arm in enumerate(found.arms)
-    ]
-    places = [float(n) for n in range(len(found.steps))]
+    places = range(len(found.steps))
+    drawn = []
+    for i, arm in enumerate(found.arms):
+        across, marks = [n + 0.07 * (i - 2) for n in places], [mark(arm, step) for step in found.steps]
+        drawn.append(_series(arm, across, marks, [f"step {step:,}" for step in found.steps]))
     shown = places[:: max(1, math.ceil(len(places) / 8))]
-    x = Axis("step", ticks=(shown, [step_words(found.steps[int(n)]) for n in shown]), bounds=(-0.4, len(places) - 0.6))
+    ticks = [float(n) for n in shown], [step_words(found.steps[n]) for n in shown]
+    x = Axis("step", ticks=ticks, bounds=(-0.4, len(places) - 0.6))
     return Panel(x, Axis(name, rules=True), tuple(drawn), title=title, alt=f"{title} of every arm over training.")
 
 
@@ -215,9 +195,8 @@ def over_depth(found: ArmNumbers, step: int, title: str) -> Panel:
                      [found.mark(arm, step, "resid", "average_cosine", block) for block in found.blocks], where)
              for i, arm in enumerate(found.arms)]  # fmt: skip
     x = Axis("block", ticks=([float(b) for b in found.blocks], [str(b) for b in found.blocks]))
-    return Panel(
-        x, Axis("average cosine", rules=True), tuple(drawn), title=title, alt=f"{title}: average cosine by block."
-    )
+    y, alt = Axis("average cosine", rules=True), f"{title}: average cosine by block."
+    return Panel(x, y, tuple(drawn), title=title, alt=alt)
 
 
 def loss_figure(found: ArmNumbers, stem: str) -> Figure:
@@ -225,99 +204,59 @@ def loss_figure(found: ArmNumbers, stem: str) -> Figure:
     last = found.steps[-1]
     panels = [over_training(found, found.loss_mark, "(a) Loss of held-out text", "Loss (nats per token)")]
     others = [arm for arm in found.arms if arm != "softmax"]
-    drawn = []
+    drawn, seeds = [], [f"seed {seed}" for seed in found.seeds]
     for place, arm in enumerate(others):
-        gaps = [found.loss(arm, seed, last) - found.loss("softmax", seed, last) for seed in found.seeds]
-        drawn.append(
-            Series(
-                f"{ARMS[arm]}, seeds",
-                [place - 0.12] * len(gaps),
-                [brief(g) for g in gaps],
-                series(HUES[arm], 0.6),
-                width=0,
-                size=4.5,
-                where=[f"seed {s}" for s in found.seeds],
-                named=False,
-            )
-        )
-        drawn.append(
-            _series(arm, [place + 0.08], [found.loss_difference(arm, last)], ["all seeds"], width=0, named=False)
-        )
+        gaps = [brief(found.loss(arm, seed, last) - found.loss("softmax", seed, last)) for seed in found.seeds]
+        dots: dict[str, Any] = {"colour": series(HUES[arm], 0.6), "width": 0, "size": 4.5, "named": False}
+        drawn.append(Series(f"{ARMS[arm]}, seeds", [place - 0.12] * len(gaps), gaps, where=seeds, **dots))
+        mean = [found.loss_difference(arm, last)]
+        drawn.append(_series(arm, [place + 0.08], mean, ["all seeds"], width=0, named=False))
     if others:
         title = f"(b) Difference to softmax at step {last}"
         x = Axis(ticks=([float(n) for n in range(len(others))], others), bounds=(-0.5, len(others) - 0.5))
-        zero = Level(0.0, "no difference", dash="dash", colour="@ink")
-        panels.append(
-            Panel(x, Axis(rules=True), tuple(drawn), levels=(zero,), title=title, alt=f"{title}, by arm and seed.")
-        )
-    return Figure(tuple(panels), layout="pairs", files={stem: {}}, columns=2, size=2.2)
+        zero, alt = Level(0.0, "no difference", dash="dash", colour="@ink"), f"{title}, by arm and seed."
+        panels.append(Panel(x, Axis(rules=True), tuple(drawn), levels=(zero,), title=title, alt=alt))
+    return files(stem, panels, layout="pairs", columns=2, size=2.2)
 
 
 def anisotropy_figure(found: ArmNumbers, stem: str) -> Figure:
     """Average cosine of the blocks over training, and over depth where it is highest and at the end."""
     height, last = found.height or found.steps[-1], found.steps[-1]
-    first = over_training(
-        found,
-        lambda arm, step: found.mark(arm, step, "resid", "average_cosine"),
-        "(a) Mean over blocks",
-        "average cosine",
-    )
-    panels = [first, over_depth(found, height, f"(b) Over depth at step {height}"),
-              over_depth(found, last, f"(c) Over depth at step {last}")]  # fmt: skip
+    cosine = partial(found.mark, kind="resid", metric="average_cosine")
+    panels = [over_training(found, cosine, "(a) Mean over blocks", "average cosine")]
+    panels += [over_depth(found, step, f"({n}) Over depth at step {step}") for n, step in (("b", height), ("c", last))]
     values = [v for panel in panels for s in panel.series for part in (s.y, s.low or ()) for v in part if v is not None]
     y = Axis("average cosine", rules=True, bounds=(min([0.0, *values]), 1.0))
-    shared = tuple(Panel(**{**panel.__dict__, "y": y}) for panel in panels)
-    return Figure(shared, files={stem: {}}, size=2.1)
+    return files(stem, [replace(panel, y=y) for panel in panels], size=2.1)
 
 
 def multiples_figure(found: ArmNumbers, stem: str, shown: Sequence[tuple[str, str, str]], *, columns: int) -> Figure:
-    panels = []
-    for kind, metric, words in shown:
-
-        def mark(arm: str, step: int, kind: str = kind, metric: str = metric) -> SeedsMark:
-            return found.mark(arm, step, kind, metric)
-
-        panels.append(over_training(found, mark, words))
-    return Figure(tuple(panels), files={stem: {}}, columns=columns, size=1.9)
+    panels = [
+        over_training(found, partial(found.mark, kind=kind, metric=metric), words) for kind, metric, words in shown
+    ]
+    return files(stem, panels, columns=columns, size=1.9)
 
 
 def together_figure(found: ArmNumbers, stem: str) -> Figure:
     """A mark for each block of each seed at the last step: sharpness and the stream's anisotropy against drift."""
     last, panels = found.steps[-1], []
+    places = list(product(found.seeds, found.blocks))
+    where = [f"seed {s}, block {b}" for s, b in places]
     for title, kind, metric, words in (
         ("(a) Sharpness against drift", "scores", "attention_sharpness", "Attention sharpness"),
         ("(b) Anisotropy against drift", "resid", "average_cosine", "Average cosine after the block"),
     ):
         drawn = []
         for arm in found.arms:
-            places = [(seed, block) for seed in found.seeds for block in found.blocks]
             x = [sum(found.at(arm, s, last, side, RELATIVE, b) for side in ("query", "key")) / 2 for s, b in places]
             y = [found.at(arm, s, last, kind, metric, b) for s, b in places]
-            where = [f"seed {s}, block {b}" for s, b in places]
-            drawn.append(
-                Series(
-                    ARMS[arm],
-                    [brief(v) for v in x],
-                    [brief(v) for v in y],
-                    series(HUES[arm], 0.85),
-                    width=0,
-                    size=6.5,
-                    marker=MARKERS[arm],
-                    where=where,
-                )
-            )
-        values = [v for s in drawn for v in s.y]
-        panels.append(
-            Panel(
-                Axis("relative drift of queries and keys (mean)", rules=True),
-                value_axis(values, words),
-                tuple(drawn),
-                title=title,
-                height=300,
-                alt=f"{title} at step {last}, a mark for each block.",
-            )
-        )
-    return Figure(tuple(panels), layout="pairs", files={stem: {}}, columns=2, size=2.3)
+            look: dict[str, Any] = {"width": 0, "size": 6.5, "marker": MARKERS[arm], "where": where}
+            drawn.append(Series(ARMS[arm], [*map(brief, x)], [*map(brief, y)], series(HUES[arm], 0.85), **look))
+        axes = (Axis("relative drift of queries and keys (mean)", rules=True),
+                value_axis([v for s in drawn for v in s.y], words))  # fmt: skip
+        alt = f"{title} at step {last}, a mark for each block."
+        panels.append(Panel(*axes, tuple(drawn), title=title, height=300, alt=alt))
+    return files(stem, panels, layout="pairs", columns=2, size=2.3)
 
 
 # the page
@@ -328,40 +267,23 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
     sizes = [found for found in ArmNumbers.all(run, declared) if found.steps]
     if not sizes:
         raise AnisoscopeError(f"{run.path!r} has no step that all arms were measured at; let the study finish.")
-    about, data = run.about, run.about.get("data") or {}
-    told = [f"{found.size.replace('x', ' × ')}, {_seeds(found)}, {found.steps[-1]} updates" for found in sizes]
-    name = "the embedded corpus" if data.get("name") == "embedded" else data.get("name")
+    told = [f"{found.size.replace('x', ' × ')}, {plural(len(found.seeds), 'seed')}, {found.steps[-1]} updates"
+            for found in sizes]  # fmt: skip
+    name = (run.about.get("data") or {}).get("name")
+    name = "the embedded corpus" if name == "embedded" else name
     deck = f"One decoder with five kinds of attention: {', '.join(told)}" + (f"; trained on {name}" if name else "")
-    started = str(about.get("started", ""))[:10]
     claims = [_with_seeds(each, run.verdicts) for each in verdict_claims(run.verdicts)]
-    sections = [_verdict_section(sizes, [c for c in claims if c["name"] in QUESTIONS])]
+    sections = [_verdicts(sizes, [c for c in claims if c["name"] in QUESTIONS])]
     sections += [_size_section(found, alone=len(sizes) == 1) for found in sizes]
     others = [claim for claim in claims if claim["name"] not in QUESTIONS]
     if others:
-        fold = Fold(
-            f"{len(others)} claims", [Verdicts(others, "Arms", common_scope(others), first="Statement", parts=False)]
+        table = Verdicts(others, "Arms", common_scope(others), first="Statement", parts=False)
+        lead, fold = (
+            Prose("Told for each arm by itself, whatever its attention."),
+            Fold(f"{len(others)} claims", [table]),
         )
-        lead = Prose("Told for each arm by itself, whatever its attention.")
         sections.append(Section("others", "Other claims about the same runs", [lead, fold]))
-    return Page(
-        "Sharpness and drift", "Does sharp attention need drift?", [*sections, study_record(run), terms_section(TERMS)],
-        deck=f"{deck}{', ' + started if started else ''}.", version=str(about.get("anisoscope", "")),
-    )  # fmt: skip
-
-
-def study_record(run: RunView) -> Section:
-    """The record of a study, with what it warned about."""
-    lead = (
-        "What is needed to run it again. All numbers are in <code>table.parquet</code>, the verdicts in "
-        "<code>verdicts.json</code>."
-    )
-    section = record_section([run], text(lead))
-    warned = [Prose(str(words)) for words in run.about.get("warnings") or []]
-    return Section("record", "Record", [*warned, *section.parts], "Record")
-
-
-def _seeds(found: ArmNumbers) -> str:
-    return f"{len(found.seeds)} seed{'s' if len(found.seeds) != 1 else ''}"
+    return page_of(run, "Sharpness and drift", deck, sections, terms=TERMS, heading="Does sharp attention need drift?")
 
 
 def _with_seeds(claim: dict[str, Any], verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -378,126 +300,100 @@ def _with_seeds(claim: dict[str, Any], verdicts: Sequence[Mapping[str, Any]]) ->
     return claim
 
 
-def _verdict_section(sizes: Sequence[ArmNumbers], claims: Sequence[Mapping[str, Any]]) -> Section:
-    lead = (
+def _verdicts(sizes: Sequence[ArmNumbers], claims: Sequence[Mapping[str, Any]]) -> Section:
+    lead = prose(
         "A statement <em>holds</em> where the 95&nbsp;% interval of its effect lies beyond its margin, <em>fails</em> "
         "where it lies short of it, and is <em>undecided</em> otherwise. Arms of one seed have the same initial "
         "weights, the same text and the same batches. Seeds are the replicates: intervals are over three or more of "
         "them (Student’s t), and with fewer both questions stay undecided."
     )
-    parts: list[Any] = [
-        Prose(text(lead)),
-        Verdicts(claims, "Arms", common_scope(claims), first="Statement", parts=False),
-    ]
+    losses = []
     for found in sizes:
-        if words := loss_sentence(found):
+        if told := loss_sentence(found):
             more = ", 95&nbsp;% over seeds" if len(found.seeds) > 2 else ""
             aside = f" Differences are paired by seed{more}." if found is sizes[0] else ""
-            parts.append(Prose(text("{words}" + aside, words=words)))
-    return Section("summary", "Verdicts", parts, "Verdicts")
+            losses.append(prose("{told}" + aside, told=told))
+    return verdict_section(lead, claims, "Arms", *losses, first="Statement")
 
 
 def _size_section(found: ArmNumbers, *, alone: bool) -> Section:
-    of = "" if alone else f"-{found.size}"
-    swatches = Swatches([Swatch(ARMS[arm], series(HUES[arm])) for arm in found.arms])
-    words = "Means over blocks and heads" + (
-        f", ± 95&nbsp;% over {len(found.seeds)} seeds" if len(found.seeds) > 2 else ""
+    of, name = "" if alone else f"-{found.size}", found.size.replace("x", " × ")
+    many = f", ± 95&nbsp;% over {len(found.seeds)} seeds" if len(found.seeds) > 2 else ""
+    beneath = prose(
+        f"Means over blocks and heads{many}. Drift is relative: ‖mean‖ / mean ‖·‖ of queries and of keys as they meet. "
+        "The step in the middle is the one at which ordinary attention is most anisotropic."
     )
-    words += (
-        ". Drift is relative: ‖mean‖ / mean ‖·‖ of queries and of keys as they meet. The step in the middle is the one "
-        "at which ordinary attention is most anisotropic."
-    )
-    parts: list[Any] = [_table(found), Prose(text(words))]
-    if found.measured("probe_loss"):
-        parts += [
-            Heading("Loss"),
-            swatches,
-            loss_figure(found, f"sharpness-loss{of}"),
-            _caption(
-                "(a) Loss of held-out text over training; steps are evenly spaced. (b) At the end, minus ordinary "
-                "attention from the same seed: small dots are seeds. Whiskers here and below: 95&nbsp;% over seeds."
-            ),
-        ]
-    parts += [
-        Heading("Anisotropy of the stream"),
-        swatches,
-        anisotropy_figure(found, f"sharpness-anisotropy{of}"),
-        _caption(
+    shown = {
+        "Anisotropy of the stream": (
+            anisotropy_figure(found, f"sharpness-anisotropy{of}"),
             "Average cosine of the rows after each block. (a) Mean over blocks, over training. (b) Over depth where "
-            "ordinary attention is most anisotropic, and (c) at the end."
+            "ordinary attention is most anisotropic, and (c) at the end.",
         ),
-    ]
-    parts += [
-        Heading("Drift of queries and keys"),
-        swatches,
-        multiples_figure(found, f"sharpness-drift{of}", DRIFTS, columns=3),
-        _caption(
+        "Drift of queries and keys": (
+            multiples_figure(found, f"sharpness-drift{of}", DRIFTS, columns=3),
             "Queries and keys as they meet (after rotation and whatever the arm does to them), means over heads and "
             "blocks. Uniform attention has neither: its queries and keys are zero, which have no direction. The cosine "
-            "of two means that are next to nothing says nothing (means removed)."
+            "of two means that are next to nothing says nothing (means removed).",
         ),
-    ]
+    }
+    if found.measured("probe_loss"):
+        words = (
+            "(a) Loss of held-out text over training; steps are evenly spaced. (b) At the end, minus ordinary "
+            "attention from the same seed: small dots are seeds. Whiskers here and below: 95&nbsp;% over seeds."
+        )
+        shown = {"Loss": (loss_figure(found, f"sharpness-loss{of}"), words), **shown}
     if found.measured("attention_sharpness"):
-        parts += [
-            Heading("Sharpness"),
-            swatches,
-            multiples_figure(found, f"sharpness-sharpness{of}", SCORES, columns=2),
-            _caption(
-                "Sharpness is 0 where all allowed keys have the same weight and 1 where one has all; rows that see "
-                "fewer than 8 keys are left out."
-            ),
-        ]
-        parts += [
-            Heading("Together"),
-            swatches,
-            together_figure(found, f"sharpness-together{of}"),
-            _caption(f"At step {found.steps[-1]}, a mark for each block of each seed."),
-        ]
-    name = found.size.replace("x", " × ")
-    return Section(f"size-{found.size}", name, parts, name)
-
-
-def _caption(words: str) -> Prose:
-    return Prose(text(words), css="says")
+        words = (
+            "Sharpness is 0 where all allowed keys have the same weight and 1 where one has all; rows that see "
+            "fewer than 8 keys are left out."
+        )
+        shown["Sharpness"] = multiples_figure(found, f"sharpness-sharpness{of}", SCORES, columns=2), words
+        words = f"At step {found.steps[-1]}, a mark for each block of each seed."
+        shown["Together"] = together_figure(found, f"sharpness-together{of}"), words
+    key = Swatches([Swatch(ARMS[arm], series(HUES[arm])) for arm in found.arms])
+    parts = [p for title, (figure, words) in shown.items() for p in (Heading(title), key, figure, caption(words))]
+    return Section(f"size-{found.size}", name, [_table(found), beneath, *parts], name)
 
 
 def _table(found: ArmNumbers) -> DataTable:
     """Every arm beside the others: loss, anisotropy at three moments, queries, keys and scores at the last step."""
-    first, last = found.steps[0], found.steps[-1]
-    rows: dict[str, list[SeedsMark]] = {
-        "Held-out loss": [found.loss_mark(arm, last) for arm in found.arms],
-        "Held-out loss minus softmax": [found.loss_difference(arm, last) for arm in found.arms],
+    last = found.steps[-1]
+    rows: dict[str, Callable[[str], Mark]] = {
+        "Held-out loss": partial(found.loss_mark, step=last),
+        "Held-out loss minus softmax": partial(found.loss_difference, step=last),
     }
-    for step in sorted({first, found.height or last, last}):
-        marks = [found.mark(arm, step, "resid", "average_cosine") for arm in found.arms]
-        rows[f"Average cosine of blocks, step {step}"] = marks
-    for kind, metric, words in LAST:
-        rows[words] = [found.mark(arm, last, kind, metric) for arm in found.arms]
-    heads = [
-        f"At step {last} unless said",
-        *(
-            TableCell(text("{name}<br><code>{arm}</code>", name=ARMS[arm].capitalize(), arm=arm), css="num")
-            for arm in found.arms
-        ),
-    ]
-    body = [[TableCell(name, head=True), *(mark.words for mark in marks)] for name, marks in rows.items()]
+    for step in sorted({found.steps[0], found.height or last, last}):
+        cosine = partial(found.mark, step=step, kind="resid", metric="average_cosine")
+        rows[f"Average cosine of blocks, step {step}"] = cosine
+    rows |= {words: partial(found.mark, step=last, kind=kind, metric=metric) for kind, metric, words in LAST}
+    names = [text("{name}<br><code>{arm}</code>", name=ARMS[arm].capitalize(), arm=arm) for arm in found.arms]
+    body = [[TableCell(name, head=True), *(mark(arm).words for arm in found.arms)] for name, mark in rows.items()]
+    heads = [f"At step {last} unless said", *numeric(*names)]
     return DataTable([heads], [body], "The arms at the last step", "plain wide")
 
 
-TERMS: tuple[tuple[str, list[str], str, list[str]], ...] = (
-    ("Ordinary softmax", ["softmax"], "p = softmax(q·k / √d)", []),
-    ("Normed, learned temperature", ["qk-norm"], "p = softmax(τ cos(q, k))",
-     ["τ is learned by every head of every layer and starts at √d."]),
-    ("Means removed", ["mean-removed"], "q_t − mean of q_1 … q_t, k alike",
-     ["Before rotation. A vector added to all queries or all keys changes nothing, and no position sees a later one."]),
-    ("Normed, fixed sharp temperature", ["fixed-sharp"], "p = softmax(4√d cos(q, k))",
-     ["Sharp from the first step on, and no scale to learn."]),
-    ("Uniform", ["uniform"], "p = 1/m", ["The mean of the values that the mask allows."]),
-    ("Average cosine", ["average_cosine"], "(‖Σ h/‖h‖‖² − n) / (n(n−1))", []),
-    ("Relative drift", [], "‖mean q‖ / mean ‖q‖",
-     [text("From <code>drift</code> and <code>mean_norm</code> of the table, each a mean over heads and blocks.")]),
-    ("Sharpness", ["attention_sharpness"], "(max p − 1/m) / (1 − 1/m)", []),
-)  # fmt: skip
+TERMS = """
+Ordinary softmax | softmax | p = softmax(q·k / √d)
+
+Normed, learned temperature | qk-norm | p = softmax(τ cos(q, k))
+τ is learned by every head of every layer and starts at √d.
+
+Means removed | mean-removed | q_t − mean of q_1 … q_t, k alike
+Before rotation. A vector added to all queries or all keys changes nothing, and no position sees a later one.
+
+Normed, fixed sharp temperature | fixed-sharp | p = softmax(4√d cos(q, k))
+Sharp from the first step on, and no scale to learn.
+
+Uniform | uniform | p = 1/m
+The mean of the values that the mask allows.
+
+Average cosine | average_cosine | (‖Σ h/‖h‖‖² − n) / (n(n−1))
+
+Relative drift | | ‖mean q‖ / mean ‖q‖
+From <code>drift</code> and <code>mean_norm</code> of the table, each a mean over heads and blocks.
+
+Sharpness | attention_sharpness | (max p − 1/m) / (1 − 1/m)
+"""
 
 
 def summary(run: RunView) -> Iterator[str]:

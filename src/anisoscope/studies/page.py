@@ -1,0 +1,114 @@
+"""What the pages of studies share: marks with their intervals, prose, tables, verdicts, the record and the glossary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+
+from anisoscope.claims.engine.part import FEWEST_SEEDS, Bounds, Part, t_interval
+from anisoscope.view.figure import Figure, Panel
+from anisoscope.view.page import Page, Prose, Section, TableCell, Verdicts, text
+from anisoscope.view.sections.findings import common_scope
+from anisoscope.view.sections.record import record_section, terms_section
+from anisoscope.view.subjects import RunView
+from anisoscope.view.words import estimate
+
+RECORD = (
+    "What is needed to run it again. All numbers are in <code>table.parquet</code>, the verdicts in "
+    "<code>verdicts.json</code>."
+)
+
+
+class Mark(NamedTuple):
+    """A number with its interval, NaN where there is none, and how many rows and contexts it is about."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    n: int = 0
+    contexts: int = 0
+
+    @property
+    def words(self) -> str:
+        return estimate(self.value, self.low, self.high)
+
+
+def words_of(mark: Mark | None) -> str:
+    return "–" if mark is None else mark.words
+
+
+def over_seeds(values: Sequence[float], *, bounds: Bounds = (None, None), widen: float = 1.0) -> Mark | None:
+    """Mean and Student's 95 % interval over seeds, cut to what is possible; no interval for fewer than three.
+
+    >>> over_seeds([2.0]).value, over_seeds([])
+    (2.0, None)
+    >>> over_seeds([0.9, 1.0, 1.0], bounds=(0.0, 1.0)).high
+    1.0
+    """
+    if not values or not np.isfinite(values).all():
+        return None
+    half = t_interval(values)[0] * widen if len(values) >= FEWEST_SEEDS else math.nan
+    centre = sum(values) / len(values)
+    part = Part("", centre, centre - half, centre + half, bounds=bounds)
+    return Mark(part.effect, part.low, part.high)
+
+
+def prose(words: str, **values: Any) -> Prose:
+    """A paragraph of markup with values filled in."""
+    return Prose(text(words, **values))
+
+
+def caption(words: str, **values: Any) -> Prose:
+    """What is said beneath a figure."""
+    return Prose(text(words, **values), css="says")
+
+
+def numeric(*words: str, **look: Any) -> list[TableCell]:
+    """Cells of numbers, or the headings above them."""
+    return [TableCell(word, css="num", **look) for word in words]
+
+
+def files(stem: str, panels: Sequence[Panel], **look: Any) -> Figure:
+    """Panels side by side, also as a vector file."""
+    return Figure(tuple(panels), files={stem: {}}, **look)
+
+
+def verdict_section(
+    lead: Prose, claims: Sequence[Mapping[str, Any]], subjects: str, *more: Any, **look: Any
+) -> Section:
+    """The first section: how claims are judged, and the verdicts."""
+    table = Verdicts(claims, subjects, **{"scope": common_scope(claims), "parts": False, **look})
+    return Section("summary", "Verdicts", [lead, table, *more], "Verdicts")
+
+
+def page_of(
+    run: RunView,
+    title: str,
+    deck: str,
+    sections: Sequence[Section],
+    *,
+    terms: str,
+    heading: str = "",
+    record: str = RECORD,
+) -> Page:
+    """A page that ends with the record, what was warned about, and the glossary."""
+    started, about = str(run.about.get("started", ""))[:10], run.about
+    warned = [Prose(str(words)) for words in about.get("warnings") or []]
+    recorded = Section("record", "Record", [*warned, *record_section([run], text(record)).parts], "Record")
+    deck = f"{deck}{', ' + started if started else ''}."
+    whole = [*sections, recorded, terms_section(_terms(terms))]
+    return Page(title, heading or title, whole, deck=deck, version=str(about.get("anisoscope", "")))
+
+
+def _terms(words: str) -> list[tuple[str, list[str], str, list[Markup]]]:
+    """Terms divided by empty lines: `title | names | formula`, and beneath what is said of it, as markup."""
+    found = []
+    for entry in words.strip().split("\n\n"):
+        first, *rest = entry.split("\n")
+        title, names, formula = (part.strip() for part in first.split("|"))
+        found.append((title, names.split(), formula, [Markup(" ".join(rest))] if rest else []))
+    return found
