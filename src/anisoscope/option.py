@@ -2,7 +2,7 @@
 
     tokens: Annotated[int, Option("Rows to look at.")] = 65_536
 
-is a field of a dataclass and `--tokens` of the command that takes this dataclass; `commands.signature` makes the one
+is a field of a dataclass and `--tokens` of the command that takes this dataclass; `commands.command` makes the one
 from the other. A field without an Option is no option. This module is read before the help is printed: it and the
 modules with configurations import no heavy library.
 """

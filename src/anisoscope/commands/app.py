@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from anisoscope.commands.claims import claims
+from anisoscope.commands.command import Debug, fail
 from anisoscope.commands.compare import compare
 from anisoscope.commands.data import enwik8
 from anisoscope.commands.list import list_
@@ -18,11 +19,8 @@ from anisoscope.commands.profile import profile
 from anisoscope.commands.report import report
 from anisoscope.commands.selftest import selftest
 from anisoscope.commands.show import show
-from anisoscope.commands.signature import Debug
 from anisoscope.commands.study import studies
-from anisoscope.commands.sweep import sweep
-from anisoscope.commands.tangent import tangent
-from anisoscope.commands.terminal import fail
+from anisoscope.commands.sweep import sweep, tangent
 from anisoscope.commands.train import train
 from anisoscope.errors import AnisoscopeError
 

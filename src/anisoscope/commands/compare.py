@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from anisoscope.commands.signature import Format, Metric
+from anisoscope.commands.command import Format, Metric
 from anisoscope.option import distinct
 
 

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from anisoscope.commands.signature import Debug
-from anisoscope.commands.terminal import under_way
+from anisoscope.commands.command import Debug, under_way
 
 
 def enwik8(

@@ -1,4 +1,9 @@
-"""Run folders as pages show them: read, judged and compared where there are several, and drawn."""
+"""Run folders as pages show them: read, judged and compared where there are several, and drawn.
+
+Tables drawn with the declared titles of their metrics: the public functions of `anisoscope.view`, and `Table.plot`.
+
+The view itself knows no metric; here it is given their declarations.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import importlib
 import importlib.util
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -28,8 +33,9 @@ from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.query import Query
 from anisoscope.results.table import Table
 from anisoscope.studies.catalogue import STUDIES
-from anisoscope.view import report
+from anisoscope.view import console, report
 from anisoscope.view.report import PAGE, write_page
+from anisoscope.view.sections import profiles
 from anisoscope.view.sections.drift import Comparison
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import finite
@@ -45,20 +51,14 @@ def run_view(folder: RunFolder) -> RunView:
         prefix = f"{entry['name']}/" if len(entries) > 1 else ""
         arrays = folder.arrays(entry["key"])
         spectra |= {prefix + k.removesuffix("/spectrum"): v for k, v in arrays.items() if k.endswith("/spectrum")}
-        found = run_cka(folder, entry["key"])
-        if found is not None:
+        if (found := run_cka(folder, entry["key"])) is not None:
             cka[entry["name"]] = found
-    told = {"verdicts": _listed(folder.path / "verdicts.json"), "concepts": _concepts(folder.path)}
+    arms = sorted((folder.path / "arms").glob("*/concepts.json"))  # a study has the concepts of all its arms
+    concepts = _listed(folder.path / "concepts.json") or [
+        concept | {"arm": path.parent.name} for path in arms for concept in _listed(path)
+    ]
+    told = {"verdicts": _listed(folder.path / "verdicts.json"), "concepts": concepts}
     return RunView(table, about, spectra, cka or None, str(folder.path), **told)
-
-
-def _concepts(folder: Path) -> list[dict[str, Any]]:
-    """The concepts of a run; of a study, those of all its arms."""
-    own = _listed(folder / "concepts.json")
-    if own:
-        return own
-    arms = sorted((folder / "arms").glob("*/concepts.json"))
-    return [concept | {"arm": path.parent.name} for path in arms for concept in _listed(path)]
 
 
 def _listed(path: Path) -> list[dict[str, Any]]:
@@ -91,19 +91,14 @@ def compare(runs: Sequence[RunView]) -> Comparison:
     table = joint(narrow, [run.path for run in runs])
     told = {"pooled": pooled(table), "beyond": BEYOND, "fewest": FEWEST_LAYERS, "near_identity": NEAR_IDENTITY}
     found = Comparison.named(correlations(table), modality_table(table), **told)
-    return replace(found, units=_units(found))
-
-
-def _units(found: Comparison) -> list[tuple[dict[str, Any], list[float], list[float]]]:
-    """The ranks of the stacks that are pooled, as `claims.inherent.drift.pooled` takes them."""
-    units = []
+    units = []  # the ranks of the stacks that are pooled, as `claims.inherent.drift.pooled` takes them
     for record in (r for r in found.scattered if not r["untrained"]):
         sites = [p for p in record["points"] if p["counted"] and finite(p["drift"]) is not None]
         if len(sites) >= FEWEST_SITES and finite(record["spearman"]) is not None:
             drift, cosine = ([p[name] for p in sites] for name in ("drift", "cosine"))
             unit = CorrelationUnit.of(record["model"], drift, cosine)
             units.append((record, list(unit.one), list(unit.two)))
-    return units
+    return replace(found, units=units)
 
 
 def report_runs(paths: list[Path], out: Path | None = None) -> Path:
@@ -115,7 +110,13 @@ def report_runs(paths: list[Path], out: Path | None = None) -> Path:
     folders = open_runs(paths)
     study = str(folders[0].about().get("study") or "") if len(folders) == 1 else ""
     if _figures_of(study) is not None:
-        return _study_page(folders[0], study, out)
+        folder = folders[0].path
+        if out is not None and out.resolve() != folder.resolve():
+            raise AnisoscopeError(
+                f"the page of a {study} study stays in its folder {str(folder)!r}, so --out {str(out)!r} cannot be "
+                "followed; leave --out away and copy the page."
+            )
+        return write_study_report(folder, study)
     views = [run_view(folder) for folder in folders]
     if len(views) > 1 and any(view.verdicts for view in views):
         views = _judged_together(views)
@@ -137,16 +138,6 @@ def _page_path(folders: Sequence[RunFolder], out: Path | None) -> Path:
     return (out or folders[0].path) / PAGE
 
 
-def _study_page(folder: RunFolder, study: str, out: Path | None) -> Path:
-    """The page of a study that declares its own sections, which stays with its figures in its folder."""
-    if out is not None and out.resolve() != folder.path.resolve():
-        raise AnisoscopeError(
-            f"the page of a {study} study stays in its folder {str(folder.path)!r}, so --out {str(out)!r} cannot be "
-            "followed; leave --out away and copy the page."
-        )
-    return write_study_report(folder.path, study)
-
-
 def write_study_report(folder: str | Path, study: str) -> Path:
     """Write the page and the figures of a finished study into its folder; the path of the page."""
     run = RunFolder.open(folder)
@@ -157,7 +148,10 @@ def write_study_report(folder: str | Path, study: str) -> Path:
             f"{str(folder)!r} holds no finished {study} study (study: {about.get('study')!r}, "
             f"status: {about.get('status')!r}); give the folder that `anisoscope study {study}` wrote."
         )
-    view = RunView(run.table(), about, path=str(run.path), verdicts=_verdicts(run.path))
+    verdicts = run.path / "verdicts.json"
+    if not verdicts.is_file():
+        raise AnisoscopeError(f"{str(verdicts)!r} cannot be read (it is not there); run the study again.")
+    view = RunView(run.table(), about, path=str(run.path), verdicts=_listed(verdicts))
     declared: Any = _figures_of(study)
     arrays = {"histograms": run.arrays("histograms")} if study == "untrained" else {}
     return write_page(run.path, declared.study_page(view, registry(), **arrays))
@@ -176,37 +170,25 @@ def study_summary(folder: RunFolder, study: str) -> Iterator[Any]:
     return iter(()) if shown is None else shown(RunView(folder.table(), folder.about()))
 
 
-def _verdicts(folder: Path) -> list[dict[str, Any]]:
-    """What a study judged."""
-    path = folder / "verdicts.json"
-    if not path.is_file():
-        raise AnisoscopeError(f"{str(path)!r} cannot be read (it is not there); run the study again.")
-    return _listed(path)
-
-
 def open_runs(paths: Sequence[Path]) -> list[RunFolder]:
     """The run folders, each once."""
     return [RunFolder.open(path) for path in {path.resolve(): path for path in paths}.values()]
 
 
-# several runs
-
-
 def _judged_together(views: Sequence[RunView]) -> list[RunView]:
     """The claims asked of all runs at once: what each run said by itself may be false of them together."""
-    renamed = new_names([view.table for view in views], [view.path for view in views])
-    views = [_renamed_view(view, names) for view, names in zip(views, renamed, strict=True)]
-    verdicts = verdicts_to_dicts(evaluate_claims(joined([view.table for view in views])))
-    return [replace(view, verdicts=verdicts if i == 0 else ()) for i, view in enumerate(views)]
+    found = []
+    for view, names in zip(views, new_names([v.table for v in views], [v.path for v in views]), strict=True):
+        about = {**view.about, "models": _renamed(view.about.get("models", []), "name", names)}
+        concepts = _renamed(view.concepts, "model", names)
+        found.append(replace(view, table=renamed_table(view.table, names), about=about, concepts=concepts))
+    verdicts = verdicts_to_dicts(evaluate_claims(joined([view.table for view in found])))
+    return [replace(view, verdicts=verdicts if i == 0 else ()) for i, view in enumerate(found)]
 
 
-def _renamed_view(view: RunView, names: Mapping[str, str]) -> RunView:
-    def told(record: Mapping[str, Any], key: str) -> dict[str, Any]:
-        return {**record, key: names.get(record.get(key) or "", record.get(key))}
-
-    about = {**view.about, "models": [told(entry, "name") for entry in view.about.get("models", [])]}
-    concepts = [told(concept, "model") for concept in view.concepts]
-    return replace(view, table=renamed_table(view.table, names), about=about, concepts=concepts)
+def _renamed(records: Iterable[Mapping[str, Any]], key: str, names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Records that name a model under this key, with other names."""
+    return [{**record, key: names.get(record.get(key) or "", record.get(key))} for record in records]
 
 
 def joint_table(folders: Sequence[RunFolder]) -> Table:
@@ -222,7 +204,7 @@ def joint(tables: Sequence[Table], paths: Sequence[str]) -> Table:
 
 def joined(tables: Sequence[Table]) -> Table:
     """Some tables as one, with what each says about its models: claims ask which are encoders."""
-    models = [entry for table in tables for entry in _models(table)]
+    models = [entry for table in tables for entry in table.about.get("models") or ()]
     return Table(Table.concat(tables).arrow, tables[0].about if len(tables) == 1 else {"models": models})
 
 
@@ -231,19 +213,15 @@ def new_names(tables: Sequence[Table], paths: Sequence[str]) -> list[dict[str, s
 
     All of them, because arms are paired by their names. Other seeds of one model keep its name: they repeat it.
     """
-    owned = [_owners(table) for table in tables]
+    groups = [table.arrow.select(["model", "seed"]).group_by(["model", "seed"]).aggregate([]) for table in tables]
+    owned = [{(pair["model"] or "", pair["seed"]) for pair in group.to_pylist()} for group in groups]
     counts = Counter(owner for owners in owned for owner in owners)
-    runs = _run_names(paths)
-    clashing = [any(counts[owner] > 1 for owner in owners) for owners in owned]
     return [
-        {model: f"{model} ({run})" for model, _ in sorted(owners, key=str)} if clash else {}
-        for owners, run, clash in zip(owned, runs, clashing, strict=True)
+        {model: f"{model} ({run})" for model, _ in sorted(owners, key=str)}
+        if any(counts[o] > 1 for o in owners)
+        else {}
+        for owners, run in zip(owned, _run_names(paths), strict=True)
     ]
-
-
-def _owners(table: Table) -> set[tuple[str, int | None]]:
-    pairs = table.arrow.select(["model", "seed"]).group_by(["model", "seed"]).aggregate([]).to_pylist()
-    return {(pair["model"] or "", pair["seed"]) for pair in pairs}
 
 
 def _run_names(paths: Sequence[str]) -> list[str]:
@@ -264,7 +242,7 @@ def renamed_table(table: Table, names: Mapping[str, str]) -> Table:
     """The same rows with other names of models, in its record too."""
     if not names:
         return table
-    entries = [{**entry, "name": names.get(entry.get("name", ""), entry.get("name"))} for entry in _models(table)]
+    entries = _renamed(table.about.get("models") or (), "name", names)
     column = table.arrow["model"].to_pylist()
     models = pa.array([names.get(model or "", model) for model in column], type=pa.string())
     place = table.arrow.schema.get_field_index("model")
@@ -272,5 +250,19 @@ def renamed_table(table: Table, names: Mapping[str, str]) -> Table:
     return Table(arrow, {**table.about, "models": entries} if entries else table.about)
 
 
-def _models(table: Table) -> list[dict[str, Any]]:
-    return list(table.about.get("models") or ())
+# -- single tables with the declared titles of their metrics: the public functions of `anisoscope.view`, `Table.plot` --
+
+
+def profile_figure(table: Table, metric: str | None = None, *, catalogue: Mapping[str, Any] | None = None) -> Any:
+    """An interactive figure of one metric (or the main ones) over layers."""
+    return profiles.profile_figure(table, metric, catalogue=registry() if catalogue is None else catalogue)
+
+
+def table_html(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> str:
+    """A compact pivot of layers by main metrics."""
+    return console.table_html(table, catalogue=registry() if catalogue is None else catalogue)
+
+
+def short_table(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> Any:
+    """What the terminal shows at the end of a run: a row per layer, or per model where that would be too long."""
+    return console.short_table(table, catalogue=registry() if catalogue is None else catalogue)

@@ -66,45 +66,33 @@ def run_path(out: str | Path | None, name: str, *, resume: bool) -> Path:
 
 def _carry_out(request: RunRequest, run: Callable[[], Any], judge: Callable[[Path], None] | None = None) -> FinishedRun:
     """Run, judge, draw; what was finished is drawn also when the rest fails."""
+    from anisoscope.commands.page import report_runs
+
+    folder, page, tell = request.out, None, request.progress or (lambda what, done, total: None)
     try:
         result = run()
     except BaseException:
-        if request.report and (request.out / "table.parquet").is_file():
-            _draw_unfinished(request)
+        if request.report and (folder / "table.parquet").is_file():
+            try:  # what goes wrong here must not hide why the run failed
+                request.note(f"unfinished; what was measured is in {report_runs([folder])}")
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                request.note(f"unfinished; what was measured is in {folder}, without a report ({why})")
         raise
     if judge is not None:
-        judge(request.out)
+        judge(folder)
     started = time.monotonic()
-    page = _draw(request.out, request.progress) if request.report else None
-    return FinishedRun(RunFolder.open(request.out), result, page, time.monotonic() - started)
-
-
-def _draw(folder: Path, progress: Progress | None) -> Path:
-    """The report of a finished run; where it cannot be drawn the numbers are there all the same."""
-    from anisoscope.commands.page import report_runs
-
-    tell = progress or (lambda what, done, total: None)
-    tell("report", 0, 1)
-    try:
-        page = report_runs([folder])
-    except Exception as error:
-        raise AnisoscopeError(
-            f"the run is complete and its table is in {str(folder)!r}, but its report could not be drawn "
-            f"({type(error).__name__}: {error}); mend that, then `anisoscope report {folder}`."
-        ) from error
-    tell("report", 1, 1)
-    return page
-
-
-def _draw_unfinished(request: RunRequest) -> None:
-    """Draw what there is of a run that failed; what goes wrong here must not hide why it failed."""
-    from anisoscope.commands.page import report_runs
-
-    try:
-        request.note(f"unfinished; what was measured is in {report_runs([request.out])}")
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        request.note(f"unfinished; what was measured is in {request.out}, without a report ({why})")
+    if request.report:
+        tell("report", 0, 1)
+        try:
+            page = report_runs([folder])
+        except Exception as error:  # the numbers are there all the same
+            raise AnisoscopeError(
+                f"the run is complete and its table is in {str(folder)!r}, but its report could not be drawn "
+                f"({type(error).__name__}: {error}); mend that, then `anisoscope report {folder}`."
+            ) from error
+        tell("report", 1, 1)
+    return FinishedRun(RunFolder.open(folder), result, page, time.monotonic() - started)
 
 
 # -- profile -----------------------------------------------------------------------------------------------------------
@@ -114,22 +102,17 @@ def run_profile(config: ProfileConfig, request: RunRequest) -> FinishedRun:
     """Measure every model of a profile and draw the page."""
     folder = RunFolder.create(request.out, asdict(config), resume=request.resume)
     profiler = Profiler(config, folder, command=request.command)
-    profiler.progress = _with_estimate(profiler, request)
-    return _carry_out(request, profiler.run)
-
-
-def _with_estimate(profiler: Profiler, request: RunRequest) -> Progress:
-    """Note the memory estimate once it is known, before the first rows run."""
     noted: set[str] = set()
 
     def tell(what: str, done: int, total: int) -> None:
-        if profiler.estimate and profiler.estimate not in noted:
+        if profiler.estimate and profiler.estimate not in noted:  # of memory, once it is known, before the first rows
             noted.add(profiler.estimate)
             request.note(profiler.estimate)
         if request.progress is not None:
             request.progress(what, done, total)
 
-    return tell
+    profiler.progress = tell
+    return _carry_out(request, profiler.run)
 
 
 def profile(
@@ -156,13 +139,14 @@ def profile(
 
 def run_sweep(config: SweepConfig, request: RunRequest) -> FinishedRun:
     """Measure a series of checkpoints or one model, judge all claims, draw the page."""
-    sweeper = Sweeper.at(config, request.out, resume=request.resume, command=request.command)
-    return _carry_out(request, replace(sweeper, progress=request.progress).run, _judge_all)
+    how: dict[str, Any] = {"resume": request.resume, "command": request.command, "progress": request.progress}
+    sweeper = Sweeper.at(config, request.out, **how)
 
+    def judge(path: Path) -> None:
+        folder = RunFolder.open(path)
+        folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(folder.table())))
 
-def _judge_all(path: Path) -> None:
-    folder = RunFolder.open(path)
-    folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(folder.table())))
+    return _carry_out(request, sweeper.run, judge)
 
 
 def sweep(

@@ -6,21 +6,20 @@ import math
 from pathlib import Path
 from typing import Any
 
-from anisoscope.commands.signature import Debug, Out, Resume, configured
-from anisoscope.commands.terminal import command_line, fail, under_way
+from anisoscope.commands.command import Debug, Out, Resume, configured, fail, requested
 from anisoscope.measurement.config import ProfileConfig
 
 
 @configured(ProfileConfig)
 def profile(config: ProfileConfig, out: Out = None, resume: Resume = False, debug: Debug = False) -> None:
     """Measure the geometry of every layer of one or several models; ends with a report."""
-    from anisoscope.commands.pipeline import RunRequest, run_path, run_profile
+    from anisoscope.commands.pipeline import run_profile
     from anisoscope.metrics.catalogue import registry
-    from anisoscope.view.console import print_memory, print_note, print_page, print_short, print_warnings
+    from anisoscope.view.console import print_memory, print_page, print_short, print_warnings
 
-    path = run_path(out, "_".join(Path(model).name for model in config.models[:2])[:60], resume=resume)
-    with under_way() as tell:
-        run = run_profile(config, RunRequest(path, resume, command_line(), tell, print_note))
+    name = "_".join(Path(model).name for model in config.models[:2])[:60]
+    with requested(out, name, resume=resume) as request:
+        run = run_profile(config, request)
     table, about = run.folder.table(), run.folder.about()
     print_short(table, registry())
     print_warnings(about)

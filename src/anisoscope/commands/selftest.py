@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from anisoscope.commands.terminal import fail
+from anisoscope.commands.command import fail
 
 
 def selftest(

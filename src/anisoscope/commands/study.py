@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.commands.signature import Debug, Out, Resume, configured, declared_fields, given
-from anisoscope.commands.terminal import command_line, under_way
+from anisoscope.commands.command import Debug, Out, Resume, configured, declared_fields, given, requested
 from anisoscope.errors import AnisoscopeError
 from anisoscope.studies.catalogue import STUDIES, StudyEntry
 
@@ -21,40 +20,24 @@ def studies() -> dict[str, Callable[..., None]]:
 def _command(entry: StudyEntry) -> Callable[..., None]:
     """The command of one study; --jobs and --resume where it has them."""
 
-    def plain(config: Any, out: Out = None, debug: Debug = False) -> None:
-        run(entry, config, out=out)
-
-    def resumed(config: Any, out: Out = None, resume: Resume = False, debug: Debug = False) -> None:
-        run(entry, config, out=out, resume=resume)
-
-    def parallel(
-        config: Any,
-        ctx: typer.Context,
-        jobs: int | None = None,
-        out: Out = None,
-        resume: Resume = False,
-        debug: Debug = False,
+    def run(
+        config: Any, ctx: typer.Context, jobs: Any = None, out: Out = None, resume: Resume = False, debug: Debug = False
     ) -> None:
-        _refuse_idle(ctx, config)
-        run(entry, config, out=out, resume=resume, jobs=jobs)
+        from anisoscope.commands.page import study_summary
+        from anisoscope.commands.pipeline import run_study
+        from anisoscope.view.console import print_run_end
 
-    parallel.__annotations__["jobs"] = Annotated[int | None, typer.Option(help=entry.jobs_help, min=1)]
-    act = parallel if entry.jobs_help else resumed if entry.resumes else plain
-    act.__doc__ = entry.help
-    return configured(entry.config, build=entry.build)(act)
+        if entry.jobs_help:
+            _refuse_idle(ctx, config)
+        preset = getattr(config, "preset", "")
+        with requested(out, f"{entry.name}-{preset}" if preset else entry.name, resume=resume) as request:
+            done = run_study(entry, config, request, **({"jobs": jobs} if entry.jobs_help else {}))
+        print_run_end(done.folder, done.page, done.drawing_seconds, summary=study_summary(done.folder, entry.name))
 
-
-def run(entry: StudyEntry, config: Any, *, out: Any, resume: bool = False, **options: Any) -> None:
-    """Carry out a study and print what came out."""
-    from anisoscope.commands.page import study_summary
-    from anisoscope.commands.pipeline import RunRequest, run_path, run_study
-    from anisoscope.view.console import print_note, print_run_end
-
-    preset = getattr(config, "preset", "")
-    path = run_path(out, f"{entry.name}-{preset}" if preset else entry.name, resume=resume)
-    with under_way() as tell:
-        done = run_study(entry, config, RunRequest(path, resume, command_line(), tell, print_note), **options)
-    print_run_end(done.folder, done.page, done.drawing_seconds, summary=study_summary(done.folder, entry.name))
+    run.__annotations__["jobs"] = Annotated[int | None, typer.Option(help=entry.jobs_help, min=1)]
+    run.__doc__ = entry.help
+    lacking = [name for name, there in (("jobs", entry.jobs_help), ("resume", entry.resumes)) if not there]
+    return configured(entry.config, build=entry.build, without=lacking)(run)
 
 
 def _refuse_idle(ctx: typer.Context, config: Any) -> None:

@@ -1,4 +1,4 @@
-"""`anisoscope sweep`."""
+"""`anisoscope sweep`, and `anisoscope tangent`, a sweep of one model with gradients."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.commands.signature import Debug, Out, configured
-from anisoscope.commands.terminal import command_line, under_way
+from anisoscope.commands.command import Debug, Out, Resume, configured, requested
 from anisoscope.option import Option
 from anisoscope.series import SweepConfig
 
@@ -34,16 +33,36 @@ def sweep(
     debug: Debug = False,
 ) -> None:
     """A series of checkpoints in the order of training; repeated, missing, broken and swapped ones are flagged."""
-    measure(config, out=out, resume=resume)
+    _measure(config, out=out, resume=resume)
 
 
-def measure(config: SweepConfig, *, out: Path | None, resume: bool) -> None:
-    """Carry out a sweep, or a tangent study, which is a sweep of one model."""
-    from anisoscope.commands.pipeline import RunRequest, run_path, run_sweep
-    from anisoscope.view.console import print_note, print_run_end
+def _measure(config: SweepConfig, *, out: Path | None, resume: bool) -> None:
+    from anisoscope.commands.pipeline import run_sweep
+    from anisoscope.view.console import print_run_end
 
     kind = "sweep" if config.series else "tangent"
-    path = run_path(out, f"{kind}-{config.model.rstrip('/').split('/')[-1]}", resume=resume)
-    with under_way() as tell:
-        run = run_sweep(config, RunRequest(path, resume, command_line(), tell, print_note))
+    with requested(out, f"{kind}-{config.model.rstrip('/').split('/')[-1]}", resume=resume) as request:
+        run = run_sweep(config, request)
     print_run_end(run.folder, run.page, run.drawing_seconds)
+
+
+_OPTIONS = ("model", "data", "tokens", "context", "batch_size", "preset", "rank", "draws", "layers", "text_field")
+_LOADING = ("tokenizer", "random_init", "device", "dtype", "seed", "trust_remote_code")
+_HELP = {
+    "data": "Text file, folder, .gz, .zip, .jsonl, .csv, .parquet, a datasets name, or 'embedded'.",
+    "tokens": "Tokens to look at; half to fit on, half to test on.",
+    "context": "Tokens of a context; default: 512 or less.",
+    "preset": "light, standard or full.",
+    "text_field": "Field that holds the text.",
+    "dtype": "auto, float32, float64, bfloat16.",
+}
+
+
+def _single(**options: Any) -> SweepConfig:
+    return SweepConfig(**options, series=False)
+
+
+@configured(SweepConfig, build=_single, only=(*_OPTIONS, *_LOADING), help=_HELP)
+def tangent(config: SweepConfig, out: Out = None, resume: Resume = False, debug: Debug = False) -> None:
+    """Do tangent directions of one given model hold its gradients? Its own loss gives them."""
+    _measure(config, out=out, resume=resume)

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.commands.signature import Debug, Out, Resume, configured
-from anisoscope.commands.terminal import command_line, under_way
+from anisoscope.commands.command import Debug, Out, Resume, configured, requested
 from anisoscope.training.config import TrainConfig
 
 
@@ -30,14 +29,13 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a small encoder or decoder from scratch, measured while it learns; ends with a report."""
-    from anisoscope.commands.pipeline import RunRequest, run_path, run_train
-    from anisoscope.view.console import print_note, print_page, print_run_end
+    from anisoscope.commands.pipeline import run_train
+    from anisoscope.view.console import print_page, print_run_end
 
     watch: dict[str, Any] = {"monitor": monitor, "when": when, "contexts": contexts, "rank": rank}
     watch |= {"every_step": True} if every_step else {}  # a run without it goes on as it was begun
-    path = run_path(out, f"train-{config.arm}", resume=resume)
-    with under_way() as tell:
-        run = run_train(config, watch, RunRequest(path, resume, command_line(), tell, print_note))
+    with requested(out, f"train-{config.arm}", resume=resume) as request:
+        run = run_train(config, watch, request)
     if run.page is None:
         print_page(run.folder.path)
     else:

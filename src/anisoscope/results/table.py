@@ -23,7 +23,7 @@ from anisoscope.results.schema import variant_name as variant_name
 if TYPE_CHECKING:
     import pandas as pd
 
-DRAWING = "anisoscope.commands.drawing"  # the module that draws tables, imported when the first one is drawn
+DRAWING = "anisoscope.commands.page"  # the module that draws tables, imported when the first one is drawn
 
 
 @dataclass(frozen=True)

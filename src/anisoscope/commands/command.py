@@ -1,17 +1,26 @@
-"""A command from a configuration: the fields that declare an Option become the options that typer shows and parses."""
+"""What all commands share: options that come from a configuration, and the terminal that a command was typed in.
+
+The fields of a configuration that declare an Option become the options that typer shows and parses.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import signal
+import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from anisoscope.option import Option
+
+if TYPE_CHECKING:
+    from anisoscope.commands.pipeline import RunRequest
 
 Out = Annotated[Path | None, typer.Option(help="Run folder; default: a new one under runs/.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run in --out.")]
@@ -37,13 +46,12 @@ class DeclaredField:
     def parameter(self) -> inspect.Parameter:
         """The parameter of a function that typer reads as this option."""
         o, kind, default = self.option, self.type, self.default
-        info: Any
         if o.argument:
             required = default is dataclasses.MISSING
-            many = typing.get_origin(kind) is tuple
-            kind = (list[str] if required else list[str] | None) if many else kind
+            if typing.get_origin(kind) is tuple:
+                kind = list[str] if required else list[str] | None
             default = inspect.Parameter.empty if required else None
-            info = typer.Argument(metavar=o.metavar, help=o.help)
+            info: Any = typer.Argument(metavar=o.metavar, help=o.help)
         else:
             if o.parse is not None:
                 kind, default = (bool, False) if o.typed is bool else (o.typed | None, None)
@@ -51,6 +59,10 @@ class DeclaredField:
             info = typer.Option(*spelled, help=o.help, min=o.least)
         annotation: Any = Annotated[kind, info]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    def explained(self, words: str | None) -> DeclaredField:
+        """With another help text, where there is one."""
+        return self if words is None else dataclasses.replace(self, option=dataclasses.replace(self.option, help=words))
 
     def value(self, typed: Any) -> Any:
         """What was typed as the value of the field."""
@@ -87,17 +99,18 @@ def configured(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turn a function of (config, …) into a command whose options are the fields of `config` and its other parameters.
 
-    `build` makes the configuration where it takes more than its fields, and may declare further options. `only` or
-    `without` choose among the fields, `first` come first in the help, `help` says of some what they mean here. An
-    option that is None because it was not given leaves the field as the configuration has it.
+    `build` makes the configuration where it takes more than its fields, and may declare further options. `only` chooses
+    among the fields, `without` leaves out fields and other parameters, `first` come first in the help, `help` says of
+    some what they mean here. An option that is None because it was not given leaves the field as the configuration has
+    it.
     """
 
     def made(act: Callable[..., None]) -> Callable[..., None]:
         fields = declared_fields(config) | (declared_fields(build) if build is not None else {})
         order = only or [*first, *(name for name in fields if name not in (*first, *without))]
-        chosen = {name: _explained(fields[name], help or {}) for name in order}
+        chosen = {name: fields[name].explained((help or {}).get(name)) for name in order}
         _, *more = inspect.signature(act, eval_str=True).parameters.values()
-        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in more]
+        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in more if p.name not in without]
 
         def command(**typed: Any) -> None:
             rest = {p.name: typed.pop(p.name) for p in own}
@@ -113,13 +126,40 @@ def configured(
     return made
 
 
-def _explained(field: DeclaredField, words: Mapping[str, str]) -> DeclaredField:
-    if field.name not in words:
-        return field
-    return dataclasses.replace(field, option=dataclasses.replace(field.option, help=words[field.name]))
-
-
 def given(context: typer.Context, name: str) -> bool:
     """Whether an option was typed."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+@contextlib.contextmanager
+def under_way() -> Iterator[Callable[[str, int, int], None]]:
+    """Around what takes long: progress bars; SIGTERM ends it as Ctrl-C does, with everything finished on disk."""
+    from anisoscope.view.console import progress_bars
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGTERM, stop)
+    try:
+        with progress_bars() as tell:
+            yield tell
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+@contextlib.contextmanager
+def requested(out: Path | None, name: str, *, resume: bool) -> Iterator[RunRequest]:
+    """A run as the command line asks for it: into `out`, or a new folder of that name, with progress bars."""
+    from anisoscope.commands.pipeline import RunRequest, run_path
+    from anisoscope.view.console import print_note
+
+    path = run_path(out, name, resume=resume)
+    with under_way() as tell:
+        yield RunRequest(path, resume, ["anisoscope", *sys.argv[1:]], tell, print_note)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """End a command with one sentence and an exit code."""
+    typer.secho(f"anisoscope: {message}", fg="red", err=True)
+    raise SystemExit(code)

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from anisoscope.commands.app import app
-from anisoscope.commands.signature import configured, declared_fields
+from anisoscope.commands.command import configured, declared_fields
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import Option, distinct, layer_numbers, listed, listed_or_none, numbers, seed_numbers
 from anisoscope.studies.catalogue import STUDIES
