@@ -77,11 +77,11 @@ def tossing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StudyEn
     """A study in a folder of its own, which exists for one test only."""
     folder = tmp_path / "more" / "tossing"
     folder.mkdir(parents=True)
-    files = {"__init__": "", "config": CONFIG, "protocol": PROTOCOL, "figures": FIGURES}
+    files = {"__init__": CONFIG, "protocol": PROTOCOL, "figures": FIGURES}
     for name, words in files.items():
         (folder / f"{name}.py").write_text(words)
     monkeypatch.setattr(studies, "__path__", [*studies.__path__, str(folder.parent)])
-    from anisoscope.studies.tossing.config import TossingConfig
+    from anisoscope.studies.tossing import TossingConfig
 
     entry = StudyEntry("tossing", "Toss three coins.", TossingConfig, "anisoscope.studies.tossing.protocol:Tossing")
     monkeypatch.setitem(STUDIES, "tossing", entry)

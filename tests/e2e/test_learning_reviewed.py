@@ -19,7 +19,7 @@ from anisoscope.monitor.store import MonitorStore
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.table import Table
 from anisoscope.studies.published import REVISITING_MODELS
-from anisoscope.studies.revisiting.config import RevisitingConfig
+from anisoscope.studies.revisiting import RevisitingConfig
 
 Command = Callable[..., Any]
 SMALL = ("--layers", 1, "--width", 32, "--heads", 2, "--context", 32, "--batch-size", 4, "--limit", 0.2)

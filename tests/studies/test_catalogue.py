@@ -9,13 +9,12 @@ import sys
 from anisoscope.models.attention_variant import VARIANTS
 from anisoscope.numerics.linear_fits import GRID
 from anisoscope.numerics.manifolds import MANIFOLDS
+from anisoscope.studies import curvature
 from anisoscope.studies.catalogue import STUDIES
-from anisoscope.studies.curvature import config as curvature
-from anisoscope.studies.performance.config import PENALTIES
-from anisoscope.studies.sharpness.config import ARMS
+from anisoscope.studies.performance import PENALTIES
+from anisoscope.studies.sharpness import ARMS
 from anisoscope.studies.study import Study
-from anisoscope.studies.untrained import block
-from anisoscope.studies.untrained.config import INITS
+from anisoscope.studies.untrained import INITS, block
 
 
 def test_names_in_configurations_are_those_of_what_they_name() -> None:

@@ -21,10 +21,9 @@ from anisoscope.numerics.manifolds import make_manifold
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Query
 from anisoscope.results.table import SCHEMA, Table
-from anisoscope.studies.curvature.config import CurvatureConfig
+from anisoscope.studies.curvature import CurvatureConfig
 from anisoscope.studies.curvature.protocol import Curvature
 from anisoscope.studies.curvature.samples import (
-    FrequencyLook,
     Ladder,
     Population,
     over_replicates,
@@ -45,8 +44,8 @@ def run_curvature(config: CurvatureConfig, out: Path, **options: Any) -> Path:
 
 def ladder_of(name: str, *, noise: float = 0.0, kind: str = "gaussian", seed: int = 0, **sizes: int) -> Ladder:
     manifold = make_manifold(name, dim=2, ambient=8)
-    sizes = {"samples": 400, "replicates": 8} | sizes
-    return sample_ladder(manifold, manifold.centre, scales=SCALES, noise=noise, kind=kind, seed=seed, **sizes)
+    look = CurvatureConfig(scales=SCALES, floor=noise, kind=kind, **{"samples": 400, "replicates": 8} | sizes)
+    return sample_ladder(manifold, look, seed=seed)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "ball"])
@@ -91,7 +90,8 @@ def test_the_flat_control_has_no_normal_slope() -> None:
 
 def attenuations(name: str, *, zipf: float, beta: float, draws: int = 6) -> np.ndarray:
     """Visibility by frequency over that of a uniform draw, with what is expected of each, [2, draws]."""
-    manifold, look = make_manifold(name, dim=2, ambient=6), FrequencyLook(4096, 8, 24, noise=0.001)
+    manifold = make_manifold(name, dim=2, ambient=6)
+    look = CurvatureConfig(tokens=4096, neighbourhoods=8, neighbours=24, noise=0.001)
     found = []
     for draw in range(draws):
         population = Population.draw(manifold, 64, seed=draw)
@@ -136,7 +136,7 @@ def test_scales_follow_the_frequency_up_to_half_a_radius_of_curvature() -> None:
 
 def test_local_pca_recovers_the_curvature_in_a_uniform_draw_and_loses_it_by_frequency() -> None:
     population = Population.draw(make_manifold("sphere", dim=2, ambient=8), 128, seed=0)
-    look = FrequencyLook(1024, 200, 96, noise=0.002)
+    look = CurvatureConfig(tokens=1024, neighbourhoods=200, neighbours=96, noise=0.002)
     frequency, generator = zipf_frequencies(128, 1.0), torch.Generator().manual_seed(0)
     uniform = torch.full_like(frequency, 1 / 128)
 

@@ -19,10 +19,9 @@ from anisoscope.data.synthetic import make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA
-from anisoscope.studies.arms import train_arm
-from anisoscope.studies.inherent.config import ARMS, FAMILIES, PRESETS, InherentConfig, write_configuration
+from anisoscope.studies.arms import LocalExecutor, train_arm
+from anisoscope.studies.inherent import ARMS, FAMILIES, PRESETS, InherentConfig, write_configuration
 from anisoscope.studies.inherent.protocol import NORMED, Inherent, fill_batch_norms
-from anisoscope.studies.jobs import LocalExecutor
 from anisoscope.studies.published import ABSENT, INHERENT_MODELS, PaperModel
 from anisoscope.tangent.study import GEOMETRY
 from anisoscope.training.loop import Trainer

@@ -12,7 +12,7 @@ import pytest
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
-from anisoscope.studies.performance.config import PerformanceConfig
+from anisoscope.studies.performance import PerformanceConfig
 from anisoscope.studies.performance.protocol import Performance
 from support.pages import page_of
 from support.performances import WORDS, write_records

@@ -15,11 +15,10 @@ import torch
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
-from anisoscope.studies.arms import CleanMonitor, StudyArm, train_arm, unmasked
-from anisoscope.studies.jobs import LocalExecutor
+from anisoscope.studies.arms import CleanMonitor, LocalExecutor, train_arm, unmasked
+from anisoscope.studies.config import StudyArm
 from anisoscope.studies.published import SHAPE_MODELS, PaperModel
-from anisoscope.studies.shape.config import ARMS, PRESETS, ShapeConfig
-from anisoscope.studies.shape.protocol import ShapeStudy
+from anisoscope.studies.shape import ARMS, PRESETS, ShapeConfig, ShapeStudy
 from anisoscope.tangent.study import GEOMETRY
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.corpus import prepare_corpus
@@ -288,7 +287,7 @@ def shelf(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     (tmp_path / "hub" / "broken" / "model.safetensors").write_bytes(b"half")
     specs = ("one", "missing", "series", "broken", "encoder")
     models = tuple(PaperModel(str(tmp_path / "hub" / s), series=s == "series", large=s == "one") for s in specs)
-    monkeypatch.setattr("anisoscope.studies.shape.protocol.SHAPE_MODELS", models)
+    monkeypatch.setattr("anisoscope.studies.published.SHAPE_MODELS", models)
     monkeypatch.setitem(GEOMETRY, "shape", ("svd_ratio", "average_cosine"))
     return models
 
@@ -332,7 +331,7 @@ def test_when_no_model_is_here_all_are_named(
     shelf: tuple[PaperModel, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tuple(replace(model, spec=f"{model.spec}-gone") for model in shelf)
-    monkeypatch.setattr("anisoscope.studies.shape.protocol.SHAPE_MODELS", gone)
+    monkeypatch.setattr("anisoscope.studies.published.SHAPE_MODELS", gone)
     config = ShapeConfig(**PAPERS)
     with pytest.raises(AnisoscopeError, match=r"none of the 5 models of the paper could be loaded \(the first: .*gone"):
         ShapeStudy(config, RunFolder.create(tmp_path / "paper", asdict(config), resume=False)).run()

@@ -17,9 +17,8 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.attention_variant import VARIANTS
 from anisoscope.models.load import load_model
 from anisoscope.results.folder import RunFolder
-from anisoscope.studies.sharpness.config import ARMS, PRESETS, SharpnessConfig
+from anisoscope.studies.sharpness import ARMS, PRESETS, Sharpness, SharpnessConfig
 from anisoscope.studies.sharpness.figures import RELATIVE, ArmNumbers
-from anisoscope.studies.sharpness.protocol import Sharpness
 from anisoscope.training.corpus import prepare_corpus
 from anisoscope.training.language_model import make_stream
 from anisoscope.training.loop import Trainer

@@ -13,8 +13,8 @@ import pytest
 from anisoscope.claims.inherent.untrained import BETWEEN
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
+from anisoscope.studies.untrained import UntrainedConfig
 from anisoscope.studies.untrained import protocol as study
-from anisoscope.studies.untrained.config import UntrainedConfig
 from anisoscope.studies.untrained.protocol import Untrained
 
 CONFIG = UntrainedConfig(

@@ -8,7 +8,7 @@ import time
 from typing import NoReturn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.studies.arms import Progress, StudyArm
+from anisoscope.studies.config import Progress, StudyArm
 
 
 def light_work(arm: StudyArm, progress: Progress | None) -> None:

@@ -1,7 +1,5 @@
 """Run folders as pages show them: read, judged and compared where there are several, and drawn.
 
-Tables drawn with the declared titles of their metrics: the public functions of `anisoscope.view`, and `Table.plot`.
-
 The view itself knows no metric; here it is given their declarations.
 """
 
@@ -159,9 +157,11 @@ def write_study_report(folder: str | Path, study: str) -> Path:
 
 def _figures_of(study: str) -> ModuleType | None:
     """The module that declares the figures of a study; None where its page is that of a training or of models."""
-    name = f"anisoscope.studies.{study}.figures"
-    known = study in STUDIES and importlib.util.find_spec(name) is not None
-    return importlib.import_module(name) if known else None
+    folder = f"anisoscope.studies.{study}"
+    if study not in STUDIES or getattr(importlib.import_module(folder), "__path__", None) is None:
+        return None
+    known = importlib.util.find_spec(f"{folder}.figures") is not None
+    return importlib.import_module(f"{folder}.figures") if known else None
 
 
 def study_summary(folder: RunFolder, study: str) -> Iterator[Any]:
@@ -217,9 +217,7 @@ def new_names(tables: Sequence[Table], paths: Sequence[str]) -> list[dict[str, s
     owned = [{(pair["model"] or "", pair["seed"]) for pair in group.to_pylist()} for group in groups]
     counts = Counter(owner for owners in owned for owner in owners)
     return [
-        {model: f"{model} ({run})" for model, _ in sorted(owners, key=str)}
-        if any(counts[o] > 1 for o in owners)
-        else {}
+        {model: f"{model} ({run})" for model, _ in sorted(owners, key=str) if any(counts[o] > 1 for o in owners)}
         for owners, run in zip(owned, _run_names(paths), strict=True)
     ]
 

@@ -27,7 +27,7 @@ from anisoscope.series.sweep import Sweeper
 from anisoscope.studies.arms import training_monitor
 from anisoscope.studies.catalogue import StudyEntry
 from anisoscope.studies.config import schedule_of
-from anisoscope.studies.study import judge_run
+from anisoscope.studies.study import judge
 from anisoscope.training import loop
 from anisoscope.training.config import CommonTrainConfig
 from anisoscope.training.record import options_of
@@ -64,7 +64,9 @@ def run_path(out: str | Path | None, name: str, *, resume: bool) -> Path:
     return Path(out) if out is not None else Path("runs") / f"{slug(name)}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _carry_out(request: RunRequest, run: Callable[[], Any], judge: Callable[[Path], None] | None = None) -> FinishedRun:
+def _carry_out(
+    request: RunRequest, run: Callable[[], Any], judge: Callable[[RunFolder], None] | None = None
+) -> FinishedRun:
     """Run, judge, draw; what was finished is drawn also when the rest fails."""
     from anisoscope.commands.page import report_runs
 
@@ -80,7 +82,7 @@ def _carry_out(request: RunRequest, run: Callable[[], Any], judge: Callable[[Pat
                 request.note(f"unfinished; what was measured is in {folder}, without a report ({why})")
         raise
     if judge is not None:
-        judge(folder)
+        judge(RunFolder.open(folder))
     started = time.monotonic()
     if request.report:
         tell("report", 0, 1)
@@ -142,11 +144,10 @@ def run_sweep(config: SweepConfig, request: RunRequest) -> FinishedRun:
     how: dict[str, Any] = {"resume": request.resume, "command": request.command, "progress": request.progress}
     sweeper = Sweeper.at(config, request.out, **how)
 
-    def judge(path: Path) -> None:
-        folder = RunFolder.open(path)
+    def judge_all(folder: RunFolder) -> None:
         folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(folder.table())))
 
-    return _carry_out(request, sweeper.run, judge)
+    return _carry_out(request, sweeper.run, judge_all)
 
 
 def sweep(
@@ -192,7 +193,7 @@ def run_train(config: CommonTrainConfig, watch: Mapping[str, Any], request: RunR
         return loop.train(config, request.out, monitor=attach if watched else None, watch=watch, **more)
 
     request = request if watched else replace(request, report=False)
-    return _carry_out(request, run, judge_run if watched else None)
+    return _carry_out(request, run, (lambda folder: judge(folder, folder.table())) if watched else None)
 
 
 def train(

@@ -1,7 +1,7 @@
-"""All studies: a row here and a folder beside it is all that a new one takes. Imports no torch.
+"""All studies: a row here and a file or folder beside it is all that a new one takes. Imports no torch.
 
-A folder holds `config` (a dataclass whose fields are options of the command), `protocol` (a class whose `run` writes
-the run folder) and `figures` (what its page shows).
+A study is a configuration (a dataclass whose fields are options of the command) and a class whose `run` writes the run
+folder, in one file where nothing heavy is imported, else in `protocol` of its folder; `figures` is what its page shows.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from anisoscope.studies.config import ArmsConfig
-from anisoscope.studies.curvature.config import CurvatureConfig, curvature_config
-from anisoscope.studies.inherent.config import InherentConfig
-from anisoscope.studies.performance.config import PerformanceConfig
-from anisoscope.studies.revisiting.config import RevisitingConfig
-from anisoscope.studies.shape.config import ShapeConfig
-from anisoscope.studies.sharpness.config import SharpnessConfig
-from anisoscope.studies.untrained.config import UntrainedConfig
+from anisoscope.studies.curvature import CurvatureConfig, curvature_config
+from anisoscope.studies.inherent import InherentConfig
+from anisoscope.studies.performance import PerformanceConfig
+from anisoscope.studies.revisiting import RevisitingConfig
+from anisoscope.studies.shape import ShapeConfig
+from anisoscope.studies.sharpness import SharpnessConfig
+from anisoscope.studies.untrained import UntrainedConfig
 
 
 @dataclass(frozen=True)
@@ -30,12 +29,12 @@ class StudyEntry:
     protocol: str  # module:class
     build: Callable[..., Any] | None = None  # makes the configuration where it takes more than its fields
     resumes: bool = True
-    parallel: bool = False  # trains arms at the same time
+    parallel: bool = False  # trains arms at the same time; its configuration is an ArmsConfig
 
     @property
     def jobs_help(self) -> str:
         """What --jobs says, with the defaults of the presets; nothing where arms are not trained side by side."""
-        if not self.parallel or not issubclass(self.config, ArmsConfig):
+        if not self.parallel:
             return ""
         tiny, small = (self.config.presets[name].jobs for name in ("tiny", "small"))
         usual = f"{tiny} in tiny, {f'{small} in small' if small > 1 else 'else 1'}"
@@ -47,7 +46,7 @@ _ALL = (
         "revisiting",
         "Revisiting Anisotropy: train a decoder and an encoder under the monitor, and test the claims.",
         RevisitingConfig,
-        "anisoscope.studies.revisiting.protocol:Revisiting",
+        "anisoscope.studies.revisiting:Revisiting",
     ),
     StudyEntry(
         "curvature",
@@ -61,7 +60,7 @@ _ALL = (
         "shape",
         "The Shape of Learning: what the mask and the objective do to profiles over depth and training.",
         ShapeConfig,
-        "anisoscope.studies.shape.protocol:ShapeStudy",
+        "anisoscope.studies.shape:ShapeStudy",
         parallel=True,
     ),
     StudyEntry(
@@ -81,7 +80,7 @@ _ALL = (
         "sharpness",
         "Does anisotropy need queries and keys that drift, and does sharp attention? Five kinds of attention compared.",
         SharpnessConfig,
-        "anisoscope.studies.sharpness.protocol:Sharpness",
+        "anisoscope.studies.sharpness:Sharpness",
         parallel=True,
     ),
     StudyEntry(

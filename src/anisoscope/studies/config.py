@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from anisoscope.errors import AnisoscopeError, unknown_name
@@ -20,12 +21,12 @@ PAPER = "paper"  # the preset that measures published models and trains nothing
 SYMBOLS = "enwik8"  # a fixed vocabulary of 205 symbols, also on other text
 PRENORM = "prenorm"  # the one family with both masks and both objectives, with the same parameters
 _SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+Progress = Callable[[str, int, int], None]  # what, done, of
 
 PaperPreset = Annotated[str, Option("tiny (2 cores, minutes), small (one GPU), paper (hub models).")]
 TrainedPreset = Annotated[str, Option("tiny (2 cores, minutes) or small (one GPU).")]
 Seeds = Annotated[
-    tuple[int, ...],
-    Option("Seeds such as 0,1,2; general claims need three.", parse=seed_numbers, preset="trained"),
+    tuple[int, ...], Option("Seeds such as 0,1,2; general claims need three.", parse=seed_numbers, preset="trained")
 ]
 Updates = Annotated[int | None, Option("Updates of each arm.", least=1, preset="trained")]
 Limit = Annotated[float | None, Option("Megabytes of text to use.", preset="trained")]
@@ -57,6 +58,18 @@ class ArmRun(NamedTuple):
     seed: int
 
 
+@dataclass(frozen=True)
+class StudyArm:
+    """The training run of an arm: plain values only, so that it can be sent to a process of its own."""
+
+    model: str  # what it is called in the table
+    path: Path
+    training: Any  # a CommonTrainConfig, or whatever else the work of a study takes
+    watch: Mapping[str, Any]  # options of `training_monitor`
+    corpus: Path  # the data as trainings read it, shared by all arms that read the same
+    command: tuple[str, ...] = ()
+
+
 class ArmsConfig(ABC):
     """Checks and runs of a configuration whose study trains arms; what is None or empty is as the preset has it."""
 
@@ -81,8 +94,8 @@ class ArmsConfig(ABC):
     def watch(self) -> dict[str, Any]:
         """The options of the monitor of every arm."""
         contexts = getattr(self, "contexts", None) or self.size.contexts
-        options = {"monitor": self.metrics, "when": self.when or self.size.when, "contexts": contexts}
-        return {**options, "rank": getattr(self, "rank", None)}
+        when = self.when or self.size.when
+        return {"monitor": self.metrics, "when": when, "contexts": contexts, "rank": getattr(self, "rank", None)}
 
     def check_preset(self) -> None:
         """Refuse a preset that is not there."""
@@ -96,21 +109,11 @@ class ArmsConfig(ABC):
             return
         runs = self.runs()
         named = [(run.model, run.seed) for run in runs]
-        twice = next((name for name in named if named.count(name) > 1), None)
-        if twice is not None:
-            raise AnisoscopeError(f"{twice[0]!r} of seed {twice[1]} is named twice; name arms, sizes and seeds once.")
+        for model, seed in named:
+            if named.count((model, seed)) > 1:
+                raise AnisoscopeError(f"{model!r} of seed {seed} is named twice; name arms, sizes and seeds once.")
         for run in runs:
             schedule_of(self.watch["when"], run.training.steps)
-
-
-def check_arms(arms: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse arms that are not known, and none at all."""
-    arms, known = list(arms), list(known)
-    for arm in arms:
-        if arm not in known:
-            raise unknown_name("arm", arm, known)
-    if not arms:
-        raise AnisoscopeError("a study needs at least one arm.")
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,11 @@ class SizedArmsConfig(ArmsConfig):
 
     def __post_init__(self) -> None:
         self.check_preset()
-        check_arms(self.arms, self.differences)
+        for arm in self.arms:
+            if arm not in self.differences:
+                raise unknown_name("arm", arm, self.differences)
+        if not self.arms:
+            raise AnisoscopeError("a study needs at least one arm.")
         self.check_runs()
 
     def runs(self) -> list[ArmRun]:
@@ -149,25 +156,16 @@ class SizedArmsConfig(ArmsConfig):
     def _training(self, arm: str, size: str, seed: int) -> Any:
         from anisoscope.training.config import TrainConfig
 
-        layers, width = parse_size(size)
+        match = _SIZE.fullmatch(size)
+        if match is None:
+            raise AnisoscopeError(f"size {size!r} is not understood; expected layers x width such as 12x512.")
+        layers, width = int(match[1]), int(match[2])
         fields: dict[str, Any] = {**self.size.train, **self.differences[arm], "family": PRENORM, "tokens": SYMBOLS}
         fields |= {"layers": layers, "width": width, "heads": max(4, width // 64), "seed": seed}
         fields |= {"data": self.data, "device": self.device, "limit": self.limit}
         fields["steps"] = self.steps or self.size.sizes.get(size, {}).get("steps", fields["steps"])
         fields["context"] = self.context or fields["context"]
         return TrainConfig(**fields)
-
-
-def parse_size(size: str) -> tuple[int, int]:
-    """Layers and width of a size.
-
-    >>> parse_size("12x512")
-    (12, 512)
-    """
-    match = _SIZE.fullmatch(size)
-    if match is None:
-        raise AnisoscopeError(f"size {size!r} is not understood; expected layers x width such as 12x512.")
-    return int(match[1]), int(match[2])
 
 
 def schedule_of(when: str, steps: int) -> Any:
@@ -179,8 +177,7 @@ def schedule_of(when: str, steps: int) -> Any:
     from anisoscope.monitor.schedule import parse_schedule
 
     schedule = parse_schedule(when, total=steps)
-    late = [step for step in sorted(schedule.steps) if step > steps]
-    if late:
+    if late := [step for step in sorted(schedule.steps) if step > steps]:
         raise AnisoscopeError(
             f"step {late[0]} is to be measured, but the training ends after {steps} updates; name steps up to {steps}, "
             "or train for more --steps."

@@ -75,13 +75,8 @@ _TEXT = ("bert-base-uncased", "roberta-base", "albert-base-v2", "gpt2", "t5-base
 _CHARACTERS = ("google/canine-c", "google/canine-s", "google/byt5-base")
 _AUDIO = ("facebook/wav2vec2-base", "facebook/hubert-base-ls960", "openai/whisper-base")
 _IMAGES = (
-    "google/vit-base-patch16-224",
-    "microsoft/beit-base-patch16-224",
-    "facebook/deit-base-patch16-224",
-    "nvidia/mit-b0",
-    "microsoft/resnet-50",
-    "google/efficientnet-b0",
-    "microsoft/cvt-13",
+    *("google/vit-base-patch16-224", "microsoft/beit-base-patch16-224", "facebook/deit-base-patch16-224"),
+    *("nvidia/mit-b0", "microsoft/resnet-50", "google/efficientnet-b0", "microsoft/cvt-13"),
     "facebook/convnext-tiny-224",
 )
 INHERENT_MODELS: tuple[PaperModel, ...] = (
@@ -108,11 +103,7 @@ def chosen_models(names: Sequence[str], models: Sequence[PaperModel]) -> list[Pa
 
 
 def measure_models(
-    study: ArmsStudy,
-    models: Sequence[PaperModel],
-    measure: Callable[[PaperModel, Path], None],
-    *,
-    named: bool = False,
+    study: ArmsStudy, models: Sequence[PaperModel], measure: Callable[[PaperModel, Path], None], *, named: bool = False
 ) -> None:
     """Measure what can be had and say what cannot; one model is in memory at a time, and on disk if so asked.
 
@@ -127,7 +118,8 @@ def measure_models(
         except (AnisoscopeError, OSError, RuntimeError, ValueError) as error:  # gated, gone, too large, out of memory
             study.skip(model.spec, " ".join(str(error).split()) or type(error).__name__)
         finally:
-            _make_room()
+            gc.collect()  # the memory of a model is given back before the next one is loaded
+            torch.cuda.empty_cache()  # does nothing without CUDA
             study.join(path, **({"name": model.spec.split("/")[-1], "seed": 0} if named else {}))
     if not study.tables:
         raise AnisoscopeError(
@@ -135,13 +127,6 @@ def measure_models(
             f"{study.about['skipped'][0]['reason'].rstrip('.')}); this preset needs their weights from the hub or its "
             "cache."
         )
-
-
-def _make_room() -> None:
-    """Give the memory of a model back before the next one is loaded."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def sweep_model(

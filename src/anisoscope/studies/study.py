@@ -1,4 +1,7 @@
-"""One run of a study: run.json at its beginning and end, its arms, its claims; nothing is measured twice."""
+"""One run of a study: run.json at its beginning and end, its arms, its claims; nothing is measured twice.
+
+Heavy libraries are imported when a study runs, not before: the command line reads studies for their options.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from anisoscope.claims.catalogue import claims, evaluate_claims
-from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.folder import RunFolder
 from anisoscope.results.manifest import new_manifest
-from anisoscope.results.map_file import FILE as MAP
-from anisoscope.results.map_file import write_joined
-from anisoscope.results.table import Table
-from anisoscope.studies.arms import Progress, StudyArm, train_arm
-from anisoscope.studies.config import PAPER, ArmRun
-from anisoscope.studies.jobs import Executor, LocalExecutor
-from anisoscope.training.corpus import prepare_corpus
+from anisoscope.studies.config import PAPER, ArmRun, Progress, StudyArm
+
+if TYPE_CHECKING:
+    from anisoscope.results.folder import RunFolder
+    from anisoscope.results.table import Table
+    from anisoscope.studies.arms import Executor
 
 REVISITING, SHAPE, INHERENT = "2604.08764", "2311.05928", "2401.12143"  # on arXiv
 
@@ -43,7 +42,7 @@ class Study(ABC):
     def run(self) -> Path:
         """Measure, judge, and write how it ended; a study that is complete is left as it is."""
         old = self.folder.about()
-        if self.is_finished(old):
+        if old.get("status") == "complete" and not old.get("skipped"):  # what was skipped is tried again
             return self.folder.path
         words = self.manifest_fields()
         self.about = new_manifest(asdict(self.config), command=self.command, seed=self.seed, old=old, **words)
@@ -61,10 +60,6 @@ class Study(ABC):
     def seed(self) -> int:
         """The seed that run.json names."""
         return int(self.config.seed)
-
-    def is_finished(self, old: Mapping[str, Any]) -> bool:
-        """Whether there is nothing left to do, by the run.json that is there."""
-        return bool(old.get("status") == "complete")
 
     def manifest_fields(self) -> dict[str, Any]:
         """What run.json says about the study from the beginning on."""
@@ -94,15 +89,13 @@ class Study(ABC):
         self.folder.write_about(self.about)
 
 
-# -- studies of several arms: each is a run of its own under arms/, the study joins their tables and judges ------------
-
-
 @dataclass
 class ArmsStudy(Study):
-    """A study whose arms are trained here, or whose models are published ones; what an arm measured counts also when it
-    broke off.
+    """A study whose arms are trained here, or whose models are published ones.
 
-    `jobs` arms are trained at the same time (None: as the preset has it), by `executor` where one is given.
+    Each is a run of its own under arms/; the study joins their tables and judges. What an arm measured counts also when
+    it broke off. `jobs` arms are trained at the same time (None: as the preset has it), by `executor` where one is
+    given.
     """
 
     jobs: int | None = None
@@ -141,6 +134,8 @@ class ArmsStudy(Study):
 
     def prepare(self, arms: Sequence[StudyArm]) -> None:
         """Tokenise the text once, before arms that run at the same time would all do so."""
+        from anisoscope.training.corpus import prepare_corpus
+
         training = arms[0].training
         self.tell("corpus", 0, 1)
         prepare_corpus(training.data, arms[0].corpus, tokens=training.tokens, limit=training.limit)
@@ -148,6 +143,8 @@ class ArmsStudy(Study):
 
     def run_arms(self, arms: Sequence[StudyArm]) -> dict[str, str]:
         """Train the arms and take in what they measured; why arms failed, by the names of their folders."""
+        from anisoscope.studies.arms import LocalExecutor, train_arm
+
         executor = self.executor or LocalExecutor(self.config.size.jobs if self.jobs is None else self.jobs)
         try:
             return executor.map(train_arm, arms, self.progress)
@@ -157,14 +154,15 @@ class ArmsStudy(Study):
 
     def join(self, path: Path, **words: Any) -> None:
         """Take in what an arm measured; `words` are put into its models' descriptions (name, seed)."""
+        from anisoscope.results.folder import RunFolder
+
         if not (path / "table.parquet").is_file():
             return
         found = RunFolder.open(path)
         self.tables.append(found.table())
         self.joined.append(path)
         about = found.about()
-        for model in about.get("models", []):
-            self.about["models"].append({**model, **words, "key": ""})
+        self.about["models"] += [{**model, **words, "key": ""} for model in about.get("models", [])]
         name = words.get("name") or path.name
         self.about["warnings"] += [f"{name}: {text}" for text in [*about.get("warnings", []), *_unfinished(about)]]
         for part in ("device", "data"):
@@ -195,23 +193,22 @@ class ArmsStudy(Study):
         """The first seed."""
         return self.config.seeds[0] if self.config.seeds else 0
 
-    def is_finished(self, old: Mapping[str, Any]) -> bool:
-        """A study that skipped something is not: it is tried again."""
-        return super().is_finished(old) and not old.get("skipped")
-
     def manifest_fields(self) -> dict[str, Any]:
         """With the arms that could not be had."""
         return {**super().manifest_fields(), "skipped": []}
 
     def conclude(self) -> None:
         """Join the tables of the arms, judge them, and join their maps of gradient energy."""
+        from anisoscope.results import map_file
+        from anisoscope.results.table import Table
+
         if not self.tables:
             return
         table = Table(Table.concat(self.tables).arrow, self.about)
         self.folder.write_table(table)
         judge(self.folder, table, paper=self.paper)
-        if any((path / MAP).is_file() for path in self.joined):
-            self.about["map"] = write_joined(self.folder.path, self.joined)
+        if any((path / map_file.FILE).is_file() for path in self.joined):
+            self.about["map"] = map_file.write_joined(self.folder.path, self.joined)
 
 
 def _unfinished(about: Mapping[str, Any]) -> list[str]:
@@ -226,14 +223,11 @@ def _unfinished(about: Mapping[str, Any]) -> list[str]:
     return [f"unfinished, after {done} of {asked} updates; --resume goes on" if done and asked else "unfinished"]
 
 
-def judge_run(folder: Path) -> None:
-    """Write verdicts.json of one finished run."""
-    found = RunFolder.open(folder)
-    judge(found, found.table())
-
-
 def judge(folder: RunFolder, table: Table, *, paper: str = REVISITING) -> None:
     """Write verdicts.json: the claims of one paper, and any other that the table has the main metric of."""
+    from anisoscope.claims.catalogue import claims, evaluate_claims
+    from anisoscope.claims.engine.claim import verdicts_to_dicts
+
     measured = set(table.arrow["metric"].to_pylist())
     names = [name for name, each in claims().items() if paper in each.source or each.metrics[0] in measured]
     folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(table, names)))

@@ -1,0 +1,118 @@
+"""When can the curvature of a manifold be seen in a sample of it? What decides the numbers, checked beforehand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.option import Option, Seed
+
+MANIFOLDS = ("sphere", "ellipsoid", "paraboloid", "swiss_roll", "torus", "quadratic", "flat")
+REFERENCE_ZIPF = 1.0
+REFERENCE_BETA = 0.25  # assumed where none was measured
+_LEAST = {"samples": 16, "replicates": 3, "types": 2, "tokens": 32, "neighbourhoods": 2, "neighbours": 12, "draws": 3}
+_LEAST |= {"seed": 0}
+_RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+    (("scales", "pca_scales", "base_scale", "fit_limit"), lambda x: x > 0, "a number above 0"),
+    (("floor", "noise"), lambda x: x >= 0, "a number of at least 0"),
+    (("zipf",), lambda x: 0 <= x <= 10, "exponents from 0 to 10"),
+    (("beta",), lambda x: abs(x) <= 5, "exponents from -5 to 5"),
+)
+
+
+def _ladder(first: float, last: float, count: int) -> tuple[float, ...]:
+    """Log-spaced scales, rounded to three digits.
+
+    >>> _ladder(0.01, 0.5, 3)
+    (0.01, 0.0707, 0.5)
+    """
+    ratio = (last / first) ** (1 / (count - 1))
+    return tuple(float(f"{first * ratio**i:.3g}") for i in range(count))
+
+
+@dataclass(frozen=True)
+class CurvatureConfig:
+    """Everything that decides the numbers of the study; lengths are in units of the radius of curvature 1/κ."""
+
+    manifolds: tuple[str, ...] = MANIFOLDS
+    dim: int = 2
+    ambient: int = 8
+    kind: str = "gaussian"
+    scales: tuple[float, ...] = _ladder(3e-4, 0.3, 16)
+    samples: int = 4096  # rows of one sample of the ladder
+    replicates: int = 16  # independent samples of the ladder
+    floor: float = 1e-6  # ambient noise of the ladder
+    fit_limit: float = 0.03  # above it the next order of the expansion begins to count
+    zipf: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0)
+    betas: tuple[float, ...] = (-0.1, 0.0, 0.1, 0.25, 0.5)
+    types: int = 128
+    tokens: int = 6144
+    base_scale: float = 0.02  # t₀
+    noise: float = 0.0015  # ambient noise of what local PCA is given
+    neighbourhoods: int = 48
+    neighbours: int = 96  # rows of one neighbourhood
+    pca_scales: tuple[float, ...] = _ladder(0.01, 0.5, 9)
+    draws: int = 6  # independent populations of types
+    seed: Seed = 0
+    # measured in a real model: added to `betas`, and the one the verdicts are about
+    beta: Annotated[float | None, Option("Exponent of local scale over frequency; default: a ladder.")] = None
+
+    def __post_init__(self) -> None:
+        from anisoscope.numerics.manifolds import KINDS, make_manifold
+
+        if not self.manifolds:
+            raise AnisoscopeError(f"no manifold was given; name some of {', '.join(MANIFOLDS)}.")
+        for name in self.manifolds:
+            if name not in MANIFOLDS:
+                raise unknown_name("manifold", name, MANIFOLDS)
+        if self.kind not in KINDS:
+            raise unknown_name("kind of sampling", self.kind, KINDS)
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected at least {least}.")
+        for names, good, expected in _RANGES:
+            for name in names:
+                value = (*self.betas, self.reference[1]) if name == "beta" else getattr(self, name)
+                _require(name, value if isinstance(value, tuple) else (value,), good, expected)
+        for name in self.manifolds:
+            make_manifold(name, dim=self.dim, ambient=self.ambient)
+
+    @classmethod
+    def quick(cls, **changes: Any) -> CurvatureConfig:
+        """Sizes for a look or a test: a few seconds."""
+        small: dict[str, Any] = {"samples": 1024, "replicates": 6, "types": 64, "tokens": 2048, "draws": 4}
+        small |= {"scales": _ladder(1e-3, 0.1, 8), "pca_scales": (0.02, 0.05, 0.2), "zipf": (0.0, 1.0, 2.0)}
+        small |= {"betas": (0.0, 0.25), "neighbourhoods": 32, "neighbours": 64}
+        return cls(**(small | changes))
+
+    @property
+    def reference(self) -> tuple[float, float]:
+        """(Zipf exponent, β) that the verdicts are about."""
+        return REFERENCE_ZIPF, REFERENCE_BETA if self.beta is None else self.beta
+
+    @property
+    def all_betas(self) -> tuple[float, ...]:
+        """The β of the curves, with that of the verdicts and the null among them."""
+        return tuple(sorted({0.0, *self.betas, self.reference[1]}))
+
+    @property
+    def all_zipf(self) -> tuple[float, ...]:
+        return tuple(sorted({*self.zipf, REFERENCE_ZIPF}))
+
+
+def curvature_config(
+    *, quick: Annotated[bool, Option("Fewer samples: a look, not a result.")] = False, **options: Any
+) -> CurvatureConfig:
+    """The configuration that the command makes of its options."""
+    return CurvatureConfig.quick(**options) if quick else CurvatureConfig(**options)
+
+
+def _require(name: str, values: Sequence[float], good: Callable[[float], bool], expected: str) -> None:
+    if not values:
+        raise AnisoscopeError(f"{name} is empty; expected {expected}.")
+    for value in values:
+        if not (math.isfinite(value) and good(value)):
+            raise AnisoscopeError(f"{name} has {value}; expected {expected}.")

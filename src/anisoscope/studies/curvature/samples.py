@@ -23,32 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.metrics.curvature import (
-    curvature_error,
-    curvature_recovered,
-    curvature_slope,
-    curvature_unmeasured,
-    curvature_variance,
-    curvature_visibility,
-    curvature_visibility_expected,
-    local_pca_angle,
-    parabola_tangent,
-)
+from anisoscope.metrics import curvature as metrics
 from anisoscope.metrics.engine.estimation import Estimate
-from anisoscope.numerics.manifolds import (
-    Frames,
-    Manifold,
-    centre_groups,
-    displace,
-    expected_variances,
-    fit_groups,
-    form_error,
-    largest_curvature,
-    tangent_angle,
-    unit_sample,
-)
+from anisoscope.numerics import manifolds
+from anisoscope.numerics.manifolds import Frames, Manifold, displace, expected_variances, unit_sample
+from anisoscope.studies.curvature import CurvatureConfig
 
 FEWEST_SCALES = 3
+CLIP = 0.5  # the largest scale of a type, in units of 1/κ at its own point
 
 
 @dataclass(frozen=True)
@@ -69,65 +51,47 @@ class Ladder:
         return self.variance[of] - self.floor[of][:, None]
 
     def leading(self, of: str) -> np.ndarray:
+        """What is expected of it, [scales]."""
         return self.expected["normal"] / self.expected["tangent"] if of == "visibility" else self.expected[of]
 
-    def above_floor(self, of: str, *, limit: float) -> np.ndarray:
-        """Which scales may be fitted: as much signal as floor in the mean and in no repetition nothing; t ≤ limit."""
+    def slopes(self, of: str, *, limit: float) -> tuple[np.ndarray, np.ndarray]:
+        """Log–log slope of every repetition over the scales above the floor, and which they are; NaN under 3 scales.
+
+        A scale t ≤ limit is fitted with as much signal as floor in the mean, and some in every repetition.
+        """
         kept = self.scales <= limit * (1 + 1e-9)
         for part in ("tangent", "normal") if of == "visibility" else (of,):
             signal = self.excess(part)
             kept &= (signal.mean(0) >= self.floor[part].mean() + self.rounding) & (signal > 0).all(0)
-        return kept
-
-    def slopes(self, of: str, *, limit: float) -> tuple[np.ndarray, np.ndarray]:
-        """Log–log slope of every repetition over the scales above the floor, and which they are; NaN under 3 scales."""
-        kept = self.above_floor(of, limit=limit)
         if kept.sum() < FEWEST_SCALES:
             return np.full(len(self.floor["tangent"]), np.nan), kept
-        return curvature_slope(self.scales[kept], self.excess(of)[:, kept]), kept
+        return metrics.curvature_slope(self.scales[kept], self.excess(of)[:, kept]), kept
 
 
-def sample_ladder(
-    manifold: Manifold,
-    point: Tensor,
-    *,
-    scales: tuple[float, ...],
-    samples: int,
-    replicates: int,
-    noise: float,
-    kind: str,
-    seed: int,
-) -> Ladder:
-    """Independent samples for every scale and repetition around one point; scales and noise in units of 1/κ."""
-    frames = manifold.frames(point)
-    unit = length_unit(manifold.curvature(point))
+def sample_ladder(manifold: Manifold, look: CurvatureConfig, *, seed: int) -> Ladder:
+    """Independent samples for every scale and repetition around the centre; scales and floor in units of 1/κ."""
+    frames, unit = manifold.frames(manifold.centre), length_unit(manifold.curvature(manifold.centre))
     generator = torch.Generator().manual_seed(seed)
-    found = np.zeros((2, replicates, len(scales) + 1))
-    for r in range(replicates):
-        for i, t in enumerate((0.0, *scales)):
-            u = t * unit * unit_sample(samples, dim=manifold.dim, kind=kind, generator=generator)
+    found = np.zeros((2, look.replicates, len(look.scales) + 1))
+    for r in range(look.replicates):
+        for i, t in enumerate((0.0, *look.scales)):
+            u = t * unit * unit_sample(look.samples, dim=manifold.dim, kind=look.kind, generator=generator)
             x = displace(manifold, frames, u)
-            x = x + noise * unit * torch.randn(x.shape, dtype=x.dtype, generator=generator)
-            found[:, r, i] = split_variance(x, frames)
-    reach = float(frames.position.norm()) + max(scales) * unit
-    expected = expected_variances(frames.form, scale=unit * torch.tensor(scales, dtype=torch.float64), kind=kind)
-    return Ladder(
-        np.array(scales),
-        dict(zip(("tangent", "normal"), found[:, :, 1:], strict=True)),
-        dict(zip(("tangent", "normal"), found[:, :, 0], strict=True)),
-        dict(zip(("tangent", "normal"), (e.numpy() for e in expected), strict=True)),
-        manifold.ambient * (4 * np.finfo(float).eps * reach) ** 2,
+            x = x + look.floor * unit * torch.randn(x.shape, dtype=x.dtype, generator=generator)
+            found[:, r, i] = [metrics.curvature_variance(x, basis) for basis in (frames.tangent, frames.normal)]
+    reach = float(frames.position.norm()) + max(look.scales) * unit
+    scales = unit * torch.tensor(look.scales, dtype=torch.float64)
+    expected = [e.numpy() for e in expected_variances(frames.form, scale=scales, kind=look.kind)]
+    variance, floor, leading = (
+        dict(zip(("tangent", "normal"), part, strict=True)) for part in (found[:, :, 1:], found[:, :, 0], expected)
     )
+    rounding = manifold.ambient * (4 * np.finfo(float).eps * reach) ** 2
+    return Ladder(np.array(look.scales), variance, floor, leading, rounding)
 
 
 def length_unit(curvature: float) -> float:
     """The radius of curvature 1/κ, or 1 where nothing is curved."""
     return 1 / curvature if curvature > 0 else 1.0
-
-
-def split_variance(x: Tensor, frames: Frames) -> tuple[float, float]:
-    """tr C_T and tr C_N of the centred rows [n, D], in the true tangent and normal space."""
-    return curvature_variance(x, frames.tangent), curvature_variance(x, frames.normal)
 
 
 @dataclass(frozen=True)
@@ -141,7 +105,7 @@ class Parabola:
     @property
     def mean_share(self) -> float:
         """Tangent share of the squared mean gradient."""
-        return parabola_tangent(self.mean_tangent**2, self.mean_normal**2)
+        return metrics.parabola_tangent(self.mean_tangent**2, self.mean_normal**2)
 
 
 def parabola_gradient(scale: float, *, n: int = 4096, seed: int = 0) -> Parabola:
@@ -157,11 +121,8 @@ def parabola_gradient(scale: float, *, n: int = 4096, seed: int = 0) -> Parabola
     half = scale * torch.randn(n // 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).abs()
     u = torch.stack([half, -half], 1)  # pairs are added first: the cancellation is exact, not to rounding
     tangent, normal = u.sum(1).sum() / n, u.square().sum() / n
-    rows = parabola_tangent(float(u.square().sum()), float(u.pow(4).sum()))
+    rows = metrics.parabola_tangent(float(u.square().sum()), float(u.pow(4).sum()))
     return Parabola(rows, abs(float(tangent)), abs(float(normal)))
-
-
-CLIP = 0.5  # the largest scale of a type, in units of 1/κ at its own point
 
 
 @dataclass(frozen=True)
@@ -178,7 +139,7 @@ class Population:
     def draw(cls, manifold: Manifold, types: int, *, seed: int) -> Population:
         frames = manifold.frames(manifold.points(types, seed=seed))
         unit = length_unit(manifold.curvature(manifold.centre))
-        curvature = largest_curvature(frames.form)
+        curvature = manifolds.largest_curvature(frames.form)
         widest = torch.where(curvature > 0, CLIP / curvature.clamp_min(1e-12), CLIP * unit)
         squares = frames.form.square().sum((1, 2, 3))
         bend = squares / squares.mean() if bool((squares > 0).all()) else torch.ones_like(squares)
@@ -187,17 +148,6 @@ class Population:
     def scales(self, frequency: Tensor, beta: float, *, base: float) -> Tensor:
         """t_i = t₀ (f_i / f_max)^(−β), clipped at 0.5/κ_i."""
         return torch.minimum(base * self.unit * (frequency / frequency.max()) ** -beta, self.widest)
-
-
-@dataclass(frozen=True)
-class FrequencyLook:
-    """How a researcher looks: tokens drawn, neighbourhoods fitted, ambient noise in units of 1/κ."""
-
-    tokens: int
-    neighbourhoods: int
-    neighbours: int
-    noise: float
-    kind: str = "gaussian"
 
 
 def zipf_frequencies(types: int, exponent: float) -> Tensor:
@@ -215,9 +165,8 @@ def draw_rows(
 ) -> Tensor:
     """One point of the manifold around the type of each token, [n, D]."""
     u = unit_sample(len(group), 1, dim=population.manifold.dim, kind=kind, generator=generator)
-    return displace(population.manifold, population.frames.take(group, bases=False), scales[group, None, None] * u)[
-        :, 0
-    ]
+    frames = population.frames.take(group, bases=False)
+    return displace(population.manifold, frames, scales[group, None, None] * u)[:, 0]
 
 
 def true_visibility(rows: Tensor, group: Tensor, population: Population) -> float:
@@ -227,41 +176,38 @@ def true_visibility(rows: Tensor, group: Tensor, population: Population) -> floa
     curved the places are on which the few frequent types happen to lie.
     """
     frames = population.frames
-    centred, _ = centre_groups(rows, group, len(frames.chart))
+    centred, _ = manifolds.centre_groups(rows, group, len(frames.chart))
     tangent, normal = (
         torch.einsum("nD,nDk->nk", centred, basis[group]).square().sum(1) for basis in (frames.tangent, frames.normal)
     )
-    return curvature_visibility(normal / population.bend[group], tangent)
-
-
-def expected_visibility(population: Population, scales: Tensor, weights: Tensor, *, tokens: int, kind: str) -> float:
-    """The same to leading order; centring takes a degree of freedom from every type that occurs."""
-    tangent, normal = expected_variances(population.frames.form, scale=scales, kind=kind)
-    return curvature_visibility_expected(normal / population.bend, tangent, weights, tokens)
+    return metrics.curvature_visibility(normal / population.bend[group], tangent)
 
 
 def see_tokens(
-    population: Population, scales: Tensor, weights: Tensor, *, look: FrequencyLook, generator: torch.Generator
+    population: Population, scales: Tensor, weights: Tensor, *, look: CurvatureConfig, generator: torch.Generator
 ) -> dict[str, float]:
-    """Draw tokens by these weights and measure the curvature they show; keys are `metric|variant`."""
-    types = len(weights)
+    """Draw tokens by these weights and measure the curvature they show; keys are `metric|variant`.
+
+    What is expected is to leading order; centring takes a degree of freedom from every type that occurs.
+    """
+    frames = population.frames
     group = torch.multinomial(weights, look.tokens, replacement=True, generator=generator)
     rows = draw_rows(population, scales, group, kind=look.kind, generator=generator)
     seen = {"curvature_visibility|estimate=true": true_visibility(rows, group, population)}
-    seen["curvature_visibility_expected|"] = expected_visibility(
-        population, scales, weights, tokens=look.tokens, kind=look.kind
-    )
+    tangent, normal = expected_variances(frames.form, scale=scales, kind=look.kind)
+    expected = metrics.curvature_visibility_expected(normal / population.bend, tangent, weights, look.tokens)
+    seen["curvature_visibility_expected|"] = expected
     noisy = rows + look.noise * population.unit * torch.randn(rows.shape, dtype=rows.dtype, generator=generator)
-    fits = fit_groups(noisy, group, groups=types, dim=population.manifold.dim)
+    fits = manifolds.fit_groups(noisy, group, groups=len(weights), dim=population.manifold.dim)
     share = torch.where(fits.usable, fits.count, 0).double()
     pooled = [torch.nan_to_num(v * share) for v in (fits.normal_variance, fits.tangent_variance)]
-    seen["curvature_visibility|estimate=pca"] = curvature_visibility(*pooled)
-    summary = _summary(tangent_angle(fits, population.frames), form_error(fits, population.frames), fits.count)
+    seen["curvature_visibility|estimate=pca"] = metrics.curvature_visibility(*pooled)
+    summary = _summary(manifolds.tangent_angle(fits, frames), manifolds.form_error(fits, frames), fits.count)
     return seen | {f"{metric}|count=natural": value for metric, value in summary.items()}
 
 
 def see_neighbourhoods(
-    population: Population, scales: Tensor, weights: Tensor, *, look: FrequencyLook, generator: torch.Generator
+    population: Population, scales: Tensor, weights: Tensor, *, look: CurvatureConfig, generator: torch.Generator
 ) -> dict[str, float]:
     """Neighbourhoods of equally many rows around types drawn by these weights: only the scale can differ."""
     chosen = torch.multinomial(weights, look.neighbourhoods, replacement=True, generator=generator)
@@ -271,7 +217,7 @@ def see_neighbourhoods(
 
 
 def fit_neighbourhoods(
-    population: Population, scales: Tensor, chosen: Tensor, *, look: FrequencyLook, generator: torch.Generator
+    population: Population, scales: Tensor, chosen: Tensor, *, look: CurvatureConfig, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Angle and relative error of curvature of local PCA around the chosen types, one scale for each."""
     frames = population.frames.take(chosen)
@@ -279,28 +225,25 @@ def fit_neighbourhoods(
     rows = displace(population.manifold, frames, scales[:, None, None] * u).flatten(0, 1)
     noisy = rows + look.noise * population.unit * torch.randn(rows.shape, dtype=rows.dtype, generator=generator)
     group = torch.arange(len(chosen)).repeat_interleave(look.neighbours)
-    fits = fit_groups(noisy, group, groups=len(chosen), dim=population.manifold.dim)
-    return tangent_angle(fits, frames), form_error(fits, frames)
+    fits = manifolds.fit_groups(noisy, group, groups=len(chosen), dim=population.manifold.dim)
+    return manifolds.tangent_angle(fits, frames), manifolds.form_error(fits, frames)
 
 
 def _summary(angle: Tensor, error: Tensor, weight: Tensor) -> dict[str, float]:
     """Over tokens: medians of what was measured, and the share whose curvature was recovered (unmeasured is lost)."""
     return {
-        "local_pca_angle": local_pca_angle(angle, weight),
-        "curvature_error": curvature_error(error, weight),
-        "curvature_recovered": curvature_recovered(error, weight),
-        "curvature_unmeasured": curvature_unmeasured(angle, weight),
+        "local_pca_angle": metrics.local_pca_angle(angle, weight),
+        "curvature_error": metrics.curvature_error(error, weight),
+        "curvature_recovered": metrics.curvature_recovered(error, weight),
+        "curvature_unmeasured": metrics.curvature_unmeasured(angle, weight),
     }
-
-
-# Estimates from independent repetitions of a simulation.
-#
-# Repetitions share nothing but the manifold, so Student's interval of their mean is the honest one; a percentile
-# bootstrap of a dozen values would cover the truth too rarely.
 
 
 def over_replicates(values: Sequence[float], *, n: int = 0, log: bool = False, note: str = "") -> Estimate:
     """Mean and 95 % interval over repetitions, on the log scale (a geometric mean) for ratios and variances.
+
+    Repetitions of a simulation share nothing but the manifold, so Student's interval of their mean is the honest one; a
+    percentile bootstrap of a dozen values would cover the truth too rarely.
 
     >>> over_replicates([1.0, 2.0, 3.0], n=3)
     Estimate(2 [-0.4841, 4.484], n=3, sd=1)
@@ -314,15 +257,8 @@ def over_replicates(values: Sequence[float], *, n: int = 0, log: bool = False, n
         return Estimate(math.nan, n=n, contexts=len(x), note=note or "not finite in every repetition")
     mean, sd = float(x.mean()), float(x.std(ddof=1))
     half = float(t.ppf(0.975, len(x) - 1)) * sd / math.sqrt(len(x))
-    left_out = tuple((x.sum() - x) / (len(x) - 1))
     undo = math.exp if log else float
-    return Estimate(
-        undo(mean),
-        undo(mean - half),
-        undo(mean + half),
-        n=n,
-        sd=float(np.std(np.exp(x) if log else x, ddof=1)),
-        contexts=len(x),
-        note=note,
-        replicates=tuple(undo(v) for v in left_out),
-    )
+    spread = float(np.std(np.exp(x) if log else x, ddof=1))
+    left_out = tuple(undo(v) for v in (x.sum() - x) / (len(x) - 1))
+    ends = undo(mean - half), undo(mean + half)
+    return Estimate(undo(mean), *ends, n=n, sd=spread, contexts=len(x), note=note, replicates=left_out)

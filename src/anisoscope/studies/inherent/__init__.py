@@ -1,0 +1,298 @@
+"""What the study of anisotropy in every modality trains: one small model of each kind of data, by preset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.option import Device, Option, Text, listed_or_none, seed_numbers
+from anisoscope.results.modality import (
+    CHARACTERS,
+    CONVOLUTION,
+    IMAGES_DATA,
+    SOUNDS_DATA,
+    SPEECH,
+    TEXT_DATA,
+    VISION,
+    Medium,
+)
+from anisoscope.studies.config import (
+    ArmRun,
+    ArmsConfig,
+    Contexts,
+    Limit,
+    PaperModels,
+    PaperPreset,
+    Preset,
+    RemoveDownloads,
+    Updates,
+    When,
+)
+
+# -- further families with random weights, small: what the architecture alone does in each modality -------------------
+
+LAYERS, WIDTH, HEADS, PIXELS = 4, 64, 4, 64
+_SIZES: dict[str, Any] = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+_BLOCKS: dict[str, Any] = {**_SIZES, "intermediate_size": 4 * WIDTH}
+_PATCHES: dict[str, Any] = {**_BLOCKS, "image_size": PIXELS, "patch_size": 8}
+_FRAMES: dict[str, Any] = {"conv_dim": [32] * 4, "conv_kernel": [10, 8, 4, 4], "conv_stride": [5, 8, 4, 2]}
+_SPEECH: dict[str, Any] = {
+    **_BLOCKS,
+    **_FRAMES,
+    "num_feat_extract_layers": 4,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+    "layerdrop": 0.0,
+}
+_T5: dict[str, Any] = {"d_model": WIDTH, "d_kv": 16, "d_ff": 4 * WIDTH, "num_layers": LAYERS, "num_heads": HEADS}
+_SIDES: dict[str, Any] = {
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in {"layers": LAYERS, "attention_heads": HEADS, "ffn_dim": 4 * WIDTH}.items()
+}
+
+
+@dataclass(frozen=True)
+class RandomFamily:
+    """One architecture of transformers at a small size, and what it reads."""
+
+    model_type: str
+    data: Medium
+    fields: dict[str, Any] = field(default_factory=dict)
+    norms: bool = False  # has batch norms, which must see data before they do anything
+    words: bool = False  # reads the tokens that the text arms are trained on, not single bytes
+
+
+_WHISPER: dict[str, Any] = {"d_model": WIDTH, "vocab_size": 512, "num_mel_bins": 40, "max_source_positions": 400}
+_WHISPER |= {**dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0), "decoder_start_token_id": 1}
+_SEGFORMER: dict[str, Any] = {"num_encoder_blocks": 3, "depths": [1, 2, 1], "hidden_sizes": [32, WIDTH, 128]}
+_SEGFORMER |= {"num_attention_heads": [1, 2, 4], "sr_ratios": [4, 2, 1], "patch_sizes": [7, 3, 3]}
+_SEGFORMER |= {"strides": [4, 2, 2], "mlp_ratios": [4, 4, 4]}
+_SWIN: dict[str, Any] = {"image_size": PIXELS, "patch_size": 4, "embed_dim": 32, "depths": [1, 2, 1]}
+_SWIN |= {"num_heads": [2, 4, 4], "window_size": 4}
+_RESNET: dict[str, Any] = {"embedding_size": 32, "hidden_sizes": [32, WIDTH, 128], "depths": [2, 2, 2]}
+_EFFICIENTNET: dict[str, Any] = {"image_size": PIXELS, "width_coefficient": 0.25, "depth_coefficient": 0.25}
+# transformers' 0.02 is so little here that variances fall below what the norms add to them
+_EFFICIENTNET |= {"hidden_dim": 320, "initializer_range": 0.25}
+_CVT: dict[str, Any] = {"embed_dim": [16, 32, WIDTH], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}
+
+FAMILIES: dict[str, RandomFamily] = {
+    "roberta": RandomFamily("roberta", TEXT_DATA, {**_BLOCKS, "max_position_embeddings": 514}, words=True),
+    "t5": RandomFamily("t5", TEXT_DATA, _T5, words=True),
+    "canine": RandomFamily("canine", TEXT_DATA, {**_BLOCKS, "num_hash_buckets": 512, "max_position_embeddings": 512}),
+    "byt5": RandomFamily("t5", TEXT_DATA, {**_T5, "vocab_size": 384, "feed_forward_proj": "gated-gelu"}),
+    "hubert": RandomFamily("hubert", SOUNDS_DATA, _SPEECH),
+    "whisper": RandomFamily("whisper", SOUNDS_DATA, {**_WHISPER, **_SIDES}),
+    "beit": RandomFamily("beit", IMAGES_DATA, _PATCHES),
+    "deit": RandomFamily("deit", IMAGES_DATA, _PATCHES),
+    "segformer": RandomFamily("segformer", IMAGES_DATA, _SEGFORMER),
+    "swin": RandomFamily("swin", IMAGES_DATA, _SWIN),
+    "resnet": RandomFamily("resnet", IMAGES_DATA, {**_RESNET, "layer_type": "basic"}, norms=True),
+    "mobilenet_v2": RandomFamily(
+        "mobilenet_v2", IMAGES_DATA, {"image_size": PIXELS, "depth_multiplier": 0.35}, norms=True
+    ),
+    "efficientnet": RandomFamily("efficientnet", IMAGES_DATA, _EFFICIENTNET, norms=True),
+    "cvt": RandomFamily("cvt", IMAGES_DATA, _CVT, norms=True),
+}
+
+
+def random_name(family: str) -> str:
+    """What such a model is called in the table.
+
+    >>> random_name("swin")
+    'swin-random'
+    """
+    return f"{family}-random"
+
+
+def write_configuration(family: str, folder: Path, *, vocabulary: int = 512) -> Path:
+    """The configuration of a family in a folder of its own, from which `profile --random-init` makes a model."""
+    from anisoscope.models.checkpoint import fresh_config
+
+    row = FAMILIES[family]
+    path = folder / random_name(family)
+    if not (path / "config.json").is_file():
+        described = fresh_config(row.model_type, row.fields)
+        if hasattr(described, "image_size") or row.data is IMAGES_DATA:
+            described.image_size = PIXELS
+        if row.words:
+            described.vocab_size = vocabulary
+        described.save_pretrained(str(path))
+    return path
+
+
+# -- trained arms ------------------------------------------------------------------------------------------------------
+
+ARMS: dict[str, Medium] = {  # with the data that each reads
+    **dict.fromkeys(("text-decoder", "text-encoder"), TEXT_DATA),
+    **{modality.name: modality.medium for modality in (CHARACTERS, SPEECH, VISION, CONVOLUTION)},
+}
+_KINDS: dict[str, dict[str, Any]] = {  # fields of a TrainConfig for text, of a MediaConfig for the others
+    "text-decoder": {"family": "gpt2"},
+    "text-encoder": {"arch": "encoder", "family": "bert"},
+    "characters": {"family": "prenorm", "tokens": "enwik8"},
+    "speech": {"arch": "wav2vec2"},
+    "vision": {"arch": "vit", "patch": 4},
+    "convolution": {"arch": "convnext", "patch": 2},
+}
+_TEXT: dict[str, Any] = {"context": 64, "steps": 300, "batch_size": 16, "lr": 2e-3}
+_IMAGES: dict[str, Any] = {"batch_size": 32, "lr": 1e-3, "size": 24, "examples": 3072}
+_LARGER: dict[str, Any] = {"layers": 6, "width": 256, "heads": 4, "steps": 2000, "lr": 6e-4, "batch_size": 64}
+
+
+@dataclass(frozen=True)
+class InherentPreset(Preset):
+    """With what every arm has of its own, and the families with random weights."""
+
+    arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    rows: int = 2048  # of the probe of a model with random weights
+    families: tuple[str, ...] = ()
+
+    def fields(self, arm: str) -> dict[str, Any]:
+        """The fields of the training of an arm."""
+        return {**self.train, **_KINDS[arm], **self.arms[arm]}
+
+
+PRESETS = {
+    "tiny": InherentPreset(
+        {"layers": 4, "width": 64, "checkpoints": "none"},
+        arms={
+            "text-decoder": {**_TEXT, "tokens": "bpe:1024"},
+            "text-encoder": {**_TEXT, "tokens": "bpe:1024"},
+            "characters": _TEXT,
+            "speech": {"batch_size": 16, "lr": 1e-3, "steps": 200, "examples": 800},
+            "vision": {**_IMAGES, "steps": 400},
+            "convolution": {**_IMAGES, "steps": 200},
+        },
+        contexts=64,
+        when="log:8",
+        rows=2048,
+        families=("t5", "canine", "hubert", "whisper", "beit", "swin", "resnet", "efficientnet"),
+        jobs=2,
+    ),
+    "small": InherentPreset(
+        {**_LARGER, "checkpoints": "0,64,512,every:2000"},
+        seeds=(0, 1, 2),
+        arms={
+            "text-decoder": {"tokens": "bpe:8192", "context": 256},
+            "text-encoder": {"tokens": "bpe:8192", "context": 256},
+            "characters": {"context": 256},
+            "speech": {"seconds": 2.0, "examples": 20_000},
+            "vision": {"size": 32, "examples": 60_000},
+            "convolution": {"size": 32, "examples": 60_000},
+        },
+        rows=16_384,
+        families=tuple(FAMILIES),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class InherentConfig(ArmsConfig):
+    """What the study runs; what is None is as the preset has it.
+
+    >>> [(name, seed) for name, _, seed in InherentConfig(arms=("vision",), seeds=(0, 1)).runs()]
+    [('vision', 0), ('vision', 1)]
+    """
+
+    preset: PaperPreset = "tiny"
+    text: Text = "embedded"
+    images: Annotated[
+        str,
+        Option(
+            "A folder with a folder of pictures for each class, MNIST's idx files, an .npz with images and labels, "
+            "'digits' (scikit-learn's), or 'embedded'."
+        ),
+    ] = "embedded"
+    audio: Annotated[
+        str,
+        Option(
+            "A folder of recordings, each a class of its own, or with a folder of them for each class; or 'embedded'."
+        ),
+    ] = "embedded"
+    arms: Annotated[
+        tuple[str, ...],
+        Option(
+            "Trained models: text-decoder, text-encoder, characters, speech, vision, convolution; or none.",
+            parse=listed_or_none,
+            preset="trained",
+        ),
+    ] = tuple(ARMS)
+    families: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Families measured with random weights, such as swin,resnet; or none.",
+            parse=listed_or_none,
+            preset="trained",
+        ),
+    ] = None
+    seeds: Annotated[
+        tuple[int, ...], Option("Seeds of every model, such as 0,1,2.", parse=seed_numbers, preset="trained")
+    ] = ()
+    steps: Updates = None
+    limit: Limit = None
+    examples: Annotated[int | None, Option("Pictures, and clips, to use at most.", least=4, preset="trained")] = None
+    when: When = None
+    contexts: Contexts = None
+    metrics: str = "attention"
+    tokens: Annotated[
+        int, Option("Tokens, frames or patches of each model's probe (paper).", least=64, preset="paper")
+    ] = 16_384
+    models: PaperModels = ()
+    remove_downloads: RemoveDownloads = False
+    device: Device = "auto"
+
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    measures_published: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.check_preset()
+        for what, names, known in (("arm", self.arms, ARMS), ("family", self.families or (), FAMILIES)):
+            for name in names:
+                if name not in known:
+                    raise unknown_name(what, name, known)
+                if names.count(name) > 1:
+                    raise AnisoscopeError(f"{what} {name!r} is named twice; name it once.")
+        if not self.arms and self.families == ():
+            raise AnisoscopeError("there is nothing to do: name some arms or some families.")
+        for seed in self.seeds:
+            if self.seeds.count(seed) > 1:
+                raise AnisoscopeError(f"seed {seed} is named twice; name it once.")
+        self.check_runs()
+
+    @property
+    def size(self) -> InherentPreset:
+        """The preset that was asked for."""
+        return PRESETS[self.preset]
+
+    @property
+    def every_family(self) -> tuple[str, ...]:
+        """The families asked for, or those of the preset."""
+        return self.size.families if self.families is None else self.families
+
+    @property
+    def every_seed(self) -> tuple[int, ...]:
+        """The seeds asked for, or those of the preset."""
+        return self.seeds or self.size.seeds
+
+    def runs(self) -> list[ArmRun]:
+        """Every run: all arms of a seed after each other."""
+        return [ArmRun(arm, self._training(arm, seed), seed) for seed in self.every_seed for arm in self.arms]
+
+    def _training(self, arm: str, seed: int) -> Any:
+        from anisoscope.training.config import TrainConfig
+        from anisoscope.training.media import MediaConfig
+
+        medium = ARMS[arm]
+        fields: dict[str, Any] = {"seed": seed, "device": self.device, "data": getattr(self, medium.name)}
+        if self.steps is not None:
+            fields["steps"] = self.steps
+        if medium is TEXT_DATA:
+            fields["limit"] = self.limit
+        elif self.examples is not None:
+            fields["examples"] = self.examples
+        kind: type[Any] = TrainConfig if medium is TEXT_DATA else MediaConfig
+        return kind(**{**self.size.fields(arm), **fields})

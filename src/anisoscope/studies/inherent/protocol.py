@@ -25,11 +25,10 @@ from anisoscope.measurement.profile import Profiler
 from anisoscope.models.load import load_model, quiet
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.modality import IMAGES_DATA, MEDIA, SOUNDS_DATA, TEXT_DATA, Medium
-from anisoscope.studies.arms import StudyArm
+from anisoscope.studies.arms import StudyArm, error_line
 from anisoscope.studies.config import ArmRun
-from anisoscope.studies.inherent.config import ARMS, FAMILIES, random_name, write_configuration
-from anisoscope.studies.inherent.config import InherentConfig as InherentConfig
-from anisoscope.studies.jobs import error_line
+from anisoscope.studies.inherent import ARMS, FAMILIES, random_name, write_configuration
+from anisoscope.studies.inherent import InherentConfig as InherentConfig
 from anisoscope.studies.published import (
     ABSENT,
     INHERENT_MODELS,

@@ -35,8 +35,8 @@ from anisoscope.results.schema import variant_name
 from anisoscope.results.table import Table
 from anisoscope.series.discovery import Checkpoint, find_series, refuse_lossless
 from anisoscope.studies.arms import Progress
-from anisoscope.studies.performance.config import AUTO
-from anisoscope.studies.performance.config import PerformanceConfig as PerformanceConfig
+from anisoscope.studies.performance import AUTO
+from anisoscope.studies.performance import PerformanceConfig as PerformanceConfig
 from anisoscope.studies.performance.rows import (
     FREE,
     LOSS,

@@ -1,0 +1,62 @@
+"""Does anisotropy need queries and keys that drift, and does sharp attention? One decoder, five kinds of attention.
+
+Godey et al. (arXiv 2401.12143) see queries and keys drift in parallel while attention sharpens, and leave open which of
+the two needs the other. Here each is taken away from the same small decoder: drift (the means of queries and keys are
+removed), freedom of scale (normed, with a temperature that is learned or fixed and sharp), and scores altogether.
+Arms of a seed have the same initial weights, text and batches; only qk-norm has parameters beyond the others', a
+temperature for every head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from anisoscope.option import Option, listed
+from anisoscope.studies.config import Preset, SizedArmsConfig
+from anisoscope.studies.study import INHERENT, ArmsStudy
+
+ARMS = ("softmax", "qk-norm", "mean-removed", "fixed-sharp", "uniform")  # of models.attention_variant
+PRESETS = {
+    "tiny": Preset(
+        {"context": 64, "steps": 300, "batch_size": 16, "lr": 3e-3, "checkpoints": "none"},
+        seeds=(0, 1, 2),
+        sizes={"3x64": {}},
+        when="log:6",
+        jobs=2,
+    ),
+    "small": Preset(
+        {"context": 256, "steps": 1500, "batch_size": 64, "lr": 6e-4, "checkpoints": "0,every:500"},
+        seeds=(0, 1, 2),
+        sizes={"6x256": {}},
+        jobs=4,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class SharpnessConfig(SizedArmsConfig):
+    """What the study runs; what is None is as the preset has it.
+
+    >>> [(name, seed) for name, _, seed in SharpnessConfig(arms=("uniform",), seeds=(0, 1)).runs()]
+    [('uniform-3x64', 0), ('uniform-3x64', 1)]
+    """
+
+    arms: Annotated[
+        tuple[str, ...], Option("softmax, qk-norm, mean-removed, fixed-sharp, uniform; default: all.", parse=listed)
+    ] = ARMS
+    sizes: Annotated[tuple[str, ...], Option("Layers x width, such as 3x64,6x256.", parse=listed)] = ()
+    metrics: str = "attention"
+
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    differences: ClassVar[Mapping[str, Mapping[str, Any]]] = {arm: {"attention": arm} for arm in ARMS}
+
+
+@dataclass
+class Sharpness(ArmsStudy):
+    """One run of the study: every kind of attention with every seed."""
+
+    config: SharpnessConfig
+    name: ClassVar[str] = "sharpness"
+    paper: ClassVar[str] = INHERENT

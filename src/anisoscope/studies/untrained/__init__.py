@@ -1,0 +1,155 @@
+"""What decides the numbers of the study of untrained blocks, checked before anything is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Annotated, NamedTuple
+
+from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.option import Device, Option, listed, numbers, seed_numbers
+
+INITS = ("normal", "xavier", "orthogonal", "own")  # see `block.INITS`
+HEAD_WIDTH = 64  # of a head, where the number of heads is not given
+INPUT_NORMS = {"both": (True, False), "yes": (True,), "no": (False,)}
+_BIASES = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
+
+
+@dataclass(frozen=True)
+class UntrainedPreset:
+    """How large a study is."""
+
+    widths: tuple[int, ...]
+    seeds: tuple[int, ...]
+    sequences: int
+    length: int
+    rows: int = 32  # query rows of each sequence whose scores are looked at
+
+
+PRESETS = {
+    "tiny": UntrainedPreset((64, 128), (0, 1, 2), sequences=8, length=128),
+    "full": UntrainedPreset((768,), (0, 1, 2, 3, 4), sequences=16, length=512),
+}
+
+
+class BlockArm(NamedTuple):
+    """One block: what is measured and kept together."""
+
+    family: str
+    width: int
+    seed: int
+    init: str
+
+    @property
+    def name(self) -> str:
+        """What its part of the run is called."""
+        return f"{self.family}-{self.init}-{self.width}-{self.seed}"
+
+
+@dataclass(frozen=True)
+class UntrainedConfig:
+    """Everything that decides the numbers; what is None is as the preset has it."""
+
+    preset: Annotated[str, Option("tiny (2 cores, a minute or two) or full (BERT-base size; half an hour of CPU).")] = (
+        "tiny"
+    )
+    families: Annotated[
+        tuple[str, ...],
+        Option(
+            "Families of blocks: bert, gpt2, llama, vit, …; prenorm is our own. Default: bert,prenorm.", parse=listed
+        ),
+    ] = ("bert", "prenorm")
+    biases: Annotated[
+        tuple[float, ...],
+        Option("Sizes N of the bias; default: 0,0.2,0.5,1,2,5,10,20,50,100,200.", parse=numbers(float, "0,0.5,50")),
+    ] = _BIASES
+    seeds: Annotated[
+        tuple[int, ...] | None, Option("Seeds such as 0-4; intervals are over them.", parse=seed_numbers)
+    ] = None
+    inits: Annotated[
+        tuple[str, ...],
+        Option("normal, xavier, orthogonal, own (as the family has it); default: the first 3.", parse=listed),
+    ] = INITS[:3]
+    widths: Annotated[
+        tuple[int, ...] | None, Option("Widths such as 128,256,512,768.", parse=numbers(int, "128,768"))
+    ] = None
+    heads: Annotated[int | None, Option("Heads; default: one for every 64 of the width.")] = None
+    length: Annotated[int | None, Option("Positions of a sequence.")] = None
+    sequences: Annotated[int | None, Option("Sequences.")] = None
+    input_norm: Annotated[str, Option("Embeddings through a LayerNorm before the bias: yes, no or both.")] = "both"
+    device: Device = "auto"
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise unknown_name("preset", self.preset, PRESETS)
+        if self.input_norm not in INPUT_NORMS:
+            raise unknown_name("input norm", self.input_norm, INPUT_NORMS)
+        for init in self.inits:
+            if init not in INITS:
+                raise unknown_name("initialisation", init, INITS)
+        for name in ("families", "biases", "inits", "widths", "seeds"):
+            _check_list(name, getattr(self, name))
+        for name, least in (("sequences", 2), ("length", 8), ("heads", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise AnisoscopeError(f"{name} is {value}; expected at least {least}.")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        for bias in self.biases:
+            if not 0 <= bias < math.inf:
+                raise AnisoscopeError(f"a bias is {bias:g}; expected sizes from 0 on, such as 0,50,100.")
+        for seed in self.size.seeds:
+            if seed < 0:
+                raise AnisoscopeError(f"a seed is {seed}; expected whole numbers from 0 on.")
+        for width in self.size.widths:
+            self.heads_of(width)
+
+    @property
+    def size(self) -> UntrainedPreset:
+        """Sizes as asked for, else as the preset has them."""
+        names = ("widths", "seeds", "sequences", "length")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return replace(PRESETS[self.preset], **given)
+
+    def heads_of(self, width: int) -> int:
+        """The heads of a width: as given, else one for every 64."""
+        heads = self.heads or width // HEAD_WIDTH
+        if self.heads is None and (width < 1 or width % HEAD_WIDTH):
+            raise AnisoscopeError(
+                f"width {width} is no multiple of {HEAD_WIDTH}, the width of a head; take one, or give --heads."
+            )
+        if width < 1 or width % (2 * heads):
+            raise AnisoscopeError(
+                f"width {width} does not divide into {heads} heads of an even width; take a multiple of {2 * heads}."
+            )
+        return heads
+
+    @property
+    def norms(self) -> tuple[bool, ...]:
+        """Whether inputs go through a LayerNorm before the bias, in the order of measuring."""
+        return INPUT_NORMS[self.input_norm]
+
+    def arms(self) -> Iterator[BlockArm]:
+        """Every block; those that differ in nothing but the initialisation are neighbours."""
+        for words in product(self.families, self.size.widths, self.size.seeds, self.inits):
+            yield BlockArm(*words)
+
+    @property
+    def points(self) -> int:
+        """Measurements of one block."""
+        return len(self.biases) * len(self.norms)
+
+
+def _check_list(name: str, values: Sequence[object] | None) -> None:
+    """Refuse lists that are empty or name something twice."""
+    if values is None:
+        return
+    if not values:
+        raise AnisoscopeError(f"{name} is empty; name something, or leave it out.")
+    twice = next((value for value in values if list(values).count(value) > 1), None)
+    if twice is not None:
+        told = f"{twice:g}" if isinstance(twice, float) else f"{twice}"
+        raise AnisoscopeError(f"{name} has {told} twice; name each once.")

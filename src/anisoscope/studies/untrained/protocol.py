@@ -41,6 +41,8 @@ from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import with_options
 from anisoscope.results.table import Table
 from anisoscope.studies.study import Study
+from anisoscope.studies.untrained import BlockArm
+from anisoscope.studies.untrained import UntrainedConfig as UntrainedConfig
 from anisoscope.studies.untrained.block import (
     UntrainedBlock,
     biased,
@@ -49,8 +51,6 @@ from anisoscope.studies.untrained.block import (
     initialise,
     known_family,
 )
-from anisoscope.studies.untrained.config import BlockArm
-from anisoscope.studies.untrained.config import UntrainedConfig as UntrainedConfig
 
 CLAIMS = ("anisotropic_at_initialisation", "anisotropy_grows_with_bias", "sharpness_grows_with_bias")
 HISTOGRAMS = "histograms"  # the file of arrays

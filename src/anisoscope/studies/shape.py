@@ -1,16 +1,22 @@
-"""What the study of learning's shape trains: three arms of one architecture, in sizes and seeds, by preset."""
+"""The Shape of Learning (arXiv 2311.05928): profiles over depth and training, and what causes them.
+
+Three arms of one architecture, with the same weights at the start and the same text: causal attention with the next
+token, causal attention with masked tokens, attention to both sides with masked tokens. What the mask does is the third
+minus the second, what the objective does the second minus the first. The preset `paper` measures published models.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from anisoscope.option import Option, listed, seed_numbers
 from anisoscope.studies.config import PaperModels, PaperPreset, Preset, RemoveDownloads, SizedArmsConfig
+from anisoscope.studies.study import SHAPE, ArmsStudy
 
-# what a position sees, and what it predicts; effect of the mask = third − second, of the objective = second − first
-ARMS: dict[str, dict[str, Any]] = {
+ARMS: dict[str, dict[str, Any]] = {  # what a position sees, and what it predicts
     "causal-next": {"arch": "decoder", "objective": "next"},
     "causal-masked": {"arch": "decoder", "objective": "masked"},
     "bidirectional-masked": {"arch": "encoder", "objective": "masked"},
@@ -61,3 +67,21 @@ class ShapeConfig(SizedArmsConfig):
     def watch(self) -> dict[str, Any]:
         """Halves of the contexts beside the whole, and masked models looked at without masks, on the same text."""
         return {**super().watch, "halves": True, "clean": True}
+
+
+@dataclass
+class ShapeStudy(ArmsStudy):
+    """One run of the study."""
+
+    config: ShapeConfig
+    name: ClassVar[str] = "shape"
+    paper: ClassVar[str] = SHAPE
+
+    def measure_published(self) -> None:
+        """The paper's models, or those of them that were named."""
+        from anisoscope.studies.published import SHAPE_MODELS, chosen_models, measure_models, sweep_model
+
+        c = self.config
+        options: dict[str, Any] = {"preset": "shape", "halves": True, "data": c.data}
+        measure = partial(sweep_model, self, remove_downloads=c.remove_downloads, **options)
+        measure_models(self, chosen_models(c.models, SHAPE_MODELS), measure)

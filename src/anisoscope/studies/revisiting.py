@@ -1,15 +1,20 @@
-"""What the study Revisiting Anisotropy trains: a decoder, an encoder, and a decoder on resampled text, by preset."""
+"""Revisiting Anisotropy (arXiv 2604.08764): train a decoder and an encoder with the monitor on, and test the claims.
+
+Each arm is a training run of its own under arms/, resumable; the study joins their tables and asks the claims.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import Device, Option, Rank, Text, listed, seed_numbers
-from anisoscope.studies.config import ArmRun, ArmsConfig, PaperPreset, Preset
+from anisoscope.studies.config import ArmRun, ArmsConfig, PaperPreset, Preset, StudyArm
+from anisoscope.studies.study import ArmsStudy
 
 _ARM = re.compile(r"(?:decoder|encoder)(?:-flat|-zipf\d+(?:\.\d+)?)?")
 ARMS = ("decoder", "encoder", "decoder-flat")  # the last one is the intervention on token frequency
@@ -77,9 +82,39 @@ class RevisitingConfig(ArmsConfig):
         from anisoscope.training.config import TrainConfig
 
         arch, _, frequency = arm.partition("-")
-        fields: dict[str, Any] = {"arch": arch, "family": FAMILIES[arch], "seed": seed}
-        fields |= {"data": self.data, "device": self.device}
+        fields: dict[str, Any] = {"arch": arch, "family": FAMILIES[arch], "data": self.data, "device": self.device}
         fields["frequency"] = {"": "natural", "flat": "flat"}.get(frequency, f"zipf:{frequency.removeprefix('zipf')}")
         chosen = {name: getattr(self, name) for name in ("steps", "layers", "width", "context", "limit")}
         given = {name: value for name, value in chosen.items() if value is not None}
-        return TrainConfig(**{**self.size.train, **fields, **given})
+        return TrainConfig(**{**self.size.train, **fields, **given, "seed": seed})
+
+
+@dataclass
+class Revisiting(ArmsStudy):
+    """One run of the study."""
+
+    config: RevisitingConfig
+    name: ClassVar[str] = "revisiting"
+
+    def train(self) -> None:
+        """The arms one after the other; one that fails ends the study."""
+        from anisoscope.studies.arms import train_arm
+
+        for run in self.config.runs():
+            arm = self.arm(run)
+            try:
+                train_arm(arm, self.progress_of(arm.path.name))
+            finally:  # of an arm that broke off, too: what it measured counts
+                self.join(arm.path, name=arm.model, seed=run.seed)
+
+    def arm(self, run: ArmRun) -> StudyArm:
+        """The training run of an arm; its folder names the seed only where there are several."""
+        arm = super().arm(run)
+        return arm if len(self.config.seeds) > 1 else replace(arm, path=arm.path.with_name(run.model))
+
+    def measure_published(self) -> None:
+        """The paper's models, with the checkpoints that their authors published."""
+        from anisoscope.studies.published import REVISITING_MODELS, measure_models, sweep_model
+
+        options: dict[str, Any] = {"data": self.config.data, "rank": self.config.rank}
+        measure_models(self, REVISITING_MODELS, partial(sweep_model, self, **options), named=True)
