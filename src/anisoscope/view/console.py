@@ -1,6 +1,6 @@
-"""What commands print: progress on standard error; tables, verdicts and paths on standard output.
+"""What people read outside of a page: a command's progress, tables, verdicts and paths; the table of a notebook.
 
-Tables for people: the pivot in a notebook, and the few lines a terminal prints after a run.
+Progress and notes go to standard error; tables, verdicts and paths to standard output.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box, progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from anisoscope.errors import unknown_name
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Row
-from anisoscope.view.sections.findings import doubtful
+from anisoscope.view.sections.findings import doubtful, leading, measured, unmeasured
 from anisoscope.view.sections.profiles import Places, pivot
-from anisoscope.view.subjects import ProfileRows, RunView, Subject, known, place_of
-from anisoscope.view.words import Catalogue, estimate, half_width, number
+from anisoscope.view.subjects import ProfileRows, RunView, known, place_of
+from anisoscope.view.words import Catalogue, estimate, number
+
+if TYPE_CHECKING:
+    from anisoscope.results.table import Table
 
 _LABELS = {"load": "loading the model", "forward": "rows", "metrics": "metrics (sites)", "rows": "reading rows"}
 _LABELS |= {"report": "drawing the report"}
@@ -40,15 +44,10 @@ errors = Console(stderr=True)
 @contextmanager
 def progress_bars() -> Iterator[Any]:
     """A callable (what, done, total) that draws one bar for each kind of work, on standard error."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=errors, transient=not errors.is_terminal) as bars:
+    columns: list[Any] = [progress.TextColumn("{task.description}"), progress.BarColumn()]
+    columns += [progress.MofNCompleteColumn(), progress.TimeElapsedColumn()]
+    columns += [progress.TextColumn("left"), progress.TimeRemainingColumn()]
+    with progress.Progress(*columns, console=errors, transient=not errors.is_terminal) as bars:
         tasks: dict[str, Any] = {}
 
         def tell(what: str, done: int, total: int) -> None:
@@ -92,9 +91,9 @@ def print_memory(about: Mapping[str, Any]) -> None:
     print_note(f"{took} (estimated {estimated} MiB)" if estimated else took)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, *, indent: int = 2) -> None:
     """A value for other programs."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    sys.stdout.write(json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
 # -- tables of runs ----------------------------------------------------------------------------------------------------
@@ -111,44 +110,38 @@ def print_run(
 ) -> None:
     """The long table of a run; `wanted` are values of columns, none of them meaning all."""
     for name, words in wanted.items():
-        known = set(table.arrow[name].to_pylist())
+        there = set(table.arrow[name].to_pylist())
         for word in words:
-            if word not in known:
-                raise unknown_name(f"{name} in this run", word, known)
+            if word not in there:
+                raise unknown_name(f"{name} in this run", word, there)
         table = table.where(**{name: list(words)}) if words else table
     rows = table.records()
     if form == "table" and not heads:
         rows = [row for row in rows if row["head"] is None]
     names = [n for n in table.arrow.column_names if n not in ("schema", "replicates")] if form == "csv" else None
     if about.get("status") != "complete":
-        words = f"this run is {about.get('status', 'unfinished')}; the table holds what was finished"
-        print_note(words, style="yellow")
+        status = about.get("status", "unfinished")
+        print_note(f"this run is {status}; the table holds what was finished", style="yellow")
     _print_rows(rows, form, names or ["model", "stack", "layer", "kind", "head", "group", *_NUMBERS])
 
 
-def _print_rows(rows: Iterable[Mapping[str, Any]], form: str, columns: Sequence[str]) -> None:
+def _print_rows(rows: Sequence[Mapping[str, Any]], form: str, columns: Sequence[str]) -> None:
     if form not in _FORMS:
         raise unknown_name("format", form, _FORMS)
     if form == "json":
-        _write_json([{k: _plain(v) for k, v in row.items()} for row in rows])
+        print_json([{k: _plain(v) for k, v in row.items()} for row in rows], indent=1)
         return
+    cells = [[_blank(row.get(name)) for name in columns] for row in rows]
     if form == "csv":
-        writer = csv.writer(sys.stdout)
-        writer.writerow(columns)
-        writer.writerows([_blank(row.get(name)) for name in columns] for row in rows)
+        csv.writer(sys.stdout).writerows([columns, *cells])
         return
-    rows = list(rows)
-    used = [name for name in columns if any(_blank(row.get(name)) != "" for row in rows)]
+    used = [i for i in range(len(columns)) if any(row[i] != "" for row in cells)]
     table = RichTable(box=None, pad_edge=False)
-    for name in used:
-        table.add_column(name, overflow="fold", no_wrap=name != "note")
-    for row in rows:
-        table.add_row(*(_cell(row.get(name)) for name in used))
+    for i in used:
+        table.add_column(columns[i], overflow="fold", no_wrap=columns[i] != "note")
+    for row in cells:
+        table.add_row(*(f"{row[i]:.4g}" if isinstance(row[i], float) else str(row[i]) for i in used))
     console.print(table)
-
-
-def _write_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def _plain(value: Any) -> Any:
@@ -162,11 +155,6 @@ def _blank(value: Any) -> Any:
     return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 
-def _cell(value: Any) -> str:
-    value = _blank(value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def print_comparison(found: Any, *, form: str, metrics: Sequence[str]) -> None:
     """Differences of two models, then CKA between their layers."""
     rows = [row for row in found.rows if not metrics or row["metric"] in metrics]
@@ -174,10 +162,10 @@ def print_comparison(found: Any, *, form: str, metrics: Sequence[str]) -> None:
         raise unknown_name("metric of this comparison", metrics[0], {row["metric"] for row in found.rows})
     names, others, matrix = found.cka
     if form == "json":
-        cka = {"first": names, "second": others, "values": [[_plain(float(v)) for v in line] for line in matrix]}
-        words = {"first": found.first, "second": found.second, "paired": found.paired, "notes": found.notes, "cka": cka}
+        words = {name: getattr(found, name) for name in ("first", "second", "paired", "notes")}
+        words["cka"] = {"first": names, "second": others, "values": _plain(matrix.astype(float).tolist())}
         words["differences"] = [{k: _plain(v) for k, v in row.items()} for row in rows]
-        _write_json(words)
+        print_json(words, indent=1)
         return
     if form == "table":
         rows = [row for row in rows if row["head"] is None]
@@ -185,18 +173,13 @@ def print_comparison(found: Any, *, form: str, metrics: Sequence[str]) -> None:
     _print_rows(rows, form, [*_DIFFERENCES, "difference", "low", "high", "differs"])
     for note in found.notes:
         errors.print(f"note: {note}", style="yellow", highlight=False)
-    if form == "table" and matrix.size and not all(math.isnan(v) for v in matrix.flat):
-        _print_matrix(names, others, matrix)
-
-
-def _print_matrix(names: Sequence[str], others: Sequence[str], matrix: Any) -> None:
-    table = RichTable(title="linear CKA (debiased); rows: first, columns: second", box=None, title_justify="left")
-    table.add_column("")
-    for name in others:
-        table.add_column(name)
-    for name, line in zip(names, matrix, strict=True):
-        table.add_row(name, *("" if math.isnan(v) else f"{v:.2f}" for v in line))
-    console.print(table)
+    if form == "table" and not all(math.isnan(v) for v in matrix.flat):
+        table = RichTable(title="linear CKA (debiased); rows: first, columns: second", box=None, title_justify="left")
+        for name in ("", *others):
+            table.add_column(name)
+        for name, line in zip(names, matrix, strict=True):
+            table.add_row(name, *("" if math.isnan(v) else f"{v:.2f}" for v in line))
+        console.print(table)
 
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------
@@ -206,8 +189,6 @@ def print_run_end(
     folder: RunFolder, page: Path | None, drawing_seconds: float, *, summary: Iterable[RichTable | str] = ()
 ) -> None:
     """What a judged run ends with: the short tables of a study, verdicts, warnings, seconds, and its page."""
-    from anisoscope.view.sections.findings import leading
-
     about = folder.about()
     for shown in summary:
         if isinstance(shown, str):
@@ -224,34 +205,24 @@ def print_run_end(
 
 def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False) -> None:
     """A table of verdicts, each with its one sentence; claims that were not measured share a line, unless asked for."""
-    from anisoscope.view.sections.findings import measured, unmeasured
-
-    absent = [] if every else unmeasured(verdicts)
-    shown = verdicts if every else measured(verdicts)
-    if shown:
-        _print_verdict_table(shown)
-    if absent:
-        print_line(f"not measured here: {', '.join(absent)}")
-
-
-def _print_verdict_table(verdicts: Sequence[Mapping[str, Any]]) -> None:
     table = RichTable(show_lines=True, header_style="bold")
     table.add_column("claim", overflow="fold", max_width=30)
     table.add_column("verdict")
     table.add_column("effect [95 %]", justify="right", no_wrap=True)
     table.add_column("p", justify="right")
     table.add_column("why", overflow="fold")
-    for row in verdicts:
+    for row in verdicts if every else measured(verdicts):
         colour = _COLOURS.get(str(row["status"]), "white")
         subject = f" ({row['subject']})" if row.get("subject") else ""
-        effect = f"{_number(row['effect'])} [{_number(row['low'])}, {_number(row['high'])}]"
+        value, low, high, p = (
+            "–" if _blank(row[name]) == "" else f"{float(row[name]):.3g}" for name in ("effect", "low", "high", "p")
+        )
         status = f"[{colour}]{row['status']}[/{colour}]"
-        table.add_row(f"{row['claim']}{subject}", status, effect, _number(row["p"]), str(row["why"]))
-    console.print(table)
-
-
-def _number(value: Any) -> str:
-    return "–" if value is None or (isinstance(value, float) and math.isnan(value)) else f"{float(value):.3g}"
+        table.add_row(f"{row['claim']}{subject}", status, f"{value} [{low}, {high}]", p, str(row["why"]))
+    if table.row_count:
+        console.print(table)
+    if not every and (absent := unmeasured(verdicts)):
+        print_line(f"not measured here: {', '.join(absent)}")
 
 
 # -- lists, controls, data ---------------------------------------------------------------------------------------------
@@ -269,20 +240,14 @@ def print_two_columns(lines: Iterable[tuple[str, str]]) -> None:
 
 def print_metric(name: str, metric: Any) -> None:
     """Everything that the declaration of a metric says."""
-    options = ", ".join(f"{key}={value}" for key, value in metric.options.items())
     star = " (default)" if metric.default else ""
     console.print(f"[bold]{name}[/bold]{star}  {metric.title}", highlight=False)
-    for label, words in (
-        ("", metric.description),
-        ("formula", metric.formula),
-        ("convention", metric.convention),
-        ("options", options),
-        ("measured at", ", ".join(sorted(metric.kinds))),
-        ("measured by", ", ".join(metric.measured_by)),
-        ("reference", metric.reference),
-    ):
+    told = {"": metric.description, "formula: ": metric.formula, "convention: ": metric.convention}
+    told["options: "] = ", ".join(f"{key}={value}" for key, value in metric.options.items())
+    told |= {"measured at: ": ", ".join(sorted(metric.kinds)), "measured by: ": ", ".join(metric.measured_by)}
+    for label, words in (told | {"reference: ": metric.reference}).items():
         if words:
-            console.print(f"    {label + ': ' if label else ''}{words}", highlight=False, markup=False)
+            console.print(f"    {label}{words}", highlight=False, markup=False)
 
 
 def print_control(result: Any) -> None:
@@ -292,8 +257,19 @@ def print_control(result: Any) -> None:
     console.print(f"[{colour}]{word}[/{colour}]  {words}", highlight=False, soft_wrap=True)
 
 
+_REMOVED = {"preformatted": "preformatted lines", "media": "images and media", "tags": "HTML tags"}
+_REMOVED |= {"interlanguage": "links to other languages", "links": "brackets and targets of links (the label stays)"}
+_REMOVED |= {"external_links": "addresses of links (the label stays)", "addresses": "bare addresses"}
+_REMOVED |= {"entities": "entities (decoded)", "emphasis": "marks of emphasis", "lists": "marks of lists, rules"}
+_REMOVED |= {"headings": "marks of headings", "symbols": "invisible characters, and those outside of the 205"}
+_REMOVED |= {"spaces": "white space, empty headings and brackets"}
+
+
 def print_prepared(stats: Mapping[str, Any]) -> None:
-    """What was read, kept and removed of enwik8, in a few lines that explain themselves."""
+    """What was read, kept and removed of enwik8, in a few lines that explain themselves; of the removed the most first.
+
+    What has no words in `_REMOVED` is called by its own name: comments, references, templates, tables, …
+    """
     raw, cleaning, kept = stats["raw"], stats["cleaning"], stats["kept"]
     if raw is not None:
         print_line(f"read: {raw['bytes']:,} bytes; {stats['note']}", style="green" if raw["is_enwik8"] else "yellow")
@@ -301,7 +277,12 @@ def print_prepared(stats: Mapping[str, Any]) -> None:
         words = f"{pages['redirects']:,} redirects, {pages['other_namespaces']:,} pages that are no articles"
         rest = f"{pages['empty']:,} empty and {pages['truncated']:,} cut off"
         print_line(f"pages: {pages['pages']:,}, without {words}, {rest}")
-        console.print(removed_table(cleaning))
+        table = new_table("removed from the articles", ("what",), ("how many", "characters", "share"))
+        for kind, figures in sorted(cleaning["removed"].items(), key=lambda item: -item[1]["characters"]):
+            count = "" if figures["count"] is None else f"{figures['count']:,}"
+            share = f"{figures['characters'] / max(1, cleaning['characters_in']):.2%}"
+            table.add_row(_REMOVED.get(kind, kind), count, f"{figures['characters']:,}", share)
+        console.print(table)
     else:
         print_line(f"source: the embedded corpus; {stats['note']}")
     size = f"{kept['characters']:,} characters ({kept['bytes']:,} bytes of UTF-8)"
@@ -326,47 +307,7 @@ def new_table(title: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> R
     return table
 
 
-# -- enwik8 ------------------------------------------------------------------------------------------------------------
-
-_REMOVED = {
-    "comments": "comments",
-    "references": "references",
-    "formulas": "formulas",
-    "code": "code",
-    "preformatted": "preformatted lines",
-    "templates": "templates",
-    "tables": "tables",
-    "media": "images and media",
-    "categories": "categories",
-    "interlanguage": "links to other languages",
-    "links": "brackets and targets of links (the label stays)",
-    "external_links": "addresses of links (the label stays)",
-    "addresses": "bare addresses",
-    "tags": "HTML tags",
-    "entities": "entities (decoded)",
-    "emphasis": "marks of emphasis",
-    "lists": "marks of lists, rules",
-    "headings": "marks of headings",
-    "symbols": "invisible characters, and those outside of the 205",
-    "spaces": "white space, empty headings and brackets",
-}
-
-
-def removed_table(cleaning: Mapping[str, Any]) -> RichTable:
-    """What was removed from the articles of enwik8, the most first."""
-    table = new_table("removed from the articles", ("what",), ("how many", "characters", "share"))
-    total = max(1, cleaning["characters_in"])
-    for kind, figures in sorted(cleaning["removed"].items(), key=lambda item: -item[1]["characters"]):
-        count = "" if figures["count"] is None else f"{figures['count']:,}"
-        size = figures["characters"]
-        table.add_row(_REMOVED.get(kind, kind), count, f"{size:,}", f"{size / total:.2%}")
-    return table
-
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
-    from anisoscope.results.table import Table
+# -- layers by metrics, in a notebook and in the terminal --------------------------------------------------------------
 
 MOST_ROWS = 64
 TERMINAL_ROWS = 40  # of one model; several models side by side get fewer rows and columns
@@ -391,35 +332,23 @@ def table_html(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> s
     """A compact pivot, layers by main metrics, each value with its interval; safe to show whatever the names are."""
     rows, entries = ProfileRows([RunView(table, table.about)]), Catalogue(catalogue)
     metrics = entries.main(rows.default_metrics())
-    lines = _html_rows(rows, metrics)
-    head = "".join(f'<th scope="col">{html.escape(entries.entry(m).title)}</th>' for m in metrics)
-    body = "".join(lines[:MOST_ROWS])
-    cut = len(lines) > MOST_ROWS
-    caption = html.escape(_caption(len(table), shown=len(metrics), metrics=len(rows.metrics()), cut=cut))
-    return (
-        f'<div class="anisoscope-table"><style>{STYLE}</style><table><caption>{caption}</caption>'
-        f'<thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
-
-
-def _caption(rows: int, *, shown: int, metrics: int, cut: bool) -> str:
-    text = f"{rows:,} rows of results; {shown} of {metrics} metrics shown"
-    text += f", first {MOST_ROWS} places" if cut else ""
-    return text + ". All of them: .to_pandas(); drawn: .plot()."
-
-
-def _html_rows(rows: ProfileRows, metrics: Sequence[str]) -> list[str]:
-    found = []
-    several = len(rows.subjects) > 1
+    lines = []
     for index, places in pivot(rows, metrics).items():
-        if several:
+        if len(rows.subjects) > 1:
             label = html.escape(rows.subjects[index].label)
-            found.append(f'<tr><th scope="rowgroup" colspan="{len(metrics) + 1}">{label}</th></tr>')
+            lines.append(f'<tr><th scope="rowgroup" colspan="{len(metrics) + 1}">{label}</th></tr>')
         for cells in places.values():
             place = html.escape(place_of(next(iter(cells.values()))))
             data = "".join(_html_cell(cells.get(m)) for m in metrics)
-            found.append(f'<tr><th scope="row">{place}</th>{data}</tr>')
-    return found
+            lines.append(f'<tr><th scope="row">{place}</th>{data}</tr>')
+    head = "".join(f'<th scope="col">{html.escape(entries.entry(m).title)}</th>' for m in metrics)
+    cut = f", first {MOST_ROWS} places" if len(lines) > MOST_ROWS else ""
+    caption = f"{len(table):,} rows of results; {len(metrics)} of {len(rows.metrics())} metrics shown{cut}"
+    return (
+        f'<div class="anisoscope-table"><style>{STYLE}</style><table>'
+        f"<caption>{caption}. All of them: .to_pandas(); drawn: .plot().</caption>"
+        f'<thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{"".join(lines[:MOST_ROWS])}</tbody></table></div>'
+    )
 
 
 def _html_cell(row: Row | None) -> str:
@@ -427,8 +356,7 @@ def _html_cell(row: Row | None) -> str:
         return "<td></td>"
     if not row.known:
         return f'<td title="{html.escape(row.note or "not computed")}">–</td>'
-    half = half_width(row.low, row.high)
-    interval = "" if half is None else f"<small>{number(row.low)} … {number(row.high)}</small>"
+    interval = f"<small>{number(row.low)} … {number(row.high)}</small>" if row.interval else ""
     return f"<td>{number(row.value)}{interval}</td>"
 
 
@@ -438,89 +366,59 @@ def short_table(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> 
 
 
 def short_tables(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> list[RichTable]:
-    """The residual stream, and a table of each further kind of site that was asked for by name."""
+    """The residual stream, and a table of each further kind of site that was asked for by name.
+
+    Of what is measured by head outside of the stream: the means over heads.
+    """
     rows, entries = ProfileRows([RunView(table, table.about)]), Catalogue(catalogue)
     metrics = entries.ordered(rows.default_metrics())
-    asked = (table.about.get("config") or {}).get("sites") or ()
     shown = [_shortened(rows, entries, pivot(rows, metrics), metrics)]
-    for kind in asked:
-        places = _pivot_of(rows, kind)
+    for kind in (table.about.get("config") or {}).get("sites") or ():
+        places: Places = {}
+        for row in rows.query.where(kind=kind, head=None, group="", variant=""):
+            if kind not in rows.streams[row["subject"]]:
+                at = (row.layer or 0, False, kind)
+                places.setdefault(row["subject"], {}).setdefault(at, {})[row.metric] = row
         there = entries.ordered({m for found in places.values() for cells in found.values() for m in cells})
+        places = {index: dict(sorted(found.items())) for index, found in sorted(places.items())}
         shown += [_shortened(rows, entries, places, there)] if places else []
     return shown
 
 
-def _pivot_of(rows: ProfileRows, kind: str) -> Places:
-    """Rows of a kind of site outside the stream; of what is measured by head the means over heads."""
-    found: Places = {}
-    for row in rows.query.where(kind=kind, head=None, group="", variant=""):
-        if kind not in rows.streams[row["subject"]]:
-            places = found.setdefault(row["subject"], {})
-            places.setdefault((row.layer or 0, False, kind), {})[row.metric] = row
-    return {index: dict(sorted(places.items())) for index, places in sorted(found.items())}
-
-
 def _shortened(rows: ProfileRows, entries: Catalogue, places: Places, metrics: Sequence[str]) -> RichTable:
+    """A few metrics of all places, or their range over the places of each model where those are too many."""
     several = len(rows.subjects) > 1
-    few = list(metrics)[: TERMINAL_METRICS - several]
-    short = {
-        i: {at: cells for at, cells in found.items() if any(m in cells for m in few)} for i, found in places.items()
-    }
-    if sum(map(len, short.values())) <= TERMINAL_ROWS - 10 * several:
-        return _by_layer(rows, entries, short, few)
-    return _by_model(rows, entries, short, few)
-
-
-def _by_layer(rows: ProfileRows, entries: Catalogue, places: Mapping[int, Any], metrics: Sequence[str]) -> RichTable:
-    from rich.text import Text
-
-    several = len(places) > 1
-    heads = ("model", "site") if several else ("site",)
-    every = [row for found in places.values() for cells in found.values() for row in cells.values()]
-    doubt = "; ? near-copies or noise decide" if any(map(doubtful, every)) else ""
-    shown = _rich(entries, metrics, heads=heads, caption=f"± half of the 95 % interval{doubt}")
-    for index, found in places.items():
-        label = Text(_subject_line(rows.subjects[index]))
-        for i, cells in enumerate(found.values()):
+    few = metrics[: TERMINAL_METRICS - several]
+    short = {i: [c for c in found.values() if any(m in c for m in few)] for i, found in places.items()}
+    whole = sum(map(len, short.values())) <= TERMINAL_ROWS - 10 * several
+    doubt = any(doubtful(row) for found in short.values() for cells in found for row in cells.values())
+    caption = "± half of the 95 % interval" + ("; ? near-copies or noise decide" if doubt else "")
+    caption = caption if whole else "lowest … highest over the layers"
+    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
+    for head in (*(("model",) if len(short) > 1 or not whole else ()), *(("site",) if whole else ())):
+        shown.add_column(head, no_wrap=head == "site", overflow="fold", max_width=24)
+    for metric in few:
+        shown.add_column(Text(entries.entry(metric).title), justify="right", overflow="fold")
+    for index, found in short.items():
+        subject = rows.subjects[index]
+        role = f" ({subject.role})" if subject.role and subject.role != subject.stack else ""
+        label = Text(subject.label + role)
+        if not whole:
+            shown.add_row(label, *(_range([cells[m] for cells in found if m in cells]) for m in few))
+            continue
+        for i, cells in enumerate(found):
+            lead = [label if i == 0 else ""] if len(short) > 1 else []
             place = Text(place_of(next(iter(cells.values()))))
-            lead = [label if i == 0 else "", place] if several else [place]
-            shown.add_row(*lead, *(_rich_cell(cells.get(m)) for m in metrics))
+            shown.add_row(*lead, place, *(_short_cell(cells.get(m)) for m in few))
         shown.add_section()
     return shown
 
 
-def _by_model(rows: ProfileRows, entries: Catalogue, places: Mapping[int, Any], metrics: Sequence[str]) -> RichTable:
-    from rich.text import Text
-
-    shown = _rich(entries, metrics, heads=("model",), caption="lowest … highest over the layers")
-    for index, found in places.items():
-        ranges = [_range([cells[m] for cells in found.values() if m in cells]) for m in metrics]
-        shown.add_row(Text(_subject_line(rows.subjects[index])), *ranges)
-    return shown
-
-
-def _rich(entries: Catalogue, metrics: Sequence[str], *, heads: Sequence[str], caption: str) -> RichTable:
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
-    for head in heads:
-        shown.add_column(head, no_wrap=head == "site", overflow="fold", max_width=24)
-    for metric in metrics:
-        shown.add_column(Text(entries.entry(metric).title), justify="right", overflow="fold")
-    return shown
-
-
-def _subject_line(subject: Subject) -> str:
-    return f"{subject.label} ({subject.role})" if subject.role and subject.role != subject.stack else subject.label
-
-
-def _rich_cell(point: Row | None) -> str:
-    if point is None:
+def _short_cell(row: Row | None) -> str:
+    if row is None:
         return ""
-    text = estimate(point.value, point.low, point.high).replace(" ± ", "±").replace("[", r"\[")
-    return f"{text} ?" if doubtful(point) else text
+    words = estimate(row.value, row.low, row.high).replace(" ± ", "±").replace("[", r"\[")
+    return f"{words} ?" if doubtful(row) else words
 
 
 def _range(rows: Sequence[Row]) -> str:

@@ -40,9 +40,7 @@ class Ref:
     def resolve(self, arrays: Mapping[str, Any], chosen: Mapping[str, int], each: int = 0) -> Any:
         found = _take(arrays[self.array], [_index(i, arrays, chosen, each) for i in self.at])
         factor = self.times.resolve(arrays, chosen, each) if isinstance(self.times, Ref) else self.times
-        if factor == 1.0 and self.plus is None:
-            return found
-        return _scaled(found, factor, self.plus)
+        return found if factor == 1.0 and self.plus is None else _scaled(found, factor, self.plus)
 
 
 def _index(index: Any, arrays: Mapping[str, Any], chosen: Mapping[str, int], each: int) -> Any:
@@ -119,8 +117,7 @@ class Grid:
     ends: tuple[float | None, float | None] = (None, None)
     label: str = ""  # of the scale
     reach: str = "interval"
-    written: bool = False  # whether a file writes values into cells
-    by_row: bool = False  # whether each row has a scale of its own
+    by_row: bool = False  # whether each row has a scale of its own; a file writes the values into its cells
 
 
 @dataclass(frozen=True)
@@ -252,9 +249,6 @@ def choice(label: str, options: Iterable[str], default: int = 0, *, slider: bool
     return Choice(label, tuple(map(SwitchOption, options)), default, slider)
 
 
-# axes that several figures have
-
-
 @dataclass(frozen=True)
 class Time:
     """A logarithmic axis of steps on which step 0, the initialisation, stands apart."""
@@ -322,26 +316,21 @@ class Depth:
         return float(layer)
 
     def ticks(self) -> tuple[list[float], list[str]]:
-        at, text = self._relative_ticks() if self.relative else self._layer_ticks()
+        if self.relative:
+            at, text = [0.0, 0.25, 0.5, 0.75, 1.0], ["embed", "¼", "½", "¾", "1"]
+            at, text = (at, text) if self.blocks else ([0.0], ["rows"])
+        elif self.named:
+            names = {"embed_weight": "embedding table", "unembed": "output head"}
+            at, text = [place for place, _ in self.named], [names.get(kind, kind) for _, kind in self.named]
+        else:
+            step = next((s for s in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20) if self.blocks / s <= 8), 25)
+            layers = [n for n in range(step, self.blocks, step) if self.blocks - n >= step * 0.6]
+            layers = [*([] if self.first else [0]), *layers, *([self.blocks] if self.blocks else [])]
+            at, text = [float(n) for n in layers], [str(n) if n else "embed" for n in layers]
         if self.final:
             at.append(self.place(0, "final"))
             text.append("final")
         return at, text
-
-    def _relative_ticks(self) -> tuple[list[float], list[str]]:
-        if self.blocks == 0:
-            return [0.0], ["rows"]
-        return [0.0, 0.25, 0.5, 0.75, 1.0], ["embed", "¼", "½", "¾", "1"]
-
-    def _layer_ticks(self) -> tuple[list[float], list[str]]:
-        if self.named:
-            names = {"embed_weight": "embedding table", "unembed": "output head"}
-            return [at for at, _ in self.named], [names.get(kind, kind) for _, kind in self.named]
-        step = next((s for s in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20) if self.blocks / s <= 8), 25)
-        layers = [n for n in range(step, self.blocks + 1, step) if self.blocks - n >= step * 0.6 or n == self.blocks]
-        layers += [] if self.blocks in layers or not self.blocks else [self.blocks]
-        start: tuple[list[float], list[str]] = ([0.0], ["embed"]) if not self.first else ([], [])
-        return [*start[0], *map(float, layers)], [*start[1], *map(str, layers)]
 
     def axis(self) -> Axis:
         at, text = self.ticks()
@@ -355,16 +344,14 @@ def wants_log(values: Sequence[float]) -> bool:
     return len(values) > 1 and min(values) > 0 and max(values) / min(values) > 100
 
 
-def value_axis(values: Iterable[float | None], title: str = "", *, log: bool = True, floor: bool = False) -> Axis:
-    """An axis that holds these values: from zero where that is near (or the `floor`), logarithmic over orders."""
+def value_axis(values: Iterable[float | None], title: str = "", *, log: bool = True) -> Axis:
+    """An axis that holds these values: from zero where that is near, logarithmic over orders."""
     known = [v for v in values if v is not None and math.isfinite(v)]
     if not known:
         return Axis(title, rules=True)
-    low, high = min(known), max(known)
     if log and wants_log(known):
         return Axis(title, log=True, rules=True, most=4)
-    if floor:
-        return Axis(title, rules=True, from_zero=low < 0.4 * high, most=5)
+    low, high = min(known), max(known)
     reach = (high - low) or abs(high) or 1.0
     ends = (0.0, 1.06 * high) if 0 <= low < 0.4 * high else (low - 0.08 * reach, high + 0.08 * reach)
     return Axis(title, rules=True, bounds=(float(f"{ends[0]:.5g}"), float(f"{ends[1]:.5g}")))
@@ -372,13 +359,10 @@ def value_axis(values: Iterable[float | None], title: str = "", *, log: bool = T
 
 def numbers_in(panels: Iterable[Panel]) -> list[float]:
     """All values and ends of bands that are written out in some panels."""
-    found = []
-    for panel in panels:
-        for drawn in panel.series:
-            for part in (drawn.y, *((drawn.low, drawn.high) if drawn.band or drawn.bars else ())):
-                if isinstance(part, Sequence):
-                    found += [float(v) for v in part if v is not None and math.isfinite(v)]
-    return found
+    drawn = [series for panel in panels for series in panel.series]
+    parts = [part for s in drawn for part in (s.y, *((s.low, s.high) if s.band or s.bars else ()))]
+    written = [v for part in parts if isinstance(part, Sequence) for v in part]
+    return [float(v) for v in written if v is not None and math.isfinite(v)]
 
 
 def brief(value: float | None, digits: int = 5) -> float | None:
@@ -448,15 +432,10 @@ def notebook_colour(token: str) -> str:
     >>> notebook_colour("@s1/0.2"), notebook_colour("@rule")
     ('rgba(11,106,168,0.2)', 'rgba(128,128,128,0.22)')
     """
-    if not token.startswith("@"):
-        return token
     if token[1:] in NOTEBOOK:
         return NOTEBOOK[token[1:]]
     colour, alpha = resolve(token)
-    if alpha == 1:
-        return colour
-    red, green, blue = _channels(colour)
-    return f"rgba({red},{green},{blue},{alpha:g})"
+    return colour if alpha == 1 else f"rgba({','.join(map(str, _channels(colour)))},{alpha:g})"
 
 
 def blend(stops: Sequence[str], t: float) -> str:

@@ -149,7 +149,7 @@ def _flat(values: Any) -> list[Any]:
 
 def _height(panel: Panel) -> float:
     if panel.grid is not None:
-        return 0.7 + (0.19 if panel.grid.written else 0.14) * max(4, len(panel.grid.rows))
+        return 0.7 + (0.19 if panel.grid.by_row else 0.14) * max(4, len(panel.grid.rows))
     return 2.1
 
 
@@ -314,15 +314,15 @@ def _map(axes: Axes, panel: Panel, lookup: _Lookup) -> None:
     look: dict[str, Any] = {"aspect": "equal" if panel.equal else "auto", "cmap": colours, "interpolation": "nearest"}
     shown = axes.imshow(shades, **look, origin=way, vmin=ends[0], vmax=ends[1])
     for drawn, axis, names, most in (
-        (axes.xaxis, panel.x, grid.columns, 18 if grid.written else 8),
-        (axes.yaxis, panel.y, grid.rows, 60 if grid.written else 10),
+        (axes.xaxis, panel.x, grid.columns, 18 if grid.by_row else 8),
+        (axes.yaxis, panel.y, grid.rows, 60 if grid.by_row else 10),
     ):
         at, text = axis.ticks or (strided(len(names), most), [names[i] for i in strided(len(names), most)])
         drawn.set_ticks(list(at), [plain(str(word)) for word in text])
         drawn.set_label_text(plain(axis.title[:1].upper() + axis.title[1:]))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    if grid.written and len(grid.columns) <= 18:
+    if grid.by_row and len(grid.columns) <= 18:
         _write_cells(axes, values, shades, size=5.0 if len(grid.columns) <= 9 else 5.4)
     if not grid.by_row:
         bar = axes.figure.colorbar(shown, ax=axes, pad=0.02, aspect=22)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from markupsafe import Markup
 
@@ -27,7 +27,6 @@ class Prose:
 
     text: str
     css: str = ""
-    kind: ClassVar[str] = "prose"
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ class Heading:
     id: str = ""
     css: str = ""
     menu: str = ""  # its name in the table of contents
-    kind: ClassVar[str] = "heading"
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,6 @@ class DataTable:
     css: str = ""
     line: int | None = None  # entry of the page's legend with which it goes
     numeric: int = 1  # from this column on, headings stand right
-    kind: ClassVar[str] = "table"
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,6 @@ class Fold:
     parts: Sequence[Any]
     open: bool = False
     css: str = ""
-    kind: ClassVar[str] = "fold"
 
 
 @dataclass(frozen=True)
@@ -89,14 +85,11 @@ class Box:
     parts: Sequence[Any]
     css: str
     label: str = ""
-    kind: ClassVar[str] = "box"
 
 
 @dataclass(frozen=True)
 class Key:
     """The page's legend: models to be shown and hidden."""
-
-    kind: ClassVar[str] = "key"
 
 
 @dataclass(frozen=True)
@@ -114,13 +107,13 @@ class Swatch:
         return STROKES.get(self.dash, "")
 
     @property
-    def css(self) -> str:
-        """The colour of the style sheet; that of a place on the ramp is set by the script."""
-        return "" if self.colour.startswith("@seq") else f"var(--{self.colour[1:].split('/')[0]})"
+    def ramp(self) -> str:
+        """A place on the ramp, whose colour is set by the script."""
+        return self.colour[5:] if self.colour.startswith("@seq") else ""
 
     @property
-    def ramp(self) -> str:
-        return self.colour[5:] if self.colour.startswith("@seq") else ""
+    def css(self) -> str:
+        return "" if self.ramp else f"var(--{self.colour[1:].split('/')[0]})"
 
 
 CHANCE = Swatch("chance", "@ink", "dot")
@@ -131,7 +124,6 @@ class Swatches:
     """What the lines of a figure are."""
 
     items: Sequence[Swatch]
-    kind: ClassVar[str] = "swatches"
 
 
 @dataclass(frozen=True)
@@ -141,7 +133,6 @@ class Ramp:
     first: str
     last: str
     final: bool = False
-    kind: ClassVar[str] = "ramp"
 
 
 @dataclass(frozen=True)
@@ -150,7 +141,6 @@ class Controls:
 
     switch: Switch
     steer: bool = False
-    kind: ClassVar[str] = "controls"
 
 
 @dataclass(frozen=True)
@@ -158,7 +148,6 @@ class Says:
     """What is said of what is chosen."""
 
     switch: Switch
-    kind: ClassVar[str] = "says"
 
 
 @dataclass(frozen=True)
@@ -174,7 +163,6 @@ class Findings:
     """Sentences by topic."""
 
     items: Sequence[PageFinding]
-    kind: ClassVar[str] = "findings"
 
 
 @dataclass(frozen=True)
@@ -182,7 +170,6 @@ class Facts:
     """Names and values beside each other."""
 
     pairs: Mapping[str, str]
-    kind: ClassVar[str] = "facts"
 
 
 @dataclass(frozen=True)
@@ -195,7 +182,6 @@ class Verdicts:
     first: str = "Claim"
     p: bool = True
     parts: bool = True  # whether what a verdict is made of is folded beneath it
-    kind: ClassVar[str] = "verdicts"
 
 
 @dataclass(frozen=True)
@@ -203,7 +189,6 @@ class Listing:
     """A list of sentences."""
 
     items: Sequence[str]
-    kind: ClassVar[str] = "listing"
 
 
 @dataclass(frozen=True)
@@ -211,7 +196,6 @@ class Record:
     """What is needed to run something again."""
 
     runs: Sequence[Mapping[str, Any]]
-    kind: ClassVar[str] = "record"
 
 
 @dataclass(frozen=True)
@@ -219,7 +203,6 @@ class Glossary:
     """Terms with names, formulas and what they mean."""
 
     entries: Sequence[Mapping[str, Any]]
-    kind: ClassVar[str] = "glossary"
 
 
 @dataclass(frozen=True)
@@ -227,7 +210,6 @@ class Download:
     """The table of results: a download, and rows read back from it."""
 
     csv: Mapping[str, Any]
-    kind: ClassVar[str] = "download"
 
 
 @dataclass(frozen=True)
@@ -235,7 +217,6 @@ class Cards:
     """Concept cards that the script shows."""
 
     models: Sequence[Mapping[str, Any]]
-    kind: ClassVar[str] = "cards"
 
 
 @dataclass(frozen=True)
@@ -276,8 +257,12 @@ class Page:
 
     def walk(self) -> Iterator[Any]:
         """All parts, in order, those inside others too."""
-        for section in self.sections:
-            yield from _walk([*([section.bar] if section.bar else []), *section.parts])
+        waiting = [part for s in self.sections for part in (*([s.bar] if s.bar else []), *s.parts)]
+        while waiting:
+            part = waiting.pop(0)
+            yield part
+            if isinstance(part, Fold | Box):
+                waiting[:0] = part.parts
 
     def figures(self) -> list[Figure]:
         return [*(part for part in self.walk() if isinstance(part, Figure)), *self.files]
@@ -286,13 +271,6 @@ class Page:
         """What all selections are set to at first."""
         switches = [part.switch for part in self.walk() if isinstance(part, Controls)]
         return {name: at for switch in switches for name, at in switch.defaults.items()}
-
-
-def _walk(parts: Sequence[Any]) -> Iterator[Any]:
-    for part in parts:
-        yield part
-        if isinstance(part, Fold | Box):
-            yield from _walk(part.parts)
 
 
 def text(template: str, **values: Any) -> Markup:
@@ -304,63 +282,37 @@ def text(template: str, **values: Any) -> Markup:
     return Markup(template).format(**values)
 
 
-# rendering
-
-
-@dataclass
-class _Drawn:
-    """The figures of a page as it is rendered."""
-
-    specs: dict[str, Any] = field(default_factory=dict)
-    arrays: dict[str, Any] = field(default_factory=dict)
-
-
 def render(page: Page, links: Sequence[str] = ()) -> str:
     """The page as HTML; `links` are the vector files beside it, without their suffix."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
-    drawn = _Drawn()
-    sections = [_shown_section(section, drawn) for section in page.sections]
-    made = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )  # fmt: skip
+    specs: dict[str, Any] = {}
+    sections = [{**vars(s), "parts": [_shown(part, specs) for part in s.parts]} for s in page.sections]
+    on_page = (part for part in page.walk() if isinstance(part, Figure) and part.shown)
+    arrays = {name: array for figure in on_page for name, array in figure.arrays.items()}
+    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, **blocks)
     made.filters["json"] = lambda value: Markup(script_json(value))
     own = {name: Markup((TEMPLATES / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
-    library = Markup(get_plotlyjs()) if drawn.specs else ""
-    context = {f.name: getattr(page, f.name) for f in fields(page)} | {"sections": sections, "links": links}
-    return made.get_template("page.html.j2").render(
-        context, **own, plotly=library, specs=drawn.specs, arrays=drawn.arrays
-    )
+    own["plotly"] = Markup(get_plotlyjs() if specs else "")
+    told = {"sections": sections, "links": links, "specs": specs, "arrays": arrays}
+    return made.get_template("page.html.j2").render(vars(page) | told | own)
 
 
-def _shown_section(section: Section, drawn: _Drawn) -> dict[str, Any]:
-    words = {name: getattr(section, name) for name in ("id", "title", "menu", "under", "bar")}
-    return words | {"parts": [_shown(part, drawn) for part in section.parts]}
-
-
-def _shown(part: Any, drawn: _Drawn) -> dict[str, Any]:
+def _shown(part: Any, specs: dict[str, Any]) -> dict[str, Any]:
     """A part as the template takes it; the drawings of figures are kept under their ids."""
     if isinstance(part, Figure):
-        return {"kind": "figure", "layout": part.layout, "charts": _charts(part, drawn)}
-    found = {"kind": part.kind} | {f.name: getattr(part, f.name) for f in fields(part)}
+        charts = []
+        for i, panel in enumerate(part.panels if part.shown else ()):
+            name = f"{part.id}-{i + 1}" if part.id else f"chart-{len(specs) + 1}"
+            specs[name] = panel_spec(panel)
+            charts.append({**vars(panel), "id": name})
+        return {"kind": "figure", "layout": part.layout, "charts": charts}
+    found = {**vars(part), "kind": type(part).__name__.lower()}
     if isinstance(part, Fold | Box):
-        found["parts"] = [_shown(inner, drawn) for inner in part.parts]
+        found["parts"] = [_shown(inner, specs) for inner in part.parts]
     return found
-
-
-def _charts(figure: Figure, drawn: _Drawn) -> list[dict[str, Any]]:
-    if not figure.shown:
-        return []
-    drawn.arrays |= figure.arrays
-    charts = []
-    for i, panel in enumerate(figure.panels):
-        name = f"{figure.id}-{i + 1}" if figure.id else f"chart-{len(drawn.specs) + 1}"
-        drawn.specs[name] = panel_spec(panel)
-        words = ("title", "owner", "alt", "height", "least", "formula", "caption", "line")
-        charts.append({"id": name} | {word: getattr(panel, word) for word in words})
-    return charts
 
 
 def script_json(value: Any) -> str:

@@ -1,7 +1,4 @@
-"""Numbers and places as people read them.
-
-What metrics, variants and groups are called and mean: from declarations, or guessed from names without one.
-"""
+"""Numbers, places, metrics and variants in words; a metric that nobody declared gets a title made from its name."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 from anisoscope.results.query import options_of
@@ -31,21 +29,14 @@ def number(value: float | None, digits: int = 3) -> str:
     ('0.312', '1,234', '2×10⁻⁷', '–')
     """
     value = finite(value)
-    if value is None:
-        return "–"
-    if value == 0:
-        return "0"
+    if not value:
+        return "–" if value is None else "0"
     exponent = math.floor(math.log10(abs(value)))
-    if exponent < -4 or exponent > 6:
-        return _scientific(value, digits)
-    return _signed(f"{value:,.{max(0, digits - 1 - exponent)}f}")
-
-
-def _scientific(value: float, digits: int) -> str:
-    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
-    if "." in mantissa:
-        mantissa = mantissa.rstrip("0").rstrip(".")
-    return _signed(f"{mantissa}×10{str(int(exponent)).translate(_SUPERSCRIPT)}")
+    if -4 <= exponent <= 6:
+        return _signed(f"{value:,.{max(0, digits - 1 - exponent)}f}")
+    mantissa, power_of_ten = f"{value:.{digits - 1}e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return _signed(f"{mantissa}×10{str(int(power_of_ten)).translate(_SUPERSCRIPT)}")
 
 
 def power(value: float) -> str:
@@ -75,36 +66,18 @@ def estimate(value: float | None, low: float | None = None, high: float | None =
     if value is None or low is None or high is None:
         return number(value)
     half = (high - low) / 2
-    if half <= 0 or max(abs(value), half) >= 1e7 or max(abs(value), half) < 1e-4:
+    if half <= 0 or not 1e-4 <= max(abs(value), half) < 1e7:
         return number(value)
-    places = _places(half)
-    if _lopsided(value, low, high):
+    exponent = math.floor(math.log10(half))
+    # decimals that show one digit of the half width, two where the first is 1 or 2
+    places = min(6, max(0, -exponent + (half / 10**exponent < 2.95)))
+    small, large = sorted((value - low, high - value))
+    cut = low >= 0 > value - half or high <= 1 < value + half  # an interval that ends at what is possible
+    if small < 0 or large > 2 * small or cut:
         return f"{_fixed(value, places)} [{_fixed(low, places)}, {_fixed(high, places)}]"
     shown = _fixed(half, places)
-    return (
-        f"{_fixed(value, places)} ± {shown if float(shown.replace(',', '')) > 0 else '<' + _fixed(10**-places, places)}"
-    )
-
-
-def half_width(low: float | None, high: float | None) -> float | None:
-    """Half the width of an interval, or None without one."""
-    low, high = finite(low), finite(high)
-    return None if low is None or high is None else (high - low) / 2
-
-
-def _places(half: float) -> int:
-    """Decimals that show one digit of the half width, two where the first is 1 or 2."""
-    exponent = math.floor(math.log10(half))
-    leading = half / 10**exponent
-    return min(6, max(0, -exponent + (1 if leading < 2.95 else 0)))
-
-
-def _lopsided(value: float, low: float, high: float) -> bool:
-    below, above = value - low, high - value
-    small, large = sorted((below, above))
-    half = (below + above) / 2
-    cut = low >= 0 > value - half or high <= 1 < value + half  # an interval that ends at what is possible
-    return small < 0 or large > 2 * small or cut
+    shown = shown if float(shown.replace(",", "")) > 0 else f"<{_fixed(10**-places, places)}"
+    return f"{_fixed(value, places)} ± {shown}"
 
 
 def _fixed(value: float, places: int) -> str:
@@ -118,14 +91,9 @@ def spans(numbers: Iterable[int]) -> str:
     >>> spans([3, 1, 2, 7, 9, 10])
     '1–3, 7, 9, 10'
     """
-    runs: list[list[int]] = []
-    for value in sorted(set(numbers)):
-        if runs and value == runs[-1][-1] + 1:
-            runs[-1].append(value)
-        else:
-            runs.append([value])
-    parts = [f"{r[0]}–{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs]
-    return ", ".join(parts)
+    whole = enumerate(sorted(set(numbers)))
+    runs = [[n for _, n in run] for _, run in groupby(whole, key=lambda pair: pair[1] - pair[0])]
+    return ", ".join(f"{r[0]}–{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
 
 
 def listed(words: Sequence[str]) -> str:
@@ -253,25 +221,9 @@ def range_words(values: Sequence[float]) -> str:
 
 
 # The order in which a reader wants them; anything else follows alphabetically.
-ORDER = (
-    "average_cosine",
-    "svd_ratio",
-    "two_nn",
-    "participation_ratio",
-    "iso_score",
-    "drift",
-    "effective_rank",
-    "mean_norm",
-    "relative_drift",
-    "svd_ratio_squared",
-    "stable_rank",
-    "levina_bickel",
-    "gride",
-    "hubness",
-    "partition_isotropy",
-    "rogue_share",
-    "self_similarity",
-)
+ORDER = ("average_cosine", "svd_ratio", "two_nn", "participation_ratio", "iso_score", "drift", "effective_rank")
+ORDER += ("mean_norm", "relative_drift", "svd_ratio_squared", "stable_rank", "levina_bickel", "gride", "hubness")
+ORDER += ("partition_isotropy", "rogue_share", "self_similarity")
 MAIN = 6
 TANGENT = ("gradient_energy", "gradient_enrichment", "gradient_ratio", "gradient_share", "gradient_isoscore_gain")
 TESTS = ("gradient_p", "gradient_p_holm")
@@ -296,10 +248,8 @@ class Entry:
     bounds: tuple[float | None, float | None] = (None, None)
 
 
-PROXIES = {
-    "semi_nmf": "semi-NMF", "pca": "PCA", "svd": "truncated SVD", "ica": "ICA", "kmeans": "k-means",
-    "random": "random directions",
-}  # fmt: skip
+PROXIES = {"semi_nmf": "semi-NMF", "pca": "PCA", "svd": "truncated SVD", "ica": "ICA", "kmeans": "k-means"}
+PROXIES |= {"random": "random directions"}
 CONTROLS = {"normal": "normal subspaces", "random": "random subspaces", "next": "next r", "permuted": "permuted"}
 SOURCES = {
     "embedding_in": "Embedding gradients, input role",
@@ -309,14 +259,13 @@ SOURCES = {
     "weight": "Weight gradients",
 }
 KINDS = {"attn_in": "attention input", "mlp_in": "MLP input"}
-READINGS = {
-    "fit=refit": "refitted at each step",
-    "fit=frozen": "frozen after the first 30 %",
-    "average=row": "mean of row ratios",
-    "balanced=1": "balanced over frequency",
-    "batch=live": "training batch",
-    "rows=batch": "rows of the training batch",
-}
+READINGS = {"fit=refit": "refitted at each step", "fit=frozen": "frozen after the first 30 %"}
+READINGS |= {"average=row": "mean of row ratios", "balanced=1": "balanced over frequency"}
+READINGS |= {"batch=live": "training batch", "rows=batch": "rows of the training batch"}
+FLAGS = {"first=out": "without first position", "centred=1": "centred", "centred=0": "uncentred"} | READINGS
+FLAGS |= {"normalised=1": "divided by the mean norm", "over=context": "over contexts", "over=time": "over time"}
+FLAGS |= {"correlation=pearson": "Pearson", "correlation=spearman": "Spearman", "batches=1": "mean over batches"}
+FLAGS |= {"calibrated=1": "bias taken out", "partition=random": "random parts", "partition=none": "in one part"}
 
 
 class Catalogue:
@@ -329,9 +278,9 @@ class Catalogue:
         found = self._declared.get(name)
         if found is None:
             return Entry(name, title_of(name))
-        text = {f: str(getattr(found, f, "") or "") for f in ("formula", "reference", "description", "convention")}
-        bounds = tuple(getattr(found, "bounds", None) or (None, None))
-        return Entry(name, str(getattr(found, "title", "") or title_of(name)), bounds=(bounds[0], bounds[1]), **text)
+        told = {f: str(getattr(found, f, "") or "") for f in ("formula", "reference", "description", "convention")}
+        low, high = getattr(found, "bounds", None) or (None, None)
+        return Entry(name, str(getattr(found, "title", "") or title_of(name)), bounds=(low, high), **told)
 
     def ordered(self, names: Iterable[str]) -> list[str]:
         """Names in reading order: gradients, movement, frequency and the loop of a training run, then geometry."""
@@ -349,8 +298,7 @@ def title_of(name: str) -> str:
     >>> title_of("svd_ratio"), title_of("first_key_mass")
     ('SVD ratio', 'First key mass')
     """
-    words = [ACRONYMS.get(word, word) for word in name.split("_") if word]
-    text = " ".join(words)
+    text = " ".join(ACRONYMS.get(word, word) for word in name.split("_") if word)
     return text[:1].upper() + text[1:]
 
 
@@ -386,18 +334,11 @@ def variant_words(variant: str) -> str:
     >>> variant_words("centred=1;first=out"), variant_words("fit=refit;proxy=semi_nmf;rank=16")
     ('centred, without first position', 'semi-NMF, rank 16, refitted at each step')
     """
-    flags = {"first=out": "without first position", "centred=1": "centred", "centred=0": "uncentred"}
-    flags |= {"normalised=1": "divided by the mean norm", "over=context": "over contexts", "over=time": "over time"}
-    flags |= {"correlation=pearson": "Pearson", "correlation=spearman": "Spearman", "batches=1": "mean over batches"}
-    flags |= {"calibrated=1": "bias taken out", "partition=random": "random parts", "partition=none": "in one part"}
     order = ("correlation", "proxy", "control", "rank", "of")
     pairs = sorted(options_of(variant).items(), key=lambda p: (order.index(p[0]) if p[0] in order else 9, p[0]))
-    return ", ".join(_option_words(key, value, flags) for key, value in pairs)
-
-
-def _option_words(key: str, value: str, flags: dict[str, str]) -> str:
-    named = {"proxy": PROXIES, "control": CONTROLS}.get(key, {})
-    return named.get(value) or flags.get(f"{key}={value}") or READINGS.get(f"{key}={value}") or f"{key} {value}"
+    named: dict[str, dict[str, str]] = {"proxy": PROXIES, "control": CONTROLS}
+    words = [named.get(key, {}).get(value) or FLAGS.get(f"{key}={value}") for key, value in pairs]
+    return ", ".join(word or f"{key} {value}" for word, (key, value) in zip(words, pairs, strict=True))
 
 
 def bin_words(group: str, last: str) -> str:

@@ -29,7 +29,6 @@ from anisoscope.view.figure import (
     brief,
     sequence,
     series,
-    value_axis,
     wants_log,
 )
 from anisoscope.view.page import DataTable, Fold, Heading, Key, Prose, Ramp, Section, TableCell, text
@@ -230,9 +229,8 @@ def profile_panel(profile: Profile, *, title: str = "", owner: str = "", caption
     groups = list(dict.fromkeys(line.group for line in profile.lines))
     variants = [v for v in dict.fromkeys(line.variant for line in profile.lines) if not without_first(v)]
     drawn = [part for line in profile.lines for part in _line_series(line, depth, groups, variants)]
-    floor = profile.entry.bounds[0] == 0
-    y = value_axis(values, log=True, floor=True)
-    y = y if floor or y.log else Axis(rules=True, most=5)
+    from_zero = profile.entry.bounds[0] == 0 and bool(values) and min(values) < 0.4 * max(values)
+    y = Axis(rules=True, log=True, most=4) if wants_log(values) else Axis(rules=True, from_zero=from_zero, most=5)
     return Panel(
         depth.axis(), y, tuple(drawn), title=title or profile.title, owner=owner, alt=profile_alt(profile),
         caption=caption or profile_caption(profile), formula=profile.entry.formula, legend=profile.needs_legend,
@@ -647,7 +645,7 @@ def _heat_figure(
              for layer, _, kind in places]  # fmt: skip
     titles = [catalogue.entry(m).title for m in metrics]
     label = rows.subjects[index].label
-    panel = Panel(y=Axis(reverse=True), grid=Grid(z, names, titles, written=True, by_row=True), title=label, alt=label)
+    panel = Panel(y=Axis(reverse=True), grid=Grid(z, names, titles, by_row=True), title=label, alt=label)
     return Figure((panel,), files={"heat-map" if alone else f"heat-map-{label}": {}}, shown=False, columns=1)
 
 
