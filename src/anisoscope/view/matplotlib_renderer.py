@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anisoscope.view.figure import HEAT, SEQUENCE, Axis, Figure, Grid, Level, Panel, Ref, Series, blend, resolve
+from anisoscope.view.figure import HEAT, SEQUENCE, Axis, Figure, Panel, Ref, Series, blend, resolve
 from anisoscope.view.words import number, power, strided
 
 if TYPE_CHECKING:
@@ -20,34 +20,16 @@ if TYPE_CHECKING:
 
 WIDTH, WIDE = 3.4, 7.0  # inches: one column, and two
 DASHES: dict[str, Any] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (6, 2))}
-MARKERS = {"circle": "o", "square": "s", "diamond": "D", "circle-open": "o", "diamond-open": "D", "triangle-up": "^",
-           "triangle-down": "v", "cross": "P", "x": "X", "star": "*"}  # fmt: skip
-INK, SOFT = "#1d1b18", "#625d55"
-RULES: dict[str, Any] = {
-    "font.family": ["STIXGeneral", "DejaVu Serif", "DejaVu Sans"],
-    "mathtext.fontset": "stix",
-    "font.size": 8,
-    "axes.labelsize": 8,
-    "axes.titlesize": 8,
-    "axes.titlelocation": "left",
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.minor.width": 0.4,
-    "ytick.minor.width": 0.4,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.unicode_minus": True,
-    "axes.formatter.useoffset": False,
-    "pdf.fonttype": 42,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "anisoscope",
-}
+MARKERS = {"circle": "o", "square": "s", "diamond": "D", "circle-open": "o", "diamond-open": "D", "triangle-up": "^"}
+MARKERS |= {"triangle-down": "v", "cross": "P", "x": "X", "star": "*"}
+
+RULES: dict[str, Any] = {"font.family": ["STIXGeneral", "DejaVu Serif", "DejaVu Sans"], "mathtext.fontset": "stix"}
+RULES |= {"font.size": 8, "axes.labelsize": 8, "axes.titlesize": 8, "axes.titlelocation": "left", "legend.fontsize": 7}
+RULES |= {"axes.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False, "axes.unicode_minus": True}
+RULES |= {f"{axis}tick.labelsize": 7 for axis in "xy"}
+RULES |= {f"{axis}tick.major.width": 0.6 for axis in "xy"} | {f"{axis}tick.minor.width": 0.4 for axis in "xy"}
+RULES |= {f"{axis}tick.major.size": 2.5 for axis in "xy"} | {"axes.formatter.useoffset": False}
+RULES |= {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "anisoscope"}
 
 
 def write_figures(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, int]) -> list[Path]:
@@ -57,19 +39,17 @@ def write_figures(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, 
     written: list[Path] = []
     with matplotlib.rc_context(RULES):  # type: ignore[arg-type, unused-ignore]
         for figure in figures:
+            panels = figure.panels[: figure.most]
+            each = figure.each and len(figure.panels) > 1
             for stem, changes in figure.files.items():
-                for name, panels in _parts(figure, stem):
+                for name, shown in [(f"{stem}-{p.title}", [p]) for p in panels] if each else [(stem, panels)]:
                     folder.mkdir(parents=True, exist_ok=True)
-                    drawing = draw(figure, panels, {**chosen, **changes})
-                    written += _save(drawing, _free(folder / slug(name), written))
+                    drawing = draw(figure, shown, {**chosen, **changes})
+                    # a number where another model's name came out the same
+                    taken = {path.name.rsplit(".", 1)[0] for path in written}
+                    names = [slug(name), *(f"{slug(name)}-{i}" for i in range(2, len(written) + 3))]
+                    written += _save(drawing, folder / next(name for name in names if name not in taken))
     return written
-
-
-def _parts(figure: Figure, stem: str) -> list[tuple[str, Sequence[Panel]]]:
-    """Names and panels of the files of a figure."""
-    if not figure.each or len(figure.panels) == 1:
-        return [(stem, figure.panels[: figure.most])]
-    return [(f"{stem}-{panel.title}", [panel]) for panel in figure.panels[: figure.most]]
 
 
 def slug(text: str) -> str:
@@ -79,13 +59,6 @@ def slug(text: str) -> str:
     'profile-b-gpt-2-b'
     """
     return re.sub(r"[^a-z0-9_.]+", "-", text.lower()).strip("-.")[:80] or "figure"
-
-
-def _free(stem: Path, written: list[Path]) -> Path:
-    """The name itself, or with a number where another model's name came out the same."""
-    taken = {path.name.rsplit(".", 1)[0] for path in written}
-    names = [stem.name, *(f"{stem.name}-{i}" for i in range(2, len(written) + 3))]
-    return stem.with_name(next(name for name in names if name not in taken))
 
 
 def _save(drawing: Drawing, stem: Path) -> list[Path]:
@@ -105,25 +78,26 @@ def draw(figure: Figure, panels: Sequence[Panel], chosen: Mapping[str, int]) -> 
     from matplotlib.figure import Figure as Drawing
 
     shown = [panel.view(chosen) for panel in panels]
-    stacked = any(panel.below is not None for panel in panels)
+    grids = [panel.grid for panel in shown]
+    high = 1 + any(panel.below is not None for panel in panels)  # axes of a panel, one above the other
     across = min(len(shown), figure.columns)
     down = -(-len(shown) // across)
-    size = figure.size or max(map(_height, shown))
-    drawing = Drawing(
-        figsize=(WIDTH if across == 1 else WIDE, size * down * (1.4 if stacked else 1)), layout="constrained"
-    )
+    size = figure.size or max(0.7 + (0.19 if g.by_row else 0.14) * max(4, len(g.rows)) if g else 2.1 for g in grids)
+    whole = (WIDTH if across == 1 else WIDE, size * down * (1.4 if high > 1 else 1))
+    drawing = Drawing(figsize=whole, layout="constrained")
     drawing.get_layout_engine().set(w_pad=0.03, h_pad=0.03)  # type: ignore[union-attr, call-arg, unused-ignore]
-    ratios: dict[str, Any] = {"gridspec_kw": {"height_ratios": [2.2, 1.0] * down}} if stacked else {}
-    axes = drawing.subplots(down * (1 + stacked), across, squeeze=False, sharey=figure.shared and "row", **ratios)
+    ratios: dict[str, Any] = {"gridspec_kw": {"height_ratios": [2.2, 1.0] * down}} if high > 1 else {}
+    axes = drawing.subplots(down * high, across, squeeze=False, sharey=figure.shared and "row", **ratios)
     lookup = _Lookup(figure.arrays, chosen)
-    for i, (panel, whole) in enumerate(zip(shown, panels, strict=True)):
+    for i, (panel, declared) in enumerate(zip(shown, panels, strict=True)):
         row, place = divmod(i, across)
-        _panel(axes[row * (1 + stacked), place], panel, whole, lookup, several=len(shown) > 1)
-        if stacked and whole.below is not None:
-            _panel(axes[2 * row + 1, place], whole.below, whole.below, lookup, several=False)
+        title = declared.title if len(shown) > 1 or panel.grid is not None else ""
+        _panel(axes[row * high, place], panel, lookup, title=title)
+        if declared.below is not None:
+            _panel(axes[row * high + 1, place], declared.below, lookup)
         if figure.shared and place:
-            axes[row * (1 + stacked), place].set_ylabel("")
-    for empty in list(axes.flat)[len(shown) :] if not stacked else ():
+            axes[row * high, place].set_ylabel("")
+    for empty in list(axes.flat)[len(shown) :] if high == 1 else ():
         empty.set_visible(False)
     _legend(drawing, list(axes.flat), columns=4 if across > 1 else 2)
     return drawing
@@ -147,21 +121,20 @@ def _flat(values: Any) -> list[Any]:
     return [v for part in values for v in (_flat(part) if isinstance(part, list | tuple) else [part])]
 
 
-def _height(panel: Panel) -> float:
-    if panel.grid is not None:
-        return 0.7 + (0.19 if panel.grid.by_row else 0.14) * max(4, len(panel.grid.rows))
-    return 2.1
-
-
-def _panel(axes: Axes, panel: Panel, whole: Panel, lookup: _Lookup, *, several: bool) -> None:
+def _panel(axes: Axes, panel: Panel, lookup: _Lookup, *, title: str = "") -> None:
     if panel.grid is not None:
         _map(axes, panel, lookup)
     for level in panel.levels:
-        _level(axes, level, lookup)
+        colour, value = resolve(level.colour)[0], lookup(level.value)
+        if level.until is not None:
+            (axes.axvspan if level.upright else axes.axhspan)(value, level.until, color=colour, alpha=0.2, linewidth=0)
+            continue
+        label = plain(level.label).split(",")[0].rstrip(" =") or "_"
+        rule = axes.axvline if level.upright else axes.axhline
+        rule(value, color=colour, linewidth=0.7, linestyle=DASHES[level.dash], label=label, zorder=0.5)
     for series in panel.series:
         for i in range(max(1, series.each)):
             _series(axes, series, lookup, i)
-    right = None
     if panel.right is not None:
         right = axes.twinx()
         for series in (s for s in panel.series if s.right):
@@ -171,15 +144,13 @@ def _panel(axes: Axes, panel: Panel, whole: Panel, lookup: _Lookup, *, several: 
         _axis(axes, axes.xaxis, panel.x, "x", lookup)
         _axis(axes, axes.yaxis, panel.y, "y", lookup)
     for note in panel.notes:
-        place: dict[str, Any] = (
-            {"transform": axes.transAxes, "ha": "left", "va": "top"} if note.inside else {"ha": "center"}
-        )
-        axes.text(note.x, note.y, plain(note.text), fontsize=6.5, color=resolve(note.colour)[0], **place)
+        inside: dict[str, Any] = {"transform": axes.transAxes, "ha": "left", "va": "top"}
+        look = inside if note.inside else {"ha": "center"}
+        axes.text(note.x, note.y, plain(note.text), fontsize=6.5, color=resolve(note.colour)[0], **look)
     if panel.equal and panel.grid is None:
         axes.set_aspect("equal")
-    heading = panel.heading or (whole.title if several or panel.grid is not None else "")
-    if heading:
-        axes.set_title(plain(heading))
+    if panel.heading or title:
+        axes.set_title(plain(panel.heading or title))
 
 
 def plain(text: str) -> str:
@@ -197,29 +168,25 @@ def _series(axes: Axes, series: Series, lookup: _Lookup, each: int) -> None:
         return
     colour, alpha = resolve(_pick(series.colour, each))
     label = "_" if series.quiet or not series.named else plain(str(_pick(series.label, each)))
-    ends = [lookup.numbers(v, each) for v in (series.low, series.high) if v is not None]
-    if len(ends) == 2 and (series.bars or series.band):
-        _reach(axes, series, x, y, ends, colour)
+    if series.low is not None and series.high is not None and (series.bars or series.band):
+        _reach(axes, series, x, y, [lookup.numbers(v, each) for v in (series.low, series.high)], colour)
     if series.join:
         good = np.isfinite(y) & np.isfinite(x)
         x, y = x[good], y[good]
     look: dict[str, Any] = {"color": colour, "alpha": alpha, "label": label, "linestyle": "none"}
-    if series.width:
-        look |= {"linestyle": DASHES[series.dash], "linewidth": 0.55 * series.width}
-    if series.stairs:
-        look["drawstyle"] = "steps-post"
+    look |= {"linestyle": DASHES[series.dash], "linewidth": 0.55 * series.width} if series.width else {}
+    look |= {"drawstyle": "steps-post"} if series.stairs else {}
     if series.start is not None:
         gap = np.full(len(x), np.nan)
         x, y = (np.stack([a, b, gap], 1).ravel() for a, b in zip(map(np.asarray, series.start), (x, y), strict=True))
         axes.plot(x, y, **look, solid_capstyle="round")
-        return
-    if series.shade is not None:
+    elif series.shade is not None:
         axes.plot(x, y, **look, zorder=1)
         axes.scatter(x, y, s=11, color=[blend(SEQUENCE, t) for t in lookup.numbers(series.shade, each)], zorder=2)
-        return
-    axes.plot(x, y, **look)
-    if series.size:
-        _marks(axes, series, x, y, colour, alpha)
+    else:
+        axes.plot(x, y, **look)
+        if series.size:
+            _marks(axes, series, x, y, colour, alpha)
 
 
 def _marks(axes: Axes, series: Series, x: np.ndarray, y: np.ndarray, colour: str, alpha: float) -> None:
@@ -239,26 +206,17 @@ def _marks(axes: Axes, series: Series, x: np.ndarray, y: np.ndarray, colour: str
 
 
 def _reach(axes: Axes, series: Series, x: np.ndarray, y: np.ndarray, ends: list[np.ndarray], colour: str) -> None:
+    """A band from low to high, or whiskers."""
     low, high = ends
     if not series.bars:
         good = np.isfinite(low) & np.isfinite(high) & np.isfinite(y)
-        axes.fill_between(x, np.where(good, low, np.nan), np.where(good, high, np.nan), color=colour, alpha=series.band,
-                          linewidth=0)  # fmt: skip
+        low, high = (np.where(good, end, np.nan) for end in ends)
+        axes.fill_between(x, low, high, color=colour, alpha=series.band, linewidth=0)
         return
     middle = y if series.bars == "y" else x
     bars = np.clip(np.nan_to_num([middle - low, high - middle]), 0, None)
     look: dict[str, Any] = {"fmt": "none", "ecolor": colour, "elinewidth": 0.7, "capsize": 1.5}
     axes.errorbar(x, y, **{f"{series.bars}err": bars}, **look)
-
-
-def _level(axes: Axes, level: Level, lookup: _Lookup) -> None:
-    colour, value = resolve(level.colour)[0], lookup(level.value)
-    if level.until is not None:
-        (axes.axvspan if level.upright else axes.axhspan)(value, level.until, color=colour, alpha=0.2, linewidth=0)
-        return
-    label = plain(level.label).split(",")[0].rstrip(" =") or "_"
-    rule = axes.axvline if level.upright else axes.axhline
-    rule(value, color=colour, linewidth=0.7, linestyle=DASHES[level.dash], label=label, zorder=0.5)
 
 
 def _axis(axes: Axes, drawn: XAxis | YAxis, axis: Axis, name: str, lookup: _Lookup) -> None:
@@ -283,7 +241,7 @@ def _axis(axes: Axes, drawn: XAxis | YAxis, axis: Axis, name: str, lookup: _Look
         getattr(axes, f"set_{name}label")(plain(axis.title[:1].upper() + axis.title[1:]))
 
 
-def few_powers(axis: XAxis | YAxis, most: int = 5) -> None:
+def few_powers(axis: XAxis | YAxis) -> None:
     """A logarithmic axis with a few ticks at powers of ten, however many orders it spans, written as plain text.
 
     Less than two orders keep the library's own ticks: two powers of ten would not tell what lies between them.
@@ -291,13 +249,9 @@ def few_powers(axis: XAxis | YAxis, most: int = 5) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     low, high = axis.get_data_interval()
-    if low <= 0 or high / low < 100:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_locator(NullLocator())
-        return
-    axis.set_major_locator(LogLocator(numticks=most))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
+    short = low <= 0 or high / low < 100
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if short else LogLocator(numticks=5))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if short else power(value)))
     axis.set_minor_locator(NullLocator())
 
 
@@ -305,14 +259,14 @@ def _map(axes: Axes, panel: Panel, lookup: _Lookup) -> None:
     """Cells in shades, from the first row on at the bottom, or at the top where the axis is reversed."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    grid: Grid = panel.grid  # type: ignore[assignment]
+    grid = panel.grid
+    assert grid is not None  # for the type checker: only maps are drawn here
     values = np.array([[np.nan if v is None else v for v in row] for row in lookup(grid.z)], dtype=float)
     colours = LinearSegmentedColormap.from_list("anisoscope", [blend(HEAT, t) for t in np.linspace(0, 1, 9)])
-    ends = (0.0, 1.0) if grid.by_row else grid.ends
-    shades = scaled(values) if grid.by_row else values
-    way: Any = "upper" if panel.y.reverse else "lower"
+    ends, shades = ((0.0, 1.0), scaled(values)) if grid.by_row else (grid.ends, values)
     look: dict[str, Any] = {"aspect": "equal" if panel.equal else "auto", "cmap": colours, "interpolation": "nearest"}
-    shown = axes.imshow(shades, **look, origin=way, vmin=ends[0], vmax=ends[1])
+    look["origin"] = "upper" if panel.y.reverse else "lower"
+    shown = axes.imshow(shades, **look, vmin=ends[0], vmax=ends[1])
     for drawn, axis, names, most in (
         (axes.xaxis, panel.x, grid.columns, 18 if grid.by_row else 8),
         (axes.yaxis, panel.y, grid.rows, 60 if grid.by_row else 10),
@@ -322,19 +276,16 @@ def _map(axes: Axes, panel: Panel, lookup: _Lookup) -> None:
         drawn.set_label_text(plain(axis.title[:1].upper() + axis.title[1:]))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    if grid.by_row and len(grid.columns) <= 18:
-        _write_cells(axes, values, shades, size=5.0 if len(grid.columns) <= 9 else 5.4)
     if not grid.by_row:
         bar = axes.figure.colorbar(shown, ax=axes, pad=0.02, aspect=22)
         bar.set_label(plain(grid.label))
         bar.outline.set_visible(False)  # type: ignore[operator, unused-ignore]
-
-
-def _write_cells(axes: Axes, values: np.ndarray, shades: np.ndarray, *, size: float) -> None:
-    for (i, j), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            colour = "white" if shades[i, j] > 0.6 else "#222222"
-            axes.text(j, i, number(float(value), 2), ha="center", va="center", fontsize=size, color=colour)
+    elif len(grid.columns) <= 18:
+        size = 5.0 if len(grid.columns) <= 9 else 5.4
+        for (i, j), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                colour = "white" if shades[i, j] > 0.6 else "#222222"
+                axes.text(j, i, number(float(value), 2), ha="center", va="center", fontsize=size, color=colour)
 
 
 def scaled(values: np.ndarray) -> np.ndarray:

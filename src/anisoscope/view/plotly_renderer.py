@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anisoscope.view.figure import HEAT, Axis, Grid, Level, Note, Panel, Ref, Series, brief, faded, notebook_colour
+from anisoscope.view.figure import HEAT, Axis, Grid, Level, Panel, Ref, Series, brief, faded, notebook_colour
 from anisoscope.view.words import number, strided
 
 LOG_FONT = 9.5  # plotly enlarges the labels of logarithmic axes by a quarter
@@ -25,9 +25,17 @@ Spec = dict[str, Any]
 def panel_spec(panel: Panel) -> Spec:
     """A panel as the page carries it; with views, each view's own traces and axes, and what they share once."""
     base: Spec = {"data": _traces(panel), "layout": _layout(panel)}
-    if panel.below is not None:
-        base["data"] += _traces(panel.below, "2")
-        base["layout"] |= _stacked(panel, panel.below)
+    below = panel.below
+    if below is not None:  # a lower panel on the same places
+        base["data"] += _traces(below, "2")
+        axes = base["layout"]
+        axes["xaxis"] |= {"anchor": "y2"}
+        axes["yaxis"] |= {"domain": [0.36, 1], "anchor": "x"}
+        axes["yaxis2"] = _layout(below)["yaxis"] | {"domain": [0, 0.27], "anchor": "x", "nticks": 4}
+        if below.right is not None:
+            side = {"overlaying": "y2", "side": "right", "anchor": "x", "showgrid": False}
+            axes["yaxis3"] = _axis(below.right) | side | {"tickfont": {"size": 9}}
+        axes["margin"] = {"l": 46, "r": 44, "t": 10, "b": 40}
     if not panel.views:
         return base
     views = {key: _view(view, panel) for key, view in panel.views.items()}
@@ -46,27 +54,20 @@ def _view(view: Panel, whole: Panel) -> Spec:
     return found | {name: layout[name] for name in ("shapes", "annotations") if layout[name]}
 
 
-def _stacked(panel: Panel, below: Panel) -> Spec:
-    """The axes of a panel and a lower one on the same places."""
-    drawn = _layout(below)
-    axes = {"xaxis": _layout(panel)["xaxis"] | {"anchor": "y2"}, "yaxis": _layout(panel)["yaxis"]}
-    axes["yaxis"] |= {"domain": [0.36, 1], "anchor": "x"}
-    axes["yaxis2"] = drawn["yaxis"] | {"domain": [0, 0.27], "anchor": "x", "nticks": 4}
-    if below.right is not None:
-        side = {"overlaying": "y2", "side": "right", "anchor": "x", "showgrid": False}
-        axes["yaxis3"] = _axis(below.right) | side | {"tickfont": {"size": 9}}
-    return axes | {"margin": {"l": 46, "r": 44, "t": 10, "b": 40}}
-
-
 def _traces(panel: Panel, axes: str = "") -> list[Spec]:
     drawn = [_trace(series, axes) for series in panel.series]
     if panel.legend:
-        drawn = [trace | {"showlegend": series.named and not series.quiet}
-                 for trace, series in zip(drawn, panel.series, strict=True)]  # fmt: skip
-    drawn += [_level_trace(level, panel) for level in panel.levels if _as_trace(level)]
-    if panel.grid is not None:
-        drawn.append(_map_trace(panel.grid))
-    return drawn
+        shown = [series.named and not series.quiet for series in panel.series]
+        drawn = [trace | {"showlegend": named} for trace, named in zip(drawn, shown, strict=True)]
+    for level in filter(_as_trace, panel.levels):
+        axis = panel.y if level.upright else panel.x
+        ends = list(axis.bounds) if isinstance(axis.bounds, tuple) else [0.0, 1.0]
+        both = [brief(level.value)] * 2  # type: ignore[arg-type]
+        x, y = (both, ends) if level.upright else (ends, both)
+        line, name = {"color": level.colour, "width": 1, "dash": level.dash}, html.escape(level.label)
+        words = {"name": name, "hovertemplate": f"{name} {number(level.value)}<extra></extra>", "showlegend": False}  # type: ignore[arg-type]
+        drawn.append({"type": "scatter", "mode": "lines", "x": x, "y": y, "line": line, **words})
+    return drawn if panel.grid is None else [*drawn, _map_trace(panel.grid)]
 
 
 def plain(values: Any) -> Any:
@@ -85,9 +86,9 @@ def _escaped(words: Any) -> Any:
 
 
 def _trace(series: Series, axes: str = "") -> Spec:
-    name = _escaped(series.label)
-    trace: Spec = {"type": "scatter", "mode": _mode(series), "name": name, "x": plain(series.x), "y": plain(series.y)}
-    trace["showlegend"] = False
+    mode = "+".join(part for part, there in (("lines", series.width), ("markers", series.size)) if there) or "none"
+    trace: Spec = {"type": "scatter", "mode": mode, "name": _escaped(series.label)}
+    trace |= {"x": plain(series.x), "y": plain(series.y), "showlegend": False}
     if series.width or not series.size:
         line: Spec = {"color": series.colour, "width": series.width, "dash": series.dash}
         trace["line"] = line | ({"shape": "hv"} if series.stairs else {})
@@ -105,12 +106,8 @@ def _trace(series: Series, axes: str = "") -> Spec:
     if series.quiet:
         return trace | {"hoverinfo": "skip"}
     words = {"text": plain(series.text), "where": _escaped(series.where)}
-    trace |= {key: value for key, value in words.items() if value}
-    return trace | ({"facts": [[name, plain(values)] for name, values in series.facts]} if series.facts else {})
-
-
-def _mode(series: Series) -> str:
-    return "+".join(part for part, there in (("lines", series.width), ("markers", series.size)) if there) or "none"
+    words["facts"] = [[name, plain(values)] for name, values in series.facts]
+    return trace | {key: value for key, value in words.items() if value}
 
 
 def _marker(series: Series) -> Spec:
@@ -126,17 +123,6 @@ def _marker(series: Series) -> Spec:
 def _as_trace(level: Level) -> bool:
     """Whether a level is drawn as a line with a hover of its own, rather than as a shape."""
     return bool(level.label) and level.until is None and not isinstance(level.value, Ref)
-
-
-def _level_trace(level: Level, panel: Panel) -> Spec:
-    axis = panel.y if level.upright else panel.x
-    ends = list(axis.bounds) if isinstance(axis.bounds, tuple) else [0.0, 1.0]
-    both = [brief(level.value)] * 2  # type: ignore[arg-type]
-    hover = f"{html.escape(level.label)} {number(level.value)}<extra></extra>"  # type: ignore[arg-type]
-    x, y = (both, ends) if level.upright else (ends, both)
-    line = {"color": level.colour, "width": 1, "dash": level.dash}
-    words = {"name": html.escape(level.label), "hovertemplate": hover, "showlegend": False}
-    return {"type": "scatter", "mode": "lines", "x": x, "y": y, "line": line, **words}
 
 
 def _shape(level: Level) -> Spec:
@@ -169,40 +155,33 @@ def _layout(panel: Panel) -> Spec:
         layout["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
         layout["xaxis"] |= {"constrain": "domain"} | {"constraintoward": "right" if panel.grid else "left"}
     layout["shapes"] = [_shape(level) for level in panel.levels if not _as_trace(level)]
-    layout["annotations"] = [_annotation(note) for note in panel.notes]
+    layout["annotations"] = words = []
+    for note in panel.notes:
+        place: Spec = {"x": note.x, "y": note.y, "showarrow": False, "text": html.escape(note.text)}
+        place |= {"font": {"size": 11}, "align": "left", "xanchor": "left" if note.inside else "center"}
+        words.append(place | ({"xref": "paper", "yref": "paper", "yanchor": "top"} if note.inside else {}))
     if panel.heading:
-        words = {"text": f"<b>{html.escape(panel.heading)}</b>", "xanchor": "left", "yanchor": "bottom", "yshift": 2}
-        layout["annotations"] += [{"showarrow": False, "xref": "paper", "yref": "paper", "x": 0, "y": 1, **words}]
+        place = {"showarrow": False, "xref": "paper", "yref": "paper", "x": 0, "y": 1}
+        place["text"] = f"<b>{html.escape(panel.heading)}</b>"
+        words.append(place | {"xanchor": "left", "yanchor": "bottom", "yshift": 2})
         layout["margin"] = layout["margin"] | {"t": 22}
     if panel.legend:
         layout |= {"showlegend": True, "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}}
     return layout
 
 
-def _annotation(note: Note) -> Spec:
-    place: Spec = {"x": note.x, "y": note.y, "showarrow": False, "text": html.escape(note.text), "font": {"size": 11}}
-    place |= {"align": "left", "xanchor": "left" if note.inside else "center"}
-    return place | ({"xref": "paper", "yref": "paper", "yanchor": "top"} if note.inside else {})
-
-
 def base_layout() -> Spec:
     """What all figures share: no background of their own, quiet rules, no template."""
     font = {"family": "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 11.5, "color": "@ink"}
-    return {
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": font,
-        "margin": {"l": 46, "r": 10, "t": 10, "b": 40},
-        "showlegend": False,
-        "hovermode": "closest",
-        "hoverlabel": {"align": "left", "font": {"size": 12}},
-    }
+    look: Spec = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "font": font}
+    look |= {"margin": {"l": 46, "r": 10, "t": 10, "b": 40}, "showlegend": False, "hovermode": "closest"}
+    return look | {"hoverlabel": {"align": "left", "font": {"size": 12}}}
 
 
 def _axis(axis: Axis, *, across: bool = False) -> Spec:
+    ends = {} if axis.bounds is None else {"range": plain(axis.bounds)}
     if axis.hidden:
-        hidden: Spec = {"visible": False}
-        return hidden | ({} if axis.bounds is None else {"range": plain(axis.bounds)})
+        return {"visible": False, **ends}
     spec: Spec = {"zeroline": False, "showgrid": axis.rules, "gridcolor": "@rule", "tickcolor": "@rule"}
     spec |= {"nticks": axis.most, "exponentformat": "power", "automargin": True}
     if axis.title:
@@ -211,22 +190,15 @@ def _axis(axis: Axis, *, across: bool = False) -> Spec:
         spec |= {"tickangle": 0, "showline": True, "linecolor": "@rule"}
     if axis.ticks is not None:
         spec |= {"tickvals": list(axis.ticks[0]), "ticktext": [html.escape(str(t)) for t in axis.ticks[1]]}
-    spec |= _scale(axis)
-    return spec | ({"autorange": "reversed"} if axis.reverse else {})
-
-
-def _scale(axis: Axis) -> Spec:
-    """Linear or logarithmic, and from where to where."""
-    ends = axis.bounds
     if not axis.log:
-        spec: Spec = {"rangemode": "tozero"} if axis.from_zero else {}
-        return spec if ends is None else spec | {"range": plain(ends)}
-    spec = {"type": "log", "tickfont": {"size": LOG_FONT}}
-    if isinstance(ends, tuple):
-        orders = math.log10(ends[1] / ends[0])
-        spec |= {"range": [math.log10(end) for end in ends]}
-        spec |= {"dtick": math.ceil(orders / ORDERS - 0.05)} if orders > 2 else {}
-    return spec
+        spec |= {**({"rangemode": "tozero"} if axis.from_zero else {}), **ends}
+    else:
+        spec |= {"type": "log", "tickfont": {"size": LOG_FONT}}
+        if isinstance(axis.bounds, tuple):
+            orders = math.log10(axis.bounds[1] / axis.bounds[0])
+            spec |= {"range": [math.log10(end) for end in axis.bounds]}
+            spec |= {"dtick": math.ceil(orders / ORDERS - 0.05)} if orders > 2 else {}
+    return spec | ({"autorange": "reversed"} if axis.reverse else {})
 
 
 def _map_axes(panel: Panel) -> Spec:
@@ -246,9 +218,6 @@ def _map_axes(panel: Panel) -> Spec:
     return found
 
 
-# what traces have in common is kept once
-
-
 def with_shared(spec: Spec) -> Spec:
     """The same figure with what its traces have in common kept once: lists in `shared`, all else in `styles`.
 
@@ -259,17 +228,15 @@ def with_shared(spec: Spec) -> Spec:
     """
     lists: dict[str, int] = {}
     styles: dict[str, int] = {}
-    views = {}
-    for key, view in spec["views"].items():
-        views[key] = view | {"data": [_slim(trace, lists, styles) for trace in view["data"]]}
+
+    def slim(trace: Spec) -> Spec:
+        style = {name: value for name, value in trace.items() if name not in (*OWN_PARTS, *LISTS)}
+        own = {name: trace[name] for name in OWN_PARTS if name in trace}
+        own |= {name: lists.setdefault(json.dumps(trace[name]), len(lists)) for name in LISTS if name in trace}
+        return own | {"style": styles.setdefault(json.dumps(style), len(styles))}
+
+    views = {key: view | {"data": list(map(slim, view["data"]))} for key, view in spec["views"].items()}
     return spec | {"views": views, "shared": [*map(json.loads, lists)], "styles": [*map(json.loads, styles)]}
-
-
-def _slim(trace: Spec, lists: dict[str, int], styles: dict[str, int]) -> Spec:
-    style = {name: value for name, value in trace.items() if name not in (*OWN_PARTS, *LISTS)}
-    slim = {name: trace[name] for name in OWN_PARTS if name in trace}
-    slim |= {name: lists.setdefault(json.dumps(trace[name]), len(lists)) for name in LISTS if name in trace}
-    return slim | {"style": styles.setdefault(json.dumps(style), len(styles))}
 
 
 # whole figures for notebooks
@@ -347,8 +314,8 @@ def _bands(trace: Spec, low: Sequence[Any], high: Sequence[Any]) -> list[Spec]:
         return []
     shade = faded(trace["line"]["color"], trace["band"])
     fill = {"fill": "toself", "hoverinfo": "skip", "fillcolor": shade, "line": {"width": 0, "color": shade}}
-    return [{"type": "scatter", "mode": "lines", "x": x[:-1], "y": y[:-1], "name": trace["name"], "showlegend": False,
-             **fill}]  # fmt: skip
+    line = {"type": "scatter", "mode": "lines", "x": x[:-1], "y": y[:-1], "name": trace["name"]}
+    return [line | {"showlegend": False} | fill]
 
 
 def painted(value: Any) -> Any:

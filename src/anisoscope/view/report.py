@@ -10,47 +10,19 @@ from typing import Any
 from anisoscope.errors import AnisoscopeError
 from anisoscope.view.matplotlib_renderer import write_figures
 from anisoscope.view.page import DataTable, Findings, LegendEntry, Page, Section, TableCell, render
+from anisoscope.view.sections import profiles, record
 from anisoscope.view.sections.attention import attention_sections
 from anisoscope.view.sections.drift import Comparison, drift_section, modality_findings, modality_section
 from anisoscope.view.sections.findings import find, mean_over_blocks
-from anisoscope.view.sections.profiles import (
-    cka_section,
-    groups_section,
-    heads_section,
-    heat_section,
-    profiles_section,
-    spectra_section,
-)
-from anisoscope.view.sections.record import (
-    dropped_section,
-    facts_parts,
-    glossary_section,
-    heading,
-    masthead,
-    model_facts,
-    partial_banner,
-    profile_notes,
-    record_section,
-    table_section,
-    warnings,
-    warnings_box,
-)
 from anisoscope.view.sections.training import is_training, training_page
 from anisoscope.view.subjects import ProfileRows, RunView
 from anisoscope.view.words import Catalogue
-
-__all__ = ["PAGE", "RunView", "write_page", "write_report"]
 
 PAGE = "report.html"
 
 
 def write_report(
-    folder: Path,
-    runs: Sequence[RunView],
-    *,
-    catalogue: Mapping[str, Any] | None = None,
-    comparison: Comparison | None = None,
-    name: str = PAGE,
+    folder: Path, runs: Sequence[RunView], *, catalogue: Mapping[str, Any], comparison: Comparison, name: str = PAGE
 ) -> Path:
     """Write the page of some runs and its figures (`figures/*.pdf|svg`) into the folder; the path of the page.
 
@@ -58,7 +30,7 @@ def write_report(
     """
     if not any(len(run.table) for run in runs):
         raise AnisoscopeError("no run with results was given, expected at least one row; profile a model first.")
-    return write_page(folder, report_page(runs, Catalogue(catalogue), comparison or Comparison()), name=name)
+    return write_page(folder, report_page(runs, Catalogue(catalogue), comparison), name=name)
 
 
 def write_page(folder: Path, page: Page, *, name: str = PAGE, figures: bool = True) -> Path:
@@ -89,50 +61,36 @@ def report_page(runs: Sequence[RunView], catalogue: Catalogue, comparison: Compa
     """The page of some runs: of models at one moment, or of a series over steps."""
     if any(is_training(run.table) for run in runs):
         names = dict.fromkeys(str(name or "") for run in runs for name in run.table.arrow["model"].unique().to_pylist())
-        return training_page(runs, catalogue, comparison, masthead(list(names), [run.about for run in runs]))
+        return training_page(runs, catalogue, comparison, record.masthead(list(names), [run.about for run in runs]))
     rows = ProfileRows(runs)
-    head = masthead(list(dict.fromkeys(s.model for s in rows.subjects)), rows.abouts)
+    head = record.masthead(list(dict.fromkeys(s.model for s in rows.subjects)), rows.abouts)
     sections = [
         Section("summary", "Summary", _summary(rows, catalogue, comparison, head), "Summary"),
-        profiles_section(rows, catalogue),
+        profiles.profiles_section(rows, catalogue),
         modality_section(comparison),
         drift_section(comparison),
-        spectra_section(runs, rows),
-        heat_section(rows, catalogue, compared=len(runs) > 1),
-        heads_section(rows, catalogue),
+        profiles.spectra_section(runs, rows),
+        profiles.heat_section(rows, catalogue, compared=len(runs) > 1),
+        profiles.heads_section(rows, catalogue),
         *attention_sections(runs, catalogue),
-        cka_section(runs, rows),
-        groups_section(rows, catalogue),
-        table_section(rows.query),
-        dropped_section(rows.abouts, profile_notes(rows, catalogue)),
-        record_section(runs),
-        glossary_section(catalogue, rows.metrics()),
+        profiles.cka_section(runs, rows),
+        profiles.groups_section(rows, catalogue),
+        record.table_section(rows.query),
+        record.dropped_section(rows.abouts, record.profile_notes(rows, catalogue)),
+        record.record_section(runs),
+        record.glossary_section(catalogue, rows.metrics()),
     ]
-    deck = f"Measured on {head['data']}" if head["data"] else ""
-    deck += (", " if deck else "") + head["started"] if head["started"] else ""
-    return Page(
-        head["title"], heading(head, "layer by layer"), [section for section in sections if section is not None],
-        deck=f"{deck}." if deck else "", version=head["version"], legend=_legend(rows),
-    )  # fmt: skip
-
-
-def _legend(rows: ProfileRows) -> list[LegendEntry]:
-    """Colour, marker and role of each subject; empty for a single one, which needs none."""
-    if len(rows.subjects) < 2:
-        return []
-    return [LegendEntry(s.index, s.label, s.index % 8 + 1, s.role, s.marker) for s in rows.subjects]
+    deck = ", ".join(part for part in (f"Measured on {head['data']}" if head["data"] else "", head["started"]) if part)
+    every = [LegendEntry(s.index, s.label, s.index % 8 + 1, s.role, s.marker) for s in rows.subjects]
+    look = {"deck": f"{deck}." if deck else "", "version": head["version"], "legend": every if len(every) > 1 else []}
+    shown = [section for section in sections if section is not None]
+    return Page(head["title"], record.heading(head, "layer by layer"), shown, **look)
 
 
 def _summary(rows: ProfileRows, catalogue: Catalogue, comparison: Comparison, head: Mapping[str, Any]) -> list[Any]:
-    """What was found, in sentences; what was warned about; what the models are."""
+    """What was found, in sentences; what was warned about; what the models are; of several, their means over blocks."""
     findings = [*modality_findings(comparison), *find(rows, catalogue)]
-    facts = model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
-    parts: list[Any] = [*partial_banner(head), *([Findings(findings)] if findings else [])]
-    return [*parts, *warnings_box(warnings(rows.abouts)), *facts_parts(facts), *_block_means(rows, catalogue)]
-
-
-def _block_means(rows: ProfileRows, catalogue: Catalogue) -> list[DataTable]:
-    """Where several subjects have blocks: each main metric's mean over them, with and without the first position."""
+    facts = record.model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
     metrics = catalogue.main(rows.default_metrics())
     body = []
     for subject in rows.subjects if len(rows.subjects) > 1 else ():
@@ -141,4 +99,6 @@ def _block_means(rows: ProfileRows, catalogue: Catalogue) -> list[DataTable]:
             if any(means):
                 body.append([TableCell(label, head=True), *(mean.text if mean else "" for mean in means)])
     heads = ["Mean over blocks", *(catalogue.entry(metric).title for metric in metrics)]
-    return [DataTable([heads], [body], "Means over blocks")] if body else []
+    parts = [*record.partial_banner(head), *([Findings(findings)] if findings else [])]
+    parts += [*record.warnings_box(record.warnings(rows.abouts)), *record.facts_parts(facts)]
+    return [*parts, *([DataTable([heads], [body], "Means over blocks")] if body else [])]

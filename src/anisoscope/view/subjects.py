@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -109,11 +109,13 @@ class RunRows:
     def __init__(self, runs: Sequence[RunView], *, by: Sequence[str] = APART, **only: Any) -> None:
         self.runs = runs
         self.abouts: list[About] = [run.about for run in runs]
-        self.paths = [run.path for run in runs]
         self.query = Query(*(run.table for run in runs)).where(**only)
         self.by = tuple(by)
         self.subjects = self._subjects()
-        self._tag_places()
+        # stages stand for the blocks of a model where those were not looked at
+        looked = set(self.query.where(kind="resid", head=None).groups("subject"))
+        pairs = [(row.kind, row["subject"]) for row in self.query]
+        self.query.tagged("place", ["resid" if k == "stage" and s not in looked else k for k, s in pairs])
 
     def _subjects(self) -> list[Subject]:
         """Name the owners of all rows, and tag the rows with them."""
@@ -128,8 +130,10 @@ class RunRows:
             blocks = max((int(x) for rows in merged[key] for x in rows.numbers("layer") if math.isfinite(x)), default=0)
             told = dict(zip(self.by, key, strict=True))
             about = self.abouts[told["source"]] if self.abouts else {}
-            stack = told["stack"] or "single"
-            role = stack if stack in ("encoder", "decoder") else role_told(about.get("models") or [], key[0])
+            stack, role = told["stack"] or "single", told["stack"]
+            if role not in ("encoder", "decoder"):  # what the run says of a model of one stack
+                entries = [entry for entry in about.get("models") or [] if isinstance(entry, Mapping)]
+                role = next((kind_told(entry) for entry in entries if entry.get("name") == key[0]), "")
             label = self._label(key, keys, shorten)
             found.append(Subject(i, label, key[0] or "", stack, role, blocks, told.get("seed"), told["source"]))
             for rows in merged[key]:
@@ -146,28 +150,17 @@ class RunRows:
         parts = [shorten(key[0] or "") or "unnamed"]
         for i, name in enumerate(self.by[1:], start=1):
             differ = len({k[i] for k in namesakes}) > 1 and key[i] not in (None, "")
-            if differ and (name == "stack" or not _told_apart(namesakes, i)):
-                words = {"source": self.paths[key[i]] if name == "source" else "", "step": f"step {key[i]}"}
-                parts.append(words.get(name) or (f"seed {key[i]}" if name == "seed" else str(key[i])))
+            # whether earlier columns leave namesakes together that this one tells apart
+            needed = len({k[: i + 1] for k in namesakes}) > len({k[:i] for k in namesakes})
+            if differ and (name == "stack" or needed):
+                words = {"step": f"step {key[i]}", "seed": f"seed {key[i]}"}
+                path = self.runs[key[i]].path if name == "source" else ""
+                parts.append(path or words.get(name) or str(key[i]))
         return " · ".join(part for part in parts if part)
-
-    def _tag_places(self) -> None:
-        """Stages stand for the blocks of a model where those were not looked at."""
-        looked = set(self.query.where(kind="resid", head=None).groups("subject"))
-        pairs = [(row.kind, row["subject"]) for row in self.query]
-        self.query.tagged("place", ["resid" if k == "stage" and s not in looked else k for k, s in pairs])
 
     def of(self, subject: Subject, **fields: Any) -> Query:
         """Rows of a subject."""
         return self.query.where(subject=subject.index, **fields)
-
-
-def _told_apart(keys: Sequence[tuple[Any, ...]], i: int) -> bool:
-    """Whether earlier columns already separate these keys wherever column i differs."""
-    heads: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
-    for key in keys:
-        heads[key[:i]].add(key[i])
-    return all(len(values) == 1 for values in heads.values())
 
 
 class ProfileRows(RunRows):
@@ -215,10 +208,8 @@ class TrainingRows(RunRows):
     """Rows of models over training, along steps: one subject for each model, seed and stack of a run."""
 
     def __init__(self, runs: Sequence[RunView]) -> None:
-        self._widths = {
-            str(e.get("name")): int(e["width"])
-            for run in runs for e in run.about.get("models") or [] if isinstance(e, Mapping) and e.get("width")
-        }  # fmt: skip
+        entries = [e for run in runs for e in run.about.get("models") or [] if isinstance(e, Mapping)]
+        self._widths = {str(e.get("name")): int(e["width"]) for e in entries if e.get("width")}
         super().__init__(runs, by=("model", "source", "seed", "stack"))
         # one model at one moment has no steps, whatever its training log says
         measured = self.query.where(kind=lambda kind: kind != "training", head=None)
@@ -227,15 +218,14 @@ class TrainingRows(RunRows):
             self.query = self.query.where(step=...)
         self.query = self.query.where(head=None)
         self.lines: dict[tuple[int, str, DrawnSite, str, str], list[Row]] = {}
+        self.keys: dict[str, list[tuple[int, str, DrawnSite, str, str]]] = defaultdict(list)
         for key, rows in self.query.groups("subject", "metric", "layer", "place", "group", "variant").items():
             place = (key[0], key[1], DrawnSite.of(key[2], key[3]), key[4], key[5])
+            if place not in self.lines:
+                self.keys[key[1]].append(place)
             self.lines[place] = by_step(rows)
-        self.keys: dict[str, list[tuple[int, str, DrawnSite, str, str]]] = defaultdict(list)
-        for place in self.lines:
-            self.keys[place[1]].append(place)
-        there = {line[0].layer is not None or place[2].kind != "training" for place, line in self.lines.items()}
-        self.steps = sorted({row.step or 0 for place, line in self.lines.items() if place[2].kind != "training"
-                             for row in line}) if there else []  # fmt: skip
+        measured_lines = [line for place, line in self.lines.items() if place[2].kind != "training"]
+        self.steps = sorted({row.step or 0 for line in measured_lines for row in line})
 
     def _owner(self, key: tuple[Any, ...], owned: Mapping[tuple[Any, ...], Query]) -> tuple[Any, ...]:
         """Rows of the loop, which know neither stack nor seed, go to their model's first subject."""
@@ -310,20 +300,15 @@ def seeds_mean(lines: Sequence[Sequence[Any]]) -> list[Any]:
     if len(lines) == 1:
         return list(lines[0])
     steps: dict[int, list[Any]] = defaultdict(list)
-    for line in lines:
-        for row in known(line):
-            steps[row.step].append(row)
-    return [_over_seeds(step, rows) for step, rows in sorted(steps.items())]
-
-
-def _over_seeds(step: int, rows: Sequence[Any]) -> Dot:
-    values = [row.value for row in rows]
-    spreads = [row.sd for row in rows if math.isfinite(row.sd)]
-    low, high = (min(values), max(values)) if len(values) > 1 else (math.nan, math.nan)
-    return Dot(step, fmean(values), low, high, fmean(spreads) if spreads else math.nan)
-
-
-# names
+    for row in (row for line in lines for row in known(line)):
+        steps[row.step].append(row)
+    means = []
+    for step, rows in sorted(steps.items()):
+        values = [row.value for row in rows]
+        spreads = [row.sd for row in rows if math.isfinite(row.sd)]
+        low, high = (min(values), max(values)) if len(values) > 1 else (math.nan, math.nan)
+        means.append(Dot(step, fmean(values), low, high, fmean(spreads) if spreads else math.nan))
+    return means
 
 
 def short_names(models: Iterable[str]) -> Callable[[str], str]:
@@ -333,23 +318,13 @@ def short_names(models: Iterable[str]) -> Callable[[str], str]:
     >>> [shorten(n) for n in ("org/pythia-160m", "runs/a/model", "x/bert")]
     ['pythia-160m', 'a/model', 'x/bert']
     """
-    names = list(models)
-    brief = {name: _last_part(name) for name in names}
-    taken = list(brief.values())
-    return lambda name: brief[name] if name in brief and taken.count(brief[name]) == 1 else name
-
-
-def _last_part(name: str) -> str:
-    if "<" in name:  # no path; showing half of a tag would be worse than showing all of it
-        return name
-    parts = name.replace("\\", "/").rstrip("/").split("/")
-    return "/".join(parts[-2:]) if BLAND.fullmatch(parts[-1]) else parts[-1]
-
-
-def role_told(entries: Iterable[Any], model: str) -> str:
-    """What a run says of a model of one stack."""
-    mine = [entry for entry in entries if isinstance(entry, Mapping) and entry.get("name") == model]
-    return kind_told(mine[0]) if mine else ""
+    brief = {}
+    for name in models:
+        parts = name.replace("\\", "/").rstrip("/").split("/")
+        last = "/".join(parts[-2:]) if BLAND.fullmatch(parts[-1]) else parts[-1]
+        brief[name] = name if "<" in name else last  # half of a tag would be worse than all of it
+    taken = Counter(brief.values())
+    return lambda name: brief[name] if name in brief and taken[brief[name]] == 1 else name
 
 
 def kind_told(entry: About) -> str:
@@ -372,9 +347,7 @@ def random_models(abouts: Sequence[About]) -> tuple[list[str], int]:
         entries = about.get("models") or [{}]
         count += len(entries)
         every = bool((about.get("config") or {}).get("random_init"))
-        names += [str(entry.get("name") or "unnamed") for entry in entries if every or _says_random(entry)]
+        for entry in entries:
+            if every or any(str(note).startswith("random weights") for note in entry.get("notes") or ()):
+                names.append(str(entry.get("name") or "unnamed"))
     return names, count
-
-
-def _says_random(entry: About) -> bool:
-    return any(str(note).startswith("random weights") for note in entry.get("notes") or ())

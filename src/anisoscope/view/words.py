@@ -221,9 +221,9 @@ def range_words(values: Sequence[float]) -> str:
 
 
 # The order in which a reader wants them; anything else follows alphabetically.
-ORDER = ("average_cosine", "svd_ratio", "two_nn", "participation_ratio", "iso_score", "drift", "effective_rank")
-ORDER += ("mean_norm", "relative_drift", "svd_ratio_squared", "stable_rank", "levina_bickel", "gride", "hubness")
-ORDER += ("partition_isotropy", "rogue_share", "self_similarity")
+ORDER: tuple[str, ...] = ("average_cosine", "svd_ratio", "two_nn", "participation_ratio", "iso_score", "drift")
+ORDER += ("effective_rank", "mean_norm", "relative_drift", "svd_ratio_squared", "stable_rank", "levina_bickel", "gride")
+ORDER += ("hubness", "partition_isotropy", "rogue_share", "self_similarity")
 MAIN = 6
 TANGENT = ("gradient_energy", "gradient_enrichment", "gradient_ratio", "gradient_share", "gradient_isoscore_gain")
 TESTS = ("gradient_p", "gradient_p_holm")
