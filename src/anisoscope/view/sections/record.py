@@ -8,45 +8,22 @@ import math
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
 from anisoscope.results.modality import MODALITIES, TEXT
 from anisoscope.results.query import Query, Row
-from anisoscope.view.page import (
-    Box,
-    DataTable,
-    Download,
-    Facts,
-    Fold,
-    Glossary,
-    Heading,
-    Listing,
-    Prose,
-    Record,
-    Section,
-    TableCell,
-    text,
-)
-from anisoscope.view.subjects import (
-    About,
-    RunRows,
-    RunView,
-    TrainingRows,
-    by_stack,
-    kind_told,
-    place_of,
-    short_names,
-)
+from anisoscope.view import page
+from anisoscope.view.page import DataTable, Heading, Prose, Section, TableCell, text
+from anisoscope.view.subjects import About, RunRows, RunView, TrainingRows, by_stack, kind_told, place_of, short_names
 from anisoscope.view.words import Catalogue, listed, number, plural, shortened, spans
 
 COLUMNS = (
     "model", "revision", "data", "step", "stack", "layer", "kind", "group", "metric", "variant",
     "value", "low", "high", "sd", "n", "contexts", "dropped", "seed", "note",
 )  # fmt: skip
-WHOLE = ("step", "layer", "n", "contexts", "dropped", "seed")
 STACK = re.compile(r"(encoder|decoder): ")
 SEED = re.compile(r" \(seed (\d+)\)$")
 WORDY = ("Model", "Revision", "Kind", "Architecture", "Shape", "A row is")
@@ -64,9 +41,9 @@ CUTS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
     ("tests", lambda row: row.metric.endswith(("_p", "_p_holm"))),
     ("means of row ratios", lambda row: row["average"] is not None),
 )
+Notes = dict[str, list[tuple[str, ...]]]  # "missing" values and "remarks": model, metric, where, note
 
-
-# whose page it is
+# -- whose page it is --------------------------------------------------------------------------------------------------
 
 
 def partial_banner(head: Mapping[str, Any]) -> list[Prose]:
@@ -82,43 +59,40 @@ def partial_banner(head: Mapping[str, Any]) -> list[Prose]:
 
 
 def masthead(names: Sequence[str], abouts: Sequence[About]) -> dict[str, Any]:
-    """Who and what a page is about."""
+    """Who and what a page is about; of more than three models the first two by name."""
     shorten = short_names(names)
     shown = [shorten(name) or "unnamed" for name in names]
-    partial = [a for a in abouts if a.get("status", "complete") != "complete"]
-    versions = dict.fromkeys(str(a["anisoscope"]) for a in abouts if a.get("anisoscope"))
+    others = len(shown) - 2 if len(shown) > 3 else 0
+    days = []
+    for started in (a["started"] for a in abouts if a.get("started")):
+        try:
+            moment = datetime.fromisoformat(str(started))
+            days.append(f"{moment.day} {moment:%B %Y}")
+        except ValueError:
+            days.append(str(started))
     return {
-        "title": listed(shown) if len(shown) <= 3 else f"{', '.join(shown[:2])} and {len(shown) - 2} more",
-        "names": shown if len(shown) <= 3 else shown[:2],
-        "others": max(0, len(shown) - 2) if len(shown) > 3 else 0,
+        "title": f"{', '.join(shown[:2])} and {others} more" if others else listed(shown),
+        "names": shown[:2] if others else shown,
+        "others": others,
         "data": data_phrase(abouts),
-        "partial": len(partial),
+        "partial": sum(a.get("status", "complete") != "complete" for a in abouts),
         "runs": len(abouts),
-        "version": ", ".join(versions),
-        "started": listed(list(dict.fromkeys(day(a["started"]) for a in abouts if a.get("started")))),
+        "version": ", ".join(dict.fromkeys(str(a["anisoscope"]) for a in abouts if a.get("anisoscope"))),
+        "started": listed(list(dict.fromkeys(days))),
     }
 
 
 def heading(head: Mapping[str, Any], manner: str) -> Any:
     """The first line of a page: whose geometry, and how it is looked at."""
     names = [text('<span class="name"><i>{n}</i>,</span>', n=name) for name in head["names"]]
-    if not head["others"] and len(names) > 1:
-        *first, last = names
-        first[-1] = text('<span class="name"><i>{n}</i></span>', n=head["names"][-2])
-        names = [*first, text("and"), last]
-    more = [text("and {n} more,", n=head["others"])] if head["others"] else []
-    return text(" ").join([text("The geometry of"), *names, *more, text(manner)])
+    if head["others"]:
+        names.append(text("and {n} more,", n=head["others"]))
+    elif len(names) > 1:
+        names[-2] = text('<span class="name"><i>{n}</i></span> and', n=head["names"][-2])
+    return text(" ").join([text("The geometry of"), *names, text(manner)])
 
 
-def day(started: Any) -> str:
-    try:
-        moment = datetime.fromisoformat(str(started))
-    except ValueError:
-        return str(started)
-    return f"{moment.day} {moment:%B %Y}"
-
-
-# what was read
+# -- what was read, and by what models ---------------------------------------------------------------------------------
 
 
 def row_noun(words: str, count: int = 2) -> str:
@@ -138,8 +112,7 @@ def row_noun(words: str, count: int = 2) -> str:
 def row_nouns(abouts: Sequence[About]) -> list[str]:
     """What the rows of all these runs are, each once; empty where no run says."""
     entries = [entry for about in abouts for entry in about.get("models") or []]
-    words = [str(word) for entry in entries for word in by_stack(entry.get("rows")).values()]
-    return list(dict.fromkeys(row_noun(word) for word in words))
+    return list(dict.fromkeys(row_noun(word) for entry in entries for word in by_stack(entry.get("rows")).values()))
 
 
 def data_phrase(abouts: Sequence[About]) -> str:
@@ -162,11 +135,7 @@ def _seen(entry: About, data: About) -> tuple[str, str]:
     rows, contexts = entry.get("row_count") or data.get("tokens"), data.get("contexts") or entry.get("contexts")
     word = next(iter(by_stack(entry.get("rows")).values()), "one token")
     size = [f"{int(rows):,} {row_noun(word, int(rows))}"] if rows else []
-    size += [f"{int(contexts):,} context{'s' if int(contexts) != 1 else ''}"] if contexts else []
-    return name, " in ".join(size)
-
-
-# what the models are
+    return name, " in ".join([*size, *([plural(int(contexts), "context")] if contexts else [])])
 
 
 def model_facts(abouts: Sequence[About], others: Iterable[Mapping[str, str]] = ()) -> list[dict[str, str]]:
@@ -178,22 +147,24 @@ def model_facts(abouts: Sequence[About], others: Iterable[Mapping[str, str]] = (
 def _facts(model: Mapping[str, Any]) -> dict[str, str]:
     shape = [plural(int(model["layers"]), "block") if model.get("layers") else ""]
     shape += [f"width {int(model['width']):,}" if model.get("width") else ""]
+    size = model.get("parameters") or 0
+    units = [f"{number(size / least)} {unit}" for least, unit in ((1e9, "billion"), (1e6, "million")) if size >= least]
+
+    def count(value: Any) -> str:
+        return f"{int(value):,}" if value and not isinstance(value, Mapping) else ""
+
     found = {
         "Model": str(model.get("name") or "unnamed"),
         "Revision": str(model.get("revision") or ""),
         "Kind": kind_told(model),
         "Architecture": str(model.get("architecture") or ""),
         "Shape": ", ".join(part for part in shape if part),
-        "Parameters": _millions(model.get("parameters")),
+        "Parameters": next(iter(units), count(size)),
         "A row is": _row_words(model.get("rows")),
-        "Rows": _count(model.get("row_count", model.get("rows"))),
-        "Contexts": _count(model.get("contexts")),
+        "Rows": count(model.get("row_count", model.get("rows"))),
+        "Contexts": count(model.get("contexts")),
     }
-    return {name: text for name, text in found.items() if text}
-
-
-def _count(value: Any) -> str:
-    return f"{int(value):,}" if value and not isinstance(value, Mapping) else ""
+    return {name: words for name, words in found.items() if words}
 
 
 def _row_words(rows: Any) -> str:
@@ -208,32 +179,17 @@ def _row_words(rows: Any) -> str:
     return ", ".join(f"{word} ({stack})" for stack, word in words.items())
 
 
-def _millions(value: Any) -> str:
-    if not value:
-        return ""
-    for size, unit in ((1e9, "billion"), (1e6, "million")):
-        if value >= size:
-            return f"{number(value / size)} {unit}"
-    return f"{int(value):,}"
-
-
 def facts_parts(facts: Sequence[Mapping[str, str]], label: str = "Models") -> list[Any]:
     """One model as a list of facts, several as a table."""
     if len(facts) == 1:
-        return [Facts(facts[0])]
-    heads = list(dict.fromkeys(name for fact in facts for name in fact))
-    numeric = ["" if name in WORDY else "num" for name in heads]
-    row = [
-        [
-            TableCell(fact.get(name, ""), css=css, head=i == 0)
-            for i, (name, css) in enumerate(zip(heads, numeric, strict=True))
-        ]
-        for fact in facts
-    ]
-    return [DataTable([[TableCell(name, css=css) for name, css in zip(heads, numeric, strict=True)]], [row], label)]
+        return [page.Facts(facts[0])]
+    looks = {name: "" if name in WORDY else "num" for fact in facts for name in fact}
+    first = next(iter(looks), "")
+    rows = [[TableCell(fact.get(n, ""), css=css, head=n == first) for n, css in looks.items()] for fact in facts]
+    return [DataTable([[TableCell(name, css=css) for name, css in looks.items()]], [rows], label)]
 
 
-# warnings
+# -- what was warned about, dropped and not computed -------------------------------------------------------------------
 
 
 def warnings(abouts: Sequence[About]) -> list[str]:
@@ -245,118 +201,104 @@ def warnings(abouts: Sequence[About]) -> list[str]:
     """
     entries = [entry for about in abouts for entry in about.get("models") or []]
     names = {str(entry.get("name")) for entry in entries}
+    said = [str(whole) for about in abouts for whole in about.get("warnings") or []]
+    said += [f"{entry.get('name', 'model')}: {note}" for entry in entries for note in entry.get("notes") or []]
     found: dict[str, dict[str, set[str]]] = {}
     seeds: dict[str, set[int]] = {}
-    for whole in _said(abouts):
-        owners, text = _parted(whole, names)
-        stack = STACK.match(text) if owners else None
-        text = text[stack.end() :] if stack else text
-        seed = SEED.search(text) if owners else None
-        text = text[: seed.start()] if seed else text
-        seeds.setdefault(text, set()).update([int(seed[1])] if seed else [])
-        mine = found.setdefault(text, {})
+    for whole in said:
+        owners, words = _parted(whole, names)
+        stack = STACK.match(words) if owners else None
+        words = words[stack.end() :] if stack else words
+        seed = SEED.search(words) if owners else None
+        words = words[: seed.start()] if seed else words
+        seeds.setdefault(words, set()).update([int(seed[1])] if seed else [])
+        mine = found.setdefault(words, {})
         for owner in owners:
             mine.setdefault(owner, set()).update([stack[1]] if stack else [])
-    return [_sentence(text, owners, seeds[text]) for text, owners in found.items()]
+    sentences = []
+    for words, stacks in found.items():
+        whose = [f"{name} ({listed(sorted(which))})" if which else name for name, which in stacks.items()]
+        of = f" (seed{'s' if len(seeds[words]) > 1 else ''} {spans(seeds[words])})" if seeds[words] else ""
+        sentences.append(f"{shortened(whose)}: {words}{of}" if whose else words + of)
+    return sentences
 
 
-def _said(abouts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for about in abouts:
-        yield from (str(text) for text in about.get("warnings") or [])
-    for about in abouts:
-        for model in about.get("models") or []:
-            yield from (f"{model.get('name', 'model')}: {note}" for note in model.get("notes") or [])
-
-
-def _parted(text: str, names: Collection[str]) -> tuple[list[str], str]:
+def _parted(words: str, names: Collection[str]) -> tuple[list[str], str]:
     """The models that a warning names at its beginning, without their seeds, and what it says of them.
 
     >>> _parted("a-seed1, b: odd", {"a", "b"}), _parted("c: odd", {"a"})
     ((['a', 'b'], 'odd'), ([], 'c: odd'))
     """
-    for end in (match.start() for match in re.finditer(": ", text)):
-        owners = [word if word in names else re.sub(r"-seed\d+$", "", word) for word in text[:end].split(", ")]
+    for end in (match.start() for match in re.finditer(": ", words)):
+        owners = [word if word in names else re.sub(r"-seed\d+$", "", word) for word in words[:end].split(", ")]
         if all(owner in names for owner in owners):
-            return owners, text[end + 2 :]
-    return [], text
-
-
-def _sentence(text: str, owners: Mapping[str, Collection[str]], seeds: Collection[int]) -> str:
-    if seeds:
-        text += f" (seed{'s' if len(seeds) > 1 else ''} {spans(seeds)})"
-    whose = [f"{name} ({listed(sorted(stacks))})" if stacks else name for name, stacks in owners.items()]
-    return f"{shortened(whose)}: {text}" if whose else text
+            return owners, words[end + 2 :]
+    return [], words
 
 
 def warnings_box(said: Sequence[str]) -> list[Any]:
     """The first few warnings, where a reader sees them at once."""
     if not said:
         return []
-    parts: list[Any] = [Heading("Warning" if len(said) == 1 else "Warnings"), Listing(said[:5])]
+    parts: list[Any] = [Heading("Warning" if len(said) == 1 else "Warnings"), page.Listing(said[:5])]
     more = [Prose(text('<a href="#dropped">{n} more below.</a>', n=len(said) - 5))] if len(said) > 5 else []
-    return [Box([*parts, *more], "warnings", "Warnings")]
-
-
-# what was dropped and not computed
+    return [page.Box([*parts, *more], "warnings", "Warnings")]
 
 
 def dropped(abouts: Sequence[About]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Rows that were left out, by model and reason; models that lost the same, as seeds of one do, share a line."""
     found: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
-    for about in abouts:
-        for model in about.get("models") or []:
-            reasons = [
-                (str(k).replace("_", " "), f"{v:,}") for k, v in (model.get("dropped") or {}).items() if v is not None
-            ]
-            if reasons:
-                found.setdefault(tuple(reasons), {})[str(model.get("name") or "unnamed")] = None
+    for model in (model for about in abouts for model in about.get("models") or []):
+        lost = [(k, v) for k, v in (model.get("dropped") or {}).items() if v is not None]
+        if lost:
+            reasons = tuple((str(k).replace("_", " "), f"{v:,}") for k, v in lost)
+            found.setdefault(reasons, {})[str(model.get("name") or "unnamed")] = None
     return [(shortened(list(names)), list(reasons)) for reasons, names in found.items()]
 
 
-def dropped_section(abouts: Sequence[About], notes: Mapping[str, list[tuple[str, ...]]]) -> Section:
+def dropped_section(abouts: Sequence[About], notes: Notes) -> Section:
     """Rows that were left out, warnings, and values that could not be computed."""
-    lost, said = dropped(abouts), warnings(abouts)
+    lost, said, remarks = dropped(abouts), warnings(abouts), notes["remarks"]
+    tables = {}
+    for name, rows in notes.items():
+        cells = [[*map(TableCell, row[:3]), TableCell(row[3], css="prose")] for row in rows]
+        heads = [["Model", "Metric", "Where", "Note"]]
+        tables[name] = DataTable(heads, [cells], "Notes", "plain notes", numeric=9)
     parts: list[Any] = []
-    if not lost and not said and not notes["missing"] and not notes["remarks"]:
-        parts.append(Prose("Nothing was dropped, nothing was warned about, and every value was computed."))
     if lost:
-        told = [
-            text("<strong>{name}</strong>: {why}", name=name, why=", ".join(map(" ".join, why))) for name, why in lost
-        ]
-        parts += [Heading("Rows left out"), Listing(told)]
+        words = "<strong>{name}</strong>: {why}"
+        told = [text(words, name=name, why=", ".join(map(" ".join, why))) for name, why in lost]
+        parts += [Heading("Rows left out"), page.Listing(told)]
     if said:
-        every = Listing(said)
-        parts += [
-            Heading("Warnings"),
-            Fold(f"All {len(said)} warnings", [every], css="behind") if len(said) > 8 else every,
-        ]
+        every: Any = page.Listing(said)
+        every = page.Fold(f"All {len(said)} warnings", [every], css="behind") if len(said) > 8 else every
+        parts += [Heading("Warnings"), every]
     if notes["missing"]:
-        parts += [Heading("Values that could not be computed"), _note_table(notes["missing"])]
-    if notes["remarks"]:
-        remarks = notes["remarks"]
+        parts += [Heading("Values that could not be computed"), tables["missing"]]
+    if remarks:
         words = f"Remarks on computed values ({len(remarks)})"
-        parts.append(Fold(words, [_note_table(remarks)], open=len(remarks) <= 12))
-    return Section("dropped", "Dropped, warned about, not computed", parts, "Dropped, warned")
+        parts.append(page.Fold(words, [tables["remarks"]], open=len(remarks) <= 12))
+    nothing = [Prose("Nothing was dropped, nothing was warned about, and every value was computed.")]
+    return Section("dropped", "Dropped, warned about, not computed", parts or nothing, "Dropped, warned")
 
 
-def _note_table(rows: Sequence[tuple[str, ...]]) -> DataTable:
-    cells = [[*map(TableCell, row[:3]), TableCell(row[3], css="prose")] for row in rows]
-    return DataTable([["Model", "Metric", "Where", "Note"]], [cells], "Notes", "plain notes", numeric=9)
-
-
-def profile_notes(rows: RunRows, catalogue: Catalogue) -> dict[str, list[tuple[str, ...]]]:
+def profile_notes(rows: RunRows, catalogue: Catalogue) -> Notes:
     """Notes of the table, once each with the places they hold for: values that are missing apart from remarks."""
+
+    def title(row: Row) -> str:
+        return " · ".join(part for part in (catalogue.entry(row.metric).title, row.variant, row.group) if part)
+
+    return _notes(rows, title, str, _where)
+
+
+def _notes(
+    rows: RunRows, title: Callable[[Row], str], said: Callable[[str], str], where: Callable[[Sequence[Row]], str]
+) -> Notes:
     books: dict[str, dict[tuple[str, ...], list[Row]]] = {"missing": defaultdict(list), "remarks": defaultdict(list)}
-    for row in rows.query.where(lambda row: not row.known or bool(row.note)):
-        key = (rows.subjects[row["subject"]].label, row.metric, row.variant, row.group)
-        books["remarks" if row.known else "missing"][*key, row.note or "no reason was recorded"].append(row)
-    return {name: [_noted(catalogue, key, found) for key, found in book.items()] for name, book in books.items()}
-
-
-def _noted(catalogue: Catalogue, key: tuple[str, ...], rows: Sequence[Row]) -> tuple[str, ...]:
-    model, metric, variant, group, note = key
-    title = " · ".join(part for part in (catalogue.entry(metric).title, variant, group) if part)
-    return model, title, _where(rows), note
+    for row in rows.query.where(lambda row: not row.known or bool(said(row.note))):
+        key = rows.subjects[row["subject"]].label, title(row), said(row.note) or "no reason was recorded"
+        books["remarks" if row.known else "missing"][key].append(row)
+    return {name: [(*key[:2], where(found), key[2]) for key, found in book.items()] for name, book in books.items()}
 
 
 def _where(rows: Sequence[Row]) -> str:
@@ -367,30 +309,25 @@ def _where(rows: Sequence[Row]) -> str:
     parts = []
     for kind, found in kinds.items():
         layers = {row.layer or 0 for row in found}
-        one = place_of(found[0])
-        parts.append(one if len(layers) == 1 else f"blocks {spans(layers)}" + ("" if kind == "resid" else f" · {kind}"))
+        blocks = f"blocks {spans(layers)}" + ("" if kind == "resid" else f" · {kind}")
+        parts.append(place_of(found[0]) if len(layers) == 1 else blocks)
     heads = {row.head for row in rows if row.head is not None}
     return ", ".join(parts) + (f" ({plural(len(heads), 'head')})" if heads else "")
 
 
-def step_notes(rows: TrainingRows, catalogue: Catalogue) -> dict[str, list[tuple[str, ...]]]:
+def step_notes(rows: TrainingRows, catalogue: Catalogue) -> Notes:
     """Notes that figures do not tell, once each with the steps they hold for: what is missing apart from remarks."""
-    books: dict[str, dict[tuple[str, str, str], list[int]]] = {
-        "missing": defaultdict(list),
-        "remarks": defaultdict(list),
-    }
-    for row in rows.query.where(lambda row: not row.known or bool(unusual(row.note))):
-        key = rows.subjects[row["subject"]].label, catalogue.entry(row.metric).title, unusual(row.note)
-        book = books["remarks" if row.known else "missing"]
-        book[key[0], key[1], key[2] or "no reason was recorded"].append(row.step or 0)
-    return {name: _at_steps(book) for name, book in books.items()}
 
+    def when(found: Sequence[Row]) -> str:
+        steps = [row.step or 0 for row in found]
+        low, high = min(steps), max(steps)
+        return f"{plural(len(steps), 'row')}, " + (f"step {low:,}" if low == high else f"steps {low:,} to {high:,}")
 
-def _at_steps(book: Mapping[tuple[str, str, str], list[int]]) -> list[tuple[str, ...]]:
-    rows = [(model, metric, _when(steps), note) for (model, metric, note), steps in book.items()]
-    left = len(rows) - NOTES
-    more = [("", "", "", f"{left:,} further notes are in table.parquet.")] if left > 0 else []
-    return [*rows[:NOTES], *more]
+    notes = _notes(rows, lambda row: catalogue.entry(row.metric).title, unusual, when)
+    for name, book in notes.items():
+        more = ("", "", "", f"{len(book) - NOTES:,} further notes are in table.parquet.")
+        notes[name] = [*book[:NOTES], *([more] if len(book) > NOTES else [])]
+    return notes
 
 
 def unusual(note: str) -> str:
@@ -403,49 +340,36 @@ def unusual(note: str) -> str:
     return "; ".join(part for part in parts if part and not part.startswith(USUAL))
 
 
-def _when(steps: Sequence[int]) -> str:
-    """How many rows, and at which steps."""
-    low, high = min(steps), max(steps)
-    return f"{plural(len(steps), 'row')}, " + (f"step {low:,}" if low == high else f"steps {low:,} to {high:,}")
-
-
-# what is needed to run it again
+# -- what is needed to run it again ------------------------------------------------------------------------------------
 
 
 def settings(about: About, path: str) -> dict[str, Any]:
     """Everything needed to run it again."""
-    command = about.get("command") or []
-    groups = [
-        ("Run", _run_facts(about)),
-        ("Settings", flat(about.get("config") or {})),
-        ("Versions", flat({"anisoscope": about.get("anisoscope"), **(about.get("versions") or {})})),
-        ("Data", flat(about.get("data") or {})),
-    ]
+    run = {name: about.get(name) for name in ("status", "started", "device", "seed", "schema")}
+    facts = [(name, str(value)) for name, value in run.items() if value is not None]
+    if about.get("wall_seconds") is not None:
+        spent = about.get("monitor_seconds")
+        measuring = f", of which {number(spent)} s measuring" if spent is not None else ""
+        facts.append(("wall time", f"{number(about['wall_seconds'])} s{measuring}"))
+    peak, guess = about.get("peak_memory_mb"), about.get("memory_estimate_mb")
+    if peak is not None:
+        facts.append(("peak memory", f"{number(peak)} MB" + (f" (estimated {number(guess)} MB)" if guess else "")))
+    elif guess is not None:
+        facts.append(("estimated memory", f"{number(guess)} MB"))
+    versions = {"anisoscope": about.get("anisoscope"), **(about.get("versions") or {})}
+    groups = {"Run": facts, "Settings": flat(about.get("config") or {}), "Versions": flat(versions)}
+    groups["Data"] = flat(about.get("data") or {})
     models = []
     for model in about.get("models") or []:
         shown = {k: v for k, v in model.items() if k not in ("notes", "dropped")}
         models.append((f"Model: {model.get('name', 'unnamed')}", flat(shown)))
+    command = about.get("command") or []
     return {
         "command": command if isinstance(command, str) else shlex.join(map(str, command)),
         "path": path,
-        "facts": [(name, pairs) for name, pairs in groups if pairs],
+        "facts": [(name, pairs) for name, pairs in groups.items() if pairs],
         "models": [(name, pairs) for name, pairs in models if pairs],
     }
-
-
-def _run_facts(about: About) -> list[tuple[str, str]]:
-    facts = {k: about.get(k) for k in ("status", "started", "device", "seed", "schema")}
-    found = [(k, str(v)) for k, v in facts.items() if v is not None]
-    if about.get("wall_seconds") is not None:
-        spent = about.get("monitor_seconds")
-        measuring = f", of which {number(spent)} s measuring" if spent is not None else ""
-        found.append(("wall time", f"{number(about['wall_seconds'])} s{measuring}"))
-    peak, guess = about.get("peak_memory_mb"), about.get("memory_estimate_mb")
-    if peak is not None:
-        found.append(("peak memory", f"{number(peak)} MB" + (f" (estimated {number(guess)} MB)" if guess else "")))
-    elif guess is not None:
-        found.append(("estimated memory", f"{number(guess)} MB"))
-    return found
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -466,80 +390,67 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def record_section(runs: Sequence[RunView], lead: str = "What is needed to run it again.") -> Section:
-    return Section("record", "Record", [Prose(lead), Record([settings(run.about, run.path) for run in runs])], "Record")
+    shown = page.Record([settings(run.about, run.path) for run in runs])
+    return Section("record", "Record", [Prose(lead), shown], "Record")
 
 
 def glossary_section(catalogue: Catalogue, metrics: Iterable[str]) -> Section:
     """What every metric of the page is."""
-    entries = [catalogue.entry(name) for name in catalogue.ordered(metrics)]
     told = []
-    for entry in entries:
+    for entry in (catalogue.entry(name) for name in catalogue.ordered(metrics)):
         low, high = entry.bounds
         ends = " ".join(part for part, end in ((f"from {low}", low), (f"to {high}", high)) if end is not None)
         texts = [entry.description, f"Convention: {entry.convention}." if entry.convention else ""]
-        texts += [f"Range: {ends}." if ends else ""]
-        told.append(
-            {
-                "title": entry.title,
-                "names": [entry.name],
-                "formula": entry.formula,
-                "reference": entry.reference,
-                "texts": [part for part in texts if part],
-            }
-        )
-    return Section("glossary", "Glossary", [Glossary(told)], "Glossary")
+        texts = [part for part in (*texts, f"Range: {ends}." if ends else "") if part]
+        words = {name: getattr(entry, name) for name in ("title", "formula", "reference")}
+        told.append({**words, "names": [entry.name], "texts": texts})
+    return Section("glossary", "Glossary", [page.Glossary(told)], "Glossary")
 
 
 def terms_section(terms: Iterable[tuple[str, Sequence[str], str, Sequence[str]]]) -> Section:
     """A glossary of a study's own terms: title, names, formula, and what is said of it."""
-    told = [{"title": t, "names": names, "formula": formula, "texts": texts, "reference": ""}
-            for t, names, formula, texts in terms]  # fmt: skip
-    return Section("glossary", "Glossary", [Glossary(told)], "Glossary")
+    names = ("title", "names", "formula", "texts")
+    told = [{**dict(zip(names, term, strict=True)), "reference": ""} for term in terms]
+    return Section("glossary", "Glossary", [page.Glossary(told)], "Glossary")
 
 
-# all numbers
+# -- all numbers -------------------------------------------------------------------------------------------------------
 
 
-def csv_link(query: Query) -> dict[str, Any]:
-    """Rows as a data URI; the page's own table is read back from it."""
+def table_section(query: Query, *, most: int | None = None) -> Section:
+    """The table of results without the rows of single heads; of a long one without the least important rows."""
+    return Section("table", "Table", [page.Download(page_table(query, most=most))], "Table")
+
+
+def page_table(query: Query, *, most: int | None = None) -> dict[str, Any]:
+    """The download of a page, a data URI: all rows that are not per head, or what is left without the least important.
+
+    The page's own table is read back from it.
+    """
+    plain = query.where(head=None)
+    most = len(plain) if most is None else most
+    kept, gone = plain, []
+    for words, unwanted in CUTS:
+        if len(kept) > most:
+            fewer = kept.where(lambda row, unwanted=unwanted: not unwanted(row))  # type: ignore[misc]
+            gone += [words] if len(fewer) < len(kept) else []
+            kept = fewer
+    if len(kept) > most:  # of each model and seed its last step, and rows of no step
+        dated = kept.where(step=...).groups("source", "model", "seed")
+        ends = {key: max(rows.values("step")) for key, rows in dated.items()}
+        kept = kept.where(lambda row: row.step is None or row.step == ends[row.source, row.model, row.seed])
+        gone.append("all steps but the last")
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows([_plain(getattr(row, name)) for name in COLUMNS] for row in query)
+    shown = kept.first(most) if len(kept) > most else kept
+    writer.writerows([_plain(getattr(row, name)) for name in COLUMNS] for row in shown)
     href = "data:text/csv;charset=utf-8," + quote(out.getvalue(), safe=",;=:/()")
-    return {"href": href, "rows": len(query), "total": len(query), "heads": 0, "gone": [], "cut": False}
+    sizes = {"rows": len(shown), "total": len(plain), "heads": len(query) - len(plain)}
+    return {"href": href, "gone": gone, "cut": len(kept) > most, **sizes}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:.9g}" if math.isfinite(value) else ""
     return "" if value is None else value
-
-
-def table_section(query: Query, *, most: int | None = None) -> Section:
-    """The table of results without the rows of single heads; of a long one without the least important rows."""
-    return Section("table", "Table", [Download(page_table(query, most=most))], "Table")
-
-
-def page_table(query: Query, *, most: int | None = None) -> dict[str, Any]:
-    """The download of a page: all rows that are not per head, or what is left without the least important ones."""
-    plain = query.where(head=None)
-    kept, gone = plain, []
-    for words, unwanted in CUTS:
-        if most is None or len(kept) <= most:
-            break
-        fewer = kept.where(lambda row, unwanted=unwanted: not unwanted(row))  # type: ignore[misc]
-        gone += [words] if len(fewer) < len(kept) else []
-        kept = fewer
-    if most is not None and len(kept) > most:
-        kept, gone = _last_steps(kept), [*gone, "all steps but the last"]
-    cut = most is not None and len(kept) > most
-    found = csv_link(kept.first(most) if cut and most is not None else kept)
-    return found | {"total": len(plain), "gone": gone, "cut": cut, "heads": len(query) - len(plain)}
-
-
-def _last_steps(query: Query) -> Query:
-    """The rows of each model and seed at its last step, and those of no step."""
-    ends = {key: max((step for step in rows.values("step") if step is not None), default=None)
-            for key, rows in query.groups("source", "model", "seed").items()}  # fmt: skip
-    return query.where(lambda row: row.step is None or row.step == ends[row.source, row.model, row.seed])
