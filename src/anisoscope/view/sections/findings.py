@@ -1,8 +1,7 @@
-"""The summary in sentences. Each is made from numbers and their intervals, and says no more than they do.
+"""What was found, in sentences: the summary of a profile, and verdicts on claims as tables and counts.
 
-Two values are called different only where their intervals do not meet; layers of one model are not independent.
-
-Verdicts on claims as a page shows them: a table of claims, and how many hold, in sentences.
+Sentences are made from numbers and their intervals, and say no more than they do: two values are called different only
+where their intervals do not meet; layers of one model are not independent.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -42,15 +42,15 @@ TELL_EACH = 3  # with more subjects than this the page compares instead of telli
 
 def find(rows: ProfileRows, catalogue: Catalogue) -> list[PageFinding]:
     """All sentences the table supports, most important first."""
+    attention = _tell(rows, _attention)
+    scale = "An average cosine of 0 means directions spread evenly, 1 a single direction."
     said = {
-        "Direction": _each(
-            rows, _cosine, "An average cosine of 0 means directions spread evenly, 1 a single direction."
-        ),
+        "Direction": _each(rows, _cosine, scale),
         "Spread": _each(rows, _dominance),
         "Dimension": _each(rows, _dimension) or _dimension_overall(rows),
         "Comparison": _comparison(rows, catalogue),
         "First position": _first_position(rows, catalogue),
-        "Attention": _attention(rows),
+        "Attention": attention if len(attention) <= TELL_EACH else [],
         "Weights": _random_weights(rows.abouts),
         "Caution": _caution(rows),
     }
@@ -61,14 +61,14 @@ def find(rows: ProfileRows, catalogue: Catalogue) -> list[PageFinding]:
 
 def _each(rows: ProfileRows, tell_one: Callable[[ProfileRows, Subject], str], closing: str = "") -> list[str]:
     """What is to say of each subject, with its name before it where there are several; nothing of many."""
-    if len(rows.subjects) > TELL_EACH:
-        return []
-    told = [(subject, text) for subject in rows.subjects if (text := tell_one(rows, subject))]
-    if len(rows.subjects) > 1:
-        texts = [f"{subject.label}: {text}" for subject, text in told]
-    else:
-        texts = [text[:1].upper() + text[1:] for _, text in told]
+    texts = _tell(rows, tell_one) if len(rows.subjects) <= TELL_EACH else []
     return [*texts[:-1], f"{texts[-1]} {closing}".strip()] if texts else []
+
+
+def _tell(rows: ProfileRows, tell_one: Callable[[ProfileRows, Subject], str]) -> list[str]:
+    told = [(subject.label, text) for subject in rows.subjects if (text := tell_one(rows, subject))]
+    several = len(rows.subjects) > 1
+    return [f"{label}: {text}" if several else text[:1].upper() + text[1:] for label, text in told]
 
 
 def apart(a: Row, b: Row) -> bool:
@@ -81,8 +81,7 @@ def tell(point: Row) -> str:
     return f"{estimate(point.value, point.low, point.high)} {site_phrase(point.layer, point.kind)}"
 
 
-def _value(point: Row) -> float:
-    return float(point.value)
+VALUE = attrgetter("value")
 
 
 def _body(line: Sequence[Row]) -> list[Row]:
@@ -98,24 +97,18 @@ def block_rows(line: Sequence[Row]) -> list[Row]:
 def course(points: Sequence[Row]) -> str:
     """How a line goes from its first point to its last: rising, falling, by way of a peak or a trough, or level."""
     first, last = points[0], points[-1]
-    high, low = max(points, key=_value), min(points, key=_value)
+    high, low = max(points, key=VALUE), min(points, key=VALUE)
     if not apart(high, low):
-        return (
-            f"stays between {number(low.value)} and {number(high.value)} over the layers, "
-            "a range that the intervals cannot tell from no change"
-        )
-    if high not in (first, last) and apart(high, first) and apart(high, last):
-        return f"goes from {tell(first)} up to {tell(high)} and down to {tell(last)}"
-    if low not in (first, last) and apart(low, first) and apart(low, last):
-        return f"goes from {tell(first)} down to {tell(low)} and up to {tell(last)}"
-    verb = "rises" if _value(last) > _value(first) else "falls"
-    extreme = high if verb == "rises" else low
+        ends = f"between {number(low.value)} and {number(high.value)}"
+        return f"stays {ends} over the layers, a range that the intervals cannot tell from no change"
+    for extreme, there, back in ((high, "up", "down"), (low, "down", "up")):
+        if extreme not in (first, last) and apart(extreme, first) and apart(extreme, last):
+            return f"goes from {tell(first)} {there} to {tell(extreme)} and {back} to {tell(last)}"
+    between = f"from {tell(first)} to {tell(last)}"
     if not apart(first, last):
-        return (
-            f"runs from {tell(first)} to {tell(last)}, with its lowest value {tell(low)} and its highest {tell(high)}"
-        )
-    aside = "" if extreme is last else f" ({'highest' if verb == 'rises' else 'lowest'}: {tell(extreme)})"
-    return f"{verb} from {tell(first)} to {tell(last)}{aside}"
+        return f"runs {between}, with its lowest value {tell(low)} and its highest {tell(high)}"
+    verb, word, extreme = ("rises", "highest", high) if last.value > first.value else ("falls", "lowest", low)
+    return f"{verb} {between}" + ("" if extreme is last else f" ({word}: {tell(extreme)})")
 
 
 def _cosine(rows: ProfileRows, subject: Subject) -> str:
@@ -134,21 +127,16 @@ def _dominance(rows: ProfileRows, subject: Subject) -> str:
     ratio, spread = (_body(rows.line(subject, m)) for m in ("svd_ratio", "participation_ratio"))
     if not ratio:
         return ""
-    top = max(ratio, key=_value)
+    top = max(ratio, key=VALUE)
     size, where = estimate(top.value, top.low, top.high), site_phrase(top.layer, top.kind)
     text = f"the largest singular value of the centred rows is at most {size} of the sum of all ({where})"
     if len(spread) > 1:
-        low, high = min(spread, key=_value), max(spread, key=_value)
+        low, high = min(spread, key=VALUE), max(spread, key=VALUE)
         text += f"; the participation ratio lies between {tell(low)} and {tell(high)}"
-        width = _width(rows, subject)
-        text += f", of {width:,} possible directions" if width else ""
+        entries = rows.abouts[subject.source].get("models") or []
+        width = next((m.get("width") for m in entries if m.get("name") == subject.model), None)
+        text += f", of {int(width):,} possible directions" if width else ""
     return text + "."
-
-
-def _width(rows: ProfileRows, subject: Subject) -> int | None:
-    entries = rows.abouts[subject.source].get("models") or []
-    widths = [m.get("width") for m in entries if m.get("name") == subject.model]
-    return int(widths[0]) if widths and widths[0] else None
 
 
 def doubtful(point: Row) -> bool:
@@ -160,36 +148,36 @@ def _dimensions(rows: ProfileRows, subject: Subject) -> tuple[list[Row], str]:
     """The dimensions that can be told, and what is said of those that cannot."""
     points = _body(rows.line(subject, "two_nn"))
     left = [point for point in points if doubtful(point)]
-    told = [point for point in points if point not in left]
     if not left:
-        return told, ""
+        return points, ""
     layers = [point.layer for point in left if point.kind != "embed"]
-    places = ["the embedding"] if len(layers) < len(left) else []
-    places += [f"block{'s' if len(layers) > 1 else ''} {spans(layers)}"] if layers else []
-    return told, f" Not counted: {listed(places)}, where two scales disagree: near-copies or noise decide."
+    places = [*(["the embedding"] if len(layers) < len(left) else []), *_blocks(layers)]
+    aside = f" Not counted: {listed(places)}, where two scales disagree: near-copies or noise decide."
+    return [point for point in points if point not in left], aside
+
+
+def _blocks(layers: Sequence[int]) -> list[str]:
+    return [f"block{'s' if len(layers) > 1 else ''} {spans(layers)}"] if layers else []
 
 
 def _dimension(rows: ProfileRows, subject: Subject) -> str:
     points, aside = _dimensions(rows, subject)
     if not points:
         return f"no intrinsic dimension (TwoNN) can be told.{aside}" if aside else ""
-    low, high = min(points, key=_value), max(points, key=_value)
+    low, high = min(points, key=VALUE), max(points, key=VALUE)
     if low is high:
-        text = f"the intrinsic dimension (TwoNN) is {tell(low)}."
+        text = f"is {tell(low)}."
     elif apart(low, high):
-        text = f"the intrinsic dimension (TwoNN) lies between {tell(low)} and {tell(high)}."
+        text = f"lies between {tell(low)} and {tell(high)}."
     else:
-        text = (
-            f"the intrinsic dimension (TwoNN) lies between {number(low.value)} and {number(high.value)}; "
-            "the intervals do not tell the layers apart."
-        )
-    return text + _bias(high) + aside
+        ends = f"{number(low.value)} and {number(high.value)}"
+        text = f"lies between {ends}; the intervals do not tell the layers apart."
+    return f"the intrinsic dimension (TwoNN) {text}{_bias(high)}{aside}"
 
 
 def _bias(high: Row) -> str:
-    if _value(high) <= BIASED_ABOVE - 3:
-        return ""
-    return f" TwoNN is biased low above about {BIASED_ABOVE} at 4,096 rows, so the larger values understate."
+    words = f" TwoNN is biased low above about {BIASED_ABOVE} at 4,096 rows, so the larger values understate."
+    return words if high.value > BIASED_ABOVE - 3 else ""
 
 
 def _dimension_overall(rows: ProfileRows) -> list[str]:
@@ -197,7 +185,7 @@ def _dimension_overall(rows: ProfileRows) -> list[str]:
     spots = [(p, s) for s, points, _ in every.values() for p in points]
     if len(spots) < 2 or len(rows.subjects) <= TELL_EACH:
         return []
-    (low, lower), (high, higher) = min(spots, key=lambda x: _value(x[0])), max(spots, key=lambda x: _value(x[0]))
+    (low, lower), (high, higher) = min(spots, key=lambda x: x[0].value), max(spots, key=lambda x: x[0].value)
     text = f"Intrinsic dimension (TwoNN) lies between {tell(low)} ({lower.label}) and {tell(high)} ({higher.label})."
     left = [label for label, (_, _, aside) in every.items() if aside]
     aside = f" Not counted: places of {listed(left)} where two scales disagree: near-copies or noise decide."
@@ -219,96 +207,71 @@ class BlockMean:
         return estimate(self.value, self.low, self.high) + (" ?" if self.doubtful else "")
 
 
-def block_mean(subject: Subject, line: Sequence[Row], bounds: tuple[float | None, float | None]) -> BlockMean | None:
-    """The mean over blocks 1..L with its jackknife interval, cut to the metric's bounds: that of the claims."""
+def mean_over_blocks(
+    rows: ProfileRows, catalogue: Catalogue, subject: Subject, metric: str, *, without: bool = False
+) -> BlockMean | None:
+    """A metric's mean over blocks 1..L with its jackknife interval, cut to the metric's bounds: that of the claims.
+
+    `without` the first position wherever the table has it so; None where it has no such line, or no blocks.
+    """
+    line = rows.line(subject, metric)
+    if without:
+        left = rows.line(subject, metric, "first=out")
+        better = {(row.layer, row.kind): row for row in known(left)}
+        line = [better.get((row.layer, row.kind), row) for row in line] if left else []
     blocks = block_rows(line)
     if not blocks:
         return None
     whole = mean([Quantity(row.value, row.folds) for row in blocks])
-    low, high = (finite(end) for end in whole.interval())
-    if low is not None and bounds[0] is not None:
-        low = max(low, bounds[0])
-    if high is not None and bounds[1] is not None:
-        high = min(high, bounds[1])
+    (low, high), (least, most) = map(finite, whole.interval()), catalogue.entry(metric).bounds
+    low = max(low, least) if low is not None and least is not None else low
+    high = min(high, most) if high is not None and most is not None else high
     return BlockMean(subject, whole.value, low, high, any(map(doubtful, blocks)))
 
 
-def mean_over_blocks(
-    rows: ProfileRows, catalogue: Catalogue, subject: Subject, metric: str, *, without: bool = False
-) -> BlockMean | None:
-    """A metric's mean over the blocks of a subject, with or without the first position."""
-    line = without_first_line(rows, subject, metric) if without else rows.line(subject, metric)
-    return block_mean(subject, line, catalogue.entry(metric).bounds)
-
-
-def without_first_line(rows: ProfileRows, subject: Subject, metric: str) -> list[Row]:
-    """The line that leaves the first position out wherever the table has it so; empty where it has none."""
-    kept, left = rows.line(subject, metric), rows.line(subject, metric, "first=out")
-    better = {(row.layer, row.kind): row for row in known(left)}
-    return [better.get((row.layer, row.kind), row) for row in kept] if left else []
-
-
 def _comparison(rows: ProfileRows, catalogue: Catalogue) -> list[str]:
-    if len(rows.subjects) < 2:
-        return []
     texts = []
-    for metric in COMPARED:
+    for metric in COMPARED if len(rows.subjects) > 1 else ():
         means = [m for s in rows.subjects if (m := mean_over_blocks(rows, catalogue, s, metric)) and not m.doubtful]
-        if len(means) > 1:
-            texts.append(_compare(rows, catalogue, metric, means))
-    roles = {s.role for s in rows.subjects}
-    if texts and {"encoder", "decoder"} <= roles:
+        if len(means) < 2:
+            continue
+        ranked = sorted(means, key=lambda m: -m.value)
+        each = [f"{m.text} in {_named(rows, catalogue, metric, m.subject)}" for m in ranked]
+        values = f"runs from {each[-1]} to {each[0]}" if len(each) > TELL_EACH else f"is {listed(each)}"
+        least, most = ranked[0].low, ranked[-1].high
+        overlap = "" if least is not None and most is not None and least > most else "; the intervals overlap"
+        aside = " (no interval for this average)" if least is None or most is None else overlap
+        texts.append(f"{catalogue.entry(metric).title}, averaged over blocks, {values}{aside}.")
+    if texts and {"encoder", "decoder"} <= {s.role for s in rows.subjects}:
         texts.append(
             "A difference between these models is not one between encoders and decoders: that takes several of each."
         )
     return texts
 
 
-def _compare(rows: ProfileRows, catalogue: Catalogue, metric: str, means: list[BlockMean]) -> str:
-    title = catalogue.entry(metric).title
-    ranked = sorted(means, key=lambda m: -m.value)
-    each = [f"{m.text} in {_named(rows, catalogue, metric, m.subject)}" for m in ranked]
-    top, bottom = ranked[0], ranked[-1]
-    if len(each) > TELL_EACH:
-        text = f"{title}, averaged over blocks, runs from {each[-1]} to {each[0]}"
-    else:
-        text = f"{title}, averaged over blocks, is {listed(each)}"
-    if top.low is None or bottom.high is None:
-        return f"{text} (no interval for this average)."
-    return f"{text}." if top.low > bottom.high else f"{text}; the intervals overlap."
-
-
 def _named(rows: ProfileRows, catalogue: Catalogue, metric: str, subject: Subject) -> str:
     """A subject with its role, and with its mean without the first position where the table has that."""
-    known = subject.role in ("encoder", "decoder") and not subject.label.endswith(subject.role)
+    told = subject.role in ("encoder", "decoder") and not subject.label.endswith(subject.role)
     without = mean_over_blocks(rows, catalogue, subject, metric, without=True)
-    parts = [subject.role if known else "", f"{without.text} without the first position" if without else ""]
-    aside = "; ".join(part for part in parts if part)
-    return f"{subject.label} ({aside})" if aside else subject.label
+    parts = [*([subject.role] if told else []), *([f"{without.text} without the first position"] if without else [])]
+    return f"{subject.label} ({'; '.join(parts)})" if parts else subject.label
 
 
 def _first_position(rows: ProfileRows, catalogue: Catalogue) -> list[str]:
     told = []
+    metrics = ["average_cosine", *catalogue.ordered(rows.metrics())]
     for subject in rows.subjects:
-        without = rows.line(subject, "average_cosine", "first=out") or _any_without(rows, subject, catalogue)
+        without = next((line for metric in metrics if (line := rows.line(subject, metric, "first=out"))), [])
         if not without:
             continue
         # both ways are given at all layers of a stack; only where the note says so is it an outlier
         found = [row for row in without if FIRST_OUTLIER in row.note] or without
-        layers = [row.layer for row in found if row.kind == "resid"]
-        places = [f"block{'s' if len(layers) > 1 else ''} {spans(layers)}" if layers else ""]
-        places += ["the embedding"] if any(row.kind == "embed" for row in found) else []
-        places += ["the final norm"] if any(row.kind == "final" for row in found) else []
-        told.append(f"in {subject.label} at {listed([p for p in places if p])}{_effect(rows, catalogue, subject)}")
-    if not told:
-        return []
+        places = _blocks([row.layer for row in found if row.kind == "resid"])
+        ends = {"embed": "the embedding", "final": "the final norm"}
+        places += [words for kind, words in ends.items() if any(row.kind == kind for row in found)]
+        told.append(f"in {subject.label} at {listed(places)}{_effect(rows, catalogue, subject)}")
     text = f"The first position is an outlier {'; '.join(told)}."
-    return [text + " Numbers are given with it (solid) and without it (dashed)."]
-
-
-def _any_without(rows: ProfileRows, subject: Subject, catalogue: Catalogue) -> list[Row]:
-    lines = (rows.line(subject, metric, "first=out") for metric in catalogue.ordered(rows.metrics()))
-    return next((line for line in lines if line), [])
+    return [text + " Numbers are given with it (solid) and without it (dashed)."] if told else []
 
 
 def _effect(rows: ProfileRows, catalogue: Catalogue, subject: Subject) -> str:
@@ -324,76 +287,51 @@ def _effect(rows: ProfileRows, catalogue: Catalogue, subject: Subject) -> str:
     return ""
 
 
-def _attention(rows: ProfileRows) -> list[str]:
-    """How many heads are sharp, and where the first key takes most; nothing of many models."""
-    texts = {}
-    for subject in rows.subjects:
-        heads = rows.of(subject, kind="scores", variant="", group="", head=...).known()
-        clauses = [_sharp(list(heads.where(metric="attention_sharpness")))]
-        clauses += [_first_key(list(heads.where(metric="first_key_mass")))]
-        if any(clauses):
-            texts[subject.label] = ", and ".join(c for c in clauses if c) + "."
-    if len(texts) > TELL_EACH:
-        return []
-    if len(rows.subjects) == 1:
-        return [text[:1].upper() + text[1:] for text in texts.values()]
-    return [f"{label}: {text}" for label, text in texts.items()]
-
-
-def _sharp(heads: Sequence[Row]) -> str:
-    sharp = sum(row.value > 0.5 for row in heads)
-    return f"{sharp} of {len(heads)} heads have a sharpness above 0.5" if heads else ""
-
-
-def _first_key(heads: Sequence[Row]) -> str:
+def _attention(rows: ProfileRows, subject: Subject) -> str:
+    """How many heads are sharp, and where the first key takes most."""
+    heads = rows.of(subject, kind="scores", variant="", group="", head=...).known()
+    sharpness = [row.value for row in heads.where(metric="attention_sharpness")]
+    clauses = []
+    if sharpness:
+        sharp = sum(value > 0.5 for value in sharpness)
+        clauses.append(f"{sharp} of {len(sharpness)} heads have a sharpness above 0.5")
     layers: dict[int, list[float]] = {}
-    for row in heads:
+    for row in heads.where(metric="first_key_mass"):
         layers.setdefault(row.layer, []).append(row.value)
-    if not layers:
-        return ""
-    mass, layer = max((fmean(values), -layer) for layer, values in layers.items())
-    return f"the first key takes up to {number(mass, 2)} of the attention (block {-layer}, mean over heads)"
+    if layers:
+        mass, layer = max((fmean(values), -layer) for layer, values in layers.items())
+        size = number(mass, 2)
+        clauses.append(f"the first key takes up to {size} of the attention (block {-layer}, mean over heads)")
+    return ", and ".join(clauses) + "." if clauses else ""
 
 
 def _random_weights(abouts: Sequence[About]) -> list[str]:
     """Which models have learned nothing: all of them, or some by name."""
     names, count = random_models(abouts)
-    if not names:
-        return []
-    if len(names) == count:
-        return ["The weights are random: this is the geometry of the architecture, not of anything learned."]
     shorten = short_names(dict.fromkeys(names))
-    whose = listed([shorten(name) for name in dict.fromkeys(names)])
-    return [
-        f"The weights of {whose} are random: there it is the geometry of the architecture, not of anything learned."
-    ]
+    whose = f" of {listed([shorten(name) for name in dict.fromkeys(names)])}" if len(names) < count else ""
+    where = "there it" if whose else "this"
+    words = f"The weights{whose} are random: {where} is the geometry of the architecture, not of anything learned."
+    return [words] if names else []
 
 
 def _caution(rows: ProfileRows) -> list[str]:
     sentences = []
     counts = [n for n in rows.query.where(group="").values("contexts") if n]
     if counts and min(counts) < FEW_CONTEXTS:
-        sentences.append(
-            f"Intervals resample contexts, and the fewest here are {min(counts)}: they are rough themselves."
-        )
-    sentences += [s for about in rows.abouts for m in about.get("models") or [] if (s := _thin(m))]
+        few = f"the fewest here are {min(counts)}"
+        sentences.append(f"Intervals resample contexts, and {few}: they are rough themselves.")
+    for model in (model for about in rows.abouts for model in about.get("models") or []):
+        count, width = model.get("row_count", model.get("rows")), model.get("width")
+        if isinstance(count, int) and width and 0 < count < 10 * width:
+            gave = f"{model.get('name', 'one model')} gave {plural(count, 'row')} for width {width:,}"
+            sentences.append(f"{gave}: below ten rows per dimension spectra are not settled.")
     missing = len(rows.query) - len(rows.query.known())
     if missing:
-        sentences.append(
-            f"{plural(missing, 'value')} of {len(rows.query):,} could not be computed; "
-            "the reasons are listed under “Dropped, warned about, not computed”."
-        )
+        listed_under = "the reasons are listed under “Dropped, warned about, not computed”."
+        of = f"{plural(missing, 'value')} of {len(rows.query):,}"
+        sentences.append(f"{of} could not be computed; {listed_under}")
     return [" ".join(sentences)] if sentences else []
-
-
-def _thin(model: Mapping[str, Any]) -> str:
-    rows, width = model.get("row_count", model.get("rows")), model.get("width")
-    if not isinstance(rows, int) or not rows or not width or rows >= 10 * width:
-        return ""
-    name = model.get("name", "one model")
-    return (
-        f"{name} gave {plural(rows, 'row')} for width {width:,}: below ten rows per dimension spectra are not settled."
-    )
 
 
 MARKS = {"holds": "✓", "fails": "✕", "undecided": "?"}  # a sign beside the word, so that colour is never alone
@@ -411,27 +349,18 @@ def verdict_claims(verdicts: Sequence[Mapping[str, Any]], random: Collection[str
     for verdict in leading(tested):
         name = str(verdict.get("claim") or "")
         statement = str(verdict.get("statement") or title_of(name))
-        claims.setdefault(name, {"name": name, "statement": statement, "rows": []})["rows"].append(_row(verdict))
-        claims[name]["rows"][-1]["seeds"] = [_row(v) for v in tested if v is not verdict and _same(v, verdict)]
+        seeds = [_row(v) for v in tested if v is not verdict and _same(v, verdict)]
+        claim = claims.setdefault(name, {"name": name, "statement": statement, "rows": []})
+        claim["rows"].append(_row(verdict) | {"seeds": seeds})
     for claim in claims.values():
-        claim["rows"], claim["random"] = _apart(claim["rows"], random)
-        claim["random_words"] = _random_words(claim["random"])
+        rows = claim["rows"]
+        drawn = [row for row in rows if is_random(row["subject"], random)]
+        drawn = [] if len(drawn) == len(rows) else drawn
+        models = len({row["subject"].partition(", ")[0] for row in drawn})
+        stacks = f", {len(drawn)} stacks" if len(drawn) > models else ""
+        words = f"{plural(models, 'model')} with random weights{stacks}: {status_counts(drawn)}" if drawn else ""
+        claim |= {"rows": [row for row in rows if row not in drawn], "random": drawn, "random_words": words}
     return list(claims.values())
-
-
-def _apart(rows: list[dict[str, Any]], random: Collection[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of trained models, and those of models with random weights; together where there is no other."""
-    drawn = [row for row in rows if is_random(row["subject"], random)]
-    if len(drawn) in (0, len(rows)):
-        return rows, []
-    return [row for row in rows if row not in drawn], drawn
-
-
-def _random_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many models have random weights, and what was found of them."""
-    models = len({row["subject"].partition(", ")[0] for row in rows})
-    stacks = f", {len(rows)} stacks" if len(rows) > models else ""
-    return f"{plural(models, 'model')} with random weights{stacks}: {status_counts(rows)}" if rows else ""
 
 
 def is_random(subject: str, random: Collection[str]) -> bool:
@@ -460,27 +389,22 @@ def leading(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     >>> leading([over, {"claim": "a", "subject": "x"}, {"claim": "a", "subject": "y"}])[1:]
     [{'claim': 'a', 'subject': 'y'}]
     """
-    pooled = [verdict for verdict in verdicts if _is_pooled(verdict)]
-    return [v for v in verdicts if _is_pooled(v) or not any(_same(v, over) for over in pooled)]
+    pooled = [verdict for verdict in verdicts if _says(verdict, "pooled")]
+    return [v for v in verdicts if _says(v, "pooled") or not any(_same(v, over) for over in pooled)]
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return (one.get("claim"), one.get("subject")) == (other.get("claim"), other.get("subject"))
 
 
-def _is_pooled(verdict: Mapping[str, Any]) -> bool:
+def _says(verdict: Mapping[str, Any], name: str) -> bool:
     details = verdict.get("details")
-    return bool(isinstance(details, Mapping) and details.get("pooled"))
+    return bool(isinstance(details, Mapping) and details.get(name))
 
 
 def measured(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The verdicts on claims that the table has something to say about."""
-    return [verdict for verdict in verdicts if not _is_missing(verdict)]
-
-
-def _is_missing(verdict: Mapping[str, Any]) -> bool:
-    details = verdict.get("details")
-    return bool(isinstance(details, Mapping) and details.get("missing"))
+    return [verdict for verdict in verdicts if not _says(verdict, "missing")]
 
 
 def unmeasured(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -492,16 +416,20 @@ def unmeasured(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
     tested = {str(verdict.get("claim")) for verdict in measured(verdicts)}
     found: dict[str, dict[str, None]] = {}
     for verdict in verdicts:
-        if _is_missing(verdict):
+        if _says(verdict, "missing"):
             found.setdefault(str(verdict.get("claim")), {})[str(verdict.get("subject") or "")] = None
     return [f"{claim} ({shortened(list(who))})" if claim in tested else claim for claim, who in found.items()]
 
 
 def _row(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """A verdict as the page shows it, with what it was made from where it says so."""
     status = str(verdict.get("status") or "undecided")
     p, margin = finite(verdict.get("p")), finite(verdict.get("margin"))
+    details = verdict.get("details")
+    found = details.get("parts") if isinstance(details, Mapping) else None
+    parts = [part for part in found or [] if isinstance(part, Mapping) and finite(part.get("effect")) is not None]
     return {
-        "subject": str(verdict.get("subject") or ""),
+        **{name: str(verdict.get(name) or "") for name in ("subject", "why", "scope")},
         "status": status,
         "look": status if status in MARKS else "undecided",
         "mark": MARKS.get(status, "?"),
@@ -509,28 +437,15 @@ def _row(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "interval": _interval(verdict),
         "margin": "" if margin is None else neat(margin),
         "p": "" if p is None else p_words(p),
-        "why": str(verdict.get("why") or ""),
-        "scope": str(verdict.get("scope") or ""),
-        "parts": _parts(verdict.get("details")),
+        "parts": [
+            {name: str(part.get(name) or "") for name in ("name", "status")}
+            | {"effect": neat(part["effect"]), "interval": _interval(part)}
+            for part in parts
+        ],
         "seeds": [],
         "under": [],
         "by_seed": "",
     }
-
-
-def _parts(details: Any) -> list[dict[str, str]]:
-    """What a verdict was made from, where it says so: each part with its own effect and status."""
-    found = details.get("parts") if isinstance(details, Mapping) else None
-    parts = [part for part in found or [] if isinstance(part, Mapping) and finite(part.get("effect")) is not None]
-    return [
-        {
-            "name": str(p.get("name") or ""),
-            "effect": neat(p["effect"]),
-            "interval": _interval(p),
-            "status": str(p.get("status") or ""),
-        }
-        for p in parts
-    ]
 
 
 def _interval(part: Mapping[str, Any]) -> str:
@@ -541,7 +456,7 @@ def _interval(part: Mapping[str, Any]) -> str:
 def common_scope(claims: Sequence[Mapping[str, Any]]) -> str:
     """What most verdicts are about: it is said once, and beside a verdict only where that is about something else."""
     scopes = Counter(row["scope"] for claim in claims for row in claim["rows"] if row["scope"])
-    return scopes.most_common(1)[0][0] if scopes else ""
+    return next((scope for scope, _ in scopes.most_common(1)), "")
 
 
 def verdict_counts(verdicts: Sequence[Mapping[str, Any]], random: Collection[str] = ()) -> str:
@@ -553,24 +468,17 @@ def verdict_counts(verdicts: Sequence[Mapping[str, Any]], random: Collection[str
     'Of 7 verdicts, 7 hold; without 1 on models with random weights, 6 hold.'
     """
     tested, absent = leading(measured(verdicts)), unmeasured(verdicts)
-    subjects = dict.fromkeys(str(v.get("subject") or "") for v in tested)
-    text = _in_total(tested, random) if len(subjects) > TELL_SUBJECTS else _by_subject(tested, list(subjects))
+    subjects: dict[str, list[Mapping[str, Any]]] = {}
+    for verdict in tested:
+        subjects.setdefault(str(verdict.get("subject") or ""), []).append(verdict)
+    if len(subjects) > TELL_SUBJECTS:
+        told = [f"of {plural(len(tested), 'verdict')}, {status_counts(tested)}"]
+        trained = [v for v in tested if not is_random(str(v.get("subject") or ""), random)]
+        rest = f"without {len(tested) - len(trained)} on models with random weights, {status_counts(trained)}"
+        told += [rest] if 0 < len(trained) < len(tested) else []
+    else:
+        whose = {name: f"for {name}, of" if len(subjects) > 1 else "of" for name in subjects}
+        told = [f"{whose[name]} {plural(len(v), 'claim')}, {status_counts(v)}" for name, v in subjects.items()]
+    text = "; ".join(told)
     sentences = [f"{text[:1].upper()}{text[1:]}."] if text else []
     return " ".join([*sentences, *([f"Not measured here: {listed(absent)}."] if absent else [])])
-
-
-def _by_subject(tested: Sequence[Mapping[str, Any]], subjects: Sequence[str]) -> str:
-    told = []
-    for subject in subjects:
-        mine = [v for v in tested if str(v.get("subject") or "") == subject]
-        whose = f"for {subject}, of" if len(subjects) > 1 else "of"
-        told.append(f"{whose} {plural(len(mine), 'claim')}, {status_counts(mine)}")
-    return "; ".join(told)
-
-
-def _in_total(tested: Sequence[Mapping[str, Any]], random: Collection[str]) -> str:
-    trained = [v for v in tested if not is_random(str(v.get("subject") or ""), random)]
-    text = f"of {plural(len(tested), 'verdict')}, {status_counts(tested)}"
-    if not 0 < len(trained) < len(tested):
-        return text
-    return f"{text}; without {len(tested) - len(trained)} on models with random weights, {status_counts(trained)}"
