@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from anisoscope.claims.catalogue import claims, evaluate_claims
-from anisoscope.claims.engine.claim import DECLARED, claim
+from anisoscope.claims.engine.claim import DECLARED, Finding, Part, agreement, claim, judge, span
 from anisoscope.claims.engine.evidence import Run, models
-from anisoscope.claims.engine.part import Finding, Part, agreement, judge, span
 from anisoscope.results.quantity import Quantity, jackknife, mean
 from support.fake_training import NULL, edited, table
 from support.planted_claims import ARMS, BOTH, ENERGY, verdict

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from anisoscope.claims.engine.claim import Finding, Part, pool
 from anisoscope.claims.engine.correlation import (
     CorrelationUnit,
     fisher_interval,
@@ -19,7 +20,6 @@ from anisoscope.claims.engine.correlation import (
     rank_correlation,
     welch,
 )
-from anisoscope.claims.engine.part import Finding, Part, pool
 from anisoscope.claims.inherent.drift import correlations
 from support.fake_modalities import Media, media_table
 

@@ -11,8 +11,7 @@ import pytest
 
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import Verdict
-from anisoscope.claims.engine.curve import Curve, isotonic, roughness, up_down
-from anisoscope.claims.shape.depth import bell_parts
+from anisoscope.claims.shape.depth import Curve, bell_parts, isotonic, roughness, up_down
 from anisoscope.results.quantity import Quantity
 from anisoscope.results.table import Table
 from support.fake_profiles import Sheet, Truth, bell, flat, joined

@@ -11,7 +11,7 @@ import pytest
 
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import Verdict
-from anisoscope.claims.inherent.sharpness import FALL_MARGIN, NO_DRIFT, RISE_MARGIN
+from anisoscope.claims.inherent.intervention import FALL_MARGIN, NO_DRIFT, RISE_MARGIN
 from support.fake_profiles import Sheet, joined
 
 STEPS = (0, 10, 100)

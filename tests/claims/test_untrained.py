@@ -9,7 +9,7 @@ import pytest
 
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import Verdict
-from anisoscope.claims.inherent.untrained import ADDED_MARGIN
+from anisoscope.claims.inherent.intervention import ADDED_MARGIN
 from anisoscope.results.table import Table
 from anisoscope.studies.untrained.protocol import CLAIMS
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from anisoscope.claims.dynamics.curvature import EXPECTED_SLOPES, ZonePart, repetitions
-from anisoscope.claims.engine.claim import verdicts_from_dicts
-from anisoscope.claims.engine.part import judge, t_interval
+from anisoscope.claims.dynamics import EXPECTED_SLOPES, ZonePart, repetitions
+from anisoscope.claims.engine.claim import judge, t_interval, verdicts_from_dicts
 from anisoscope.commands.page import write_study_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.manifolds import make_manifold

@@ -14,7 +14,7 @@ import torch
 from anisoscope.capture.gradients.gradient_pass import LabelConvention
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.sites.site import Site
-from anisoscope.claims.dynamics.performance import (
+from anisoscope.claims.dynamics import (
     PerformanceResults,
     ScoreSeries,
     correlate,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from anisoscope.claims.inherent.untrained import BETWEEN
+from anisoscope.claims.inherent.intervention import BETWEEN
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
 from anisoscope.studies.untrained import UntrainedConfig

@@ -21,9 +21,8 @@ import pyarrow as pa
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.claims.engine.correlation import FEWEST_SITES, CorrelationUnit
-from anisoscope.claims.inherent.drift import FEWEST_LAYERS, NEAR_IDENTITY, correlations, pooled
+from anisoscope.claims.inherent.drift import FEWEST_LAYERS, METRICS, NEAR_IDENTITY, correlations, pooled
 from anisoscope.claims.inherent.modalities import BEYOND, modality_table
-from anisoscope.claims.inherent.streams import METRICS
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.compare import run_cka
 from anisoscope.metrics.catalogue import registry

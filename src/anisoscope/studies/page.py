@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from anisoscope.claims.engine.part import FEWEST_SEEDS, Bounds, Part, t_interval
+from anisoscope.claims.engine.claim import FEWEST_SEEDS, Bounds, Part, t_interval
 from anisoscope.view.figure import Figure, Panel
 from anisoscope.view.page import Page, Prose, Section, TableCell, Verdicts, text
 from anisoscope.view.sections.findings import common_scope

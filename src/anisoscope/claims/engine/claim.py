@@ -1,5 +1,11 @@
 """A claim of the literature = a statement and a test over the results table that ends in a verdict.
 
+A claim rests on parts, each an effect with its interval and the margin it must pass. A part holds when its 95 %
+interval lies wholly beyond the margin (and, where random draws test it, p ≤ .05), fails when the interval lies wholly
+short of it, and is undecided otherwise. A claim holds when every needed part does, and fails when one does: an
+intersection–union test (Berger 1982), which needs no correction for the number of parts. A claim that holds where any
+one of several parts does needs one: `looks` of such a part says how many there are.
+
 Adding one is one function under `@claim(...)` that returns a finding, in a module that `claims.catalogue` lists. The
 catalogue evaluates them, each seed by itself and all of them together.
 
@@ -13,12 +19,263 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
-from anisoscope.claims.engine.evidence import Missing, NotHere, Study
-from anisoscope.claims.engine.part import ONE_MODEL, Finding, Part, Status, by_name, judge
+from anisoscope.claims.engine.evidence import Missing, NotHere, Study, figure
+from anisoscope.results.quantity import FEWEST_FOLDS, Quantity, among, no_effect_p, t_quantile, t_tail
+
+Status = Literal["holds", "fails", "undecided"]
+ALPHA = 0.05
+FEWEST_SEEDS = 3  # for a claim about more than one run
+ONE_MODEL = "for this model"
+Bounds = tuple[float | None, float | None]
+CORRELATION = (-1.0, 1.0)  # bounds of a correlation or a cosine
+SHARE = (None, 1.0)  # of what a share explains
+ONE_REPLICATE = f"one seed decides nothing: seeds are the replicates here, and {FEWEST_SEEDS} are needed"
+TOO_FEW = f"too few contexts were tested: an interval needs them in {FEWEST_FOLDS} of the 8 folds at least"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One effect and the margin it is held against; without a margin it only describes.
+
+    >>> Part("normal", 3.0, 2.5, 3.5, margin=0.5).status
+    'holds'
+    """
+
+    name: str
+    effect: float
+    low: float = math.nan
+    high: float = math.nan
+    margin: float = math.nan
+    p: float = math.nan
+    needed: bool = True
+    tested: bool = False  # holds only with p ≤ .05
+    guard: bool = False  # a condition of the claim; where all hold, another part tells the effect
+    reason: str = ""  # why it stays undecided whatever the interval says
+    looks: int = 1  # parts of which the best is chosen; the intervals of all hold at once
+    below: bool = False  # it must lie below its margin, not beyond it
+    bounds: Bounds = (None, None)  # what is possible; the interval is cut to it, never past the effect itself
+
+    def __post_init__(self) -> None:
+        least, most = self.bounds
+        if least is not None and self.low < least:
+            object.__setattr__(self, "low", min(least, self.effect))
+        if most is not None and self.high > most:
+            object.__setattr__(self, "high", max(most, self.effect))
+
+    @classmethod
+    def of(cls, name: str, quantity: Quantity, *, margin: float = math.nan, **more: Any) -> Part:
+        """A part from a quantity; p is that of no effect at all unless another is given."""
+        low, high = quantity.interval_among(more.get("looks", 1))
+        more.setdefault("p", no_effect_p(quantity) if math.isfinite(margin) else math.nan)
+        if math.isfinite(margin) and not math.isfinite(quantity.value):
+            more.setdefault("reason", f"{name} has no number here")
+        if quantity.thin and math.isfinite(margin):
+            more.setdefault("reason", TOO_FEW)
+        return cls(name, quantity.value, low, high, margin=margin, **more)
+
+    @classmethod
+    def described(cls, name: str, quantity: Quantity | float, *, bounds: Bounds = (None, None)) -> Part:
+        """A number that is told, not judged."""
+        if not isinstance(quantity, Quantity):
+            quantity = Quantity.constant(quantity)
+        if quantity.fixed:
+            return cls(name, quantity.value, needed=False, bounds=bounds)
+        return cls.of(name, quantity, needed=False, bounds=bounds)
+
+    @classmethod
+    def told(cls, numbers: Mapping[str, Quantity | float], *, bounds: Bounds = (None, None)) -> list[Part]:
+        """Several of them."""
+        return [cls.described(name, number, bounds=bounds) for name, number in numbers.items()]
+
+    @classmethod
+    def absent(cls, name: str, reason: str | Missing, *, margin: float) -> Part:
+        """A part that could not be measured."""
+        return cls(name, math.nan, margin=margin, reason=str(reason))
+
+    @property
+    def measured(self) -> bool:
+        return math.isfinite(self.effect)
+
+    def __neg__(self) -> Part:
+        """The same effect, counted in the other direction."""
+        return replace(self, effect=-self.effect, low=-self.high, high=-self.low)
+
+    @property
+    def lead(self) -> float:
+        """How far beyond its margin it lies for sure: at the near end of its interval, or itself without one."""
+        near = self.high if self.below else self.low
+        near = near if math.isfinite(near) else self.effect
+        return self.margin - near if self.below else near - self.margin
+
+    @property
+    def reach(self) -> float:
+        """How far beyond its margin it may lie at most."""
+        return self.margin - self.low if self.below else self.high - self.margin
+
+    @property
+    def status(self) -> Status:
+        if self.reach < 0:
+            return "fails" if not self.reason else "undecided"
+        sure = math.isfinite(self.low) and self.lead > 0
+        if sure and not self.reason and (not self.tested or self.p <= ALPHA):
+            return "holds"
+        return "undecided"
+
+    def record(self) -> dict[str, Any]:
+        kept = {name: value for name, value in asdict(self).items() if name != "bounds"}
+        return {**kept, "status": self.status if math.isfinite(self.margin) else None}
+
+
+Parts = Mapping[str, Part]
+
+
+def by_name(parts: Sequence[Part]) -> dict[str, Part]:
+    return {part.name: part for part in parts}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a claim found in one study: its parts, and how to say them in a sentence."""
+
+    parts: Sequence[Part]
+    sentence: Callable[[Parts, Status, Part], str]  # parts, the outcome, the part it hangs on
+    details: dict[str, Any] = field(default_factory=dict)  # for the verdict's details
+    settle: Callable[[dict[str, Part]], dict[str, Part]] = dict  # joins parts before they are judged
+    doubt: Callable[[Parts], str] = lambda parts: ""  # a reason not to call it holding
+    # groups of parts judged by themselves too; None where the verdict does not list them
+    aspects: Mapping[str, tuple[str, ...]] | None = field(default_factory=dict)
+    scope: str = ONE_MODEL  # what a single seed speaks for
+    until: Callable[[int], Finding] | None = None  # the same with nothing after a step
+    note: str = ""  # said at the end of the sentence
+    several: Callable[[Sequence[Finding]], Callable[[Parts, Status, Part], str]] | None = None  # sentence over seeds
+    replicate: bool = False  # one seed is a sample, not a subject: beside a verdict over all it has none of its own
+
+
+def judge(parts: Sequence[Part]) -> tuple[Status, Part]:
+    """The outcome of parts that must all hold, and the part it hangs on.
+
+    >>> judge([Part("a", 3, 2, 4, margin=0.5), Part("b", 1, 0, 2, margin=0.5)])[0]
+    'undecided'
+    """
+    failing = [part for part in parts if part.status == "fails"]
+    if failing:
+        return "fails", min(failing, key=lambda part: part.reach)
+    open_ones = [part for part in parts if part.status == "undecided"]
+    if open_ones:  # those without a reason first, the one furthest from its margin before the others
+        order = [(bool(p.reason), p.lead if math.isfinite(p.lead) else math.inf) for p in open_ones]
+        return "undecided", open_ones[order.index(min(order))]
+    telling = [part for part in parts if not part.guard] or parts
+    return "holds", min(telling, key=lambda part: part.lead)
+
+
+def pool(findings: Sequence[Finding], refusal: str = "") -> Finding:
+    """One finding over several seeds: each part's mean over seeds with its t interval (from three seeds on).
+
+    `refusal` says why the seeds cannot be judged together, and leaves the claim open.
+    """
+    first = findings[0]
+    named = [by_name(finding.parts) for finding in findings]
+    parts = [_pooled([mine[name] for mine in named]) for name in named[0] if all(name in mine for mine in named)]
+    if refusal:
+        parts = [replace(part, reason=refusal) if math.isfinite(part.margin) else part for part in parts]
+    details = {"step": first.details["step"]} if "step" in first.details and not refusal else {}
+    sentence = first.several(findings) if first.several else first.sentence
+    return replace(first, parts=parts, sentence=sentence, details=details, scope=ONE_MODEL, until=None)
+
+
+def _pooled(parts: Sequence[Part]) -> Part:
+    """The mean over seeds; a test against random subspaces must be passed by every seed, so its largest p counts."""
+    first = parts[0]
+    effects = [part.effect for part in parts if math.isfinite(part.effect)]
+    if not effects:
+        return first
+    centre = sum(effects) / len(effects)
+    few = len(effects) < FEWEST_SEEDS
+    reason = f"it was measured in {len(effects)} seeds and a general claim needs {FEWEST_SEEDS}" if few else ""
+    half, p = (math.nan, math.nan) if few else t_interval(effects, looks=first.looks)
+    tested = any(part.tested for part in parts)
+    if tested:
+        tests = [part.p for part in parts if part.tested]
+        p = max(tests) if all(math.isfinite(test) for test in tests) else math.nan
+    elif first.guard:
+        p = math.nan
+    low, high = centre - half, centre + half
+    if half == 0 and all(math.isfinite(part.low) for part in parts):
+        # ranks are coarse: seeds that agree to the last digit say nothing about how far others might lie
+        low, high = min(part.low for part in parts), max(part.high for part in parts)
+        p = max(part.p for part in parts)
+    reason = reason if first.needed else ""
+    return replace(first, effect=centre, low=low, high=high, p=p, tested=tested, reason=reason)
+
+
+def t_interval(values: Sequence[float], *, looks: int = 1) -> tuple[float, float]:
+    """Half-width of the 95 % t interval of the mean (of `looks` such means at once), and the one-sided p of a mean ≤ 0.
+
+    >>> half, p = t_interval([1.0, 2.0, 3.0])
+    >>> round(half, 3), round(p, 4)
+    (2.484, 0.0371)
+    """
+    n = len(values)
+    centre = sum(values) / n
+    error = math.sqrt(sum((v - centre) ** 2 for v in values) / (n - 1) / n)
+    return t_quantile(n - 1, among(looks)) * error, t_tail(centre, error, degrees=n - 1)
+
+
+def left_open(parts: dict[str, Part], *, reason: str) -> dict[str, Part]:
+    """Parts that decide nothing, over several seeds neither; as they are where there is no reason."""
+    return {name: replace(p, reason=reason or p.reason) if p.needed else p for name, p in parts.items()}
+
+
+def agreement(parts: Sequence[Part], name: str, *, what: str) -> Part:
+    """One part for several that should agree: the weakest where all hold or all fail, else undecided with the count.
+
+    `what` names them in the plural.
+    """
+    statuses = [part.status for part in parts]
+    status, binding = judge(parts)
+    holding = statuses.count("holds")
+    mixed = holding and "fails" in statuses
+    reason = binding.reason
+    if mixed:
+        reason = f"it holds in {holding} and fails in {statuses.count('fails')} of {len(parts)} {what}"
+    if status == "fails" and not mixed and "undecided" in statuses:
+        reason = f"it is undecided in {statuses.count('undecided')} of {len(parts)} {what}"
+    return replace(binding, name=name, reason=reason, needed=True)
+
+
+def span(part: Part, digits: int = 3) -> str:
+    """A number with its interval, as it is read in a sentence.
+
+    >>> span(Part("", 3.14159, 3.0, 3.3))
+    '3.14 [3, 3.3]'
+    """
+    number = figure(part.effect, digits)
+    if not (math.isfinite(part.low) and math.isfinite(part.high)):
+        return number
+    return f"{number} [{figure(part.low, digits)}, {figure(part.high, digits)}]"
+
+
+def outcome(status: Status, part: Part) -> str:
+    """How an effect lies to its margin, as the end of a sentence.
+
+    >>> outcome("fails", Part("a", 0.1, 0.0, 0.2, margin=0.5))
+    'short of the margin of 0.5'
+    """
+    margin = f"the margin of {figure(part.margin)}"
+    if not math.isfinite(part.low):
+        return f"without an interval to hold against {margin}"
+    if part.low > part.margin:
+        lucky = status == "undecided" and part.tested and not part.p <= ALPHA
+        doubt = f", but random subspaces do as well too often (p = {figure(part.p)})" if lucky else ""
+        return f"beyond {margin}{doubt}"
+    return f"short of {margin}" if part.high < part.margin else f"with {margin} inside the interval"
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------------
 
 DECLARED: dict[str, Claim] = {}  # by name
 _NUMBERS = ("effect", "low", "high", "p", "margin")
@@ -104,24 +361,21 @@ def claim(
     source: str,
     metrics: Iterable[str],
     margin: float,
-    of: Callable[[Study], Mapping[str, Any]] | None = None,
-) -> Callable[[Callable[[Any], Any]], Claim]:
+    of: Callable[[Study], Mapping[str, Any]],
+) -> Callable[[Callable[[Any], Finding]], Claim]:
     """Declare a claim: the statement, where it comes from, the metrics it reads, its margin.
 
-    The function returns a finding about one of what `of` finds in a study (its `models`, their `stacks`); without `of`
-    it takes the whole study and returns findings by subject.
+    The function returns a finding about one of what `of` finds in a study, by subject: its `models`, their `stacks`,
+    all models together (`whole`). Where that is `Missing`, the finding says so.
     """
 
-    def declare(function: Callable[[Any], Any]) -> Claim:
+    def declare(function: Callable[[Any], Finding]) -> Claim:
         def of_each(study: Study) -> dict[str, Finding]:
-            found = of(study) if of is not None else {}
-            return {subject: judged(function, given, margin=margin) for subject, given in found.items()}
+            return {subject: judged(function, given, margin=margin) for subject, given in of(study).items()}
 
         words = inspect.cleandoc(function.__doc__ or "")
-        whole = function if of is None else of_each
-        declared = Claim(name, statement, source, tuple(metrics), margin, whole, words, function.__module__)
-        DECLARED[name] = declared
-        return declared
+        DECLARED[name] = Claim(name, statement, source, tuple(metrics), margin, of_each, words, function.__module__)
+        return DECLARED[name]
 
     return declare
 
@@ -132,6 +386,8 @@ def judged(function: Callable[[Any], Finding], given: Any, *, margin: float) -> 
     Of evidence that can be `ended` at a step it can be asked for again with nothing after that step.
     """
     try:
+        if isinstance(given, Missing):
+            raise given
         finding = function(given)
     except Missing as gap:
         finding = missing(gap, margin=margin)
@@ -159,15 +415,19 @@ def verdict_of(
     parts = finding.settle(by_name(finding.parts))
     needed = [part for part in parts.values() if part.needed]
     status, binding = judge(needed)
-    measured = [
-        part for part in needed if part.measured
-    ]  # tell the weakest of them where the binding one has no number
+    measured = [part for part in needed if part.measured]
+    # where the binding part has no number, the weakest of those that have one is told
     shown = binding if binding.measured or not measured else judge(measured)[1]
     doubt = binding.reason if status == "undecided" else finding.doubt(parts) if status == "holds" else ""
     told = finding.sentence(parts, shown.status, shown) if shown.measured or not doubt else ""
     told += f"; {finding.note}" if told and finding.note else ""
     details: dict[str, Any] = {"parts": [part.record() for part in parts.values()]}
-    details |= {} if finding.aspects is None else {"aspects": _aspects(finding.aspects, parts)}
+    if finding.aspects is not None:
+        details["aspects"] = {}
+        for aspect, names in finding.aspects.items():
+            if there := [parts[n] for n in names if n in parts]:
+                decided, part = judge(there)
+                details["aspects"][aspect] = {**part.record(), "status": decided}
     return Verdict(
         claim=name,
         statement=statement,
@@ -194,14 +454,3 @@ def _sentence(text: str, doubt: str, *, scope: str, again: Mapping[str, list[str
         text += f"; {words}" if len(different) == 1 else f"; in {models} {words}"
     text = f"{scope}: {text}" if "seed" in scope else text
     return text[0].upper() + text[1:].rstrip(".") + "."
-
-
-def _aspects(aspects: Mapping[str, tuple[str, ...]], parts: Mapping[str, Part]) -> dict[str, Any]:
-    """Sub-claims with an outcome of their own."""
-    found = {}
-    for name, names in aspects.items():
-        there = [parts[n] for n in names if n in parts]
-        if there:
-            status, binding = judge(there)
-            found[name] = {**binding.record(), "status": status}
-    return found

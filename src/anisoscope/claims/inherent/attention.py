@@ -19,12 +19,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.blocks import BlockStack, block_mean, series_of, shared_steps, stacks
-from anisoscope.claims.engine.claim import claim
+from anisoscope.claims.engine import evidence
+from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Status, claim, left_open, outcome, span
 from anisoscope.claims.engine.correlation import rank_correlation
-from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings, step_records, steps_of
-from anisoscope.claims.engine.part import CORRELATION, Finding, Part, Parts, Status, figure, left_open, outcome, span
-from anisoscope.claims.inherent.streams import SOURCE
+from anisoscope.claims.engine.evidence import BlockStack, Cell, Missing, NotHere, block_mean, figure, stacks, steps_of
+from anisoscope.claims.inherent.drift import SOURCE
 from anisoscope.results.quantity import Quantity, combine
 
 TREND_MARGIN = 0.5
@@ -41,6 +40,15 @@ _ROTARY = (  # how the names of classes begin whose attention rotates
     *("SmolLM3", "Deepseek", "Glm", "Helium", "JetMoe", "Persimmon", "Exaone", "GptOss", "Moonshine"),
 )
 Course = dict[Cell, Quantity]
+_TOLD = {_QUERY: "‖mean q‖", _KEY: "‖mean k‖", _ALIGNED: "|cos(mean q, mean k)|"}
+_DECIDING = {
+    _QUERY: "the mean query",
+    _KEY: "the mean key",
+    _ALIGNED: "the cosine between them",
+    _RANDOM: "the lead over random directions",
+}
+_SHARP = {"attention_sharpness": "sharpness", "attention_max": "mean row maximum"}
+_SHARPER, _ENTROPY, _NO_FIRST, _RISE = "sharpness", "entropy", "without the first key", "size of the rise"
 
 
 @claim(
@@ -63,21 +71,35 @@ def queries_and_keys_drift_together(stack: BlockStack) -> Finding:
     measured after rotation alone stays undecided. Margins are ours. Steps are not independent: it describes.
     """
     courses = _courses(stack, "")
-    parts = _drift_parts(courses, "")
+    parts = [_trend_part(name, course) for name, course in courses.items()]
     aspects: dict[str, tuple[str, ...]] = {"growth": (_QUERY, _KEY), "parallel": (_ALIGNED, _RANDOM)}
     try:
         unrotated = _courses(stack, "_unrotated")
     except Missing:
         unrotated = {}
-    others = _drift_parts(unrotated, _BEFORE)
+    others = [_trend_part(f"{_BEFORE}{name}", course, needed=False) for name, course in unrotated.items()]
     parts.append(_random_part(stack, unrotated or courses, "_unrotated" if unrotated else ""))
     aspects |= {"before rotation": tuple(part.name for part in others)} if others else {}
     steps, layers = steps_of(courses[_ALIGNED]), sorted({cell.layer for cell in courses[_ALIGNED]})
     parts.append(Part.described("at the end", block_mean(courses[_ALIGNED], steps[-1])))
-    details: dict[str, Any] = {"step": steps[-1], "courses": {name: step_records(c) for name, c in courses.items()}}
+    details = _details(courses)
     details["layers"] = [{"layer": n, **{w: _trend(c, [n]).value for w, c in courses.items()}} for n in layers]
-    sentence = functools.partial(_drift_sentence, steps=len(steps), last=steps[-1], before=bool(unrotated))
-    return Finding((*parts, *others), sentence, details, aspects=aspects, settle=_settle(stack, steps[-1]))
+
+    def sentence(parts: Parts, status: Status, part: Part) -> str:
+        told = [f"{words} at {span(parts[name])}" for name, words in _TOLD.items() if parts[name].measured]
+        text = f"over {len(steps)} steps the rank correlation with the step is {', '.join(told)}"
+        text += f", and at step {steps[-1]} |cos| is {span(parts['at the end'])}"
+        random = parts[_RANDOM]
+        text += f", {span(random)} beyond that of random directions" if random.measured else ""
+        text += " (before rotation)" if random.measured and unrotated else ""
+        return f"{text}; what decides is {_DECIDING[part.name]}, {outcome(status, part)}"
+
+    return Finding([*parts, *others], sentence, details, aspects=aspects, settle=_settle(stack, steps[-1]))
+
+
+def _details(courses: Mapping[str, Course]) -> dict[str, Any]:
+    last = steps_of(next(iter(courses.values())))[-1]
+    return {"step": last, "courses": {name: evidence.step_records(course) for name, course in courses.items()}}
 
 
 def _settle(stack: BlockStack, step: int) -> Any:
@@ -88,7 +110,7 @@ def _settle(stack: BlockStack, step: int) -> Any:
 
 def _courses(stack: BlockStack, suffix: str) -> dict[str, Course]:
     """The three numbers at the steps and layers that all of them have."""
-    query, key = (_quantities(replace(stack, kind=f"{kind}{suffix}").blocks("drift")) for kind in ("query", "key"))
+    query, key = (_course(replace(stack, kind=f"{kind}{suffix}"), "drift") for kind in ("query", "key"))
     aligned = _alignment(stack, f"query{suffix}")
     for readings, words in ((query, "drift at queries"), (key, "drift at keys"), (aligned, "qk_cosine by head")):
         if not readings:
@@ -96,8 +118,8 @@ def _courses(stack: BlockStack, suffix: str) -> dict[str, Course]:
     return _shared({_QUERY: query, _KEY: key, _ALIGNED: aligned})
 
 
-def _quantities(readings: Readings) -> Course:
-    return {cell: row.quantity for cell, row in readings.items()}
+def _course(stack: BlockStack, metric: str, **options: Any) -> Course:
+    return {cell: row.quantity for cell, row in stack.blocks(metric, **options).items()}
 
 
 def _alignment(stack: BlockStack, kind: str) -> Course:
@@ -117,8 +139,8 @@ def _alignment(stack: BlockStack, kind: str) -> Course:
 
 def _shared(courses: Mapping[str, Course]) -> dict[str, Course]:
     """The courses at the steps and layers that all have; refused with fewer than five steps."""
-    series_of(next(iter(courses.values())), fewest=FEWEST_STEPS)
-    layers, steps = shared_steps(courses.values())
+    evidence.series_of(next(iter(courses.values())), fewest=FEWEST_STEPS)
+    layers, steps = evidence.shared_steps(courses.values())
     if len(steps) < FEWEST_STEPS:
         raise Missing(f"{FEWEST_STEPS} steps with a number at the same layers", f"there are {len(steps)}")
     kept = {(layer, step) for layer in layers for step in steps}
@@ -150,29 +172,27 @@ def _trend_part(name: str, course: Course, *, falls: bool = False, needed: bool 
     return Part.of(name, trend, margin=TREND_MARGIN, p=math.nan, needed=needed, bounds=CORRELATION, **more)
 
 
-def _drift_parts(courses: Mapping[str, Course], prefix: str) -> list[Part]:
-    return [_trend_part(f"{prefix}{name}", course, needed=not prefix) for name, course in courses.items()]
-
-
 def _random_part(stack: BlockStack, courses: Mapping[str, Course], suffix: str) -> Part:
     """|c| at the last step minus what random directions have; the margin is what they reach by luck."""
-    course = courses[_ALIGNED]
+    course, entry = courses[_ALIGNED], stack.run.entry
     last = steps_of(course)[-1]
-    queries, keys = (_heads(stack, kind, last) for kind in (f"query{suffix}", f"key{suffix}"))
-    width = _head_width(stack, len({head for _, head in queries}))
-    rotates = str(stack.run.entry.get("architecture") or "").startswith(_ROTARY)
+    # the heads of all layers, as far as the table has them one by one; queries that share a key have fewer keys
+    cells = {**stack.sites("qk_cosine", heads=True), **stack.sites("drift", heads=True)}
+    queries, keys = (
+        {(c.layer, c.head) for c in cells if (c.step, c.kind) == (last, f"{kind}{suffix}") and c.layer > 0}
+        for kind in ("query", "key")
+    )
+    heads = len({head for _, head in queries})
+    told, total = entry.get("head_width"), entry.get("width")  # as run.json has it, or the model's width over its heads
+    width = total // heads if isinstance(total, int) and heads and total >= heads else None
+    width = told if isinstance(told, int) and told > 0 else width
+    rotates = str(entry.get("architecture") or "").startswith(_ROTARY)
     reason = "the width of a head is not known, so that it cannot be told from random directions"
     if width is None or (not suffix and rotates):
         return Part.absent(_RANDOM, reason if width is None else _ROTATED, margin=TREND_MARGIN)
     luck = 1.96 * math.sqrt((1 - 2 / math.pi) / width / min(len(queries), len(keys) or len(queries)))
     level = block_mean(course, last) - Quantity.constant(random_cosine(width))
     return Part.of(_RANDOM, level, margin=luck, p=math.nan, guard=True, bounds=CORRELATION)
-
-
-def _heads(stack: BlockStack, kind: str, step: int) -> set[tuple[int, int | None]]:
-    """The heads of all layers, as far as the table has them one by one; queries that share a key have fewer keys."""
-    found = {**stack.sites("qk_cosine", heads=True), **stack.sites("drift", heads=True)}
-    return {(cell.layer, cell.head) for cell in found if (cell.step, cell.kind) == (step, kind) and cell.layer > 0}
 
 
 def random_cosine(width: int) -> float:
@@ -182,34 +202,6 @@ def random_cosine(width: int) -> float:
     0.0997
     """
     return math.sqrt(2 / (math.pi * width))
-
-
-def _head_width(stack: BlockStack, heads: int) -> int | None:
-    """As run.json has it, or the model's width over its heads."""
-    entry = stack.run.entry
-    told, whole = entry.get("head_width"), entry.get("width")
-    if isinstance(told, int) and told > 0:
-        return told
-    return whole // heads if isinstance(whole, int) and heads and whole >= heads else None
-
-
-def _drift_sentence(parts: Parts, status: Status, part: Part, *, steps: int, last: int, before: bool) -> str:
-    told = [f"{words} at {span(parts[name])}" for name, words in _TOLD.items() if parts[name].measured]
-    text = f"over {steps} steps the rank correlation with the step is {', '.join(told)}"
-    text += f", and at step {last} |cos| is {span(parts['at the end'])}"
-    random = parts[_RANDOM]
-    text += f", {span(random)} beyond that of random directions" if random.measured else ""
-    text += " (before rotation)" if random.measured and before else ""
-    return f"{text}; what decides is {_DECIDING[part.name]}, {outcome(status, part)}"
-
-
-_TOLD = {_QUERY: "‖mean q‖", _KEY: "‖mean k‖", _ALIGNED: "|cos(mean q, mean k)|"}
-_DECIDING = {
-    _QUERY: "the mean query",
-    _KEY: "the mean key",
-    _ALIGNED: "the cosine between them",
-    _RANDOM: "the lead over random directions",
-}
 
 
 @claim(
@@ -231,37 +223,32 @@ def attention_sharpens(stack: BlockStack) -> Finding:
     independent: it describes.
     """
     scores = replace(stack, kind="scores")
-    measured = {name: _quantities(scores.blocks(name)) for name in _SHARP}
-    first = next((name for name, course in measured.items() if course), None)
+    first = next((name for name in _SHARP if scores.blocks(name)), None)
     if first is None:
         raise NotHere("attention_sharpness or attention_max", _HOW)
-    entropy = _quantities(scores.blocks("attention_entropy"))
-    courses = _shared({first: measured[first]} | ({"attention_entropy": entropy} if entropy else {}))
+    entropy = _course(scores, "attention_entropy")
+    courses = _shared({first: _course(scores, first)} | ({"attention_entropy": entropy} if entropy else {}))
     parts = [_trend_part(_SHARPER, courses[first])]
     if entropy:
         parts.append(_trend_part(_ENTROPY, courses["attention_entropy"], falls=True))
     else:
-        parts.append(Part.absent(_ENTROPY, str(Missing("attention_entropy", _HOW)), margin=TREND_MARGIN))
+        parts.append(Part.absent(_ENTROPY, Missing("attention_entropy", _HOW), margin=TREND_MARGIN))
     others = _without_first(scores, first)
     steps = steps_of(courses[first])
     ends = {"at the start": block_mean(courses[first], steps[0]), "at the end": block_mean(courses[first], steps[-1])}
     rise = ends["at the end"] - ends["at the start"]
     parts.append(Part.of(_RISE, rise, margin=RISE_MARGIN, p=math.nan, guard=True, bounds=CORRELATION))
-    parts += [Part.described(name, level) for name, level in ends.items()]
-    details: dict[str, Any] = {"step": steps[-1], "courses": {name: step_records(c) for name, c in courses.items()}}
+    parts += Part.told(ends)
     aspects = {_NO_FIRST: tuple(part.name for part in others)} if others else {}
     sentence = functools.partial(_sharp_sentence, steps=steps, what=_SHARP[first])
-    return Finding((*parts, *others), sentence, details, aspects=aspects, settle=_settle(stack, steps[-1]))
-
-
-_SHARP = {"attention_sharpness": "sharpness", "attention_max": "mean row maximum"}
-_SHARPER, _ENTROPY, _NO_FIRST, _RISE = "sharpness", "entropy", "without the first key", "size of the rise"
+    more: dict[str, Any] = {"aspects": aspects, "settle": _settle(stack, steps[-1])}
+    return Finding([*parts, *others], sentence, _details(courses), **more)
 
 
 def _without_first(scores: BlockStack, first: str) -> list[Part]:
     """The same without the first key, where both measures have it."""
     names = {_SHARPER: first, _ENTROPY: "attention_entropy"}
-    given = {word: _quantities(scores.blocks(metric, first=0)) for word, metric in names.items()}
+    given = {word: _course(scores, metric, first=0) for word, metric in names.items()}
     try:
         courses = _shared(given) if all(given.values()) else {}
     except Missing:

@@ -1,5 +1,10 @@
 """Whether the drift of the representations explains their anisotropy, in each model and over all of them.
 
+Claims about every modality read the stream of each stack of each model, at its last measured step. Blocks are the rows
+of kind `stage` where a model has stages, and of kind `resid` otherwise; the embedding is a site but no block, and what
+comes after the final norm is apart. Which modality a stack belongs to is told by run.json; a run that does not say is
+text.
+
 Notation
     A      average cosine of a site; drift ‖mean(h)‖, unnormalised
     n      sites of a stack: the embedding and its blocks (what comes after the final norm is told apart)
@@ -15,86 +20,190 @@ import functools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from anisoscope.claims.engine.blocks import BlockStack, at_step, stacks
-from anisoscope.claims.engine.claim import claim, judged
-from anisoscope.claims.engine.correlation import (
-    DESCRIPTIVE,
-    FEWEST_CLUSTERS,
-    FEWEST_SITES,
-    CorrelationUnit,
-    correlated,
-    models_interval,
-    order_p,
-    pearson,
-    permutation_p,
-    pooled_correlation,
-    rank_correlation,
-    ranks,
-    sites_interval,
-)
-from anisoscope.claims.engine.evidence import Cell, Missing, NotHere, Readings, Study, studies
-from anisoscope.claims.engine.part import (
-    ALPHA,
-    CORRELATION,
-    SHARE,
-    Finding,
-    Part,
-    Parts,
-    Status,
-    figure,
-    judge,
-    left_open,
-    outcome,
-    span,
-    t_interval,
-)
-from anisoscope.claims.inherent.streams import (
-    METRICS,
-    MODALITIES,
-    SOURCE,
-    Stream,
-    copies,
-    listed,
-    streams,
-    trained_streams,
-)
-from anisoscope.claims.inherent.streams import uncounted_note as note_of
-from anisoscope.results.quantity import Quantity, combine
+from anisoscope.claims.engine import claim as engine
+from anisoscope.claims.engine import correlation as over
+from anisoscope.claims.engine import evidence
+from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Status, claim, judge, outcome, span
+from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, FEWEST_SITES, CorrelationUnit
+from anisoscope.claims.engine.evidence import BlockStack, Cell, Missing, NotHere, Readings, Study, figure, stacks
+from anisoscope.results import modality
+from anisoscope.results.quantity import Quantity, combine, mean
 from anisoscope.results.query import Row
 from anisoscope.results.table import Table
 
+SOURCE = "Godey et al. 2024, Anisotropy Is Inherent to Self-Attention in Transformers, arXiv:2401.12143"
+MODALITIES = tuple(modality.MODALITIES)
+CONVOLUTION = modality.CONVOLUTION.name
+METRICS = ("average_cosine", "drift", "mean_norm", "relative_drift", "explained_by_drift")
+UNTRAINED = "has untrained weights"
+MOST_NAMED = 4  # in a sentence
+_ATTENTION = ("query", "key", "scores")
+_NOT_MEASURED = "measure it with --metrics average_cosine,drift,mean_norm,explained_by_drift"
 CORRELATION_MARGIN = 0.3
 SHARE_MARGIN = 0.5
 FEWEST_LAYERS = 6  # for a verdict: five points reach p ≤ .05 only in perfect order
+_FEW_MODELS = f"an interval over models needs {FEWEST_CLUSTERS} of them"
 NEAR_IDENTITY = "a near-identity of the average cosine, which it follows by construction"
 ALL = "all models"
-_RANK, _SHARE, _LINEAR, _FIRST = (
-    "rank correlation",
-    "explained share",
-    "linear correlation",
-    "without the first position",
-)
+_RANK, _LINEAR, _SHARE = "rank correlation", "linear correlation", "explained share"
+_FIRST = "without the first position"
+_LINEAR_KEYS = ("pearson", "pearson_low", "pearson_high", "pearson_p")
 Pairs = Sequence[tuple[Row, Row]]
 _HOW = "measure it with --metrics explained_by_drift"
 
 
-# what the views read
+@dataclass(frozen=True)
+class Stream(BlockStack):
+    """One stack of one model at its last measured step, from the embedding to the final norm."""
+
+    subject: str = ""  # what a verdict calls it
+    step: int | None = None
+
+    @classmethod
+    def of(cls, subject: str, stack: BlockStack) -> Stream:
+        """The stream of a stack; `NotHere` where no block has an average cosine."""
+        cells = [cell for cell in stack.sites("average_cosine") if cell.layer > 0]
+        kinds = {cell.kind for cell in cells}
+        kind = "stage" if "stage" in kinds else "resid"
+        if kind not in kinds:
+            raise NotHere("average_cosine at blocks", _NOT_MEASURED)
+        step = evidence.last_step([cell for cell in cells if cell.kind == kind])
+        return cls(stack.run, stack.name, kind, stack.until, subject, step)
+
+    def sites(self, metric: str, group: str = "", *, heads: bool = False, **options: Any) -> Readings:
+        """A metric at all sites of the stack at the step of the stream; layers count from 0, the embedding."""
+        found = super().sites(metric, group, heads=heads, **options)
+        return {cell: row for cell, row in found.items() if cell.step == self.step}
+
+    def counted(self, metric: str, **options: Any) -> Readings:
+        """A metric at the embedding and the blocks."""
+        return {c: row for c, row in self.sites(metric, **options).items() if c.kind in ("embed", self.kind)}
+
+    @property
+    def model(self) -> str:
+        return self.run.model
+
+    @property
+    def stack_name(self) -> str:
+        """As the table calls it."""
+        return next(cell.stack for cell in self.sites("average_cosine") if cell.kind == self.kind)
+
+    @property
+    def modality(self) -> str:
+        """As run.json has it: one word for all stacks, or one for each."""
+        told = self.run.entry.get("modality") or {}
+        if isinstance(told, str):
+            return told
+        return str(told.get(self.stack_name) or next(iter(told.values()), modality.TEXT.name))
+
+    def noted(self, words: str) -> bool:
+        """Whether a note on the model in run.json begins so."""
+        return any(str(note).startswith(words) for note in self.run.entry.get("notes") or ())
+
+    @property
+    def untrained(self) -> bool:
+        """Whether its weights are those of an initialisation."""
+        return self.step == 0 or self.noted("random weights")
+
+    @property
+    def doubt(self) -> str:
+        """Why it says nothing about what models learn, in words; empty where it may."""
+        if self.untrained:
+            return UNTRAINED
+        if self.noted("WRONG TEXT"):
+            return "was shown a text that its tokenizer does not know"
+        return self.run.hardly_learned(self.step)
+
+    @property
+    def attends(self) -> bool:
+        """Whether the model has attention; hybrids that are counted with the convolutions may have it."""
+        if self.modality != CONVOLUTION:
+            return True
+        told = {str(kind) for kind in self.run.entry.get("sites") or ()}
+        seen = {cell.kind for metric in METRICS for cell in self.run.rows(metric)}
+        return bool((told | seen) & set(_ATTENTION)) or str(self.run.entry.get("architecture", "")).startswith("Cvt")
+
+    def mean(self) -> Quantity:
+        """The average cosine, mean over blocks."""
+        return mean([row.quantity for row in self.blocks("average_cosine").values()])
+
+    def pairs(self, **options: Any) -> dict[Cell, tuple[Row, Row]]:
+        """Drift and average cosine of every counted site that has both."""
+        drift, cosine = self.counted("drift", **options), self.counted("average_cosine", **options)
+        return {cell: (drift[cell], cosine[cell]) for cell in cosine if cell in drift}
+
+
+def streams(study: Study) -> dict[str, Stream]:
+    """Every stack whose blocks have an average cosine, by what a verdict calls it."""
+    found = {}
+    for name, stack in stacks(study).items():
+        try:
+            found[name] = Stream.of(name, stack)
+        except NotHere:
+            continue
+    return found
+
+
+def trained_streams(study: Study) -> dict[str, Stream]:
+    """Those of models that learned, on data they know, copies once.
+
+    What an initialisation is like says nothing about what attention learns.
+    """
+    found, twice = _trained(study)
+    if not found and any(stream.doubt != UNTRAINED for stream in streams(study).values()):
+        raise Missing("model that has learned, on data it knows", uncounted_note(study))
+    if not found:
+        raise NotHere("average_cosine at the blocks of a trained model", _NOT_MEASURED)
+    return {name: stream for name, stream in found.items() if name not in twice}
+
+
+def _trained(study: Study) -> tuple[dict[str, Stream], dict[str, str]]:
+    """Streams of models that learned; and those of them that have every number of an earlier one, with its name.
+
+    Where all digits are the same, the leave-one-fold-out values too, one model stands under two names.
+    """
+    found = {name: stream for name, stream in streams(study).items() if not stream.doubt}
+    first: dict[Any, str] = {}
+    twice = {}
+    for name, stream in found.items():
+        rows = [(metric, c, row) for metric in METRICS for c, row in stream.counted(metric).items()]
+        numbers = tuple((metric, c.layer, c.kind, row.value, row.quantity.folds) for metric, c, row in rows)
+        if first.setdefault(numbers, name) != name:
+            twice[name] = first[numbers]
+    return found, twice
+
+
+def uncounted_note(study: Study) -> str:
+    """What is said at the end of a sentence where models do not count: untrained ones, doubtful ones and copies."""
+    doubts = {name: stream.doubt for name, stream in streams(study).items() if stream.doubt}
+    fresh = [name for name, words in doubts.items() if words == UNTRAINED]
+    words = "have untrained weights and do not count" if len(fresh) > 1 else f"{UNTRAINED} and does not count"
+    told = (
+        [f"{evidence.listed(fresh) if len(fresh) <= MOST_NAMED else f'{len(fresh)} stacks'} {words}"] if fresh else []
+    )
+    told += [f"{name} {words} and does not count" for name, words in doubts.items() if words != UNTRAINED]
+    twice = _trained(study)[1]
+    told += [f"{name} has the same numbers as {other} and counts once" for name, other in twice.items()]
+    return "; ".join(told)
+
+
+# -- what the views read -----------------------------------------------------------------------------------------------
 
 
 def correlations(table: Table) -> list[dict[str, Any]]:
     """Drift against average cosine over the sites of every stack of every model, at its last step, for each seed."""
-    return [_record(stream) for study in studies(table, METRICS) for stream in streams(study).values()]
+    return [_record(stream) for study in evidence.studies(table, METRICS) for stream in streams(study).values()]
 
 
 def _record(stream: Stream) -> dict[str, Any]:
     pairs = list(stream.pairs().values())
     linear, ranked = (_correlation("", pairs, ranked=ranked) for ranked in (False, True))
-    share = Part.of(_SHARE, explained_share(stream), bounds=SHARE)
+    share = Part.of(_SHARE, explained_share(stream), bounds=engine.SHARE)
     points = _points(stream)
     counted = [point for point in points if point["counted"]]
     squared = [point["relative_drift"] ** 2 for point in counted]
@@ -115,10 +224,10 @@ def _record(stream: Stream) -> dict[str, Any]:
         "pearson_p": linear.p,
         **_columns("spearman", ranked),
         "spearman_p": ranked.p,
-        "p_note": DESCRIPTIVE,
+        "p_note": over.DESCRIPTIVE,
         **_columns("explained", share),
         "status": _status(stream),
-        "near_identity": pearson(squared, [point["cosine"] for point in counted]),
+        "near_identity": over.pearson(squared, [point["cosine"] for point in counted]),
         "near_identity_note": NEAR_IDENTITY,
         "points": points,
         "note": _note(stream, pairs, linear),
@@ -128,11 +237,11 @@ def _record(stream: Stream) -> dict[str, Any]:
 def _correlation(name: str, pairs: Pairs, *, ranked: bool, **more: Any) -> Part:
     """Drift with average cosine over sites, with the interval and the p that know how many sites there are."""
     one, two = ([pair[side].quantity for pair in pairs] for side in (0, 1))
-    function = rank_correlation if ranked else pearson
-    quantity = correlated(one, two, function) if len(pairs) >= FEWEST_SITES else Quantity(math.nan)
-    low, high = sites_interval(quantity, len(pairs), ranked=ranked)
+    function = over.rank_correlation if ranked else over.pearson
+    quantity = over.correlated(one, two, function) if len(pairs) >= FEWEST_SITES else Quantity(math.nan)
+    low, high = over.sites_interval(quantity, len(pairs), ranked=ranked)
     values = [[number.value for number in side] for side in (one, two)]
-    p = order_p(*([ranks(np.array(side)).tolist() for side in values] if ranked else values))
+    p = over.order_p(*([over.ranks(np.array(side)).tolist() for side in values] if ranked else values))
     return Part(name, quantity.value, low, high, p=p, bounds=CORRELATION, **more)
 
 
@@ -161,16 +270,13 @@ def _points(stream: Stream) -> list[dict[str, Any]]:
     points = []
     for cell, row in sorted(shown, key=lambda item: (item[0].layer, item[0].kind == "final")):
         low, high = row.quantity.interval()
+        told = [rows[cell].value if cell in rows else math.nan for rows in (norm, drift, relative, share)]
+        length, moved, given, explained = told
         found = {"layer": cell.layer, "depth": row.depth, "kind": cell.kind, "counted": cell.kind != "final"}
-        found |= {"cosine": row.value, "low": low, "high": high, "drift": _value(drift, cell)}
-        length = _value(norm, cell)  # the drift is told in its unit, too
-        found["relative_drift"] = found["drift"] / length if cell in drift and length > 0 else _value(relative, cell)
-        points.append({**found, "explained": _value(share, cell)})
+        found |= {"cosine": row.value, "low": low, "high": high, "drift": moved}
+        found["relative_drift"] = moved / length if cell in drift and length > 0 else given  # in units of the norm
+        points.append({**found, "explained": explained})
     return points
-
-
-def _value(readings: Readings, cell: Cell) -> float:
-    return readings[cell].value if cell in readings else math.nan
 
 
 def explained_share(stream: Stream) -> Quantity:
@@ -198,9 +304,9 @@ def pooled(table: Table, *, seed: int = 0) -> list[dict[str, Any]]:
     stacks and seeds, that of the claim; a model that is a copy of another is counted once.
     """
     units: dict[str, list[tuple[CorrelationUnit, CorrelationUnit]]] = {name: [] for name in ("", *MODALITIES)}
-    for study in studies(table, METRICS):
-        found = {name: stream for name, stream in streams(study).items() if not stream.doubt}
-        for stream in (found[name] for name in found if name not in copies(found)):
+    for study in evidence.studies(table, METRICS):
+        found, twice = _trained(study)
+        for stream in (found[name] for name in found if name not in twice):
             if (unit := _unit(stream)) is not None and (linear := _unit(stream, ranked=False)) is not None:
                 for name in ("", stream.modality):
                     units.setdefault(name, []).append((unit, linear))
@@ -210,36 +316,41 @@ def pooled(table: Table, *, seed: int = 0) -> list[dict[str, Any]]:
 def _unit(stream: Stream, *, ranked: bool = True) -> CorrelationUnit | None:
     """The ranks or values of a stack; none where there is nothing to rank."""
     pairs = [(drift.value, cosine.value) for drift, cosine in stream.pairs().values()]
-    if len(pairs) < FEWEST_SITES or not math.isfinite(rank_correlation(*zip(*pairs, strict=True))):
+    if len(pairs) < FEWEST_SITES or not math.isfinite(over.rank_correlation(*zip(*pairs, strict=True))):
         return None
     return CorrelationUnit.of(stream.model, *zip(*pairs, strict=True), ranked=ranked)
 
 
 def _pooled_record(name: str, units: Sequence[tuple[CorrelationUnit, CorrelationUnit]], *, seed: int) -> dict[str, Any]:
     ranked, linear = ([pair[side] for pair in units] for side in (0, 1))
-    low, high = models_interval(ranked)
     models = sorted({unit.cluster for unit in ranked})
     few = f"{len(models)} model{'s' if len(models) > 1 else ''}: an interval over models needs {FEWEST_CLUSTERS}"
-    numbers = {"spearman": pooled_correlation(ranked), "low": low, "high": high, "p": permutation_p(ranked, seed=seed)}
-    ends = dict(zip(("pearson_low", "pearson_high"), models_interval(linear), strict=True))
-    numbers |= {"pearson": pooled_correlation(linear), **ends, "pearson_p": permutation_p(linear, seed=seed)}
-    counts = {"models": models, "stacks": len(units), "n": sum(len(unit.one) for unit in ranked)}
-    words = {"p_note": DESCRIPTIVE, "note": few if len(models) < FEWEST_CLUSTERS else ""}
-    return {"modality": name, **numbers, **counts, **words}
+    found: dict[str, Any] = {"modality": name}
+    for mine, keys in ((ranked, ("spearman", "low", "high", "p")), (linear, _LINEAR_KEYS)):
+        numbers = over.pooled_correlation(mine), *over.models_interval(mine), over.permutation_p(mine, seed=seed)
+        found |= dict(zip(keys, numbers, strict=True))
+    found |= {"models": models, "stacks": len(units), "n": sum(len(unit.one) for unit in ranked)}
+    return {**found, "p_note": over.DESCRIPTIVE, "note": few if len(models) < FEWEST_CLUSTERS else ""}
 
 
-# the claim
+# -- the claim ---------------------------------------------------------------------------------------------------------
+
+
+def _stacks_and_all(study: Study) -> dict[str, BlockStack | Study]:
+    """Every stack, and all models together where there are several."""
+    return {**stacks(study), **({ALL: study} if len(study) > 1 else {})}
 
 
 @claim(
     "drift_explains_anisotropy",
+    of=_stacks_and_all,
     statement="Where representations have drifted further from the origin they are more anisotropic, and removing the "
     "drift removes most of the anisotropy.",
     source=SOURCE,
     metrics=METRICS,
     margin=CORRELATION_MARGIN,
 )
-def drift_explains_anisotropy(study: Study) -> dict[str, Finding]:
+def drift_explains_anisotropy(given: BlockStack | Study) -> Finding:
     """Spearman's correlation of ‖mean(h)‖ with the average cosine over the embedding and the blocks, in each stack.
 
     It must lie beyond .3 with p ≤ .05, and the median over the sites of the share 1 − A(centred)/A beyond .5; both
@@ -251,24 +362,21 @@ def drift_explains_anisotropy(study: Study) -> dict[str, Finding]:
     of layers shuffled within models. Layers are no independent samples: every p describes. Models with untrained
     weights do not count among all, and copies with the same numbers count once.
     """
-    found = {name: judged(_of_stack, stack, margin=CORRELATION_MARGIN) for name, stack in stacks(study).items()}
-    if len(study) > 1:
-        found[ALL] = judged(_of_all, study, margin=CORRELATION_MARGIN)
-    return found
+    return _of_stack(given) if isinstance(given, BlockStack) else _of_all(given)
 
 
 def _of_stack(stack: BlockStack) -> Finding:
     stream = Stream.of(stack.run.model, stack)
     parts = _parts(stream)
-    rest = list(stream.pairs(first="out").values())
+    rest, pairs = list(stream.pairs(first="out").values()), list(stream.pairs().values())
     if len(rest) >= FEWEST_LAYERS:
         parts.append(_correlation(_FIRST, rest, ranked=True, margin=CORRELATION_MARGIN, needed=False))
-    parts.append(_correlation(_LINEAR, list(stream.pairs().values()), ranked=False, needed=False))
+    parts.append(_correlation(_LINEAR, pairs, ranked=False, needed=False))
     aspects = {_FIRST: (_FIRST,)} if len(rest) >= FEWEST_LAYERS else {}
     details = {"step": stream.step, "modality": stream.modality, "points": _points(stream)}
-    sentence = functools.partial(_stack_sentence, n=len(stream.pairs()), when=at_step(stream.step))
-    settle = functools.partial(left_open, reason=_few(list(stream.pairs().values())))
-    return Finding(tuple(parts), sentence, details, settle=settle, aspects=aspects)
+    sentence = functools.partial(_stack_sentence, where=f"over {len(pairs)} sites{evidence.at_step(stream.step)}")
+    settle = functools.partial(engine.left_open, reason=_few(pairs))
+    return Finding(parts, sentence, details, settle=settle, aspects=aspects)
 
 
 def _parts(stream: Stream) -> list[Part]:
@@ -281,36 +389,29 @@ def _parts(stream: Stream) -> list[Part]:
     first = _correlation(_RANK, pairs, ranked=True, margin=CORRELATION_MARGIN)
     share = explained_share(stream)
     if math.isfinite(share.value):
-        second = Part.of(_SHARE, share, margin=SHARE_MARGIN, p=math.nan, guard=True, bounds=SHARE)
+        second = Part.of(_SHARE, share, margin=SHARE_MARGIN, p=math.nan, guard=True, bounds=engine.SHARE)
     else:
-        second = Part.absent(_SHARE, str(Missing("explained_by_drift at the same sites", _HOW)), margin=SHARE_MARGIN)
-    return [replace(first, reason=_doubt(stream, pairs, first)), replace(second, reason=_few(pairs) or second.reason)]
+        second = Part.absent(_SHARE, Missing("explained_by_drift at the same sites", _HOW), margin=SHARE_MARGIN)
+    lucky = first.low > first.margin and not first.p <= engine.ALPHA
+    doubt = f"other orders of the sites do as well too often (p = {figure(first.p)})" if lucky else ""
+    doubt = (_few(pairs) or doubt) if first.measured else _note(stream, pairs, first)
+    return [replace(first, reason=doubt), replace(second, reason=_few(pairs) or second.reason)]
 
 
 def _few(pairs: Pairs) -> str:
     return f"{len(pairs)} sites are too few, {FEWEST_LAYERS} are needed" if len(pairs) < FEWEST_LAYERS else ""
 
 
-def _doubt(stream: Stream, pairs: Pairs, part: Part) -> str:
-    """Why a correlation decides nothing, whatever its interval is."""
-    if not part.measured:
-        return _note(stream, pairs, part)
-    lucky = part.low > part.margin and not part.p <= ALPHA
-    return _few(pairs) or (f"other orders of the sites do as well too often (p = {figure(part.p)})" if lucky else "")
-
-
-def _stack_sentence(parts: Parts, status: Status, part: Part, *, n: int, when: str) -> str:
-    text = f"over {n} sites{when} drift and average cosine"
-    told = [f"{word} at {_tested(parts[name])}" for name, word in _WAYS.items() if parts[name].measured]
+def _stack_sentence(parts: Parts, status: Status, part: Part, *, where: str) -> str:
+    text = f"{where} drift and average cosine"
+    ways = {_RANK: "in rank", _LINEAR: "linearly"}
+    told = [f"{word} at {_tested(parts[name])}" for name, word in ways.items() if parts[name].measured]
     share = parts[_SHARE]
     text += f" correlate {' and '.join(told)}" if told else " have no correlation"
     text += f", and the median share of the cosine that goes with the mean is {span(share)}" if share.measured else ""
     text += f"; what decides is the {part.name}, {outcome(status, part)}"
     first = parts.get(_FIRST)
     return text + (f" (without the first position {_tested(first)})" if first and first.measured else "")
-
-
-_WAYS = {_RANK: "in rank", _LINEAR: "linearly"}
 
 
 def _tested(part: Part) -> str:
@@ -325,21 +426,20 @@ def _of_all(study: Study) -> Finding:
     if len({unit.cluster for unit in units.values()}) < 2:
         raise NotHere("second model with drift and average_cosine at three sites", "measure more models")
     mine = list(units.values())
-    low, high = models_interval(mine)
-    value, p = pooled_correlation(mine), permutation_p(mine)
-    few = "" if math.isfinite(low) else f"an interval over models needs {FEWEST_CLUSTERS} of them"
     linear = [unit for stream in found.values() if (unit := _unit(stream, ranked=False)) is not None]
-    within = models_interval(linear)
-    parts = [Part(_RANK, value, low, high, margin=CORRELATION_MARGIN, p=p, reason=few, bounds=CORRELATION)]
-    parts.append(_share_over_models(found))
-    more = {"p": permutation_p(linear), "bounds": CORRELATION, "needed": False}
-    parts.append(Part(_LINEAR, pooled_correlation(linear), *within, **more))  # type: ignore[arg-type]
+    ranked, told = (
+        Part("", over.pooled_correlation(of), *over.models_interval(of), p=over.permutation_p(of), bounds=CORRELATION)
+        for of in (mine, linear)
+    )
+    few = "" if math.isfinite(ranked.low) else _FEW_MODELS
+    parts = [replace(ranked, name=_RANK, margin=CORRELATION_MARGIN, reason=few), _share_over_models(found)]
+    parts.append(replace(told, name=_LINEAR, needed=False))
     outcomes = {name: _status(stream) for name, stream in found.items()}
     ends = {name: stream.step for name, stream in found.items()}
     details = {"models": outcomes, "ends": ends, "sites": sum(len(unit.one) for unit in mine)}
     sentence = functools.partial(_all_sentence, outcomes=outcomes, stacks=len(mine))
-    about: dict[str, Any] = {"several": _one_by_one, "scope": "for these models", "note": note_of(study)}
-    return Finding(tuple(parts), sentence, details, **about)
+    about: dict[str, Any] = {"several": _one_by_one, "scope": "for these models", "note": uncounted_note(study)}
+    return Finding(parts, sentence, details, **about)
 
 
 def _one_by_one(findings: Sequence[Finding]) -> Any:
@@ -359,12 +459,12 @@ def _share_over_models(found: dict[str, Stream]) -> Part:
             shares.setdefault(stream.model, []).append(value)
     values = [sum(mine) / len(mine) for mine in shares.values()]
     if not values:
-        return Part.absent(_SHARE, str(Missing("explained_by_drift", _HOW)), margin=SHARE_MARGIN)
-    half = t_interval(values)[0] if len(values) >= FEWEST_CLUSTERS else math.nan
+        return Part.absent(_SHARE, Missing("explained_by_drift", _HOW), margin=SHARE_MARGIN)
+    half = engine.t_interval(values)[0] if len(values) >= FEWEST_CLUSTERS else math.nan
     centre = sum(values) / len(values)
-    few = "" if math.isfinite(half) else f"an interval over models needs {FEWEST_CLUSTERS} of them"
-    more = {"margin": SHARE_MARGIN, "guard": True, "reason": few, "bounds": SHARE}
-    return Part(_SHARE, centre, centre - half, centre + half, **more)  # type: ignore[arg-type]
+    more: dict[str, Any] = {"margin": SHARE_MARGIN, "guard": True, "bounds": engine.SHARE}
+    more["reason"] = "" if math.isfinite(half) else _FEW_MODELS
+    return Part(_SHARE, centre, centre - half, centre + half, **more)
 
 
 def _all_sentence(parts: Parts, status: Status, part: Part, *, outcomes: dict[str, str], stacks: int) -> str:
@@ -376,14 +476,5 @@ def _all_sentence(parts: Parts, status: Status, part: Part, *, outcomes: dict[st
     text += f"{sum(s == 'holds' for s in outcomes.values())} of {len(outcomes)}"
     for word, words in (("fails", "does not hold in"), ("undecided", "is open in")):
         names = [name for name, status in outcomes.items() if status == word]
-        text += f", {words} {listed(names)}" if names else ""
+        text += f", {words} {evidence.listed(names)}" if names else ""
     return text
-
-
-def explained_word(record: dict[str, Any]) -> str:
-    """Explained by drift or not, in a word for a table.
-
-    >>> explained_word({"status": "fails"})
-    'no'
-    """
-    return {"holds": "yes", "fails": "no"}.get(str(record["status"]), "open")

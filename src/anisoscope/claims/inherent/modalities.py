@@ -15,25 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import claim, judged
+from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Status, claim, outcome, span, t_interval
 from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, welch
-from anisoscope.claims.engine.evidence import NotHere, Study, studies
-from anisoscope.claims.engine.part import CORRELATION, Finding, Part, Parts, Status, figure, outcome, span, t_interval
-from anisoscope.claims.inherent.drift import correlations, explained_word
-from anisoscope.claims.inherent.streams import (
-    CONVOLUTION,
-    METRICS,
-    MODALITIES,
-    SOURCE,
-    Stream,
-    listed,
-    model_means,
-    streams,
-    trained_streams,
-    uncounted_note,
-)
+from anisoscope.claims.engine.evidence import NotHere, Study, figure, listed, studies, whole
+from anisoscope.claims.inherent import drift
+from anisoscope.claims.inherent.drift import CONVOLUTION, MODALITIES, SOURCE, Stream, trained_streams, uncounted_note
 from anisoscope.results.modality import VISION
-from anisoscope.results.quantity import among, combine, mean, t_quantile, t_tail
+from anisoscope.results.quantity import Quantity, among, combine, mean, t_quantile, t_tail
 from anisoscope.results.table import Table
 
 ANISOTROPIC = 0.1
@@ -52,19 +40,14 @@ _KEPT = (  # of what `correlations` tells
 )
 
 
-# what the views read
-
-
 def modality_table(table: Table) -> list[dict[str, Any]]:
     """One record for each stack of each model (and seed): how anisotropic it is, where, and whether drift explains it.
 
     `share_beyond` is the share of blocks with an average cosine beyond .2.
     """
-    told = {(found["subject"], found["seed"]): found for found in correlations(table)}
-    records = []
-    for study in studies(table, METRICS):
-        for name, stream in streams(study).items():
-            records.append(_record(stream, told[name, stream.run.seed]))
+    told = {(found["subject"], found["seed"]): found for found in drift.correlations(table)}
+    found = (item for study in studies(table, drift.METRICS) for item in drift.streams(study).items())
+    records = [_record(stream, told[name, stream.run.seed]) for name, stream in found]
     order = {modality: i for i, modality in enumerate(MODALITIES)}
     return sorted(records, key=lambda r: (order.get(r["modality"], len(order)), r["subject"], str(r["seed"])))
 
@@ -76,8 +59,8 @@ def _record(stream: Stream, told: Mapping[str, Any]) -> dict[str, Any]:
     layers = list(numbers)
     middle = layers[(len(layers) - 1) // 2]
     top, bottom = max(layers, key=numbers.__getitem__), min(layers, key=numbers.__getitem__)
-    whole = Part.of("", stream.mean(), bounds=CORRELATION)
-    drift = {cell.layer: reading.value for cell, reading in stream.blocks("drift").items()}
+    average = Part.of("", stream.mean(), bounds=CORRELATION)
+    drifts = {cell.layer: reading.value for cell, reading in stream.blocks("drift").items()}
     return {
         **{name: told[name] for name in _KEPT},
         "layers": len(layers),
@@ -89,25 +72,23 @@ def _record(stream: Stream, told: Mapping[str, Any]) -> dict[str, Any]:
         "min": numbers[bottom],
         "min_layer": bottom,
         "mean": sum(numbers.values()) / len(numbers),
-        "mean_low": whole.low,
-        "mean_high": whole.high,
+        "mean_low": average.low,
+        "mean_high": average.high,
         "share_beyond": sum(value > BEYOND for value in numbers.values()) / len(numbers),
-        "drift": drift.get(middle, math.nan),
-        "explained_by_drift": explained_word(dict(told)),
+        "drift": drifts.get(middle, math.nan),
+        "explained_by_drift": {"holds": "yes", "fails": "no"}.get(str(told["status"]), "open"),
     }
-
-
-# the claims
 
 
 @claim(
     "anisotropic_in_every_modality",
+    of=whole("modalities"),
     statement="Representations are anisotropic in every modality: tokens, characters, speech, images.",
     source=SOURCE,
     metrics=("average_cosine",),
     margin=ANISOTROPIC,
 )
-def anisotropic_in_every_modality(study: Study) -> dict[str, Finding]:
+def anisotropic_in_every_modality(study: Study) -> Finding:
     """The average cosine over the blocks, mean over the models of each modality; every modality must lie beyond .1.
 
     The margin is ours. At the last measured step. The interval of a modality is over contexts where it has one model,
@@ -117,25 +98,21 @@ def anisotropic_in_every_modality(study: Study) -> dict[str, Finding]:
     named. Models with untrained weights do not count, nor do those that hardly learned (a loss that fell by less than a
     tenth since step 0) or were shown a text of unknown tokens.
     """
-    return {"modalities": judged(_every_modality, study, margin=ANISOTROPIC)}
-
-
-def _every_modality(study: Study) -> Finding:
     found = trained_streams(study)
     seen = {stream.modality for stream in found.values()}
     present = [*(m for m in MODALITIES if m in seen), *sorted(seen - set(MODALITIES))]
     if len(present) < 2:
         raise NotHere("second modality", MORE)
     parts = [_modality_part(m, [s for s in found.values() if s.modality == m]) for m in present]
-    more = {"margin": ANISOTROPIC, "p": math.nan, "needed": False, "bounds": CORRELATION}
-    single = [Part.of(f"{s.modality}: {name}", s.mean(), **more) for name, s in found.items()]  # type: ignore[arg-type]
+    more: dict[str, Any] = {"margin": ANISOTROPIC, "p": math.nan, "needed": False, "bounds": CORRELATION}
+    single = [Part.of(f"{s.modality}: {name}", s.mean(), **more) for name, s in found.items()]
     aspects = {"every model": tuple(part.name for part in single)}
     aspects["modalities with attention"] = tuple(m for m in present if m != CONVOLUTION)
     members = {m: [name for name, s in found.items() if s.modality == m] for m in present}
-    details = {"modalities": members, "ends": ends_of(found)}
     sentence = functools.partial(_modality_sentence, members=members)
+    details = {"modalities": members, "ends": {name: stream.step for name, stream in found.items()}}
     note = uncounted_note(study)
-    return Finding((*parts, *single), sentence, details, aspects=aspects, scope="for these models", note=note)
+    return Finding([*parts, *single], sentence, details, aspects=aspects, scope="for these models", note=note)
 
 
 def _modality_part(modality: str, found: Sequence[Stream]) -> Part:
@@ -151,8 +128,12 @@ def _modality_part(modality: str, found: Sequence[Stream]) -> Part:
     return replace(part, low=min(part.low, part.effect - half), high=max(part.high, part.effect + half))
 
 
-def ends_of(found: Mapping[str, Stream]) -> dict[str, int | None]:
-    return {name: stream.step for name, stream in found.items()}
+def model_means(found: Iterable[Stream]) -> dict[str, Quantity]:
+    """The average cosine over the blocks of each model, mean over its stacks."""
+    groups: dict[str, list[Quantity]] = {}
+    for stream in found:
+        groups.setdefault(stream.model, []).append(stream.mean())
+    return {model: mean(parts) for model, parts in groups.items()}
 
 
 def _modality_sentence(parts: Parts, status: Status, part: Part, *, members: Mapping[str, Sequence[str]]) -> str:
@@ -180,12 +161,13 @@ def _averaged(names: Sequence[str]) -> str:
 
 @claim(
     "convolution_differs",
+    of=whole("attention and convolution"),
     statement="Convolutional models differ in anisotropy from models with attention.",
     source=SOURCE,
     metrics=("average_cosine",),
     margin=DIFFERENCE_MARGIN,
 )
-def convolution_differs(study: Study) -> dict[str, Finding]:
+def convolution_differs(study: Study) -> Finding:
     """The average cosine over blocks of models with attention minus that of convolutional ones, in either direction.
 
     The difference of the means over models must lie beyond .1 (ours); fails where it surely lies within. Interval:
@@ -195,10 +177,6 @@ def convolution_differs(study: Study) -> dict[str, Finding]:
     are read after a ReLU, and rows without negative coordinates have a high average cosine whatever a model has
     learned, which streams of transformers and of ConvNeXt have no part in: this does not tell convolution from ReLU.
     """
-    return {"attention and convolution": judged(_differs, study, margin=DIFFERENCE_MARGIN)}
-
-
-def _differs(study: Study) -> Finding:
     found = trained_streams(study)
     convolution = [s for s in found.values() if s.modality == CONVOLUTION]
     attention = [s for s in found.values() if s.modality != CONVOLUTION]
@@ -210,16 +188,15 @@ def _differs(study: Study) -> Finding:
     if vision:
         parts.append(replace(difference(_IMAGES, vision, convolution, margin=DIFFERENCE_MARGIN), needed=False))
     sides = {"attention": model_means(attention), CONVOLUTION: model_means(convolution)}
-    parts += [Part(name, mean(list(means.values())).value, needed=False) for name, means in sides.items()]
+    parts += Part.told({name: mean(list(means.values())).value for name, means in sides.items()})
     details: dict[str, Any] = {"models": {n: {m: q.value for m, q in means.items()} for n, means in sides.items()}}
-    counts = {name: len(means) for name, means in sides.items()}
-    sentence = functools.partial(_difference_sentence, counts=counts)
-    details |= {"counts": counts, "ends": ends_of(found)}
-    scope = (
-        "for these models" if min(counts.values()) < 2 else "over {attention} models and {convolution}".format(**counts)
-    )
+    details["counts"] = counts = {name: len(means) for name, means in sides.items()}
+    details["ends"] = {name: stream.step for name, stream in found.items()}
+    several = min(counts.values()) > 1
+    scope = "over {attention} models and {convolution}".format(**counts) if several else "for these models"
     note = "; ".join(filter(None, (RELU, uncounted_note(study))))
-    return Finding(tuple(parts), sentence, details, settle=_oriented, scope=scope, note=note)
+    sentence = functools.partial(_difference_sentence, counts=counts)
+    return Finding(parts, sentence, details, settle=_oriented, scope=scope, note=note)
 
 
 def difference(name: str, one: Iterable[Stream], two: Iterable[Stream], *, margin: float, looks: int = 1) -> Part:
@@ -266,6 +243,7 @@ _LARGEST = "largest cosine: "  # of the blocks of a stack
 
 @claim(
     "not_inherent",
+    of=whole("with and without attention"),
     statement="Anisotropy is not inherent to attention: a model with attention does without it, or models without "
     "attention are as anisotropic.",
     source="the counter-claim to Godey et al. 2024, arXiv:2401.12143; after Machina & Mercer 2024, who found large "
@@ -273,7 +251,7 @@ _LARGEST = "largest cosine: "  # of the blocks of a stack
     metrics=("average_cosine",),
     margin=ANISOTROPIC,
 )
-def not_inherent(study: Study) -> dict[str, Finding]:
+def not_inherent(study: Study) -> Finding:
     """Two routes on the same table; it holds by either, and fails only where both fail.
 
     First, a stack with attention whose average cosine stays below .1 at every block (the largest of them counts).
@@ -285,50 +263,35 @@ def not_inherent(study: Study) -> dict[str, Finding]:
     by less than a tenth since step 0: before training almost any is isotropic. Where the table has no loss, that is
     said.
     """
-    return {"with and without attention": judged(_not_inherent, study, margin=ANISOTROPIC)}
-
-
-def _not_inherent(study: Study) -> Finding:
     found = trained_streams(study)
     attention = {name: s for name, s in found.items() if s.attends}
     without = {name: s for name, s in found.items() if not s.attends}
     if not attention:
         raise NotHere(f"{FEWEST_WITH} trained models with attention that have average_cosine at blocks", MORE)
     routes = 2 if without else 1
-    parts = [_largest_part(name, stream, looks=routes * len(attention)) for name, stream in attention.items()]
+    more: dict[str, Any] = {"margin": ANISOTROPIC, "p": math.nan, "below": True, "bounds": CORRELATION}
+    parts = []
+    for name, stream in attention.items():  # the largest average cosine of the blocks must lie below the margin
+        cosines = [row.quantity for row in stream.blocks("average_cosine").values()]
+        largest = combine(cosines, lambda values: max(values) if all(map(math.isfinite, values)) else math.nan)
+        parts.append(Part.of(f"{_LARGEST}{name}", largest, looks=routes * len(attention), **more))
     if without:
         sides = (without.values(), attention.values())
         parts.append(difference(_WITHOUT, *sides, margin=-DIFFERENCE_MARGIN, looks=routes))
     models = [len({stream.model for stream in side.values()}) for side in (attention, without)]
-    names = {"attention": list(attention), "without attention": list(without)}
-    details: dict[str, Any] = {"models": names, "ends": ends_of(found)}
+    few = ""  # why the table cannot decide
+    if models[0] < FEWEST_WITH or models[1] < FEWEST_WITHOUT:
+        few = f"it takes {FEWEST_WITH} trained models with attention and {FEWEST_WITHOUT} without any, and the table "
+        few += f"has {models[0]} and {models[1]}"
+    details: dict[str, Any] = {"models": {"attention": list(attention), "without attention": list(without)}}
+    details["ends"] = {name: stream.step for name, stream in found.items()}
     details |= {"missing": True} if sum(models) < 2 else {}
-    note = "; ".join(filter(None, (_unknown(found), RELU if without else "", uncounted_note(study))))
-    settle = functools.partial(_either, few=_too_few(*models))
-    return Finding(tuple(parts), _either_sentence, details, settle=settle, scope="for these models", note=note)
-
-
-def _too_few(attention: int, without: int) -> str:
-    """Why the table cannot decide; empty where it can."""
-    if attention >= FEWEST_WITH and without >= FEWEST_WITHOUT:
-        return ""
-    needed = f"it takes {FEWEST_WITH} trained models with attention and {FEWEST_WITHOUT} without any"
-    return f"{needed}, and the table has {attention} and {without}"
-
-
-def _unknown(counted: Mapping[str, Stream]) -> str:
-    """Names the models of which the table does not tell whether they learned anything."""
-    names = [name for name, stream in counted.items() if not stream.run.learned(stream.step)]
-    why = "learned anything is not known, since the table has no loss of the first and the last step"
-    return f"whether {listed(names)} {why}" if names else ""
-
-
-def _largest_part(name: str, stream: Stream, *, looks: int) -> Part:
-    """The largest average cosine of the blocks, which must lie below the margin."""
-    cosines = [row.quantity for row in stream.blocks("average_cosine").values()]
-    largest = combine(cosines, lambda values: max(values) if all(map(math.isfinite, values)) else math.nan)
-    more: dict[str, Any] = {"margin": ANISOTROPIC, "p": math.nan, "looks": looks, "below": True, "bounds": CORRELATION}
-    return Part.of(f"{_LARGEST}{name}", largest, **more)
+    unknown = [name for name, stream in found.items() if not stream.run.learned(stream.step)]
+    words = "learned anything is not known, since the table has no loss of the first and the last step"
+    notes = [f"whether {listed(unknown)} {words}" if unknown else "", RELU if without else "", uncounted_note(study)]
+    settle = functools.partial(_either, few=few)
+    note = "; ".join(filter(None, notes))
+    return Finding(parts, _either_sentence, details, settle=settle, scope="for these models", note=note)
 
 
 def _either(parts: dict[str, Part], *, few: str) -> dict[str, Part]:
@@ -350,7 +313,7 @@ def _either_sentence(parts: Parts, status: Status, part: Part) -> str:
     text = f"of {len(stacks)} stack{'s' if len(stacks) > 1 else ''} with attention "
     text += f"{lowest.name.removeprefix(_LARGEST)} comes closest to isotropy, with an average cosine of "
     text += f"{span(lowest)} at its most anisotropic block, "
-    text += _FIRST_ROUTE[lowest.status]
+    text += f"{_SIDES[lowest.status]} the {ANISOTROPIC} from which it counts as anisotropic"
     second = parts.get(_WITHOUT)
     if second is None or not second.measured:
         return text
@@ -359,11 +322,7 @@ def _either_sentence(parts: Parts, status: Status, part: Part) -> str:
     return text + _SECOND_ROUTE[replace(second, reason="").status]
 
 
-_FIRST_ROUTE: dict[Status, str] = {
-    "holds": f"short of the {ANISOTROPIC} from which it counts as anisotropic",
-    "fails": f"beyond the {ANISOTROPIC} from which it counts as anisotropic",
-    "undecided": f"which may lie on either side of the {ANISOTROPIC} from which it counts as anisotropic",
-}
+_SIDES: dict[Status, str] = {"holds": "short of", "fails": "beyond", "undecided": "which may lie on either side of"}
 _SECOND_ROUTE: dict[Status, str] = {
     "holds": f"so they are at least as anisotropic, to within {DIFFERENCE_MARGIN}",
     "fails": f"so they are less anisotropic by more than {DIFFERENCE_MARGIN}",

@@ -1,46 +1,194 @@
-"""Claims that compare: encoders with decoders, semi-NMF with PCA, training on natural text with resampled text."""
+"""Claims that compare: frequent tokens with rare ones, encoders with decoders, semi-NMF with PCA, natural text with
+resampled text.
+
+Bins of frequency are of equal mass, 1 = the most frequent tokens. Effects between bins are relative (bin 1 over the
+rarest, minus 1), so that one margin serves every rank and width. In masked language models a bin pools masked and
+unmasked rows: no table has bins of each.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
-from anisoscope.claims.engine.claim import claim, judged, missing
-from anisoscope.claims.engine.evidence import (
-    Missing,
-    NotHere,
-    Readings,
-    Run,
-    Study,
-    layer_records,
-    models,
-    step_records,
-)
-from anisoscope.claims.engine.part import Finding, Part, Parts, Status, agreement, figure, judge, outcome, span
-from anisoscope.claims.revisiting.controls import MARGIN, average, control_parts, trained
-from anisoscope.claims.revisiting.frequency import RATIO_MARGIN
-from anisoscope.claims.revisiting.tangent import ENERGY_METRICS, SOURCE
-from anisoscope.results.quantity import Quantity, mean
+from anisoscope.claims.engine import evidence
+from anisoscope.claims.engine.claim import Finding, Part, Parts, Status, agreement, claim, judge, outcome, span
+from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, Study, average, figure, models, whole
+from anisoscope.claims.revisiting.tangent import ENERGY_METRICS, MARGIN, SOURCE, control_parts, trained
+from anisoscope.results.quantity import Quantity
 
+RATIO_MARGIN = 0.1  # a tenth more
+CORRELATION_MARGIN = 0.1
+_OVER_WORDS = {"context": "across contexts", "time": "over training"}
+_DISTANCES = {False: "plain distance", True: "distance relative to the norm"}
+_FITS = {"plain": None, "balanced": 1}  # the proxy fitted on rows as they come, or on equal rows per bin
+_FIT_WORDS = {"plain": "on rows as they come", "balanced": "with equal rows of every bin"}
+_AHEAD = {"plain": "ahead of every other bin", "balanced": "ahead of every other bin, balanced fit"}
 ENERGY_MARGIN = 0.02
 _ARM = re.compile(r"-(?:flat|zipf:?(?P<exponent>\d+(?:\.\d+)?))(?=$| \()")  # a run may stand behind: "decoder-flat (a)"
 NATURAL_EXPONENT = 1.0  # of Zipf's law in natural text
 
 
 @claim(
+    "frequent_most_enriched",
+    of=models,
+    statement="Gradients of the most frequent tokens are more enriched in the tangent directions than those of the "
+    "rarest.",
+    source=SOURCE,
+    metrics=("gradient_enrichment",),
+    margin=RATIO_MARGIN,
+)
+def frequent_most_enriched(run: Run) -> Finding:
+    """Enrichment of the most frequent bin over that of the rarest, minus 1, with plain and balanced proxies alike.
+
+    The aspect `most` asks for more: that it lies above every other bin.
+    """
+    bins = {name: _bin_means(run, balanced) for name, balanced in _FITS.items()}
+    if len(bins["plain"]) < 2:
+        raise Missing("gradient_enrichment in two frequency bins at least (groups frequency:1, frequency:2, …)")
+    parts, ahead = [], []
+    for name, found in bins.items():
+        if len(found) < 2:
+            option = "gradient_enrichment of frequency bins" + (" with balanced=1" if name == "balanced" else "")
+            parts.append(Part.absent(name, Missing(option), margin=RATIO_MARGIN))
+            continue
+        first, rarest = found[min(found)], found[max(found)]
+        parts.append(Part.of(name, first.over(rarest) - Quantity.constant(1.0), margin=RATIO_MARGIN))
+        # the most frequent bin minus the other bin that decides whether it lies above all of them
+        others = [quantity for number, quantity in found.items() if number != min(found)]
+        ahead.append(judge([Part.of(_AHEAD[name], first - other, margin=0.0, needed=False) for other in others])[1])
+    plain = bins["plain"]
+    ends = {"most frequent bin": plain[min(plain)], "rarest bin": plain[max(plain)]}
+    parts += [*Part.told({**ends, "rank trend": _trend(plain)}), *ahead]
+    mixed = bool({"masked", "unmasked"} & set(run.groups("gradient_enrichment")))
+    courses = {str(n): evidence.step_records(run.tangent("gradient_enrichment", f"frequency:{n}")) for n in plain}
+    details: dict[str, Any] = {"bins": {name: _records(found) for name, found in bins.items()}}
+    details |= {"steps": courses, "target_bins": _records(_bin_means(run, None, by="target"))}
+    details["bins_pool_masked_and_unmasked"] = mixed
+    aspects = {**{name: (name,) for name in _FITS}, "most": tuple(_AHEAD.values())}
+    return Finding(parts, functools.partial(_frequency_sentence, mixed=mixed), details, aspects=aspects)
+
+
+def _bin_means(run: Run, balanced: int | None, *, by: str = "frequency") -> dict[int, Quantity]:
+    """Mean enrichment of every bin over the cells after initialisation that all bins share."""
+    found: dict[int, Readings] = {}
+    for group in run.groups("gradient_enrichment"):
+        name, _, number = group.partition(":")
+        readings = run.tangent("gradient_enrichment", group, balanced=balanced) if name == by else {}
+        if readings:
+            found[int(number)] = readings
+    if not found:
+        return {}
+    cells = sorted(set.intersection(*(set(trained(readings)) for readings in found.values())), key=Cell.order)
+    return {number: average(found[number], cells) for number in sorted(found)} if cells else {}
+
+
+def _trend(bins: dict[int, Quantity]) -> float:
+    """Spearman's correlation of the bin's number with its enrichment: −1 when it falls from frequent to rare."""
+    values = [bins[number].value for number in sorted(bins)]
+    ranks = [sum(other < value for other in values) for value in values]
+    n = len(values)
+    return 1 - 6 * sum((i - rank) ** 2 for i, rank in enumerate(ranks)) / (n * (n * n - 1))
+
+
+def _records(bins: dict[int, Quantity]) -> list[dict[str, Any]]:
+    return [{"bin": number, **quantity.record()} for number, quantity in bins.items()]
+
+
+def _frequency_sentence(parts: Parts, status: Status, part: Part, *, mixed: bool) -> str:
+    first, rarest = span(parts["most frequent bin"]), span(parts["rarest bin"])
+    text = f"in the tangent directions the gradients of the most frequent tokens hold {first} times what chance would "
+    text += f"give and those of the rarest {rarest} times; with directions fitted {_FIT_WORDS[part.name]} the relative "
+    text += f"lead of the former is {span(part)}, {outcome(status, part)}"
+    most, lead = judge([parts[name] for name in _AHEAD.values() if name in parts])
+    of_all = "the most enriched of all bins"
+    ahead = {
+        "holds": f"they are {of_all}",
+        "fails": f"the most frequent are not {of_all}: another is ahead by {figure(-lead.effect)} times chance",
+        "undecided": f"whether they are {of_all} is open: their lead over the nearest is {span(lead)} times chance",
+    }
+    return f"{text} ({ahead[most]}{'; every bin pools masked and unmasked rows' if mixed else ''})"
+
+
+@claim(
+    "rare_tokens_spread",
+    of=models,
+    statement="Rare tokens lie further from their centroid than frequent ones, across contexts and over training.",
+    source=SOURCE,
+    metrics=("frequency_spread", "frequency_spread_p"),
+    margin=CORRELATION_MARGIN,
+)
+def rare_tokens_spread(run: Run) -> Finding:
+    """Minus Spearman's correlation of log frequency with the distance to the type's centroid, at the last step.
+
+    The distance as it is and divided by the type's mean norm must agree: a longer vector spreads more by its length.
+    """
+    parts, records = [], []
+    for over, way, normalised in itertools.product(_OVER_WORDS, ("pearson", "spearman"), (False, True)):
+        options: dict[str, Any] = {"correlation": way, **({"normalised": 1} if normalised else {}), "over": over}
+        spread, tests = (_at_last(run.rows(f"frequency_spread{p}", **options)) for p in ("", "_p"))
+        words = {"over": over, "correlation": way, "normalised": normalised}
+        records += [{**c.record(), **words, "value": r.value, "low": r.low, "high": r.high} for c, r in spread.items()]
+        name = f"{over}: {_DISTANCES[normalised]}"
+        if way == "spearman" and spread:
+            p = min(1.0, len(tests) * min(row.value for row in tests.values())) if tests else math.nan  # Bonferroni's
+            parts.append(Part.of(name, -average(spread, spread), margin=CORRELATION_MARGIN, p=p))
+        elif way == "spearman":
+            gap = Missing(f"frequency_spread with {evidence.listing(options)}")
+            parts.append(Part.absent(name, gap, margin=CORRELATION_MARGIN))
+    if not any(part.measured for part in parts):
+        raise Missing("frequency_spread")
+    aspects = {"contextual": ("context",), "temporal": ("time",)}
+    return Finding(parts, _spread_sentence, {"spread": records}, settle=_agreed, aspects=aspects)
+
+
+def _at_last(readings: Readings) -> Readings:
+    """Those of the last step."""
+    last = evidence.last_step(readings)
+    return {cell: row for cell, row in readings.items() if cell.step == last}
+
+
+def _agreed(parts: dict[str, Part]) -> dict[str, Part]:
+    """One part across contexts and one over training, in front of the two distances that each is made of."""
+    made = {}
+    for over, words in _OVER_WORDS.items():
+        members = [part for name, part in parts.items() if name.startswith(f"{over}: ")]
+        if members:
+            made[over] = agreement(members, over, what="measures of distance")
+        if len({part.status for part in members if part.measured}) > 1:
+            told = " and ".join(f"{part.status} for the {part.name.split(': ')[1]}" for part in members)
+            made[over] = replace(made[over], reason=f"the two measures of distance {words} do not agree ({told})")
+    return {**made, **{name: replace(part, needed=False) for name, part in parts.items()}}
+
+
+def _spread_sentence(parts: Parts, status: Status, part: Part) -> str:
+    """Tells correlations as they are; the effect is minus the correlation."""
+    told = []
+    for over, words in _OVER_WORDS.items():
+        plain, normalised = (parts.get(f"{over}: {distance}") for distance in _DISTANCES.values())
+        both = [figure(-plain.effect)] if plain and plain.measured else []
+        both += [f"{figure(-normalised.effect)} relative to its norm"] if normalised and normalised.measured else []
+        if parts[over].measured:
+            told.append(f"{f'{both[0]} ({both[1]})' if len(both) > 1 else ''.join(both)} {words}")
+    text = f"how often a token occurs and how far it lies from its centroid correlate at {' and '.join(told)}; the "
+    text += f"claim needs correlations below {figure(-CORRELATION_MARGIN)} and the one that decides, "
+    return f"{text}{_OVER_WORDS[part.name]}, is {span(-part)}"
+
+
+@claim(
     "encoder_and_decoder",
+    of=whole("encoder and decoder"),
     statement="Tangent directions hold more gradient energy than every control in an encoder and in a decoder.",
     source=SOURCE,
     metrics=ENERGY_METRICS,
     margin=MARGIN,
 )
-def encoder_and_decoder(study: Study) -> dict[str, Finding]:
+def encoder_and_decoder(study: Study) -> Finding:
     """`tangent_energy` in both kinds of model; masked and unmasked rows of an encoder are judged apart."""
-    return {"encoder and decoder": judged(_both_kinds, study, margin=MARGIN)}
-
-
-def _both_kinds(study: Study) -> Finding:
     natural = {model: run for model, run in study.items() if not _ARM.search(model)}
     kinds = {"encoder": [r for r in natural.values() if is_encoder(r)]}
     kinds["decoder"] = [r for r in natural.values() if r.tangent("gradient_energy") and not is_encoder(r)]
@@ -49,7 +197,7 @@ def _both_kinds(study: Study) -> Finding:
             raise Missing(f"{kind} with gradient_energy", f"train one with --arch {kind} and put both into one table")
     parts = [part for kind, runs in kinds.items() for run in runs for part in _of_model(run, kind)]
     details = {"models": {kind: [run.model for run in runs] for kind, runs in kinds.items()}}
-    return Finding(tuple(parts), _kinds_sentence, details, settle=_settled, scope="for these models")
+    return Finding(parts, _kinds_sentence, details, settle=_settled, scope="for these models")
 
 
 def is_encoder(run: Run) -> bool:
@@ -109,16 +257,14 @@ def semi_nmf_beats_pca(run: Run) -> Finding:
         raise Missing("gradient_energy of semi-NMF and PCA at the same site and step")
     gaps = {cell: ours[cell].quantity - theirs[cell].quantity for cell in ours if cell in theirs}
     parts = [
-        Part.of("difference", mean([gaps[cell] for cell in cells]), margin=ENERGY_MARGIN),
-        Part.described("semi-NMF", average(ours, cells)),
-        Part.described("PCA", average(theirs, cells)),
+        Part.of("difference", average(gaps, cells), margin=ENERGY_MARGIN),
+        *Part.told({"semi-NMF": average(ours, cells), "PCA": average(theirs, cells)}),
     ]
     overlap = run.rows("proxy_overlap", rank=run.rank)
     if overlap:
         values = [overlap[cell].value for cell in trained(overlap)]
-        parts.append(Part.described("overlap of the spans", Quantity.constant(sum(values) / len(values))))
-    details = {"steps": step_records(gaps), "layers": layer_records(gaps)}
-    return Finding(tuple(parts), _pca_sentence, details)
+        parts.append(Part.described("overlap of the spans", sum(values) / len(values)))
+    return Finding(parts, _pca_sentence, {"steps": evidence.step_records(gaps), "layers": evidence.layer_records(gaps)})
 
 
 def _pca_sentence(parts: Parts, status: Status, part: Part) -> str:
@@ -131,29 +277,7 @@ def _pca_sentence(parts: Parts, status: Status, part: Part) -> str:
     return f"{text}, so " + ("the two are as good as equal" if part.low > -part.margin else "semi-NMF is no better")
 
 
-@claim(
-    "frequency_intervention",
-    statement="Training on text with a stronger frequency bias makes gradients more tangent-aligned.",
-    source=f"{SOURCE}, named there as future work",
-    metrics=("gradient_enrichment", "average_cosine", "unigram_entropy"),
-    margin=RATIO_MARGIN,
-)
-def frequency_intervention(study: Study) -> dict[str, Finding]:
-    """Enrichment of the arm with more frequency bias over that with less, minus 1, on the same held-out contexts."""
-    pairs = _arm_pairs(study)
-    if not pairs:
-        gap = NotHere(
-            "pair of models that differ only in the frequency of their training tokens, as decoder and decoder-flat do",
-            "train a second arm with --frequency flat or --frequency zipf:S",
-        )
-        return {"frequency arms": missing(gap, margin=RATIO_MARGIN)}
-    return {
-        f"{more.model} over {less.model}": judged(_between_arms, (more, less), margin=RATIO_MARGIN)
-        for more, less in pairs
-    }
-
-
-def _arm_pairs(study: Study) -> list[tuple[Run, Run]]:
+def _arm_pairs(study: Study) -> dict[str, tuple[Run, Run] | Missing]:
     """(more, less) frequency bias: every resampled arm with the natural one, or with each other where there is none."""
     families: dict[str, list[Run]] = {}
     for model, run in study.items():
@@ -164,7 +288,36 @@ def _arm_pairs(study: Study) -> list[tuple[Run, Run]]:
         for run in runs:
             if bias_of(run) != bias_of(base):
                 pairs.append((run, base) if bias_of(run) > bias_of(base) else (base, run))
-    return pairs
+    what = "pair of models that differ only in the frequency of their training tokens, as decoder and decoder-flat do"
+    gap = evidence.NotHere(what, "train a second arm with --frequency flat or --frequency zipf:S")
+    return {f"{more.model} over {less.model}": (more, less) for more, less in pairs} or {"frequency arms": gap}
+
+
+@claim(
+    "frequency_intervention",
+    of=_arm_pairs,
+    statement="Training on text with a stronger frequency bias makes gradients more tangent-aligned.",
+    source=f"{SOURCE}, named there as future work",
+    metrics=("gradient_enrichment", "average_cosine", "unigram_entropy"),
+    margin=RATIO_MARGIN,
+)
+def frequency_intervention(arms: tuple[Run, Run]) -> Finding:
+    """Enrichment of the arm with more frequency bias over that with less, minus 1, on the same held-out contexts."""
+    more, less = arms
+    high, low, paired = _averages(*(run.needed("gradient_enrichment") for run in arms))
+    parts = [
+        Part.of("enrichment", high.over(low) - Quantity.constant(1.0), margin=RATIO_MARGIN),
+        *Part.told({"more bias": high, "less bias": low}),
+    ]
+    cosines = [run.rows("average_cosine") for run in arms]
+    if all(cosines):
+        two = _averages(*cosines)
+        parts.append(Part.of("average cosine", two[0] - two[1], margin=0.0, needed=False))
+    details: dict[str, Any] = {"more": more.model, "less": less.model, "paired": paired}
+    details["steps"] = {run.model: evidence.step_records(run.tangent("gradient_enrichment")) for run in arms}
+    aspects = {"enrichment": ("enrichment",), "average cosine": ("average cosine",)}
+    # contexts are resampled, trainings are not: one run of each arm speaks for these two runs alone
+    return Finding(parts, _arms_sentence, details, aspects=aspects, scope="for these two runs only")
 
 
 def bias_of(run: Run) -> float:
@@ -188,29 +341,6 @@ def bias(model: str) -> float:
     return float(arm["exponent"]) if arm["exponent"] else 0.0
 
 
-def _between_arms(arms: tuple[Run, Run]) -> Finding:
-    more, less = arms
-    high, low, paired = _averages(*(run.needed("gradient_enrichment") for run in arms))
-    parts = [
-        Part.of("enrichment", high.over(low) - Quantity.constant(1.0), margin=RATIO_MARGIN),
-        Part.described("more bias", high),
-        Part.described("less bias", low),
-    ]
-    cosines = [run.rows("average_cosine") for run in arms]
-    if all(cosines):
-        two = _averages(*cosines)
-        parts.append(Part.of("average cosine", two[0] - two[1], margin=0.0, needed=False))
-    details = {
-        "more": more.model,
-        "less": less.model,
-        "paired": paired,
-        "steps": {run.model: step_records(run.tangent("gradient_enrichment")) for run in arms},
-    }
-    aspects = {"enrichment": ("enrichment",), "average cosine": ("average cosine",)}
-    # contexts are resampled, trainings are not: one run of each arm speaks for these two runs alone
-    return Finding(tuple(parts), _arms_sentence, details, aspects=aspects, scope="for these two runs only")
-
-
 def _averages(one: Readings, two: Readings) -> tuple[Quantity, Quantity, bool]:
     """Both arms over their common cells; without the same contexts the folds of the two do not belong together."""
     cells = [cell for cell in trained(one) if cell in two]
@@ -218,17 +348,14 @@ def _averages(one: Readings, two: Readings) -> tuple[Quantity, Quantity, bool]:
         raise Missing("site and step that both arms were measured at", "use the same schedule for both")
     sizes = [[(rows[c].n, rows[c].contexts) for c in cells] for rows in (one, two)]
     paired = sizes[0] == sizes[1] and all(None not in size for size in sizes[0])
-    means = [average(readings, cells) for readings in (one, two)]
-    if not paired:
-        means = [quantity.unpaired() for quantity in means]
-    return means[0], means[1], paired
+    first, second = average(one, cells), average(two, cells)
+    return (first, second, True) if paired else (first.unpaired(), second.unpaired(), False)
 
 
 def _arms_sentence(parts: Parts, status: Status, part: Part) -> str:
+    more, less = span(parts["more bias"]), span(parts["less bias"])
     text = "the tangent directions hold of the gradients' energy, after training on text with more frequency bias, "
-    text += (
-        f"{span(parts['more bias'])} times what chance would give and, with less, {span(parts['less bias'])} times: "
-    )
+    text += f"{more} times what chance would give and, with less, {less} times: "
     text += f"the relative lead of the former is {span(part)}, {outcome(status, part)}"
     cosine = parts.get("average cosine")
     return text + (f" (the activations' average cosine differs by {span(cosine)})" if cosine else "")

@@ -1,40 +1,31 @@
 """Claims of *Revisiting Anisotropy: The Geometry of Learning Dynamics*: where the gradients go.
 
 Directions fitted on activations alone (the tangent proxy Q_T) are held against the true gradients of the same sites.
+
+Notation
+    E      energy(Q_T) at a site and step: the part of the gradient's square norm inside the tangent directions
+    C      the same for a control of matched rank: normal, random, next, permuted
+    r/d    what a random subspace of r of d dimensions holds on average, the chance level; enrichment = E / (r/d)
+The effect is the mean of (E − C)/(r/d) over sites and over the measured steps after initialisation: no step is chosen
+by looking at the outcome.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import claim
-from anisoscope.claims.engine.evidence import (
-    Cell,
-    Missing,
-    Readings,
-    Run,
-    layer_records,
-    models,
-    site_record,
-    step_records,
-)
-from anisoscope.claims.engine.part import Finding, Part, Parts, Status, figure, judge, outcome, span
-from anisoscope.claims.revisiting.controls import (
-    CONTROLS,
-    MARGIN,
-    average,
-    cell_records,
-    chance_levels,
-    control_parts,
-    differences,
-    trained,
-)
-from anisoscope.results.quantity import Quantity, mean
+from anisoscope.claims.engine import evidence
+from anisoscope.claims.engine.claim import ALPHA, Finding, Part, Parts, Status, claim, judge, outcome, span
+from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, average, figure, models
+from anisoscope.results.quantity import Quantity
 from anisoscope.results.query import Row
 
 SOURCE = "arXiv:2604.08764"
+CONTROLS = ("normal", "random", "next", "permuted")
+MARGIN = 0.5  # half of the chance level: less would not be called "unusually large"
 SHARE_MARGIN = 0.05
 ENERGY_METRICS = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm")
 _ROWS = {"masked": "masked rows", "unmasked": "unmasked rows"}  # groups of a masked language model
@@ -44,6 +35,116 @@ _CONTROL_WORDS = {
     "next": "the next principal components",
     "permuted": "directions fitted on column-permuted activations",
 }
+
+
+# -- tangent directions against their controls -------------------------------------------------------------------------
+
+
+def trained(readings: Readings) -> list[Cell]:
+    """Cells after initialisation, without those where a frozen proxy was fitted on the very step it is tested on.
+
+    A model that was measured by itself has no step; it counts as trained.
+    """
+    after = [cell for cell in readings if cell.step is None or cell.step > 0]
+    unseen = [cell for cell in after if "in-sample" not in readings[cell].note]
+    if not unseen:
+        where = "outside the window that the frozen proxy was fitted on" if after else "after initialisation"
+        raise Missing(f"measured step {where}", "measure later steps")
+    return unseen
+
+
+def chance_levels(run: Run, group: str = "", **options: Any) -> dict[Cell, float]:
+    """r/d of every cell: energy over enrichment, or the mean of the random control where there is no enrichment."""
+    energy, enrichment = (run.tangent(f"gradient_{name}", group, **options) for name in ("energy", "enrichment"))
+    drawn = run.tangent("gradient_energy", group, control="random", **options)
+    levels = {cell: reading.value for cell, reading in drawn.items()}
+    for cell, reading in energy.items():
+        if cell in enrichment and enrichment[cell].value > 0:
+            levels[cell] = reading.value / enrichment[cell].value
+    return {cell: level for cell, level in levels.items() if level > 0}
+
+
+def control_quantity(control: str, drawn: Row, energy: Row) -> Quantity:
+    """The control's energy, fold by fold where that is known.
+
+    Random subspaces hold r/d of any gradient. Those normal to Q_T hold r(1 − E)/(d − r), so without E's fold their mean
+    moves as 1 − E does.
+    """
+    if drawn.quantity.folds:
+        return drawn.quantity
+    if control == "normal" and energy.quantity.folds and energy.value < 1:
+        return Quantity(drawn.value, tuple(drawn.value * (1 - e) / (1 - energy.value) for e in energy.quantity.folds))
+    return Quantity.constant(drawn.value)
+
+
+def differences(run: Run, control: str, group: str = "", **options: Any) -> dict[Cell, Quantity]:
+    """(E − C)/(r/d) of every cell in which both were measured."""
+
+    def find() -> dict[Cell, Quantity]:
+        energy = run.needed("gradient_energy", group, **options)
+        drawn = run.tangent("gradient_energy", group, control=control, **options)
+        levels = chance_levels(run, group, **options)
+        return {
+            cell: (reading.quantity - control_quantity(control, drawn[cell], reading)) / levels[cell]
+            for cell, reading in energy.items()
+            if cell in drawn and cell in levels
+        }
+
+    return run.once(("differences", control, group, *sorted(options.items())), find)
+
+
+def control_parts(run: Run, group: str = "", **options: Any) -> list[Part]:
+    """One part for each control; a control that was not measured is a part that stays open."""
+    cells = trained(run.needed("gradient_energy", group, **options))
+    parts = []
+    for control in CONTROLS:
+        found = differences(run, control, group, **options)
+        if not any(cell in found for cell in cells):
+            named = evidence.listing(run.directions(control=control, **options))
+            gap = Missing(f"gradient_energy with {named}{f' for group {group}' if group else ''}")
+            parts.append(Part.absent(control, gap, margin=MARGIN))
+            continue
+        test = {"p": random_p(run, group, **options), "tested": True} if control == "random" else {}
+        parts.append(Part.of(control, average(found, cells), margin=MARGIN, **test))
+    return parts
+
+
+def random_p(run: Run, group: str = "", *, step: int | str | None = "last", **options: Any) -> float:
+    """p that no site is better than random subspaces at one step (default: the last): the smallest Holm-adjusted p.
+
+    The interval over contexts does not know that a random subspace may happen to lie well; this does. Without
+    `gradient_p_holm` it is Bonferroni's from `gradient_p`, and without that a bound from the mean and sd of the draws.
+    """
+    adjusted = _values_at(run.tangent("gradient_p_holm", group, **options), step)
+    return min(adjusted) if adjusted else exact_p(run, "gradient_energy", group, p="gradient_p", step=step, **options)
+
+
+def exact_p(
+    run: Run, metric: str, group: str = "", *, p: str, step: int | str | None = "last", **options: Any
+) -> float:
+    """Bonferroni's p over the sites of one step, from the metric named `p`.
+
+    Without it a bound for any metric with a random control, Cantelli's 1/(1 + z²): it holds whatever the draws are
+    like; the energies of random subspaces are skewed to the right, so that normal tails would promise too much.
+    """
+    values = _values_at(run.tangent(p, group, **options), step)
+    if not values:
+        readings = run.tangent(metric, group, **options)
+        drawn = run.tangent(metric, group, control="random", **options)
+        at = evidence.last_step(drawn) if step == "last" else step
+        for cell, row in readings.items():
+            if cell.step == at and cell in drawn and drawn[cell].sd > 0:
+                z = (row.value - drawn[cell].value) / drawn[cell].sd
+                values.append(1 / (1 + z * z) if z > 0 else 1.0)
+    return min(1.0, len(values) * min(values)) if values else math.nan
+
+
+def _values_at(readings: Readings, step: int | str | None) -> list[float]:
+    at = evidence.last_step(readings) if step == "last" else step
+    return [row.value for cell, row in readings.items() if cell.step == at]
+
+
+# -- the claims --------------------------------------------------------------------------------------------------------
 
 
 @claim(
@@ -58,13 +159,22 @@ def tangent_energy(run: Run) -> Finding:
     """Mean over sites and steps after initialisation of (energy − control)/(r/d), against each of four controls."""
     parts = control_parts(run)
     cells, layers = cell_records(run), _layers(run)
-    told = [*described_energy(run), *_where(cells, layers)]
+    parts += described_energy(run)
+    shares = {
+        "layer-steps above every control": [c["above"] for c in cells if c["step"] is None or c["step"] > 0],
+        "layers beyond the margin": [layer["beyond"] for layer in layers],
+    }
+    parts += Part.told({name: sum(v) / len(v) for name, v in shares.items() if v})
+    groups: dict[str, Any] = {}  # masked and unmasked rows of a masked language model, judged apart
     for group, rows in _ROWS.items():
         if run.tangent("gradient_energy", group):
-            told.append(replace(described_energy(run, group)[0], name=rows))
-    details: dict[str, Any] = {"cells": cells, "layers": layers, "steps": step_records(_scaled(run))}
-    details |= {"groups": _row_kinds(run)}
-    return Finding((*parts, *told), energy_sentence, details, aspects={c: (c,) for c in CONTROLS})
+            told = described_energy(run, group)
+            parts.append(replace(told[0], name=rows))
+            status, part = judge(control_parts(run, group))
+            groups[group] = {**part.record(), "status": status, "control": part.name}
+            groups[group] |= {"told": [p.record() for p in told], "steps": evidence.step_records(_scaled(run, group))}
+    details = {"cells": cells, "layers": layers, "steps": evidence.step_records(_scaled(run)), "groups": groups}
+    return Finding(parts, energy_sentence, details, aspects={c: (c,) for c in CONTROLS})
 
 
 def energy_sentence(parts: Parts, status: Status, part: Part, *, what: str = "gradients' energy") -> str:
@@ -93,13 +203,11 @@ def described_energy(run: Run, group: str = "", **options: Any) -> list[Part]:
     cells = [cell for cell in trained(run.needed("gradient_energy", group, **options)) if cell in scaled]
     last = max(-1 if cell.step is None else cell.step for cell in cells)
     ends = [cell for cell in cells if cell.step in (None, last)]
-    parts = [
-        Part.described("enrichment", mean([scaled[cell] for cell in cells])),
-        Part.described("enrichment at the last step", mean([scaled[cell] for cell in ends])),
-    ]
+    told = {"enrichment": average(scaled, cells), "enrichment at the last step": average(scaled, ends)}
     rows = _scaled(run, group, average="row", **options)
-    shared = [rows[cell] for cell in cells if cell in rows]
-    return [*parts, Part.described("enrichment of single rows", mean(shared))] if shared else parts
+    if any(cell in rows for cell in cells):
+        told["enrichment of single rows"] = average(rows, cells)
+    return Part.told(told)
 
 
 def _scaled(run: Run, group: str = "", **options: Any) -> dict[Cell, Quantity]:
@@ -109,39 +217,35 @@ def _scaled(run: Run, group: str = "", **options: Any) -> dict[Cell, Quantity]:
     return {cell: reading.quantity / levels[cell] for cell, reading in found.items() if cell in levels}
 
 
-def _where(cells: list[dict[str, Any]], layers: list[dict[str, Any]]) -> list[Part]:
-    """In which part of the layers, and of the layer-steps after initialisation, it lies above every control."""
-    found = {
-        "layer-steps above every control": [c["above"] for c in cells if c["step"] is None or c["step"] > 0],
-        "layers beyond the margin": [layer["beyond"] for layer in layers],
-    }
-    return [Part.described(name, Quantity.constant(sum(v) / len(v))) for name, v in found.items() if v]
+def cell_records(run: Run) -> list[dict[str, Any]]:
+    """Every site and step: enrichment with its interval, controls in the same unit, p, whether above all controls."""
+    energy, levels = run.needed("gradient_energy"), chance_levels(run)
+    drawn = {c: run.tangent("gradient_energy", control=c) for c in CONTROLS}
+    gaps = {c: differences(run, c) for c in CONTROLS}
+    adjusted = run.tangent("gradient_p_holm")
+    records = []
+    for cell in (c for c in energy if c in levels):
+        low, high = (energy[cell].quantity / levels[cell]).interval()
+        lows = [gaps[c][cell].interval()[0] for c in CONTROLS if cell in gaps[c]]
+        p = adjusted[cell].value if cell in adjusted else math.nan
+        above = bool(lows) and all(low > 0 for low in lows) and not p > ALPHA
+        record = {**cell.record(), "enrichment": energy[cell].value / levels[cell], "low": low, "high": high, "p": p}
+        record["controls"] = {c: drawn[c][cell].value / levels[cell] for c in CONTROLS if cell in drawn[c]}
+        records.append({**record, "above": above})
+    return records
 
 
 def _layers(run: Run) -> list[dict[str, Any]]:
     """Every site, its mean distance from each control and whether all of them lie beyond the margin."""
-    found = {control: layer_records(differences(run, control)) for control in CONTROLS}
     records: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for control, layers in found.items():
-        for layer in layers:
+    for control in CONTROLS:
+        for layer in evidence.layer_records(differences(run, control)):
             site = (layer["stack"], layer["layer"], layer["kind"])
-            record = records.setdefault(site, site_record(site))
+            record = records.setdefault(site, evidence.site_record(site))
             record[control] = {name: layer[name] for name in ("value", "low", "high")}
     for record in records.values():
         record["beyond"] = all(record[c]["low"] > MARGIN for c in CONTROLS if c in record)
     return list(records.values())
-
-
-def _row_kinds(run: Run) -> dict[str, Any]:
-    """Masked and unmasked rows of a masked language model, judged apart."""
-    found = {}
-    for group in _ROWS:
-        if run.tangent("gradient_energy", group):
-            status, part = judge(control_parts(run, group))
-            told = [p.record() for p in described_energy(run, group)]
-            found[group] = {**part.record(), "status": status, "control": part.name, "told": told}
-            found[group]["steps"] = step_records(_scaled(run, group))
-    return found
 
 
 @claim(
@@ -159,20 +263,18 @@ def anisotropy_share(run: Run) -> Finding:
     gaps = {c: _above(share, run.tangent("gradient_share", control=c)) for c in CONTROLS}
     if not gaps["normal"]:
         raise Missing("gradient_share with control=normal")
-    parts = [Part.of("normal", _mean_over(gaps["normal"], cells), margin=SHARE_MARGIN)]
-    parts += [Part.described(c, _mean_over(gaps[c], cells)) for c in CONTROLS[1:] if gaps[c]]
-    parts.append(Part.described("share", average(share, cells)))
+    parts = [Part.of("normal", average(gaps["normal"], cells), margin=SHARE_MARGIN)]
+    parts += Part.told({c: average(gaps[c], cells) for c in CONTROLS[1:] if gaps[c]})
     lacking = sum(_below(share[cell]) for cell in cells) / len(cells)
-    parts.append(Part.described("sites and steps below average", Quantity.constant(lacking)))
+    parts += Part.told({"share": average(share, cells), "sites and steps below average": lacking})
     gain = run.tangent("gradient_isoscore_gain")
     isotropy = _above(gain, run.tangent("gradient_isoscore_gain", control="normal"))
     if isotropy:
-        shared = [isotropy[c] for c in trained(gain) if c in isotropy]
-        parts.append(Part.of("IsoScore* gain", mean(shared), margin=0.0, needed=False))
+        parts.append(Part.of("IsoScore* gain", average(isotropy, trained(gain)), margin=0.0, needed=False))
     signed = {cell: _signed(reading) for cell, reading in share.items()}
-    details: dict[str, Any] = {"steps": step_records(signed), "layers": layer_records(signed)}
+    details: dict[str, Any] = {"steps": evidence.step_records(signed), "layers": evidence.layer_records(signed)}
     details |= {"flagged": sorted({share[c].note for c in cells if "fewer than" in share[c].note})}
-    return Finding(tuple(parts), _share_sentence, details, doubt=_share_doubt)
+    return Finding(parts, _share_sentence, details, doubt=_share_doubt)
 
 
 def _above(readings: Readings, drawn: Readings) -> dict[Cell, Quantity]:
@@ -188,10 +290,6 @@ def _below(reading: Row) -> bool:
     return bool(re.search(r"\bbelow\b", reading.note)) and not re.search(r"\babove\b", reading.note)
 
 
-def _mean_over(found: dict[Cell, Quantity], cells: list[Cell]) -> Quantity:
-    return mean([found[cell] for cell in cells if cell in found])
-
-
 def _share_sentence(parts: Parts, status: Status, part: Part) -> str:
     text = f"the tangent directions hold a share of {span(parts['share'])} of the gradients' spectral anisotropy, the "
     text += f"unevenness of their energy over directions; compared with normal directions that is {span(part)} more, "
@@ -201,14 +299,12 @@ def _share_sentence(parts: Parts, status: Status, part: Part) -> str:
     if lacking > 0:
         told.append(f"at {100 * lacking:.0f} % of the sites and steps it is a lack of gradient and counts as minus")
     if gain:
-        told.append(
-            f"IsoScore*, a measure of evenness, changes by {span(gain)} more without them than without normal ones"
-        )
+        words = "more without them than without normal ones"
+        told.append(f"IsoScore*, a measure of evenness, changes by {span(gain)} {words}")
     return text + (f" ({'; '.join(told)})" if told else "")
 
 
 def _share_doubt(parts: Parts) -> str:
     gain = parts.get("IsoScore* gain")
-    if gain is None or gain.low > 0:
-        return ""
-    return "the second measure, IsoScore*, does not confirm it"
+    confirmed = gain is None or gain.low > 0
+    return "" if confirmed else "the second measure, IsoScore*, does not confirm it"

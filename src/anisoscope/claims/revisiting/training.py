@@ -11,27 +11,17 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import claim
-from anisoscope.claims.engine.evidence import (
-    Cell,
-    Missing,
-    Readings,
-    Run,
-    layer_records,
-    means_by,
-    models,
-    site_record,
-    step_records,
-    steps_of,
-)
-from anisoscope.claims.engine.part import Finding, Part, Parts, Status, figure, outcome, span
-from anisoscope.claims.revisiting.controls import MARGIN, average, control_parts, exact_p, random_p, trained
-from anisoscope.claims.revisiting.tangent import ENERGY_METRICS, SOURCE, described_energy, energy_sentence
-from anisoscope.results.quantity import Quantity, mean
+from anisoscope.claims.engine import evidence
+from anisoscope.claims.engine.claim import Finding, Part, Parts, Status, claim, outcome, span
+from anisoscope.claims.engine.evidence import Cell, Missing, Run, average, figure, models, step_records
+from anisoscope.claims.revisiting import tangent
+from anisoscope.claims.revisiting.tangent import ENERGY_METRICS, MARGIN, SOURCE, described_energy, trained
+from anisoscope.results.quantity import Quantity
 
 EARLY = 0.1  # part of training that counts as early
 START_MARGIN = MARGIN  # an enrichment that may be there at step 0 and still count as chance
 GROWTH_MARGIN = 0.05
+_SHARE = "share of growth"
 _SCHEDULE = "a schedule such as log_spaced() measures it"
 
 
@@ -50,7 +40,13 @@ def emerges_early_and_persists(run: Run) -> Finding:
     All are means over the sites measured at all three steps. At chance = the interval at step 0 ends below 1 + margin.
     """
     enrichment = run.needed("gradient_enrichment")
-    early, last = _moments(enrichment)
+    steps = evidence.steps_of(enrichment)
+    if not steps or steps[0] != 0:
+        raise Missing("gradient_enrichment at step 0, before any training", _SCHEDULE)
+    last = steps[-1]
+    early = max((step for step in steps if 0 < step <= EARLY * last), default=0)
+    if not early:
+        raise Missing(f"measured step in the first tenth of the {last} steps", _SCHEDULE)
     sites = [c.site for c in enrichment if all(c.step == 0 and c._replace(step=s) in enrichment for s in (early, last))]
     if not sites:
         raise Missing("site measured at the start, early and at the end alike", "measure the same sites at every step")
@@ -59,47 +55,35 @@ def emerges_early_and_persists(run: Run) -> Finding:
         raise Missing("directions that are no later than step 0 and the early step", how)
     start_, early_, last_ = (average(enrichment, [Cell(step, *site) for site in sites]) for step in (0, early, last))
     one = Quantity.constant(1.0)
-    tests = {step: {"p": random_p(run, step=step), "tested": True} for step in (early, last)}
+    tests = {step: {"p": tangent.random_p(run, step=step), "tested": True} for step in (early, last)}
     parts = [
         Part.of("early over chance", early_ - one, margin=MARGIN, **tests[early]),
         Part.of("early over the start", early_ - start_, margin=MARGIN),
         Part.of("end over chance", last_ - one, margin=MARGIN, **tests[last]),
         # turned round: chance minus the start must not lie further down than the margin
         Part.of("at chance at the start", one - start_, margin=-START_MARGIN, p=math.nan, guard=True),
-        Part.described("at the start", start_),
-        Part.described("early", early_),
-        Part.described("at the end", last_),
-        Part.described("early step", Quantity.constant(early)),
-        Part.described("last step", Quantity.constant(last)),
+        *Part.told({"at the start": start_, "early": early_, "at the end": last_}),
+        *Part.told({"early step": early, "last step": last}),
     ]
     aspects = {"emerges early": ("early over chance", "early over the start"), "persists": (parts[2].name,)}
     aspects["absent at the start"] = (parts[3].name,)
     details = {"starts_at_chance": {"holds": True, "fails": False}.get(parts[3].status), "courses": _courses(run)}
-    return Finding(tuple(parts), _emergence_sentence, details, aspects=aspects)
-
-
-def _moments(readings: Readings) -> tuple[int, int]:
-    """The early step and the last one."""
-    steps = steps_of(readings)
-    if not steps or steps[0] != 0:
-        raise Missing("gradient_enrichment at step 0, before any training", _SCHEDULE)
-    early = [step for step in steps if 0 < step <= EARLY * steps[-1]]
-    if not early:
-        raise Missing(f"measured step in the first tenth of the {steps[-1]} steps", _SCHEDULE)
-    return early[-1], steps[-1]
+    return Finding(parts, _emergence_sentence, details, aspects=aspects)
 
 
 def _courses(run: Run) -> dict[str, Any]:
     """The course over training of all rows, and of masked and unmasked rows, with the step of onset."""
     courses: dict[str, Any] = {}
     for group in ("", "masked", "unmasked"):
-        found = run.tangent("gradient_enrichment", group)
-        if found:
-            courses[group or "all"] = {
-                "steps": step_records(found),
-                "onset": onset(means_by(found, lambda cell: cell.step)),
-                "layers": _layer_onsets(found),
-            }
+        if found := run.tangent("gradient_enrichment", group):
+            layers = []
+            for site in sorted({cell.site for cell in found}):
+                course = {cell.step: reading.quantity for cell, reading in found.items() if cell.site == site}
+                peak = max(course, key=lambda step: course[step].value)
+                numbers = {"onset": onset(course), "peak_step": peak, "peak": course[peak].value}
+                layers.append({**evidence.site_record(site), **numbers})
+            whole = onset(evidence.means_by(found, lambda cell: cell.step))
+            courses[group or "all"] = {"steps": step_records(found), "onset": whole, "layers": layers}
     return courses
 
 
@@ -108,35 +92,12 @@ def onset(course: dict[Any, Quantity]) -> int | None:
     return next((step for step, q in course.items() if q.interval()[0] > 1 + MARGIN), None)
 
 
-def _layer_onsets(readings: Readings) -> list[dict[str, Any]]:
-    found = []
-    for site in sorted({cell.site for cell in readings}):
-        course = {cell.step: reading.quantity for cell, reading in readings.items() if cell.site == site}
-        peak = max(course, key=lambda step: course[step].value)
-        numbers = {"onset": onset(course), "peak_step": peak, "peak": course[peak].value}
-        found.append({**site_record(site), **numbers})
-    return found
-
-
-def _emergence_sentence(parts: Parts, status: Status, part: Part) -> str:
-    early, last = (figure(parts[name].effect) for name in ("early step", "last step"))
-    text = (
-        f"of the gradients' energy the tangent directions hold {span(parts['at the start'])} times what chance would "
-    )
-    text += f"give at step 0, {span(parts['early'])} times at step {early} and {span(parts['at the end'])} times at "
-    return text + f"step {last}; {_start_words(parts)}{_deciding_words(status, part)}"
-
-
-def _start_words(parts: Parts) -> str:
-    limit, start = f"{figure(1 + START_MARGIN)} times chance", parts["at chance at the start"]
-    words = {
-        "holds": f"enrichment is absent at the start (below {limit})",
-        "fails": f"it is there before any training (beyond {limit})",
-    }
-    open_ = f"whether it is absent at the start cannot be told (at step 0 it may lie on either side of {limit})"
-    return words.get(start.status, open_)
-
-
+_LIMIT = f"{figure(1 + START_MARGIN)} times chance"
+_AT_START = {
+    "holds": f"enrichment is absent at the start (below {_LIMIT})",
+    "fails": f"it is there before any training (beyond {_LIMIT})",
+    "undecided": f"whether it is absent at the start cannot be told (at step 0 it may lie on either side of {_LIMIT})",
+}
 _DECIDING = {
     "early over chance": "the early step minus chance",
     "early over the start": "the early step minus step 0",
@@ -144,10 +105,14 @@ _DECIDING = {
 }
 
 
-def _deciding_words(status: Status, part: Part) -> str:
+def _emergence_sentence(parts: Parts, status: Status, part: Part) -> str:
+    early, last = (figure(parts[name].effect) for name in ("early step", "last step"))
+    text = f"of the gradients' energy the tangent directions hold {span(parts['at the start'])} times what chance "
+    text += f"would give at step 0, {span(parts['early'])} times at step {early} and {span(parts['at the end'])} times "
+    text += f"at step {last}; {_AT_START[parts['at chance at the start'].status]}"
     if part.guard:
-        return ", which decides"
-    return f", and the comparison that decides, {_DECIDING[part.name]}, is {span(part)}, {outcome(status, part)}"
+        return f"{text}, which decides"
+    return f"{text}, and the comparison that decides, {_DECIDING[part.name]}, is {span(part)}, {outcome(status, part)}"
 
 
 @claim(
@@ -165,24 +130,22 @@ def amplified(run: Run) -> Finding:
     parts = []
     for control in ("normal", "random"):
         drawn = run.tangent("amplification", control=control)
-        gaps = [growth[c].quantity - Quantity.constant(drawn[c].value) for c in cells if c in drawn]
+        gaps = {c: growth[c].quantity - Quantity.constant(drawn[c].value) for c in cells if c in drawn}
         if not gaps:
-            gap = Missing(f"amplification with control={control}")
-            parts.append(Part.absent(control, str(gap), margin=GROWTH_MARGIN))
+            parts.append(Part.absent(control, Missing(f"amplification with control={control}"), margin=GROWTH_MARGIN))
             continue
         test: dict[str, Any] = {}
         if control == "random":
-            test = {"p": exact_p(run, "amplification", p="amplification_p"), "tested": True}
-        parts.append(Part.of(control, mean(gaps), margin=GROWTH_MARGIN, **test))
-    parts.append(Part.described("share of growth", average(growth, cells)))
-    details = {"steps": step_records(growth), "layers": layer_records(growth)}
-    return Finding(tuple(parts), _growth_sentence, details)
+            test = {"p": tangent.exact_p(run, "amplification", p="amplification_p"), "tested": True}
+        parts.append(Part.of(control, average(gaps, cells), margin=GROWTH_MARGIN, **test))
+    parts.append(Part.described(_SHARE, average(growth, cells)))
 
+    def sentence(parts: Parts, status: Status, part: Part) -> str:
+        text = f"of the growth of the activations' variance between measured steps a share of {span(parts[_SHARE])} "
+        text += f"lies in the tangent directions fitted at the earlier step, {span(part)} more than in {part.name} "
+        return f"{text}directions, {outcome(status, part)}"
 
-def _growth_sentence(parts: Parts, status: Status, part: Part) -> str:
-    text = "of the growth of the activations' variance between measured steps a share of "
-    text += f"{span(parts['share of growth'])} lies in the tangent directions fitted at the earlier step, {span(part)} "
-    return text + f"more than in {part.name} directions, {outcome(status, part)}"
+    return Finding(parts, sentence, {"steps": step_records(growth), "layers": evidence.layer_records(growth)})
 
 
 @claim(
@@ -195,20 +158,15 @@ def _growth_sentence(parts: Parts, status: Status, part: Part) -> str:
 )
 def embedding_updates_aligned(run: Run) -> Finding:
     """Mean over measured steps of (energy of ΔW_E − control)/(r/d), decoupled weight decay taken out of ΔW_E."""
-    parts = [*control_parts(run, of="update"), *described_energy(run, of="update")]
+    parts = [*tangent.control_parts(run, of="update"), *described_energy(run, of="update")]
     if run.tangent("gradient_energy", of="update_raw"):
         raw = described_energy(run, of="update_raw")[0]
         parts.append(replace(raw, name="enrichment with weight decay left in"))
-    details = {"steps": step_records(run.tangent("gradient_enrichment", of="update")), "frequency": _bins(run)}
-    sentence = functools.partial(energy_sentence, what="energy of the embedding table's updates")
-    return Finding(tuple(parts), sentence, details)
-
-
-def _bins(run: Run) -> dict[str, Any]:
-    """Enrichment of the updates in each frequency bin, where it was measured."""
-    found = {}
+    bins = {}  # enrichment of the updates in each frequency bin, where it was measured
     for group in run.groups("gradient_enrichment"):
         readings = run.tangent("gradient_enrichment", group, of="update")
         if group.startswith("frequency:") and readings:
-            found[group] = average(readings, trained(readings)).record()
-    return found
+            bins[group] = average(readings, trained(readings)).record()
+    details = {"steps": step_records(run.tangent("gradient_enrichment", of="update")), "frequency": bins}
+    sentence = functools.partial(tangent.energy_sentence, what="energy of the embedding table's updates")
+    return Finding(parts, sentence, details)

@@ -16,26 +16,23 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anisoscope.claims.engine.blocks import SOURCE, Arms, arms_of, at_step, block_mean
-from anisoscope.claims.engine.claim import claim, judged, missing
-from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Study
-from anisoscope.claims.engine.part import Finding, Part, Parts, Status, figure, span
+from anisoscope.claims.engine import evidence
+from anisoscope.claims.engine.claim import Finding, Part, Parts, Status, claim, span
+from anisoscope.claims.engine.evidence import Arms, Missing, NotHere, Readings, Study, figure
+from anisoscope.claims.shape.depth import SOURCE
 from anisoscope.results.quantity import Quantity, combine
+from anisoscope.results.query import Row
 
 EFFECT_MARGIN = 0.2  # of the value before: σ₁/Σσ has no scale of its own, it shrinks with the width
 NEXT_TO_NOTHING = 0.1  # of the value before
 METRICS = ("svd_ratio", "svd_ratio_squared", "two_nn", "attention_sharpness", "attention_entropy")
 MIDDLE = (0.2, 0.8)
-_FALL, _FALL_SQUARED, _START = (
-    "relative fall of svd_ratio",
-    "relative fall of svd_ratio_squared",
-    "svd_ratio at step 0",
-)
-_KINDS = {"attention_sharpness": "scores", "attention_entropy": "scores"}
+_FALL, _START = "relative fall of svd_ratio", "svd_ratio at step 0"
+_FALL_SQUARED = f"{_FALL}_squared"
 _NAMES = {
     "svd_ratio_squared": "σ₁²/Σσ²",
     "two_nn": "the intrinsic dimension (TwoNN)",
@@ -53,26 +50,28 @@ class Contrast:
     after: str
     words: str  # what changes from the first to the second
 
-    def pairs(self, study: Study) -> dict[str, Arms]:
+    def pairs(self, study: Study) -> Mapping[str, Arms | Missing]:
         """The arms of every size that has both."""
-        found = arms_of(study, ("causal-next", "causal-masked", "bidirectional-masked"))
-        return {size: arms for size, arms in found.items() if {self.before, self.after} <= set(arms.runs)}
+        both = (self.before, self.after)
+        names = f"{self.before}-LxW and {self.after}-LxW of one size"
+        gap = NotHere(f"models {names}", "`anisoscope study shape` trains them")
+        return evidence.arms_of(study, _ARMS, needed=both) or {" and ".join(both): gap}
 
 
-MASK = Contrast("mask effect", "causal-masked", "bidirectional-masked", "taking the causal mask away")
-OBJECTIVE = Contrast(
-    "objective effect", "causal-next", "causal-masked", "predicting masked tokens instead of the next one"
-)
+_ARMS = ("causal-next", "causal-masked", "bidirectional-masked")
+MASK = Contrast("mask effect", *_ARMS[1:], "taking the causal mask away")
+OBJECTIVE = Contrast("objective effect", *_ARMS[:2], "predicting masked tokens instead of the next one")
 
 
 @claim(
     "mask_effect",
+    of=MASK.pairs,
     statement="Taking the causal mask away lowers anisotropy by more than a fifth.",
     source=f"{SOURCE}, which names the causal mask as a cause of the decoders' profile",
     metrics=METRICS,
     margin=EFFECT_MARGIN,
 )
-def mask_effect(study: Study) -> dict[str, Finding]:
+def mask_effect(arms: Arms) -> Finding:
     """The relative fall of svd_ratio from causal-masked to bidirectional-masked: (with − without)/with the mask.
 
     A positive number is a fall. It is of the mean over blocks at the last step that has all blocks of both arms, and
@@ -80,18 +79,19 @@ def mask_effect(study: Study) -> dict[str, Finding]:
     has the opposite sign of the mask effect itself (bidirectional-masked − causal-masked, in the units of each metric),
     which is told for anisotropy, intrinsic dimension and attention, and at step 0, where no arm has learned anything.
     """
-    return _effects(study, MASK)
+    return _effect(MASK, arms)
 
 
 @claim(
     "objective_effect",
+    of=OBJECTIVE.pairs,
     statement="Predicting masked tokens instead of the next one lowers the anisotropy of a causal model by more than a "
     "fifth.",
     source=f"{SOURCE}, which names the autoregressive objective as a cause of the decoders' profile",
     metrics=METRICS,
     margin=EFFECT_MARGIN,
 )
-def objective_effect(study: Study) -> dict[str, Finding]:
+def objective_effect(arms: Arms) -> Finding:
     """The relative fall of svd_ratio from causal-next to causal-masked: (next token − masked)/next token.
 
     A positive number is a fall. It is of the mean over blocks at the last step that has all blocks of both arms, and
@@ -99,49 +99,35 @@ def objective_effect(study: Study) -> dict[str, Finding]:
     training. It has the opposite sign of the objective effect itself (causal-masked − causal-next, in the units of each
     metric), which is told for anisotropy, intrinsic dimension and attention, and at step 0.
     """
-    return _effects(study, OBJECTIVE)
-
-
-def _effects(study: Study, contrast: Contrast) -> dict[str, Finding]:
-    pairs = contrast.pairs(study)
-    if not pairs:
-        names = f"{contrast.before}-LxW and {contrast.after}-LxW of one size"
-        gap = NotHere(f"models {names}", "`anisoscope study shape` trains them")
-        return {f"{contrast.before} and {contrast.after}": missing(gap, margin=EFFECT_MARGIN)}
-    effect = functools.partial(_effect, contrast)
-    return {size: judged(effect, arms, margin=EFFECT_MARGIN) for size, arms in pairs.items()}
+    return _effect(OBJECTIVE, arms)
 
 
 def _effect(contrast: Contrast, arms: Arms) -> Finding:
     both = contrast.before, contrast.after
     main = _Pair.at_the_end("svd_ratio", arms, both)
-    if main is None:
-        raise Missing("svd_ratio at blocks of both arms at the same step", "measure both with the same schedule")
     rest = {metric: _Pair.at(main.step, metric, arms, both) for metric in METRICS[1:]}
     measured = {"svd_ratio": main, **{metric: pair for metric, pair in rest.items() if pair is not None}}
+    told = {metric: pair.effect() for metric, pair in measured.items()}
+    if "svd_ratio_squared" in measured:
+        told[_FALL_SQUARED] = measured["svd_ratio_squared"].fall()
+    start = [{cell.layer for cell in arm if cell.step == 0} for arm in (main.one, main.two)]
+    if main.step and all(set(main.layers) <= layers for layers in start):
+        told[_START] = replace(main, step=0).effect()
+    depths = zip(main.layers, main.rows(main.one), strict=True)
+    if middle := [layer for layer, reading in depths if MIDDLE[0] <= reading.depth <= MIDDLE[1]]:
+        told["svd_ratio of the middle blocks"] = main.effect(middle)
+    told |= dict(zip(both, main.means(), strict=True))
     before, after = (arms.runs[name].model for name in both)
     details: dict[str, Any] = {"before": before, "after": after, "step": main.step}
     details |= {"blocks": len(main.layers), "paired": main.paired}
-    details["layers"] = {metric: pair.records() for metric, pair in measured.items()}
-    where = f"mean over {len(main.layers)} block{'s' if len(main.layers) > 1 else ''}{at_step(main.step)}"
+    details["layers"] = {
+        metric: [{"layer": layer, **pair.effect([layer]).record()} for layer in pair.layers]
+        for metric, pair in measured.items()
+    }
+    where = f"mean over {len(main.layers)} block{'s' if len(main.layers) > 1 else ''}{evidence.at_step(main.step)}"
     sentence = functools.partial(_sentence, contrast=contrast, where=where)
-    return Finding(tuple(_parts(contrast, measured)), sentence, details, scope="for these two runs only")
-
-
-def _parts(contrast: Contrast, measured: dict[str, _Pair]) -> list[Part]:
-    """The fall that decides, and what is told: the effects, and both arms."""
-    main, squared = measured["svd_ratio"], measured.get("svd_ratio_squared")
-    parts = [Part.of(_FALL, main.fall(), margin=EFFECT_MARGIN)]
-    parts += [Part.described(metric, pair.effect()) for metric, pair in measured.items()]
-    if squared is not None:
-        parts.append(Part.described(_FALL_SQUARED, squared.fall()))
-    start = main.at_start()
-    if start is not None:
-        parts.append(Part.described(_START, start.effect()))
-    if main.middle:
-        parts.append(Part.described("svd_ratio of the middle blocks", main.effect(main.middle)))
-    names = (contrast.before, contrast.after)
-    return parts + [Part.described(arm, mean) for arm, mean in zip(names, main.means(), strict=True)]
+    parts = [Part.of(_FALL, main.fall(), margin=EFFECT_MARGIN), *Part.told(told)]
+    return Finding(parts, sentence, details, scope="for these two runs only")
 
 
 @dataclass(frozen=True)
@@ -154,12 +140,11 @@ class _Pair:
     layers: tuple[int, ...]
 
     @classmethod
-    def at_the_end(cls, metric: str, arms: Arms, names: tuple[str, str]) -> _Pair | None:
-        """At the last step that has all blocks which the arms have in common; None without numbers."""
-        one, two = _both(metric, arms, names)
-        layers, whole = _whole(one, two)
+    def at_the_end(cls, metric: str, arms: Arms, names: tuple[str, str]) -> _Pair:
+        """At the last step that has all blocks which the arms have in common."""
+        one, two, layers, whole = _both(metric, arms, names)
         if not layers:
-            return None
+            raise Missing(f"{metric} at blocks of both arms at the same step", "measure both with the same schedule")
         last = max((step for step in whole if step is not None), default=None)
         started = any(cell.step for cell in one if cell in two)
         if (last is None and None not in whole) or (last == 0 and started):  # step 0 is no result of training
@@ -169,33 +154,21 @@ class _Pair:
     @classmethod
     def at(cls, step: int | None, metric: str, arms: Arms, names: tuple[str, str]) -> _Pair | None:
         """At this step; None where not all blocks of both arms have a number there."""
-        one, two = _both(metric, replace(arms, until=step), names)
-        layers, whole = _whole(one, two)
+        one, two, layers, whole = _both(metric, replace(arms, until=step), names)
         return cls(one, two, step, layers) if step in whole else None
 
     @property
     def paired(self) -> bool:
         """Whether folds belong together: the same contexts in as many folds, however many rows of them are left."""
-        sizes = [[(row.contexts, len(row.folds)) for row in self._rows(arm)] for arm in (self.one, self.two)]
+        sizes = [[(row.contexts, len(row.folds)) for row in self.rows(arm)] for arm in (self.one, self.two)]
         return sizes[0] == sizes[1] and all(contexts is not None for contexts, _ in sizes[0])
 
-    def _rows(self, arm: Readings) -> list[Any]:
+    def rows(self, arm: Readings) -> list[Row]:
         found = {cell.layer: reading for cell, reading in arm.items() if cell.step == self.step}
         return [found[layer] for layer in self.layers]
 
-    @property
-    def middle(self) -> list[int]:
-        rows = zip(self.layers, self._rows(self.one), strict=True)
-        return [layer for layer, reading in rows if MIDDLE[0] <= reading.depth <= MIDDLE[1]]
-
-    def at_start(self) -> _Pair | None:
-        """The same blocks at step 0, where it was measured and is not the step itself."""
-        there = [{cell.layer for cell in arm if cell.step == 0} for arm in (self.one, self.two)]
-        whole = all(set(self.layers) <= layers for layers in there)
-        return replace(self, step=0) if whole and self.step else None
-
     def means(self, layers: Iterable[int] | None = None) -> list[Quantity]:
-        found = [block_mean(arm, self.step, layers or self.layers) for arm in (self.one, self.two)]
+        found = [evidence.block_mean(arm, self.step, layers or self.layers) for arm in (self.one, self.two)]
         return found if self.paired else [quantity.unpaired() for quantity in found]
 
     def effect(self, layers: Iterable[int] | None = None) -> Quantity:
@@ -206,20 +179,17 @@ class _Pair:
         """(before − after) / before."""
         return combine(self.means(), lambda v: (v[0] - v[1]) / v[0] if v[0] else math.nan)
 
-    def records(self) -> list[dict[str, Any]]:
-        """The effect at every block."""
-        return [{"layer": layer, **self.effect([layer]).record()} for layer in self.layers]
 
-
-def _both(metric: str, arms: Arms, names: tuple[str, str]) -> list[Readings]:
-    return [arms.stack(name, _KINDS.get(metric, "resid")).blocks(metric) for name in names]
-
-
-def _whole(one: Readings, two: Readings) -> tuple[tuple[int, ...], list[int | None]]:
-    """The blocks that both arms have at some step, and the steps at which both have all of them."""
+def _both(
+    metric: str, arms: Arms, names: tuple[str, str]
+) -> tuple[Readings, Readings, tuple[int, ...], list[int | None]]:
+    """A metric in both arms, the blocks that both have at some step, and the steps at which both have all of them."""
+    kind = "scores" if metric.startswith("attention") else "resid"
+    one, two = (arms.stack(name, kind).blocks(metric) for name in names)
     common = {(cell.step, cell.layer) for cell in one if cell in two}
     layers = tuple(sorted({layer for _, layer in common}))
-    return layers, [s for s in {s for s, _ in common} if all((s, layer) in common for layer in layers)]
+    whole = [s for s in {s for s, _ in common} if all((s, layer) in common for layer in layers)]
+    return one, two, layers, whole
 
 
 def _sentence(parts: Parts, status: Status, part: Part, *, contrast: Contrast, where: str) -> str:

@@ -1,43 +1,205 @@
 """Claims about anisotropy over depth: a bell in decoders, a flat line in encoders.
 
 Notation
-    y      anisotropy (svd_ratio) of the blocks 1 … L, at the last measured step
+    y      a profile: one number for each block 1 … L, measured on all contexts: anisotropy (svd_ratio) at the last step
     d      relative depth of a block, l/L; d* that of the block where y is largest
     bell   min(d*, 1 − d*) ≥ .2, y[d*] − y[1] and y[d*] − y[L] ≥ .05, and the largest distance of y from the best
            up–down curve ≤ 10 % of max y − min y
     flat   (max y − min y) / mean y < .2
+    y₍ⱼ₎   the same without context fold j, for the G folds that are live at every block
+    ȳ₍·₎   the mean of y₍ⱼ₎ over folds
+    S      the jackknife covariance between blocks, (G−1)/G Σⱼ (y₍ⱼ₎ − ȳ₍·₎)(y₍ⱼ₎ − ȳ₍·₎)ᵀ: blocks share their contexts
+Draws of the profile for the interval of the peak are y + multivariate t with G − 1 degrees of freedom and scale S.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from anisoscope.claims.engine.blocks import SOURCE, BlockStack, at_step, curve, curve_records, stacks
-from anisoscope.claims.engine.claim import claim, judged
-from anisoscope.claims.engine.curve import Curve, quantiles, roughness, spread
-from anisoscope.claims.engine.evidence import Missing, NotHere, Readings, Study, last_step
-from anisoscope.claims.engine.part import TOO_FEW, Finding, Part, Parts, Status, figure, judge, outcome, span
-from anisoscope.results.quantity import Quantity
+from anisoscope.claims.engine import evidence
+from anisoscope.claims.engine.claim import TOO_FEW, Finding, Part, Parts, Status, claim, judge, outcome, span
+from anisoscope.claims.engine.evidence import BlockStack, Missing, Readings, Study, figure, stacks, whole
+from anisoscope.results.quantity import FEWEST_FOLDS, THIN, Quantity
 
+SOURCE = "Razzhigaev et al. 2023, The Shape of Learning, arXiv:2311.05928"
+FEWEST_BLOCKS = 5  # fewer have no middle
+DRAWS = 4000
+NORMAL_95 = 1.959964  # a half-width without folds is that of a normal interval
 END_MARGIN = 0.05
 AWAY = 0.2 - 1e-9  # a peak at exactly a fifth counts
 SMOOTH = 0.9
 FLAT = 0.8
 METRICS = ("svd_ratio", "svd_ratio_squared")
 _FIRST, _LAST, _PEAK, _SHAPE = ("above the first block", "above the last block", "peak from the ends", "up and down")
-_BELL = (_FIRST, _LAST, _PEAK, _SHAPE)
+_BELL = {  # what a bell is made of, and what decides
+    _FIRST: "the height above the first block",
+    _LAST: "the height above the last block",
+    _PEAK: "the distance of the peak from the nearer end",
+    _SHAPE: "one minus the largest distance from an up–down curve",
+}
 _FORMULAS: dict[str, tuple[str, dict[str, str], str]] = {  # the first that was measured decides, the others are told
     "svd_ratio": ("svd_ratio", {}, "σ₁/Σσ"),
     "squared": ("svd_ratio_squared", {}, "σ₁²/Σσ²"),
     "without the first position": ("svd_ratio", {"first": "out"}, "σ₁/Σσ without the first position"),
 }
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A profile over blocks with its leave-one-fold-out profiles; without those, the half-width at each block."""
+
+    layers: tuple[int, ...]
+    depths: np.ndarray  # [L], layer / number of blocks
+    values: np.ndarray  # [L]
+    folds: np.ndarray  # [G, L]; G = 0 without live folds
+    halves: np.ndarray  # [L]
+    thin: bool = False  # there are folds, but too few of them are live
+
+    @classmethod
+    def of(cls, layers: Sequence[int], depths: Sequence[float], numbers: Sequence[Quantity]) -> Curve:
+        """A curve from the numbers of its blocks; only folds that are live at every block count."""
+        counts = {len(number.folds) for number in numbers}
+        folds = np.array([number.folds for number in numbers]).T if len(counts) == 1 else np.empty((0, len(numbers)))
+        folds = folds.reshape(-1, len(numbers))
+        live = folds[np.isfinite(folds).all(1)]
+        halves = np.array([(high - low) / 2 for low, high in (number.interval() for number in numbers)])
+        thin = bool(len(folds)) and len(live) < FEWEST_FOLDS
+        values = np.array([number.value for number in numbers])
+        return cls(tuple(layers), np.array(depths), values, live, halves, thin or any(n.thin for n in numbers))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def peak(self) -> int:
+        return int(self.values.argmax())
+
+    def draws(self, count: int = DRAWS, *, seed: int = 0) -> np.ndarray:
+        """Profiles as they may have come out on other contexts, [count, L]; none where there are no intervals."""
+        random = np.random.default_rng(seed)
+        if self.thin or not (len(self.folds) or np.isfinite(self.halves).all()):
+            return np.empty((0, len(self)))
+        if not len(self.folds):
+            return self.values + random.normal(size=(count, len(self))) * self.halves / NORMAL_95
+        g = len(self.folds)
+        steps = math.sqrt((g - 1) / g) * (self.folds - self.folds.mean(0))
+        scale = np.sqrt(random.chisquare(g - 1, size=(count, 1)) / (g - 1))
+        return self.values + random.normal(size=(count, g)) @ steps / scale
+
+    def records(self) -> list[dict[str, Any]]:
+        """A profile for the report."""
+        records = []
+        for layer, depth, value, half in zip(
+            self.layers, *(a.tolist() for a in (self.depths, self.values, self.halves)), strict=True
+        ):
+            bounds = {"low": value - half, "high": value + half} if math.isfinite(half) else {}
+            records.append({"layer": layer, "depth": depth, "value": value, **bounds})
+        return records
+
+    def quantity(self, function: Callable[[np.ndarray], float]) -> Quantity:
+        """A number that a profile has, with its jackknife."""
+        value = function(self.values)
+        if self.thin:
+            return Quantity(value, THIN)
+        if len(self.folds):
+            return Quantity(value, tuple(function(fold) for fold in self.folds))
+        drawn = self.draws(400)
+        spread = float(np.std([function(row) for row in drawn])) if len(drawn) else math.nan
+        return Quantity(value, half=NORMAL_95 * spread)
+
+    def above(self, block: int) -> Quantity:
+        """The peak minus one block (an index); the peak is chosen without the fold that it is then measured on.
+
+        The largest of many noisy numbers is too large. With z₍ⱼ₎ = y + (G−1)(ȳ₍·₎ − y₍ⱼ₎), which is what fold j itself
+        says, the effect is the mean over j of z₍ⱼ₎[argmax y₍ⱼ₎] − z₍ⱼ₎[block]; where all folds choose the same block it
+        is the plain difference with its jackknife interval.
+        """
+        plain = float(self.values[self.peak] - self.values[block])
+        if self.thin:
+            return Quantity(plain, THIN)
+        g = len(self.folds)
+        if not g:
+            return Quantity(plain, half=float(math.hypot(self.halves[self.peak], self.halves[block])))
+        own = self.values + (g - 1) * (self.folds.mean(0) - self.folds)
+        gaps = own[np.arange(g), self.folds.argmax(1)] - own[:, block]
+        return Quantity(float(gaps.mean()), tuple(((gaps.sum() - gaps) / (g - 1)).tolist()))
+
+
+def quantiles(values: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of draws; NaN without any."""
+    if not len(values):
+        return math.nan, math.nan
+    low, high = np.quantile(values, [0.025, 0.975], method="inverted_cdf")
+    return float(low), float(high)
+
+
+def roughness(profile: np.ndarray) -> float:
+    """The largest distance from the best up–down curve, in units of the profile's range; 0 for a constant one.
+
+    >>> roughness(np.array([0.0, 1.0, 2.0, 1.0])), roughness(np.array([2.0, 0.0, 2.0]))
+    (0.0, 0.5)
+    """
+    reach = float(np.ptp(profile))
+    return float(np.abs(profile - up_down(profile)).max()) / reach if reach else 0.0
+
+
+def up_down(profile: np.ndarray) -> np.ndarray:
+    """The least-squares curve that rises to some block and falls after it (either part may be empty).
+
+    Rising then falling pieces joined anywhere make such a curve, so every place of the join is tried.
+    """
+    fits = [np.concatenate([isotonic(profile[:k]), isotonic(profile[k:][::-1])[::-1]]) for k in range(len(profile) + 1)]
+    return min(fits, key=lambda fit: float(np.square(profile - fit).sum()))
+
+
+def isotonic(values: np.ndarray) -> np.ndarray:
+    """The least-squares rising sequence, by pooling neighbours that are out of order (Ayer et al. 1955).
+
+    >>> isotonic(np.array([1.0, 3.0, 2.0, 4.0])).tolist()
+    [1.0, 2.5, 2.5, 4.0]
+    """
+    pools: list[tuple[float, int]] = []
+    for value in values.tolist():
+        mean, size = value, 1
+        while pools and pools[-1][0] > mean:
+            before, count = pools.pop()
+            mean, size = (before * count + mean * size) / (count + size), count + size
+        pools.append((mean, size))
+    return np.repeat([mean for mean, _ in pools], [size for _, size in pools]) if pools else values
+
+
+def spread(profile: np.ndarray) -> float:
+    """(max − min) / mean."""
+    mean = float(profile.mean())
+    return float(np.ptp(profile)) / mean if mean else math.nan
+
+
+def curve(readings: Readings, step: int | None) -> Curve:
+    """The profile over the blocks at one step; refused where there are too few or an end is missing."""
+    cells = sorted((cell for cell in readings if cell.step == step), key=lambda cell: cell.layer)
+    told = [round(cell.layer / readings[cell].depth) for cell in cells if readings[cell].depth > 0]
+    blocks = max([*told, *(cell.layer for cell in cells)])
+    if len(cells) < FEWEST_BLOCKS:
+        raise Missing(f"profile of {FEWEST_BLOCKS} blocks", f"{len(cells)} of {blocks} have a number")
+    missing = [end for end in (1, blocks) if end not in {cell.layer for cell in cells}]
+    if missing:
+        raise Missing(f"number at block {missing[0]}", "a shape over depth needs both ends; measure all layers")
+    layers = [cell.layer for cell in cells]
+    return Curve.of(layers, [layer / blocks for layer in layers], [readings[cell].quantity for cell in cells])
+
+
 Profiles = dict[str, tuple[Curve, int | None]]
+
+
+def _first(stack: BlockStack) -> Readings:
+    """The first formula that was measured."""
+    return next((found for found in map(stack.blocks, METRICS) if found), {})
 
 
 def _profiles(stack: BlockStack) -> Profiles:
@@ -47,7 +209,7 @@ def _profiles(stack: BlockStack) -> Profiles:
         raise stack.gap("svd_ratio")
     for name, (metric, options, _) in _FORMULAS.items():
         readings = stack.blocks(metric, **options)
-        step = last_step(readings)
+        step = evidence.last_step(readings)
         try:
             found |= {name: (curve(readings, step), step)} if readings else {}
         except Missing:
@@ -56,21 +218,23 @@ def _profiles(stack: BlockStack) -> Profiles:
     return found
 
 
-def _by_formula(profiles: Profiles, parts_of: Callable[[Curve], list[Part]]) -> list[Part]:
-    """The parts of the formula that decides, and those of the others, named after it, which only describe."""
-    decides = next(iter(profiles))
-    parts = parts_of(profiles[decides][0])
-    for name, (profile, _) in profiles.items():
-        if name != decides:
-            parts += [replace(p, name=f"{name}: {p.name}", needed=False) for p in parts_of(profile)]
-    return parts
+def _by_formula(
+    stack: BlockStack, parts_of: Callable[[Curve], list[Part]], *, names: Sequence[str], sentence: Callable[..., str]
+) -> Finding:
+    """The parts of the formula that decides, and those of the others, named after it, which only describe.
 
-
-def _details(profiles: Profiles) -> dict[str, Any]:
-    decides = next(iter(profiles))
-    profile, step = profiles[decides]
-    found: dict[str, Any] = {"formula": _FORMULAS[decides][0], "step": step, "profile": curve_records(profile)}
-    return found | {"profiles": {name: curve_records(one) for name, (one, _) in profiles.items()}}
+    The parts in `names` make up an aspect for each of the others.
+    """
+    profiles = _profiles(stack)
+    (decides, (profile, step)), *others = profiles.items()
+    parts = parts_of(profile)
+    for name, (other, _) in others:
+        parts += [replace(p, name=f"{name}: {p.name}", needed=False) for p in parts_of(other)]
+    details: dict[str, Any] = {"formula": _FORMULAS[decides][0], "step": step, "profile": profile.records()}
+    details |= {"profiles": {name: one.records() for name, (one, _) in profiles.items()}}
+    aspects = {name: tuple(f"{name}: {part}" for part in names) for name, _ in others}
+    where = f"over {len(profile)} blocks{evidence.at_step(step)} {_FORMULAS[decides][2]}"
+    return Finding(parts, functools.partial(sentence, where=where), details, aspects=aspects)
 
 
 @claim(
@@ -89,60 +253,33 @@ def bell_shaped(stack: BlockStack) -> Finding:
     without the context fold on which its height is measured), and the profile must not leave the best up–down curve by
     more than a tenth of its range. `svd_ratio_squared`, and svd_ratio without the first position, are told beside it.
     """
-    profiles = _profiles(stack)
-    aspects = {name: tuple(f"{name}: {part}" for part in _BELL) for name in list(profiles)[1:]}
-    sentence = functools.partial(_bell_sentence, **_words(profiles))
-    return Finding(tuple(_by_formula(profiles, bell_parts)), sentence, _details(profiles), aspects=aspects)
+    return _by_formula(stack, bell_parts, names=list(_BELL), sentence=_bell_sentence)
 
 
 def bell_parts(profile: Curve) -> list[Part]:
     """What a bell is made of, for one profile."""
-    reason = TOO_FEW if profile.thin else ""
     smooth = profile.quantity(lambda y: 1 - roughness(y))
+    depths, peaks = profile.depths, profile.draws().argmax(1)
+    near = np.minimum(depths, 1 - depths)  # how far a block lies from the nearer end
+    away = {"margin": AWAY, "guard": True, "reason": TOO_FEW if profile.thin else ""}
     return [
         Part.of(_FIRST, profile.above(0), margin=END_MARGIN),
         Part.of(_LAST, profile.above(len(profile) - 1), margin=END_MARGIN),
-        _peak_part(profile, reason),
+        Part(_PEAK, float(near[profile.peak]), *quantiles(near[peaks]), **away),  # type: ignore[arg-type]
         Part.of(_SHAPE, smooth, margin=SMOOTH, p=math.nan, guard=True),
-        _depth_part(profile),
-        Part.described("peak", Quantity(float(profile.values.max()), half=0.0)),
+        Part("peak depth", float(depths[profile.peak]), *quantiles(depths[peaks]), needed=False),
+        Part.described("peak", float(profile.values.max())),
     ]
 
 
-def _peak_part(profile: Curve, reason: str) -> Part:
-    """How far the peak lies from the nearer end, in relative depth."""
-    near = np.minimum(profile.depths, 1 - profile.depths)
-    low, high = quantiles(near[profile.draws().argmax(1)])
-    return Part(_PEAK, float(near[profile.peak]), low, high, margin=AWAY, guard=True, reason=reason)
+def _bell_sentence(parts: Parts, status: Status, part: Part, *, where: str) -> str:
+    text = f"{where} peaks at relative depth {span(parts['peak depth'])} with {figure(parts['peak'].effect)}, "
+    text += f"{span(parts[_FIRST])} above the first block and {span(parts[_LAST])} above the last, and leaves the best "
+    text += f"up–down curve by {figure(100 * (1 - parts[_SHAPE].effect))} % of its range; what decides is "
+    return f"{text}{_BELL[part.name]} with {span(part)}, {outcome(status, part)}" + _others(parts, _BELL)
 
 
-def _depth_part(profile: Curve) -> Part:
-    low, high = quantiles(profile.depths[profile.draws().argmax(1)])
-    return Part("peak depth", float(profile.depths[profile.peak]), low, high, needed=False)
-
-
-def _words(profiles: Profiles) -> dict[str, Any]:
-    name, (profile, step) = next(iter(profiles.items()))
-    return {"formula": _FORMULAS[name][2], "blocks": len(profile), "when": at_step(step)}
-
-
-def _bell_sentence(parts: Parts, status: Status, part: Part, *, formula: str, blocks: int, when: str) -> str:
-    text = f"over {blocks} blocks{when} {formula} peaks at relative depth {span(parts['peak depth'])} with "
-    text += f"{figure(parts['peak'].effect)}, {span(parts[_FIRST])} above the first block and {span(parts[_LAST])} "
-    text += f"above the last, and leaves the best up–down curve by {figure(100 * (1 - parts[_SHAPE].effect))} % of its "
-    text += f"range; what decides is {_DECIDING[part.name]} with {span(part)}, {outcome(status, part)}"
-    return text + _others(parts, _BELL)
-
-
-_DECIDING = {
-    _FIRST: "the height above the first block",
-    _LAST: "the height above the last block",
-    _PEAK: "the distance of the peak from the nearer end",
-    _SHAPE: "one minus the largest distance from an up–down curve",
-}
-
-
-def _others(parts: Parts, names: tuple[str, ...]) -> str:
+def _others(parts: Parts, names: Iterable[str]) -> str:
     """What the formulas say that do not decide."""
     told = []
     for name, (_, _, words) in _FORMULAS.items():
@@ -163,80 +300,62 @@ def _others(parts: Parts, names: tuple[str, ...]) -> str:
 )
 def flat_profile(stack: BlockStack) -> Finding:
     """1 − (max − min)/mean of svd_ratio over blocks 1 … L: uniform where the spread stays below a fifth of the mean."""
-    profiles = _profiles(stack)
-    sentence = functools.partial(_flat_sentence, **_words(profiles))
-    aspects = {name: (f"{name}: evenness",) for name in list(profiles)[1:]}
-    return Finding(tuple(_by_formula(profiles, flat_parts)), sentence, _details(profiles), aspects=aspects)
+    return _by_formula(stack, flat_parts, names=["evenness"], sentence=_flat_sentence)
 
 
 def flat_parts(profile: Curve) -> list[Part]:
     """What a flat profile is made of."""
     return [
         Part.of("evenness", profile.quantity(lambda y: 1 - spread(y)), margin=FLAT, p=math.nan),
-        Part.described("mean", Quantity.constant(float(profile.values.mean()))),
+        Part.described("mean", float(profile.values.mean())),
     ]
 
 
-def _flat_sentence(parts: Parts, status: Status, part: Part, *, formula: str, blocks: int, when: str) -> str:
+def _flat_sentence(parts: Parts, status: Status, part: Part, *, where: str) -> str:
     turned = replace(part, effect=1 - part.effect, low=1 - part.high, high=1 - part.low)
-    text = f"over {blocks} blocks{when} {formula} is {figure(parts['mean'].effect)} on average and its range is "
-    text += f"{span(turned)} of that, where a uniform profile stays below {figure(1 - FLAT)}"
-    return text + _others(parts, ("evenness",))
+    text = f"{where} is {figure(parts['mean'].effect)} on average and its range is {span(turned)} of that, where a "
+    return f"{text}uniform profile stays below {figure(1 - FLAT)}" + _others(parts, ["evenness"])
 
 
 @claim(
     "decoders_bell_encoders_flat",
+    of=whole("decoders and encoders"),
     statement="Every decoder has a bell-shaped profile of anisotropy and every encoder a uniform one.",
     source=SOURCE,
     metrics=METRICS,
     margin=END_MARGIN,
 )
-def decoders_bell_encoders_flat(study: Study) -> dict[str, Finding]:
+def decoders_bell_encoders_flat(study: Study) -> Finding:
     """`bell_shaped` of every decoder and `flat_profile` of every encoder; one that is not refutes it.
 
     Which is which is told by run.json, or by the names of the arms of the causal ablation, of which causal + masked LM
     is neither.
     """
-    return {"decoders and encoders": judged(_both, study, margin=END_MARGIN)}
-
-
-def _both(study: Study) -> Finding:
     found = stacks(study)
     kinds = {role: [n for n, s in found.items() if s.role == role and _first(s)] for role in ("decoder", "encoder")}
     unknown = [name for name, stack in found.items() if not stack.role and _first(stack)]
+    unknown_words = f"it is not known what {' and '.join(unknown)} are" if unknown else ""
     for role, names in kinds.items():
         if not names:
-            raise NotHere(f"{role} with svd_ratio at blocks", _how(role, unknown))
+            how = f"measure {'an' if role == 'encoder' else 'a'} {role} too and give both runs to `anisoscope claims`"
+            how = f"{unknown_words}: give the run folders, whose run.json says it" if unknown else how
+            raise evidence.NotHere(f"{role} with svd_ratio at blocks", how)
     parts: list[Part] = []
-    for role, names in kinds.items():
-        for name in names:
-            parts += _of_stack(f"{role} {name}", found[name], bell_parts if role == "decoder" else flat_parts)
-    sentence = functools.partial(_kinds_sentence, unknown=unknown)
-    ends = {name: last_step(_first(found[name])) for names in kinds.values() for name in names}
+    for role, name in ((role, name) for role, names in kinds.items() for name in names):
+        try:
+            profile = next(iter(_profiles(found[name]).values()))[0]
+        except Missing as gap:  # too few blocks: this one stays open, the others are judged
+            parts.append(Part.absent(f"{role} {name}: profile", f"of {role} {name} {gap}", margin=END_MARGIN))
+            continue
+        made = bell_parts(profile) if role == "decoder" else flat_parts(profile)
+        parts += [replace(p, name=f"{role} {name}: {p.name}") for p in made if math.isfinite(p.margin)]
+    ends = {name: evidence.last_step(_first(found[name])) for names in kinds.values() for name in names}
     details = {"models": kinds, "unknown": unknown, "ends": ends}
-    return Finding(tuple(parts), sentence, details, scope="for these models")
+    sentence = functools.partial(_kinds_sentence, unknown=unknown_words)
+    return Finding(parts, sentence, details, scope="for these models")
 
 
-def _first(stack: BlockStack) -> Readings:
-    """The first formula that was measured."""
-    return next((found for found in map(stack.blocks, METRICS) if found), {})
-
-
-def _how(role: str, unknown: list[str]) -> str:
-    if unknown:
-        return f"it is not known what {' and '.join(unknown)} are: give the run folders, whose run.json says it"
-    return f"measure {'an' if role == 'encoder' else 'a'} {role} too and give both runs to `anisoscope claims`"
-
-
-def _of_stack(name: str, stack: BlockStack, parts_of: Callable[[Curve], list[Part]]) -> list[Part]:
-    try:
-        profile = next(iter(_profiles(stack).values()))[0]
-    except Missing as gap:  # too few blocks: this one stays open, the others are judged
-        return [Part.absent(f"{name}: profile", f"of {name} {gap}", margin=END_MARGIN)]
-    return [replace(part, name=f"{name}: {part.name}") for part in parts_of(profile) if math.isfinite(part.margin)]
-
-
-def _kinds_sentence(parts: Parts, status: Status, part: Part, *, unknown: list[str]) -> str:
+def _kinds_sentence(parts: Parts, status: Status, part: Part, *, unknown: str) -> str:
     told = []
     for role, words in (("decoder", "a bell"), ("encoder", "flat")):
         statuses: dict[str, list[Part]] = {}
@@ -248,7 +367,5 @@ def _kinds_sentence(parts: Parts, status: Status, part: Part, *, unknown: list[s
         holding = sum(s == "holds" for s in judged.values())
         text = f"{words} in {holding} of {len(judged)} {role}{'s' if len(judged) > 1 else ''}"
         told.append(text + (f" ({', '.join(rest)})" if rest else ""))
-    text = (
-        f"the profile is {' and '.join(told)}; what decides is {part.name} with {span(part)}, {outcome(status, part)}"
-    )
-    return text + (f"; it is not known what {' and '.join(unknown)} are" if unknown else "")
+    text = f"the profile is {' and '.join(told)}; what decides is {part.name} with {span(part)}, "
+    return text + outcome(status, part) + (f"; {unknown}" if unknown else "")

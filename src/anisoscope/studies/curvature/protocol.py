@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.claims.dynamics.curvature import EXPECTED_SLOPES, curvature_verdicts
+from anisoscope.claims.dynamics import EXPECTED_SLOPES, curvature_verdicts
 from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.metrics.curvature import curvature_attenuation, curvature_constant, curvature_error, local_pca_angle
 from anisoscope.metrics.engine.estimation import Estimate

@@ -19,7 +19,7 @@ from torch import Tensor
 from anisoscope.capture.gradients.gradient_pass import LabelConvention
 from anisoscope.capture.sites.layout import Layout, find_layout
 from anisoscope.capture.sites.site import Site
-from anisoscope.claims.dynamics.performance import PerformanceResults, performance_verdicts
+from anisoscope.claims.dynamics import PerformanceResults, performance_verdicts
 from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.data.tasks import NONE, embedded_units, labelled_units, spread_contexts
 from anisoscope.data.text import Document, read_documents

@@ -31,7 +31,7 @@ from anisoscope.capture.gradients.gradient_pass import (
 )
 from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import Site
-from anisoscope.claims.dynamics.performance import (
+from anisoscope.claims.dynamics import (
     FEWEST,
     MetricName,
     PerformanceResults,

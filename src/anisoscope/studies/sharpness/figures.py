@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
-from anisoscope.claims.engine.part import Bounds
+from anisoscope.claims.engine.claim import Bounds
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.query import Query
 from anisoscope.studies.page import Mark, caption, files, numeric, over_seeds, page_of, prose, verdict_section

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table as RichTable
 
-from anisoscope.claims.engine.part import Bounds
+from anisoscope.claims.engine.claim import Bounds
 from anisoscope.results.query import Query
 from anisoscope.studies.page import Mark, caption, files, numeric, over_seeds, page_of, prose, verdict_section, words_of
 from anisoscope.view.console import new_table
