@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from anisoscope.stats.directions import Coordinates, Directions, Keys
-from anisoscope.stats.means import Attention, Coherence, Means
+from anisoscope.stats.directions import Attention, Coherence, Means
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 

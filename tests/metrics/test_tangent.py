@@ -25,7 +25,7 @@ from anisoscope.metrics.tangent import (
     second_moment,
 )
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of
-from anisoscope.stats.gradient_moments import GradientMoments
+from anisoscope.stats.moments import GradientMoments
 from support import references
 from support.gradients import noise, skewed, subspace
 

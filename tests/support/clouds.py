@@ -6,7 +6,7 @@ import numpy as np
 
 from anisoscope.metrics.catalogue import registry
 from anisoscope.stats.directions import Keys
-from anisoscope.stats.means import Attention
+from anisoscope.stats.directions import Attention
 
 METRICS = {name: m for name, m in registry().items() if not m.measured_by}
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from anisoscope.results.map_file import SCHEMA
+from anisoscope.results.folder import MAP_SCHEMA
 from anisoscope.results.table import Table
 
 ARMS = ("causal-next", "causal-masked", "bidirectional-masked")
@@ -149,7 +149,7 @@ def shape_map(models: Iterable[str], *, steps: tuple[int, ...] = STEPS, rows: in
                     place = {"model": model, "seed": 0, "step": step, "stack": "single", "layer": layer, "kind": kind}
                     numbers = dict(zip("xyz", map(float, at[row]), strict=True))
                     found.append({**place, **labels, **numbers, "row": row, "group": "news" if row % 3 else "wiki"})
-    return pa.Table.from_pylist(found, schema=SCHEMA)
+    return pa.Table.from_pylist(found, schema=MAP_SCHEMA)
 
 
 def write_study(folder: Path, table: Table, **more: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.schema import variant_name
+from anisoscope.results.query import variant_name
 from anisoscope.results.table import Table
 
 FOLDS = 8

@@ -12,7 +12,7 @@ import torch
 
 from anisoscope.metrics.attention import row_sharpness
 from anisoscope.stats.directions import Directions, Keys
-from anisoscope.stats.means import Attention
+from anisoscope.stats.directions import Attention
 
 Rows = np.ndarray
 

@@ -84,6 +84,6 @@ def found(records: list[dict[str, Any]], metric: str, **columns: Any) -> dict[st
 
 
 def variant(**more: Any) -> str:
-    from anisoscope.results.schema import variant_name
+    from anisoscope.results.query import variant_name
 
     return variant_name({"fit": "refit", "proxy": "pca", "rank": R, **more})

@@ -16,8 +16,7 @@ from anisoscope import sweep
 from anisoscope.capture.rows.row import Index, Rows
 from anisoscope.capture.sites.site import Site
 from anisoscope.measurement.measure import joined_sinks
-from anisoscope.results.folder import RunFolder
-from anisoscope.results.map_file import join_maps, shares_in, write_joined
+from anisoscope.results.folder import RunFolder, join_maps, shares_in, write_joined
 from anisoscope.tangent.row_map import DENSE, RowMap, _leading, map_sites, write_map
 from support.monitored import resumable
 from support.tiny_series import LOOK, make_series

@@ -12,7 +12,7 @@ import torch
 from anisoscope.capture.gradients.gradient_pass import SiteRows
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_energy
-from anisoscope.stats.gradient_moments import GradientMoments
+from anisoscope.stats.moments import GradientMoments
 from anisoscope.tangent.study import IN_SAMPLE, FrozenProxies, TangentStudy, load_moments
 from support import references
 from support.gradients import skewed, subspace

@@ -33,8 +33,7 @@ from anisoscope.claims.engine.claim import (
 )
 from anisoscope.claims.engine.evidence import Cell, figure
 from anisoscope.results.quantity import correlate, jackknife
-from anisoscope.results.query import Query, Row
-from anisoscope.results.schema import variant_name
+from anisoscope.results.query import Query, Row, variant_name
 from anisoscope.results.table import Table
 
 MARGIN = 0.1

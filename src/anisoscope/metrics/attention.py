@@ -18,7 +18,7 @@ from anisoscope.metrics.anisotropy import without_direction
 from anisoscope.metrics.engine.folds import unless
 from anisoscope.metrics.engine.metric import measured, metric
 from anisoscope.stats.directions import Directions, Keys
-from anisoscope.stats.means import Attention
+from anisoscope.stats.directions import Attention
 
 QUANTITIES = (
     "entropy",  # H(p) / log m

@@ -4,28 +4,34 @@
     table.parquet     the long table
     arrays/*.safetensors   spectra, a few sampled rows (for CKA and comparisons), their keys
     rows/MODEL/*.safetensors   every row of every site, with --save-rows
+    map.parquet       the same few rows at every measured step, on fixed axes; tangent/row_map.py makes it
     report.html, figures/
     partial/          what an interrupted pass had gathered; gone when the run is complete
 
-Files are written beside their place and renamed into it, so a reader never sees half a file.
-"""
+Files are written beside their place and renamed into it, so a reader never sees half a file."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import glob
+import importlib.metadata
 import json
 import os
+import platform
 import re
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from anisoscope import __version__
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.table import Table
 
@@ -98,30 +104,27 @@ class RunFolder:
             folder.path.mkdir(parents=True, exist_ok=True)
             there = {p.name for p in folder.path.iterdir()}
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise AnisoscopeError(
-                f"output folder {str(path)!r} cannot be made ({reason}); give another --out."
-            ) from error
+            made = f"output folder {str(path)!r} cannot be made ({error.strerror or str(error)})"
+            raise AnisoscopeError(f"{made}; give another --out.") from error
         if "run.json" in there:
             folder._check_same(config, resume=resume)
         elif there - _OURS - _PREPARED:
-            raise AnisoscopeError(
-                f"output folder {str(path)!r} holds other files ({', '.join(sorted(there)[:3])}); give an empty one."
-            )
+            named = ", ".join(sorted(there)[:3])
+            raise AnisoscopeError(f"output folder {str(path)!r} holds other files ({named}); give an empty one.")
         return folder
 
     def _check_same(self, config: Mapping[str, Any], *, resume: bool) -> None:
         old = self.about()
-        if old.get("status") in ("failed", "interrupted") and not self._holds_results():
+        files = [path.relative_to(self.path) for path in self.path.rglob("*") if path.is_file()]
+        results = [path for path in files if path.name != "run.json" and _PREPARED.isdisjoint(path.parts)]
+        if old.get("status") in ("failed", "interrupted") and not results:
             (self.path / "run.json").unlink()  # it came to nothing (a misspelt option, say): nothing to protect
             (self.path / "sampling.npz").unlink(missing_ok=True)  # made with its options; the corpus says its own
             return
         if not resume:
             how = "add --resume to go on with it, or " if old.get("status") != "complete" else ""
-            raise AnisoscopeError(
-                f"output folder {str(self.path)!r} holds a run ({old.get('status', 'unknown')}); "
-                f"{how}give another --out."
-            )
+            there = f"output folder {str(self.path)!r} holds a run ({old.get('status', 'unknown')})"
+            raise AnisoscopeError(f"{there}; {how}give another --out.")
         theirs, mine = old.get("config", {}), json.loads(json.dumps(dict(config)))
         different = sorted(k for k in {*theirs, *mine} if theirs.get(k) != mine.get(k))
         if different:
@@ -130,10 +133,6 @@ class RunFolder:
                 f"--resume found a run with {key} = {theirs.get(key)!r}, not {mine.get(key)!r}, in {str(self.path)!r}; "
                 "repeat its command, or give another --out."
             )
-
-    def _holds_results(self) -> bool:
-        found = [path for path in self.path.rglob("*") if path.is_file() and path.name != "run.json"]
-        return any(_PREPARED.isdisjoint(path.relative_to(self.path).parts) for path in found)
 
     def about(self) -> dict[str, Any]:
         path = self.path / "run.json"
@@ -155,20 +154,17 @@ class RunFolder:
         replace_file(self.path / name, lambda p: p.write_text(text + "\n", encoding="utf-8"))
 
     def table(self) -> Table:
-        path = self.path / "table.parquet"
+        path, about = self.path / "table.parquet", self.about()
         if not path.is_file():
-            raise AnisoscopeError(self._why_no_table())
+            unwatched = about.get("kind") == "training" and about.get("config", {}).get("monitor", "none") == "none"
+            why = "has no table yet; let it finish (its command again, with --resume)."
+            if about.get("status") == "complete" and unwatched:
+                why = "is complete but measured nothing (--monitor none), so it has no table."
+            raise AnisoscopeError(f"run {str(self.path)!r} {why}")
         try:
-            return Table(Table.read(path).arrow, self.about())
+            return Table(Table.read(path).arrow, about)
         except (OSError, ValueError) as error:
             raise AnisoscopeError(f"{str(path)!r} is not a readable table ({error}); run again.") from error
-
-    def _why_no_table(self) -> str:
-        about = self.about()
-        unwatched = about.get("kind") == "training" and about.get("config", {}).get("monitor", "none") == "none"
-        if about.get("status") == "complete" and unwatched:
-            return f"run {str(self.path)!r} is complete but measured nothing (--monitor none), so it has no table."
-        return f"run {str(self.path)!r} has no table yet; let it finish (its command again, with --resume)."
 
     def write_table(self, table: Table) -> None:
         replace_file(self.path / "table.parquet", lambda p: pq.write_table(table.arrow, p))
@@ -209,7 +205,91 @@ class RunFolder:
     def tidy(self) -> None:
         """Remove what only an unfinished run needs."""
         for folder in ("partial", "parts"):
-            for path in sorted((self.path / folder).glob("*")):
-                path.unlink()
             if (self.path / folder).exists():
+                for path in (self.path / folder).iterdir():
+                    path.unlink()
                 (self.path / folder).rmdir()
+
+
+def new_manifest(
+    config: Mapping[str, Any], *, command: Sequence[str], seed: int, old: Mapping[str, Any], **more: Any
+) -> dict[str, Any]:
+    """The record of a run that begins, or that goes on from an `old` record; `more` is put beside it."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {
+        "schema": 1,
+        "anisoscope": __version__,
+        **{name: more.pop(name) for name in ("kind", "study") if name in more},
+        "command": list(command),
+        "config": dict(config),
+        "versions": versions(),
+        "seed": seed,
+        "status": "running",
+        "started": old.get("started") or now,
+        "wall_seconds": float(old.get("wall_seconds", 0.0)),
+        "models": [],
+        "warnings": [],
+        **more,
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions that numbers may depend on, read from the installed packages without importing them."""
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")},
+        "platform": f"{platform.system()} {platform.machine()}",
+        "executable": Path(sys.executable).name,
+    }
+
+
+MAP_FILE, _SHARES = "map.parquet", "shares"
+MAP_SCHEMA = pa.schema(
+    [
+        ("model", pa.string()), ("seed", pa.int64()), ("step", pa.int64()), ("stack", pa.string()),
+        ("layer", pa.int64()), ("kind", pa.string()), ("row", pa.int64()), ("x", pa.float32()), ("y", pa.float32()),
+        ("z", pa.float32()), ("token", pa.string()), ("frequency", pa.int64()), ("position", pa.int64()),
+        ("group", pa.string()),
+    ]
+)  # fmt: skip
+
+
+def write_rows(folder: Path, table: pa.Table, shares: Mapping[str, Any]) -> None:
+    """The shares go into the file too: a training run writes its run.json itself."""
+    told = table.replace_schema_metadata({_SHARES: json.dumps(shares)})
+    replace_file(folder / MAP_FILE, lambda path: pq.write_table(told, path, compression="zstd"))
+
+
+def shares_in(table: pa.Table) -> dict[str, Any]:
+    """The share of variance of each axis, by model and site, as the file of a map has it."""
+    text = (table.schema.metadata or {}).get(_SHARES.encode())
+    return dict(json.loads(text)) if text else {}
+
+
+def map_name(model: str, seed: int | None) -> str:
+    """Under which name the shares of a model's axes are kept.
+
+    >>> map_name("causal-next-6x256", 1), map_name("gpt2", None)
+    ('causal-next-6x256-seed1', 'gpt2')
+    """
+    return model if seed is None else f"{model}-seed{seed}"
+
+
+def join_maps(folders: Sequence[Path]) -> tuple[pa.Table, dict[str, Any]]:
+    """The maps of several runs in one table, and the shares of their axes; runs without a map have no rows in it."""
+    tables: list[pa.Table] = [MAP_SCHEMA.empty_table()]
+    shares: dict[str, Any] = {}
+    for folder in map(Path, folders):
+        if (folder / MAP_FILE).is_file():
+            found = pq.read_table(folder / MAP_FILE)
+            tables.append(found.replace_schema_metadata(None).cast(MAP_SCHEMA))
+            shares |= shares_in(found)
+    return pa.concat_tables(tables), shares
+
+
+def write_joined(out: Path, folders: Sequence[Path]) -> dict[str, Any]:
+    """Write the map of a study from those of its arms; what its run.json says of it under `map`."""
+    table, shares = join_maps(folders)
+    if len(table):
+        write_rows(Path(out), table, shares)
+    return shares

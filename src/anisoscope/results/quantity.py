@@ -35,16 +35,19 @@ def jackknife(
     (2.0, 2.0)
     """
     finite = [r for r in replicates if math.isfinite(r)]
-    folds = len(finite)
-    if folds < 2 or not math.isfinite(value):
+    if len(finite) < 2 or not math.isfinite(value):
         return math.nan, math.nan
-    centre = sum(finite) / folds
-    error = math.sqrt((folds - 1) / folds * sum((r - centre) ** 2 for r in finite))
-    half = _T95[min(folds - 1, len(_T95)) - 1] * error
+    half = _T95[min(len(finite) - 1, len(_T95)) - 1] * _error(finite)
     low, high = bounds
     lower = value - half if low is None else max(value - half, min(low, value))
     upper = value + half if high is None else min(value + half, max(high, value))
     return lower, upper
+
+
+def _error(folds: Sequence[float]) -> float:
+    """The jackknife's standard error."""
+    n, centre = len(folds), sum(folds) / len(folds)
+    return math.sqrt((n - 1) / n * sum((fold - centre) ** 2 for fold in folds))
 
 
 @dataclass(frozen=True)
@@ -152,17 +155,10 @@ def combine(parts: Sequence[Quantity], function: Callable[[Sequence[float]], flo
         return Quantity(value, tuple([function(row) for row in rows]))
     if any(p.thin for p in moving):
         return Quantity(value, THIN)
-    return Quantity(value, half=_carried(parts, function, value))
-
-
-def _carried(parts: Sequence[Quantity], function: Callable[[Sequence[float]], float], value: float) -> float:
-    values = [p.value for p in parts]
-    changes = []
-    for i, part in enumerate(parts):
-        low, high = part.interval()
-        moved = [*values[:i], values[i] + (high - low) / 2, *values[i + 1 :]]
-        changes.append(function(moved) - value)
-    return math.sqrt(sum(change**2 for change in changes))
+    values, changes = [p.value for p in parts], []
+    for i, (low, high) in enumerate(part.interval() for part in parts):
+        changes.append(function([*values[:i], values[i] + (high - low) / 2, *values[i + 1 :]]) - value)
+    return Quantity(value, half=math.sqrt(sum(change**2 for change in changes)))
 
 
 def mean(parts: Sequence[Quantity]) -> Quantity:
@@ -179,10 +175,11 @@ def mean(parts: Sequence[Quantity]) -> Quantity:
     moving = [p for p in parts if not p.fixed]
     if all(p.folds and len(p.folds) == len(moving[0].folds) for p in moving):
         return combine(parts, lambda values: sum(values) / len(values))
+    centre = sum(p.value for p in parts) / len(parts)
     if any(p.thin for p in moving):
-        return Quantity(sum(p.value for p in parts) / len(parts), THIN)
-    halves = [(p.interval()[1] - p.interval()[0]) / 2 for p in parts]
-    return Quantity(sum(p.value for p in parts) / len(parts), half=sum(halves) / len(halves))
+        return Quantity(centre, THIN)
+    halves = [(high - low) / 2 for low, high in (p.interval() for p in parts)]
+    return Quantity(centre, half=sum(halves) / len(halves))
 
 
 def no_effect_p(effect: Quantity) -> float:
@@ -190,9 +187,7 @@ def no_effect_p(effect: Quantity) -> float:
     live = effect.live
     if len(live) < FEWEST_FOLDS or not math.isfinite(effect.value):
         return math.nan
-    centre = sum(live) / len(live)
-    error = math.sqrt((len(live) - 1) / len(live) * sum((f - centre) ** 2 for f in live))
-    return t_tail(effect.value, error, degrees=len(live) - 1)
+    return t_tail(effect.value, _error(live), degrees=len(live) - 1)
 
 
 def among(count: int) -> float:

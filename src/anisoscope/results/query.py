@@ -1,4 +1,4 @@
-"""The one reader of the long table: filter by column or by variant key, group, walk along steps or layers.
+"""The columns of the long table and its one reader: filter by column or variant key, group, walk along steps or layers.
 
     rows of (proxy = pca, control left out) by site, in order of steps:
 
@@ -14,8 +14,8 @@
     {(1, 'resid'): [0.2, 0.5]}
 
 Every column of the table and every key of a variant is a *field*; so is `source`, the number of the table that a row is
-from, and what `tagged` adds. A field that a row does not have is None, and `None`
-as a wanted value means just that. Nobody else takes a variant apart.
+from, and what `tagged` adds. A field that a row does not have is None, and `None` as a wanted value means just that.
+Nobody else takes a variant apart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anisoscope.results.quantity import Quantity
-from anisoscope.results.schema import SCHEMA, variant_name
+
+SCHEMA_VERSION = 1
+FIRST_OUTLIER = "the first position is an outlier here"  # the note of a row with first=out where it is one
+SCHEMA = pa.schema(
+    [
+        ("schema", pa.int32()),
+        ("run", pa.string()),
+        ("model", pa.string()),
+        ("revision", pa.string()),
+        ("data", pa.string()),
+        ("step", pa.int64()),  # null outside a series
+        ("stack", pa.string()),  # encoder | decoder | single
+        ("layer", pa.int32()),  # 0 = embed, l = after block l, final and unembed = L
+        ("depth", pa.float64()),  # layer / L
+        ("kind", pa.string()),
+        ("head", pa.int32()),  # null where there are no heads
+        ("group", pa.string()),  # "" = all rows
+        ("metric", pa.string()),
+        ("variant", pa.string()),  # canonical "key=value;key=value", sorted; "" = the metric's default
+        ("value", pa.float64()),  # NaN where it could not be computed; `note` says why
+        ("low", pa.float64()),
+        ("high", pa.float64()),
+        ("sd", pa.float64()),
+        ("n", pa.int64()),
+        ("contexts", pa.int64()),
+        ("dropped", pa.int64()),
+        ("seed", pa.int64()),
+        ("note", pa.string()),
+        ("replicates", pa.list_(pa.float64())),  # leave-one-fold-out values, for paired differences
+    ]
+)
+
 
 _COLUMNS = frozenset(SCHEMA.names)
 _NUMBERS = frozenset(f.name for f in SCHEMA if pa.types.is_floating(f.type))
@@ -51,6 +82,16 @@ def options_of(variant: str) -> Mapping[str, str]:
     {'fit': 'refit', 'rank': '16'}
     """
     return {key: value for key, _, value in (part.partition("=") for part in variant.split(";") if part)}
+
+
+def variant_name(options: Mapping[str, Any]) -> str:
+    """A canonical string of options.
+
+    >>> variant_name({"first": "out", "centred": True})
+    'centred=1;first=out'
+    """
+    plain = {k: int(v) if isinstance(v, bool) else v for k, v in options.items()}
+    return ";".join(f"{key}={plain[key]}" for key in sorted(plain))
 
 
 def with_options(variant: str, **changes: Any) -> str:
@@ -137,24 +178,22 @@ class _Columns:
 
     def coded(self, field: str) -> tuple[np.ndarray, list[Any]]:
         """A field as codes and what they stand for; a variant key is decoded from the distinct variants."""
-        if field not in self._codes:
-            self._codes[field] = self._column_codes(field) if field in _COLUMNS else self._option_codes(field)
+        if field in self._codes:
+            return self._codes[field]
+        if field in _COLUMNS:
+            column = self.arrow[field]
+            if pa.types.is_string(column.type):
+                column = pc.fill_null(column, "")
+            encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+            if isinstance(encoded, pa.ChunkedArray):
+                encoded = encoded.combine_chunks()
+            self._codes[field] = np.asarray(encoded.indices, dtype=np.int64), encoded.dictionary.to_pylist()
+        else:
+            codes, variants = self.coded("variant")
+            found = [options_of(variant).get(field) for variant in variants]
+            places = {word: i for i, word in enumerate(dict.fromkeys(found))}
+            self._codes[field] = np.array([places[word] for word in found], dtype=np.int64)[codes], list(places)
         return self._codes[field]
-
-    def _column_codes(self, name: str) -> tuple[np.ndarray, list[Any]]:
-        column = self.arrow[name]
-        if pa.types.is_string(column.type):
-            column = pc.fill_null(column, "")
-        encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
-        if isinstance(encoded, pa.ChunkedArray):
-            encoded = encoded.combine_chunks()
-        return np.asarray(encoded.indices, dtype=np.int64), encoded.dictionary.to_pylist()
-
-    def _option_codes(self, key: str) -> tuple[np.ndarray, list[Any]]:
-        codes, variants = self.coded("variant")
-        found = [options_of(variant).get(key) for variant in variants]
-        places = {word: i for i, word in enumerate(dict.fromkeys(found))}
-        return np.array([places[word] for word in found], dtype=np.int64)[codes], list(places)
 
     def floats(self, name: str) -> np.ndarray:
         if name not in self._floats:

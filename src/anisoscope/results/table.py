@@ -14,11 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from anisoscope.errors import unknown_name
-from anisoscope.results.query import Query
-from anisoscope.results.schema import FIRST_OUTLIER as FIRST_OUTLIER
-from anisoscope.results.schema import SCHEMA as SCHEMA
-from anisoscope.results.schema import SCHEMA_VERSION as SCHEMA_VERSION
-from anisoscope.results.schema import variant_name as variant_name
+from anisoscope.results.query import SCHEMA, SCHEMA_VERSION, Query
 
 if TYPE_CHECKING:
     import pandas as pd

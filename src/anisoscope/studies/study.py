@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.manifest import new_manifest
 from anisoscope.studies.config import PAPER, ArmRun, Progress, StudyArm
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ class Study(ABC):
 
     def run(self) -> Path:
         """Measure, judge, and write how it ended; a study that is complete is left as it is."""
+        from anisoscope.results.folder import new_manifest
+
         old = self.folder.about()
         if old.get("status") == "complete" and not old.get("skipped"):  # what was skipped is tried again
             return self.folder.path
@@ -199,7 +200,7 @@ class ArmsStudy(Study):
 
     def conclude(self) -> None:
         """Join the tables of the arms, judge them, and join their maps of gradient energy."""
-        from anisoscope.results import map_file
+        from anisoscope.results.folder import MAP_FILE, write_joined
         from anisoscope.results.table import Table
 
         if not self.tables:
@@ -207,8 +208,8 @@ class ArmsStudy(Study):
         table = Table(Table.concat(self.tables).arrow, self.about)
         self.folder.write_table(table)
         judge(self.folder, table, paper=self.paper)
-        if any((path / map_file.FILE).is_file() for path in self.joined):
-            self.about["map"] = map_file.write_joined(self.folder.path, self.joined)
+        if any((path / MAP_FILE).is_file() for path in self.joined):
+            self.about["map"] = write_joined(self.folder.path, self.joined)
 
 
 def _unfinished(about: Mapping[str, Any]) -> list[str]:

@@ -36,8 +36,8 @@ from anisoscope.metrics.tangent import (
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.linalg import orthonormal_basis
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.schema import variant_name
-from anisoscope.stats.gradient_moments import GradientMoments
+from anisoscope.results.query import variant_name
+from anisoscope.stats.moments import GradientMoments
 from anisoscope.tangent.proxy import Half, Label
 
 Record = dict[str, Any]

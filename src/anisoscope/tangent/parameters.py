@@ -21,7 +21,7 @@ from anisoscope.metrics.tangent import Draws, Measured, next_components
 from anisoscope.models.forward import unwrapped
 from anisoscope.numerics.hashing import FOLDS, half_of
 from anisoscope.results.quantity import jackknife
-from anisoscope.stats.gradient_moments import GradientMoments
+from anisoscope.stats.moments import GradientMoments
 from anisoscope.tangent.energy import (
     EnergyRows,
     Grouping,

@@ -22,8 +22,7 @@ from torch import Tensor
 from anisoscope.capture.rows.row import Rows, Scores, Sink
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.metrics.frequency import bin_of, equal_mass_bins
-from anisoscope.results.folder import replace_file
-from anisoscope.results.map_file import SCHEMA, map_name, write_rows
+from anisoscope.results.folder import MAP_SCHEMA, map_name, replace_file, write_rows
 from anisoscope.stats.sample import Sample
 from anisoscope.tangent.concepts import decoder_of
 from anisoscope.tangent.proxy import key
@@ -275,5 +274,5 @@ def write_map(
         return {}
     found = list(row_map.records(model, seed, tokenizer=tokenizer, counts=counts))
     shares = {map_name(model, seed): row_map.about()}
-    write_rows(Path(folder), pa.Table.from_pylist(found, schema=SCHEMA), shares)
+    write_rows(Path(folder), pa.Table.from_pylist(found, schema=MAP_SCHEMA), shares)
     return shares

@@ -37,8 +37,8 @@ from anisoscope.metrics.tangent import (
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.schema import variant_name
-from anisoscope.stats.gradient_moments import GradientMoments
+from anisoscope.results.query import variant_name
+from anisoscope.stats.moments import GradientMoments
 from anisoscope.stats.moments import FoldCovariance
 from anisoscope.tangent import energy
 from anisoscope.tangent.energy import EnergyRows, Grouping, Record, Shares

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from anisoscope.results.query import options_of
-from anisoscope.results.schema import variant_name
+from anisoscope.results.query import variant_name
 
 
 def finite(value: float | None) -> float | None:

@@ -34,7 +34,7 @@ from anisoscope.numerics.factorisation.factors import as_floats
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.numerics.host import room, together
 from anisoscope.stats.directions import Coordinates, Directions, Sums
-from anisoscope.stats.means import Coherence
+from anisoscope.stats.directions import Coherence
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 

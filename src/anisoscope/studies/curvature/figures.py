@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from anisoscope.results.query import Query, Row
-from anisoscope.results.schema import variant_name
+from anisoscope.results.query import variant_name
 from anisoscope.studies.page import Mark, caption, files, numeric, page_of, prose, verdict_section
 from anisoscope.view.figure import Axis, Figure, Level, Note, Panel, Series, points, sequence, series
 from anisoscope.view.page import DataTable, Fold, Page, Section, Swatch, Swatches, TableCell

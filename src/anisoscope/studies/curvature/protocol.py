@@ -22,8 +22,7 @@ from anisoscope.metrics.curvature import curvature_attenuation, curvature_consta
 from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.numerics.host import one_thread
 from anisoscope.numerics.manifolds import MANIFOLDS, Manifold, make_manifold
-from anisoscope.results.query import options_of
-from anisoscope.results.schema import variant_name
+from anisoscope.results.query import options_of, variant_name
 from anisoscope.results.table import Table
 from anisoscope.studies.curvature import REFERENCE_ZIPF, CurvatureConfig, samples
 from anisoscope.studies.curvature.samples import Population, over_replicates, zipf_frequencies

@@ -50,7 +50,7 @@ from anisoscope.models.forward import evaluating, forward, unwrapped
 from anisoscope.models.load import quiet
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of, row_hash
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.schema import variant_name
+from anisoscope.results.query import variant_name
 
 VALIDATION = 2  # folds of the fit half that the penalty is chosen on
 FEWEST_CONTEXTS = 24

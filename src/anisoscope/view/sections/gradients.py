@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from anisoscope.results.query import options_of
-from anisoscope.results.schema import variant_name
+from anisoscope.results.query import variant_name
 from anisoscope.view.figure import (
     Axis,
     Choice,
