@@ -19,32 +19,11 @@ from anisoscope.numerics.linalg import has_float64
 
 
 @dataclass
-class Sums(ABC):
-    """Named sums (and maxima) over rows [n, …, d]: the monoid that the classes below fill."""
+class Additive:
+    """Named tensors that merge by adding (or by the maximum), and how many rows they are of."""
 
     n: int = 0
     largest: ClassVar[frozenset[str]] = frozenset()  # fields that are maxima, not sums
-
-    @classmethod
-    @abstractmethod
-    def _walk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
-        """The sums of the rows for each cell at once: every tensor has a leading dimension of cells."""
-
-    @classmethod
-    def split(cls, x: Tensor, cell: Tensor, cells: int) -> list[Self]:
-        """The sums of the rows of each cell 0…cells−1; one pass for all of them, since cells may be small."""
-        counts = torch.bincount(cell, minlength=cells).tolist()
-        cell = cell.to(x.device if has_float64(x.device) else "cpu")
-        shares = torch.get_num_threads() if x.device.type == "cpu" and x.numel() >= _SHARED else 1
-        step = max(1, -(-len(x) // shares))
-        parts = together(lambda i: cls._walk(x[i : i + step], cell[i : i + step], cells), range(0, len(x), step))
-        out = reduce(lambda a, b: a.merge(b), parts, cls())
-        return [replace(out.head(number), n=count) for number, count in enumerate(counts)]
-
-    def update(self, x: Tensor) -> Self:
-        if len(x):
-            self._add(self.split(x, torch.zeros(len(x), dtype=torch.int64), 1)[0])
-        return self
 
     def merge(self, other: Self) -> Self:
         """The sums over both sets of rows; neither is changed."""
@@ -82,9 +61,35 @@ class Sums(ABC):
 
 
 @cache
-def _names(kind: type[Sums]) -> tuple[str, ...]:
+def _names(kind: type[Additive]) -> tuple[str, ...]:
     """The tensors of a kind of sums; looked up once, for a measured step asks thousands of times."""
     return tuple(f.name for f in fields(kind) if f.name != "n")
+
+
+@dataclass
+class Sums(Additive, ABC):
+    """Sums over rows [n, …, d], of each cell that rows are split into."""
+
+    @classmethod
+    @abstractmethod
+    def _walk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
+        """The sums of the rows for each cell at once: every tensor has a leading dimension of cells."""
+
+    @classmethod
+    def split(cls, x: Tensor, cell: Tensor, cells: int) -> list[Self]:
+        """The sums of the rows of each cell 0…cells−1; one pass for all of them, since cells may be small."""
+        counts = torch.bincount(cell, minlength=cells).tolist()
+        cell = cell.to(x.device if has_float64(x.device) else "cpu")
+        shares = torch.get_num_threads() if x.device.type == "cpu" and x.numel() >= _SHARED else 1
+        step = max(1, -(-len(x) // shares))
+        parts = together(lambda i: cls._walk(x[i : i + step], cell[i : i + step], cells), range(0, len(x), step))
+        out = reduce(lambda a, b: a.merge(b), parts, cls())
+        return [replace(out.head(number), n=count) for number, count in enumerate(counts)]
+
+    def update(self, x: Tensor) -> Self:
+        if len(x):
+            self._add(self.split(x, torch.zeros(len(x), dtype=torch.int64), 1)[0])
+        return self
 
 
 _CHUNK, _CHUNK_ON_DEVICE = 3 << 17, 1 << 23  # numbers at a time: on the host their float64 copy stays in the cache
@@ -201,3 +206,34 @@ class Coordinates(Sums):
             torch.maximum(largest, _cell_largest(cell[here], cells, rows.abs_()), out=largest)
             _add_cells(squares, cell[here], rows.mul_(inverse).square_())
         return cls(len(x), squares, largest)
+
+
+@dataclass
+class Means(Additive):
+    """Counts and sums of per-row quantities [n, …] of any further shape; NaN are left out and counted apart.
+
+    >>> Means().update(torch.tensor([[1.0], [3.0], [float("nan")]])).mean().tolist()
+    [2.0]
+    """
+
+    count: Tensor | None = None
+    total: Tensor | None = None
+
+    def update(self, x: Tensor) -> Self:
+        if len(x):
+            x = x.detach().cpu().double()
+            finite = x.isfinite()
+            self._add(type(self)(len(x), finite.sum(0).double(), torch.where(finite, x, 0.0).sum(0)))
+        return self
+
+    def mean(self) -> Tensor:
+        assert self.total is not None and self.count is not None, "mean of no rows"
+        return self.total / self.count
+
+
+class Attention(Means):
+    """Means of the attention-row quantities of `numerics.attention`: rows [n, H, 8]."""
+
+
+class Coherence(Means):
+    """Means over contexts of a context's mean cosine with its own mean row: rows [contexts]."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -84,7 +83,8 @@ class Sample:
         if not len(index):
             return Sample(self.size, self.seed)
         rows = self.rows
-        return self._like(rows[index.to(rows.device, non_blocking=True)], lambda label: label[index])
+        labels = {name: [self._labels[name][0][index]] for name in _LABELS}  # in order already
+        return Sample(self.size, self.seed, [rows[index.to(rows.device, non_blocking=True)]], labels, _ordered=True)
 
     def part(self, start: int, stop: int) -> Sample:
         """The sample of consecutive rows, which share their memory with this one.
@@ -92,11 +92,8 @@ class Sample:
         >>> Sample(4).update(torch.eye(4), context=torch.arange(4)).part(1, 3).rows.shape
         torch.Size([2, 4])
         """
-        return self._like(self.rows[start:stop], lambda label: label[start:stop])
-
-    def _like(self, rows: Tensor, chosen: Callable[[Tensor], Tensor]) -> Sample:
-        """Some of these rows, which are in order already."""
-        labels = {name: [chosen(self._labels[name][0])] for name in _LABELS}
+        rows = self.rows[start:stop]
+        labels = {name: [self._labels[name][0][start:stop]] for name in _LABELS}
         return Sample(self.size, self.seed, [rows], labels, _ordered=True)
 
     def one_per_context(self) -> Sample:
@@ -146,22 +143,16 @@ class Sample:
         """Sort by hash and keep the smallest; a row once above the limit can never come back."""
         if self._ordered or not self._rows:
             return
-        if len(self._rows) > 1:
+        joined = len(self._rows) > 1
+        if joined:
             self._rows = [torch.cat(self._rows)]
             self._labels = {name: [torch.cat(parts)] for name, parts in self._labels.items()}
-            self._reorder()
-        elif len(self._rows[0]) > self.size or not self._sorted():
-            self._reorder()
-        self._ordered = True
-
-    def _sorted(self) -> bool:
         hashes = self._labels["hash"][0]
-        return bool((hashes[1:] >= hashes[:-1]).all())
-
-    def _reorder(self) -> None:
-        order = self._labels["hash"][0].argsort(stable=True)[: self.size]
-        rows = self._rows.pop()
-        self._rows = [rows[order.to(rows.device, non_blocking=True)]]
-        self._labels = {name: [parts[0][order]] for name, parts in self._labels.items()}
-        if len(order) == self.size:
-            self._limit = int(self._labels["hash"][0][-1])
+        if joined or len(hashes) > self.size or not bool((hashes[1:] >= hashes[:-1]).all()):
+            order = hashes.argsort(stable=True)[: self.size]
+            rows = self._rows.pop()
+            self._rows = [rows[order.to(rows.device, non_blocking=True)]]
+            self._labels = {name: [parts[0][order]] for name, parts in self._labels.items()}
+            if len(order) == self.size:
+                self._limit = int(self._labels["hash"][0][-1])
+        self._ordered = True
