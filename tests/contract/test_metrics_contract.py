@@ -23,8 +23,7 @@ from anisoscope.metrics.engine.estimation import View, evaluate
 from anisoscope.metrics.engine.folds import Neighbours, on_sample, sample_graphs
 from anisoscope.metrics.engine.metric import Metric
 from anisoscope.numerics.hashing import FOLDS, fold_of
-from anisoscope.stats.directions import Directions, Keys
-from anisoscope.stats.directions import Attention, Coherence
+from anisoscope.stats.directions import Attention, Coherence, Directions, Keys
 from anisoscope.stats.sample import Sample
 from support.clouds import METRICS, ON_ROWS
 from support.known_answers import KNOWN

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from anisoscope.stats.directions import Coordinates, Directions, Keys
-from anisoscope.stats.directions import Attention, Coherence, Means
+from anisoscope.stats.directions import Attention, Coherence, Coordinates, Directions, Keys, Means
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 

@@ -17,8 +17,7 @@ from anisoscope.metrics.engine.estimation import View, evaluate, evaluate_heads
 from anisoscope.metrics.engine.folds import line_of, stack_lines
 from anisoscope.metrics.engine.metric import Metric
 from anisoscope.numerics.hashing import FOLDS, fold_of
-from anisoscope.stats.directions import Coordinates, Directions, Keys
-from anisoscope.stats.directions import Attention
+from anisoscope.stats.directions import Attention, Coordinates, Directions, Keys
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from anisoscope.numerics.hashing import row_hash
-from anisoscope.stats.directions import Coordinates, Directions
-from anisoscope.stats.directions import Means
+from anisoscope.stats.directions import Coordinates, Directions, Means
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 from support import references

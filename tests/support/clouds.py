@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from anisoscope.metrics.catalogue import registry
-from anisoscope.stats.directions import Keys
-from anisoscope.stats.directions import Attention
+from anisoscope.stats.directions import Attention, Keys
 
 METRICS = {name: m for name, m in registry().items() if not m.measured_by}
 

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from anisoscope.metrics.attention import row_sharpness
-from anisoscope.stats.directions import Directions, Keys
-from anisoscope.stats.directions import Attention
+from anisoscope.stats.directions import Attention, Directions, Keys
 
 Rows = np.ndarray
 

@@ -33,8 +33,7 @@ from anisoscope.metrics.engine.folds import Neighbours, on_sample
 from anisoscope.metrics.engine.metric import HEAD_KINDS, WEIGHT_KINDS, Request
 from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
 from anisoscope.results.folder import replace_file
-from anisoscope.stats.directions import Coordinates, Directions, Keys
-from anisoscope.stats.directions import Attention, Coherence
+from anisoscope.stats.directions import Attention, Coherence, Coordinates, Directions, Keys
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 

@@ -25,8 +25,7 @@ from anisoscope.metrics.engine.metric import WEIGHT_KINDS, Request
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import FIRST_OUTLIER, variant_name
-from anisoscope.stats.directions import Directions, Keys
-from anisoscope.stats.directions import Coherence
+from anisoscope.stats.directions import Coherence, Directions, Keys
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 

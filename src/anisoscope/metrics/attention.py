@@ -17,8 +17,7 @@ from anisoscope.errors import TooFewRows
 from anisoscope.metrics.anisotropy import without_direction
 from anisoscope.metrics.engine.folds import unless
 from anisoscope.metrics.engine.metric import measured, metric
-from anisoscope.stats.directions import Directions, Keys
-from anisoscope.stats.directions import Attention
+from anisoscope.stats.directions import Attention, Directions, Keys
 
 QUANTITIES = (
     "entropy",  # H(p) / log m

@@ -14,8 +14,7 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.anisotropy import average_cosine, pair_cosines
 from anisoscope.metrics.engine.metric import STREAM_KINDS, as_rows, metric
-from anisoscope.stats.directions import Directions
-from anisoscope.stats.directions import Coherence
+from anisoscope.stats.directions import Coherence, Directions
 from anisoscope.stats.sample import Sample
 
 OCCURRENCES = 5  # of a token type in the sample, below which it is left out

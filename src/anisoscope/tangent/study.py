@@ -38,8 +38,7 @@ from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import variant_name
-from anisoscope.stats.moments import GradientMoments
-from anisoscope.stats.moments import FoldCovariance
+from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent import energy
 from anisoscope.tangent.energy import EnergyRows, Grouping, Record, Shares
 from anisoscope.tangent.proxy import (

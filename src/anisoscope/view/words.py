@@ -9,8 +9,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
-from anisoscope.results.query import options_of
-from anisoscope.results.query import variant_name
+from anisoscope.results.query import options_of, variant_name
 
 
 def finite(value: float | None) -> float | None:

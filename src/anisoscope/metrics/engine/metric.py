@@ -33,8 +33,7 @@ from anisoscope.metrics.engine.folds import Graph, Neighbours, on_sample, sample
 from anisoscope.numerics.factorisation.factors import as_floats
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.numerics.host import room, together
-from anisoscope.stats.directions import Coordinates, Directions, Sums
-from anisoscope.stats.directions import Coherence
+from anisoscope.stats.directions import Coherence, Coordinates, Directions, Sums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 

@@ -12,8 +12,7 @@ from typing import Any
 from rich.table import Table as RichTable
 
 from anisoscope.results.quantity import Quantity, mean
-from anisoscope.results.query import Query
-from anisoscope.results.query import variant_name
+from anisoscope.results.query import Query, variant_name
 from anisoscope.studies.page import Mark, caption, files, numeric, page_of, prose, verdict_section, words_of
 from anisoscope.view.console import new_table
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, column, points, sequence, series

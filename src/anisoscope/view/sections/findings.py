@@ -14,8 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from anisoscope.results.quantity import Quantity, mean
-from anisoscope.results.query import Row
-from anisoscope.results.query import FIRST_OUTLIER
+from anisoscope.results.query import FIRST_OUTLIER, Row
 from anisoscope.view.page import PageFinding
 from anisoscope.view.subjects import About, ProfileRows, Subject, known, random_models, short_names
 from anisoscope.view.words import (

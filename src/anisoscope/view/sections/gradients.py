@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from anisoscope.results.query import options_of
-from anisoscope.results.query import variant_name
+from anisoscope.results.query import options_of, variant_name
 from anisoscope.view.figure import (
     Axis,
     Choice,
