@@ -18,7 +18,7 @@ from anisoscope.numerics.host import float64_copy, together
 from anisoscope.numerics.linalg import has_float64
 
 
-@dataclass
+@dataclass(eq=False)
 class Additive:
     """Named tensors that merge by adding (or by the maximum), and how many rows they are of."""
 
