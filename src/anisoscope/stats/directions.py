@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache, reduce
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import ClassVar, Self
 
 import torch
@@ -18,7 +18,7 @@ from anisoscope.numerics.host import float64_copy, together
 from anisoscope.numerics.linalg import has_float64
 
 
-@dataclass(eq=False)
+@dataclass
 class Additive:
     """Named tensors that merge by adding (or by the maximum), and how many rows they are of."""
 
@@ -47,8 +47,8 @@ class Additive:
         return cls(n=int(state["n"]), **{name: value for name, value in state.items() if name != "n"})
 
     def _tensors(self) -> dict[str, Tensor]:
-        values = {name: getattr(self, name) for name in _names(type(self))}
-        return {name: value for name, value in values.items() if value is not None}
+        names = (name for name in self.__dataclass_fields__ if name not in ("n", "largest"))
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def _add(self, other: Self) -> None:
         self.n += other.n
@@ -58,12 +58,6 @@ class Additive:
                 theirs = theirs.to(mine[name].device)  # resumed statistics lie on the host
                 theirs = torch.maximum(mine[name], theirs) if name in self.largest else mine[name] + theirs
             setattr(self, name, theirs)
-
-
-@cache
-def _names(kind: type[Additive]) -> tuple[str, ...]:
-    """The tensors of a kind of sums; looked up once, for a measured step asks thousands of times."""
-    return tuple(f.name for f in fields(kind) if f.name != "n")
 
 
 @dataclass
