@@ -51,7 +51,8 @@ from anisoscope.metrics.engine.metric import HEAD_KINDS, Request
 from anisoscope.models.load import Loaded, load_model
 from anisoscope.models.source import load_rows, parse_model
 from anisoscope.numerics.hashing import row_hash
-from anisoscope.results.folder import RunFolder, new_manifest, replace_file, slug
+from anisoscope.results.folder import RunFolder, replace_file, slug
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 
 LONGEST = 100  # letters of a model in the names of its files, which have a limit of their own

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.folder import RunFolder, new_manifest, replace_file
+from anisoscope.results.folder import RunFolder, replace_file
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 
 

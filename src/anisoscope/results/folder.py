@@ -13,15 +13,11 @@ Files are written beside their place and renamed into it, so a reader never sees
 from __future__ import annotations
 
 import contextlib
-import datetime
 import errno
 import glob
-import importlib.metadata
 import json
 import os
-import platform
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +27,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from anisoscope import __version__
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.table import Table
 
@@ -209,38 +204,6 @@ class RunFolder:
                 for path in (self.path / folder).iterdir():
                     path.unlink()
                 (self.path / folder).rmdir()
-
-
-def new_manifest(
-    config: Mapping[str, Any], *, command: Sequence[str], seed: int, old: Mapping[str, Any], **more: Any
-) -> dict[str, Any]:
-    """The record of a run that begins, or that goes on from an `old` record; `more` is put beside it."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {
-        "schema": 1,
-        "anisoscope": __version__,
-        **{name: more.pop(name) for name in ("kind", "study") if name in more},
-        "command": list(command),
-        "config": dict(config),
-        "versions": versions(),
-        "seed": seed,
-        "status": "running",
-        "started": old.get("started") or now,
-        "wall_seconds": float(old.get("wall_seconds", 0.0)),
-        "models": [],
-        "warnings": [],
-        **more,
-    }
-
-
-def versions() -> dict[str, str]:
-    """The versions that numbers may depend on, read from the installed packages without importing them."""
-    return {
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")},
-        "platform": f"{platform.system()} {platform.machine()}",
-        "executable": Path(sys.executable).name,
-    }
 
 
 MAP_FILE, _SHARES = "map.parquet", "shares"

@@ -24,7 +24,8 @@ from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.models.downloads import Downloads
 from anisoscope.models.source import parse_model
 from anisoscope.monitor.store import MonitorStore, in_order
-from anisoscope.results.folder import RunFolder, new_manifest, replace_file
+from anisoscope.results.folder import RunFolder, replace_file
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 from anisoscope.series import SweepConfig as SweepConfig
 from anisoscope.series import discovery, integrity

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.results.manifest import new_manifest
 from anisoscope.studies.config import PAPER, ArmRun, Progress, StudyArm
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ class Study(ABC):
 
     def run(self) -> Path:
         """Measure, judge, and write how it ended; a study that is complete is left as it is."""
-        from anisoscope.results.folder import new_manifest
-
         old = self.folder.about()
         if old.get("status") == "complete" and not old.get("skipped"):  # what was skipped is tried again
             return self.folder.path

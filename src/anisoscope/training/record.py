@@ -34,7 +34,8 @@ from anisoscope.measurement.inspection import modality_words
 from anisoscope.measurement.profile import PeakMemory
 from anisoscope.metrics.engine.metric import STREAM_KINDS
 from anisoscope.models.load import quiet
-from anisoscope.results.folder import RunFolder, new_manifest, replace_file, room_on_disk
+from anisoscope.results.folder import RunFolder, replace_file, room_on_disk
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.table import Table
 from anisoscope.training.config import CommonTrainConfig
 
