@@ -75,10 +75,7 @@ def test_pooled_and_row_energies_are_their_definitions_in_every_group() -> None:
     G[:7] = 0.0
     Q = subspace(D, R)
     label = torch.arange(300) % 3 - 1
-    rows = EnergyRows(
-        half(G, hashes(30).repeat_interleave(10)),
-        [Grouping([""], torch.zeros(300).long()), Grouping(["a", "b"], label)],
-    )
+    rows = EnergyRows(half(G, hashes(30).repeat_interleave(10)), [Grouping(["a", "b"], label)])
     values = {(group, average): columns for group, average, columns in rows.of(Q)}
     masks = {"": label > -9, "a": label == 0, "b": label == 1}
     for group, mask in masks.items():
@@ -93,7 +90,7 @@ def test_pooled_and_row_energies_are_their_definitions_in_every_group() -> None:
 def test_replicates_leave_out_one_fold_of_contexts() -> None:
     G, context = skewed(400), hashes(40).repeat_interleave(10)
     Q = subspace(D, R)
-    columns = next(c for _, average, c in EnergyRows(half(G, context), [Grouping([""], torch.zeros(400).long())]).of(Q))
+    columns = next(c for _, average, c in EnergyRows(half(G, context)).of(Q))
     fold = fold_of(context)
     wanted = [references.gradient_energy(G[fold != f].numpy(), Q.numpy()) for f in range(FOLDS)]
     assert columns["replicates"] == pytest.approx(wanted, rel=1e-10)
@@ -103,13 +100,12 @@ def test_intervals_over_contexts_cover_a_planted_energy() -> None:
     """Rows of one context share most of their direction: an interval over rows would cover far too rarely."""
     Q, truth, inside, naive = subspace(D, R), 0.5, 0, 0
     contexts, per, trials = 60, 10, 300
-    groups = [Grouping([""], torch.zeros(contexts * per).long())]
     for trial in range(trials):
         a = noise(contexts, R, seed=3 * trial) @ Q.T / math.sqrt(R)
         b = noise(contexts, D, seed=3 * trial + 1)
         b = (b - b @ Q @ Q.T) / math.sqrt(D - R)
         G = (math.sqrt(truth) * a + math.sqrt(1 - truth) * b).repeat_interleave(per, 0)
-        rows = EnergyRows(half(G, hashes(contexts, trial).repeat_interleave(per)), groups)
+        rows = EnergyRows(half(G, hashes(contexts, trial).repeat_interleave(per)))
         columns = next(c for _, average, c in rows.of(Q) if not average)
         inside += columns["low"] <= truth <= columns["high"]
         ratio = ((G @ Q).square().sum(1) / G.square().sum(1)).numpy()

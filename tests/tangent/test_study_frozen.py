@@ -13,7 +13,8 @@ from anisoscope.capture.gradients.gradient_pass import SiteRows
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_energy
 from anisoscope.stats.moments import GradientMoments
-from anisoscope.tangent.study import IN_SAMPLE, FrozenProxies, TangentStudy, load_moments
+from anisoscope.tangent.proxy import key
+from anisoscope.tangent.study import IN_SAMPLE, FrozenProxies, TangentStudy
 from support import references
 from support.gradients import skewed, subspace
 from support.planted_gradients import OTHER, PLAN, SITE, D, R, found, half, hashes, planted, variant
@@ -127,5 +128,5 @@ def test_frozen_moments_survive_the_disk_to_float32() -> None:
     again = FrozenProxies(replace(PLAN, frozen=True), 100)
     again.load(frozen.state(), {0: frozen.window_state(0)})
     Q = subspace(D, R)
-    kept = load_moments(again.window[0], torch.device("cpu"))[SITE]
+    kept = GradientMoments.load(again.window[0][key(SITE)])
     assert float(gradient_energy(kept.total, Q)) == pytest.approx(float(gradient_energy(moments.total, Q)), rel=1e-6)

@@ -2,8 +2,6 @@
 
 Sums by (group, fold) of ‖gᵢQ‖² and ‖gᵢ‖² give every pooled energy, its mean over rows and their leave-one-fold-out
 values; the proxy stays as fitted, so an interval is about the test contexts.
-
-The tangent test on plain arrays: gradients, a subspace, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,19 +18,9 @@ from torch import Tensor
 
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics import tangent
 from anisoscope.metrics.engine.estimation import Estimate
-from anisoscope.metrics.tangent import (
-    Anisotropy,
-    Draws,
-    Measured,
-    check_rank,
-    gradient_energy,
-    gradient_enrichment,
-    gradient_p,
-    gradient_p_holm,
-    gradient_ratio,
-    row_energies,
-)
+from anisoscope.metrics.tangent import Draws, Measured
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.linalg import orthonormal_basis
 from anisoscope.results.quantity import jackknife
@@ -41,6 +29,7 @@ from anisoscope.stats.moments import GradientMoments
 from anisoscope.tangent.proxy import Half, Label
 
 Record = dict[str, Any]
+_ENDS = ("value", "low", "high")
 FEW = 10  # rows per dimension below which a second moment is flagged
 
 
@@ -56,14 +45,14 @@ class Grouping:
 
 
 class EnergyRows:
-    """The test rows of one site, ready to be asked for the energy of any subspace."""
+    """The test rows of one site, ready to be asked for the energy of any subspace: of all rows, and of groups."""
 
-    def __init__(self, half: Half, groupings: Sequence[Grouping]) -> None:
+    def __init__(self, half: Half, groupings: Sequence[Grouping] = ()) -> None:
         assert half.g is not None
-        self.half = half
+        self.g, self.dropped, self.contexts = half.g, half.dropped, half.contexts
+        groupings = [Grouping([""], torch.zeros(len(half), dtype=torch.int64)), *groupings]
         self.names = [name for grouping in groupings for name in grouping.names]
         self.norms = half.g.double().square().sum(1)
-        self.contexts = half.contexts
         fold, codes, offset = half.fold, [], 0
         nowhere = len(self.names) * FOLDS
         for grouping in groupings:
@@ -71,38 +60,30 @@ class EnergyRows:
             offset += len(grouping.names)
         self.codes = torch.stack(codes).to(half.g.device)  # [groupings, n]
 
-    def sums(self, Q: Tensor) -> np.ndarray:
-        """[5, groups, FOLDS]: sums of ‖gQ‖², ‖g‖², ‖gQ‖²/‖g‖², rows with a gradient, rows."""
-        assert self.half.g is not None
-        inside = row_energies(self.half.g, Q.to(self.half.g.device))
+    def of(self, Q: Tensor) -> Iterator[tuple[str, str, Record]]:
+        """(group, average, columns of the energy) for every group that has rows."""
+        inside = tangent.row_energies(self.g, Q.to(self.g.device))
         moving = self.norms > 0
         ratio = torch.where(moving, inside / self.norms.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
         columns = torch.stack([inside, self.norms, ratio, moving.double(), torch.ones_like(inside)])
         total = columns.new_zeros(5, len(self.names) * FOLDS + 1)
         for code in self.codes:
             total.index_add_(1, code, columns)
-        found: np.ndarray = total[:, :-1].unflatten(1, (-1, FOLDS)).cpu().numpy()
-        return found
-
-    def of(self, Q: Tensor) -> Iterator[tuple[str, str, Record]]:
-        """(group, average, columns of the energy) for every group that has rows."""
-        inside, whole, ratio, moving, n = self.sums(Q)
-        pooled, by_row = _ratios(inside, whole), _ratios(ratio, moving)
+        energy, norm, share, alive, n = total[:, :-1].unflatten(1, (-1, FOLDS)).cpu().numpy()  # each [groups, FOLDS]
+        pooled, by_row = _ratios(energy, norm), _ratios(share, alive)
         for i, name in enumerate(self.names):
-            if not n[i].any():
-                continue
-            more = {"n": int(n[i].sum()), "contexts": self.contexts, "dropped": self.half.dropped}
-            yield name, "", pooled[i] | more
-            yield name, "row", by_row[i] | more
+            if n[i].any():
+                more = {"n": int(n[i].sum()), "contexts": self.contexts, "dropped": self.dropped}
+                yield name, "", pooled[i] | more
+                yield name, "row", by_row[i] | more
 
 
 def _ratios(top: np.ndarray, bottom: np.ndarray) -> list[Record]:
     """Σtop / Σbottom of every line [groups, FOLDS] with its jackknife over folds."""
-    used = bottom > 0
     with np.errstate(divide="ignore", invalid="ignore"):
         value = top.sum(1) / bottom.sum(1)
         rest = (top.sum(1, keepdims=True) - top) / (bottom.sum(1, keepdims=True) - bottom)
-    rest = np.where(used, rest, np.nan)  # a fold without rows has no value: it must not narrow an interval
+    rest = np.where(bottom > 0, rest, np.nan)  # a fold without rows has no value: it must not narrow an interval
     found = []
     for mine, replicates in zip(value.tolist(), rest.tolist(), strict=True):
         low, high = jackknife(mine, replicates, bounds=(0.0, 1.0))
@@ -110,20 +91,10 @@ def _ratios(top: np.ndarray, bottom: np.ndarray) -> list[Record]:
     return found
 
 
-def enriched(columns: Record, width: int, rank: int) -> Record:
-    """The columns of an enrichment from those of an energy."""
-    numbers = {name: columns[name] for name in ("value", "low", "high") if name in columns}
-    out = columns | {name: gradient_enrichment(value, width, rank) for name, value in numbers.items()}
-    if "replicates" in columns:
-        out["replicates"] = [gradient_enrichment(value, width, rank) for value in columns["replicates"]]
-    return out
-
-
 def bands(draws: Sequence[Tensor]) -> list[Record]:
     """Mean, 95 % band and standard deviation of several sets of control draws, which come to the host together."""
     values = torch.stack([mine.double() for mine in draws]).cpu()
-    fine = values.isfinite().all(1, keepdim=True)
-    values = torch.where(fine, values, torch.nan)
+    values = torch.where(values.isfinite().all(1, keepdim=True), values, torch.nan)
     low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=1)
     columns = (values.mean(1), low, high, values.std(1))
     return [dict(zip(("value", "low", "high", "sd"), row, strict=True)) for row in torch.stack(columns, 1).tolist()]
@@ -143,16 +114,23 @@ def energy_records(columns: Record, Q: Tensor, label: Label, **where: str) -> It
     """The energy of a subspace, and its enrichment where it is no control."""
     yield record("gradient_energy", columns, label, **where)
     if not label.control:
-        yield record("gradient_enrichment", enriched(columns, *Q.shape), label, **where)
+        rich: Record = {k: tangent.gradient_enrichment(columns[k], *Q.shape) for k in _ENDS if k in columns}
+        if "replicates" in columns:
+            rich["replicates"] = [tangent.gradient_enrichment(value, *Q.shape) for value in columns["replicates"]]
+        yield record("gradient_enrichment", columns | rich, label, **where)
 
 
 def proxy_records(rows: EnergyRows, Q: Tensor, label: Label, *, few: str = "") -> Iterator[Record]:
     """Energy and enrichment of one proxy in every group; means over rows where there are no bins."""
     for group, average, columns in rows.of(Q):
-        if average and ":" in group:
-            continue
-        note = few if columns["value"] == columns["value"] else "no gradient reaches these rows"
-        yield from energy_records(columns | {"note": note}, Q, label, group=group, average=average)
+        if not average or ":" not in group:
+            note = few if columns["value"] == columns["value"] else "no gradient reaches these rows"
+            yield from energy_records(columns | {"note": note}, Q, label, group=group, average=average)
+
+
+def draws_for(M: Tensor, rank: int, *, draws: int, seed: int) -> Draws:
+    """Random subspaces of a proxy's rank, where a second moment M lives."""
+    return Draws(len(M), rank, draws=draws, seed=seed, device=str(M.device))
 
 
 def control_records(
@@ -168,9 +146,9 @@ def control_records(
         yield record(metric, columns_of | more, label, control=name, **words)
     value, edges = columns["value"], found["normal", "gradient_energy"]
     ends = {"value": edges["value"], "low": edges["high"], "high": edges["low"]}
-    ratio = {end: gradient_ratio(value, level) for end, level in ends.items()}
+    ratio = {end: tangent.gradient_ratio(value, level) for end, level in ends.items()}
     yield record("gradient_ratio", ratio | more, label, **words)
-    p = gradient_p(value, controls["random"].energy.cpu())
+    p = tangent.gradient_p(value, controls["random"].energy.cpu())
     yield record("gradient_p", {"value": p} | more, label, **words)
 
 
@@ -187,7 +165,7 @@ class Shares:
         rest = [whole - moments.folds[f] for f in self.used] if len(self.used) > 1 else []
         self.lines = 1 + len(rest)
         stacked = torch.stack([whole, *rest, *(moments.groups[g] for g in self.groups)])
-        self.spread = Anisotropy(stacked / stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None])
+        self.spread = tangent.Anisotropy(stacked / stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None])
 
 
 def share_records(shares: Shares, Q: Tensor, label: Label, *, groups: bool = False) -> Iterator[Record]:
@@ -196,60 +174,52 @@ def share_records(shares: Shares, Q: Tensor, label: Label, *, groups: bool = Fal
     share, level, gain = torch.stack(shares.spread.held(Q.to(shares.spread.C.device))).tolist()
     note = f"{'above' if level[0] >= 1 else 'below'} tr(C)/d; chance is about {r * (r + 1) / d**2:.3g}"
     few = few_rows(moments.n - moments.still, d)
-    notes = "; ".join(filter(None, (note, few)))
     more = {"n": moments.n, "contexts": moments.contexts}
-    both = {"gradient_share": (share, notes), "gradient_isoscore_gain": (gain, few)}
+    both = {"gradient_share": (share, "; ".join(filter(None, (note, few)))), "gradient_isoscore_gain": (gain, few)}
     for metric, (values, text) in both.items():
-        yield record(metric, _folded(values[: shares.lines], shares.used) | more | {"note": text}, label)
+        value, *rest = values[: shares.lines]
+        low, high = jackknife(value, rest, bounds=(None, None))
+        by_fold = dict(zip(shares.used, rest, strict=False))
+        replicates = [by_fold.get(f, math.nan) for f in range(FOLDS)]
+        columns = {"value": value, "low": low, "high": high, "replicates": replicates, "note": text}
+        yield record(metric, columns | more, label)
     for place, group in enumerate(shares.groups if groups else (), shares.lines):
         mine = {"n": moments.counts[group], "contexts": moments.contexts}
         for metric, (values, _) in both.items():
             yield record(metric, {"value": values[place]} | mine, label, group=group)
 
 
-def _folded(found: list[float], used: Sequence[int]) -> Record:
-    low, high = jackknife(found[0], found[1:], bounds=(None, None))
-    by_fold = dict(zip(used, found[1:], strict=False))
-    return {"value": found[0], "low": low, "high": high, "replicates": [by_fold.get(f, math.nan) for f in range(FOLDS)]}
-
-
 def few_rows(n: int, d: int) -> str:
     return "" if n >= FEW * d else f"fewer than {FEW} d rows ({n} of {FEW * d})"
 
 
-def moment_records(shares: Shares, Q: Tensor, label: Label, measured: Measured, *, note: str = "") -> Iterator[Record]:
-    """Everything about one proxy from second moments alone: for a proxy that was fitted at another step."""
+def moment_records(
+    shares: Shares, Q: Tensor, label: Label, measured: Measured | None = None, *, note: str = ""
+) -> Iterator[Record]:
+    """Everything about a subspace that was fitted at another step, from second moments alone.
+
+    Of a fitted control (next, permuted) energy and shares; of a proxy also groups, and the controls that were drawn.
+    """
     moments = shares.moments
     assert moments.folds is not None and moments.unit is not None
-    Q = Q.to(moments.folds.device)
-    inside = ((moments.folds @ Q) * Q).sum((-2, -1)).cpu()
-    whole = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1).cpu()
-    more = {"n": moments.n, "contexts": moments.contexts, "note": note}
-    columns = _ratios(inside[None].numpy(), whole[None].numpy())[0] | more
-    yield from energy_records(columns, Q, label)
-    mean, *parts = gradient_energy(torch.stack([moments.unit, *moments.groups.values()]), Q).tolist()
-    yield record("gradient_energy", {"value": mean} | more, label, average="row")
-    for group, part in zip(moments.groups, parts, strict=True):
-        if part == part:  # else no gradient reaches the group
-            value: Record = {"value": part} | more | {"n": moments.counts[group]}
-            yield from energy_records(value, Q, label, group=group)
-    yield from _noted(control_records(measured, Q, label, columns), note)
-    yield from _noted(share_records(shares, Q, label), note)
-
-
-def fitted_control_records(shares: Shares, Q: Tensor, label: Label, *, note: str = "") -> Iterator[Record]:
-    """Energy and shares of a fitted control (next, permuted) from second moments alone."""
-    moments = shares.moments
-    assert moments.folds is not None
-    more = {"n": moments.n, "contexts": moments.contexts, "note": note}
-    value = {"value": float(gradient_energy(moments.total, Q.to(moments.folds.device)))}
-    yield record("gradient_energy", value | more, label)
-    yield from _noted(share_records(shares, Q, label), note)
-
-
-def _noted(records: Iterable[Record], note: str) -> Iterator[Record]:
-    """The same records with a further note."""
-    return ({**row, "note": "; ".join(filter(None, (row.get("note", ""), note)))} for row in records)
+    Q, more = Q.to(moments.folds.device), {"n": moments.n, "contexts": moments.contexts, "note": note}
+    found: list[Record] = []
+    if measured is None:
+        value = {"value": float(tangent.gradient_energy(moments.total, Q))}
+        yield record("gradient_energy", value | more, label)
+    else:
+        inside = ((moments.folds @ Q) * Q).sum((-2, -1)).cpu()
+        whole = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1).cpu()
+        columns = _ratios(inside[None].numpy(), whole[None].numpy())[0] | more
+        yield from energy_records(columns, Q, label)
+        mean, *parts = tangent.gradient_energy(torch.stack([moments.unit, *moments.groups.values()]), Q).tolist()
+        yield record("gradient_energy", {"value": mean} | more, label, average="row")
+        for group, part in zip(moments.groups, parts, strict=True):
+            if part == part:  # else no gradient reaches the group
+                yield from energy_records(more | {"value": part, "n": moments.counts[group]}, Q, label, group=group)
+        found += control_records(measured, Q, label, columns)
+    for row in [*found, *share_records(shares, Q, label)]:
+        yield {**row, "note": "; ".join(filter(None, (row.get("note", ""), note)))}
 
 
 def placed(site: Site, step: int, records: Iterable[Record]) -> list[Record]:
@@ -264,11 +234,14 @@ def holm_records(records: Iterable[Record]) -> list[Record]:
     for row in records:
         if row["metric"] == "gradient_p":
             families.setdefault((row["variant"], row["group"]), []).append(row)
-    out = []
-    for rows in families.values():
-        for row, value in zip(rows, gradient_p_holm([r["value"] for r in rows]), strict=True):
-            out.append({**row, "metric": "gradient_p_holm", "value": value, "note": f"Holm over {len(rows)} layers"})
-    return out
+    return [
+        {**row, "metric": "gradient_p_holm", "value": value, "note": f"Holm over {len(rows)} layers"}
+        for rows in families.values()
+        for row, value in zip(rows, tangent.gradient_p_holm([r["value"] for r in rows]), strict=True)
+    ]
+
+
+# -- the tangent test on plain arrays ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -287,6 +260,18 @@ class TangentTest:
     rank: int
 
 
+_FIELDS = {
+    "energy": ("gradient_energy", ""),
+    "energy_by_row": ("gradient_energy", "average=row"),
+    "enrichment": ("gradient_enrichment", ""),
+    "ratio": ("gradient_ratio", ""),
+    "share": ("gradient_share", ""),
+    "isoscore_gain": ("gradient_isoscore_gain", ""),
+    "normal": ("gradient_energy", "control=normal"),
+    "random": ("gradient_energy", "control=random"),
+}
+
+
 def tangent_test(G: Any, directions: Any, *, contexts: Any = None, draws: int = 999, seed: int = 0) -> TangentTest:
     """Test gradients G (n×d) against the span of `directions` (k×d rows, need not be orthogonal).
 
@@ -298,57 +283,35 @@ def tangent_test(G: Any, directions: Any, *, contexts: Any = None, draws: int = 
     >>> round(found.energy.value, 9), found.p
     (1.0, 0.001)
     """
-    rows = _rows(G)
-    Q = orthonormal_basis(torch.as_tensor(directions)).to(rows.device)
-    if Q.shape[0] != rows.shape[1]:
-        raise AnisoscopeError(f"gradients have width {rows.shape[1]}, the directions {Q.shape[0]}; expected the same.")
-    rank = check_rank(Q.shape[1], width=rows.shape[1])
-    half = _half(rows, contexts)
-    label = Label("given", rank)
-    moments = GradientMoments().update(half.x, context=half.context)
-    found = list(proxy_records(EnergyRows(half, [Grouping([""], torch.zeros(len(half), dtype=torch.int64))]), Q, label))
-    measured = Draws(rows.shape[1], rank, draws=draws, seed=seed, device=str(rows.device)).of(moments.total)
-    found += control_records(measured, Q, label, found[0])
-    found += share_records(Shares(moments), Q, label)
-    return TangentTest(
-        energy=_pick(found, "gradient_energy"),
-        energy_by_row=_pick(found, "gradient_energy", "average=row"),
-        enrichment=_pick(found, "gradient_enrichment"),
-        ratio=_pick(found, "gradient_ratio"),
-        p=_pick(found, "gradient_p").value,
-        share=_pick(found, "gradient_share"),
-        isoscore_gain=_pick(found, "gradient_isoscore_gain"),
-        normal=_pick(found, "gradient_energy", "control=normal"),
-        random=_pick(found, "gradient_energy", "control=random"),
-        rank=rank,
-    )
-
-
-def _rows(G: Any) -> Tensor:
     rows = torch.as_tensor(G).detach()
     if rows.ndim != 2 or not len(rows):
         raise AnisoscopeError(f"gradients have shape {tuple(rows.shape)}; expected rows × width, at least one row.")
     rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-    if not bool(rows.any()) or not bool(rows.isfinite().all(1).any()):
+    finite = rows.isfinite().all(1)
+    if not bool(rows.any()) or not bool(finite.any()):
         raise AnisoscopeError("the gradients are all zero or not finite, so they have no direction; check the loss.")
-    return rows
-
-
-def _half(rows: Tensor, contexts: Any) -> Half:
+    Q = orthonormal_basis(torch.as_tensor(directions)).to(rows.device)
+    if Q.shape[0] != rows.shape[1]:
+        raise AnisoscopeError(f"gradients have width {rows.shape[1]}, the directions {Q.shape[0]}; expected the same.")
+    rank = tangent.check_rank(Q.shape[1], width=rows.shape[1])
     number = torch.arange(len(rows)) if contexts is None else torch.as_tensor(contexts).long().cpu()
     if number.shape != (len(rows),):
         raise AnisoscopeError(f"contexts have shape {tuple(number.shape)} for {len(rows)} rows; expected one for each.")
-    finite = rows.isfinite().all(1)
-    rows, number = rows[finite], number[finite.cpu()]
-    nothing = torch.full_like(number, -1)
-    dropped = int((~finite).sum())
-    return Half(rows, rows, number, torch.arange(len(rows)), nothing, nothing, nothing, dropped)
+    half = Half.plain(rows[finite], number[finite.cpu()], dropped=int((~finite).sum()))
+    label = Label("given", rank)
+    moments = GradientMoments().update(half.x, context=half.context)
+    found = list(proxy_records(EnergyRows(half), Q, label))
+    found += control_records(
+        draws_for(moments.total, rank, draws=draws, seed=seed).of(moments.total), Q, label, found[0]
+    )
+    found += share_records(Shares(moments), Q, label)
+    p = next(row["value"] for row in found if row["metric"] == "gradient_p")
+    return TangentTest(**{name: _pick(found, *field) for name, field in _FIELDS.items()}, p=p, rank=rank)
 
 
-def _pick(records: list[Record], metric: str, extra: str = "") -> Estimate:
-    words = ("control=", "average=")
+def _pick(records: list[Record], metric: str, extra: str) -> Estimate:
     for row in records:
-        plain = not any(word in row["variant"] for word in words)
+        plain = not any(word in row["variant"] for word in ("control=", "average="))
         if row["metric"] == metric and (extra in row["variant"] if extra else plain):
             names = ("low", "high", "n", "contexts", "dropped", "note", "sd")
             return Estimate(row["value"], **{name: row[name] for name in names if name in row})

@@ -17,30 +17,14 @@ from torch import Tensor, nn
 from anisoscope.capture.gradients.gradient_pass import joined
 from anisoscope.capture.sites.site import Site
 from anisoscope.metrics.frequency import bin_of
-from anisoscope.metrics.tangent import Draws, Measured, next_components
+from anisoscope.metrics.tangent import Measured
 from anisoscope.models.forward import unwrapped
 from anisoscope.numerics.hashing import FOLDS, half_of
 from anisoscope.results.quantity import jackknife
 from anisoscope.stats.moments import GradientMoments
-from anisoscope.tangent.energy import (
-    EnergyRows,
-    Grouping,
-    Record,
-    Shares,
-    control_records,
-    energy_records,
-    placed,
-    proxy_records,
-    record,
-    share_records,
-)
-from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows, fit_proxies, rows_to_fit
-
-
-def type_half(table: Tensor, types: Tensor) -> Half:
-    """Rows of a table as a test half: each type a context of its own, so that intervals resample types."""
-    nothing = torch.full_like(types, -1)
-    return Half(table, table, types, torch.zeros_like(types), types, nothing, nothing)
+from anisoscope.tangent import energy
+from anisoscope.tangent.energy import Grouping, Record
+from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows, fit_controls, fit_proxies, rows_to_fit
 
 
 def input_role(embedded: list[tuple[Tensor, Tensor, Tensor]], size: int) -> Tensor:
@@ -177,29 +161,28 @@ class TableStudy:
 
     def records(self, rows: Tensor, types: Tensor, proxies: Mapping[Label, Proxy], *, of: str) -> Iterator[Record]:
         """Energies by frequency bin and the controls, of rows [m, d] that belong to these types."""
-        half = type_half(rows.float() if rows.dtype != torch.float64 else rows, types)
+        # each type is a context of its own, so that intervals resample types
+        half = Half.plain(rows.float() if rows.dtype != torch.float64 else rows, types)
         if not len(half) or not bool(rows.any()):
             return
-        moment = GradientMoments().update(rows, context=types)
-        groupings = [Grouping([""], torch.zeros(len(half), dtype=torch.int64))]
+        moment, groupings = GradientMoments().update(rows, context=types), []
         if self.bins is not None:
             names = [f"frequency:{b + 1}" for b in range(int(self.bins.max()) + 1)]
             groupings.append(Grouping(names, bin_of(types, self.bins)))
-        energies, shares = EnergyRows(half, groupings), Shares(moment)
+        energies, shares = energy.EnergyRows(half, groupings), energy.Shares(moment)
         drawn: dict[int, Measured] = {}  # by rank: proxies share their controls
         for label, proxy in proxies.items():
-            mine = replace(label, of=of)
-            Q = proxy.basis.to(rows.device)
-            found = list(proxy_records(energies, Q, mine))
+            mine, Q = replace(label, of=of), proxy.basis.to(rows.device)
+            found = list(energy.proxy_records(energies, Q, mine))
             yield from found
             if label.control:
                 continue
             if Q.shape[1] not in drawn:
-                draws = Draws(*Q.shape, draws=self.draws, seed=self.seed, device=str(rows.device))
+                draws = energy.draws_for(moment.total, Q.shape[1], draws=self.draws, seed=self.seed)
                 drawn[Q.shape[1]] = draws.of(moment.total)
             columns = next(row for row in found if row["metric"] == "gradient_energy" and not row["group"])
-            yield from control_records(drawn[Q.shape[1]], Q, mine, columns)
-            yield from share_records(shares, Q, mine)
+            yield from energy.control_records(drawn[Q.shape[1]], Q, mine, columns)
+            yield from energy.share_records(shares, Q, mine)
 
 
 def unseen_types(size: int) -> Tensor:
@@ -214,33 +197,15 @@ def fit_on_types(fit: Half, label: Label, *, site: Site, seed: int) -> dict[Labe
     rows = fit.x[mine.nonzero().squeeze(1).to(fit.x.device)]
     if len(rows) <= 2 * label.rank or len(fit.token[mine].unique()) < 2:
         return {}
-    proxy = fit_proxies({site: rows}, label, seed=seed)[site]
-    shuffled = replace(label, control="permuted")
-    beyond = next_components(torch.cov(rows.double().T), proxy.basis.to(rows.device))
-    return {
-        label: proxy,
-        shuffled: fit_proxies({site: rows}, shuffled, seed=seed)[site],
-        replace(label, control="next"): Proxy(beyond, beyond.T, proxy.centre),
-    }
+    found = {label: fit_proxies({site: rows}, label, seed=seed)}
+    found |= fit_controls({site: rows}, label, found[label], seed=seed)
+    return {how: proxies[site] for how, proxies in found.items()}
 
 
-# -- weight gradients: rows of dL/dW of the linears that read the stream, against a proxy of what they read --
+# -- weight gradients: rows of dL/dW of the linears that read the stream, against a proxy of what they read ------------
 #
 # Notation: W out×d reads x, so dL/dW = Σ δ xᵀ has its rows in the span of the inputs; folds add up, so that leaving
 # one out is a subtraction.
-
-
-def fold_gradients(model: nn.Module, names: Sequence[str], rows: StepRows) -> Tensor | None:
-    """[FOLDS, out, d]: the gradient of the test contexts of each fold, of all weights that read one site."""
-    found: dict[int, Tensor] = {}
-    for fold, gradients in rows.weights:
-        part = joined(model, names, gradients)
-        if part is not None:
-            found[fold] = found[fold] + part if fold in found else part
-    if not found:
-        return None
-    like = next(iter(found.values()))
-    return torch.stack([found.get(f, torch.zeros_like(like)) for f in range(FOLDS)])
 
 
 def weight_records(
@@ -258,38 +223,51 @@ def weight_records(
     """Energy of the weight gradients of each reader site, with controls."""
     inputs = {site: rows_to_fit(fits[site], most=most) for site in readers if site in fits}
     seen = torch.cat([part.index.context.cpu() for parts in rows.test.values() for part, _ in parts]).unique()
-    gradients = {site: fold_gradients(model, readers[site], rows) for site in inputs}
+    gradients = {site: _fold_gradients(model, readers[site], rows) for site in inputs}
     for proxy in proxies:
         label = Label(proxy, rank, of="weight")
-        shuffled = fit_proxies(inputs, replace(label, control="permuted"), seed=seed) if proxy == proxies[0] else {}
-        for site, found in fit_proxies(inputs, label, seed=seed).items():
+        found = fit_proxies(inputs, label, seed=seed)
+        controls = fit_controls(inputs, label, found, seed=seed) if proxy == proxies[0] else {}
+        for site, mine in found.items():
             folds = gradients[site]
             if folds is None or not bool(folds.any()):
                 continue
-            Q = found.basis.to(folds.device)
+            Q, folds = mine.basis.to(folds.device), folds.double()
             words = f"{len(readers[site])} weights: {', '.join(n.removesuffix('.weight') for n in readers[site])}"
-            columns = {"n": folds.shape[1], "contexts": len(seen), "note": words}
-            mine = list(_records(folds.double(), Q, label, columns, draws=draws, seed=seed))
-            if site in shuffled:
-                beyond = next_components(torch.cov(inputs[site].double().T), Q.to(inputs[site].device))
-                others = {"permuted": shuffled[site].basis, "next": beyond}
-                for control, basis in others.items():
-                    value = {"value": _energy(folds.double().sum(0), basis.to(folds.device))}
-                    mine.append(record("gradient_energy", value | columns, replace(label, control=control)))
-            yield from placed(site, rows.step, mine)
+            sizes = {"n": folds.shape[1], "contexts": len(seen), "note": words}
+            columns = _energy_columns(folds, Q) | sizes
+            records = list(energy.energy_records(columns, Q, label))
+            total = folds.sum(0)
+            measured = energy.draws_for(total.T @ total, Q.shape[1], draws=draws, seed=seed).of(total.T @ total)
+            records += energy.control_records(measured, Q, label, columns)
+            for control, others in controls.items():
+                value = {"value": _energy(total, others[site].basis.to(folds.device))}
+                records.append(energy.record("gradient_energy", value | sizes, control))
+            yield from energy.placed(site, rows.step, records)
 
 
-def _records(folds: Tensor, Q: Tensor, label: Label, sizes: Record, *, draws: int, seed: int) -> Iterator[Record]:
+def _fold_gradients(model: nn.Module, names: Sequence[str], rows: StepRows) -> Tensor | None:
+    """[FOLDS, out, d]: the gradient of the test contexts of each fold, of all weights that read one site."""
+    found: dict[int, Tensor] = {}
+    for fold, gradients in rows.weights:
+        part = joined(model, names, gradients)
+        if part is not None:
+            found[fold] = found[fold] + part if fold in found else part
+    if not found:
+        return None
+    like = next(iter(found.values()))
+    return torch.stack([found.get(f, torch.zeros_like(like)) for f in range(FOLDS)])
+
+
+def _energy_columns(folds: Tensor, Q: Tensor) -> Record:
+    """The energy with its jackknife over the folds that hold a gradient."""
     total = folds.sum(0)
     used = [f for f in range(FOLDS) if bool(folds[f].any())]
     value = _energy(total, Q)
     rest = {f: _energy(total - folds[f], Q) for f in used} if len(used) > 1 else {}
     low, high = jackknife(value, list(rest.values()), bounds=(0.0, 1.0))
-    columns: Record = {"value": value, "low": low, "high": high, **sizes}
-    columns["replicates"] = [rest.get(f, math.nan) for f in range(FOLDS)] if rest else []
-    yield from energy_records(columns, Q, label)
-    measured = Draws(*Q.shape, draws=draws, seed=seed, device=str(Q.device)).of(total.T @ total)
-    yield from control_records(measured, Q, label, columns)
+    replicates = [rest.get(f, math.nan) for f in range(FOLDS)] if rest else []
+    return {"value": value, "low": low, "high": high, "replicates": replicates}
 
 
 def _energy(G: Tensor, Q: Tensor) -> float:

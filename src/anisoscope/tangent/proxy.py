@@ -1,17 +1,14 @@
-"""The rows of one measured step: activations to fit on, and activations with their gradients to test on.
+"""The rows of one measured step, and tangent proxies: subspaces fitted on activations alone, for all sites at once.
 
-A context is wholly in the fit half or wholly in the test half, by a hash of its content.
-
-Tangent proxies: subspaces fitted on activations alone, for all sites of a model at once.
-
-A proxy is the span of a few concepts of the centred activations of the fit half; what it was fitted on and how is its
-label, and the label is the variant in the table.
+Some contexts of a step are to fit on, the others, with their gradients, to test on: a context is wholly in one half, by
+a hash of its content. A proxy is the span of a few concepts of the centred activations of the fit half; what it was
+fitted on and how is its label, and the label is the variant in the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,12 +18,12 @@ from anisoscope.capture.gradients.gradient_pass import GradientPass, SiteRows
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import bin_of
-from anisoscope.metrics.tangent import check_rank
+from anisoscope.metrics.tangent import check_rank, next_components
 from anisoscope.numerics.factorisation.decompositions import fit_directions
 from anisoscope.numerics.hashing import fold_of, row_hash
 from anisoscope.numerics.linalg import orthonormal_bases
 
-_LABELS = ("context", "position", "token", "target", "masked")
+# -- the rows ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,28 @@ class Half:
     masked: Tensor  # 1 masked, 0 not, −1 where nothing is masked by design
     dropped: int = 0  # rows with NaN or infinity
 
+    @classmethod
+    def joined(cls, parts: list[tuple[SiteRows, float]]) -> Half:
+        """The finite rows of several passes; the gradients of each times a factor."""
+        x = torch.cat([rows.x for rows, _ in parts])
+        with_g = all(rows.g is not None for rows, _ in parts)
+        g = torch.cat([rows.g * factor for rows, factor in parts if rows.g is not None]) if with_g else None
+        labels = [_labels(rows) for rows, _ in parts]
+        columns = {name: torch.cat([mine[name].cpu().long() for mine in labels]) for name in labels[0]}
+        bad = ~x.isfinite().all(1) if g is None else ~(x.isfinite().all(1) & g.isfinite().all(1))
+        dropped = int(bad.sum())
+        if dropped:
+            keep = (~bad).nonzero().squeeze(1)
+            x, g = x[keep], None if g is None else g[keep]
+            columns = {name: column[keep.cpu()] for name, column in columns.items()}
+        return cls(x, g, **columns, dropped=dropped)
+
+    @classmethod
+    def plain(cls, rows: Tensor, context: Tensor, *, dropped: int = 0) -> Half:
+        """Plain rows as a test half, of which nothing is known but their contexts."""
+        nothing = torch.full_like(context, -1)
+        return cls(rows, rows, context, torch.zeros_like(context), nothing, nothing, nothing, dropped)
+
     @property
     def fold(self) -> Tensor:
         return fold_of(self.context)
@@ -50,12 +69,23 @@ class Half:
     def contexts(self) -> int:
         return int(self.context.unique().numel())
 
-    def order(self, seed: int = 0) -> Tensor:
+    def order(self) -> Tensor:
         """A shuffled order of the rows that does not depend on batching."""
-        return row_hash(self.context, self.position, seed=seed)
+        return row_hash(self.context, self.position, seed=0)
+
+    def few(self, most: int) -> Tensor:
+        """The numbers of the `most` rows that come first in the shuffled order, ascending."""
+        return self.order().argsort()[:most].sort().values
 
     def __len__(self) -> int:
         return len(self.x)
+
+
+def _labels(rows: SiteRows) -> dict[str, Tensor]:
+    index, words = rows.index, rows.words
+    masked = torch.full((len(rows.x),), -1) if words.masked is None else words.masked
+    told = {"token": words.original, "target": words.target, "masked": masked}
+    return {"context": index.context, "position": index.position, **told}
 
 
 @dataclass
@@ -85,12 +115,9 @@ class StepRows:
         self.loss += found.loss
         self.tokens += found.tokens
 
-    def sites(self) -> list[Site]:
-        return [site for site in self.fit if site in self.test]
-
     def fit_half(self, site: Site) -> Half:
         """The rows to fit on of one site, whether or not it has gradients."""
-        return _joined([(rows, 1.0) for rows in self.fit[site]])
+        return Half.joined([(rows, 1.0) for rows in self.fit[site]])
 
     def lacking(self) -> str:
         """Why the step cannot be measured, or "": contexts of one half only, or no finite gradient."""
@@ -114,8 +141,8 @@ class StepRows:
                 f"step {self.step} has no contexts for {'the test' if self.fit else 'the fit'} half ({seen} rows to "
                 "fit on); contexts are split in two by a hash: give at least eight different contexts."
             )
-        for site in self.sites():
-            fit, test = self.fit_half(site), _joined(self.test[site])
+        for site in (site for site in self.fit if site in self.test):
+            fit, test = self.fit_half(site), Half.joined(self.test[site])
             if not len(fit) or not len(test):
                 lost = f"{fit.dropped} rows to fit on and {test.dropped} to test on were not finite"
                 raise AnisoscopeError(
@@ -125,41 +152,14 @@ class StepRows:
             yield site, fit, test
 
 
-def _joined(parts: list[tuple[SiteRows, float]]) -> Half:
-    x = torch.cat([rows.x for rows, _ in parts])
-    with_g = all(rows.g is not None for rows, _ in parts)
-    g = torch.cat([rows.g * factor for rows, factor in parts if rows.g is not None]) if with_g else None
-    columns = {name: torch.cat([_label(rows, name) for rows, _ in parts]) for name in _LABELS}
-    bad = ~x.isfinite().all(1) if g is None else ~(x.isfinite().all(1) & g.isfinite().all(1))
-    dropped = int(bad.sum())
-    if dropped:
-        keep = (~bad).nonzero().squeeze(1)
-        x, g = x[keep], None if g is None else g[keep]
-        columns = {name: value[keep.cpu()] for name, value in columns.items()}
-    return Half(x, g, **columns, dropped=dropped)
-
-
-def _label(rows: SiteRows, name: str) -> Tensor:
-    index, words = rows.index, rows.words
-    if name == "context":
-        return index.context.cpu()
-    if name == "position":
-        return index.position.cpu()
-    if name == "masked":
-        return torch.full((len(rows.x),), -1) if words.masked is None else words.masked.cpu().long()
-    return (words.original if name == "token" else words.target).cpu()
-
-
 def take(inputs: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
     """Some contexts of a batch; what is not per context stays as it is."""
     size = next(len(v) for v in inputs.values() if isinstance(v, Tensor) and v.dim() > 1)
-    return {
-        name: value[chosen.to(value.device)]
-        if isinstance(value, Tensor) and value.dim() and len(value) == size
-        else value
-        for name, value in inputs.items()
-    }
+    mine = {k: v for k, v in inputs.items() if isinstance(v, Tensor) and v.dim() and len(v) == size}
+    return dict(inputs) | {name: value[chosen.to(value.device)] for name, value in mine.items()}
 
+
+# -- the proxies -------------------------------------------------------------------------------------------------------
 
 RANK_TOLERANCE = 1e-10  # of squared singular values: rounding of float32 rows lies far below
 _BYTES = 1 << 28  # of stacked activations fitted together
@@ -202,16 +202,32 @@ def fit_proxies(rows: Mapping[Site, Tensor], label: Label, *, seed: int) -> dict
         check_rank(label.rank, width=stacked.shape[-1], rows=stacked.shape[-2])
         centre = stacked.mean(-2, keepdim=True)
         centred = stacked - centre
-        _refuse_flat(centred, group)
+        for site, mine in zip(group, centred, strict=True):
+            if not bool(mine.any()):
+                raise AnisoscopeError(
+                    f"all {len(mine)} rows at {site} are equal, so they span no tangent; give more, or other, data."
+                )
         ranks = spanned(centred, label.rank)
         if label.control == "permuted":
             centred = permute_columns(centred, seed=seed)
         for rank in sorted(set(ranks)):  # rows that span fewer dimensions give a proxy, and controls, of fewer
-            mine = [i for i, r in enumerate(ranks) if r == rank]
-            directions = fit_directions(centred[mine], rank, method=label.proxy, seed=seed)
-            for i, part, basis in zip(mine, directions, orthonormal_bases(directions), strict=True):
+            numbers = [i for i, r in enumerate(ranks) if r == rank]
+            directions = fit_directions(centred[numbers], rank, method=label.proxy, seed=seed)
+            for i, part, basis in zip(numbers, directions, orthonormal_bases(directions), strict=True):
                 found[group[i]] = Proxy(basis, part, centre[i, 0])
     return {site: found[site] for site in rows}
+
+
+def fit_controls(
+    rows: Mapping[Site, Tensor], label: Label, proxies: Mapping[Site, Proxy], *, seed: int
+) -> dict[Label, dict[Site, Proxy]]:
+    """Controls of fitted proxies: a proxy of shuffled columns of the same rows, and the next principal components."""
+    beyond: dict[Site, Proxy] = {}
+    for site, x in rows.items():
+        basis = next_components(torch.cov(x.double().T), proxies[site].basis.to(x.device))
+        beyond[site] = Proxy(basis, basis.T, proxies[site].centre)
+    shuffled = replace(label, control="permuted")
+    return {shuffled: fit_proxies(rows, shuffled, seed=seed), replace(label, control="next"): beyond}
 
 
 def spanned(centred: Tensor, most: int) -> list[int]:
@@ -220,12 +236,9 @@ def spanned(centred: Tensor, most: int) -> list[int]:
     >>> spanned(torch.eye(6)[None, :2] - torch.eye(6)[None, :2].mean(1, keepdim=True), 3)
     [1]
     """
-    generator = torch.Generator().manual_seed(0)
-    d = centred.shape[-1]
-    probes = torch.randn(d, min(d, most + 1), generator=generator, dtype=torch.float64).to(
-        centred.device, centred.dtype
-    )
-    seen = (centred @ probes).double()
+    d, generator = centred.shape[-1], torch.Generator().manual_seed(0)
+    probes = torch.randn(d, min(d, most + 1), generator=generator, dtype=torch.float64)
+    seen = (centred @ probes.to(centred.device, centred.dtype)).double()
     values = torch.linalg.eigvalsh(seen.mT @ seen)
     alive = (values > RANK_TOLERANCE * values[:, -1:]).sum(1)
     return [max(1, min(most, int(number))) for number in alive]
@@ -235,20 +248,11 @@ def _alike(rows: Mapping[Site, Tensor]) -> list[list[Site]]:
     """Sites of one shape, as many together as memory allows."""
     groups: dict[tuple[int, ...], list[list[Site]]] = {}
     for site, x in rows.items():
-        most = max(1, _BYTES // max(1, x.numel() * x.element_size()))
         chunks = groups.setdefault(tuple(x.shape), [[]])
-        if len(chunks[-1]) >= most:
+        if len(chunks[-1]) >= max(1, _BYTES // max(1, x.nbytes)):
             chunks.append([])
         chunks[-1].append(site)
     return [chunk for chunks in groups.values() for chunk in chunks]
-
-
-def _refuse_flat(centred: Tensor, group: list[Site]) -> None:
-    for i, site in enumerate(group):
-        if not bool(centred[i].any()):
-            raise AnisoscopeError(
-                f"all {centred.shape[1]} rows at {site} are equal, so they span no tangent; give more, or other, data."
-            )
 
 
 def permute_columns(x: Tensor, *, seed: int) -> Tensor:
@@ -260,18 +264,13 @@ def permute_columns(x: Tensor, *, seed: int) -> Tensor:
 
 def rows_to_fit(half: Half, *, most: int) -> Tensor:
     """The rows to fit on: all of them, or the `most` with the smallest hashes."""
-    if len(half) <= most:
-        return half.x
-    return half.x[half.order().argsort()[:most].sort().values.to(half.x.device)]
+    return half.x if len(half) <= most else half.x[half.few(most).to(half.x.device)]
 
 
 def balanced_rows(half: Half, bins: Tensor, *, most: int) -> Tensor | None:
     """Equal rows per frequency bin (those with the smallest hashes); None where a bin has none."""
-    label = bin_of(half.token, bins)
-    order = half.order().argsort()
-    number = int(bins.max()) + 1
-    mine = [order[label[order] == b] for b in range(number)]
-    mine = [rows for b, rows in enumerate(mine) if bool((bins == b).any())]
+    label, order = bin_of(half.token, bins), half.order().argsort()
+    mine = [order[label[order] == b] for b in bins.unique().tolist() if b >= 0]
     least = min((len(rows) for rows in mine), default=0)
     least = min(least, most // max(1, len(mine)))
     if least < 2:

@@ -18,22 +18,10 @@ from torch import Tensor
 
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics import frequency
+from anisoscope.metrics import frequency, tangent
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine.metric import Request
-from anisoscope.metrics.tangent import (
-    Draws,
-    Measured,
-    amplification,
-    amplification_p,
-    concept_match,
-    concept_turn,
-    each_decomposed,
-    full_float32,
-    growth,
-    next_components,
-    proxy_overlap,
-)
+from anisoscope.metrics.tangent import Measured
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
 from anisoscope.results.quantity import jackknife
@@ -47,6 +35,7 @@ from anisoscope.tangent.proxy import (
     Proxy,
     StepRows,
     balanced_rows,
+    fit_controls,
     fit_proxies,
     key,
     load_proxies,
@@ -115,18 +104,17 @@ def more_sites(metrics: str | Sequence[str]) -> tuple[str, ...]:
     return _MORE_SITES.get(metrics, ()) if isinstance(metrics, str) else ()
 
 
-def geometry(preset: str) -> list[Request]:
-    """The geometry metrics of a preset, each measured where it is declared and not wherever it could be had."""
-    return [replace(request, named=False) for request in parse_requests(GEOMETRY[preset])]
-
-
 def choose_plan(
     metrics: str | Sequence[str], plan: TangentPlan | None, *, rank: int | None, seed: int
 ) -> tuple[TangentPlan | None, list[Request]]:
-    """The tangent plan (none where only geometry is wanted) and the geometry metrics that `metrics` names."""
+    """The tangent plan (none where only geometry is wanted) and the geometry metrics that `metrics` names.
+
+    The metrics of a preset are measured where each is declared, and not wherever it could be had.
+    """
     chosen: TangentPlan | None
     if isinstance(metrics, str) and metrics in GEOMETRY:
-        chosen, requests = plan or PLANS.get(metrics), geometry(metrics)
+        chosen = plan or PLANS.get(metrics)
+        requests = [replace(request, named=False) for request in parse_requests(GEOMETRY[metrics])]
     else:
         words = metrics.split(",") if isinstance(metrics, str) else list(metrics)
         wanted = "tangent" in words or plan is not None
@@ -136,6 +124,8 @@ def choose_plan(
         chosen = replace(chosen, seed=seed, rank=rank if rank is not None else chosen.rank)
     return chosen, requests
 
+
+# -- the frozen proxy --------------------------------------------------------------------------------------------------
 
 WINDOW_ROWS = 1024  # rows of each site and step that the frozen proxy is fitted on
 IN_SAMPLE = "in-sample"
@@ -177,46 +167,39 @@ class FrozenProxies:
         earlier = [] if self.proxies else self._fit(self.device)
         return earlier + self._test(step, moments, note="")
 
+    def _label(self, proxy: str, control: str = "") -> Label:
+        return Label(proxy, self.rank, fit="frozen", control=control, batch=self.source)
+
     def _fit(self, device: torch.device) -> list[Record]:
         """Fit on what the window gathered, and go back to the steps inside it."""
         rows = {site: torch.cat(parts).to(device) for site, parts in self.pool.items()}
-        for proxy in self.plan.proxies[:2]:
-            label = Label(proxy, self.rank, fit="frozen", batch=self.source)
-            self.proxies[proxy] = fit_proxies(rows, label, seed=self.plan.seed)
-        self._fit_controls(rows)
+        seed, first = self.plan.seed, self.plan.proxies[0]
+        self.proxies = {p: fit_proxies(rows, self._label(p), seed=seed) for p in self.plan.proxies[:2]}
+        controls = fit_controls(rows, self._label(first), self.proxies[first], seed=seed)
+        self.controls = {label.control: found for label, found in controls.items()}
         records: list[Record] = []
         for step, state in sorted(self.window.items()):
-            records += self._test(step, load_moments(state, device), note=IN_SAMPLE)
+            moments = {Site(*k): GradientMoments.load(m).to(device) for k, m in state.items()}
+            records += self._test(step, moments, note=IN_SAMPLE)
         self.window, self.pool = {}, {}
         return records
 
-    def _fit_controls(self, rows: Mapping[Site, Tensor]) -> None:
-        """The next components, and a proxy of shuffled columns, of the same pooled activations."""
-        label = Label(self.plan.proxies[0], self.rank, fit="frozen", batch=self.source)
-        main = self.proxies[label.proxy]
-        self.controls["permuted"] = fit_proxies(rows, replace(label, control="permuted"), seed=self.plan.seed)
-        self.controls["next"] = {}
-        for site, x in rows.items():
-            beyond = next_components(torch.cov(x.double().T), main[site].basis.to(x.device))
-            self.controls["next"][site] = Proxy(beyond, beyond.T, main[site].centre)
-
     def _test(self, step: int, moments: Mapping[Site, GradientMoments], *, note: str) -> list[Record]:
         records: list[Record] = []
+        sizes = {"draws": self.plan.draws, "seed": self.plan.seed}
         for site, moment in moments.items():
             total, shares = moment.total, Shares(moment)
-            options: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed, "device": str(total.device)}
             bases = {p: found[site].basis.to(total.device) for p, found in self.proxies.items() if site in found}
-            drawn = {r: Draws(len(total), r, **options).of(total) for r in {Q.shape[1] for Q in bases.values()}}
+            ranks = {Q.shape[1] for Q in bases.values()}
+            drawn = {rank: energy.draws_for(total, rank, **sizes).of(total) for rank in ranks}
             for proxy, Q in bases.items():
-                label, measured = Label(proxy, self.rank, fit="frozen", batch=self.source), drawn[Q.shape[1]]
-                mine = energy.moment_records(shares, Q, label, measured, note=note)
+                mine = energy.moment_records(shares, Q, self._label(proxy), drawn[Q.shape[1]], note=note)
                 records += energy.placed(site, step, mine)
             for control, found in self.controls.items():
                 if site in found:
-                    label = Label(self.plan.proxies[0], self.rank, fit="frozen", control=control, batch=self.source)
-                    basis = found[site].basis.to(total.device)
-                    fitted = energy.fitted_control_records(shares, basis, label, note=note)
-                    records += energy.placed(site, step, fitted)
+                    label = self._label(self.plan.proxies[0], control)
+                    mine = energy.moment_records(shares, found[site].basis, label, note=note)
+                    records += energy.placed(site, step, mine)
         return records + energy.holm_records(records)
 
     def state(self) -> dict[str, Any]:
@@ -247,9 +230,7 @@ class FrozenProxies:
         return self._fit(torch.device("cpu") if self.device is None else self.device)
 
 
-def load_moments(state: Mapping[Any, Mapping[str, Tensor]], device: torch.device) -> dict[Site, GradientMoments]:
-    return {Site(*k): GradientMoments.load(m).to(device) for k, m in state.items()}
-
+# -- the study ---------------------------------------------------------------------------------------------------------
 
 STILL = 1e-6  # of the variance: less growth than this is rounding
 DRAW_SEED = 104_729  # control draws have a stream of their own
@@ -291,12 +272,14 @@ class TangentStudy:
     def measure(self, rows: StepRows) -> list[Record]:
         """The rows of the table that one step gives; when the window closes, also the frozen ones of earlier steps."""
         halves = {site: (fit, test) for site, fit, test in rows.halves()}
-        records: list[Record] = []
         proxies = self._fit(halves)
         self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
         beyond = self._beyond(halves)
         folds = {site: FoldCovariance.of(test.x, test.context) for site, (_, test) in halves.items()}
-        grown = self._grown(folds, rows.step)
+        # where the covariance of the test half grew since the last measured step, and the directions that span it
+        known = {s: k.folds for s in folds if (k := self.previous.get(s)) is not None and k.step < rows.step}
+        problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
+        grown = dict(zip(known, tangent.each_decomposed(tangent.growth, problems), strict=True))
 
         def look(site: Site) -> tuple[GradientMoments, list[Record]]:
             (fit, test), mine = halves[site], {label: found[site] for label, found in proxies.items() if site in found}
@@ -305,11 +288,10 @@ class TangentStudy:
             found += self._concepts(site, mine, test, rows.step, folds[site], grown.get(site))
             return moment, energy.placed(site, rows.step, [*found, *self._spread(fit, test)])
 
-        with full_float32():  # once for all: sites that set and reset it side by side would leave it wrong
-            seen = dict(zip(halves, each_on_host(look, list(halves), self._device(halves)), strict=True))
-        moments = {site: moment for site, (moment, _) in seen.items()}
-        for _, found in seen.values():
-            records += found
+        device = next((test.x.device.type for _, test in halves.values()), "cpu")
+        with tangent.full_float32():  # once for all: sites that set and reset it side by side would leave it wrong
+            seen = dict(zip(halves, each_on_host(look, list(halves), device), strict=True))
+        records = [row for _, found in seen.values() for row in found]
         records += energy.holm_records(records)
         if self.frozen is not None and self.frozen.missed(rows.step):
             self._note(
@@ -317,30 +299,25 @@ class TangentStudy:
             )
             self.frozen = None
         if self.frozen is not None:
-            fits = {site: fit for site, (fit, _) in halves.items()}
+            fits, moments = {s: fit for s, (fit, _) in halves.items()}, {s: moment for s, (moment, _) in seen.items()}
             records += self.frozen.offer(rows.step, fits, moments, rank=self.main_rank)
         return records
-
-    @staticmethod
-    def _device(halves: Mapping[Site, tuple[Half, Half]]) -> str:
-        return next((test.x.device.type for _, test in halves.values()), "cpu")
 
     def _moment(self, test: Half) -> tuple[GradientMoments, list[str]]:
         """Second moments of a site's gradients, and the groups (masked or not) that controls are drawn for."""
         assert test.g is not None
-        groupings = self.groupings(test)[1:]
-        masks = {name: m for g in groupings if ":" not in g.names[0] for name, m in g.masks().items()}
-        binned = {name: m for g in groupings if ":" in g.names[0] for name, m in g.masks().items()}
-        kept = {name: m for name, m in binned.items() if not name.startswith("target")}
-        return GradientMoments().update(test.g, context=test.context, groups=masks | kept), list(masks)
+        groups = {name: mask for grouping in self.groupings(test) for name, mask in grouping.masks().items()}
+        groups = {name: mask for name, mask in groups.items() if not name.startswith("target")}
+        plain = [name for name in groups if ":" not in name]
+        return GradientMoments().update(test.g, context=test.context, groups=groups), plain
 
     def finish(self) -> list[Record]:
         """The frozen proxy of a run that ended inside its window."""
         return self.frozen.finish() if self.frozen is not None else []
 
     def groupings(self, test: Half) -> list[Grouping]:
-        """All rows; masked or not; bins of the original and of the target token."""
-        found = [Grouping([""], torch.zeros(len(test), dtype=torch.int64))]
+        """Masked or not; bins of the original and of the target token."""
+        found = []
         if bool((test.masked >= 0).any()):
             found.append(Grouping(["unmasked", "masked"], test.masked))
         if self.bins is not None:
@@ -374,19 +351,16 @@ class TangentStudy:
 
     # proxies
 
-    def rank(self, width: int) -> int:
-        """The rank asked for, or 16, or a quarter of a narrow width."""
-        return self.plan.rank if self.plan.rank is not None else max(1, min(DEFAULT_RANK, width // 4))
-
     def _is_main(self, label: Label) -> bool:
         return not label.control and not label.balanced and label.rank == self.main_rank
 
     def _fit(self, halves: Mapping[Site, tuple[Half, Half]]) -> dict[Label, dict[Site, Proxy]]:
         plan = self.plan
         rows = {site: rows_to_fit(fit, most=plan.fit_rows) for site, (fit, _) in halves.items()}
-        self.main_rank = rank = self.rank(min(x.shape[1] for x in rows.values()))
+        width = min(x.shape[1] for x in rows.values())
+        self.main_rank = rank = plan.rank if plan.rank is not None else max(1, min(DEFAULT_RANK, width // 4))
         labels = [Label(proxy, rank, batch=self.source) for proxy in plan.proxies]
-        ranks = [r for r in plan.ranks if r != rank and 4 * r <= min(x.shape[1] for x in rows.values())]
+        ranks = [r for r in plan.ranks if r != rank and 4 * r <= width]
         labels += [Label(proxy, r, batch=self.source) for proxy in plan.proxies[:2] for r in ranks]
         found: dict[Label, dict[Site, Proxy]] = {}
         for label in labels:
@@ -396,18 +370,18 @@ class TangentStudy:
                 if label.proxy in plan.proxies[:2] and label.rank == rank:
                     raise
                 self._note(f"{label.proxy} of rank {label.rank} is left out: {error}")
-        first = plan.proxies[0]  # controls that must be fitted belong to the study's own proxy
+        main = labels[0]  # controls that must be fitted belong to the study's own proxy
         if plan.permuted:
-            label = Label(first, rank, control="permuted", batch=self.source)
-            found[label] = fit_proxies(rows, label, seed=plan.seed)
+            shuffled = replace(main, control="permuted")
+            found[shuffled] = fit_proxies(rows, shuffled, seed=plan.seed)
         if plan.balanced and self.bins is not None:
             even = {site: balanced_rows(fit, self.bins, most=plan.fit_rows) for site, (fit, _) in halves.items()}
             enough = {site: x for site, x in even.items() if x is not None and len(x) > 2 * rank}
             if len(enough) < len(even):
                 self._note("a frequency bin has too few rows for a balanced fit; give more contexts")
             if enough:
-                label = Label(first, rank, balanced=True, batch=self.source)
-                found[label] = fit_proxies(enough, label, seed=plan.seed)
+                balanced = replace(main, balanced=True)
+                found[balanced] = fit_proxies(enough, balanced, seed=plan.seed)
         return found
 
     def _note(self, text: str) -> None:
@@ -432,32 +406,22 @@ class TangentStudy:
         main = self.fitted[self.plan.proxies[0]]
         fits = {site: rows_to_fit(fit, most=self.plan.fit_rows).double() for site, (fit, _) in halves.items()}
         problems = [(torch.cov(x.T), main[site].basis.to(x.device)) for site, x in fits.items()]
-        found = each_decomposed(lambda C, Q: (next_components(C, Q),), problems)
+        found = tangent.each_decomposed(lambda C, Q: (tangent.next_components(C, Q),), problems)
         return {site: basis for site, (basis,) in zip(fits, found, strict=True)}
-
-    def _grown(self, folds: Mapping[Site, FoldCovariance], step: int) -> dict[Site, tuple[Tensor, ...]]:
-        """Where the covariance of the test half grew since the last measured step, and the directions that span it."""
-        known = {site: k.folds for site in folds if (k := self.previous.get(site)) is not None and k.step < step}
-        problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
-        return dict(zip(known, each_decomposed(growth, problems), strict=True))
 
     def _site(
         self, test: Half, proxies: Mapping[Label, Proxy], moment: GradientMoments, groups: list[str], beyond: Tensor
     ) -> Iterator[Record]:
-        assert test.g is not None
         rows, shares = EnergyRows(test, self.groupings(test)), Shares(moment, groups)
-        width = test.x.shape[1]
-        few = energy.few_rows(moment.n - moment.still, width)
+        few = energy.few_rows(moment.n - moment.still, test.x.shape[1])
         targets: dict[int, list[tuple[str, str, Measured]]] = {}  # by the rank that a proxy really has
         for label, proxy in proxies.items():
             Q = proxy.basis
             found = list(energy.proxy_records(rows, Q, label, few=few))
             yield from found
-            if label.rank != self.main_rank or label.control == "permuted":
-                if label.control:
-                    yield from energy.share_records(shares, Q, label)
-                continue
-            if label.balanced:
+            if label.control:
+                yield from energy.share_records(shares, Q, label)
+            if not self._is_main(label):
                 continue
             yield from energy.share_records(shares, Q, label, groups=True)
             if label.proxy not in self.plan.proxies[:2]:
@@ -469,16 +433,16 @@ class TangentStudy:
                 yield from energy.share_records(shares, beyond, after)
             if Q.shape[1] not in targets:
                 targets[Q.shape[1]] = list(self._targets(moment, groups, Q.shape[1]))
+            energies = [row for row in found if row["metric"] == "gradient_energy"]
             for group, average, measured in targets[Q.shape[1]][: None if main else 1]:
-                columns = self._found(found, group, average)
-                words = {"group": group, "average": average}
-                yield from energy.control_records(measured, Q, label, columns, **words)
+                mine = (row for row in energies if ("average=row" in row["variant"]) == bool(average))
+                columns = next(row for row in mine if row["group"] == group)
+                yield from energy.control_records(measured, Q, label, columns, group=group, average=average)
 
     def _targets(self, moment: GradientMoments, groups: list[str], rank: int) -> Iterator[tuple[str, str, Measured]]:
         """The second moments that controls are drawn for: all rows, every row alike, masked and unmasked."""
         assert moment.unit is not None
-        total = moment.total
-        draws = self.draws(total, rank)
+        total, draws = moment.total, self._draws(moment.total, rank)
         if float(total.trace()) > 0:
             yield "", "", draws.of(total)
             yield "", "row", draws.of(moment.unit)
@@ -486,18 +450,8 @@ class TangentStudy:
             if float(moment.groups[name].trace()) > 0:
                 yield name, "", draws.of(moment.groups[name])
 
-    def draws(self, M: Tensor, rank: int) -> Draws:
-        """Random subspaces of a proxy's rank where M lives."""
-        plan = self.plan
-        return Draws(len(M), rank, draws=plan.draws, seed=plan.seed + DRAW_SEED, device=str(M.device))
-
-    @staticmethod
-    def _found(records: list[Record], group: str, average: str) -> Record:
-        for row in records:
-            same = ("average=row" in row["variant"]) == bool(average)
-            if row["metric"] == "gradient_energy" and row["group"] == group and same:
-                return row
-        raise LookupError(group)
+    def _draws(self, M: Tensor, rank: int) -> tangent.Draws:
+        return energy.draws_for(M, rank, draws=self.plan.draws, seed=self.plan.seed + DRAW_SEED)
 
     def _concepts(
         self,
@@ -510,52 +464,51 @@ class TangentStudy:
     ) -> Iterator[Record]:
         """How the span and its concepts moved since the last measured step, and where variance was added."""
         main = {label.proxy: proxy for label, proxy in proxies.items() if self._is_main(label)}
-        first = self.plan.proxies[0]
-        rank = {"rank": self.main_rank}
+        own, variant = main[self.plan.proxies[0]], variant_name({"rank": self.main_rank})
         if {"semi_nmf", "pca"} <= main.keys():
-            value = proxy_overlap(main["semi_nmf"].basis, main["pca"].basis)
-            yield {"metric": "proxy_overlap", "variant": variant_name(rank), "value": value}
+            value = tangent.proxy_overlap(main["semi_nmf"].basis, main["pca"].basis)
+            yield {"metric": "proxy_overlap", "variant": variant, "value": value}
         before = self.previous.get(site)
         if before is not None and grown is not None:
-            words = {"variant": variant_name(rank), "note": f"since step {before.step}"}
-            turned = concept_turn(before.bases[first].cpu(), main[first].basis.cpu())
+            words = {"variant": variant, "note": f"since step {before.step}"}
+            turned = tangent.concept_turn(before.bases[self.plan.proxies[0]].cpu(), own.basis.cpu())
             yield {"metric": "concept_turn", "value": turned, **words}
-            match = concept_match(before.directions, main[first].directions)
+            match = tangent.concept_match(before.directions, own.directions)
             yield {"metric": "concept_match", "value": match, **words}
             yield from self._amplified(before, folds, test, *grown)
         bases = {name: proxy.basis for name, proxy in main.items()}
-        self.previous[site] = Kept(step, bases, main[first].directions, folds)
+        self.previous[site] = Kept(step, bases, own.directions, folds)
 
     def _amplified(
         self, before: Kept, after: FoldCovariance, test: Half, grown: Tensor, grew: Tensor
     ) -> Iterator[Record]:
         """The share of new variance in the earlier proxy; leaving out a fold keeps the directions that grew."""
         older = before.folds.to(after.n.device)
-        if not float(grown.trace()) > STILL * float(after.covariance().trace()):
-            note = f"since step {before.step}; the activations have not changed beyond rounding"
-            for proxy in self.plan.proxies[:2]:
-                still = {"value": math.nan, "n": len(test), "contexts": test.contexts, "note": note}
-                yield energy.record("amplification", still, Label(proxy, self.main_rank, batch=self.source))
-            return
+        labels = [Label(proxy, self.main_rank, batch=self.source) for proxy in self.plan.proxies[:2]]
         more = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
-        bases = {proxy: before.bases[proxy].to(grown.device) for proxy in self.plan.proxies[:2]}
-        drawn = {rank: self.draws(grown, rank).of(grown) for rank in {Q.shape[1] for Q in bases.values()}}
-        inside = [grew @ (grew.mT @ Q) for Q in bases.values()]
+        if not float(grown.trace()) > STILL * float(after.covariance().trace()):
+            more["note"] = f"since step {before.step}; the activations have not changed beyond rounding"
+            for label in labels:
+                yield energy.record("amplification", {"value": math.nan} | more, label)
+            return
+        bases = [before.bases[label.proxy].to(grown.device) for label in labels]
+        drawn = {rank: self._draws(grown, rank).of(grown) for rank in {Q.shape[1] for Q in bases}}
+        inside = [grew @ (grew.mT @ Q) for Q in bases]
         weights = torch.stack([grew @ grew.mT, *(B @ B.mT for B in inside)])
         change = after.weighted(weights) - older.weighted(weights)
-        values = [amplification(grown, Q) for Q in bases.values()]
+        values = [tangent.amplification(grown, Q) for Q in bases]
         table = torch.cat([torch.stack(values).unsqueeze(1), change[1:] / change[0]], 1).tolist()
         alive = (after.n > 0).tolist()
-        for (proxy, Q), (value, *left) in zip(bases.items(), table, strict=True):
-            measured = drawn[Q.shape[1]]
-            label = Label(proxy, self.main_rank, batch=self.source)
+        for label, Q, (value, *left) in zip(labels, bases, table, strict=True):
             rest = [part for part, lives in zip(left, alive, strict=True) if lives]
             low, high = jackknife(value, rest, bounds=(0.0, 1.0))
             columns = {"value": value, "low": low, "high": high, "replicates": rest if len(rest) == FOLDS else []}
             yield energy.record("amplification", columns | more, label)
+            measured = drawn[Q.shape[1]]
             random, normal = measured.random(shares=False).energy, measured.normal(Q, shares=False).energy
-            p = {"value": amplification_p(value, random.cpu())}
-            yield energy.record("amplification_p", p | more, label)
+            yield energy.record(
+                "amplification_p", {"value": tangent.amplification_p(value, random.cpu())} | more, label
+            )
             for name, row in zip(("random", "normal"), energy.bands([random, normal]), strict=True):
                 yield energy.record("amplification", row | more, label, control=name)
 
