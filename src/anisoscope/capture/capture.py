@@ -14,33 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.attention.reader import AttentionReader
-from anisoscope.capture.rows.padding import reads_last, with_frame_mask, with_pixel_mask
-from anisoscope.capture.rows.row import (
-    Batch,
-    Contexts,
-    PositionChoice,
-    Rows,
-    Scores,
-    Sink,
-    positioned,
-    read_contexts,
-    special_ids,
-    with_ids,
-)
+from anisoscope.capture.rows import row as reading
+from anisoscope.capture.rows.row import Batch, Contexts, PositionChoice, Rows, Scores, Sink
+from anisoscope.capture.sites import layout as layouts
 from anisoscope.capture.sites.block import Place
-from anisoscope.capture.sites.layout import (
-    CUTTING,
-    Layout,
-    SpecialPositions,
-    Stack,
-    find_layout,
-    patch_counts,
-    refuse_compiled,
-    settle,
-)
+from anisoscope.capture.sites.layout import Layout, SpecialPositions, Stack, find_layout
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import MEDIA, by_name, evaluating, first_tensor, forward, unwrapped
+
+_DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
 
 
 class StackPass:
@@ -57,11 +40,15 @@ class StackPass:
         self._among: SpecialPositions | None = None  # of this pass
         self._positions = 0
 
+    def site(self, kind: str) -> Site:
+        """The site of this kind at the current layer."""
+        return Site(self.layer, kind, self.stack.name if self.stack is not None else "single")
+
     def begin(self, contexts: Contexts, arguments: Mapping[str, Any]) -> None:
         """Start a pass over these contexts, given the arguments of the stack's forward."""
         self.contexts, self.layer, self._among = contexts, 0, None
         if self.stack is not None:
-            self._patches = patch_counts(arguments, self.stack.config)
+            self._patches = layouts.patch_counts(arguments, self.stack.config)
 
     def end(self) -> None:
         self.contexts, self.layer = None, 0
@@ -72,60 +59,32 @@ class StackPass:
             self._patches.append(output[:, 0].numel() // self.contexts.batch)  # frames of a film may be contexts there
 
     def enter(self, path: str, x: Tensor) -> None:
-        """The block at a path is called with x."""
-        shared = self.stack is not None and self.stack.shared
-        self.layer = self.layer + 1 if shared else self.layers[path]
-        if self.contexts is None or self.stack is None:
-            return
+        """The block at a path is called with x.
+
+        Where no family says which positions are patches, it is decided at the first block, and where more come in.
+        """
+        assert self.stack is not None and self.contexts is not None
+        self.layer = self.layer + 1 if self.stack.shared else self.layers[path]
         if self._tokens is not None and x.dim() == 3 and x.shape[0] == self.contexts.batch:
-            self._settle_patches(x)
-        before, after = self.stack.prefix_at(self.layer), self.stack.suffix
-        among = self._among or SpecialPositions(before, after)
+            if self._among is None:
+                self._among, note = layouts.settle(self._tokens, x, self._patches)
+                self._tokens, self._positions = (self._among if self._among.count else self._tokens), x.shape[1]
+                self._say(note)
+            elif x.shape[1] > self._positions and not self.stack.staged:
+                more, self._positions, self._among = x.shape[1] - self._positions, x.shape[1], SpecialPositions()
+                self._say(
+                    f"from layer {self.layer} on the blocks read {more} positions more than before, and what they are "
+                    "is not known: all positions are counted there, and none as a class token"
+                )
+        among = self._among or SpecialPositions(self.stack.prefix_at(self.layer), self.stack.suffix)
         self.contexts.prefix, self.contexts.suffix = among.before, among.after
 
-    def _settle_patches(self, x: Tensor) -> None:
-        """Decide which positions are patches where no family says it: at the first block, and where more come in."""
-        assert self.stack is not None and self._tokens is not None
-        if self._among is None:
-            self._among, note = settle(self._tokens, x, self._patches)
-            self._tokens, self._positions = (self._among if self._among.count else self._tokens), x.shape[1]
-            self._say(note)
-        elif x.shape[1] > self._positions and not self.stack.staged:
-            more, self._positions, self._among = x.shape[1] - self._positions, x.shape[1], SpecialPositions()
-            words = f"from layer {self.layer} on the blocks read {more} positions more than before, and what they are"
-            self._say(f"{words} is not known: all positions are counted there, and none as a class token")
-
     def _say(self, words: str) -> None:
+        assert self.stack is not None
         self.counted |= bool(words)
-        note = words if self.stack is None else self.stack.labelled(words)
+        note = self.stack.labelled(words)
         if words and note not in self.notes:
             self.notes.append(note)
-
-
-def patch_cutters(model: nn.Module, stack: Stack) -> list[nn.Module]:
-    """Convolutions over images outside the blocks, one of which cuts the patches; none where a family says all."""
-    if stack.tokens is None:
-        return []
-    inside = tuple(f"{path}." for path in stack.blocks)
-    parts = model.get_submodule(stack.owner).named_modules(prefix=stack.owner)
-    return [part for path, part in parts if isinstance(part, CUTTING) and not path.startswith(inside)]
-
-
-_DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
-
-
-def _called_part(
-    model: nn.Module, layout: Layout | None, inputs: Mapping[str, Any], *, sites: Sequence[Site]
-) -> tuple[nn.Module, str]:
-    """The model and "", or its encoder alone and a note where a batch of sounds or images has no decoder inputs."""
-    stacks = {stack.name: stack for stack in (layout.stacks if layout is not None else ())}
-    media = any(name in inputs for name in MEDIA)
-    if not media or set(stacks) != {"encoder", "decoder"} or any(inputs.get(name) is not None for name in _DECODED):
-        return model, ""
-    what = f"the batch has no decoder_input_ids for the decoder of {type(unwrapped(model)).__name__}"
-    if not any(site.stack == "encoder" for site in sites):
-        raise AnisoscopeError(f"{what}; add them (the start token alone will do), or ask for sites of the encoder.")
-    return model.get_submodule(stacks["encoder"].owner), f"{what}: its encoder alone was measured"
 
 
 @contextlib.contextmanager
@@ -141,12 +100,10 @@ def _few_logits(model: nn.Module) -> Iterator[None]:
         whole = args and isinstance(args[0], Tensor) and args[0].dim() == 3
         return (args[0][:, -1:], *args[1:]) if whole else None
 
-    handle = head.register_forward_pre_hook(last) if isinstance(head, nn.Module) else None
-    try:
+    with contextlib.ExitStack() as stack:
+        if isinstance(head, nn.Module):
+            stack.callback(head.register_forward_pre_hook(last).remove)
         yield
-    finally:
-        if handle is not None:
-            handle.remove()
 
 
 Rule = Callable[[tuple[Any, ...], dict[str, Any]], Tensor | Mapping[str, Any]]
@@ -196,7 +153,7 @@ class Capture:
         watch: Watch | None = None,
         idle: Callable[[], bool] | None = None,
     ) -> None:
-        refuse_compiled(model)
+        layouts.refuse_compiled(model)
         self.model, self.sink, self.rule, self.watch, self.idle = model, sink, rows, watch, idle
         self.choice = PositionChoice(special, first, pool)
         self.notes: list[str] = []
@@ -204,9 +161,17 @@ class Capture:
         if layout is None:  # where only named modules are wanted, it is not needed
             with contextlib.nullcontext() if sites else contextlib.suppress(AnisoscopeError):
                 self.layout = find_layout(model)
+        self._stacks = self.layout.stacks if self.layout is not None else ()
         self.named = _named(model, modules or ())
         self.sites = [*sites, *self.named.values()]
-        self._check(sites)
+        if not self.sites:
+            raise AnisoscopeError("nothing to capture: neither sites nor modules were given.")
+        for site in sites:
+            if self.layout is None or site not in self.layout.stack(site.stack).sites([site.kind]):
+                raise AnisoscopeError(
+                    f"site {site} cannot be captured in a forward pass of {type(model).__name__}; take sites from "
+                    "find_layout(model).sites(…), and weight tables from weight_rows."
+                )
         self._wanted = set(self.sites)
         self._seen: set[Site] = set()
         self._passes: dict[str, StackPass] = {}
@@ -216,17 +181,6 @@ class Capture:
         self._finished = 0
         self._unfed: set[str] = set()  # stacks that the batch has nothing for
         self._stack = contextlib.ExitStack()
-
-    def _check(self, sites: Sequence[Site]) -> None:
-        if not self.sites:
-            raise AnisoscopeError("nothing to capture: neither sites nor modules were given.")
-        for site in sites:
-            known = self.layout is not None and site in set(self.layout.stack(site.stack).sites([site.kind]))
-            if not known:
-                raise AnisoscopeError(
-                    f"site {site} cannot be captured in a forward pass of {type(self.model).__name__}; take sites from "
-                    "find_layout(model).sites(…), and weight tables from weight_rows."
-                )
 
     def __enter__(self) -> Capture:
         try:
@@ -238,9 +192,7 @@ class Capture:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._stack.close()
-        if kind is not None:
-            return
-        if self.idle is not None:  # a training loop that was never looked at is its owner's business
+        if kind is not None or self.idle is not None:  # a training loop may run without being looked at
             return
         if not self._finished:
             raise AnisoscopeError(
@@ -252,9 +204,7 @@ class Capture:
         """One forward pass in evaluation and inference mode over a batch, on the device of the model's inputs."""
         batch = batch if isinstance(batch, Batch) else Batch(batch if isinstance(batch, Mapping) else {"": batch})
         self._batch, self._seen = batch, set()
-        reader, note = _called_part(self.model, self.layout, batch.inputs, sites=self.sites)
-        self._unfed = {"decoder"} if note else set()
-        self.notes += [note] if note and note not in self.notes else []
+        reader = self._called_part(batch.inputs)
         try:
             unread = contextlib.nullcontext() if self.named or "labels" in batch.inputs else _few_logits(reader)
             with evaluating(self.model), torch.inference_mode(), unread:
@@ -262,6 +212,23 @@ class Capture:
         finally:
             self._batch = None
         self._raise_unseen()
+
+    def _called_part(self, inputs: Mapping[str, Any]) -> nn.Module:
+        """The model, or its encoder alone with a note where a batch of sounds or images has no decoder inputs."""
+        self._unfed = set()
+        stacks = {stack.name: stack for stack in self._stacks}
+        media = any(name in inputs for name in MEDIA)
+        if not media or set(stacks) != {"encoder", "decoder"} or any(inputs.get(name) is not None for name in _DECODED):
+            return self.model
+        what = f"the batch has no decoder_input_ids for the decoder of {type(unwrapped(self.model)).__name__}"
+        if not any(site.stack == "encoder" for site in self.sites):
+            raise AnisoscopeError(f"{what}; add them (the start token alone will do), or ask for sites of the encoder.")
+        self._unfed = {"decoder"}
+        self._note(f"{what}: its encoder alone was measured")
+        return self.model.get_submodule(stacks["encoder"].owner)
+
+    def _note(self, *notes: str) -> None:
+        self.notes += [note for note in notes if note not in self.notes]
 
     @property
     def unseen(self) -> list[Site]:
@@ -289,10 +256,15 @@ class Capture:
 
     def _attach(self) -> None:
         self._keep(self.model.register_forward_pre_hook(self._untraced(self._begin), with_kwargs=True))
-        within = {path: self._stack_of(path) for path in self.named}
+        owners = {stack.owner: stack.name for stack in self._stacks if stack.owner}
+        # the stack whose positions a named module works on; "" where the model's own arguments say it
+        within = {
+            path: next((name for owner, name in owners.items() if f"{path}.".startswith(f"{owner}.")), "")
+            for path in self.named
+        }
         used = {site.stack for site in self.sites if site.kind != "module"} | set(within.values())
         used |= {"encoder"} if "decoder" in used else set()  # what the encoder read is part of a decoder's context
-        for stack in self.layout.stacks if self.layout is not None else ():
+        for stack in self._stacks:
             if stack.name in used:
                 self._hook_stack(stack)
         if "" in used:
@@ -301,11 +273,6 @@ class Capture:
             self._on(path, "out", functools.partial(self._emit, site, running=self._passes[within[path]]))
         # Hooks run in the order in which they were added: the pass ends after everything else has been read.
         self._keep(self.model.register_forward_hook(self._untraced(self._end), always_call=True))
-
-    def _stack_of(self, path: str) -> str:
-        """The stack whose positions a named module works on; "" where the model's own arguments say it."""
-        owners = {stack.owner: stack.name for stack in (self.layout.stacks if self.layout is not None else ())}
-        return next((name for owner, name in owners.items() if owner and f"{path}.".startswith(f"{owner}.")), "")
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.idle is not None and self.idle():
@@ -332,9 +299,8 @@ class Capture:
         owner = self.model.get_submodule(stack.owner)
 
         def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self.idle is not None and self.idle():
-                return
-            running.begin(self._contexts(module, args, kwargs, stack=stack), by_name(module, args, kwargs))
+            if self.idle is None or not self.idle():
+                running.begin(self._contexts(module, args, kwargs, stack=stack), by_name(module, args, kwargs))
 
         def end(*_: Any) -> None:
             self._finished += 1 if self._outer is None else 0
@@ -343,21 +309,23 @@ class Capture:
         self._keep(owner.register_forward_pre_hook(self._untraced(begin), with_kwargs=True))
         kinds = {site.kind for site in self.sites if site.stack == stack.name}
         self._hook_blocks(stack, running)
-        for module in patch_cutters(self.model, stack):
-            self._keep(module.register_forward_hook(self._untraced(lambda _, __, output: running.cut(output))))
+        if stack.tokens is not None:  # no family says which positions are patches: a convolution before the blocks cuts
+            inside = tuple(f"{path}." for path in stack.blocks)
+            for path, part in owner.named_modules(prefix=stack.owner):
+                if isinstance(part, layouts.CUTTING) and not path.startswith(inside):
+                    self._keep(part.register_forward_hook(self._untraced(lambda _, __, output: running.cut(output))))
         inner = {(place, kind) for (_, kind), place in stack.places.items() if kind in kinds - set(CALLED_KINDS)}
         for place, kind in sorted(inner, key=str):
-            self._on(place.path, place.side, self._taker(running, kind, place))
+            self._on(place.path, place.side, functools.partial(self._emit_part, running, kind, place))
         if kinds & set(CALLED_KINDS):
-            self._hook_attention(stack, running)
-        for (layer, kind), place in stack.fixed.items():
-            if kind in kinds:
-                site = Site(layer, kind, stack.name)
-                self._on(place.path, place.side, functools.partial(self._emit, site, running=running))
-        if "final" in kinds:
-            site = Site(stack.depth, "final", stack.name)
-            emit = functools.partial(self._emit, site, running=running)
-            self._on(stack.final.path, stack.final.side, emit, last=True)
+            emit, encoder = functools.partial(self._emit, running=running), lambda: self._above
+            reader = AttentionReader(stack, running, self._wanted, emit, self._show, self.choice, encoder, self.notes)
+            self._stack.enter_context(reader.watching(self.model))
+        fixed = {Site(layer, kind, stack.name): place for (layer, kind), place in stack.fixed.items()}
+        for site, place in {**fixed, Site(stack.depth, "final", stack.name): stack.final}.items():
+            if site.kind in kinds:
+                emit = functools.partial(self._emit, site, running=running)
+                self._on(place.path, place.side, emit, last=site.kind == "final")
         if stack.owner:  # the model's own hook ends the pass when it is the owner
             self._keep(owner.register_forward_hook(self._untraced(end), always_call=True))
 
@@ -368,47 +336,25 @@ class Capture:
                 if running.contexts is None:  # recomputation during a backward pass
                     return
                 running.enter(path, x)
-                self._emit(Site(running.layer, "block_in", stack.name), x, running)
+                self._emit(running.site("block_in"), x, running)
                 if running.layer == 1 and (0, "embed") not in stack.fixed:
                     self._emit(Site(0, "embed", stack.name), x, running)
                     self._emit(Site(0, "cls", stack.name), x, running)
 
             def leave(x: Tensor) -> None:
-                self._emit(Site(running.layer, "resid", stack.name), x, running)
-                self._emit(Site(running.layer, "cls", stack.name), x, running)
+                self._emit(running.site("resid"), x, running)
+                self._emit(running.site("cls"), x, running)
 
             self._on(path, "in", enter)
             self._on(path, "out", leave)
-
-    def _taker(self, running: StackPass, kind: str, place: Place) -> Callable[[Tensor], None]:
-        def take(x: Tensor) -> None:
-            assert running.stack is not None
-            scaled = x if place.scale == 1.0 else x * place.scale
-            scaled = scaled * self.model.get_parameter(place.gain) if place.gain else scaled
-            self._emit(Site(running.layer, kind, running.stack.name), scaled, running)
-
-        return take
-
-    def _hook_attention(self, stack: Stack, running: StackPass) -> None:
-        def emit(site: Site, x: Tensor, contexts: Contexts) -> None:
-            self._emit(site, x, running, contexts)
-
-        wanted, encoder = self._wanted, lambda: self._above
-        reader = AttentionReader(stack, running, wanted, emit, self._show, self.choice, encoder, self.notes)
-        self._stack.enter_context(reader.watching(self.model))
-
-    def _show(self, scores: Scores) -> None:
-        self._seen.add(scores.site)
-        if scores.index.keep.numel():
-            with _plain(scores.query.device):
-                self.sink.scores(scores)
 
     def _on(self, path: str, side: str, act: Callable[[Tensor], None], *, last: bool = False) -> None:
         module = self.model.get_submodule(path)
         if side == "in":
 
             def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                act(first_tensor(path, *_given(args, kwargs)))
+                named = [kwargs[name] for name in ("hidden_states", "x", "input") if name in kwargs]
+                act(first_tensor(path, *args, *named, *kwargs.values()))
 
             self._keep(module.register_forward_pre_hook(self._untraced(before), with_kwargs=True))
         else:
@@ -420,6 +366,18 @@ class Capture:
 
     # rows
 
+    def _show(self, scores: Scores) -> None:
+        self._seen.add(scores.site)
+        if scores.index.keep.numel():
+            with _plain(scores.query.device):
+                self.sink.scores(scores)
+
+    def _emit_part(self, running: StackPass, kind: str, place: Place, x: Tensor) -> None:
+        """The rows of a part of a block, times what the block multiplies them with before it adds them."""
+        scaled = x if place.scale == 1.0 else x * place.scale
+        scaled = scaled * self.model.get_parameter(place.gain) if place.gain else scaled
+        self._emit(running.site(kind), scaled, running)
+
     def _emit(self, site: Site, x: Tensor, running: StackPass, contexts: Contexts | None = None) -> None:
         contexts, activation = contexts or running.contexts, x
         if site not in self._wanted or contexts is None:
@@ -430,16 +388,14 @@ class Capture:
         whole = x.dim() == 4 and site.kind not in PER_HEAD  # a map has no class token among its positions
         if site.kind != "cls" and self._unpooled(contexts, whole=whole, known=running.stack is not None):
             return
-        x = positioned(x, contexts, site)
-        pool = {"cls": "cls", "stage_mean": "mean"}.get(
-            site.kind, self.choice.pool
-        )  # some sites are one row per context
+        x = reading.positioned(x, contexts, site)
+        pool = {"cls": "cls", "stage_mean": "mean"}.get(site.kind, self.choice.pool)  # some are one row per context
         selection = contexts.select(x.shape[1], replace(self.choice, pool=pool, whole=whole), x.device)
         if selection.index.keep.numel():
             with _plain(x.device):
                 self.sink.rows(Rows(site, selection.rows(x), selection.index))
             if self.watch is not None:
-                self.watch(site, activation, lambda g: selection.rows(positioned(g, contexts, site)))
+                self.watch(site, activation, lambda g: selection.rows(reading.positioned(g, contexts, site)))
 
     def _unpooled(self, contexts: Contexts, *, whole: bool, known: bool) -> bool:
         """Whether the row that a pool takes is nothing at a site of frames, patches or a map; then a note says so."""
@@ -448,51 +404,38 @@ class Capture:
         if not contexts.plain or pool not in ("cls", "last") or (pool == "cls" and not classless):
             return False
         what = "a class token" if pool == "cls" else "a last position that means more than any other"
-        note = f"pool={pool}: sites of sounds or pictures without {what} are left out"
-        self.notes += [note] if note not in self.notes else []
+        self._note(f"pool={pool}: sites of sounds or pictures without {what} are left out")
         return True
 
     def _contexts(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, stack: Stack | None
     ) -> Contexts:
-        arguments = by_name(module, args, kwargs)
+        arguments, batch = by_name(module, args, kwargs), self._batch
         outer = by_name(self.model, *self._outer) if self._outer is not None else {}
-        arguments = with_pixel_mask(arguments, outer, self._batch.inputs if self._batch is not None else {})
+        arguments = reading.with_pixel_mask(arguments, outer, batch.inputs if batch is not None else {})
         if self._outer is not None and module is not self.model:
-            arguments = with_frame_mask(with_ids(arguments, outer), outer)
+            arguments = reading.with_frame_mask(reading.with_ids(arguments, outer), outer)
         more, real = by_rule(self.rule, *(self._outer or (args, kwargs)))
         arguments, real = {**arguments, **more}, None if real is None else real.cpu()
         config = stack.config if stack is not None else getattr(unwrapped(self.model), "config", None)
         decoding = stack is not None and stack.name == "decoder"
         above = self._above if decoding else None
-        contexts, notes = read_contexts(arguments, config=config, real=real, above=above)
-        self.notes += [note for note in notes if note not in self.notes]
+        contexts, notes = reading.read_contexts(arguments, config=config, real=real, above=above)
+        self._note(*notes)
         contexts.windows = stack.windows if stack is not None else None
         contexts.prefix, contexts.suffix = (stack.prefix_at(0), stack.suffix) if stack is not None else (0, 0)
-        contexts.channels_last = functools.partial(reads_last, self.model, self.layout)
+        contexts.channels_last = functools.partial(reading.reads_last, self.model, self.layout)
         contexts.plain |= any(isinstance(arguments.get(name), Tensor) for name in MEDIA)
         contexts.frames = getattr(module, "_get_feature_vector_attention_mask", None)
-        self._annotate(contexts, decoding=decoding, config=config)
+        contexts.groups = batch.groups if batch is not None else None
+        if decoding and contexts.tokens is not None:  # flags of a batch belong to what the encoder reads
+            ids = sorted(reading.special_ids(config, "bos", "eos", "pad", "decoder_start"))
+            contexts.special = torch.isin(contexts.tokens, torch.tensor(ids, dtype=torch.long))
+        elif batch is not None and batch.special is not None:
+            contexts.special = batch.special.cpu().bool()
         if stack is not None and stack.name == "encoder":
             self._above = contexts
         return contexts
-
-    def _annotate(self, contexts: Contexts, *, decoding: bool, config: Any) -> None:
-        batch = self._batch
-        if batch is not None:
-            contexts.groups = batch.groups
-        if decoding and contexts.tokens is not None:  # flags of a batch belong to what the encoder reads
-            ids = torch.tensor(sorted(special_ids(config, "bos", "eos", "pad", "decoder_start")), dtype=torch.long)
-            contexts.special = torch.isin(contexts.tokens, ids)
-        elif batch is not None and batch.special is not None:
-            contexts.special = batch.special.cpu().bool()
-
-
-def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """Values a module was called with, the hidden states first."""
-    names = [name for name in ("hidden_states", "x", "input") if name in kwargs]
-    yield from args
-    yield from (kwargs[name] for name in [*names, *(name for name in kwargs if name not in names)])
 
 
 @contextlib.contextmanager
@@ -517,13 +460,12 @@ def _matches(path: str, pattern: str) -> bool:
 def _named(model: nn.Module, patterns: Sequence[str]) -> dict[str, Site]:
     """The modules that match, in the model's order, as sites numbered by it."""
     paths = [path for path, _ in model.named_modules() if path]
-    found: dict[str, None] = {}
+    found: set[str] = set()
     for pattern in patterns:
-        hits = [path for path in paths if _matches(path, pattern)]
+        hits = {path for path in paths if _matches(path, pattern)}
         if not hits:
             near = difflib.get_close_matches(pattern, paths, n=1, cutoff=0.0)
             hint = f"; did you mean {near[0]!r}?" if near else "; it has no modules."
             raise AnisoscopeError(f"no module of {type(model).__name__} matches {pattern!r}{hint}")
-        found |= dict.fromkeys(hits)
-    ordered = [path for path in paths if path in found]
-    return {path: Site(i, "module", name=path) for i, path in enumerate(ordered)}
+        found |= hits
+    return {path: Site(i, "module", name=path) for i, path in enumerate(path for path in paths if path in found)}

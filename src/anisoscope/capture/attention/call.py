@@ -49,41 +49,30 @@ class Call:
         """The same call with a dimension for heads, where contexts and heads were flattened into one."""
         if self.query.dim() == 4:
             return self
-        apart = {name: _apart(getattr(self, name), batch) for name in ("query", "key", "mask", "bias")}
-        return replace(self, **apart)  # type: ignore[arg-type]
+        given = {name: getattr(self, name) for name in ("query", "key", "mask", "bias")}
+        flat = {name: x for name, x in given.items() if x is not None and x.dim() == 3}
+        return replace(self, **{name: x.unflatten(0, (batch, -1)) for name, x in flat.items()})
 
     def parted(self) -> tuple[Tensor, Tensor | None]:
         """Split the mask into `allowed` [B or 1, 1, T, S] and the additive bias, which masks nothing."""
         shape, mask, bias = (self.query.shape[2], self.key.shape[2]), self.mask, self.bias
         if mask is None or mask.dim() == 2:
-            allowed = self._pattern(shape)
-            if mask is not None:
-                allowed = allowed & mask[:, None, None, : shape[1]].bool()
-            return allowed, bias
+            rows, columns = (torch.arange(n, device=self.query.device) for n in shape)
+            distance = rows[:, None] - columns[None, :]
+            allowed = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
+            if self.window is not None:
+                allowed = allowed & (distance.abs() < self.window)
+            allowed = allowed[None, None]
+            return (allowed if mask is None else allowed & mask[:, None, None, : shape[1]].bool()), bias
         if mask.dtype == torch.bool:
             return mask.any(1, keepdim=True).expand(-1, 1, *shape), bias
-        allowed = mask > _floor(mask, self.bias is not None)
+        # where the same tensor holds a bias (ALiBi), only values near the dtype's minimum are masked
+        mask_only = bias is not None or mask.shape[1] == 1
+        allowed = mask > (MASKED if mask_only else float(torch.finfo(mask.dtype).min) / 2)
         rest = mask.where(allowed, mask.new_zeros(()))
         if bool(rest.any()):
             bias = rest if bias is None else bias + rest
         return allowed.any(1, keepdim=True).expand(-1, 1, *shape), bias
-
-    def _pattern(self, shape: tuple[int, int]) -> Tensor:
-        rows, columns = (torch.arange(n, device=self.query.device) for n in shape)
-        distance = rows[:, None] - columns[None, :]
-        allowed = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
-        if self.window is not None:
-            allowed = allowed & (distance.abs() < self.window)
-        return allowed[None, None]
-
-
-def _apart(x: Tensor | None, batch: int) -> Tensor | None:
-    return x.unflatten(0, (batch, -1)) if x is not None and x.dim() == 3 else x
-
-
-def _floor(mask: Tensor, mask_only: bool) -> float:
-    """Values below this are masked; where the same tensor holds a bias (ALiBi), only those near the dtype's minimum."""
-    return MASKED if mask_only or mask.shape[1] == 1 else float(torch.finfo(mask.dtype).min) / 2
 
 
 Take = Callable[[Call], None]
@@ -100,10 +89,6 @@ def head_scaling(scaling: float | Tensor | None, width: int) -> float | Tensor:
     if isinstance(scaling, Tensor) and scaling.numel() > 1:
         return scaling.detach().reshape(-1, 1, 1)
     return float(scaling)
-
-
-def detached(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
 
 
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
@@ -162,13 +147,6 @@ class _Watcher(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self.done:
             return func(*args, **kwargs)
-        self._before(name, args, kwargs)
-        result = func(*args, **kwargs)
-        if isinstance(result, Tensor):
-            self._after(name, args, kwargs, result)
-        return result
-
-    def _before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if name == "scaled_dot_product_attention":
             self._finish(_fused(*args, **kwargs))
         elif name == "multi_head_attention_forward":
@@ -176,13 +154,14 @@ class _Watcher(TorchFunctionMode):
                 self._finish(call)
         elif name in ("softmax", "_softmax") and self.products:
             self._softmax((args or (kwargs.get("input"),))[0])
-
-    def _after(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
-        if name in _PRODUCTS and (pair := _factors(name, args, kwargs)) is not None:
-            alpha = kwargs.get("alpha", 1.0) if name == "baddbmm" else None
-            self.products.append(_Product(*pair, weakref.ref(result), alpha))
-        elif name in (*_MULTIPLIED, *_DIVIDED) and len(args) == 2:
-            self._scaled(name, args, result)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor):
+            if name in _PRODUCTS and (pair := _factors(name, args, kwargs)) is not None:
+                alpha = kwargs.get("alpha", 1.0) if name == "baddbmm" else None
+                self.products.append(_Product(*pair, weakref.ref(result), alpha))
+            elif name in (*_MULTIPLIED, *_DIVIDED) and len(args) == 2:
+                self._scaled(name, args, result)
+        return result
 
     def _scaled(self, name: str, args: tuple[Any, ...], result: Tensor) -> None:
         for product in self.products:
@@ -190,10 +169,13 @@ class _Watcher(TorchFunctionMode):
             if latest is None or not any(x is latest for x in args):
                 continue
             other = args[1] if args[0] is latest else args[0]
-            factor = _factor(other, product.query)
-            if factor is not None and (name in _MULTIPLIED or args[0] is latest):
-                factor = factor if name in _MULTIPLIED else 1.0 / factor
-                product.scaling = factor if product.scaling is None else factor * product.scaling
+            heads = product.query.shape[1] if product.query.dim() == 4 else 0
+            if isinstance(other, Tensor):  # a number, or one per head
+                per_head = other.numel() == heads and other.dim() >= 3 and other.shape[-3] == heads
+                other = head_scaling(other.detach(), 1) if other.numel() == 1 or per_head else None
+            if isinstance(other, (int, float, Tensor)) and (name in _MULTIPLIED or args[0] is latest):
+                factor = other if name in _MULTIPLIED else 1.0 / other
+                product.scaling = factor * (1.0 if product.scaling is None else product.scaling)
                 product.latest = weakref.ref(result)
 
     def _softmax(self, scores: Tensor) -> None:
@@ -238,17 +220,6 @@ def _meets(equation: str) -> bool:
     return same and out[-2:] == one[-2:-1] + two[-2:-1]
 
 
-def _factor(x: Any, query: Tensor) -> float | Tensor | None:
-    """A number, or one per head, that scores were multiplied with; None for anything else."""
-    if isinstance(x, (int, float)):
-        return float(x)
-    if not isinstance(x, Tensor):
-        return None
-    heads = query.shape[1] if query.dim() == 4 else 0
-    per_head = x.numel() == heads and x.dim() >= 3 and x.shape[-3] == heads
-    return head_scaling(x.detach(), 1) if x.numel() == 1 or per_head else None
-
-
 def _fused(
     query: Tensor,
     key: Tensor,
@@ -259,8 +230,8 @@ def _fused(
     scale: float | None = None,
     **kwargs: Any,
 ) -> Call:
-    scaling = head_scaling(scale, query.shape[-1])
-    return Call(query.detach(), key.detach(), scaling, mask=detached(attn_mask), causal=is_causal)
+    mask = None if attn_mask is None else attn_mask.detach()
+    return Call(query.detach(), key.detach(), head_scaling(scale, query.shape[-1]), mask=mask, causal=is_causal)
 
 
 def _multihead(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
@@ -280,22 +251,17 @@ def _multihead(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
             functional.linear(a[name], weight, bias).unflatten(-1, (a["num_heads"], -1)).permute(1, 2, 0, 3)
             for name, weight, bias in zip(("query", "key"), weights, biases, strict=True)
         )
-    mask, bias = _torch_masks(a["attn_mask"], a["key_padding_mask"], query.shape[0])
-    return Call(query.detach(), key.detach(), query.shape[-1] ** -0.5, mask=mask, bias=bias)
-
-
-def _torch_masks(scores: Tensor | None, padding: Tensor | None, batch: int) -> tuple[Tensor | None, Tensor | None]:
-    """`allowed` [B, 1, T or 1, S] and the additive bias from torch's masks, in which True means hidden."""
-    allowed = bias = None
+    scores, padding, mask, bias = a["attn_mask"], a["key_padding_mask"], None, None  # in torch's masks True is hidden
     if scores is not None:
-        four = scores.detach()[None, None] if scores.dim() == 2 else scores.detach().unflatten(0, (batch, -1))
+        four = scores.detach()[None, None] if scores.dim() == 2 else scores.detach().unflatten(0, (len(query), -1))
         hidden = four if four.dtype == torch.bool else four <= MASKED
-        allowed = ~hidden.all(1, keepdim=True)
+        mask = ~hidden.all(1, keepdim=True)
         bias = None if four.dtype == torch.bool else four.masked_fill(hidden, 0.0)
     if padding is not None:
-        real = ~padding if padding.dtype == torch.bool else padding > MASKED
-        allowed = real[:, None, None] if allowed is None else allowed & real[:, None, None]
-    return allowed, bias if bias is not None and bool(bias.any()) else None
+        real = (~padding if padding.dtype == torch.bool else padding > MASKED)[:, None, None]
+        mask = real if mask is None else mask & real
+    bias = bias if bias is not None and bool(bias.any()) else None
+    return Call(query.detach(), key.detach(), query.shape[-1] ** -0.5, mask=mask, bias=bias)
 
 
 def _written(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor | None) -> Call:
@@ -303,7 +269,13 @@ def _written(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor
     if scores.dim() == 4:
         query, key = ((x if x.dim() == 4 else x.unflatten(0, (scores.shape[0], -1))) for x in (query, key))
     candidates = (float(query.shape[-1] ** -0.5), 1.0) if scaling is None else (scaling,)
-    allowed = _open_keys(scores)
+    # keys that some head may attend to, one head at a time
+    if scores.dim() == 4:
+        allowed = torch.zeros_like(scores[:, :1], dtype=torch.bool)
+        for head in _by_head(scores):
+            allowed[:, 0] |= _open(head)
+    else:
+        allowed = torch.cat([_open(head) for head in _by_head(scores)])
     for candidate in candidates:
         rests = _rests(query, key, scores, candidate)
         if all(float(rest.abs().max()) <= 1e-5 * max(1.0, float(seen.abs().max())) for rest, seen in rests):
@@ -322,16 +294,6 @@ def _open(scores: Tensor) -> Tensor:
     """Keys that are not masked: models that mask in their own code add finfo.min, divided or not, or -1e4."""
     largest = scores.amax(-1, keepdim=True)
     return (scores > largest - _HOPELESS) & (largest > -_HOPELESS)
-
-
-def _open_keys(scores: Tensor) -> Tensor:
-    """Keys that some head may attend to, one head at a time."""
-    if scores.dim() != 4:
-        return torch.cat([_open(head) for head in _by_head(scores)])
-    allowed = torch.zeros_like(scores[:, :1], dtype=torch.bool)
-    for head in _by_head(scores):
-        allowed[:, 0] |= _open(head)
-    return allowed
 
 
 def _rests(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -430,21 +392,21 @@ def _call(
 ) -> Call:
     causal = kwargs.get("is_causal")
     causal = bool(getattr(module, "is_causal", True)) if causal is None else bool(causal)
+    bias, mask = kwargs.get("position_bias"), None
+    if hasattr(attention_mask, "mask_mod"):  # a block mask of flex attention
+        from torch.nn.attention.flex_attention import create_mask
+
+        sizes = (query.shape[0], 1, query.shape[2], key.shape[2])
+        mask = create_mask(attention_mask.mask_mod, *sizes, device=str(query.device))
+    elif isinstance(attention_mask, Tensor):
+        mask = attention_mask.detach()[..., : key.shape[2]]
     return Call(
         query.detach(),
         key.detach(),
         head_scaling(scaling, query.shape[-1]),
-        mask=_plain_mask(attention_mask, query, key),
-        bias=detached(kwargs.get("position_bias")),
+        mask=mask,
+        bias=None if bias is None else bias.detach(),
         causal=causal and query.shape[2] > 1 and name != "eager",  # written-out attention knows masks alone
         window=kwargs.get("sliding_window") if "flash" in name else None,
         whole=kwargs.get("softcap") is None and kwargs.get("s_aux") is None,
     )
-
-
-def _plain_mask(mask: Any, query: Tensor, key: Tensor) -> Tensor | None:
-    if hasattr(mask, "mask_mod"):  # a block mask of flex attention
-        from torch.nn.attention.flex_attention import create_mask
-
-        return create_mask(mask.mask_mod, query.shape[0], 1, query.shape[2], key.shape[2], device=str(query.device))
-    return mask.detach()[..., : key.shape[2]] if isinstance(mask, Tensor) else None

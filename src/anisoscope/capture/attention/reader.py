@@ -29,17 +29,12 @@ from anisoscope.capture.sites.site import CROSS_KINDS, ROTARY_KINDS, SELF_KINDS,
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import by_name
 
+# -- rotation ----------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class Rotation:
-    """One tensor that was rotated, before and after."""
-
-    before: Tensor
-    after: Tensor
-
-
+Rotation = tuple[Tensor, Tensor]
+"""One tensor that was rotated, before and after."""
 _lock = threading.Lock()
-_originals: dict[tuple[int, str], tuple[Any, int]] = {}  # by name and place: the function, and how many stand-ins
+_originals: dict[tuple[int, str], tuple[Any, int]] = {}  # by namespace and name: the function, and how many relays
 
 
 class _Active(threading.local):
@@ -65,53 +60,41 @@ def recorded_rotations(attention: nn.Module) -> Iterator[list[Rotation]]:
         _active.rotations[:] = [other for other in _active.rotations if other is not rotations]
 
     handles = [attention.register_forward_pre_hook(begin), attention.register_forward_hook(end, always_call=True)]
-    for space, name in functions:
-        _install(space, name)
+    with _lock:
+        for space, name in functions:
+            original, count = _originals.get((id(space), name), (space[name], 0))
+            _originals[(id(space), name)] = (original, count + 1)
+            if not count:
+                space[name] = _relay(original)
     try:
         yield rotations
     finally:
-        for space, name in functions:
-            _remove(space, name)
+        with _lock:
+            for space, name in functions:
+                original, count = _originals.pop((id(space), name))
+                if count > 1:
+                    _originals[(id(space), name)] = (original, count - 1)
+                else:
+                    space[name] = original
         end()  # an interrupt leaves a forward without running its hooks
         for handle in handles:
             handle.remove()
 
 
-def _install(space: dict[str, Any], name: str) -> None:
-    with _lock:
-        at = (id(space), name)
-        original, count = _originals.get(at, (space[name], 0))
-        _originals[at] = (original, count + 1)
-        if not count:
-            space[name] = _relay(original)
-
-
-def _remove(space: dict[str, Any], name: str) -> None:
-    with _lock:
-        original, count = _originals.pop((id(space), name))
-        if count > 1:
-            _originals[(id(space), name)] = (original, count - 1)
-        else:
-            space[name] = original
-
-
 def _relay(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself, which also records pairs of arguments and results in the same order and of one shape."""
+
     @functools.wraps(original)
     def relay(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if _active.rotations:
-            _active.rotations[-1].extend(_rotations((*args, *kwargs.values()), result))
+            before = [x.detach() for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+            for i, after in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
+                if isinstance(after, Tensor) and i < len(before) and before[i].shape == after.shape:
+                    _active.rotations[-1].append((before[i], after.detach()))
         return result
 
     return relay
-
-
-def _rotations(given: tuple[Any, ...], result: Any) -> Iterator[Rotation]:
-    """Pairs of arguments and results in the same order and of the same shape."""
-    before = [x.detach() for x in given if isinstance(x, Tensor)]
-    for i, after in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
-        if isinstance(after, Tensor) and i < len(before) and before[i].shape == after.shape:
-            yield Rotation(before[i], after.detach())
 
 
 def unrotated(x: Tensor, rotations: list[Rotation]) -> Tensor | None:
@@ -119,23 +102,18 @@ def unrotated(x: Tensor, rotations: list[Rotation]) -> Tensor | None:
 
     Channels that are not rotated are those of x.
     """
-    for rotation in rotations:
-        pairs = [(rotation.before, rotation.after)]
-        if rotation.after.dim() == 4:  # positions may come before heads
-            pairs.append((rotation.before.transpose(1, 2), rotation.after.transpose(1, 2)))
+    for given, result in rotations:
+        pairs = [(given, result)]
+        if result.dim() == 4:  # positions may come before heads
+            pairs.append((given.transpose(1, 2), result.transpose(1, 2)))
         for before, after in pairs:
             width = after.shape[-1]
+            if after.dim() != 4 or after.shape[:-1] != x.shape[:-1] or width > x.shape[-1]:
+                continue
             for start in dict.fromkeys((0, x.shape[-1] - width)):
-                if _within(after, x, start):
+                if torch.equal(after.to(x.dtype), x[..., start : start + width]):
                     return torch.cat((x[..., :start], before.to(x.dtype), x[..., start + width :]), dim=-1)
     return None
-
-
-def _within(after: Tensor, x: Tensor, start: int) -> bool:
-    """Whether these channels of x equal the result of a rotation."""
-    if after.dim() != 4 or start < 0 or after.shape[:-1] != x.shape[:-1]:
-        return False
-    return torch.equal(after.to(x.dtype), x[..., start : start + after.shape[-1]])
 
 
 # -- attention within windows of a feature map: W windows of w places each, h·w positions in row-major order -----------
@@ -150,36 +128,28 @@ class WindowGrid:
     known: bool = True  # whether the model says how; else positions are counted through the windows
 
     @property
-    def positions(self) -> int:
-        """Positions of the map."""
-        return int((self.places >= 0).sum())
-
-    @property
     def padded(self) -> bool:
         """Whether windows reach over the edge of the map."""
         return bool((self.places < 0).any())
 
+    @property
+    def order(self) -> Tensor:
+        """For each position of the map its place among those of all windows."""
+        flat = self.places.flatten()
+        found = (flat >= 0).nonzero().squeeze(1)
+        return found[flat[found].argsort()]
+
     def restored(self, x: Tensor) -> Tensor:
         """[B·W, H, w, d] of the windows as [B, positions, H, d] of the map."""
         flat = x.transpose(1, 2).unflatten(0, (-1, len(self.places))).flatten(1, 2)
-        return flat.index_select(1, self._order().to(x.device))
+        return flat.index_select(1, self.order.to(x.device))
 
     def index(self, index: Index) -> Index:
         """An index of positions of the map as an index of places of the windows: the same rows in another order."""
         total = self.places.numel()
-        keep = index.keep // index.length * total + self._order().to(index.keep.device)[index.keep % index.length]
+        keep = index.keep // index.length * total + self.order.to(index.keep.device)[index.keep % index.length]
         keep, order = keep.sort()
         return replace(index.taken(order), length=total, keep=keep)
-
-    def masks(self, contexts: int) -> Tensor:
-        """Which places may attend to each other, [B·W, 1, w, w]."""
-        return self.allowed.repeat(contexts, 1, 1).unsqueeze(1)
-
-    def _order(self) -> Tensor:
-        """For each position its place among those of all windows."""
-        flat = self.places.flatten()
-        found = (flat >= 0).nonzero().squeeze(1)
-        return found[flat[found].argsort()]
 
 
 def partition(height: int, width: int, *, size: int, shift: int) -> WindowGrid:
@@ -202,15 +172,7 @@ def _windows(x: Tensor, size: int) -> Tensor:
     return parts.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
 
-def grid_of(block: Any, dimensions: Any, *, windows: int, places: int) -> WindowGrid:
-    """The grid of a block whose window, shift, height and width are known; else windows in the order of their rows."""
-    size, shift = getattr(block, "window_size", None), getattr(block, "shift_size", None)
-    if isinstance(size, int) and isinstance(shift, int) and dimensions is not None:
-        found = partition(int(dimensions[0]), int(dimensions[1]), size=size, shift=max(0, shift))
-        if tuple(found.places.shape) == (windows, places):
-            return found
-    counted = torch.arange(windows * places).view(windows, places)
-    return WindowGrid(counted, torch.ones(windows, places, places, dtype=torch.bool), known=False)
+# -- the calls of a stack ----------------------------------------------------------------------------------------------
 
 
 class Running(Protocol):
@@ -218,6 +180,8 @@ class Running(Protocol):
 
     contexts: Contexts | None
     layer: int
+
+    def site(self, kind: str) -> Site: ...
 
 
 @dataclass
@@ -227,7 +191,7 @@ class AttentionReader:
     stack: Stack
     running: Running
     wanted: set[Site]
-    emit: Callable[[Site, Tensor, Contexts], None]
+    emit: Callable[..., None]  # (site, rows, contexts=)
     show: Callable[[Scores], None]
     choice: PositionChoice
     above: Callable[[], Contexts | None]  # contexts of the stack that cross-attention reads
@@ -243,49 +207,100 @@ class AttentionReader:
         kinds = {site.kind for site in self.wanted if site.stack == self.stack.name}
         with contextlib.ExitStack() as stack:
             if kinds & {*SELF_KINDS, *ROTARY_KINDS}:
-                self._watch_blocks(model, stack)
-                for path in self._paths("query"):
-                    module = model.get_submodule(path)
+                for path in dict.fromkeys(self.stack.blocks):
+                    block = model.get_submodule(path)
+                    if hasattr(block, "window_size"):  # height and width of the map come with the call
+                        begin = functools.partial(self._begin_block, path)
+                        stack.callback(block.register_forward_pre_hook(begin, with_kwargs=True).remove)
+                for module in self._modules(model, "query"):
                     rotations = stack.enter_context(recorded_rotations(module)) if kinds & set(ROTARY_KINDS) else []
                     take = functools.partial(self._within, rotations=rotations)
                     stack.enter_context(watching([module], take))
             if kinds & set(CROSS_KINDS):
-                modules = [model.get_submodule(path) for path in self._paths("cross_query")]
-                stack.enter_context(watching(modules, self._across))
+                stack.enter_context(watching(self._modules(model, "cross_query"), self._across))
             yield
 
-    def _paths(self, kind: str) -> list[str]:
-        return list(dict.fromkeys(place.path for (_, k), place in self.stack.places.items() if k == kind))
+    def _modules(self, model: nn.Module, kind: str) -> list[nn.Module]:
+        paths = dict.fromkeys(place.path for (_, k), place in self.stack.places.items() if k == kind)
+        return [model.get_submodule(path) for path in paths]
 
-    def _watch_blocks(self, model: nn.Module, stack: contextlib.ExitStack) -> None:
-        """Record the height and width that blocks with windows are called with."""
-        for path in dict.fromkeys(self.stack.blocks):
-            block = model.get_submodule(path)
-            if hasattr(block, "window_size"):
-
-                def begin(block: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-                    self._dimensions[path] = block, by_name(block, args, kwargs).get("input_dimensions")
-
-                stack.callback(block.register_forward_pre_hook(begin, with_kwargs=True).remove)
-
-    # attention within the stack
+    def _begin_block(self, path: str, block: nn.Module, args: Any, kwargs: Any) -> None:
+        self._dimensions[path] = block, by_name(block, args, kwargs).get("input_dimensions")
 
     def _within(self, call: Call, *, rotations: list[Rotation]) -> None:
+        """A call of attention within the stack."""
         contexts = self.running.contexts
         if contexts is None:
             return
-        call = self._plain(call.batched(contexts.batch))
+        call = call.batched(contexts.batch)
+        if call.query.dim() != 4:
+            raise AnisoscopeError(
+                f"the attention of layer {self.running.layer} has queries of shape {tuple(call.query.shape)}; expected "
+                "four dimensions (contexts or windows, heads, positions, width): leave query, key and scores out."
+            )
         windows, odd = divmod(call.query.shape[0], contexts.batch)
         if odd or (windows == 1 and call.key.shape[2] > call.query.shape[2]):  # keys of a cache
             return
         grid = self._grid(call, windows)
         self._tell(call, grid, apart=contexts.prefix + contexts.suffix)
-        for kind, x in self._rows(call, rotations).items():
+        found = {"query": call.query, "key": call.key}
+        for kind, x in tuple(found.items()):
+            if self.running.site(raw := f"{kind}_unrotated") in self.wanted:
+                before = unrotated(x, rotations)
+                if before is None:
+                    layer = self.running.layer
+                    self._say(raw, f"{raw} from layer {layer} on is as it meets: no rotation leads to it")
+                found[raw] = x if before is None else before
+        for kind, x in found.items():
             rows = x.transpose(1, 2) if grid is None else grid.restored(x)
-            self.emit(self._site(kind), rows, contexts)
-        site = self._site("scores")
+            self.emit(self.running.site(kind), rows, contexts=contexts)
+        site = self.running.site("scores")
         if site in self.wanted and call.whole:
             self.show(self._scores(site, call, contexts, keys=contexts, grid=grid))
+
+    def _across(self, call: Call) -> None:
+        """A call of attention to another stack."""
+        contexts, read = self.running.contexts, self.above()
+        if contexts is None:
+            return
+        call = call.batched(contexts.batch)
+        self.emit(self.running.site("cross_query"), call.query.transpose(1, 2), contexts=contexts)
+        if read is not None and read.batch == contexts.batch:
+            # the keys belong to the same pair of contexts as the queries, so they fall into the same fold
+            paired = replace(read, hashes=contexts.hashes, _cache={})
+            self.emit(self.running.site("cross_key"), call.key.transpose(1, 2), contexts=paired)
+        site = self.running.site("cross_scores")
+        if site in self.wanted and call.whole:
+            self.show(self._scores(site, call, contexts, keys=read))
+
+    def _grid(self, call: Call, windows: int) -> WindowGrid | None:
+        """The grid of a block whose window, shift, height and width are known; else windows in the order of rows."""
+        path, places = self.stack.blocks[self.running.layer - 1], call.query.shape[2]
+        block, dimensions = self._dimensions.get(path, (None, None))
+        size, shift = getattr(block, "window_size", None), getattr(block, "shift_size", None)
+        if isinstance(size, int) and isinstance(shift, int) and dimensions is not None:
+            found = partition(int(dimensions[0]), int(dimensions[1]), size=size, shift=max(0, shift))
+            if tuple(found.places.shape) == (windows, places):
+                return found if windows > 1 or found.padded else None
+        if windows == 1:
+            return None
+        counted = torch.arange(windows * places).view(windows, places)
+        return WindowGrid(counted, torch.ones(windows, places, places, dtype=torch.bool), known=False)
+
+    def _scores(
+        self, site: Site, call: Call, contexts: Contexts, *, keys: Contexts | None, grid: WindowGrid | None = None
+    ) -> Scores:
+        allowed, bias = self._parted(call)
+        plain = PositionChoice(self.choice.special, self.choice.first)
+        length = call.query.shape[2] if grid is None else int((grid.places >= 0).sum())
+        index = contexts.select(length, plain, call.query.device).index
+        if grid is not None:
+            near = grid.allowed.repeat(contexts.batch, 1, 1).unsqueeze(1)  # [B·W, 1, w, w]
+            index, allowed = grid.index(index), allowed & near.to(allowed.device)
+        elif keys is not None:
+            self._tell_padding(site, allowed, keys)
+        windows = 1 if grid is None else len(grid.places)
+        return Scores(site, call.query, call.key, allowed, bias, call.scaling, index, windows, call.chunk)
 
     def _parted(self, call: Call) -> tuple[Tensor, Tensor | None]:
         """`allowed` and bias of a call, computed once for all layers of a pass that share the mask.
@@ -293,72 +308,14 @@ class AttentionReader:
         The mask is kept with the result, so that its memory address cannot be reused meanwhile.
         """
         given = (call.mask, call.bias)
-        key: tuple[Any, ...] = (id(self.running.contexts),)
-        key += tuple(None if x is None else (x.data_ptr(), x.shape, x.stride()) for x in given)
-        key = (*key, call.query.shape[2], call.key.shape[2], call.causal, call.window, call.query.device)
+        tensors = tuple(None if x is None else (x.data_ptr(), x.shape, x.stride()) for x in given)
+        sizes = (call.query.shape[2], call.key.shape[2], call.causal, call.window, call.query.device)
+        key = (id(self.running.contexts), *tensors, *sizes)
         if self._masks is None or self._masks[0] != key:
             self._masks = (key, (self.running.contexts, *given), call.parted())
         return self._masks[2]
 
-    def _plain(self, call: Call) -> Call:
-        if call.query.dim() != 4:
-            raise AnisoscopeError(
-                f"the attention of layer {self.running.layer} has queries of shape {tuple(call.query.shape)}; expected "
-                "four dimensions (contexts or windows, heads, positions, width): leave query, key and scores out."
-            )
-        return call
-
-    def _rows(self, call: Call, rotations: list[Rotation]) -> dict[str, Tensor]:
-        found = {"query": call.query, "key": call.key}
-        for kind, x in (("query_unrotated", call.query), ("key_unrotated", call.key)):
-            if self._site(kind) in self.wanted:
-                before = unrotated(x, rotations)
-                if before is None:
-                    layer = self.running.layer
-                    self._say(kind, f"{kind} from layer {layer} on is as it meets: no rotation leads to it")
-                found[kind] = x if before is None else before
-        return found
-
-    def _grid(self, call: Call, windows: int) -> WindowGrid | None:
-        path = self.stack.blocks[self.running.layer - 1]
-        block, dimensions = self._dimensions.get(path, (None, None))
-        grid = grid_of(block, dimensions, windows=windows, places=call.query.shape[2])
-        return grid if windows > 1 or grid.padded else None
-
-    def _scores(
-        self, site: Site, call: Call, contexts: Contexts, *, keys: Contexts | None, grid: WindowGrid | None = None
-    ) -> Scores:
-        allowed, bias = self._parted(call)
-        plain = PositionChoice(self.choice.special, self.choice.first)
-        length = call.query.shape[2] if grid is None else grid.positions
-        index = contexts.select(length, plain, call.query.device).index
-        if grid is not None:
-            index, allowed = grid.index(index), allowed & grid.masks(contexts.batch).to(allowed.device)
-        if grid is None and keys is not None:
-            self._tell_padding(site, allowed, keys)
-        windows = 1 if grid is None else len(grid.places)
-        return Scores(site, call.query, call.key, allowed, bias, call.scaling, index, windows, call.chunk)
-
-    # attention to another stack
-
-    def _across(self, call: Call) -> None:
-        contexts, read = self.running.contexts, self.above()
-        if contexts is None:
-            return
-        call = call.batched(contexts.batch)
-        self.emit(self._site("cross_query"), call.query.transpose(1, 2), contexts)
-        if read is not None and read.batch == contexts.batch:
-            # the keys belong to the same pair of contexts as the queries, so they fall into the same fold
-            paired = replace(read, hashes=contexts.hashes, _cache={})
-            self.emit(self._site("cross_key"), call.key.transpose(1, 2), paired)
-        site = self._site("cross_scores")
-        if site in self.wanted and call.whole:
-            self.show(self._scores(site, call, contexts, keys=read))
-
-    # words
-
-    def _site(self, kind: str) -> Site:
-        return Site(self.running.layer, kind, self.stack.name)
+    # notes
 
     def _say(self, what: Any, words: str) -> None:
         if what not in self._said:
@@ -369,7 +326,12 @@ class AttentionReader:
         """Note what is special about a call, once for each of its sizes."""
         queries, keys, since = call.query.shape[2], call.key.shape[2], f"from layer {self.running.layer} on"
         if grid is not None:
-            self._say((len(grid.places), queries), f"{since} {_window_words(grid)}")
+            words = f"{since} attention is within {len(grid.places)} windows of {queries} positions: scores are of "
+            words += "one window, m counts its keys"
+            if grid.padded:
+                words += ", padding at the edge of the map too, as the model does; padded rows are left out"
+            words += "" if grid.known else "; rows are in the order of the windows"
+            self._say((len(grid.places), queries), words)
         elif keys < queries:
             self._say((queries, keys), f"{since} {_reduced_words(queries - apart, keys - apart)}")
         if 0 < call.chunk < queries:
@@ -386,15 +348,6 @@ class AttentionReader:
             padding = ~keys.real_at(allowed.shape[3], prefix=keys.prefix, suffix=keys.suffix)
             if bool(padding.any()) and bool((allowed.flatten(1, 2).any(1).cpu() & padding).any()):
                 self._say(site.kind, f"{site.kind} reach padded positions, as the model does: m counts them")
-
-
-def _window_words(grid: WindowGrid) -> str:
-    """The note on attention within windows."""
-    count, places = grid.places.shape
-    words = f"attention is within {count} windows of {places} positions: scores are of one window, m counts its keys"
-    if grid.padded:
-        words += ", padding at the edge of the map too, as the model does; padded rows are left out"
-    return words if grid.known else f"{words}; rows are in the order of the windows"
 
 
 def _reduced_words(queries: int, keys: int) -> str:

@@ -8,6 +8,7 @@ every row are read from the labels and checked.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -236,31 +237,30 @@ def gradient_rows(
     """The rows of a pass with the gradient of the summed loss for each; also of some weights and of the embeddings."""
     out, collector, table = GradientPass(), Collector(others), _Table()
     named = dict(model.named_parameters())
-    wanted = [named[name] for name in weights]
     with contextlib.ExitStack() as stack:
         stack.enter_context(untouched(model))
         stack.enter_context(torch.enable_grad())
         if embedding:
-            stack.enter_context(table.watching(model))
+            stack.callback(table.watch(model).remove)
         capture = Capture(model, [*sites, *extra], collector, layout=layout, watch=collector.watch, rows=rows)
         stack.enter_context(capture)
         total = _total(model, inputs, out, reading=reading, loss=loss)
         reached = [s for s in sites if s in collector.live and collector.live[s][0].requires_grad]
         out.unreached = [s for s in sites if s not in reached]
         # a weight that is frozen has no gradient; whoever asked for it is told by its absence
-        learning = [(n, p) for n, p in zip(weights, wanted, strict=True) if p.requires_grad]
-        tensors = [collector.live[s][0] for s in reached] + table.tensors + [p for _, p in learning]
+        learning = [name for name in weights if named[name].requires_grad]
+        tensors = [collector.live[s][0] for s in reached] + table.tensors + [named[name] for name in learning]
         if not total.requires_grad or not tensors:
             raise AnisoscopeError(
                 "no gradient reaches any site: every parameter is frozen; unfreeze the ones that learn "
                 "(parameter.requires_grad_(True))."
             )
         grads = list(torch.autograd.grad(total, tensors, allow_unused=True))
-    gradients = {site: grads[i] for i, site in enumerate(reached)}
+    second, third = len(reached), len(reached) + len(table.tensors)
+    gradients = dict(zip(reached, grads[:second], strict=True))
     out.unreached += [site for site, g in gradients.items() if g is None]
-    table.take(out, grads[len(reached) : len(reached) + len(table.tensors)])
-    rest = grads[len(reached) + len(table.tensors) :]
-    out.weights = {name: g.detach() for (name, _), g in zip(learning, rest, strict=True) if g is not None}
+    table.take(out, grads[second:third])
+    out.weights = {name: g.detach() for name, g in zip(learning, grads[third:], strict=True) if g is not None}
     return _gathered(out, collector, inputs.get("labels"), reading, sites=sites, gradients=gradients)
 
 
@@ -273,22 +273,21 @@ def _total(
     loss: LossRule | None,
 ) -> Tensor:
     """The summed loss, with its graph."""
+    labels = inputs.get("labels")
     if loss is not None:
         total = loss(model, inputs)
         if not isinstance(total, Tensor) or total.numel() != 1:
             raise AnisoscopeError(f"loss= returned {type(total).__name__}; expected the summed loss as one number.")
-        labels = inputs.get("labels")
         out.tokens = reading.count(labels) if reading is not None and isinstance(labels, Tensor) else 0
     else:
-        output = forward(model, inputs)
-        labels = inputs.get("labels")
         if not isinstance(labels, Tensor):
             raise AnisoscopeError("the batch has no labels, so there is no loss; add labels, or give loss=.")
+        output = forward(model, inputs)
+        logits = output_part(output, "logits")
         reading = reading or find_reading(model, output, labels)
         out.tokens = reading.count(labels)
         if not out.tokens:  # nothing to learn from these contexts
-            return output_part(output, "logits").sum() * 0.0
-        logits = output_part(output, "logits")
+            return logits.sum() * 0.0
         if isinstance(logits, Tensor) and logits.dtype == torch.float64:  # transformers' own loss is float32 even then
             total = reading.summed(logits, labels)
         else:
@@ -305,8 +304,8 @@ class _Table:
         self._ids: list[Tensor] = []
         self._scale = 1.0
 
-    @contextlib.contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
+    def watch(self, model: nn.Module) -> Any:
+        """The handle of a hook that keeps what the embedding gives."""
         module = unwrapped(model).get_input_embeddings()  # type: ignore[operator]
         self._scale = float(getattr(module, "embed_scale", 1.0))  # some tables are multiplied on their way out
 
@@ -315,11 +314,7 @@ class _Table:
                 self._ids.append(args[0].detach())
                 self.tensors.append(output)
 
-        handle = module.register_forward_hook(keep)
-        try:
-            yield
-        finally:
-            handle.remove()
+        return module.register_forward_hook(keep)
 
     def take(self, out: GradientPass, grads: Sequence[Tensor | None]) -> None:
         pairs = [(i.flatten(), g.flatten(0, -2)) for i, g in zip(self._ids, grads, strict=True) if g is not None]
@@ -338,8 +333,7 @@ def _gathered(
 ) -> GradientPass:
     words: dict[tuple[int, str], Words] = {}
     for site in sites:
-        rows = collector.kept.get(site)
-        if rows is None:
+        if (rows := collector.kept.get(site)) is None:
             continue
         key = (id(rows.index), site.stack)
         if key not in words:
@@ -352,8 +346,6 @@ def _gathered(
 
 # -- weights that read the residual stream, found by what they are given ----------------------------------------------
 
-READ_KINDS = ("attn_in", "mlp_in")
-
 
 def stream_readers(
     model: nn.Module, layout: Layout, inputs: Mapping[str, Any], *, rows: Rule | None = None
@@ -362,35 +354,28 @@ def stream_readers(
 
     A linear reads a site when it is handed the very same memory. A weight that several layers share belongs to none.
     """
-    kinds = [kind for kind in READ_KINDS if kind in layout.kinds]
+    kinds: list[str] = [kind for kind in ("attn_in", "mlp_in") if kind in layout.kinds]
     if not kinds:
         return {}
     sites = layout.sites(kinds)
     given: list[tuple[str, Tensor]] = []
     collector = Collector()
-    handles = [
-        module.register_forward_pre_hook(_keeper(f"{path}.weight", given))
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-    ]
-    try:
-        capture = Capture(model, sites, collector, layout=layout, watch=collector.watch, rows=rows)
-        with untouched(model), torch.no_grad(), capture:
-            forward(model, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    found = {site: [name for name, x in given if _same(x, collector.live[site][0])] for site in collector.live}
-    uses = [name for names in found.values() for name in names]
-    return {s: names for s, names in found.items() if names and all(uses.count(name) == 1 for name in names)}
 
-
-def _keeper(name: str, given: list[tuple[str, Tensor]]) -> Any:
-    def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
+    def keep(name: str, _: nn.Module, args: tuple[Any, ...]) -> None:
         if args and isinstance(args[0], Tensor):
             given.append((name, args[0]))
 
-    return keep
+    with contextlib.ExitStack() as stack:
+        for path, module in model.named_modules():
+            if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+                hook = functools.partial(keep, f"{path}.weight")
+                stack.callback(module.register_forward_pre_hook(hook).remove)
+        capture = Capture(model, sites, collector, layout=layout, watch=collector.watch, rows=rows)
+        with untouched(model), torch.no_grad(), capture:
+            forward(model, inputs)
+    found = {site: [name for name, x in given if _same(x, collector.live[site][0])] for site in collector.live}
+    uses = [name for names in found.values() for name in names]
+    return {s: names for s, names in found.items() if names and all(uses.count(name) == 1 for name in names)}
 
 
 def _same(x: Tensor, y: Tensor) -> bool:

@@ -30,7 +30,6 @@ from anisoscope.capture.gradients.gradient_pass import (
     output_part,
     probing,
 )
-from anisoscope.capture.rows.padding import reads_last
 from anisoscope.capture.rows.row import (
     Contexts,
     Index,
@@ -41,6 +40,7 @@ from anisoscope.capture.rows.row import (
     Sink,
     no_content,
     original_contexts,
+    reads_last,
     stated_mask,
     unpadded_ids,
     with_ids,
@@ -188,18 +188,15 @@ class LiveGradients(StepHooks):
         Some models take num_items_in_batch and ignore it (BERT does), so the loss itself has to say.
         """
         given = batch.arguments.get("num_items_in_batch")
-        reading = self._reading = self._reading or self._read(output, given, labels)
-        if given is None or int(given) == reading.count(labels):
-            return reading, True  # the same number either way
+        if self._reading is None:  # of a loss over the items given, or else over its own
+            both = () if given is None else (LabelConvention(True), LabelConvention(False))
+            over = next((reading for reading in both if self._over(output, given, labels, reading)), None)
+            self._reading = over or find_reading(self.model, output, labels)
+        if given is None or int(given) == self._reading.count(labels):
+            return self._reading, True  # the same number either way
         if self._shared is None:
-            self._shared = self._over(output, given, labels, reading)
-        return reading, self._shared
-
-    def _read(self, output: Any, given: Any, labels: Tensor) -> LabelConvention:
-        """The reading of a loss over its own items, or else over those given."""
-        both = [] if given is None else [LabelConvention(True), LabelConvention(False)]
-        shared = [reading for reading in both if self._over(output, given, labels, reading)]
-        return shared[0] if shared else find_reading(self.model, output, labels)
+            self._shared = self._over(output, given, labels, self._reading)
+        return self._reading, self._shared
 
     def _over(self, output: Any, given: Any, labels: Tensor, reading: LabelConvention) -> bool:
         """Whether the loss, read so, is the summed loss of this micro-batch over the items given."""
@@ -224,14 +221,14 @@ class LiveGradients(StepHooks):
             return
         refuse_graphless(site)
         batch = self.batches[-1]
-        if not activation.requires_grad:
-            batch.unreached.append(site)
-            return
 
         def arrived(g: Tensor) -> None:
             batch.gradients[site] = rows_of(g)
 
-        activation.register_hook(arrived)
+        if activation.requires_grad:
+            activation.register_hook(arrived)
+        else:
+            batch.unreached.append(site)
 
 
 def refuse_graphless(site: Site) -> None:
@@ -344,12 +341,21 @@ class SampledCapture(Capture):
     def _contexts(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, stack: Stack | None
     ) -> Contexts:
-        arguments = by_name(module, args, kwargs)
         outer = by_name(self.model, *self._outer) if self._outer is not None else {}
         more, real = by_rule(self.rule, *(self._outer or (args, kwargs)))
-        arguments = {**with_ids(arguments, outer), **more}
-        _refuse_unreadable({**outer, **arguments})
-        content = _content(arguments, outer)
+        arguments = {**with_ids(by_name(module, args, kwargs), outer), **more}
+        for name in (*SOUND, PIXEL_MASK):
+            if isinstance(arguments.get(name, outer.get(name)), Tensor):
+                raise AnisoscopeError(
+                    f"the model was given {name}, and which of its rows are data cannot be told without waiting for "
+                    "the device; leave every_step out (a probe at scheduled steps reads it), or give text or unpadded "
+                    "pictures."
+                )
+        named = [given[name] for given in (arguments, outer) for name in CONTENT if isinstance(given.get(name), Tensor)]
+        others = (value for value in arguments.values() if isinstance(value, Tensor) and value.dim() > 1)
+        content: Tensor | None = next(iter([*named, *others]), None)
+        if content is None:
+            raise no_content(arguments)
         config = stack.config if stack is not None else getattr(unwrapped(self.model), "config", None)
         if real is None and content.dim() < 4:
             real = mask_of(arguments, content, config)
@@ -357,24 +363,6 @@ class SampledCapture(Capture):
         contexts.prefix, contexts.suffix = (stack.prefix_at(0), stack.suffix) if stack is not None else (0, 0)
         contexts.channels_last = functools.partial(reads_last, self.model, self.layout)
         return contexts
-
-
-def _content(arguments: Mapping[str, Any], outer: Mapping[str, Any]) -> Tensor:
-    tensors = [value for value in arguments.values() if isinstance(value, Tensor) and value.dim() > 1]
-    named = [given[name] for given in (arguments, outer) for name in CONTENT if isinstance(given.get(name), Tensor)]
-    found: Tensor | None = next(iter([*named, *tensors]), None)
-    if found is None:
-        raise no_content(arguments)
-    return found
-
-
-def _refuse_unreadable(arguments: Mapping[str, Any]) -> None:
-    seen = [name for name in (*SOUND, PIXEL_MASK) if isinstance(arguments.get(name), Tensor)]
-    if seen:
-        raise AnisoscopeError(
-            f"the model was given {seen[0]}, and which of its rows are data cannot be told without waiting for the "
-            "device; leave every_step out (a probe at scheduled steps reads it), or give text or unpadded pictures."
-        )
 
 
 @dataclass
@@ -385,10 +373,6 @@ class SampledPass:
     valid: dict[Site, Tensor | None] = field(default_factory=dict)  # [k] bool
     gradients: dict[Site, Tensor] = field(default_factory=dict)  # [k, d]
     awaited: set[Site] = field(default_factory=set)  # sites that a gradient can reach
-
-    @property
-    def complete(self) -> bool:
-        return self.awaited <= self.gradients.keys()
 
     @property
     def learned_from(self) -> bool:
@@ -450,7 +434,7 @@ class SampledRows(StepHooks):
         if self._idle():
             return
         # micro-batches are handed on one by one; those that still wait for gradients stay until the step ends
-        for seen in [seen for seen in self._passes if seen.complete and seen.learned_from]:
+        for seen in [seen for seen in self._passes if seen.learned_from and seen.awaited <= seen.gradients.keys()]:
             self._passes.remove(seen)
             self.take(seen)
         self._passes.append(SampledPass())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import PIXEL_MASK, SOUND
 
 _RATE = 16_000  # samples per second of every speech model here; mel frames come every 10 ms
 _LEAST = 0.1  # seconds of one exact value at the end of a context that are no recording
@@ -104,16 +103,6 @@ def without_repeated_end(content: Tensor, *, config: Any, notes: list[str]) -> T
     return torch.arange(length) < (length - run)[:, None]
 
 
-def with_frame_mask(arguments: dict[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an encoder with the mask of the outer model, where that did not pass it on (Whisper)."""
-    content = next((arguments[name] for name in SOUND if isinstance(arguments.get(name), Tensor)), None)
-    mask = outer.get("attention_mask")
-    if content is None or not isinstance(mask, Tensor) or isinstance(arguments.get("attention_mask"), Tensor):
-        return arguments
-    fits = mask.dim() == 2 and mask.shape[0] == content.shape[0] and mask.shape[1] in content.shape[1:]
-    return {**arguments, "attention_mask": mask} if fits else arguments
-
-
 def unpadded_cells(pixels: Tensor, length: int) -> Tensor:
     """Which of `length` positions of a feature map stand for a cell [B, H, W] of pixels that are all data: [B, length].
 
@@ -177,38 +166,3 @@ def read_pixels(mask: Any, content: Tensor) -> Tensor | None:
             f"one value for each pixel, {expected}."
         )
     return mask.detach().cpu() != 0
-
-
-def with_pixel_mask(arguments: dict[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a forward with the pixel_mask of the outer model or batch, where that was not passed on."""
-    given = [found[PIXEL_MASK] for found in (arguments, *others) if isinstance(found.get(PIXEL_MASK), Tensor)]
-    return {**arguments, PIXEL_MASK: given[0]} if given else arguments
-
-
-def reads_last(model: nn.Module, layout: Any, site: Any, shape: torch.Size) -> bool:
-    """Whether a site of a layout, or a module that the user named, has its channels last."""
-    path = site.name or layout.stack(site.stack).module_at(site)
-    return channels_last(model.get_submodule(path), shape)
-
-
-def channels_last(module: nn.Module, shape: torch.Size) -> bool:
-    """Whether a map of this shape that a module gave or took is [B, H, W, C] rather than [B, C, H, W].
-
-    Convolutions have the channels first, linear maps and layer norms last; the side whose size is a width of theirs
-    tells. Where both sides or neither are, a module with convolutions has them first.
-
-    >>> channels_last(nn.Linear(6, 8), torch.Size([2, 5, 5, 8]))
-    True
-    """
-    parts = list(module.modules())
-    convolved = [part for part in parts if isinstance(part, (nn.Conv2d, nn.BatchNorm2d))]
-    mapped = [part for part in parts if isinstance(part, (nn.Linear, nn.LayerNorm))]
-    first, last = (side in set().union(*map(_widths, of)) for side, of in ((shape[1], convolved), (shape[3], mapped)))
-    return last if first != last else bool(mapped) and not convolved
-
-
-def _widths(part: nn.Module) -> set[int]:
-    names = ("in_channels", "out_channels", "in_features", "out_features", "num_features")
-    sizes = [getattr(part, name, None) for name in names]
-    sizes += [getattr(part, "normalized_shape", (None,))[-1]]
-    return {size for size in sizes if isinstance(size, int)}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anisoscope.capture.rows.padding import read_pixels, trusted, unpadded_cells, without_repeated_end
 from anisoscope.capture.sites.site import PER_HEAD, Site
@@ -183,50 +183,37 @@ class Contexts:
             real = real & (place >= prefix) & (place < length - suffix)
         elif suffix and not prefix:  # its class token follows the patches
             real = real & (place >= length - suffix)
-        kept = self._kept(real, choice)
-        take = kept.flatten().nonzero().squeeze(1)
+        take = self._kept(real, choice).flatten().nonzero().squeeze(1)
         row = take // length
-        if choice.pool == "none":
-            return RowSelection(take, self._index(real, take, length=length))
-        used, segment, count = torch.unique(row, return_inverse=True, return_counts=True)
-        zero = torch.zeros_like(used)
-        index = Index(self.batch, 1, used, self.hashes[used], zero, zero - 1, self.groups)
-        return RowSelection(take, index, segment, count)
-
-    def _kept(self, real: Tensor, choice: PositionChoice) -> Tensor:
-        starts, order = first_of(real), real.flip(1)
-        if choice.pool == "cls":
-            return starts
-        if choice.pool == "last":
-            return first_of(order).flip(1)
-        kept = real & ~starts if choice.first == "out" else real.clone()
-        if choice.special == "out":
-            kept &= ~self._special_at(real)
-        return kept
-
-    def _special_at(self, real: Tensor) -> Tensor:
-        if self.special is None and self.plain:
-            return torch.zeros_like(real)
-        if self.special is None:
-            raise AnisoscopeError(
-                "special tokens are to be left out, but nothing says which they are; run a Batch with `special`."
-            )
-        if self.special.shape == real.shape:
-            return self.special
-        return ~self._covered(~self.special, real.shape[1])
-
-    def _index(self, real: Tensor, take: Tensor, *, length: int) -> Index:
-        order = (real.long().cumsum(1) - 1).flatten()
+        if choice.pool != "none":
+            used, segment, count = torch.unique(row, return_inverse=True, return_counts=True)
+            zero = torch.zeros_like(used)
+            index = Index(self.batch, 1, used, self.hashes[used], zero, zero - 1, self.groups)
+            return RowSelection(take, index, segment, count)
+        order = (real.long().cumsum(1) - 1).flatten()[take]
         same = self.tokens is not None and self.tokens.shape[1] == length
         token = self.tokens.flatten()[take] if same and self.tokens is not None else torch.full_like(take, -1)
         first = first_of(real).flatten()[take]
-        return Index(self.batch, length, take, self.hashes[take // length], order[take], token, self.groups, first)
+        return RowSelection(take, Index(self.batch, length, take, self.hashes[row], order, token, self.groups, first))
+
+    def _kept(self, real: Tensor, choice: PositionChoice) -> Tensor:
+        if choice.pool in ("cls", "last"):
+            return first_of(real) if choice.pool == "cls" else first_of(real.flip(1)).flip(1)
+        kept = real & ~first_of(real) if choice.first == "out" else real.clone()
+        if choice.special == "out" and self.special is not None:
+            same = self.special.shape == real.shape
+            kept &= ~self.special if same else self._covered(~self.special, real.shape[1])
+        elif choice.special == "out" and not self.plain:
+            raise AnisoscopeError(
+                "special tokens are to be left out, but nothing says which they are; run a Batch with `special`."
+            )
+        return kept
 
     def real_at(self, length: int, *, prefix: int = 0, suffix: int = 0) -> Tensor:
         """Which of `length` positions are data; at a lower resolution, those whose whole window is unpadded."""
         if self.pixels is not None:
             cells = unpadded_cells(self.pixels, max(length - prefix - suffix, 1))
-            return torch.nn.functional.pad(cells, (length - cells.shape[1] - suffix, suffix), value=True)
+            return nn.functional.pad(cells, (length - cells.shape[1] - suffix, suffix), value=True)
         if self.real is None and self.windows is not None and self.span is not None:
             return self._covered(torch.ones(self.batch, self.span, dtype=torch.bool), length)
         if self.real is None:
@@ -241,14 +228,13 @@ class Contexts:
         whole = bool(flags.all()) and length < flags.shape[1]
         windows = None
         if self.windows is not None:
-            with (
-                contextlib.suppress(AnisoscopeError) if whole else contextlib.nullcontext()
-            ):  # without padding none needed
+            unneeded = contextlib.suppress(AnisoscopeError) if whole else contextlib.nullcontext()  # without padding
+            with unneeded:
                 windows = self.windows(flags.shape[1], length)
         if windows is not None:
             start, stop = windows
-            beyond = torch.nn.functional.pad(flags.long(), (0, 1))  # one position past the input, never data
-            counts = torch.nn.functional.pad(beyond.cumsum(1), (1, 0))
+            beyond = nn.functional.pad(flags.long(), (0, 1))  # one position past the input, never data
+            counts = nn.functional.pad(beyond.cumsum(1), (1, 0))
             return counts[:, stop] - counts[:, start] == stop - start
         if whole:
             return torch.ones(self.batch, length, dtype=torch.bool)
@@ -304,9 +290,8 @@ def read_contexts(
     elif real is None and name == "inputs_embeds":
         real = torch.ones(content.shape[:2], dtype=torch.bool)
     hashes = _hashes(content if ids is None else ids, real, above, pixels)
-    aligned = ids is not None and real is not None and ids.shape == real.shape
+    words = ids if ids is not None and real is not None and ids.shape == real.shape else None
     span = content.shape[1] if name == "input_values" and content.dim() == 2 else None
-    words = ids if aligned else None
     return Contexts(hashes, real, words, plain=name == "pixel_values", pixels=pixels, span=span), notes
 
 
@@ -412,15 +397,32 @@ def special_ids(config: Any, *names: str) -> set[int]:
 
 def _hashes(content: Tensor, real: Tensor | None, above: Contexts | None, pixels: Tensor | None) -> Tensor:
     content = content.detach().cpu()
-    aligned = real is not None and real.shape == content.shape[:2]
     prefixes = [b""] * content.shape[0]
     if above is not None and above.batch == content.shape[0]:  # a decoder's rows depend on what the encoder read
         prefixes = [int(h).to_bytes(8, "little", signed=True) for h in above.hashes]
-    parts = [row[real[b]] if aligned and real is not None else row for b, row in enumerate(content)]
+    parts: Iterable[Tensor] = content
     if pixels is not None:
         parts = [row[:, seen] for row, seen in zip(content, pixels, strict=True)]
+    elif real is not None and real.shape == content.shape[:2]:
+        parts = [row[seen] for row, seen in zip(content, real, strict=True)]
     values = [content_hash(part, prefix) for part, prefix in zip(parts, prefixes, strict=True)]
     return torch.tensor(values, dtype=torch.int64)
+
+
+def with_pixel_mask(arguments: dict[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a forward with the pixel_mask of the outer model or batch, where that was not passed on."""
+    given = [found[PIXEL_MASK] for found in (arguments, *others) if isinstance(found.get(PIXEL_MASK), Tensor)]
+    return {**arguments, PIXEL_MASK: given[0]} if given else arguments
+
+
+def with_frame_mask(arguments: dict[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an encoder with the mask of the outer model, where that did not pass it on (Whisper)."""
+    content = next((arguments[name] for name in SOUND if isinstance(arguments.get(name), Tensor)), None)
+    mask = outer.get("attention_mask")
+    if content is None or not isinstance(mask, Tensor) or isinstance(arguments.get("attention_mask"), Tensor):
+        return arguments
+    fits = mask.dim() == 2 and mask.shape[0] == content.shape[0] and mask.shape[1] in content.shape[1:]
+    return {**arguments, "attention_mask": mask} if fits else arguments
 
 
 def with_ids(arguments: dict[str, Any], outer: dict[str, Any]) -> dict[str, Any]:
@@ -446,3 +448,32 @@ def positioned(x: Tensor, contexts: Contexts, site: Site) -> Tensor:
         f"site {site} gave a tensor of shape {tuple(x.shape)} for {batch} contexts of {length} positions; expected "
         "[contexts, positions, width]."
     )
+
+
+def reads_last(model: nn.Module, layout: Any, site: Any, shape: torch.Size) -> bool:
+    """Whether a site of a layout, or a module that the user named, has its channels last."""
+    path = site.name or layout.stack(site.stack).module_at(site)
+    return channels_last(model.get_submodule(path), shape)
+
+
+def channels_last(module: nn.Module, shape: torch.Size) -> bool:
+    """Whether a map of this shape that a module gave or took is [B, H, W, C] rather than [B, C, H, W].
+
+    Convolutions have the channels first, linear maps and layer norms last; the side whose size is a width of theirs
+    tells. Where both sides or neither are, a module with convolutions has them first.
+
+    >>> channels_last(nn.Linear(6, 8), torch.Size([2, 5, 5, 8]))
+    True
+    """
+    parts = list(module.modules())
+    convolved = [part for part in parts if isinstance(part, (nn.Conv2d, nn.BatchNorm2d))]
+    mapped = [part for part in parts if isinstance(part, (nn.Linear, nn.LayerNorm))]
+    first, last = (side in set().union(*map(_widths, of)) for side, of in ((shape[1], convolved), (shape[3], mapped)))
+    return last if first != last else bool(mapped) and not convolved
+
+
+def _widths(part: nn.Module) -> set[int]:
+    names = ("in_channels", "out_channels", "in_features", "out_features", "num_features")
+    sizes = [getattr(part, name, None) for name in names]
+    sizes += [getattr(part, "normalized_shape", (None,))[-1]]
+    return {size for size in sizes if isinstance(size, int)}
