@@ -24,7 +24,6 @@ from anisoscope.models.forward import evaluating, forward, unwrapped
 
 _STREAM = ("embed", "resid", "stage", "final")
 _ADDED = ("attn_in", "attn_out", "mlp_in", "mlp_out")
-_CALLED = CALLED_KINDS
 _OWN = {"scores": "attentions", "cross_scores": "cross_attentions"}  # what the model calls its probabilities
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _CONTEXTS = 2  # a pass over two contexts shows everything
@@ -52,13 +51,14 @@ def verify(
 
     `kinds` limits the check to what will be captured; all that the layout offers unless told.
     """
-    inputs = _few(batch.inputs if isinstance(batch, Batch) else batch)
-    wanted = [kind for kind in (layout.kinds if kinds is None else kinds) if kind in (*_STREAM, *_ADDED, *_CALLED)]
+    whole = batch.inputs if isinstance(batch, Batch) else batch
+    inputs = {name: x[:_CONTEXTS] if isinstance(x, Tensor) and x.dim() else x for name, x in whole.items()}
+    wanted = [kind for kind in (layout.kinds if kinds is None else kinds) if kind in (*_STREAM, *_ADDED, *CALLED_KINDS)]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     check = _Check(model, layout, _TOLERANCE.get(dtype, 5e-2))
     with _untouched(model), evaluating(model), torch.inference_mode():
         check.stream(inputs, added=bool(set(wanted) & set(_ADDED)))
-        if set(wanted) & set(_CALLED) and "scores" in layout.kinds:
+        if set(wanted) & set(CALLED_KINDS) and "scores" in layout.kinds:
             check.attention(inputs)
     return check.notes
 
@@ -96,7 +96,7 @@ class _Check:
         if stack.staged:
             self._maps(stack, record, hidden)
             return
-        own = stack.family.hidden(stack.depth, len(hidden)) if stack.family and stack.family.hidden else None
+        own = stack.family.hidden(stack.depth, len(hidden)) if stack.family.hidden else None
         layers: list[int | None] = own or list(range(stack.depth + 1))
         if len(layers) != len(hidden):
             raise AnisoscopeError(
@@ -132,8 +132,7 @@ class _Check:
             return
         if last is not None:
             self._equal(record, site, last)
-        same = record.x[site].shape == record.x[block].shape and self._close(record.x[site], record.x[block])
-        if same:
+        if self._close(record.x[site], record.x[block]):
             last_site = "stage" if stack.staged else "block"
             self.notes.append(stack.labelled(f"no final norm: final equals the last {last_site}"))
         elif not stack.has_norm:
@@ -141,11 +140,8 @@ class _Check:
 
     def _same(self, record: _Record, site: Site, theirs: Tensor) -> bool:
         ours, index = record.x[site], record.index[site]
-        readings = [theirs]
-        if theirs.dim() == 4:  # channels first or last
-            readings = [theirs.flatten(2).transpose(1, 2), theirs.flatten(1, 2)]
-        rows = [_rows_of(reading, index) for reading in readings]
-        return any(found.shape == ours.shape and self._close(ours, found) for found in rows)
+        maps = [theirs.flatten(2).transpose(1, 2), theirs.flatten(1, 2)] if theirs.dim() == 4 else [theirs]
+        return any(self._close(ours, _rows_of(one, index)) for one in maps)  # channels of a map come first or last
 
     def _equal(self, record: _Record, site: Site, theirs: Tensor) -> None:
         if not self._same(record, site, theirs):
@@ -167,25 +163,22 @@ class _Check:
             return
         attn, mlp, mlp_in, attn_in, before, after = (value for value in needed if value is not None)
         cross = at["cross_out"]
-        if not before.shape == after.shape == attn.shape == mlp.shape:
-            raise self._refused(Site(layer, "attn_out", stack.name), float("inf"))
-        total = before + attn + mlp + (0 if cross is None else cross)
-        if self._close(total, after):
-            return
-        norms = _norms(self.model.get_submodule(stack.blocks[layer - 1]), after.shape[-1])
-        if not self._normed(mlp_in + mlp, after, norms):
-            raise self._refused(Site(layer, "mlp_out", stack.name), _distance(total, after))
-        sums = [base + attn for base in (before, attn_in)]
-        if cross is not None:
-            sums = [norm(s) + cross for s in sums for norm in norms]
-        if not any(self._normed(s, mlp_in, norms) for s in sums):
-            raise self._refused(Site(layer, "attn_out", stack.name), _distance(total, after))
-
-    def _normed(self, x: Tensor, theirs: Tensor, norms: Sequence[Any]) -> bool:
-        return any(self._close(norm(x), theirs) for norm in norms)
-
-    def _refused(self, site: Site, off: float) -> AnisoscopeError:
-        return AnisoscopeError(
+        off, wrong = float("inf"), "attn_out"
+        if before.shape == after.shape == attn.shape == mlp.shape:
+            total = before + attn + mlp + (0 if cross is None else cross)
+            off = _distance(total, after)
+            if off <= self.tolerance:
+                return
+            norms = _norms(self.model.get_submodule(stack.blocks[layer - 1]), after.shape[-1])
+            sums = [base + attn for base in (before, attn_in)]
+            if cross is not None:
+                sums = [norm(s) + cross for s in sums for norm in norms]
+            if not any(self._close(norm(mlp_in + mlp), after) for norm in norms):
+                wrong = "mlp_out"
+            elif any(self._close(norm(s), mlp_in) for s in sums for norm in norms):
+                return
+        site = Site(layer, wrong, stack.name)
+        raise AnisoscopeError(
             f"site {site} of {self.layout.model} is not what its block adds to the residual stream (off by {off:.2g} "
             "of the stream); leave attn_out and mlp_out out, or add a row to family.py."
         )
@@ -213,22 +206,20 @@ class _Check:
         if not theirs or len(theirs) != len(calls) or any(one is None for one in theirs):
             self.notes.append(stack.labelled("the model gives no attention probabilities; scores are not verified"))
             return
-        for call, probability in zip(calls, theirs, strict=True):
-            if not self._attends(call, probability):
+        for call, shown in zip(calls, theirs, strict=True):
+            keep, ours = call.index.keep, probabilities(call)
+            if 0 < call.chunk < ours.shape[2]:  # a model that attends within chunks shows the first of them
+                ours = ours[:, :, : shown.shape[2], : shown.shape[3]]
+                keep = torch.arange(ours.shape[0] * ours.shape[2])
+            if shown.dim() == 4 and bool((shown == shown[:, :1]).all()):  # WavLM shows the mean over heads as each head
+                ours, shown = ours.mean(1, keepdim=True), shown[:, :1]
+            pair = (x.transpose(1, 2).flatten(0, 1)[keep].float() for x in (ours, shown))
+            near = _distance(*pair) <= max(self.tolerance, 1e-5)  # models take the softmax in float32 at most
+            if not near:
                 raise AnisoscopeError(
                     f"softmax of {call.site} of {self.layout.model} is not the attention of the model; leave query, "
                     "key and scores out."
                 )
-
-    def _attends(self, call: Scores, theirs: Tensor) -> bool:
-        keep, ours = call.index.keep, probabilities(call)
-        if 0 < call.chunk < ours.shape[2]:  # a model that attends within chunks shows the first of them
-            ours = ours[:, :, : theirs.shape[2], : theirs.shape[3]]
-            keep = torch.arange(ours.shape[0] * ours.shape[2])
-        if theirs.dim() == 4 and bool((theirs == theirs[:, :1]).all()):  # WavLM shows the mean over heads as each head
-            ours, theirs = ours.mean(1, keepdim=True), theirs[:, :1]
-        pair = (x.transpose(1, 2).flatten(0, 1)[keep].float() for x in (ours, theirs))
-        return _distance(*pair) <= max(self.tolerance, 1e-5)  # models take the softmax in float32 at most
 
 
 def probabilities(call: Scores) -> Tensor:
@@ -270,13 +261,8 @@ def _norms(block: nn.Module, width: int) -> list[Any]:
 
 
 def _named(output: Any, stack: Stack, what: str) -> Sequence[Tensor] | None:
-    names = [what] if stack.name == "single" else [f"{stack.name}_{what}"]
-    found = next((getattr(output, name, None) for name in names if getattr(output, name, None) is not None), None)
-    return found if found is not None or stack.name != "single" else getattr(output, f"decoder_{what}", None)
-
-
-def _few(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: x[:_CONTEXTS] if isinstance(x, Tensor) and x.dim() else x for name, x in inputs.items()}
+    found: Sequence[Tensor] | None = getattr(output, what if stack.name == "single" else f"{stack.name}_{what}", None)
+    return getattr(output, f"decoder_{what}", None) if found is None and stack.name == "single" else found
 
 
 @contextlib.contextmanager

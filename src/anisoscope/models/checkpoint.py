@@ -57,10 +57,7 @@ def read_state(path: Path, *, device: str = "cpu") -> StateFile:
 
     On the device `meta` only names, shapes and the step are read.
     """
-    if path.suffix == ".safetensors":
-        found, about = _safetensors(path, device=device)
-    else:
-        found = about = _unpickled(path, device=device)
+    found, about = _contents(path, device=device)
     weights = _weights(found)
     if not weights:
         raise AnisoscopeError(f"{str(path)!r} holds no weights by name; expected a state_dict or a Lightning .ckpt.")
@@ -79,7 +76,7 @@ def damaged_file(folder: Path) -> Path | None:
     """The first file of weights in a folder that is damaged or incomplete; None where all are whole."""
     for path in sorted(p for pattern in WEIGHT_PATTERNS[:2] for p in folder.glob(pattern)):
         try:
-            _safetensors(path, device="meta") if path.suffix == ".safetensors" else _unpickled(path, device="meta")
+            _contents(path, device="meta")
         except DamagedFile:
             return path
         except AnisoscopeError:
@@ -87,7 +84,11 @@ def damaged_file(folder: Path) -> Path | None:
     return None
 
 
-def _safetensors(path: Path, *, device: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
+def _contents(path: Path, *, device: str) -> tuple[Any, Mapping[str, Any]]:
+    """What lies in a file of weights, and what the file says about itself."""
+    if path.suffix != ".safetensors":
+        found = _unpickled(path, device=device)
+        return found, found
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -135,13 +136,10 @@ def _tensors(found: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _step(about: Mapping[str, Any]) -> int | None:
-    for name in _STEPS:
-        value = about.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.isdecimal():
-            return int(value)
+    for value in map(about.get, _STEPS):
         if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta and not value.is_floating_point():
+            return int(value)
+        if (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, str) and value.isdecimal()):
             return int(value)
     return None
 
@@ -178,13 +176,9 @@ class LoadOptions:
 
 def hub_options(source: ModelSource, wanted: LoadOptions) -> dict[str, Any]:
     """What every `from_pretrained` of one source is given."""
-    options: dict[str, Any] = {"trust_remote_code": wanted.trust_remote_code}
-    if source.kind == "hub":
-        options["revision"] = source.revision or "main"
-        options["local_files_only"] = not hub_reachable()
-    else:
-        options["local_files_only"] = True
-    return options
+    local = source.kind != "hub" or not hub_reachable()
+    options: dict[str, Any] = {"trust_remote_code": wanted.trust_remote_code, "local_files_only": local}
+    return options | ({"revision": source.revision or "main"} if source.kind == "hub" else {})
 
 
 # -- configuration ----------------------------------------------------------------------------------------------------
@@ -203,7 +197,12 @@ def read_config(source: ModelSource, *, options: dict[str, Any], notes: list[str
         return inferred
     config = AutoConfig.from_pretrained(source.place, **options)
     refuse_unhonoured(config)
-    return _overridden(config, source.overrides)
+    if not source.overrides:
+        return config
+    fields = config.to_dict() | _fields(config, source.overrides)
+    if "num_hidden_layers" in source.overrides:
+        fields.pop("layer_types", None)  # one entry per layer, made again for the new number
+    return type(config).from_dict(fields)
 
 
 def _file(source: ModelSource) -> Path:
@@ -221,28 +220,17 @@ def fresh_config(model_type: str, overrides: dict[str, Any]) -> Any:
 
     register_variants()
     kind = CONFIG_MAPPING[model_type]
-    default = kind()
-    _check_fields(default, overrides)
-    synonyms = getattr(kind, "attribute_map", {})
-    return kind(**{synonyms.get(key, key): value for key, value in overrides.items()})
+    return kind(**_fields(kind(), overrides))
 
 
-def _overridden(config: Any, overrides: dict[str, Any]) -> Any:
-    if not overrides:
-        return config
-    _check_fields(config, overrides)
+def _fields(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a configuration to be changed, by their own names; synonyms such as hidden_size are known."""
     synonyms = getattr(type(config), "attribute_map", {})
-    fields = config.to_dict() | {synonyms.get(key, key): value for key, value in overrides.items()}
-    if "num_hidden_layers" in overrides:
-        fields.pop("layer_types", None)  # one entry per layer, made again for the new number
-    return type(config).from_dict(fields)
-
-
-def _check_fields(config: Any, overrides: dict[str, Any]) -> None:
-    known = {*config.to_dict(), *getattr(type(config), "attribute_map", {})}
+    known = {*config.to_dict(), *synonyms}
     for key in overrides:
         if key not in known:
             raise unknown_of_many(f"field of {config.model_type}", key, known, all_of="config.json lists them")
+    return {synonyms.get(key, key): value for key, value in overrides.items()}
 
 
 def _without_model_type(folder: Path, notes: list[str]) -> Any | None:
@@ -301,19 +289,13 @@ def classes(config: Any, *, with_head: bool, remote: bool = False) -> list[Any]:
     alone = type(config) not in transformers.AutoModel._model_mapping  # vision-encoder-decoder: no bare model
     if (stated.endswith("EncoderModel") or alone) and hasattr(transformers, stated):
         return [getattr(transformers, stated)]
-    return [*_with_head(named, stated, config), transformers.AutoModel] if with_head else [transformers.AutoModel]
-
-
-def _with_head(named: dict[Any, str], stated: str, config: Any) -> list[Any]:
-    import transformers
-
+    if not with_head:
+        return [transformers.AutoModel]
     exact = [auto for auto, name in named.items() if name == stated]
-    if exact:
-        return exact[:1]
+    order = list(named)[::-1] if getattr(config, "is_decoder", False) else list(named)
     if stated and hasattr(transformers, stated) and not stated.endswith("ForPreTraining"):
-        return []  # the bare model, or a head that gives no words
-    order = list(named)
-    return order[::-1] if getattr(config, "is_decoder", False) else order
+        order = []  # the bare model, or a head that gives no words
+    return [*(exact[:1] or order), transformers.AutoModel]
 
 
 def class_of(auto: Any, config: Any) -> Any:
@@ -378,13 +360,21 @@ def stored_model(
     if source.kind == "gguf":
         notes.append("the quantised weights of the GGUF file were expanded to full precision")
     candidates = classes(config, with_head=wanted.with_head, remote=wanted.trust_remote_code)
-    _check_size(candidates[-1], config, wanted)
+    if wanted.device_map is None and not getattr(config, "quantization_config", None):
+        stored = getattr(config, "dtype", None)
+        stored = stored if isinstance(stored, torch.dtype) else torch.float32
+        dtype = wanted.dtype or (torch.float32 if wanted.device.type == "cpu" else stored)
+        size = _size(candidates[-1], config, remote=wanted.trust_remote_code)
+        check_fits(size, dtype=dtype, device=wanted.device)
+    extra: dict[str, Any] = {"config": config, "dtype": wanted.dtype or "auto", "output_loading_info": True, **options}
+    extra |= {"gguf_file": _file(source).name} if source.kind == "gguf" else {}
+    extra |= {"device_map": wanted.device_map} if wanted.device_map is not None else {}
     for auto in candidates:
-        model, info = _from_pretrained(auto, source, config, wanted, options)
+        with seeded(wanted.seed):
+            model, info = auto.from_pretrained(source.place, **extra)
         missing = [key for key in sorted(info["missing_keys"]) if not any(part in key for part in UNUSED)]
         if not missing:
-            if auto is not candidates[0]:
-                notes.append(HEADLESS)
+            notes += [HEADLESS] if auto is not candidates[0] else []
             _note_leftovers(model, info, notes)
             return with_own_loss(model)
     total = len(model.state_dict())
@@ -392,30 +382,6 @@ def stored_model(
         f"{len(missing)} of {total} weight tensors of {source.spec!r} are not in the checkpoint (first: {missing[0]}) "
         f"and would be random; check that config.json belongs to these weights."
     )
-
-
-def _check_size(auto: Any, config: Any, wanted: LoadOptions) -> None:
-    if wanted.device_map is not None or getattr(config, "quantization_config", None):
-        return
-    stored = getattr(config, "dtype", None)
-    stored = stored if isinstance(stored, torch.dtype) else torch.float32
-    dtype = wanted.dtype or (torch.float32 if wanted.device.type == "cpu" else stored)
-    check_fits(_size(auto, config, remote=wanted.trust_remote_code), dtype=dtype, device=wanted.device)
-
-
-def _from_pretrained(
-    auto: Any, source: ModelSource, config: Any, wanted: LoadOptions, options: dict[str, Any]
-) -> tuple[nn.Module, dict[str, Any]]:
-    extra: dict[str, Any] = {"config": config}
-    if source.kind == "gguf":
-        extra["gguf_file"] = _file(source).name
-    if wanted.device_map is not None:
-        extra["device_map"] = wanted.device_map
-    with seeded(wanted.seed):
-        loaded = auto.from_pretrained(
-            source.place, dtype=wanted.dtype or "auto", output_loading_info=True, **extra, **options
-        )
-    return loaded[0], loaded[1]
 
 
 def _note_leftovers(model: nn.Module, info: dict[str, Any], notes: list[str]) -> None:
@@ -444,8 +410,10 @@ def adapted_model(source: ModelSource, wanted: LoadOptions, notes: list[str]) ->
         model = stored_model(base, config, trial, options=options, notes=said)
         adapted = _adapted(model, source)
         if adapted is not None:
-            notes.extend([*said, f"adapter {source.name} on {base.name}"])
-            return _merged(adapted, notes), config
+            merged = hasattr(adapted.base_model, "merge_and_unload")
+            how = "was merged into the weights" if merged else "cannot be merged and stays around the model"
+            notes.extend([*said, f"adapter {source.name} on {base.name}", f"the adapter {how}"])
+            return (adapted.merge_and_unload() if merged else adapted), config
     raise AnisoscopeError(
         f"the adapter {source.spec!r} does not fit its base {base.spec!r}: the weights it changes are not there."
     )
@@ -477,16 +445,6 @@ def _adapted(model: nn.Module, source: ModelSource) -> Any | None:
         except (ValueError, KeyError, RuntimeError, AttributeError):
             return None
     return None if any("missing adapter keys" in str(w.message) for w in caught) else adapted
-
-
-def _merged(adapted: Any, notes: list[str]) -> nn.Module:
-    if hasattr(adapted.base_model, "merge_and_unload"):
-        notes.append("the adapter was merged into the weights")
-        merged: nn.Module = adapted.merge_and_unload()
-        return merged
-    notes.append("the adapter cannot be merged and stays around the model")
-    wrapped: nn.Module = adapted
-    return wrapped
 
 
 # -- files of weights of an architecture that is given -----------------------------------------------------------------
@@ -554,7 +512,12 @@ def _fit(kind: Any, tensors: Mapping[str, Tensor], config: Any, wanted: LoadOpti
         shapes = {name: tuple(value.shape) for name, value in kind(config).state_dict().items()}
     prefix = prefix_of(tensors, shapes)
     mine = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    _check_shapes(mine, shapes, kind)
+    for name, value in mine.items():
+        if name in shapes and shapes[name] != tuple(value.shape) and not _idle(name):
+            raise AnisoscopeError(
+                f"{name} has the shape {list(value.shape)} in the file and {list(shapes[name])} in {kind.__name__}; "
+                "check the sizes of --architecture."
+            )
     extra: dict[str, Any] = {} if wanted.device_map is None else {"device_map": wanted.device_map}
     dtype = wanted.dtype or next((t.dtype for t in mine.values() if t.is_floating_point()), torch.float32)
     with seeded(wanted.seed):
@@ -575,12 +538,3 @@ def _fit(kind: Any, tensors: Mapping[str, Tensor], config: Any, wanted: LoadOpti
 def _idle(name: str) -> bool:
     """Whether a tensor is a part that no site looks at, or a constant that older versions stored."""
     return any(part in name for part in UNUSED) or name.endswith((".attn.bias", ".attn.masked_bias", "inv_freq"))
-
-
-def _check_shapes(mine: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], kind: Any) -> None:
-    for name, value in mine.items():
-        if name in shapes and shapes[name] != tuple(value.shape) and not _idle(name):
-            raise AnisoscopeError(
-                f"{name} has the shape {list(value.shape)} in the file and {list(shapes[name])} in {kind.__name__}; "
-                "check the sizes of --architecture."
-            )

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models import source as sources
@@ -136,27 +135,21 @@ class Downloads:
         return self.fetches[revision]
 
     def _fetch(self, revision: str) -> Path:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import HfApi, snapshot_download
 
         folder = cache_folder(self.model)
         there = {p.name for p in (folder / "snapshots").glob("*")}
         new = not (folder / "refs" / revision).is_file() and revision not in there
         if new:
             self._note([*self._ours(), revision])  # before a byte is here, so that a kill does not make it the user's
-        options: dict[str, Any] = {"revision": revision, "ignore_patterns": self._unwanted(revision)}
-        path = Path(snapshot_download(self.model, **options))
+        # files of other frameworks are not needed, nor pickled weights beside safetensors
+        safe = any(name.endswith(".safetensors") for name in HfApi().list_repo_files(self.model, revision=revision))
+        code = [] if self.trust_remote_code else ["*.py"]
+        unwanted = [*_NEVER, *code, *(["*.bin", "*.pt", "*.pth", "*.ckpt"] if safe else [])]
+        path = Path(snapshot_download(self.model, revision=revision, ignore_patterns=unwanted))
         if new and path.name in there:  # another name of what the user had
             self._note([name for name in self._ours() if name != revision])
         return path
-
-    def _unwanted(self, revision: str) -> list[str]:
-        """Files that are not needed: other frameworks', and pickled weights beside safetensors."""
-        from huggingface_hub import HfApi
-
-        names = HfApi().list_repo_files(self.model, revision=revision)
-        pickled = any(name.endswith(".safetensors") for name in names)
-        code = [] if self.trust_remote_code else ["*.py"]
-        return [*_NEVER, *code, *(["*.bin", "*.pt", "*.pth", "*.ckpt"] if pickled else [])]
 
     def _ours(self) -> list[str]:
         """The revisions that this run downloaded, by its journal."""

@@ -55,31 +55,25 @@ def forward(model: nn.Module, inputs: Mapping[str, Any], **extra: Any) -> Any:
     """Call a model on inputs moved to its device and precision, without a cache and with as few logits as it allows."""
     device = input_device(model)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    moved = {name: _moved(name, value, device, dtype) for name, value in inputs.items()}
+    moved = {
+        name: value.to(device, dtype if name in _FLOATS else None) if isinstance(value, Tensor) else value
+        for name, value in inputs.items()
+    }
     accepted = inspect.signature(unwrapped(model).forward).parameters
     if "use_cache" in accepted:
         moved.setdefault("use_cache", False)
     if "logits_to_keep" in accepted and moved.get("labels") is None:
         moved.setdefault("logits_to_keep", 1)
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
-        moved = _accepted(moved, accepted)
+        # a plain module has a name of its own for images, and may read no pixel mask
+        if "pixel_values" in moved and "pixel_values" not in accepted and "" not in moved:
+            moved[""] = moved.pop("pixel_values")
+        if PIXEL_MASK not in accepted:
+            moved.pop(PIXEL_MASK, None)
     plain = moved.pop("", None)
     if plain is not None and "input_ids" in accepted:
         moved["input_ids"], plain = plain, None
     return model(**moved, **extra) if plain is None else model(plain, **moved, **extra)
-
-
-def _accepted(moved: dict[str, Any], accepted: Mapping[str, Any]) -> dict[str, Any]:
-    """Images under the name that a plain module has for them, without a pixel mask that it does not read."""
-    named = "pixel_values" in accepted or "" in moved or "pixel_values" not in moved
-    renamed = moved if named else {"" if name == "pixel_values" else name: x for name, x in moved.items()}
-    return {name: x for name, x in renamed.items() if name != PIXEL_MASK or PIXEL_MASK in accepted}
-
-
-def _moved(name: str, value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return value.to(device, dtype) if name in _FLOATS and dtype is not None else value.to(device)
 
 
 def input_device(model: nn.Module) -> torch.device:
@@ -143,7 +137,13 @@ _PLACEHOLDERS = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|<[^<>]
 
 def modality_of(model: nn.Module, tokenizer: Any = None) -> Modality:
     """The modality of what a model reads first."""
-    inner = _reading_part(unwrapped(model))
+    whole = unwrapped(model)
+    # the outermost part that names its input (a user's module may hold such a model); of two the encoder
+    named = (part for part in whole.modules() if hasattr(part, "main_input_name") and hasattr(part, "config"))
+    inner = next(named, whole)
+    encoder = getattr(inner, "encoder", None)  # it may not name its input
+    if isinstance(encoder, nn.Module) and _reading(getattr(encoder, "main_input_name", "")):
+        inner = encoder
     config, found = getattr(inner, "config", None), _reading(_main_input(inner))
     if not found:
         return _token_modality(config, tokenizer)
@@ -164,15 +164,6 @@ def modalities_of(model: nn.Module, stacks: Iterable[str], tokenizer: Any = None
     return {stack: (below if stack == "decoder" else whole).name for stack in stacks}
 
 
-def _reading_part(model: nn.Module) -> nn.Module:
-    """The outermost part that names its input (a user's module may hold such a model); of two the encoder."""
-    named = (part for part in model.modules() if hasattr(part, "main_input_name") and hasattr(part, "config"))
-    found = next(named, model)
-    encoder = getattr(found, "encoder", None)
-    reads_media = _reading(getattr(encoder, "main_input_name", ""))  # an encoder inside may not name its input
-    return encoder if reads_media and isinstance(encoder, nn.Module) else found
-
-
 def _main_input(model: nn.Module) -> str:
     """The name of what a model reads; for a module of no library, by its first layers."""
     if (name := getattr(model, "main_input_name", None)) is not None:
@@ -191,15 +182,9 @@ def _token_modality(config: Any, tokenizer: Any) -> Modality:
     family = str(getattr(config, "model_type", ""))
     named = str(getattr(config, "tokenizer_class", "") or "")
     byt5 = family == "t5" and getattr(config, "vocab_size", None) == _BYT5_WORDS
-    known = family in _CHARACTER_FAMILIES or named in _CHARACTER_TOKENIZERS or byt5
-    return CHARACTERS if known or _splits_characters(tokenizer) else TEXT
-
-
-def _splits_characters(tokenizer: Any) -> bool:
-    """Whether the ordinary tokens of a tokenizer are single characters or bytes."""
-    if tokenizer is None or type(tokenizer).__name__ in _CHARACTER_TOKENIZERS:
-        return tokenizer is not None
+    if family in _CHARACTER_FAMILIES or byt5 or {named, type(tokenizer).__name__} & set(_CHARACTER_TOKENIZERS):
+        return CHARACTERS
     special = set(getattr(tokenizer, "all_special_tokens", ()))
     vocabulary: dict[str, int] = getattr(tokenizer, "get_vocab", dict)()
     words = [word for word in vocabulary if word not in special and not _PLACEHOLDERS.fullmatch(word)]
-    return bool(words) and sum(len(word) == 1 for word in words) > 0.9 * len(words)
+    return CHARACTERS if words and sum(len(word) == 1 for word in words) > 0.9 * len(words) else TEXT

@@ -28,26 +28,13 @@ from anisoscope.models.checkpoint import LoadOptions, adapted_model, base_source
 from anisoscope.models.forward import modality_of
 from anisoscope.models.placement import choose_device, choose_dtype, parameter_count, place, weight_fingerprint
 from anisoscope.models.processor import PROCESSORS, load_processor
-from anisoscope.models.source import ALIASES, ModelSource, hub_reachable, is_checkpoint, parse_model
+from anisoscope.models.source import ModelSource, hub_reachable, is_checkpoint, parse_model
 from anisoscope.results.modality import TEXT, Medium, Modality
 
 _LIBRARIES = ("safetensors", "safetensors_rust", "huggingface_hub")  # whose own errors are failures of a model, too
-_FAILURES = (
-    OSError,
-    ValueError,
-    RuntimeError,
-    ImportError,
-    AttributeError,
-    TypeError,
-    # what reading damaged bytes as a pickle can end in
-    pickle.UnpicklingError,
-    EOFError,
-    AssertionError,
-    ArithmeticError,
-    LookupError,
-    SyntaxError,
-    struct.error,
-)
+_FAILURES = (OSError, ValueError, RuntimeError, ImportError, AttributeError, TypeError)
+# what reading damaged bytes as a pickle can end in
+_DAMAGE = (pickle.UnpicklingError, EOFError, AssertionError, ArithmeticError, LookupError, SyntaxError, struct.error)
 
 
 @contextlib.contextmanager
@@ -82,7 +69,7 @@ def readable_errors(source: ModelSource) -> Iterator[None]:
             f"{source.spec!r} does not fit into memory; use --dtype bfloat16, --device-map auto, or a smaller model."
         ) from error
     except Exception as error:
-        if isinstance(error, _FAILURES) or type(error).__module__.partition(".")[0] in _LIBRARIES:
+        if isinstance(error, _FAILURES + _DAMAGE) or type(error).__module__.partition(".")[0] in _LIBRARIES:
             raise _failure(source, error) from error
         raise
 
@@ -110,9 +97,16 @@ def _failure(source: ModelSource, error: BaseException) -> AnisoscopeError:
 
 
 def _hub_failure(source: ModelSource, text: str) -> AnisoscopeError:
-    hint = _architecture_hint(source)
-    if near := near_miss(source.spec):
-        return AnisoscopeError(f"there is no folder {source.spec!r}, and no such model on the hub could be had; {near}")
+    from transformers import CONFIG_MAPPING
+
+    hint = ""  # for a name that is, or nearly is, an architecture that could be built afresh
+    if source.name in CONFIG_MAPPING:
+        hint = f", or add --random-init for fresh weights of {source.name}"
+    elif "/" not in source.name:
+        near = difflib.get_close_matches(source.name, [*CONFIG_MAPPING, *sources.ALIASES], n=3, cutoff=0.6)
+        hint = f"; architectures with a similar name: {', '.join(near)}" if near else ""
+    if miss := near_miss(source.spec):
+        return AnisoscopeError(f"there is no folder {source.spec!r}, and no such model on the hub could be had; {miss}")
     if not hub_reachable():
         return AnisoscopeError(
             f"{source.spec!r} is no folder here, it is not in the hub's cache, and the hub cannot be reached; "
@@ -124,18 +118,6 @@ def _hub_failure(source: ModelSource, text: str) -> AnisoscopeError:
     return AnisoscopeError(
         f"the hub has no model {source.name!r}{at} that can be loaded; check the spelling, give a local folder{hint}."
     )
-
-
-def _architecture_hint(source: ModelSource) -> str:
-    """What to say when the name is, or nearly is, an architecture that could be built afresh."""
-    from transformers import CONFIG_MAPPING
-
-    if "/" in source.name:
-        return ""
-    if source.name in CONFIG_MAPPING:
-        return f", or add --random-init for fresh weights of {source.name}"
-    near = difflib.get_close_matches(source.name, [*CONFIG_MAPPING, *ALIASES], n=3, cutoff=0.6)
-    return f"; architectures with a similar name: {', '.join(near)}" if near else ""
 
 
 _TWO_SIDES = (("vision_model", "vision_config"), ("text_model", "text_config"))  # of CLIP and its relatives
@@ -203,11 +185,18 @@ def load_model(
     _check_options(source, wanted, random_init=random_init)
     notes: list[str] = []
     with quiet(source), readable_errors(source):
-        if source.kind == "state":
-            config = checkpoints.read_config(plan, options=checkpoints.hub_options(plan, wanted), notes=notes)
-            model = checkpoints.model_of_state(source, config, wanted, notes=notes)
+        if source.kind == "peft":
+            model, config = adapted_model(source, wanted, notes)
         else:
-            model, config = _model(source, wanted, random_init=random_init, notes=notes)
+            options = checkpoints.hub_options(plan, wanted)
+            config = checkpoints.read_config(plan, options=options, notes=notes)
+            if source.kind == "state":
+                model = checkpoints.model_of_state(source, config, wanted, notes=notes)
+            elif random_init:
+                notes.append(f"random weights (seed {wanted.seed})")
+                model = checkpoints.fresh_model(config, wanted)
+            else:
+                model = checkpoints.stored_model(source, config, wanted, options=options, notes=notes)
         _refuse_two(model, config, source)
         if device_map is None:
             model = place(model, device=wanted.device, dtype=wanted.dtype, notes=notes)
@@ -230,17 +219,6 @@ def _check_options(source: ModelSource, wanted: LoadOptions, *, random_init: boo
         raise AnisoscopeError(f"{source.spec!r} cannot be initialised afresh; give its base model with --random-init.")
     if random_init and wanted.device_map is not None:
         raise AnisoscopeError("--random-init and --device-map do not go together; choose a --device.")
-
-
-def _model(source: ModelSource, wanted: LoadOptions, *, random_init: bool, notes: list[str]) -> tuple[nn.Module, Any]:
-    if source.kind == "peft":
-        return adapted_model(source, wanted, notes)
-    options = checkpoints.hub_options(source, wanted)
-    config = checkpoints.read_config(source, options=options, notes=notes)
-    if random_init:
-        notes.append(f"random weights (seed {wanted.seed})")
-        return checkpoints.fresh_model(config, wanted), config
-    return checkpoints.stored_model(source, config, wanted, options=options, notes=notes), config
 
 
 def _places(source: ModelSource, plan: ModelSource) -> list[ModelSource]:
@@ -268,7 +246,15 @@ class _Companions:
         """The tokenizer that the user names, the model's own, or bytes."""
         found, rows = self._found(given), _vocabulary(model, self.config)
         if found is not None:
-            _check_vocabulary(found, rows, self.notes)
+            if rows is not None and len(found) > rows:
+                frame = tokenizers.special_frame(found)
+                if found.vocab_size > rows or any(i >= rows for i in (*frame.before, *frame.after)):
+                    raise AnisoscopeError(
+                        f"the tokenizer has {len(found)} tokens but the model's embedding table {rows} rows; "
+                        f"they do not belong together: name the right one with --tokenizer."
+                    )
+                surplus = f"{len(found) - rows} added tokens of the tokenizer"
+                self.notes.append(f"{surplus} have no row in the embedding table")
             return found
         if given is not None:
             raise AnisoscopeError(
@@ -349,50 +335,43 @@ def _vocabulary(model: nn.Module, config: Any) -> int | None:
     return int(weight.shape[0]) if isinstance(weight, torch.Tensor) and weight.dim() == 2 else None
 
 
-def _check_vocabulary(tokenizer: Any, rows: int | None, notes: list[str]) -> None:
-    if rows is None or len(tokenizer) <= rows:
-        return
-    used = (*tokenizers.special_frame(tokenizer).before, *tokenizers.special_frame(tokenizer).after)
-    if tokenizer.vocab_size > rows or any(i >= rows for i in used):
-        raise AnisoscopeError(
-            f"the tokenizer has {len(tokenizer)} tokens but the model's embedding table {rows} rows; "
-            f"they do not belong together: name the right one with --tokenizer."
-        )
-    notes.append(f"{len(tokenizer) - rows} added tokens of the tokenizer have no row in the embedding table")
-
-
 def _described(
     model: nn.Module, tokenizer: Any, source: ModelSource, config: Any, *, wanted: LoadOptions, notes: list[str]
 ) -> Loaded:
     decodes = any(name.rpartition(".")[2] == "decoder" for name, _ in model.named_modules())
     both = bool(getattr(config, "is_encoder_decoder", False)) and decodes
+    revision = ""
+    if source.kind == "hub":  # the commit, as the hub's cache knows it: a branch or tag may move
+        from huggingface_hub import try_to_load_from_cache
+
+        file = try_to_load_from_cache(source.name, "config.json", revision=source.revision or "main")
+        revision = Path(file).parent.name if isinstance(file, str) else source.revision or ""
+    pad, rows = getattr(tokenizer, "pad_token_id", None), _vocabulary(model, config)
+    pad = pad if pad is not None else getattr(config, "pad_token_id", None)
+    if not isinstance(pad, int) or pad < 0 or (rows is not None and pad >= rows):
+        pad = 0
+        if tokenizer is not None:
+            notes.append("the tokenizer has no pad token: id 0 fills the batches and is masked")
+    # what the decoder begins with: as configured, else the pad token (T5), else the first of the text
+    names, holders = ("decoder_start", "pad", "bos", "eos"), (config, getattr(model, "generation_config", None))
+    starts = (getattr(holder, f"{name}_token_id", None) for name in names for holder in holders)
     return Loaded(
         model=model,
         tokenizer=tokenizer,
         name=source.name,
-        revision=_revision(source),
+        revision=revision,
         fingerprint=weight_fingerprint(model),
         max_context=max_context(model, config, tokenizer),
         is_decoder=not both and is_causal(config),
         is_encoder_decoder=both,
-        pad_id=_pad_id(tokenizer, config, notes, rows=_vocabulary(model, config)),
-        decoder_start=_decoder_start(model, config) if both else None,
+        pad_id=pad,
+        decoder_start=next((i for i in starts if isinstance(i, int) and i >= 0), 0) if both else None,
         parameters=parameter_count(model),
         device=next((p.device for p in model.parameters()), wanted.device),
         main_input=_main_input(model),
         notes=notes,
         modality=modality_of(model, tokenizer),
     )
-
-
-def _revision(source: ModelSource) -> str:
-    """The commit of a hub model, as its cache knows it; a branch or tag may move."""
-    if source.kind != "hub":
-        return ""
-    from huggingface_hub import try_to_load_from_cache
-
-    file = try_to_load_from_cache(source.name, "config.json", revision=source.revision or "main")
-    return Path(file).parent.name if isinstance(file, str) else source.revision or ""
 
 
 def is_causal(config: Any) -> bool:
@@ -422,27 +401,6 @@ def max_context(model: nn.Module, config: Any, tokenizer: Any = None) -> int:
             return value
     stated = getattr(tokenizer, "model_max_length", UNLIMITED)
     return int(stated) if 0 < stated < UNLIMITED else UNLIMITED
-
-
-def _pad_id(tokenizer: Any, config: Any, notes: list[str], *, rows: int | None) -> int:
-    own = getattr(tokenizer, "pad_token_id", None)
-    own = own if own is not None else getattr(config, "pad_token_id", None)
-    if isinstance(own, int) and own >= 0 and (rows is None or own < rows):
-        return own
-    if tokenizer is not None:
-        notes.append("the tokenizer has no pad token: id 0 fills the batches and is masked")
-    return 0
-
-
-def _decoder_start(model: nn.Module, config: Any) -> int:
-    """The id that the decoder begins with: as configured, else the pad token (T5), else the first of the text."""
-    places = (config, getattr(model, "generation_config", None))
-    for name in ("decoder_start_token_id", "pad_token_id", "bos_token_id", "eos_token_id"):
-        for place_ in places:
-            value = getattr(place_, name, None)
-            if isinstance(value, int) and value >= 0:
-                return value
-    return 0
 
 
 def check_architecture(spec: str, *, trust_remote_code: bool = False) -> None:

@@ -217,10 +217,6 @@ def _local_source(path: Path, spec: str, overrides: dict[str, Any]) -> ModelSour
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:
         return ModelSource(spec, "gguf", short_name(ggufs[0]), path=ggufs[0])
-    raise _not_a_model(path)
-
-
-def _not_a_model(path: Path) -> AnisoscopeError:
     found = sorted(p.name + ("/" if p.is_dir() else "") for p in path.iterdir())
     shown = ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "") if found else "nothing"
     inside = sorted(p.parent for p in path.glob("*/config.json"))
@@ -229,7 +225,7 @@ def _not_a_model(path: Path) -> AnisoscopeError:
         hint = " Name one of the .gguf files."
     elif not hint and any(name.endswith(STATE_SUFFIXES) for name in found):
         hint = " A module of no library cannot be loaded from its weights: build it and call anisoscope.measure."
-    return AnisoscopeError(
+    raise AnisoscopeError(
         f"the folder {str(path)!r} is not a model: it holds {shown}, but no config.json, adapter_config.json or single "
         f".gguf file.{hint}"
     )
@@ -293,23 +289,25 @@ def load_rows(path: str | Path) -> dict[str, Tensor]:
     path = Path(path).expanduser()
     if not path.exists():
         raise missing_path(path)
-    if path.suffix == ".npy":
-        return {path.stem: _numpy_rows(path)}
     if path.suffix == ".safetensors":
         return _safetensors_rows(path)
-    raise AnisoscopeError(f"{str(path)!r} is no file of rows; expected one of {', '.join(ROW_SUFFIXES)}.")
-
-
-def _numpy_rows(path: Path) -> Tensor:
+    if path.suffix != ".npy":
+        raise AnisoscopeError(f"{str(path)!r} is no file of rows; expected one of {', '.join(ROW_SUFFIXES)}.")
     try:
         array = np.load(path, mmap_mode="c", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         reason = "it holds pickled objects" if _PICKLED.search(str(error)) else str(error).splitlines()[0]
         raise AnisoscopeError(f"{str(path)!r} cannot be read as rows ({reason}); {_EXPECTED}.") from error
-    _check(array.shape, str(array.dtype), floating=array.dtype.kind == "f", name=str(path))
-    if array.dtype.byteorder == ">" or array.dtype not in (np.float16, np.float32, np.float64):
+    shape, kind = array.shape, array.dtype
+    if len(shape) != 2:
+        raise AnisoscopeError(f"{str(path)!r} has {len(shape)} dimensions {shape}; {_EXPECTED}; reshape it first.")
+    if kind.kind != "f":
+        raise AnisoscopeError(f"{str(path)!r} holds {kind}; {_EXPECTED}; convert it first.")
+    if 0 in shape:
+        raise AnisoscopeError(f"{str(path)!r} is empty, of shape {shape}; {_EXPECTED}.")
+    if kind.byteorder == ">" or kind not in (np.float16, np.float32, np.float64):
         array = array.astype(np.float64)
-    return torch.from_numpy(array)
+    return {path.stem: torch.from_numpy(array)}
 
 
 def _safetensors_rows(path: Path) -> dict[str, Tensor]:
@@ -330,12 +328,3 @@ def _safetensors_rows(path: Path) -> dict[str, Tensor]:
         shown = ", ".join(seen[:6]) or "nothing"
         raise AnisoscopeError(f"{str(path)!r} holds no rows: found {shown}; {_EXPECTED}.")
     return rows
-
-
-def _check(shape: tuple[int, ...], dtype: str, *, floating: bool, name: str) -> None:
-    if len(shape) != 2:
-        raise AnisoscopeError(f"{name!r} has {len(shape)} dimensions {shape}; {_EXPECTED}; reshape it first.")
-    if not floating:
-        raise AnisoscopeError(f"{name!r} holds {dtype}; {_EXPECTED}; convert it first.")
-    if 0 in shape:
-        raise AnisoscopeError(f"{name!r} is empty, of shape {shape}; {_EXPECTED}.")

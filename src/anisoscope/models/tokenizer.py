@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -105,7 +106,13 @@ def load_tokenizer(
         return tokenizer_from_file(path)
     if gguf_file is None and path.is_dir() and not any(any(path.glob(name)) for name in FILES):
         return architecture_tokenizer(str(getattr(config, "model_type", "")))
-    tokenizer = _auto_tokenizer(place, config=config, gguf_file=gguf_file, **options)
+    from transformers import AutoTokenizer
+
+    options |= {} if gguf_file is None else {"gguf_file": gguf_file}
+    tokenizer = None
+    # everything these errors mean is "no usable tokenizer here"; the caller says so, or takes bytes with a note
+    with contextlib.suppress(OSError, ValueError, ImportError, KeyError, TypeError, AttributeError):
+        tokenizer = AutoTokenizer.from_pretrained(place, config=config, **options)
     # with special tokens alone it is what transformers builds when the vocabulary is not found
     if tokenizer is not None and len(tokenizer) > len(set(tokenizer.all_special_ids)):
         return tokenizer
@@ -118,26 +125,14 @@ def load_tokenizer(
 def named_tokenizer(name: str, *, notes: list[str], trust_remote_code: bool = False) -> Any | None:
     """The tokenizer that the user names: a folder, a file, or a hub id with or without `@revision`."""
     path = Path(name).expanduser()
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     if path.exists():
-        options: dict[str, Any] = {"local_files_only": True}
-        return load_tokenizer(str(path), config=None, notes=notes, trust_remote_code=trust_remote_code, **options)
+        return load_tokenizer(str(path), config=None, notes=notes, **options)
     if looks_like_path(name):
         raise missing_path(path)
     hub, _, revision = name.partition("@")
-    options = {"revision": revision or "main", "local_files_only": not hub_reachable()}
-    return load_tokenizer(hub, config=None, notes=notes, trust_remote_code=trust_remote_code, **options)
-
-
-def _auto_tokenizer(place: str, *, config: Any, gguf_file: str | None, **options: Any) -> Any | None:
-    from transformers import AutoTokenizer
-
-    if gguf_file is not None:
-        options["gguf_file"] = gguf_file
-    try:
-        return AutoTokenizer.from_pretrained(place, config=config, **options)
-    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError):
-        # Everything these mean is "no usable tokenizer here"; the caller says so, or takes bytes with a note.
-        return None
+    options |= {"revision": revision or "main", "local_files_only": not hub_reachable()}
+    return load_tokenizer(hub, config=None, notes=notes, **options)
 
 
 def architecture_tokenizer(name: str) -> Any | None:
@@ -154,14 +149,10 @@ def tokenizer_from_file(path: Path) -> Any:
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast(tokenizer_file=str(path))
-    if path.suffix == ".txt":
-        return _wordpiece(path)
-    raise AnisoscopeError(
-        f"{str(path)!r} is no tokenizer; expected a folder, a hub id, a tokenizer.json or a WordPiece vocab.txt."
-    )
-
-
-def _wordpiece(path: Path) -> Any:
+    if path.suffix != ".txt":
+        raise AnisoscopeError(
+            f"{str(path)!r} is no tokenizer; expected a folder, a hub id, a tokenizer.json or a WordPiece vocab.txt."
+        )
     from tokenizers import Regex, pre_tokenizers
     from transformers import BertTokenizer
 

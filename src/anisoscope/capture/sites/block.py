@@ -7,6 +7,7 @@ list of blocks. In a flat list of blocks one begins where a block changes the re
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,6 +64,9 @@ def attention_of(block: nn.Module) -> str:
 def places_of(block: nn.Module, prefix: str, *, scale: float = 1.0) -> dict[str, Place]:
     """Where each kind is read in a block, by kind; kinds that cannot be found are left out."""
     found: dict[str, Place] = {}
+    # weights of the block itself that scale what a sublayer adds (BEiT)
+    names = ("lambda_1", "lambda_2")
+    gains = {name: name if isinstance(getattr(block, name, None), nn.Parameter) else "" for name in names}
     attention = attention_of(block)
     sandwich = child(block, _AFTER_FEED)
     if not sandwich and child(block, ("input_layernorm",)):
@@ -70,13 +74,13 @@ def places_of(block: nn.Module, prefix: str, *, scale: float = 1.0) -> dict[str,
     if attention:
         added = (child(block, _AFTER_ATTENTION) if sandwich else "") or _added_by_attention(block, attention)
         found["attn_in"] = Place(attention, "in")
-        found["attn_out"] = Place(added, "out", scale, _gain(block, "lambda_1"))
+        found["attn_out"] = Place(added, "out", scale, gains["lambda_1"])
         kinds = (*SELF_KINDS, *ROTARY_KINDS) if rotates(block.get_submodule(attention)) else SELF_KINDS
         found |= {kind: Place(attention, "call") for kind in kinds}
     reads, adds = _feed_forward(block)
     if reads:
         found["mlp_in"] = Place(reads, "in")
-        found["mlp_out"] = Place(sandwich or adds, "out", scale, _gain(block, "lambda_2"))
+        found["mlp_out"] = Place(sandwich or adds, "out", scale, gains["lambda_2"])
     cross = child(block, _CROSS)
     if cross:
         found["cross_out"] = Place(_added_by_attention(block, cross), "out", scale)
@@ -85,11 +89,6 @@ def places_of(block: nn.Module, prefix: str, *, scale: float = 1.0) -> dict[str,
         kind: replace(place, path=f"{prefix}.{place.path}", gain=place.gain and f"{prefix}.{place.gain}")
         for kind, place in found.items()
     }
-
-
-def _gain(block: nn.Module, name: str) -> str:
-    """A weight of the block itself that scales what a sublayer adds (BEiT), or ""."""
-    return name if isinstance(getattr(block, name, None), nn.Parameter) else ""
 
 
 def _added_by_attention(block: nn.Module, path: str) -> str:
@@ -203,7 +202,7 @@ def _listed(items: Sequence[Item]) -> tuple[list[Stage], str] | None:
     """A list of stages, of blocks, or of single convolutions."""
     nested = _nested(items)
     modules = [child for at, child in items if at in nested] if len(nested) > 1 else []
-    widths = {(_reads(module), _width(module), _normed(module)) for module in modules}
+    widths = {(_channels(module, "in"), _channels(module, "out"), _normed(module)) for module in modules}
     # blocks of a plain transformer are lists of sublayers, too: stages convolve, or differ in their widths
     if any(map(_convolves, modules)) or len(widths) > 1:
         return [_stage(child, at, nested[at]) for at, child in items if at in nested], ""
@@ -256,11 +255,11 @@ def _cut(items: Sequence[Item], blocks: Sequence[Item], *, chained: bool = False
         if path not in inside:
             apart = apart or bool(_weights(module)) or _pools(module)
             continue
-        wider = not chained and width not in (0, _width(module))
+        wider = not chained and width not in (0, _channels(module, "out"))
         if runs[-1] and (apart or wider or _strides(module)):
             runs.append([])
         runs[-1].append(path)
-        width, apart = _width(module), chained and _pools(module)
+        width, apart = _channels(module, "out"), chained and _pools(module)
     return [Stage(run[-1], tuple(run)) for run in runs]
 
 
@@ -275,7 +274,7 @@ def _chain(items: Sequence[Item]) -> tuple[list[Stage], str] | None:
         elif units and units[-1] == len(order) - 1:
             order[-1] = (path, order[-1][1])
     found = [order[i] for i in units]
-    stem = found[0][0] if found and _reads(found[0][1]) <= _PIXELS else ""
+    stem = found[0][0] if found and _channels(found[0][1], "in") <= _PIXELS else ""
     if len(found) < 2:
         return None
     blocks = found[1:] if stem else found
@@ -319,16 +318,10 @@ def _strides(module: nn.Module) -> bool:
     return any(max(part.stride) > 1 for part in module.modules() if isinstance(part, nn.Conv2d))
 
 
-def _reads(module: nn.Module) -> int:
-    """The number of channels that a block takes, by its first weight."""
-    first = _weights(module)[0]
-    return int(first.in_channels if isinstance(first, nn.Conv2d) else first.in_features)  # type: ignore[arg-type]
-
-
-def _width(module: nn.Module) -> int:
-    """The number of channels that a block gives, by its last weight."""
-    last = _weights(module)[-1]
-    return int(last.out_channels if isinstance(last, nn.Conv2d) else last.out_features)  # type: ignore[arg-type]
+def _channels(module: nn.Module, side: str) -> int:
+    """The number of channels that a block takes ("in", by its first weight) or gives ("out", by its last)."""
+    weight = _weights(module)[0 if side == "in" else -1]
+    return int(getattr(weight, f"{side}_channels" if isinstance(weight, nn.Conv2d) else f"{side}_features"))
 
 
 def _normed(module: nn.Module) -> frozenset[int]:
@@ -340,34 +333,25 @@ def _size(module: nn.Module) -> int:
     return sum(weight.numel() for weight in module.parameters())
 
 
-_ALIBI = ("alibi",)  # configurations that have the code of a rotation and another kind of position
-
-
 def rotates(attention: nn.Module) -> bool:
     """Whether an attention module rotates its queries and keys, by what its code calls."""
     config = getattr(attention, "config", None)
-    if any(getattr(config, name, None) for name in _ALIBI) or getattr(config, "rotary", True) is False:
-        return False
-    return bool(rotary_functions(attention))
+    # configurations that have the code of a rotation and another kind of position
+    other = getattr(config, "alibi", None) or getattr(config, "rotary", True) is False
+    return not other and bool(rotary_functions(attention))
 
 
 def rotary_functions(attention: nn.Module) -> list[tuple[dict[str, Any], str]]:
     """The rotary functions that the code of a module and of its parts calls: (global namespace, name) of each."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
-    for function in _methods(attention):
-        space = function.__globals__
-        for name in function.__code__.co_names:
-            if "rotary" in name and inspect.isfunction(_plain(space.get(name))):
-                found[(id(space), name)] = space
+    orders = (type(part).__mro__ for part in attention.modules())
+    classes = (base for order in orders for base in itertools.takewhile(lambda base: base is not nn.Module, order))
+    for function in (_plain(value) for base in classes for value in vars(base).values()):
+        if inspect.isfunction(function):
+            space = function.__globals__
+            called = [name for name in function.__code__.co_names if "rotary" in name]
+            found |= {(id(space), name): space for name in called if inspect.isfunction(_plain(space.get(name)))}
     return [(space, name) for (_, name), space in found.items()]
-
-
-def _methods(attention: nn.Module) -> Iterator[Any]:
-    for part in attention.modules():
-        for base in type(part).__mro__:
-            if base is nn.Module:
-                break
-            yield from (f for f in map(_plain, vars(base).values()) if inspect.isfunction(f))
 
 
 def _plain(value: Any) -> Any:

@@ -58,8 +58,7 @@ def albert_blocks(backbone: nn.Module, config: Any) -> list[str]:
     """ALBERT applies each layer of a group once per hidden layer of the group."""
     per_group = config.num_hidden_layers / config.num_hidden_groups
     groups = [int(i / per_group) for i in range(config.num_hidden_layers)]
-    inner = range(config.inner_group_num)
-    return [f"encoder.albert_layer_groups.{g}.albert_layers.{j}" for g in groups for j in inner]
+    return [f"encoder.albert_layer_groups.{g}.albert_layers.{j}" for g in groups for j in range(config.inner_group_num)]
 
 
 def canine_blocks(backbone: nn.Module, config: Any) -> list[str]:
@@ -120,9 +119,8 @@ def spectrogram_windows(config: Any) -> Windows:
     def windows(length: int, rows: int) -> tuple[Tensor, Tensor]:
         across = (length - config.patch_size) // config.time_stride + 1
         start = (torch.arange(rows) - 2) % across * config.time_stride
-        start[:2] = 0
         stop = start + config.patch_size
-        stop[:2] = 0
+        start[:2] = stop[:2] = 0
         return start, stop
 
     return windows
@@ -146,9 +144,9 @@ _WINDOWED = dict.fromkeys(("attn_in", "attn_out"), "its attention reads windows 
 _NORMED = dict.fromkeys(("mlp_in", "mlp_out"), "what its feed-forward part gives is normed before it is added")
 
 
-def _stable_norm(config: Any) -> bool:
-    """wav2vec 2.0 norms after the last block only where it norms before each sublayer."""
-    return bool(config.do_stable_layer_norm)
+def _speech(about: str) -> Family:
+    """wav2vec 2.0 and its relatives norm after the last block only where they norm before each sublayer."""
+    return Family(about, final=lambda config: bool(config.do_stable_layer_norm), windows=speech_windows)
 
 
 FAMILIES: dict[str, Family] = {
@@ -168,9 +166,9 @@ FAMILIES: dict[str, Family] = {
     "longformer": Family(
         "banded attention, lengthens its input", windows=padding_windows, attention="its attention is computed in bands"
     ),
-    "wav2vec2": Family("frames of speech", final=_stable_norm, windows=speech_windows),
-    "hubert": Family("frames of speech", final=_stable_norm, windows=speech_windows),
-    "wavlm": Family("frames of speech, gated relative bias", final=_stable_norm, windows=speech_windows),
+    "wav2vec2": _speech("frames of speech"),
+    "hubert": _speech("frames of speech"),
+    "wavlm": _speech("frames of speech, gated relative bias"),
     "data2vec-audio": Family("frames of speech", final=False, windows=speech_windows),
     "sew": Family("frames of speech, several squeezed to a row", windows=squeezed_windows),
     "sew-d": Family(
@@ -273,9 +271,12 @@ REFUSED: dict[str, str] = {
 }
 
 
-def family_of(config: Any) -> Family | None:
-    """The row of a model's configuration, if its family has one."""
-    return FAMILIES.get(str(getattr(config, "model_type", "")))
+OTHER = Family("found by the general rules")
+
+
+def family_of(config: Any) -> Family:
+    """The row of a model's configuration; `OTHER` where its family has none."""
+    return FAMILIES.get(str(getattr(config, "model_type", "")), OTHER)
 
 
 def list_families() -> list[dict[str, str]]:
@@ -289,13 +290,11 @@ def list_families() -> list[dict[str, str]]:
 
 
 def _verified(name: str) -> str:
-    family = FAMILIES.get(name)
+    family = FAMILIES.get(name, OTHER)
     sites = "embed, resid, final, attn_in, attn_out, mlp_in, mlp_out"
-    if family is not None and family.staged:
+    if family.staged:
         attends = name in ("cvt", "pvt", "segformer", "swin", "swinv2")
         return "embed, resid, stage, stage_mean, final" + (", query, key, scores" if attends else "")
     if name == "mamba":
         return "embed, resid, final"
-    if family is not None and family.attention:
-        return sites
-    return f"{sites}, query, key" + ("" if name == "gemma2" else ", scores")
+    return sites if family.attention else f"{sites}, query, key" + ("" if name == "gemma2" else ", scores")

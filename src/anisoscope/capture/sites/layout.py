@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from anisoscope.capture.rows.row import Windows
 from anisoscope.capture.sites import block as parts
 from anisoscope.capture.sites.block import Place, Trunk, find_trunk
-from anisoscope.capture.sites.family import REFUSED, Family, family_of
+from anisoscope.capture.sites.family import OTHER, REFUSED, Family, family_of
 from anisoscope.capture.sites.site import ROTARY_KINDS, SELF_KINDS, Site, check_kinds
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, attends, modality_of, unwrapped
@@ -56,29 +56,23 @@ def named_tokens(model: nn.Module, owner: str) -> SpecialPositions | None:
     blocks.
     """
     root = model.get_submodule(owner)
-    if not _reads_images(root):
+    takes, parts = inspect.signature(root.forward).parameters, dict(root.named_modules())
+    pixels = "pixel_values" in takes
+    if not pixels and not hasattr(root, "config"):  # a plain module
+        pixels = any(isinstance(part, nn.Conv2d) for part in parts.values())
+    if not pixels or "input_ids" in takes:
         return None
-    around = _around(root)
-    found = {name: p for name, p in root.named_parameters() if _NAMES.match(name.rpartition(".")[2])}
-    sizes = {name: int(p.shape[:-1].numel()) for name, p in found.items() if around(name.rpartition(".")[0])}
-    after = sum(size for name, size in sizes.items() if _LAST.match(name.rpartition(".")[2]))
-    return SpecialPositions(sum(sizes.values()) - after, after, tuple(name.rpartition(".")[2] for name in sizes))
-
-
-def _reads_images(root: nn.Module) -> bool:
-    takes = inspect.signature(root.forward).parameters
-    if "pixel_values" in takes or hasattr(root, "config"):
-        return "pixel_values" in takes and "input_ids" not in takes
-    return any(isinstance(part, nn.Conv2d) for part in root.modules()) and "input_ids" not in takes
-
-
-def _around(root: nn.Module) -> Any:
-    """Whether the module of a path is, or holds, what cuts the image into patches."""
-    cuts = (path for path, part in root.named_modules() if isinstance(part, CUTTING) and part.in_channels <= _PIXELS)
-    first = next(cuts, None)
-    if first is None:  # patches come cut, or unfolded
-        return lambda path: not path or "embed" in path
-    return lambda path: not path or f"{first}.".startswith(f"{path}.")
+    cuts = (path for path, part in parts.items() if isinstance(part, CUTTING) and part.in_channels <= _PIXELS)
+    first = next(cuts, None)  # what cuts the image into patches; None where they come cut, or unfolded
+    sizes: dict[str, int] = {}
+    for path, parameter in root.named_parameters():
+        holder, _, name = path.rpartition(".")
+        near = "embed" in holder if first is None else f"{first}.".startswith(f"{holder}.")
+        if _NAMES.match(name) and (near or not holder):
+            sizes[path] = int(parameter.shape[:-1].numel())
+    names = tuple(path.rpartition(".")[2] for path in sizes)
+    after = sum(size for name, size in zip(names, sizes.values(), strict=True) if _LAST.match(name))
+    return SpecialPositions(sum(sizes.values()) - after, after, names)
 
 
 def patch_counts(arguments: Mapping[str, Any], config: Any) -> list[int]:
@@ -97,7 +91,7 @@ def settle(tokens: SpecialPositions, x: Tensor, patches: Sequence[int]) -> tuple
     Tokens are the same for every image: of several images, the last positions are the tokens where they, and not the
     first ones, are equal in all.
     """
-    positions, k = int(x.shape[1]), tokens.count
+    positions, k, names = int(x.shape[1]), tokens.count, ", ".join(tokens.names)
     fitting = [count for count in patches if 0 < count <= positions]
     if not patches or positions - k in fitting:
         last = len(x) > 1 and tokens.before and not _same(x[:, : tokens.before]) and _same(x[:, -k:])
@@ -105,13 +99,11 @@ def settle(tokens: SpecialPositions, x: Tensor, patches: Sequence[int]) -> tuple
     if not k and (positions in fitting or not fitting):
         return SpecialPositions(), ""  # every position is a patch, or patches were merged
     if positions in fitting:
-        note = f"{', '.join(tokens.names)} is at no position of the first block: all positions are patches"
-        return SpecialPositions(), note
-    told = f"{positions} positions where the image has {(fitting or list(patches))[-1]} patches"
-    what = f"which its {k} tokens ({', '.join(tokens.names)}) do not explain"
-    what = what if k else "and no parameter says what the others are"
+        return SpecialPositions(), f"{names} is at no position of the first block: all positions are patches"
+    what = f"which its {k} tokens ({names}) do not explain" if k else "and no parameter says what the others are"
     return SpecialPositions(), (
-        f"the first block reads {told}, {what}: all positions are counted, and none as a class token"
+        f"the first block reads {positions} positions where the image has {(fitting or list(patches))[-1]} patches, "
+        f"{what}: all positions are counted, and none as a class token"
     )
 
 
@@ -125,28 +117,20 @@ def find_final(model: nn.Module, owner: str, *, block: str, config: Any) -> tupl
     path = block.rpartition(".")[0]
     while path not in (owner, ""):
         inner, path = path, path.rpartition(".")[0]
-        norms += _after_blocks(model, path, blocks=inner.rpartition(".")[2])
+        passed = False
+        for name, child in model.get_submodule(path).named_children():
+            # LFM2 calls the norm behind its blocks embedding_norm; other norms of embeddings stand before the blocks
+            before = re.search(r"^pre|input" if passed else r"emb(?!.*after)|^pre|input", name.lower())
+            if name == "project_out" or ("norm" in type(child).__name__.lower() and not before):
+                norms.append(_joined(path, name))
+            passed = passed or name == inner.rpartition(".")[2]
     children = dict(model.get_submodule(owner).named_children())
     first = list(children).index(block[len(owner) + bool(owner) :].partition(".")[0])  # what stands before is no head
     vocabulary = getattr(config, "vocab_size", None)
     behind = list(children.values())[first + 1 :]
-    heads = [child for child in behind if getattr(child, "out_features", None) == vocabulary is not None]
-    if heads and norms:  # the owner returns logits
-        return Place(norms[-1], "out"), True
+    if norms and any(getattr(child, "out_features", None) == vocabulary is not None for child in behind):
+        return Place(norms[-1], "out"), True  # the owner returns logits
     return Place(owner, "out"), bool(norms)
-
-
-def _after_blocks(model: nn.Module, path: str, *, blocks: str) -> list[str]:
-    """Children that may act after the blocks: norms, except those of the embeddings, and output projections."""
-    found, passed = [], False
-    for name, child in model.get_submodule(path).named_children():
-        # LFM2 calls the norm behind its blocks embedding_norm; other norms of embeddings stand before the blocks
-        before = re.search(r"^pre|input" if passed else r"emb(?!.*after)|^pre|input", name.lower())
-        norm = "norm" in type(child).__name__.lower() and not before
-        if norm or name == "project_out":
-            found.append(f"{path}.{name}" if path else name)
-        passed = passed or name == blocks
-    return found
 
 
 _LENGTHS = re.compile(r"^(n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers)$")
@@ -166,7 +150,7 @@ class Stack:
     has_norm: bool  # whether something lies between the last block and what the stack returns
     config: Any = field(repr=False, default=None)
     windows: Windows | None = field(repr=False, default=None)
-    family: Family | None = field(repr=False, default=None)
+    family: Family = field(repr=False, default=OTHER)
     missing: dict[str, str] = field(default_factory=dict)  # kind -> why it cannot be had
     fixed: dict[tuple[int, str], Place] = field(default_factory=dict)  # read at one module each
     prefix: int = 0  # leading positions that are no part of the input: class, distillation and register tokens
@@ -251,7 +235,10 @@ class Layout:
         """The sites of these kinds (embed, resid and final unless told) at these layers (all unless told)."""
         asked = check_kinds(list(kinds) if kinds is not None else ["embed", "resid", "final"])
         wanted = None if layers is None else set(layers)
-        self._refuse_unknown(asked)
+        for kind in asked:
+            if kind not in self.kinds and kind != "final":
+                reason = next((f" ({stack.missing[kind]})" for stack in self.stacks if kind in stack.missing), "")
+                raise AnisoscopeError(f"{self.model} has no site {kind!r}{reason}; it has {', '.join(self.kinds)}.")
         alone = asked == ["final"]  # beside others it is dropped where it would repeat the last block
         found = [s for stack in self.stacks for s in stack.sites(asked) if stack.has_norm or alone or s.kind != "final"]
         last = self.stacks[-1]
@@ -265,28 +252,20 @@ class Layout:
             )
         return found
 
-    def _refuse_unknown(self, asked: list[str]) -> None:
-        has = set(self.kinds)
-        for kind in asked:
-            if kind not in has and kind != "final":
-                known = ", ".join(self.kinds)
-                reason = next((f" ({stack.missing[kind]})" for stack in self.stacks if kind in stack.missing), "")
-                raise AnisoscopeError(f"{self.model} has no site {kind!r}{reason}; it has {known}.")
-
 
 def find_layout(model: nn.Module) -> Layout:
     """The layout of a model, or an error that says how to help."""
     refuse_compiled(model)
-    kind = getattr(_config(model), "model_type", "")
+    kind, called = getattr(_config(model), "model_type", ""), type(unwrapped(model)).__name__
     if kind in REFUSED:
-        raise AnisoscopeError(f"{_called(model)} has no sites: {REFUSED[kind]}; name modules with modules=[…].")
+        raise AnisoscopeError(f"{called} has no sites: {REFUSED[kind]}; name modules with modules=[…].")
     names = dict(model.named_modules())
     trunk = _trunk(model, names)
     if trunk is not None:
-        stacks: tuple[Stack, ...] = (_staged_stack(model, trunk),)
+        stacks = [_staged_stack(model, trunk)]
     else:
-        stacks = tuple(_stack(model, name, paths) for name, paths in _block_lists(model, names).items())
-    return Layout(_called(model), stacks, tuple(kind for kind in _TABLES if _weight_table(model, kind) is not None))
+        stacks = [_stack(model, name, paths) for name, paths in _block_lists(called, names).items()]
+    return Layout(called, tuple(stacks), tuple(kind for kind in _TABLES if _weight_table(model, kind) is not None))
 
 
 def pool_fits(model: nn.Module, pool: str, layout: Layout | None = None) -> bool:
@@ -310,21 +289,30 @@ def refuse_compiled(model: nn.Module) -> None:
             )
 
 
-def _called(model: nn.Module) -> str:
-    return type(unwrapped(model)).__name__
+def _config(model: nn.Module) -> Any:
+    return getattr(unwrapped(model), "config", None)
 
 
-def _block_lists(model: nn.Module, names: dict[str, nn.Module]) -> dict[str, list[str]]:
-    special = _from_table(names)
-    if special is not None:
-        return {"single": special}
+def _joined(prefix: str, path: str) -> str:
+    return f"{prefix}.{path}" if prefix and path else prefix or path
+
+
+def _block_lists(called: str, names: dict[str, nn.Module]) -> dict[str, list[str]]:
+    """Paths of the blocks of every stack: as a family's row says, or the lists of the configured length."""
+    for prefix, module in names.items():
+        config = getattr(module, "config", None)
+        family = family_of(config)
+        if family.blocks is not None:
+            with contextlib.suppress(AttributeError):  # a head around the model that has the blocks
+                paths = family.blocks(module, config)
+                if all(isinstance(module.get_submodule(path), nn.Module) for path in paths):
+                    return {"single": [_joined(prefix, path) for path in paths]}
     lists = _candidates(names)
-    if len(lists) == 1:
-        return {"single": _members(lists[0], names)}
-    if pair := _encoder_and_decoder(lists):
-        return {side: _members(path, names) for side, path in pair.items()}
+    found = {"single": lists[0]} if len(lists) == 1 else _encoder_and_decoder(lists)
+    if found:
+        return {side: [_joined(at, name) for name, _ in names[at].named_children()] for side, at in found.items()}
     raise AnisoscopeError(
-        f"{_called(model)}: found {'several' if lists else 'no'} block lists of the configured length"
+        f"{called}: found {'several' if lists else 'no'} block lists of the configured length"
         f"{' (' + ', '.join(lists) + ')' if lists else ' and no stages'}; add a row to family.py like the one of "
         "ALBERT, give one submodel, or name modules with modules=[…]."
     )
@@ -334,40 +322,13 @@ def _trunk(model: nn.Module, names: dict[str, nn.Module]) -> Trunk | None:
     """The stages of a model of a staged family, of a configuration with one depth per stage, or of a plain module."""
     rooted = {path: module.config for path, module in names.items() if hasattr(module, "config")}
     for path, config in rooted.items():
-        family = family_of(config)
-        if family is not None and family.staged:
+        if family_of(config).staged:
             return find_trunk(names[path], path)
     config = _config(model)
     per_stage = [getattr(config, name, None) for name in _STAGED]
     staged = any(isinstance(value, (list, tuple)) and len(value) > 1 for value in per_stage)
     plain = not hasattr(config, "model_type")
-    return find_trunk(model) if plain or (staged and family_of(config) is None) else None
-
-
-def _from_table(names: dict[str, nn.Module]) -> list[str] | None:
-    """Block paths from a family's row, for the outermost module of that family that has them."""
-    for prefix, module in names.items():
-        config = getattr(module, "config", None)
-        family = family_of(config)
-        if family is None or family.blocks is None:
-            continue
-        with contextlib.suppress(AttributeError):  # a head around the model that has the blocks
-            paths = family.blocks(module, config)
-            if all(isinstance(module.get_submodule(path), nn.Module) for path in paths):
-                return [_joined(prefix, path) for path in paths]
-    return None
-
-
-def _config(model: nn.Module) -> Any:
-    return getattr(unwrapped(model), "config", None)
-
-
-def _members(path: str, names: dict[str, nn.Module]) -> list[str]:
-    return [_joined(path, name) for name, _ in names[path].named_children()]
-
-
-def _joined(prefix: str, path: str) -> str:
-    return f"{prefix}.{path}" if prefix and path else prefix or path
+    return find_trunk(model) if plain or (staged and family_of(config) is OTHER) else None
 
 
 def _candidates(names: dict[str, nn.Module]) -> list[str]:
@@ -377,7 +338,9 @@ def _candidates(names: dict[str, nn.Module]) -> list[str]:
     if lengths:
         lists = [path for path in lists if len(names[path]) in lengths]  # type: ignore[arg-type]
     else:  # a plain module: a list of at least two blocks of one class
-        lists = [path for path in lists if _uniform(names[path])]
+        kinds = {path: [type(block) for block in names[path].children()] for path in lists}
+        lists = [path for path in lists if len(kinds[path]) > 1 and len(set(kinds[path])) == 1]
+        lists = [path for path in lists if next(names[path].parameters(), None) is not None]
     lists = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
     if len(lists) == 1 or _encoder_and_decoder(lists):
         return lists
@@ -391,11 +354,6 @@ def _encoder_and_decoder(lists: list[str]) -> dict[str, str]:
     sides = {side: [path for path in lists if names[path] == side] for side in ("encoder", "decoder")}
     apart = all(len(paths) == 1 for paths in sides.values()) and sides["encoder"] != sides["decoder"]
     return {side: paths[0] for side, paths in sides.items()} if apart and len(lists) == 2 else {}
-
-
-def _uniform(blocks: nn.Module) -> bool:
-    classes = [type(block) for block in blocks.children()]
-    return len(classes) > 1 and len(set(classes)) == 1 and next(blocks.parameters(), None) is not None
 
 
 def _lengths(config: Any, depth: int = 2) -> set[int]:
@@ -415,16 +373,21 @@ def _stack(model: nn.Module, name: str, blocks: list[str]) -> Stack:
     config = getattr(model.get_submodule(owner), "config", None) or _config(model)
     family = family_of(config)
     places, missing = _places(model, blocks, family, scale=float(getattr(config, "residual_multiplier", None) or 1.0))
-    if (reason := _unwritten_scores(model.get_submodule(blocks[0]), config)) and "scores" not in missing:
+    reason = ""  # why the softmax sees something else than scaled products and a bias
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        reason = "its scores are capped before the softmax"
+    elif any(name.endswith("sinks") for name, _ in model.get_submodule(blocks[0]).named_parameters()):
+        reason = "its softmax has a sink besides the keys"
+    if reason and "scores" not in missing:
         places = {at: place for at, place in places.items() if at[1] != "scores"}
         missing["scores"] = reason
     final, has_norm = find_final(model, owner, block=blocks[0], config=config)
-    has_norm = family.has_final(config, has_norm) if family is not None else has_norm
+    has_norm = family.has_final(config, has_norm)
     if not has_norm:
         missing["final"] = "no norm follows the last block"
-    windows = family.windows(config) if family is not None and family.windows is not None else None
+    windows = family.windows(config) if family.windows is not None else None
     stack = Stack(name, owner, tuple(blocks), places, final, has_norm, config, windows, family, missing)
-    if family is not None:
+    if family is not OTHER:
         return replace(stack, prefix=family.prefix_of(config))
     tokens = named_tokens(model, owner)
     return replace(stack, prefix=tokens.before, suffix=tokens.after, tokens=tokens) if tokens is not None else stack
@@ -437,15 +400,14 @@ def _staged_stack(model: nn.Module, trunk: Trunk) -> Stack:
     final, has_norm = find_final(model, stack.owner, block=trunk.stages[0].path, config=config)
     if not hasattr(config, "model_type"):  # what a plain module returns is the answer of its head
         final, has_norm = trunk.final or Place(trunk.stages[-1].path, "out"), trunk.final is not None
-    elif family is not None:
+    else:
         has_norm = family.has_final(config, has_norm)
-    without = dict(family.without) if family is not None else {}
-    places = {at: place for at, place in stack.places.items() if at[1] not in without}
+    places = {at: place for at, place in stack.places.items() if at[1] not in family.without}
     if not any(attends(model.get_submodule(path)) for path in trunk.blocks):
         missing |= dict.fromkeys(_ATTENTION, "its blocks have no attention")
-    missing = {kind: why for kind, why in (missing | without).items() if kind != "final"}
+    missing = {kind: why for kind, why in {**missing, **family.without}.items() if kind != "final"}
     missing |= {} if has_norm else {"final": "nothing follows the last stage"}
-    prefixed = family.prefixed(config) if family is not None and family.prefixed is not None else None
+    prefixed = family.prefixed(config) if family.prefixed is not None else None
     changed: dict[str, Any] = {"places": places, "final": final, "has_norm": has_norm, "missing": missing}
     return replace(stack, fixed=trunk.fixed(), prefixed=prefixed, **changed)
 
@@ -463,30 +425,20 @@ def _owner(model: nn.Module, block: str) -> str:
 
 
 def _places(
-    model: nn.Module, blocks: list[str], family: Family | None, *, scale: float
+    model: nn.Module, blocks: list[str], family: Family, *, scale: float
 ) -> tuple[dict[tuple[int, str], Place], dict[str, str]]:
     places: dict[tuple[int, str], Place] = {}
     missing: dict[str, str] = {}
     for layer, path in enumerate(blocks, start=1):
-        found = parts.places_of(model.get_submodule(path), path, scale=scale)
-        reason = family.attention if family is not None else ""
-        for kind, place in found.items():
-            if reason and kind in _ATTENTION:
-                missing[kind] = reason
+        for kind, place in parts.places_of(model.get_submodule(path), path, scale=scale).items():
+            if family.attention and kind in _ATTENTION:
+                missing[kind] = family.attention
             else:
                 places[(layer, kind)] = place
     for kind in parts.KINDS_OF_BLOCK:
         if not any(found_kind == kind for _, found_kind in places):
             missing.setdefault(kind, parts.ABSENT.get(kind, "no part of its blocks has a name known for it"))
     return places, missing
-
-
-def _unwritten_scores(block: nn.Module, config: Any) -> str:
-    """Why the softmax sees something else than scaled products and a bias, or ""."""
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        return "its scores are capped before the softmax"
-    sinks = any(name.endswith("sinks") for name, _ in block.named_parameters())
-    return "its softmax has a sink besides the keys" if sinks else ""
 
 
 # -- weight tables as rows --------------------------------------------------------------------------------------------
