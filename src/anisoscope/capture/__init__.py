@@ -26,23 +26,8 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "KINDS",
-    "Batch",
-    "Capture",
-    "Index",
-    "Layout",
-    "Rows",
-    "Scores",
-    "Sink",
-    "Site",
-    "Stack",
-    "check_kinds",
-    "find_layout",
-    "list_families",
-    "verify",
-    "weight_rows",
-]
+__all__ = ["KINDS", "Batch", "Capture", "Index", "Layout", "Rows", "Scores", "Sink", "Site", "Stack"]
+__all__ += ["check_kinds", "find_layout", "list_families", "verify", "weight_rows"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -103,10 +103,19 @@ class StepHooks:
         self.model, self.active, self._capture = model, False, capture
         self._handles: list[Any] = []
 
+    def __enter__(self) -> Self:
+        before = torch.compiler.disable(self._begin)
+        self._handles.append(self.model.register_forward_pre_hook(before, with_kwargs=True))
+        self._capture.__enter__()
+        return self
+
     def __exit__(self, *error: Any) -> None:
         for handle in self._handles:
             handle.remove()
         self._capture._stack.close()
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        raise NotImplementedError
 
     def _idle(self) -> bool:
         # an evaluation inside the step runs without gradients; neither it nor a probe is the training batch
@@ -136,11 +145,9 @@ class LiveGradients(StepHooks):
         self._reading: LabelConvention | None = None
         self._shared: bool | None = None
 
-    def __enter__(self) -> LiveGradients:
-        before = torch.compiler.disable(self._begin)
+    def __enter__(self) -> Self:
+        super().__enter__()
         after = torch.compiler.disable(self._end)
-        self._handles.append(self.model.register_forward_pre_hook(before, with_kwargs=True))
-        self._capture.__enter__()
         self._handles.append(self.model.register_forward_hook(after, with_kwargs=True))
         return self
 
@@ -401,12 +408,6 @@ class SampledRows(StepHooks):
         self._passes: list[SampledPass] = []
         self._number, self._start = 0, 0.0
 
-    def __enter__(self) -> SampledRows:
-        before = torch.compiler.disable(self._begin)
-        self._handles.append(self.model.register_forward_pre_hook(before))
-        self._capture.__enter__()
-        return self
-
     def __exit__(self, *error: Any) -> None:
         self.drop()
         super().__exit__(*error)
@@ -430,7 +431,7 @@ class SampledRows(StepHooks):
 
     # hooks
 
-    def _begin(self, *_: Any) -> None:
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._idle():
             return
         # micro-batches are handed on one by one; those that still wait for gradients stay until the step ends
