@@ -149,36 +149,29 @@ def vary(model: nn.Module, variant: str) -> None:
 @functools.cache
 def register_variants() -> None:
     """Make the model type known to transformers' own look-ups, so that such checkpoints load like any other."""
-    from transformers import (
-        AutoConfig,
-        AutoModel,
-        AutoModelForCausalLM,
-        GPTNeoXConfig,
-        GPTNeoXForCausalLM,
-        GPTNeoXModel,
-    )
+    import transformers
 
-    class VariedNeoXConfig(GPTNeoXConfig):
+    class VariedNeoXConfig(transformers.GPTNeoXConfig):
         model_type = MODEL_TYPE
         attention_variant = "softmax"
 
-    class VariedNeoXModel(GPTNeoXModel):
+    class VariedNeoXModel(transformers.GPTNeoXModel):
         config_class = VariedNeoXConfig
 
         def __init__(self, config: Any) -> None:
             super().__init__(config)
             vary(self, config.attention_variant)
 
-    class VariedNeoXForCausalLM(GPTNeoXForCausalLM):
+    class VariedNeoXForCausalLM(transformers.GPTNeoXForCausalLM):
         config_class = VariedNeoXConfig
 
         def __init__(self, config: Any) -> None:
             super().__init__(config)
             vary(self, config.attention_variant)
 
-    AutoConfig.register(MODEL_TYPE, VariedNeoXConfig)
-    AutoModel.register(VariedNeoXConfig, VariedNeoXModel)
-    AutoModelForCausalLM.register(VariedNeoXConfig, VariedNeoXForCausalLM)
+    transformers.AutoConfig.register(MODEL_TYPE, VariedNeoXConfig)
+    transformers.AutoModel.register(VariedNeoXConfig, VariedNeoXModel)
+    transformers.AutoModelForCausalLM.register(VariedNeoXConfig, VariedNeoXForCausalLM)
 
 
 def refuse_unhonoured(config: Any) -> None:

@@ -273,9 +273,6 @@ def _guessed_type(fields: dict[str, Any], folder: Path) -> str | None:
     return max(found, key=len) if found else None
 
 
-# -- class ------------------------------------------------------------------------------------------------------------
-
-
 def classes(config: Any, *, with_head: bool, remote: bool = False) -> list[Any]:
     """Auto classes to try in order: those with a head that the checkpoint may hold, last the bare model."""
     import transformers
@@ -375,23 +372,20 @@ def stored_model(
         missing = [key for key in sorted(info["missing_keys"]) if not any(part in key for part in UNUSED)]
         if not missing:
             notes += [HEADLESS] if auto is not candidates[0] else []
-            _note_leftovers(model, info, notes)
+            absent = sorted(info["missing_keys"])
+            if absent:
+                notes.append(f"{len(absent)} tensors that no site looks at are not in the checkpoint ({absent[0]}, …)")
+            surplus = sorted(key for key in info["unexpected_keys"] if not any(part in key for part in UNUSED))
+            if surplus:
+                shown = ", ".join(surplus[:3]) + (", …" if len(surplus) > 3 else "")
+                where = f"{len(surplus)} tensors of the checkpoint have no place in {type(model).__name__}"
+                notes.append(f"{where}: {shown}")
             return with_own_loss(model)
     total = len(model.state_dict())
     raise AnisoscopeError(
         f"{len(missing)} of {total} weight tensors of {source.spec!r} are not in the checkpoint (first: {missing[0]}) "
         f"and would be random; check that config.json belongs to these weights."
     )
-
-
-def _note_leftovers(model: nn.Module, info: dict[str, Any], notes: list[str]) -> None:
-    absent = sorted(info["missing_keys"])
-    if absent:
-        notes.append(f"{len(absent)} tensors that no site looks at are not in the checkpoint ({absent[0]}, …)")
-    surplus = sorted(key for key in info["unexpected_keys"] if not any(part in key for part in UNUSED))
-    if surplus:
-        shown = ", ".join(surplus[:3]) + (", …" if len(surplus) > 3 else "")
-        notes.append(f"{len(surplus)} tensors of the checkpoint have no place in {type(model).__name__}: {shown}")
 
 
 # -- PEFT adapters -----------------------------------------------------------------------------------------------------
@@ -401,6 +395,8 @@ def adapted_model(source: ModelSource, wanted: LoadOptions, notes: list[str]) ->
     """The base model that an adapter names, with the adapter merged into its weights."""
     if importlib.util.find_spec("peft") is None:
         raise AnisoscopeError(f"{source.spec!r} is a PEFT adapter, which needs `peft`; install it: pip install peft.")
+    from peft import PeftModel
+
     base = base_source(source)
     for with_head in (wanted.with_head, not wanted.with_head):  # the adapter's names are those of one of the two
         trial = replace(wanted, with_head=with_head)
@@ -408,8 +404,13 @@ def adapted_model(source: ModelSource, wanted: LoadOptions, notes: list[str]) ->
         options = hub_options(base, trial)
         config = read_config(base, options=options, notes=said)
         model = stored_model(base, config, trial, options=options, notes=said)
-        adapted = _adapted(model, source)
-        if adapted is not None:
+        adapted = None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with contextlib.suppress(ValueError, KeyError, RuntimeError, AttributeError):
+                adapted = PeftModel.from_pretrained(model, source.place)
+        # these are signs that the adapter's names are not those of this class
+        if adapted is not None and not any("missing adapter keys" in str(w.message) for w in caught):
             merged = hasattr(adapted.base_model, "merge_and_unload")
             how = "was merged into the weights" if merged else "cannot be merged and stays around the model"
             notes.extend([*said, f"adapter {source.name} on {base.name}", f"the adapter {how}"])
@@ -432,19 +433,6 @@ def base_source(source: ModelSource) -> ModelSource:
     except AnisoscopeError as error:
         raise AnisoscopeError(f"the base model of the adapter {source.spec!r} cannot be found: {error}") from error
     return replace(base, revision=base.revision or about.get("revision")) if base.kind == "hub" else base
-
-
-def _adapted(model: nn.Module, source: ModelSource) -> Any | None:
-    """The model with the adapter on top, or None when the adapter's names are not those of this class."""
-    from peft import PeftModel
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            adapted = PeftModel.from_pretrained(model, source.place)
-        except (ValueError, KeyError, RuntimeError, AttributeError):
-            return None
-    return None if any("missing adapter keys" in str(w.message) for w in caught) else adapted
 
 
 # -- files of weights of an architecture that is given -----------------------------------------------------------------

@@ -82,24 +82,19 @@ def free_memory(device: torch.device) -> int:
     """Free bytes on a device; for MPS and the CPU those of the host."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    available, limit = int(psutil.virtual_memory().available), _control_group()
-    return available if limit is None else min(available, limit)
-
-
-def _control_group() -> int | None:
-    """Bytes that a container may still allocate (cgroup v2); None without a limit."""
-    folder = Path("/sys/fs/cgroup")
+    available = int(psutil.virtual_memory().available)
+    folder = Path("/sys/fs/cgroup")  # a container may have a lower limit (cgroup v2)
     try:
         limit, used = (folder / "memory.max").read_text().strip(), (folder / "memory.current").read_text().strip()
     except OSError:
-        return None
+        return available
     if limit == "max":
-        return None
+        return available
     stat: dict[str, str] = {}
     with contextlib.suppress(OSError):
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))  # counted as used, freed on demand
-    return int(limit) - int(used) + cached
+    return min(available, int(limit) - int(used) + cached)
 
 
 def weight_fingerprint(model: nn.Module) -> str:
@@ -114,12 +109,8 @@ def weight_fingerprint(model: nn.Module) -> str:
         tensor = state[name].detach()
         digest.update(f"{name}|{tuple(tensor.shape)}|{tensor.dtype}\n".encode())
         if tensor.numel() and not tensor.is_meta:  # offloaded weights are known by name and shape only
-            digest.update(_bytes(tensor, whole=whole))
+            flat = tensor.reshape(-1)
+            if not whole and flat.numel() > SAMPLE:
+                flat = flat[torch.linspace(0, flat.numel() - 1, SAMPLE, dtype=torch.float64).long().to(flat.device)]
+            digest.update(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return f"{'sha256' if whole else 'sha256-sampled'}:{digest.hexdigest()}"
-
-
-def _bytes(tensor: Tensor, *, whole: bool) -> bytes:
-    flat = tensor.reshape(-1)
-    if not whole and flat.numel() > SAMPLE:
-        flat = flat[torch.linspace(0, flat.numel() - 1, SAMPLE, dtype=torch.float64).long().to(flat.device)]
-    return flat.cpu().contiguous().view(torch.uint8).numpy().tobytes()

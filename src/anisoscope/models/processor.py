@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,6 @@ class PlainImages:
         x = nn.functional.interpolate(x, (self.height, self.width), mode="bilinear", antialias=True)
         x = x if self.channels == 3 else x.mean(1, keepdim=True).expand(-1, self.channels, -1, -1)
         return {"pixel_values": (x - self.mean) / self.std}
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-# -- loading ----------------------------------------------------------------------------------------------------------
 
 
 def load_processor(place: str, *, medium: Medium, notes: list[str], **options: Any) -> Any | None:
@@ -146,9 +140,6 @@ PROCESSORS = {
     SOUNDS_DATA: ProcessorKind(_load_extractor, _extractor),
     IMAGES_DATA: ProcessorKind(_load_image_processor, plain_images),
 }
-
-
-# -- using ------------------------------------------------------------------------------------------------------------
 
 
 def processor_fingerprint(processor: Any) -> str:
