@@ -38,6 +38,12 @@ _STEPS = ("global_step", "step", "iter_num", "iteration", "steps", "num_updates"
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # of torch.compile and FSDP
 _KNOWN = (argparse.Namespace, pathlib.PosixPath)  # harmless, and common among hyperparameters
 _FOREIGN = ("Unsupported global", "Unsupported class", "GLOBAL", "Trying to call", "add_safe_globals")  # torch's words
+_TRIED = 64  # names of the model that its prefix in the file is looked for with
+_NEXT_TOKEN = re.compile(r"LMHead|CausalLM")
+_HEADS = ("AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
+# Parts that no site looks at: missing ones are told, not refused.
+UNUSED = ("pooler", "position_ids", "seq_relationship")
+HEADLESS = "the output head is not in the checkpoint; the model was loaded without one"
 
 
 class DamagedFile(AnisoscopeError):
@@ -153,13 +159,6 @@ def _unwrapped(name: str) -> str:
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
-
-
-_NEXT_TOKEN = re.compile(r"LMHead|CausalLM")
-_HEADS = ("AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
-# Parts that no site looks at: missing ones are told, not refused.
-UNUSED = ("pooler", "position_ids", "seq_relationship")
-HEADLESS = "the output head is not in the checkpoint; the model was loaded without one"
 
 
 @dataclass(frozen=True)
@@ -436,8 +435,6 @@ def base_source(source: ModelSource) -> ModelSource:
 
 
 # -- files of weights of an architecture that is given -----------------------------------------------------------------
-
-_TRIED = 64  # names of the model that its prefix in the file is looked for with
 
 
 def prefix_of(names: Collection[str], wanted: Collection[str]) -> str:

@@ -30,6 +30,11 @@ _FLOATS = CONTENT[1:]  # all but token ids
 _PROJECTIONS = re.compile(
     r"^((to_|c_|W|projection_)?(q|k|qk|kv|qkv|query|key|query_key_value|attn)(_proj|_lin)?|queries_.*)$"
 )
+_CHARACTER_FAMILIES = ("canine", "byt5")
+_CONVOLUTION_FAMILIES = ("cvt",)  # attends, but between convolutions: the literature counts it with them
+_CHARACTER_TOKENIZERS = ("ByteTokenizer", "ByT5Tokenizer", "CanineTokenizer")
+_BYT5_WORDS = 384  # three special tokens, 256 bytes, 125 sentinels
+_PLACEHOLDERS = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|<[^<>]+>")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -126,13 +131,6 @@ def _search(value: Any) -> Tensor | None:
         return value if value.is_floating_point() else None
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
     return next((found for item in items if (found := _search(item)) is not None), None)
-
-
-_CHARACTER_FAMILIES = ("canine", "byt5")
-_CONVOLUTION_FAMILIES = ("cvt",)  # attends, but between convolutions: the literature counts it with them
-_CHARACTER_TOKENIZERS = ("ByteTokenizer", "ByT5Tokenizer", "CanineTokenizer")
-_BYT5_WORDS = 384  # three special tokens, 256 bytes, 125 sentinels
-_PLACEHOLDERS = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|<[^<>]+>")
 
 
 def modality_of(model: nn.Module, tokenizer: Any = None) -> Modality:

@@ -35,6 +35,10 @@ _LIBRARIES = ("safetensors", "safetensors_rust", "huggingface_hub")  # whose own
 _FAILURES = (OSError, ValueError, RuntimeError, ImportError, AttributeError, TypeError)
 # what reading damaged bytes as a pickle can end in
 _DAMAGE = (pickle.UnpicklingError, EOFError, AssertionError, ArithmeticError, LookupError, SyntaxError, struct.error)
+_TWO_SIDES = (("vision_model", "vision_config"), ("text_model", "text_config"))  # of CLIP and its relatives
+UNLIMITED = 1 << 20  # positions, for a model that states no limit
+_TWO_SIDED = ("xlnet",)  # registered as causal, yet every position sees all others
+_LIMITS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 
 
 @contextlib.contextmanager
@@ -118,12 +122,6 @@ def _hub_failure(source: ModelSource, text: str) -> AnisoscopeError:
     return AnisoscopeError(
         f"the hub has no model {source.name!r}{at} that can be loaded; check the spelling, give a local folder{hint}."
     )
-
-
-_TWO_SIDES = (("vision_model", "vision_config"), ("text_model", "text_config"))  # of CLIP and its relatives
-UNLIMITED = 1 << 20  # positions, for a model that states no limit
-_TWO_SIDED = ("xlnet",)  # registered as causal, yet every position sees all others
-_LIMITS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 
 
 @dataclass

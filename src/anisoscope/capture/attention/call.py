@@ -30,6 +30,13 @@ from torch.overrides import TorchFunctionMode
 
 from anisoscope.models.forward import MASKED
 
+_PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+_MULTIPLIED, _DIVIDED = ("mul", "mul_", "multiply"), ("div", "div_", "true_divide")
+_HOPELESS = 5e3  # scores below the largest of their row: exp underflows in every precision long before
+_takers: dict[int, list[Take]] = {}  # by id of the module that calls the interface; several captures may share one
+_lock = threading.Lock()
+_original: list[Callable[..., Any]] = []  # the look-up of the registry, while it is replaced
+
 
 @dataclass(frozen=True)
 class Call:
@@ -89,11 +96,6 @@ def head_scaling(scaling: float | Tensor | None, width: int) -> float | Tensor:
     if isinstance(scaling, Tensor) and scaling.numel() > 1:
         return scaling.detach().reshape(-1, 1, 1)
     return float(scaling)
-
-
-_PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
-_MULTIPLIED, _DIVIDED = ("mul", "mul_", "multiply"), ("div", "div_", "true_divide")
-_HOPELESS = 5e3  # scores below the largest of their row: exp underflows in every precision long before
 
 
 @contextlib.contextmanager
@@ -331,11 +333,6 @@ def watching(modules: Sequence[nn.Module], take: Take) -> Iterator[None]:
             named = any(hasattr(sys.modules.get(base.__module__), "ALL_ATTENTION_FUNCTIONS") for base in classes)
             stack.enter_context(_relayed(module, take) if named else watched(module, take))
         yield
-
-
-_takers: dict[int, list[Take]] = {}  # by id of the module that calls the interface; several captures may share one
-_lock = threading.Lock()
-_original: list[Callable[..., Any]] = []  # the look-up of the registry, while it is replaced
 
 
 @contextlib.contextmanager

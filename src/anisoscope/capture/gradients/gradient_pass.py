@@ -24,6 +24,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import evaluating, forward, unwrapped
 
 IGNORED = -100
+_PROBES: list[None] = []  # one entry for each pass run here that has not ended
 _CLOSE = 5e-3  # relative: what half precision may add to the right reading
 LossRule = Callable[[nn.Module, Mapping[str, Any]], Tensor]
 """(model, inputs) -> the loss summed over target tokens, as a scalar with its graph."""
@@ -125,9 +126,6 @@ class Words:
         if reading.shifted or stack == "decoder":
             return Words(token, target, None)
         return Words(torch.where(known, target, token), target, known)
-
-
-_PROBES: list[None] = []  # one entry for each pass run here that has not ended
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,8 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, PIXEL_MASK, SOUND, by_name, unwrapped
 from anisoscope.numerics.hashing import half_of
 
+_GOLDEN = 0.6180339887498949  # its multiples are spread evenly over the unit interval
+
 
 @dataclass
 class MicroBatch:
@@ -267,9 +269,6 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = No
         index = rows.index.taken(chosen.to(rows.index.keep.device))
         out.sites[site] = SiteRows(rows.x[at], None if g is None else g[at], index, words)
     return out
-
-
-_GOLDEN = 0.6180339887498949  # its multiples are spread evenly over the unit interval
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,13 @@ _FEED_LAST = ("layer.2.DenseReluDense", *_FEED)
 # norm after the feed-forward part; `post_mlp_layernorm` only beside a norm before the attention.
 _AFTER_ATTENTION = ("layer_scale1", "post_self_attn_layernorm", "post_attention_layernorm", "post_attention_norm")
 _AFTER_FEED = ("layer_scale2", "post_feedforward_layernorm", "post_ffw_layernorm", "post_feedforward_norm")
+_NUMBERED = re.compile(r"^(layer|stage|block|level|group|res)_?(\d+)$")
+_LISTS = (nn.ModuleList, nn.Sequential)
+_POOLED = re.compile(r"pool|flatten", re.IGNORECASE)
+_PIXELS = 4  # channels of an image at most: what reads as few is a stem
+_INNER = 2  # levels below a stage at which its list of blocks may lie
+
+Item = tuple[str, nn.Module]
 
 
 @dataclass(frozen=True)
@@ -119,15 +126,6 @@ def _feed_forward(block: nn.Module) -> tuple[str, str]:
 
 def _takes_residual(module: nn.Module) -> bool:
     return "residual" in inspect.signature(module.forward).parameters
-
-
-_NUMBERED = re.compile(r"^(layer|stage|block|level|group|res)_?(\d+)$")
-_LISTS = (nn.ModuleList, nn.Sequential)
-_POOLED = re.compile(r"pool|flatten", re.IGNORECASE)
-_PIXELS = 4  # channels of an image at most: what reads as few is a stem
-_INNER = 2  # levels below a stage at which its list of blocks may lie
-
-Item = tuple[str, nn.Module]
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,9 @@ _NAMES = re.compile(
 _LAST = re.compile(r"^det")  # detection tokens follow the patches
 _PIXELS = 4  # channels of an image at most
 CUTTING = (nn.Conv2d, nn.Conv3d)
+_LENGTHS = re.compile(r"^(n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers)$")
+_ATTENTION = (*SELF_KINDS, *ROTARY_KINDS)
+_STAGED = ("depths", "depth", "hidden_sizes", "embed_dims")  # one number for each stage in a configuration
 
 
 @dataclass(frozen=True)
@@ -47,95 +50,6 @@ class SpecialPositions:
     def count(self) -> int:
         """All of them."""
         return self.before + self.after
-
-
-def named_tokens(model: nn.Module, owner: str) -> SpecialPositions | None:
-    """The tokens that a model of images puts beside its patches, by the parameters around its patch projection.
-
-    None where it reads no images. A token elsewhere, such as the query of an attention pooling, is no position of the
-    blocks.
-    """
-    root = model.get_submodule(owner)
-    takes, parts = inspect.signature(root.forward).parameters, dict(root.named_modules())
-    pixels = "pixel_values" in takes
-    if not pixels and not hasattr(root, "config"):  # a plain module
-        pixels = any(isinstance(part, nn.Conv2d) for part in parts.values())
-    if not pixels or "input_ids" in takes:
-        return None
-    cuts = (path for path, part in parts.items() if isinstance(part, CUTTING) and part.in_channels <= _PIXELS)
-    first = next(cuts, None)  # what cuts the image into patches; None where they come cut, or unfolded
-    sizes: dict[str, int] = {}
-    for path, parameter in root.named_parameters():
-        holder, _, name = path.rpartition(".")
-        near = "embed" in holder if first is None else f"{first}.".startswith(f"{holder}.")
-        if _NAMES.match(name) and (near or not holder):
-            sizes[path] = int(parameter.shape[:-1].numel())
-    names = tuple(path.rpartition(".")[2] for path in sizes)
-    after = sum(size for name, size in zip(names, sizes.values(), strict=True) if _LAST.match(name))
-    return SpecialPositions(sum(sizes.values()) - after, after, names)
-
-
-def patch_counts(arguments: Mapping[str, Any], config: Any) -> list[int]:
-    """The number of patches by the pixels: they come cut into patches, or the configuration has the patch size."""
-    pixels, size = arguments.get("pixel_values"), getattr(config, "patch_size", None)
-    if isinstance(pixels, Tensor) and pixels.dim() == 3:
-        return [int(pixels.shape[1])]
-    if isinstance(pixels, Tensor) and pixels.dim() == 4 and isinstance(size, int):
-        return [(pixels.shape[2] // size) * (pixels.shape[3] // size)]
-    return []
-
-
-def settle(tokens: SpecialPositions, x: Tensor, patches: Sequence[int]) -> tuple[SpecialPositions, str]:
-    """The tokens among the positions of the first block's input x [B, T, d], and a note where they cannot be told.
-
-    Tokens are the same for every image: of several images, the last positions are the tokens where they, and not the
-    first ones, are equal in all.
-    """
-    positions, k, names = int(x.shape[1]), tokens.count, ", ".join(tokens.names)
-    fitting = [count for count in patches if 0 < count <= positions]
-    if not patches or positions - k in fitting:
-        last = len(x) > 1 and tokens.before and not _same(x[:, : tokens.before]) and _same(x[:, -k:])
-        return (SpecialPositions(0, k, tokens.names) if last else tokens), ""
-    if not k and (positions in fitting or not fitting):
-        return SpecialPositions(), ""  # every position is a patch, or patches were merged
-    if positions in fitting:
-        return SpecialPositions(), f"{names} is at no position of the first block: all positions are patches"
-    what = f"which its {k} tokens ({names}) do not explain" if k else "and no parameter says what the others are"
-    return SpecialPositions(), (
-        f"the first block reads {positions} positions where the image has {(fitting or list(patches))[-1]} patches, "
-        f"{what}: all positions are counted, and none as a class token"
-    )
-
-
-def _same(x: Tensor) -> bool:
-    return bool((x == x[:1]).all())
-
-
-def find_final(model: nn.Module, owner: str, *, block: str, config: Any) -> tuple[Place, bool]:
-    """Where the output of a stack is read, and whether something acts on it after the last block."""
-    norms: list[str] = []
-    path = block.rpartition(".")[0]
-    while path not in (owner, ""):
-        inner, path = path, path.rpartition(".")[0]
-        passed = False
-        for name, child in model.get_submodule(path).named_children():
-            # LFM2 calls the norm behind its blocks embedding_norm; other norms of embeddings stand before the blocks
-            before = re.search(r"^pre|input" if passed else r"emb(?!.*after)|^pre|input", name.lower())
-            if name == "project_out" or ("norm" in type(child).__name__.lower() and not before):
-                norms.append(_joined(path, name))
-            passed = passed or name == inner.rpartition(".")[2]
-    children = dict(model.get_submodule(owner).named_children())
-    first = list(children).index(block[len(owner) + bool(owner) :].partition(".")[0])  # what stands before is no head
-    vocabulary = getattr(config, "vocab_size", None)
-    behind = list(children.values())[first + 1 :]
-    if norms and any(getattr(child, "out_features", None) == vocabulary is not None for child in behind):
-        return Place(norms[-1], "out"), True  # the owner returns logits
-    return Place(owner, "out"), bool(norms)
-
-
-_LENGTHS = re.compile(r"^(n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers)$")
-_ATTENTION = (*SELF_KINDS, *ROTARY_KINDS)
-_STAGED = ("depths", "depth", "hidden_sizes", "embed_dims")  # one number for each stage in a configuration
 
 
 @dataclass(frozen=True)
@@ -412,6 +326,28 @@ def _staged_stack(model: nn.Module, trunk: Trunk) -> Stack:
     return replace(stack, fixed=trunk.fixed(), prefixed=prefixed, **changed)
 
 
+def find_final(model: nn.Module, owner: str, *, block: str, config: Any) -> tuple[Place, bool]:
+    """Where the output of a stack is read, and whether something acts on it after the last block."""
+    norms: list[str] = []
+    path = block.rpartition(".")[0]
+    while path not in (owner, ""):
+        inner, path = path, path.rpartition(".")[0]
+        passed = False
+        for name, child in model.get_submodule(path).named_children():
+            # LFM2 calls the norm behind its blocks embedding_norm; other norms of embeddings stand before the blocks
+            before = re.search(r"^pre|input" if passed else r"emb(?!.*after)|^pre|input", name.lower())
+            if name == "project_out" or ("norm" in type(child).__name__.lower() and not before):
+                norms.append(_joined(path, name))
+            passed = passed or name == inner.rpartition(".")[2]
+    children = dict(model.get_submodule(owner).named_children())
+    first = list(children).index(block[len(owner) + bool(owner) :].partition(".")[0])  # what stands before is no head
+    vocabulary = getattr(config, "vocab_size", None)
+    behind = list(children.values())[first + 1 :]
+    if norms and any(getattr(child, "out_features", None) == vocabulary is not None for child in behind):
+        return Place(norms[-1], "out"), True  # the owner returns logits
+    return Place(owner, "out"), bool(norms)
+
+
 def _owner(model: nn.Module, block: str) -> str:
     """The nearest module above the blocks that is given the content itself (ids, embeddings, samples, pixels)."""
     above = [".".join(block.split(".")[:i]) for i in range(block.count("."), -1, -1)]
@@ -439,6 +375,71 @@ def _places(
         if not any(found_kind == kind for _, found_kind in places):
             missing.setdefault(kind, parts.ABSENT.get(kind, "no part of its blocks has a name known for it"))
     return places, missing
+
+
+# -- positions that are no patches -------------------------------------------------------------------------------------
+
+
+def named_tokens(model: nn.Module, owner: str) -> SpecialPositions | None:
+    """The tokens that a model of images puts beside its patches, by the parameters around its patch projection.
+
+    None where it reads no images. A token elsewhere, such as the query of an attention pooling, is no position of the
+    blocks.
+    """
+    root = model.get_submodule(owner)
+    takes, modules = inspect.signature(root.forward).parameters, dict(root.named_modules())
+    pixels = "pixel_values" in takes
+    if not pixels and not hasattr(root, "config"):  # a plain module
+        pixels = any(isinstance(part, nn.Conv2d) for part in modules.values())
+    if not pixels or "input_ids" in takes:
+        return None
+    cuts = (path for path, part in modules.items() if isinstance(part, CUTTING) and part.in_channels <= _PIXELS)
+    first = next(cuts, None)  # what cuts the image into patches; None where they come cut, or unfolded
+    sizes: dict[str, int] = {}
+    for path, parameter in root.named_parameters():
+        holder, _, name = path.rpartition(".")
+        near = "embed" in holder if first is None else f"{first}.".startswith(f"{holder}.")
+        if _NAMES.match(name) and (near or not holder):
+            sizes[path] = int(parameter.shape[:-1].numel())
+    names = tuple(path.rpartition(".")[2] for path in sizes)
+    after = sum(size for name, size in zip(names, sizes.values(), strict=True) if _LAST.match(name))
+    return SpecialPositions(sum(sizes.values()) - after, after, names)
+
+
+def patch_counts(arguments: Mapping[str, Any], config: Any) -> list[int]:
+    """The number of patches by the pixels: they come cut into patches, or the configuration has the patch size."""
+    pixels, size = arguments.get("pixel_values"), getattr(config, "patch_size", None)
+    if isinstance(pixels, Tensor) and pixels.dim() == 3:
+        return [int(pixels.shape[1])]
+    if isinstance(pixels, Tensor) and pixels.dim() == 4 and isinstance(size, int):
+        return [(pixels.shape[2] // size) * (pixels.shape[3] // size)]
+    return []
+
+
+def settle(tokens: SpecialPositions, x: Tensor, patches: Sequence[int]) -> tuple[SpecialPositions, str]:
+    """The tokens among the positions of the first block's input x [B, T, d], and a note where they cannot be told.
+
+    Tokens are the same for every image: of several images, the last positions are the tokens where they, and not the
+    first ones, are equal in all.
+    """
+    positions, k, names = int(x.shape[1]), tokens.count, ", ".join(tokens.names)
+    fitting = [count for count in patches if 0 < count <= positions]
+    if not patches or positions - k in fitting:
+        last = len(x) > 1 and tokens.before and not _same(x[:, : tokens.before]) and _same(x[:, -k:])
+        return (SpecialPositions(0, k, tokens.names) if last else tokens), ""
+    if not k and (positions in fitting or not fitting):
+        return SpecialPositions(), ""  # every position is a patch, or patches were merged
+    if positions in fitting:
+        return SpecialPositions(), f"{names} is at no position of the first block: all positions are patches"
+    what = f"which its {k} tokens ({names}) do not explain" if k else "and no parameter says what the others are"
+    return SpecialPositions(), (
+        f"the first block reads {positions} positions where the image has {(fitting or list(patches))[-1]} patches, "
+        f"{what}: all positions are counted, and none as a class token"
+    )
+
+
+def _same(x: Tensor) -> bool:
+    return bool((x == x[:1]).all())
 
 
 # -- weight tables as rows --------------------------------------------------------------------------------------------
