@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.rows.padding import convolved, squeezed
-from anisoscope.capture.rows.row import Windows
 
 Blocks = Callable[[nn.Module, Any], "list[str]"]
 """(backbone, configuration) -> path of the block applied at each layer, relative to the backbone."""
+Reads = tuple[Tensor, Tensor]
+"""First and one-past-last input position that each row reads."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Family:
     about: str
     blocks: Blocks | None = None
     hidden: Callable[[int, int], list[int | None]] | None = None
-    windows: Callable[[Any], Windows] | None = None
+    windows: Callable[[Any, int, int], Reads] | None = None
     final: bool | Callable[[Any], bool] | None = None
     attention: str = ""
     prefix: int | Callable[[Any], int] = 0
@@ -67,63 +68,50 @@ def canine_blocks(backbone: nn.Module, config: Any) -> list[str]:
     return [f"{path}.{i}" for path in lists for i in range(len(backbone.get_submodule(path)))]  # type: ignore[arg-type]
 
 
-def canine_windows(config: Any) -> Windows:
+def canine_windows(config: Any, length: int, rows: int) -> Reads:
     """Molecule 0 is the first character again; molecule j reads characters r(j-1) … rj-1 of rate r."""
     rate = config.downsampling_rate
-
-    def windows(length: int, rows: int) -> tuple[Tensor, Tensor]:
-        start = (torch.arange(rows) - 1).clamp(min=0) * rate
-        stop = torch.arange(rows) * rate
-        stop[0] = 1
-        return start.clamp(max=length), stop.clamp(max=length)
-
-    return windows
+    start, stop = (torch.arange(rows) - 1).clamp(min=0) * rate, torch.arange(rows) * rate
+    stop[0] = 1
+    return start.clamp(max=length), stop.clamp(max=length)
 
 
-def padding_windows(config: Any) -> Windows:
+def padding_windows(config: Any, length: int, rows: int) -> Reads:
     """A model that lengthens its input on the right: row j reads position j, and what it added is no data."""
-
-    def windows(length: int, rows: int) -> tuple[Tensor, Tensor]:
-        start = torch.arange(rows).clamp(max=length)
-        return start, start + 1
-
-    return windows
+    start = torch.arange(rows).clamp(max=length)
+    return start, start + 1
 
 
 def _convolutions(config: Any) -> list[tuple[int, int, int]]:
     return [(kernel, stride, 0) for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True)]
 
 
-def speech_windows(config: Any) -> Windows:
+def speech_windows(config: Any, length: int, rows: int) -> Reads:
     """wav2vec 2.0 and its relatives: convolutions over samples, then those of an adapter where there is one."""
     layers = _convolutions(config)
     if getattr(config, "add_adapter", False):
         kernel = int(getattr(config, "adapter_kernel_size", 3))
         layers += [(kernel, int(config.adapter_stride), 1)] * int(config.num_adapter_layers)
-    return lambda length, rows: convolved(length, rows, layers)
+    return convolved(length, rows, layers)
 
 
-def squeezed_windows(config: Any) -> Windows:
+def squeezed_windows(config: Any, length: int, rows: int) -> Reads:
     """SEW: blocks read the mean of several frames, and what they give is spread over as many frames again."""
-    return lambda length, rows: squeezed(length, rows, _convolutions(config), factor=int(config.squeeze_factor))
+    return squeezed(length, rows, _convolutions(config), factor=int(config.squeeze_factor))
 
 
-def _convolved(*layers: tuple[int, int, int]) -> Callable[[Any], Windows]:
+def _convolved(*layers: tuple[int, int, int]) -> Callable[[Any, int, int], Reads]:
     """Windows of fixed convolutions (kernel, stride, padding)."""
-    return lambda config: lambda length, rows: convolved(length, rows, layers)
+    return lambda config, length, rows: convolved(length, rows, layers)
 
 
-def spectrogram_windows(config: Any) -> Windows:
+def spectrogram_windows(config: Any, length: int, rows: int) -> Reads:
     """Patches of a spectrogram, by frequency and then by time, after two tokens that read none of it."""
-
-    def windows(length: int, rows: int) -> tuple[Tensor, Tensor]:
-        across = (length - config.patch_size) // config.time_stride + 1
-        start = (torch.arange(rows) - 2) % across * config.time_stride
-        stop = start + config.patch_size
-        start[:2] = stop[:2] = 0
-        return start, stop
-
-    return windows
+    across = (length - config.patch_size) // config.time_stride + 1
+    start = (torch.arange(rows) - 2) % across * config.time_stride
+    stop = start + config.patch_size
+    start[:2] = stop[:2] = 0
+    return start, stop
 
 
 def cvt_classes(config: Any) -> frozenset[int]:

@@ -10,6 +10,7 @@ them: positions of the first block = patches + tokens, P + k = T.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -299,7 +300,7 @@ def _stack(model: nn.Module, name: str, blocks: list[str]) -> Stack:
     has_norm = family.has_final(config, has_norm)
     if not has_norm:
         missing["final"] = "no norm follows the last block"
-    windows = family.windows(config) if family.windows is not None else None
+    windows = functools.partial(family.windows, config) if family.windows is not None else None
     stack = Stack(name, owner, tuple(blocks), places, final, has_norm, config, windows, family, missing)
     if family is not OTHER:
         return replace(stack, prefix=family.prefix_of(config))

@@ -73,8 +73,6 @@ def check_kinds(kinds: list[str]) -> list[str]:
     return kinds
 
 
-# -- names of sites, modules and layers as a user gives them -----------------------------------------------------------
-
 EVERY = "all"  # in place of the names of sites: all that a model has
 
 
