@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.attention.reader import AttentionReader
-from anisoscope.capture.rows import row as reading
+from anisoscope.capture.rows import row
 from anisoscope.capture.rows.row import Batch, Contexts, PositionChoice, Rows, Scores, Sink
 from anisoscope.capture.sites import layout as layouts
 from anisoscope.capture.sites.block import Place
@@ -388,14 +388,14 @@ class Capture:
         whole = x.dim() == 4 and site.kind not in PER_HEAD  # a map has no class token among its positions
         if site.kind != "cls" and self._unpooled(contexts, whole=whole, known=running.stack is not None):
             return
-        x = reading.positioned(x, contexts, site)
+        x = row.positioned(x, contexts, site)
         pool = {"cls": "cls", "stage_mean": "mean"}.get(site.kind, self.choice.pool)  # some are one row per context
         selection = contexts.select(x.shape[1], replace(self.choice, pool=pool, whole=whole), x.device)
         if selection.index.keep.numel():
             with _plain(x.device):
                 self.sink.rows(Rows(site, selection.rows(x), selection.index))
             if self.watch is not None:
-                self.watch(site, activation, lambda g: selection.rows(reading.positioned(g, contexts, site)))
+                self.watch(site, activation, lambda g: selection.rows(row.positioned(g, contexts, site)))
 
     def _unpooled(self, contexts: Contexts, *, whole: bool, known: bool) -> bool:
         """Whether the row that a pool takes is nothing at a site of frames, patches or a map; then a note says so."""
@@ -412,24 +412,24 @@ class Capture:
     ) -> Contexts:
         arguments, batch = by_name(module, args, kwargs), self._batch
         outer = by_name(self.model, *self._outer) if self._outer is not None else {}
-        arguments = reading.with_pixel_mask(arguments, outer, batch.inputs if batch is not None else {})
+        arguments = row.with_pixel_mask(arguments, outer, batch.inputs if batch is not None else {})
         if self._outer is not None and module is not self.model:
-            arguments = reading.with_frame_mask(reading.with_ids(arguments, outer), outer)
+            arguments = row.with_frame_mask(row.with_ids(arguments, outer), outer)
         more, real = by_rule(self.rule, *(self._outer or (args, kwargs)))
         arguments, real = {**arguments, **more}, None if real is None else real.cpu()
         config = stack.config if stack is not None else getattr(unwrapped(self.model), "config", None)
         decoding = stack is not None and stack.name == "decoder"
         above = self._above if decoding else None
-        contexts, notes = reading.read_contexts(arguments, config=config, real=real, above=above)
+        contexts, notes = row.read_contexts(arguments, config=config, real=real, above=above)
         self._note(*notes)
         contexts.windows = stack.windows if stack is not None else None
         contexts.prefix, contexts.suffix = (stack.prefix_at(0), stack.suffix) if stack is not None else (0, 0)
-        contexts.channels_last = functools.partial(reading.reads_last, self.model, self.layout)
+        contexts.channels_last = functools.partial(row.reads_last, self.model, self.layout)
         contexts.plain |= any(isinstance(arguments.get(name), Tensor) for name in MEDIA)
         contexts.frames = getattr(module, "_get_feature_vector_attention_mask", None)
         contexts.groups = batch.groups if batch is not None else None
         if decoding and contexts.tokens is not None:  # flags of a batch belong to what the encoder reads
-            ids = sorted(reading.special_ids(config, "bos", "eos", "pad", "decoder_start"))
+            ids = sorted(row.special_ids(config, "bos", "eos", "pad", "decoder_start"))
             contexts.special = torch.isin(contexts.tokens, torch.tensor(ids, dtype=torch.long))
         elif batch is not None and batch.special is not None:
             contexts.special = batch.special.cpu().bool()

@@ -22,16 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models import source as sources
 from anisoscope.models.attention_variant import refuse_unhonoured, register_variants
 from anisoscope.models.placement import check_fits
-from anisoscope.models.source import (
-    WEIGHT_PATTERNS,
-    ModelSource,
-    architecture,
-    hub_reachable,
-    parse_model,
-    unknown_of_many,
-)
+from anisoscope.models.source import WEIGHT_PATTERNS, ModelSource, architecture, hub_reachable, parse_model
 
 _INSIDE = ("state_dict", "model_state_dict", "model", "module", "model_state", "weights")  # where trainers put weights
 _STEPS = ("global_step", "step", "iter_num", "iteration", "steps", "num_updates")
@@ -228,7 +222,7 @@ def _fields(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:
     known = {*config.to_dict(), *synonyms}
     for key in overrides:
         if key not in known:
-            raise unknown_of_many(f"field of {config.model_type}", key, known, all_of="config.json lists them")
+            raise sources.unknown_of_many(f"field of {config.model_type}", key, known, all_of="config.json lists them")
     return {synonyms.get(key, key): value for key, value in overrides.items()}
 
 

@@ -20,31 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture, Rule, by_rule
-from anisoscope.capture.gradients.gradient_pass import (
-    IGNORED,
-    GradientPass,
-    LabelConvention,
-    SiteRows,
-    Words,
-    find_reading,
-    output_part,
-    probing,
-)
-from anisoscope.capture.rows.row import (
-    Contexts,
-    Index,
-    PositionChoice,
-    Rows,
-    RowSelection,
-    Scores,
-    Sink,
-    no_content,
-    original_contexts,
-    reads_last,
-    stated_mask,
-    unpadded_ids,
-    with_ids,
-)
+from anisoscope.capture.gradients import gradient_pass
+from anisoscope.capture.gradients.gradient_pass import GradientPass, LabelConvention, SiteRows, Words, output_part
+from anisoscope.capture.rows import row
+from anisoscope.capture.rows.row import Contexts, Index, PositionChoice, Rows, RowSelection, Scores, Sink
 from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
@@ -84,7 +63,7 @@ class MicroBatch:
     def has_targets(self) -> bool:
         """Whether some label is not ignored; True without labels, where the user computes the loss."""
         labels = self.arguments.get("labels")
-        return not isinstance(labels, Tensor) or bool((labels != IGNORED).any())
+        return not isinstance(labels, Tensor) or bool((labels != gradient_pass.IGNORED).any())
 
     def tokens(self) -> int:
         """What the mean of the loss was taken over."""
@@ -121,7 +100,7 @@ class StepHooks:
 
     def _idle(self) -> bool:
         # an evaluation inside the step runs without gradients; neither it nor a probe is the training batch
-        return not self.active or not torch.is_grad_enabled() or probing()
+        return not self.active or not torch.is_grad_enabled() or gradient_pass.probing()
 
 
 class LiveGradients(StepHooks):
@@ -182,7 +161,7 @@ class LiveGradients(StepHooks):
         loss, labels = output_part(output, "loss"), batch.arguments.get("labels")
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             return
-        if self.scaled and isinstance(labels, Tensor) and bool((labels != IGNORED).any()):
+        if self.scaled and isinstance(labels, Tensor) and bool((labels != gradient_pass.IGNORED).any()):
             batch.reading, batch.shared = self._find(output, batch, labels)
         batch.loss = float(loss.detach())
 
@@ -200,7 +179,7 @@ class LiveGradients(StepHooks):
         if self._reading is None:  # of a loss over the items given, or else over its own
             both = () if given is None else (LabelConvention(True), LabelConvention(False))
             over = next((reading for reading in both if self._over(output, given, labels, reading)), None)
-            self._reading = over or find_reading(self.model, output, labels)
+            self._reading = over or gradient_pass.find_reading(self.model, output, labels)
         if given is None or int(given) == self._reading.count(labels):
             return self._reading, True  # the same number either way
         if self._shared is None:
@@ -209,9 +188,10 @@ class LiveGradients(StepHooks):
 
     def _over(self, output: Any, given: Any, labels: Tensor, reading: LabelConvention) -> bool:
         """Whether the loss, read so, is the summed loss of this micro-batch over the items given."""
-        own = output_part(output, "loss").detach() * (float(given) / max(1, reading.count(labels)))
+        scale = float(given) / max(1, reading.count(labels))
+        own = {"loss": output_part(output, "loss").detach() * scale, "logits": output_part(output, "logits")}
         try:
-            return find_reading(self.model, {"loss": own, "logits": output_part(output, "logits")}, labels) == reading
+            return gradient_pass.find_reading(self.model, own, labels) == reading
         except AnisoscopeError:
             return False
 
@@ -251,7 +231,7 @@ def refuse_graphless(site: Site) -> None:
 
 def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = None) -> GradientPass:
     """The rows of a micro-batch, or of the contexts of one half of it, with their unscaled gradients."""
-    halves = half_of(original_contexts(batch.arguments, real=batch.real)) if half is not None else None
+    halves = half_of(row.original_contexts(batch.arguments, real=batch.real)) if half is not None else None
     out = GradientPass(tokens=batch.tokens(), unreached=list(batch.unreached))
     labels = batch.arguments.get("labels")
     labels = labels.detach().cpu() if isinstance(labels, Tensor) else None
@@ -334,8 +314,8 @@ def spread(count: int | Tensor, most: int, *, turn: float, device: torch.device)
 
 def mask_of(arguments: Mapping[str, Any], content: Tensor, config: Any) -> Tensor | None:
     """Which positions are data [B, T], on their device, as `read_contexts` says it; None where all are."""
-    stated = stated_mask(arguments, content, [])
-    return stated if stated is not None or content.is_floating_point() else unpadded_ids(content, config)
+    stated = row.stated_mask(arguments, content, [])
+    return stated if stated is not None or content.is_floating_point() else row.unpadded_ids(content, config)
 
 
 class SampledCapture(Capture):
@@ -349,7 +329,7 @@ class SampledCapture(Capture):
     ) -> Contexts:
         outer = by_name(self.model, *self._outer) if self._outer is not None else {}
         more, real = by_rule(self.rule, *(self._outer or (args, kwargs)))
-        arguments = {**with_ids(by_name(module, args, kwargs), outer), **more}
+        arguments = {**row.with_ids(by_name(module, args, kwargs), outer), **more}
         for name in (*SOUND, PIXEL_MASK):
             if isinstance(arguments.get(name, outer.get(name)), Tensor):
                 raise AnisoscopeError(
@@ -361,13 +341,13 @@ class SampledCapture(Capture):
         others = (value for value in arguments.values() if isinstance(value, Tensor) and value.dim() > 1)
         content: Tensor | None = next(iter([*named, *others]), None)
         if content is None:
-            raise no_content(arguments)
+            raise row.no_content(arguments)
         config = stack.config if stack is not None else getattr(unwrapped(self.model), "config", None)
         if real is None and content.dim() < 4:
             real = mask_of(arguments, content, config)
         contexts = SampledContexts(torch.zeros(content.shape[0]), real, most=self.most, turn=self.turn)
         contexts.prefix, contexts.suffix = (stack.prefix_at(0), stack.suffix) if stack is not None else (0, 0)
-        contexts.channels_last = functools.partial(reads_last, self.model, self.layout)
+        contexts.channels_last = functools.partial(row.reads_last, self.model, self.layout)
         return contexts
 
 
