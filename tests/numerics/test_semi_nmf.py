@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 
 import anisoscope.numerics.factorisation.factors as nnls_module
 from anisoscope.numerics.factorisation.decompositions import decompose, fit_directions
-from anisoscope.numerics.factorisation.factors import descend, nonnegative_codes
+from anisoscope.numerics.factorisation.factors import descent, nonnegative_codes
 from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
 from anisoscope.numerics.linalg import principal_angles, subspace_overlap
 from support.factored import DTYPES, check, clustered, decaying, normal, planted
@@ -73,13 +73,13 @@ def test_a_row_that_a_step_would_make_worse_keeps_its_code(monkeypatch: pytest.M
     def heights(codes: torch.Tensor) -> torch.Tensor:
         return (rows - codes @ directions).square().sum(1)
 
-    better = descend(gram, target, start, steps=20)
+    better = descent(gram, target, start, steps=20)[0]
     assert bool((heights(better) <= heights(start)).all()) and not torch.equal(better, start)
     largest = nnls_module._largest_eigenvalue
     monkeypatch.setattr(nnls_module, "_largest_eigenvalue", lambda gram: 0.3 * largest(gram))
-    assert bool((heights(descend(gram, target, start, steps=20)) <= heights(start) + 1e-12).all())
+    assert bool((heights(descent(gram, target, start, steps=20)[0]) <= heights(start) + 1e-12).all())
     monkeypatch.setattr(nnls_module, "_heights", lambda codes, gram, target: codes.new_zeros(len(codes)))
-    unguarded = descend(gram, target, start, steps=20)
+    unguarded = descent(gram, target, start, steps=20)[0]
     assert bool((heights(unguarded) > heights(start)).any()), "the counter-test: steps too long do make rows worse"
 
 

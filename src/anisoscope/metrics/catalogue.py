@@ -20,7 +20,7 @@ from anisoscope.metrics import (
     tangent,
     training,
 )
-from anisoscope.metrics.engine.estimation import Estimate, View, evaluate, missing
+from anisoscope.metrics.engine.estimation import Estimate, evaluate, missing
 from anisoscope.metrics.engine.metric import REGISTRY, Metric, Request, array_view, is_of_rows, read_array
 
 _OF_ROWS = (attention, anisotropy, dimension, similarity, spectrum)
@@ -31,10 +31,8 @@ def registry() -> dict[str, Metric]:
     """Every declared metric by name, in the order of tables, whoever imported one of the files first."""
     places = {module.__name__: place for place, module in enumerate(_MODULES)}
 
-    def place(metric: Metric) -> int:
-        return places.get((metric.batch or metric.function).__module__, len(places))
-
-    return dict(sorted(REGISTRY.items(), key=lambda item: place(item[1])))
+    modules = {name: (metric.batch or metric.function).__module__ for name, metric in REGISTRY.items()}
+    return {name: REGISTRY[name] for name in sorted(REGISTRY, key=lambda name: places.get(modules[name], len(places)))}
 
 
 def parse_requests(names: Iterable[str] | str | None) -> list[Request]:
@@ -90,21 +88,12 @@ def measure_rows(
         raise AnisoscopeError(f"metrics is {metrics!r}; expected at least one name, or None for the default ones")
     rows = read_array(x, "measure_rows", contexts, tokens, interval=interval)
     view = array_view([(request.metric, request.options) for request in requests], rows, seed)
-    return {_word(request): _attempt(request, view) for request in requests}
-
-
-def _word(request: Request) -> str:
-    """A request as it is written.
-
-    >>> _word(*parse_requests("svd_ratio:centred=0"))
-    'svd_ratio:centred=0'
-    """
-    options = (f"{name}={int(v) if isinstance(v, bool) else v}" for name, v in request.options.items())
-    return ":".join([request.metric.name, *options])
-
-
-def _attempt(request: Request, view: View) -> Estimate:
-    try:
-        return evaluate(request.metric, view, request.options)
-    except TooFewRows as error:
-        return missing(view, error)
+    found: dict[str, Estimate] = {}
+    for request in requests:
+        options = (f"{name}={int(v) if isinstance(v, bool) else v}" for name, v in request.options.items())
+        word = ":".join([request.metric.name, *options])
+        try:
+            found[word] = evaluate(request.metric, view, request.options)
+        except TooFewRows as error:
+            found[word] = missing(view, error)
+    return found

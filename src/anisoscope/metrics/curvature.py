@@ -17,27 +17,27 @@ from anisoscope.metrics.engine.metric import measured
 
 RECOVERED = 0.5  # a curvature with a smaller relative error counts as recovered
 _curvature = partial(measured, "study curvature", reference="Revisiting Anisotropy, arXiv:2604.08764")
+_positive = partial(_curvature, bounds=(0.0, None))
+_portion = partial(_curvature, bounds=(0.0, 1.0))
 _PCA = "over the rows drawn (count=natural) or over neighbourhoods of equally many rows (count=equal)"
 
 
-@_curvature(
+@_positive(
     title="Variance of a sample",
     formula="tr C_T, tr C_N, or tr C_N / tr C_T",
     convention="of=tangent, normal, visibility, in the true spaces; expected=1: to leading order in the scale",
     invariant=("rotation",),
-    bounds=(0.0, None),
 )
 def curvature_variance(rows: Tensor, basis: Tensor) -> float:
     """Variance of a sample around a point of a manifold, in its tangent or in its normal space."""
     return float(((rows - rows.mean(0)) @ basis).square().sum() / (len(rows) - 1))
 
 
-@_curvature(
+@_positive(
     title="Noise floor",
     formula="tr C_T, tr C_N at scale 0",
     convention="of ambient noise alone",
     invariant=("rotation",),
-    bounds=(0.0, None),
 )
 def curvature_floor(rows: Tensor, basis: Tensor) -> float:
     """Variance that ambient noise alone puts into the tangent or the normal space."""
@@ -60,35 +60,32 @@ def curvature_slope(scales: np.ndarray, variance: np.ndarray) -> np.ndarray:
     return (y @ x) / (x @ x)
 
 
-@_curvature(
+@_positive(
     title="Constant over scales",
     formula="exp mean log(variance / expected)",
     convention="expected: to leading order in the scale; 1 where theory holds",
-    bounds=(0.0, None),
 )
 def curvature_constant(variance: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """A variance in units of its leading order, of every repetition [repetitions, scales]."""
     return np.exp(np.log(variance / expected).mean(1))
 
 
-@_curvature(
+@_positive(
     title="Visibility of curvature",
     formula="Σ normal squares / Σ tangent squares",
     convention="about each type's centroid; estimate=true: in the true spaces, normal squares over ‖II‖² of the type; "
     "estimate=pca: in those of local PCA",
     invariant=("rotation", "scale"),
-    bounds=(0.0, None),
 )
 def curvature_visibility(normal: Tensor, tangent: Tensor) -> float:
     """How much of the rows lies normal to the manifold, per unit along it."""
     return float(normal.sum() / tangent.sum())
 
 
-@_curvature(
+@_positive(
     title="Visibility, expected",
     formula="Σ f_i tr C_N / Σ f_i tr C_T, f_i degrees of freedom",
     convention="to leading order; centring takes a degree of freedom from every type that occurs",
-    bounds=(0.0, None),
 )
 def curvature_visibility_expected(normal: Tensor, tangent: Tensor, weights: Tensor, tokens: int) -> float:
     """The visibility that theory gives for tokens of types with these variances, drawn with these weights."""
@@ -96,11 +93,10 @@ def curvature_visibility_expected(normal: Tensor, tangent: Tensor, weights: Tens
     return float((freedom * normal).sum() / (freedom * tangent).sum())
 
 
-@_curvature(
+@_positive(
     title="Attenuation of curvature",
     formula="visibility by frequency / visibility of a uniform draw",
     convention="of the same types; scales=fixed: the scales kept as at s = 1, so that only the draw changes",
-    bounds=(0.0, None),
 )
 def curvature_attenuation(frequent: float, uniform: float) -> float:
     """What drawing tokens by frequency leaves of the curvature: below 1 it is hidden."""
@@ -132,22 +128,20 @@ def local_pca_angle(angles: Tensor, weight: Tensor) -> float:
     return weighted_median(angles, weight)
 
 
-@_curvature(
+@_positive(
     title="Error of curvature",
     formula="median ‖ÎI − II‖ / ‖II‖",
     convention="the second fundamental form fitted in the frame of local PCA; " + _PCA,
-    bounds=(0.0, None),
 )
 def curvature_error(errors: Tensor, weight: Tensor) -> float:
     """How far the curvature that local PCA finds is from the true one, relative to it."""
     return weighted_median(errors, weight)
 
 
-@_curvature(
+@_portion(
     title="Curvature recovered",
     formula=f"share with a relative error below {RECOVERED}",
     convention="what could not be measured counts as not recovered; none where nothing is curved; " + _PCA,
-    bounds=(0.0, 1.0),
 )
 def curvature_recovered(errors: Tensor, weight: Tensor) -> float:
     """Share of the rows at which local PCA finds the curvature."""
@@ -156,22 +150,16 @@ def curvature_recovered(errors: Tensor, weight: Tensor) -> float:
     return float(((errors < RECOVERED).double() * weight).sum() / weight.sum())
 
 
-@_curvature(
-    title="Curvature unmeasured",
-    formula="share without a fit",
-    convention="too few rows of a type; " + _PCA,
-    bounds=(0.0, 1.0),
-)
+@_portion(title="Curvature unmeasured", formula="share without a fit", convention="too few rows of a type; " + _PCA)
 def curvature_unmeasured(angles: Tensor, weight: Tensor) -> float:
     """Share of the rows around which there are too few for local PCA."""
     return float((angles.isnan() * weight).sum() / weight.sum())
 
 
-@_curvature(
+@_portion(
     title="Tangent share on the parabola",
     formula="tangent² / (tangent² + normal²)",
     convention="x = (u, u²), g = 1 for every row, dL/dW = Σ g xᵀ; per=row: of the rows, per=gradient: of dL/dW",
-    bounds=(0.0, 1.0),
 )
 def parabola_tangent(tangent: float, normal: float) -> float:
     """Share of squares along the tangent: almost 1 row by row, 0 for the gradient that training sees.

@@ -94,9 +94,6 @@ def contextual_spread(x: Tensor, tokens: Tensor, counts: Tensor, *, order: Tenso
     types, number = torch.unique_consecutive(tokens[ranked], return_counts=True)
     enough = (number >= m) & (counts[types] > 0)
     start = (number.cumsum(0) - number)[enough]
-    if not len(start):
-        empty = torch.empty(0, dtype=torch.float64)
-        return TypeSpread(empty, empty, empty)
     rows = x[(ranked[start[:, None] + torch.arange(m)]).to(x.device)].double()  # [types, m, d]
     distance = ((rows - rows.mean(1, keepdim=True)).square().sum((1, 2)) / (m - 1)).sqrt()
     return TypeSpread(counts[types[enough]].log(), distance.cpu(), rows.norm(dim=-1).mean(1).cpu())
@@ -113,18 +110,11 @@ class TemporalSpread:
 
     def update(self, table: Tensor) -> TemporalSpread:
         rows = table.detach().double()
-        if self.total is None or self.squares is None or self.norms is None:
-            self.total, self.squares, self.norms = (
-                torch.zeros_like(rows),
-                rows.new_zeros(len(rows)),
-                rows.new_zeros(len(rows)),
-            )
-        where = rows.device  # a state that was read from disk lies on the host
-        self.total, self.squares, self.norms = self.total.to(where), self.squares.to(where), self.norms.to(where)
+        parts = {"total": rows, "squares": rows.square().sum(1), "norms": rows.norm(dim=1)}
+        for name, part in parts.items():  # a state that was read from disk lies on the host
+            kept = getattr(self, name)
+            setattr(self, name, part.clone() if kept is None else kept.to(part.device).add_(part))
         self.n += 1
-        self.total += rows
-        self.squares += rows.square().sum(1)
-        self.norms += rows.norm(dim=1)
         return self
 
     def spread(self, counts: Tensor) -> TypeSpread:
@@ -162,15 +152,10 @@ def correlate(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int = 999
     if n < FEWEST_TYPES or float(x.std()) == 0 or float(y.std()) == 0:
         return Correlation(math.nan, math.nan, math.nan, math.nan, n)
     value = float(_pearson(x[None], y[None])[0])
-    pairs = [
-        (_pearson(x.expand(len(order), n), y[order]), _pearson(x[again], y[again]))
-        for order, again in _resamplings(n, draws, seed)
-    ]
-    null, boot = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    drawn = [(_pearson(x.expand(len(a), n), y[a]), _pearson(x[b], y[b])) for a, b in _resamplings(n, draws, seed)]
+    null, boot = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     p = (1 + int((null.abs() >= abs(value) - 1e-12).sum())) / (draws + 1)
-    boot = boot[boot.isfinite()]
-    low, high = torch.quantile(boot, torch.tensor([0.025, 0.975], dtype=boot.dtype)).tolist()
-    return Correlation(value, low, high, p, n)
+    return Correlation(value, *_interval(boot), p, n)
 
 
 @_over_types(
@@ -218,9 +203,13 @@ def frequency_beta(found: TypeSpread, *, draws: int = 999, seed: int = 0) -> Cor
         return Correlation(math.nan, math.nan, math.nan, math.nan, n)
     value = -float(_slope(x[None], y[None])[0])
     boot = torch.cat([-_slope(x[again], y[again]) for _, again in _resamplings(n, draws, seed)])
-    boot = boot[boot.isfinite()]
-    low, high = torch.quantile(boot, torch.tensor([0.025, 0.975], dtype=boot.dtype)).tolist()
-    return Correlation(value, low, high, math.nan, n)
+    return Correlation(value, *_interval(boot), math.nan, n)
+
+
+def _interval(boot: Tensor) -> tuple[float, float]:
+    """The 95 % interval of the bootstrap values that are finite."""
+    low, high = torch.quantile(boot[boot.isfinite()], torch.tensor([0.025, 0.975], dtype=boot.dtype)).tolist()
+    return low, high
 
 
 def _slope(x: Tensor, y: Tensor) -> Tensor:

@@ -7,9 +7,8 @@ Everything about gradients is a function of M.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -20,28 +19,19 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine.metric import measured
 from anisoscope.numerics.host import together
-from anisoscope.numerics.linalg import principal_angles
+from anisoscope.numerics.linalg import full_float32, principal_angles
 
 STEPS, SERIES = ("tangent", "sweep", "train"), ("sweep", "train")  # what measures a step, and a change between two
 _ARTICLE = "Revisiting Anisotropy, arXiv:2604.08764"
 _RIGID = ("rotation", "scale")
-_share = partial(measured, *STEPS, reference=_ARTICLE, invariant=_RIGID)
-_ratio = partial(measured, *STEPS, reference=_ARTICLE, invariant=("scale",))
+_UNIT = (0.0, 1.0)
+_share = partial(measured, *STEPS, reference=_ARTICLE, invariant=_RIGID, bounds=_UNIT)
+_ratio = partial(measured, *STEPS, reference=_ARTICLE, invariant=("scale",), bounds=_UNIT)
+_change = partial(measured, *SERIES, invariant=_RIGID, bounds=_UNIT)
 ZETA = 0.2  # shrinkage of IsoScore* (Rudman and Eickhoff 2024)
 MOST_OF_WIDTH = 4  # a proxy of more than d/4 directions is no low-rank tangent
 _WIDE = 1024  # columns from which an eigenproblem is worth a GPU
 TIE = 1e-5  # relative: draws this close to the proxy's energy count as equal (they are float32)
-
-
-@contextlib.contextmanager
-def full_float32() -> Iterator[None]:
-    """No TF32 inside a statistic, whatever the training loop has chosen for itself."""
-    chosen = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = chosen
 
 
 def check_rank(rank: int, *, width: int, rows: int | None = None) -> int:
@@ -79,7 +69,6 @@ def row_energies(G: Tensor, Q: Tensor) -> Tensor:
     formula="‖GQ‖² / ‖G‖²",
     convention="G the gradients of the summed loss at the test rows, pooled (average=row: the mean of row ratios); Q "
     "fitted on other contexts; with control=… of a subspace of the same rank",
-    bounds=(0.0, 1.0),
 )
 def gradient_energy(M: Tensor, Q: Tensor) -> Tensor:
     """Share of the gradients' energy that lies in the span of the proxy; r/d by chance.
@@ -126,20 +115,17 @@ def gradient_ratio(energy: float, control: float) -> float:
     title="Anisotropy share",
     formula="‖Qᵀ(C − tr(C)/d·I)Q‖² / ‖C − tr(C)/d·I‖²",
     convention="C the second moment of the gradients, not centred; the note says whether tr(QᵀCQ)/r lies above tr(C)/d",
-    bounds=(0.0, 1.0),
 )
 def gradient_share(C: Tensor, Q: Tensor) -> Tensor:
     """Share of the gradients' departure from isotropy that lies in the proxy; r(r+1)/d² by chance."""
     return Anisotropy(C).held(Q)[0]
 
 
-@measured(
-    *STEPS,
+@_share(
     title="IsoScore* gain",
     formula="IsoScore*(C outside Q) − IsoScore*(C)",
     reference="IsoScore* of Rudman & Eickhoff 2024, arXiv:2305.19358",
     convention="ζ = 0.2; C compressed to the orthogonal complement of Q; 0 for an isotropic C",
-    invariant=("rotation", "scale"),
     bounds=(-1.0, 1.0),
 )
 def gradient_isoscore_gain(C: Tensor, Q: Tensor) -> Tensor:
@@ -177,18 +163,20 @@ def _deviation(C: Tensor, level: Tensor) -> Tensor:
     return (C - level[..., None, None] * eye).square().sum((-2, -1))
 
 
-def _iso_score_star(trace: Tensor, squares: Tensor, d: int) -> Tensor:
-    """IsoScore* from tr(C) and ‖C‖_F²: (PR − 1)/(d − 1) of (1−ζ)C + ζ tr(C)/d·I."""
-    shrunk = (1 - ZETA) ** 2 * squares + (2 * (1 - ZETA) * ZETA + ZETA**2) * trace**2 / d
-    return (trace**2 / shrunk - 1) / (d - 1)
-
-
 def _gain(
     trace: Tensor, squares: Tensor, inside: Tensor, own: Tensor, images: Tensor, *, width: int, rank: int
 ) -> Tensor:
-    """The gain from tr C, ‖C‖², tr(QᵀCQ), ‖QᵀCQ‖², ‖CQ‖²: with P = I − QQᵀ, ‖PCP‖² = ‖C‖² − 2‖CQ‖² + ‖QᵀCQ‖²."""
+    """The gain from tr C, ‖C‖², tr(QᵀCQ), ‖QᵀCQ‖², ‖CQ‖²: with P = I − QQᵀ, ‖PCP‖² = ‖C‖² − 2‖CQ‖² + ‖QᵀCQ‖².
+
+    IsoScore* is (PR − 1)/(d − 1) of (1−ζ)C + ζ tr(C)/d·I, from tr(C) and ‖C‖_F².
+    """
+
+    def iso_score_star(trace: Tensor, squares: Tensor, d: int) -> Tensor:
+        shrunk = (1 - ZETA) ** 2 * squares + (2 * (1 - ZETA) * ZETA + ZETA**2) * trace**2 / d
+        return (trace**2 / shrunk - 1) / (d - 1)
+
     rest = squares - 2 * images + own
-    return _iso_score_star(trace - inside, rest, width - rank) - _iso_score_star(trace, squares, width)
+    return iso_score_star(trace - inside, rest, width - rank) - iso_score_star(trace, squares, width)
 
 
 def _trace(C: Tensor) -> Tensor:
@@ -330,7 +318,6 @@ class Measured:
     title="p against random subspaces",
     formula="(1 + #{energy(Q_R) ≥ energy(Q_T)}) / (draws + 1)",
     convention="exact when the proxy is a uniformly random subspace; ties count as larger",
-    bounds=(0.0, 1.0),
 )
 def gradient_p(value: float, draws: Tensor) -> float:
     """How often a random subspace of the same rank holds as much energy.
@@ -343,13 +330,12 @@ def gradient_p(value: float, draws: Tensor) -> float:
     return (1 + int((draws >= value * (1 - TIE)).sum())) / (len(draws) + 1)
 
 
-@measured(
-    *STEPS,
+@_share(
     title="p, Holm over layers",
     formula="Holm over the layers of a step",
     reference="Holm 1979",
     convention="one family for each variant and group; layers without a p do not count",
-    bounds=(0.0, 1.0),
+    invariant=(),
 )
 def gradient_p_holm(p: Sequence[float]) -> list[float]:
     """The same p after Holm's correction over the layers of that step.
@@ -416,44 +402,34 @@ def growth(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     return (grew * values[values > 0]) @ grew.mT, grew
 
 
-@measured(
-    *SERIES,
+@_change(
     title="Amplification",
     formula="share of (ΔC_X)₊ in the earlier Q_T",
     reference=_ARTICLE,
     convention="(ΔC_X)₊ the positive part of the change of the activations' covariance since the measured step before",
-    invariant=("rotation", "scale"),
-    bounds=(0.0, 1.0),
 )
 def amplification(grown: Tensor, Q: Tensor) -> Tensor:
     """Share of the variance gained since the previous measured step that lies in the proxy fitted at that step."""
     return gradient_energy(grown, Q)
 
 
-@measured(
-    *SERIES,
+@_change(
     title="Amplification, p",
     formula="p against random subspaces",
     reference=_ARTICLE,
     convention="as gradient_p",
     invariant=("scale",),
-    bounds=(0.0, 1.0),
 )
 def amplification_p(value: float, draws: Tensor) -> float:
     """How often a random subspace holds as much of the variance gained."""
     return gradient_p(value, draws)
 
 
-# -- fitted subspaces and their concepts -------------------------------------------------------------------------------
-
-
-@measured(
-    *STEPS,
+@_share(
     title="Overlap with PCA",
     formula="‖Q_TᵀQ_PCA‖² / r",
     convention="both of rank r; over the smaller rank where the rows span fewer dimensions",
-    invariant=("rotation", "scale"),
-    bounds=(0.0, 1.0),
+    reference="",
 )
 def proxy_overlap(first: Tensor, second: Tensor) -> float:
     """How much of the proxy's span PCA of the same rank shares; 1 = the same span."""
@@ -461,12 +437,10 @@ def proxy_overlap(first: Tensor, second: Tensor) -> float:
     return float(inside.square().sum() / min(inside.shape))
 
 
-@measured(
-    *SERIES,
+@_change(
     title="Turn of the span",
     formula="mean principal angle, degrees",
     convention="between the refitted spans of two measured steps",
-    invariant=("rotation", "scale"),
     bounds=(0.0, 90.0),
 )
 def concept_turn(first: Tensor, second: Tensor) -> float:
@@ -478,13 +452,10 @@ def concept_turn(first: Tensor, second: Tensor) -> float:
     return float(torch.rad2deg(principal_angles(first.mT, second.mT).mean()))
 
 
-@measured(
-    *SERIES,
+@_change(
     title="Match of concepts",
     formula="mean |cos| after optimal assignment",
     convention="one to one, with the largest sum of cosines (Kuhn 1955)",
-    invariant=("rotation", "scale"),
-    bounds=(0.0, 1.0),
 )
 def concept_match(first: Tensor, second: Tensor) -> float:
     """How alike the concepts are to those of the measured step before, each to its partner."""

@@ -13,7 +13,7 @@ columns of T, descending; V are the leading right singular vectors, θ the squar
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,9 +31,26 @@ def has_float64(device: torch.device) -> bool:
     return device.type != "mps"
 
 
+@contextlib.contextmanager
+def full_float32() -> Iterator[None]:
+    """No TF32 inside a statistic, whatever the training loop has chosen for itself."""
+    chosen = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = chosen
+
+
 def as_float64(x: Tensor) -> Tensor:
     """The same in float64, on the host where its device has none."""
     return x.double() if has_float64(x.device) else x.cpu().double()
+
+
+def norms_of(rows: Tensor) -> Tensor:
+    """Norms of rows [..., n, 1] to divide by: 1 where a row is zero."""
+    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return torch.where(norms > 0, norms, 1.0)
 
 
 def add_gram(out: Tensor, x: Tensor) -> None:

@@ -6,6 +6,11 @@ T = J G^(−1/2) [D, m] orthonormal tangent basis, N [D, c] orthonormal normal b
 II(a, b) = Nᵀ H(G^(−1/2) a, G^(−1/2) b) [c, m, m] the second fundamental form in these bases;
 κ = max ‖II(a, a)‖ over unit a;
 u tangent coordinates in units of length: the point is x + T u + ½ N II(u, u) + O(‖u‖³).
+
+Local PCA and quadratic fits, of many groups at once: rows x [n, D], each of one of g groups with n_g rows; T̂ [g, D, m]
+the top m principal directions of a group, λ its eigenvalues; v = T̂ᵀ(x − x̄) tangent coordinates of a row;
+S [g, D, m, m] the estimated second fundamental form, from x ≈ a + L v + ½ S(v, v) with S projected off T̂. Groups have
+unequal sizes, so everything is a sum over rows scattered to groups: no loop over groups, no padding.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError, unknown_name
 
 KINDS = ("gaussian", "ball", "shell")
+Embed = Callable[[Tensor], Tensor]
+Draw = Callable[[int, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -52,18 +59,14 @@ class Manifold:
 
     name: str
     dim: int
-    map: Callable[[Tensor], Tensor]  # [..., m] to [..., width]
+    map: Embed  # [..., m] to [..., width]
     placement: Tensor  # [D, width], orthonormal columns
     centre: Tensor  # [m] a point in general position
-    draw: Callable[[int, torch.Generator], Tensor]  # n points spread over the manifold, in chart coordinates
+    draw: Draw  # n points spread over the manifold, in chart coordinates
 
     @property
     def ambient(self) -> int:
         return len(self.placement)
-
-    @property
-    def codim(self) -> int:
-        return self.ambient - self.dim
 
     def embed(self, chart: Tensor) -> Tensor:
         """Points of R^D from chart coordinates [..., m]."""
@@ -74,23 +77,27 @@ class Manifold:
         chart = torch.as_tensor(chart).double()
         if chart.ndim == 1:
             return self.frames(chart[None]).take(0)
-        _check_chart(self, chart)
+        if chart.shape[-1] != self.dim or not bool(chart.isfinite().all()):
+            raise AnisoscopeError(
+                f"chart coordinates of shape {tuple(chart.shape)} do not name points of a {self.name} of dimension "
+                f"{self.dim}; expected {self.dim} finite numbers for each point."
+            )
         first = torch.func.jacfwd(self.map)
         J = self.placement @ torch.func.vmap(first)(chart)
         H = torch.einsum("Dw,nwij->nDij", self.placement, torch.func.vmap(torch.func.jacfwd(first))(chart))
-        return _frames(chart, self.embed(chart), J, H)
-
-    def tangent(self, chart: Tensor) -> Tensor:
-        """Orthonormal basis T of the tangent space, [..., D, m]."""
-        return self.frames(chart).tangent
-
-    def second_form(self, chart: Tensor) -> Tensor:
-        """Second fundamental form II in orthonormal bases, [..., c, m, m]."""
-        return self.frames(chart).form
+        values, vectors = torch.linalg.eigh(J.mT @ J)
+        root = vectors @ (values.rsqrt()[..., None] * vectors.mT)
+        tangent = J @ root
+        normal = torch.linalg.qr(J, mode="complete")[0][..., self.dim :]
+        second = torch.einsum("nDij,nia,njb->nDab", H, root, root)
+        form = torch.einsum("nDc,nDab->ncab", normal, second)
+        # subtracting ½ of this makes u normal coordinates to second order: no ‖u‖² term is left in the tangent space
+        connection = torch.einsum("nij,nDj,nDab->niab", root, tangent, second)
+        return Frames(chart, self.embed(chart), tangent, normal, form, root, connection)
 
     def curvature(self, chart: Tensor) -> float:
         """κ, the largest normal curvature at a point."""
-        return float(largest_curvature(self.second_form(chart)))
+        return float(largest_curvature(self.frames(chart).form))
 
     def points(self, n: int, *, seed: int = 0) -> Tensor:
         """Chart coordinates of n points spread over the manifold, [n, m]."""
@@ -106,27 +113,6 @@ class Manifold:
             )
         noise = torch.randn(ambient, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         return replace(self, placement=torch.linalg.qr(noise)[0])
-
-
-def _check_chart(manifold: Manifold, chart: Tensor) -> None:
-    if chart.shape[-1] != manifold.dim or not bool(chart.isfinite().all()):
-        raise AnisoscopeError(
-            f"chart coordinates of shape {tuple(chart.shape)} do not name points of a {manifold.name} of dimension "
-            f"{manifold.dim}; expected {manifold.dim} finite numbers for each point."
-        )
-
-
-def _frames(chart: Tensor, position: Tensor, J: Tensor, H: Tensor) -> Frames:
-    dim = chart.shape[-1]
-    values, vectors = torch.linalg.eigh(J.mT @ J)
-    root = vectors @ (values.rsqrt()[..., None] * vectors.mT)
-    tangent = J @ root
-    normal = torch.linalg.qr(J, mode="complete")[0][..., dim:]
-    second = torch.einsum("nDij,nia,njb->nDab", H, root, root)
-    form = torch.einsum("nDc,nDab->ncab", normal, second)
-    # subtracting ½ of this makes u normal coordinates to second order: no ‖u‖² term is left in the tangent space
-    connection = torch.einsum("nij,nDj,nDab->niab", root, tangent, second)
-    return Frames(chart, position, tangent, normal, form, root, connection)
 
 
 def largest_curvature(form: Tensor) -> Tensor:
@@ -205,50 +191,46 @@ def expected_variances(form: Tensor, *, scale: float | Tensor, kind: str = "gaus
     raise unknown_name("kind of sampling", kind, KINDS)
 
 
-def _stereographic(w: Tensor) -> Tensor:
-    """The unit sphere from its equatorial plane, from the pole w = ∞."""
-    square = w.square().sum(-1, keepdim=True)
-    return torch.cat([2 * w, 1 - square], -1) / (1 + square)
-
-
-def _draw_sphere(dim: int) -> Callable[[int, torch.Generator], Tensor]:
-    def draw(n: int, generator: torch.Generator) -> Tensor:
-        x = torch.nn.functional.normalize(torch.randn(n, dim + 1, dtype=torch.float64, generator=generator), dim=-1)
-        return x[:, :dim] / (1 + x[:, dim:].abs())  # half of the sphere: at the missing pole the chart is useless
-
-    return draw
-
-
-def _draw_normal(dim: int, scale: float) -> Callable[[int, torch.Generator], Tensor]:
+def _draw_normal(dim: int, scale: float) -> Draw:
     return lambda n, generator: scale * torch.randn(n, dim, dtype=torch.float64, generator=generator)
 
 
-def _draw_box(low: Tensor, high: Tensor) -> Callable[[int, torch.Generator], Tensor]:
-    def draw(n: int, generator: torch.Generator) -> Tensor:
-        return low + (high - low) * torch.rand(n, len(low), dtype=torch.float64, generator=generator)
-
-    return draw
+def _draw_box(low: Tensor, high: Tensor) -> Draw:
+    return lambda n, generator: low + (high - low) * torch.rand(n, len(low), dtype=torch.float64, generator=generator)
 
 
 def _ramp(first: float, last: float, count: int) -> Tensor:
     return torch.linspace(first, last, count, dtype=torch.float64)
 
 
-def _identity(width: int) -> Tensor:
-    return torch.eye(width, dtype=torch.float64)
+def _made(name: str, dim: int, embed: Embed, *, width: int, centre: Tensor, draw: Draw) -> Manifold:
+    """A manifold in its own space."""
+    return Manifold(name, dim, embed, torch.eye(width, dtype=torch.float64), centre, draw)
+
+
+def _stretched_sphere(name: str, dim: int, axes: Tensor | float) -> Manifold:
+    """The unit sphere in R^(m+1), seen from its equatorial plane from the pole w = ∞, times these half axes."""
+
+    def embed(w: Tensor) -> Tensor:
+        square = w.square().sum(-1, keepdim=True)
+        return axes * (torch.cat([2 * w, 1 - square], -1) / (1 + square))
+
+    def draw(n: int, generator: torch.Generator) -> Tensor:
+        x = torch.nn.functional.normalize(torch.randn(n, dim + 1, dtype=torch.float64, generator=generator), dim=-1)
+        return x[:, :dim] / (1 + x[:, dim:].abs())  # half of the sphere: at the missing pole the chart is useless
+
+    return _made(name, dim, embed, width=dim + 1, centre=0.3 * _ramp(1.0, -1.0, dim), draw=draw)
 
 
 def sphere(dim: int, *, radius: float = 1.0) -> Manifold:
     """The sphere of this radius in R^(m+1): II = −I/radius everywhere."""
-    centre = 0.3 * _ramp(1.0, -1.0, dim)
-    return Manifold("sphere", dim, lambda w: radius * _stereographic(w), _identity(dim + 1), centre, _draw_sphere(dim))
+    return _stretched_sphere("sphere", dim, radius)
 
 
 def ellipsoid(dim: int, *, axes: Tensor | None = None) -> Manifold:
     """The ellipsoid with these m+1 half axes (default: from 1.3 down to 0.7)."""
-    axes = _ramp(1.3, 0.7, dim + 1) if axes is None else torch.as_tensor(axes).double()
-    centre = 0.3 * _ramp(1.0, -1.0, dim)
-    return Manifold("ellipsoid", dim, lambda w: axes * _stereographic(w), _identity(dim + 1), centre, _draw_sphere(dim))
+    halves = _ramp(1.3, 0.7, dim + 1) if axes is None else torch.as_tensor(axes).double()
+    return _stretched_sphere("ellipsoid", dim, halves)
 
 
 def paraboloid(dim: int, *, curvatures: Tensor | None = None) -> Manifold:
@@ -258,7 +240,8 @@ def paraboloid(dim: int, *, curvatures: Tensor | None = None) -> Manifold:
     def embed(w: Tensor) -> Tensor:
         return torch.cat([w, (k * w.square()).sum(-1, keepdim=True) / 2], -1)
 
-    return Manifold("paraboloid", dim, embed, _identity(dim + 1), 0.2 * torch.ones_like(k), _draw_normal(dim, 0.5))
+    centre = 0.2 * torch.ones_like(k)
+    return _made("paraboloid", dim, embed, width=dim + 1, centre=centre, draw=_draw_normal(dim, 0.5))
 
 
 def swiss_roll(dim: int, *, pitch: float = 1 / (2.5 * math.pi)) -> Manifold:
@@ -272,7 +255,7 @@ def swiss_roll(dim: int, *, pitch: float = 1 / (2.5 * math.pi)) -> Manifold:
     low[0], high[0] = 1.5 * math.pi, 4.5 * math.pi
     centre = 0.4 * high
     centre[0] = 2.5 * math.pi
-    return Manifold("swiss_roll", dim, embed, _identity(dim + 1), centre, _draw_box(low, high))
+    return _made("swiss_roll", dim, embed, width=dim + 1, centre=centre, draw=_draw_box(low, high))
 
 
 def torus(dim: int, *, radii: Tensor | None = None) -> Manifold:
@@ -283,7 +266,7 @@ def torus(dim: int, *, radii: Tensor | None = None) -> Manifold:
         return torch.cat([r * w.cos(), r * w.sin()], -1)
 
     draw = _draw_box(torch.zeros_like(r), 2 * math.pi * torch.ones_like(r))
-    return Manifold("torus", dim, embed, _identity(2 * dim), _ramp(0.4, 1.1, dim), draw)
+    return _made("torus", dim, embed, width=2 * dim, centre=_ramp(0.4, 1.1, dim), draw=draw)
 
 
 def quadratic_patch(dim: int, *, codim: int = 3, curvature: float = 1.0, seed: int = 0) -> Manifold:
@@ -296,14 +279,13 @@ def quadratic_patch(dim: int, *, codim: int = 3, curvature: float = 1.0, seed: i
         return torch.cat([w, torch.einsum("cab,...a,...b->...c", B, w, w) / 2], -1)
 
     apex = torch.zeros(dim, dtype=torch.float64)
-    return Manifold("quadratic", dim, embed, _identity(dim + codim), apex, _draw_normal(dim, 0.3))
+    return _made("quadratic", dim, embed, width=dim + codim, centre=apex, draw=_draw_normal(dim, 0.3))
 
 
 def flat(dim: int) -> Manifold:
     """R^m itself: the control without curvature."""
-    return Manifold(
-        "flat", dim, lambda w: w * 1.0, _identity(dim), 0.2 * torch.ones(dim).double(), _draw_normal(dim, 1)
-    )
+    centre = 0.2 * torch.ones(dim).double()
+    return _made("flat", dim, lambda w: w * 1.0, width=dim, centre=centre, draw=_draw_normal(dim, 1))
 
 
 MANIFOLDS: dict[str, Callable[[int], Manifold]] = {
@@ -320,8 +302,8 @@ MANIFOLDS: dict[str, Callable[[int], Manifold]] = {
 def make_manifold(name: str, *, dim: int = 2, ambient: int | None = None, seed: int = 0) -> Manifold:
     """A manifold by name, turned at random inside R^ambient (its own space where none is given).
 
-    >>> make_manifold("torus", dim=3, ambient=20).codim
-    17
+    >>> make_manifold("torus", dim=3, ambient=20).embed(torch.zeros(3)).shape
+    torch.Size([20])
     """
     if name not in MANIFOLDS:
         raise unknown_name("manifold", name, MANIFOLDS)
@@ -334,15 +316,6 @@ def make_manifold(name: str, *, dim: int = 2, ambient: int | None = None, seed: 
         )
     made = MANIFOLDS[name](dim)
     return made if ambient is None else made.rotated(ambient, seed=seed)
-
-
-# -- local PCA and local quadratic fits of many groups of rows at once --
-#
-# Notation: rows x [n, D], each of one of g groups with n_g rows; m dimension of the tangent space, T̂ [g, D, m] the top
-# m principal directions of a group, λ its eigenvalues; v = T̂ᵀ(x − x̄) tangent coordinates of a row;
-# S [g, D, m, m] the estimated second fundamental form, from x ≈ a + L v + ½ S(v, v) with S projected off T̂.
-#
-# Groups have unequal sizes, so everything is a sum over rows scattered to groups: no loop over groups, no padding.
 
 
 @dataclass(frozen=True)

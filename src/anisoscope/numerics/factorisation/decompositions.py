@@ -15,45 +15,19 @@ Notation: X n×d rows, Z n×k codes, D k×d directions, m the mean for the metho
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.numerics.factorisation.factors import (
-    Factors,
-    as_floats,
-    as_rows,
-    check_fit,
-    encode_rows,
-    exact_products,
-    k_means,
-    relative_error,
-    rows_to_fit,
-)
-from anisoscope.numerics.factorisation.semi_nmf import (
-    MAX_ITER,
-    TOL_FAR,
-    fit,
-    semi_nmf,
-    squares,
-    start_directions,
-    unit_rows,
-)
-from anisoscope.numerics.linalg import leading
+from anisoscope.numerics.factorisation import factors
+from anisoscope.numerics.factorisation.factors import Factors
+from anisoscope.numerics.factorisation.semi_nmf import MAX_ITER, TOL_FAR, fit, semi_nmf, start_directions
+from anisoscope.numerics.linalg import leading, norms_of
 
+Fitted = tuple[Tensor, Tensor | None, list[Tensor]]  # directions [b, k, d], their mean [b, d], the objective by step
 _ICA_TOL = 1e-8  # of a cosine: the components turn by less than 1e-4
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """Directions [b, k, d], the mean [b, d] they are about, and the objective after each step, where there is one."""
-
-    directions: Tensor
-    mean: Tensor
-    history: list[Tensor]
 
 
 def decompose(
@@ -73,17 +47,21 @@ def decompose(
     >>> decompose(x, 2, method="svd").directions.abs().round(decimals=4).tolist()
     [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]
     """
-    check_method(method)
     if method == "semi_nmf":
-        found: Factors = semi_nmf(as_rows(X), rank, seed=seed, init=init, max_iter=max_iter, tol=tol, mask=mask)
+        found: Factors = semi_nmf(factors.as_rows(X), rank, seed=seed, init=init, max_iter=max_iter, tol=tol, mask=mask)
         return found
-    _refuse_init(method, init)
-    rows = rows_to_fit(X, rank, mask)
-    with exact_products(rows.device):
-        fitted = _FITS[method](
-            rows.unsqueeze(0), rank, seed=seed, max_iter=max_iter, tol=TOL_FAR if tol is None else tol
-        )
-        return _with_codes(rows, fitted, method=method, seed=seed)
+    fitted_by = _fit_of(method, init)
+    rows = factors.rows_to_fit(X, rank, mask)
+    how: dict[str, Any] = {"seed": seed, "max_iter": max_iter, "tol": TOL_FAR if tol is None else tol}
+    with factors.exact_products(rows.device):
+        directions, means, past = fitted_by(rows.unsqueeze(0), rank, **how)
+        mean, directions = rows.new_zeros(rows.shape[1]) if means is None else means[0], directions[0]
+        centred = rows - mean
+        codes = factors.encode_rows(centred, directions, method=method).to(rows.dtype)
+        total = float(factors.squares(rows))
+        error = float(factors.squared_error(centred, codes, directions)) / total
+    history = (*(max(float(value[0]) / total, error) for value in past), error)
+    return Factors(codes, directions, mean, error, history, method, seed)
 
 
 def fit_directions(
@@ -103,72 +81,48 @@ def fit_directions(
     >>> fit_directions(torch.randn(3, 40, 8, generator=torch.Generator().manual_seed(0)), 2, method="pca").shape
     torch.Size([3, 2, 8])
     """
-    check_method(method)
     if X.ndim < 2 or 0 in X.shape:
         raise AnisoscopeError(f"the array has shape {tuple(X.shape)}; expected [..., rows, width], all at least 1.")
-    rows = as_floats(X.detach())
-    check_fit(rows, rank)
+    rows = factors.as_floats(X.detach())
+    factors.check_fit(rows, rank)
     flat = rows.reshape(-1, *rows.shape[-2:])
-    with exact_products(rows.device):
+    with factors.exact_products(rows.device):
         if method == "semi_nmf":
             start = start_directions(rows, rank, "svd" if init is None else init)
             start = start.reshape(-1, rank, rows.shape[-1]) if isinstance(start, Tensor) else start
             found = fit(flat, rank, seed=seed, init=start, max_iter=max_iter, tol=tol).directions
         else:
-            _refuse_init(method, init)
-            found = _FITS[method](
-                flat, rank, seed=seed, max_iter=max_iter, tol=TOL_FAR if tol is None else tol
-            ).directions
+            how: dict[str, Any] = {"seed": seed, "max_iter": max_iter, "tol": TOL_FAR if tol is None else tol}
+            found, _, _ = _fit_of(method, init)(flat, rank, **how)
     return found.reshape(*rows.shape[:-2], rank, rows.shape[-1])
 
 
-def check_method(method: str) -> None:
-    if method not in METHODS:
+def _fit_of(method: str, init: Any) -> Callable[..., Fitted]:
+    if method not in _FITS:
         raise unknown_name("method", method, METHODS)
-
-
-def _refuse_init(method: str, init: Any) -> None:
     if not (init is None or (isinstance(init, str) and init == "svd")):
         raise AnisoscopeError(f"init was given for {method}; expected it only with semi_nmf, leave it out.")
+    return _FITS[method]
 
 
-def _with_codes(rows: Tensor, found: Fitted, *, method: str, seed: int) -> Factors:
-    mean, directions = found.mean[0], found.directions[0]
-    centred = rows - mean
-    codes = encode_rows(centred, directions, method=method).to(rows.dtype)
-    total = float(squares(rows))
-    error = relative_error(centred, codes, directions, total=total)
-    history = (*(max(float(value[0]) / total, error) for value in found.history), error)
-    return Factors(codes, directions, mean, error, history, method, seed)
-
-
-# the methods, each for X [b, n, d]
-
-
-def _fit_svd(X: Tensor, rank: int, *, seed: int, max_iter: int, tol: float) -> Fitted:
+def _fit_svd(X: Tensor, rank: int, *, seed: int, **_: Any) -> Fitted:
     """The leading right singular vectors; the sign makes the largest loading positive."""
     found = leading(X, rank, seed=seed).directions[..., :rank].mT
     largest = found.gather(-1, found.abs().argmax(-1, keepdim=True))
-    directions = torch.where(largest < 0, -found, found).to(X.dtype)
-    return Fitted(directions, X.new_zeros(X.shape[0], X.shape[2]), [])
+    return torch.where(largest < 0, -found, found).to(X.dtype), None, []
 
 
-def _fit_pca(X: Tensor, rank: int, *, seed: int, max_iter: int, tol: float) -> Fitted:
-    mean = _mean(X)
-    found = _fit_svd(X - mean.unsqueeze(-2), rank, seed=seed, max_iter=max_iter, tol=tol)
-    return Fitted(found.directions, mean, [])
+def _fit_pca(X: Tensor, rank: int, *, seed: int, **_: Any) -> Fitted:
+    mean = X.mean(-2, dtype=torch.float64).to(X.dtype)
+    return _fit_svd(X - mean.unsqueeze(-2), rank, seed=seed)[0], mean, []
 
 
-def _mean(X: Tensor) -> Tensor:
-    return X.mean(-2, dtype=torch.float64).to(X.dtype)
-
-
-def _fit_ica(X: Tensor, rank: int, *, seed: int, max_iter: int, tol: float) -> Fitted:
+def _fit_ica(X: Tensor, rank: int, *, seed: int, max_iter: int, **_: Any) -> Fitted:
     """Symmetric FastICA with tanh (Hyvärinen 1999, doi:10.1109/72.761722) on the whitened scores of the PCA.
 
     Sources are turned so that their third moment is positive, and ordered by the energy they explain.
     """
-    mean = _mean(X)
+    mean = X.mean(-2, dtype=torch.float64).to(X.dtype)
     found = leading(X - mean.unsqueeze(-2), rank, seed=seed)
     theta = found.energies[..., :rank] / X.shape[-2]
     spanned = int((theta > 1e-10 * theta[..., :1]).sum(-1).min())
@@ -184,8 +138,8 @@ def _fit_ica(X: Tensor, rank: int, *, seed: int, max_iter: int, tol: float) -> F
     sign = torch.where((sources.square() * sources).sum(-2) < 0, -1.0, 1.0).double().unsqueeze(-1)
     mixing = sign * turn * deviation.unsqueeze(-2) @ found.directions[..., :rank].mT
     order = torch.argsort(mixing.square().sum(-1), dim=-1, descending=True, stable=True)
-    directions = unit_rows(mixing.gather(-2, order.unsqueeze(-1).expand_as(mixing)))
-    return Fitted(directions.to(X.dtype), mean, [])
+    directions = mixing.gather(-2, order.unsqueeze(-1).expand_as(mixing))
+    return (directions / norms_of(directions)).to(X.dtype), mean, []
 
 
 def _independent(white: Tensor, *, seed: int, max_iter: int) -> Tensor:
@@ -207,16 +161,15 @@ def _independent(white: Tensor, *, seed: int, max_iter: int) -> Tensor:
     return turn
 
 
-def _fit_kmeans(X: Tensor, rank: int, *, seed: int, max_iter: int, tol: float) -> Fitted:
-    found = k_means(X, rank, seed=seed, max_iter=max_iter, tol=tol)
-    return Fitted(found.centroids, X.new_zeros(X.shape[0], X.shape[2]), found.history)
+def _fit_kmeans(X: Tensor, rank: int, **how: Any) -> Fitted:
+    found = factors.k_means(X, rank, **how)
+    return found.centroids, None, found.history
 
 
-def _fit_random(X: Tensor, rank: int, *, seed: int, max_iter: int, tol: float) -> Fitted:
+def _fit_random(X: Tensor, rank: int, *, seed: int, **_: Any) -> Fitted:
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(X.shape[-1], rank, generator=generator, dtype=torch.float64)
-    directions = torch.linalg.qr(drawn)[0].mT.to(X)
-    return Fitted(directions.expand(X.shape[0], -1, -1), X.new_zeros(X.shape[0], X.shape[2]), [])
+    return torch.linalg.qr(drawn)[0].mT.to(X).expand(X.shape[0], -1, -1), None, []
 
 
 _FITS: dict[str, Callable[..., Fitted]] = {

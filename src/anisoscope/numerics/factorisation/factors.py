@@ -1,18 +1,12 @@
-"""What a decomposition of rows is, and what it can be asked for.
+"""What a decomposition of rows is, what it can be asked for, and how codes are found: non-negative ones, and k-means.
 
-Notation: X n×d rows, m their centre (0 unless the method centres), Z n×k codes, D k×d directions, X ≈ Z D + m.
-
-Exact non-negative least squares, for many rows at once.
-
-Block principal pivoting (Kim and Park 2011, doi:10.1137/110821172): guess which codes are positive, solve for these
-alone, exchange all that violate the optimality conditions, fall back to one at a time where that would cycle. Rows
-with the same guess share one inverse. Everything in float64.
-Notation: D k×d directions, G = DDᵀ, b = Dx of a row, z ≥ 0 its code, y = Gz − b the gradient; at the optimum z ≥ 0,
-y ≥ 0, zᵀy = 0.
-
-k-means, many fits in one go.
-
-Notation: X n×d rows, C k×d centroids, O n×k one-hot memberships; inertia = ‖X − O C‖².
+Exact non-negative least squares, for many rows at once, is block principal pivoting (Kim and Park 2011,
+doi:10.1137/110821172): guess which codes are positive, solve for these alone, exchange all that violate the optimality
+conditions, fall back to one at a time where that would cycle. Rows with the same guess share one inverse. Everything in
+float64.
+Notation: X n×d rows, m their centre (0 unless the method centres), Z n×k codes, D k×d directions, X ≈ Z D + m; G = DDᵀ,
+b = Dx of a row, z ≥ 0 its code, y = Gz − b the gradient; at the optimum z ≥ 0, y ≥ 0, zᵀy = 0. For k-means D are the
+centroids and Z the one-hot memberships.
 """
 
 from __future__ import annotations
@@ -29,9 +23,17 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.numerics.linalg import orthonormal_basis
+from anisoscope.numerics.linalg import full_float32, norms_of, orthonormal_basis
 
 _BLOCK = 1 << 18  # elements of a residual at a time
+_INVERSES = {"cpu": 1 << 22, "cuda": 1 << 25}  # elements of the k×k inverses held at a time
+_WIDENED = 1 << 17  # elements of the rows in float64 at a time
+_RIDGE = 1e-11  # on unit directions, in the inverse alone: with a direction given twice there still is one
+_REFINED = 2
+_SLACK = 1e-10  # relative to the row: what counts as a violation
+_GUESSES = 30  # steps towards the first guess
+_FULL = 3  # full exchanges without improvement before only one is exchanged
+_ROUNDS = 50  # plus 5 per direction; what is left then is solved one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,21 +110,16 @@ def energy_shares(codes: Tensor, directions: Tensor) -> Tensor:
     return energies / energies.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
 
 
-def relative_error(rows: Tensor, codes: Tensor, directions: Tensor, *, total: float) -> float:
-    """‖X − Z D‖² / total."""
-    return float(squared_error(rows, codes, directions)) / total
-
-
 def squared_error(rows: Tensor, codes: Tensor, directions: Tensor) -> Tensor:
     """‖X − Z D‖² [...] in float64, from the residual itself: a difference of squares would lose its digits."""
-    return sum((_squares(surplus) for _, surplus in _surpluses(rows, codes, directions)), rows.new_zeros(()).double())
+    return sum((squares(surplus) for _, surplus in _surpluses(rows, codes, directions)), rows.new_zeros(()).double())
 
 
 def missed(rows: Tensor, codes: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
     """‖R‖² [...] and −ZᵀR [..., k, d] of R = X − Z D, in float64."""
     value = pulled = rows.new_zeros(()).double()
     for z, surplus in _surpluses(rows, codes, directions):
-        value, pulled = value + _squares(surplus), pulled + (z.mT @ surplus).double()
+        value, pulled = value + squares(surplus), pulled + (z.mT @ surplus).double()
     return value, pulled
 
 
@@ -135,25 +132,18 @@ def _surpluses(rows: Tensor, codes: Tensor, directions: Tensor) -> Iterator[tupl
         yield z, (z @ directions).sub_(rows[..., i : i + step, :])
 
 
-def _squares(surplus: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(surplus, dim=-1).double().square().sum(-1)
+def squares(X: Tensor) -> Tensor:
+    """‖X‖² of each matrix, in float64."""
+    return torch.linalg.vector_norm(X, dim=-1).double().square().sum(-1)
 
 
 @contextlib.contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
     """No gradients, no autocast and no TF32 inside, whatever the training loop around has chosen."""
-    chosen = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
     half = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
     full = torch.autocast(device.type, enabled=False) if half else contextlib.nullcontext()
-    try:
-        with torch.no_grad(), full:
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = chosen
-
-
-# input
+    with torch.no_grad(), full_float32(), full:
+        yield
 
 
 def as_rows(x: Any, *, width: int | None = None, layers: bool = False) -> Tensor:
@@ -192,20 +182,15 @@ def rows_to_fit(x: Any, rank: int, mask: Any = None, *, layers: bool = False) ->
     """
     rows = as_rows(x, layers=layers)
     if mask is not None:
-        rows = rows[..., as_mask(mask, rows.shape[-2]).to(rows.device), :]
+        n, chosen = rows.shape[-2], torch.as_tensor(mask)
+        if chosen.dtype != torch.bool or tuple(chosen.shape) != (n,):
+            seen = f"the mask has shape {tuple(chosen.shape)} and type {chosen.dtype}"
+            raise AnisoscopeError(f"{seen}; expected one bool for each of {n} rows.")
+        if not bool(chosen.any()):
+            raise AnisoscopeError(f"the mask leaves none of the {n} rows; expected at least one True.")
+        rows = rows[..., chosen.to(rows.device), :]
     check_fit(rows, rank)
     return rows.contiguous()
-
-
-def as_mask(mask: Any, n: int) -> Tensor:
-    chosen = torch.as_tensor(mask)
-    if chosen.dtype != torch.bool or tuple(chosen.shape) != (n,):
-        raise AnisoscopeError(
-            f"the mask has shape {tuple(chosen.shape)} and type {chosen.dtype}; expected one bool for each of {n} rows."
-        )
-    if not bool(chosen.any()):
-        raise AnisoscopeError(f"the mask leaves none of the {n} rows; expected at least one True.")
-    return chosen
 
 
 def check_fit(rows: Tensor, rank: int) -> None:
@@ -226,16 +211,6 @@ def check_fit(rows: Tensor, rank: int) -> None:
         raise AnisoscopeError(f"all {n} rows are zero, so they have no directions; give other rows.")
 
 
-_INVERSES = {"cpu": 1 << 22, "cuda": 1 << 25}  # elements of the k×k inverses held at a time
-_WIDENED = 1 << 17  # elements of the rows in float64 at a time
-_RIDGE = 1e-11  # on unit directions, in the inverse alone: with a direction given twice there still is one
-_REFINED = 2
-_SLACK = 1e-10  # relative to the row: what counts as a violation
-_GUESSES = 30  # steps towards the first guess
-_FULL = 3  # full exchanges without improvement before only one is exchanged
-_ROUNDS = 50  # plus 5 per direction; what is left then is solved one by one
-
-
 def nonnegative_codes(rows: Tensor, directions: Tensor, *, start: Tensor | None = None) -> Tensor:
     """argmin over z ≥ 0 of ‖x − zD‖² for each row of [..., n, d], in float64 [..., n, k].
 
@@ -245,20 +220,21 @@ def nonnegative_codes(rows: Tensor, directions: Tensor, *, start: Tensor | None 
     [[3.0, 0.0]]
     """
     wide = directions.double()
-    norms = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    norms = torch.where(norms > 0, norms, 1.0)
+    norms = norms_of(wide)
     unit = wide / norms
     gram = unit @ unit.mT
     target = wide_products(rows, unit)
-    passive = (_guess(gram, target, rows.dtype) if start is None else start) > 0
-    k = gram.shape[-1]
-    codes = _all_codes(gram.reshape(-1, k, k), target.reshape(-1, *target.shape[-2:]), passive.reshape(-1, k))
+    if start is None:  # a few steps from the unconstrained codes, cut at 0
+        ridge = _RIDGE * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        free = torch.cholesky_solve(target.mT, torch.linalg.cholesky_ex(gram + ridge)[0]).mT.clamp_min(0.0)
+        start, _ = descent(gram, target.to(rows.dtype), free.to(rows.dtype), steps=_GUESSES)
+    n, k = target.shape[-2:]
+    passive, flat, grams = (start > 0).reshape(-1, k), target.reshape(-1, k), gram.reshape(-1, k, k)
+    owner = torch.arange(len(grams), device=gram.device).repeat_interleave(n)
+    step = max(256, _INVERSES.get(gram.device.type, 1 << 22) // (k * k))  # rows at a time, as memory allows
+    mine = [slice(i, i + step) for i in range(0, len(flat), step)]
+    codes = torch.cat([_pivot(grams, owner[some], flat[some], passive[some]) for some in mine])
     return codes.reshape(target.shape) / norms.mT
-
-
-def descend(gram: Tensor, target: Tensor, start: Tensor, *, steps: int) -> Tensor:
-    """Codes [..., n, k] ≥ 0 nearer to the least squares ones than `start`, by `descent`."""
-    return descent(gram, target, start, steps=steps)[0]
 
 
 def descent(gram: Tensor, target: Tensor, start: Tensor, *, steps: int) -> tuple[Tensor, Tensor]:
@@ -307,25 +283,6 @@ def wide_products(rows: Tensor, unit: Tensor) -> Tensor:
     return torch.cat([rows[..., i : i + step, :].double() @ unit.mT for i in range(0, n, step)], -2)
 
 
-def _guess(gram: Tensor, target: Tensor, dtype: torch.dtype) -> Tensor:
-    """Codes near the solution: a few steps from the unconstrained ones, cut at 0."""
-    ridge = _RIDGE * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    free = torch.cholesky_solve(target.mT, torch.linalg.cholesky_ex(gram + ridge)[0]).mT.clamp_min(0.0)
-    return descend(gram, target.to(dtype), free.to(dtype), steps=_GUESSES)
-
-
-def _all_codes(gram: Tensor, target: Tensor, passive: Tensor) -> Tensor:
-    """Codes of [items, n, k], as many rows at a time as memory allows, flat."""
-    items, n, k = target.shape
-    owner = torch.arange(items, device=gram.device).repeat_interleave(n)
-    flat = target.reshape(-1, k)
-    step = max(256, _INVERSES.get(gram.device.type, 1 << 22) // (k * k))
-    parts = [
-        _pivot(gram, owner[i : i + step], flat[i : i + step], passive[i : i + step]) for i in range(0, len(flat), step)
-    ]
-    return torch.cat(parts)
-
-
 def _pivot(gram: Tensor, owner: Tensor, target: Tensor, passive: Tensor) -> Tensor:
     """Block principal pivoting of some rows; `owner` says which Gram matrix is theirs."""
     k = gram.shape[-1]
@@ -340,7 +297,8 @@ def _pivot(gram: Tensor, owner: Tensor, target: Tensor, passive: Tensor) -> Tens
         count = wrong.sum(1)
         codes[left] = torch.where(passive, z.clamp_min(0.0), 0.0)
         improved = count < fewest
-        change = torch.where((improved | (patience > 0)).unsqueeze(1), wrong, _last(wrong))
+        last = wrong & (wrong.flip(1).cumsum(1).flip(1) == 1)  # only the last True of each row
+        change = torch.where((improved | (patience > 0)).unsqueeze(1), wrong, last)
         patience = torch.where(improved, _FULL, patience - 1)
         fewest = torch.minimum(fewest, count)
         going = (count > 0).nonzero().squeeze(1)
@@ -350,12 +308,6 @@ def _pivot(gram: Tensor, owner: Tensor, target: Tensor, passive: Tensor) -> Tens
         left, owner, target, patience, fewest = (v[going] for v in (left, owner, target, patience, fewest))
     codes[left] = _one_by_one(gram, owner, target)
     return codes
-
-
-def _last(wrong: Tensor) -> Tensor:
-    """Only the last True of each row."""
-    after = wrong.flip(1).cumsum(1).flip(1)
-    return wrong & (after == 1)
 
 
 def _solve(gram: Tensor, owner: Tensor, target: Tensor, passive: Tensor) -> tuple[Tensor, Tensor]:
@@ -434,8 +386,10 @@ def k_means(X: Tensor, rank: int, *, seed: int, max_iter: int = 100, tol: float 
     history: list[Tensor] = []
     done = torch.zeros(X.shape[:-2], dtype=torch.bool, device=X.device)
     for _ in range(max_iter):
-        moved = _means(rows, assigned, centroids)
-        centroids = torch.where(done[..., None, None], centroids, moved)
+        members = assigned.to(rows.dtype)
+        count = members.sum(-2).unsqueeze(-1)
+        moved = (count > 0) & ~done[..., None, None]
+        centroids = torch.where(moved, members.mT @ rows / count.clamp_min(1.0), centroids)
         assigned = nearest_centroid(rows, centroids)
         history.append(squared_error(rows, assigned.to(rows.dtype), centroids))
         if len(history) > 1:
@@ -443,13 +397,6 @@ def k_means(X: Tensor, rank: int, *, seed: int, max_iter: int = 100, tol: float 
         if bool(done.all()):
             break
     return KMeansFit(centroids + shift, assigned, history)
-
-
-def _means(rows: Tensor, assigned: Tensor, centroids: Tensor) -> Tensor:
-    """The mean of each cluster's rows."""
-    members = assigned.to(rows.dtype)
-    count = members.sum(-2).unsqueeze(-1)
-    return torch.where(count > 0, members.mT @ rows / count.clamp_min(1.0), centroids)
 
 
 def _spread(rows: Tensor, rank: int, *, seed: int) -> Tensor:

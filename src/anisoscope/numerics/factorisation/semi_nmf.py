@@ -1,19 +1,17 @@
 """Semi-non-negative matrix factorisation: X ≈ Z D with Z ≥ 0 (Ding, Li and Jordan 2010, doi:10.1109/TPAMI.2008.277).
 
 In turn: the directions by least squares, and the codes by accelerated projected gradient on the r×r Gram matrix, no row
-ever getting worse. The objective never increases. The start decides nearly everything (see `cones`): from
-there a handful of steps suffice, where the multiplicative updates of the paper need thousands.
+ever getting worse. The objective never increases. The start decides nearly everything: from there a handful of steps
+suffice, where the multiplicative updates of the paper need thousands.
 Notation: X n×d rows, Z n×r codes, D r×d directions, R = X − Z D, all with leading dimensions: many fits in one go.
 
-Where semi-NMF starts: cones that hold the rows.
-
-X ≈ Z D with Z ≥ 0 says that the rows lie near the cone of r directions. How well the best such cone can do depends
-on one thing only: the columns of Z span a space S of n-vectors, the error is that of projecting X on S, and S has a
-non-negative basis as soon as it holds *one* positive vector w (any basis, shifted along w, is non-negative; Gillis
-and Kumar 2015, arXiv:1410.7220). So the best error is that of one non-negative vector beside a free space of r − 1:
-at or below the SVD of rank r − 1, and that of rank r where the rows lie in a half-space. On centred rows
-w = max(0, Xy) for the best y. Both are found here from the leading scores alone, so that the iteration proper starts
-near its end.
+It starts from cones that hold the rows. X ≈ Z D with Z ≥ 0 says that the rows lie near the cone of r directions. How
+well the best such cone can do depends on one thing only: the columns of Z span a space S of n-vectors, the error is
+that of projecting X on S, and S has a non-negative basis as soon as it holds *one* positive vector w (any basis,
+shifted along w, is non-negative; Gillis and Kumar 2015, arXiv:1410.7220). So the best error is that of one non-negative
+vector beside a free space of r − 1: at or below the SVD of rank r − 1, and that of rank r where the rows lie in a
+half-space. On centred rows w = max(0, Xy) for the best y. Both are found here from the leading scores alone, so that
+the iteration proper starts near its end.
 
 - the *wide* cone: w by fixed-point iteration, then the shift along w that makes the scores non-negative. In which
   basis? In that of a regular simplex in the whitened scores, turned until its corners point along their heavy tails.
@@ -29,31 +27,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.numerics.factorisation.factors import (
-    Factors,
-    descend,
-    descent,
-    energy_shares,
-    exact_products,
-    missed,
-    nonnegative_codes,
-    rows_to_fit,
-    squared_error,
-)
-from anisoscope.numerics.linalg import Leading, leading
+from anisoscope.numerics.factorisation import factors
+from anisoscope.numerics.factorisation.factors import Factors, descent, squares
+from anisoscope.numerics.linalg import Leading, leading, norms_of
 
-Init = Literal["svd", "random", "kmeans"] | Factors | Tensor
 INITS = ("svd", "random", "kmeans")
 MAX_ITER = 200
 TOL_NEAR, TOL_FAR = 1e-3, 1e-5  # of the error: what an iteration must gain, from a good start and from a plain one
 _INNER = 20  # steps on the codes for each of the directions
 _CARRY, _FASTER, _MOST_CARRY = 0.5, 1.05, 0.98  # how far codes are carried on, its growth while that helps, its bound
+_W_STEPS = 12
+_TURNS = 12
+_SHIFTS = (1.0, 1.5, 2.5, 4.0, 6.5, 10.0, 16.0)  # of the scores along w, in units of its root mean square
+_WORSE = 0.05  # of what w gains over the SVD of rank r − 1: what a smaller shift may cost
+_FITS = 0.1  # of the energy of the r-th singular vector: what the tight cone may miss
+_CLEAR = 5.0  # deviations of the noise above which a row may be a corner
+_STEPS = 100  # of projected gradient for the codes of the tight cone
+_POINTED = 0.99  # of the energy in one half-space, below which no tight cone is looked for
 
 
 def semi_nmf(
@@ -77,8 +73,7 @@ def semi_nmf(
     count (of each layer the same); the codes are those of these rows.
 
     On centred rows the error is nearly the only thing that is determined: the codes of all concepts share a common
-    part, the non-negative vector that the factorisation cannot do without (see `cones`, and `metrics.concepts` for
-    codes without it).
+    part, the non-negative vector w that the factorisation cannot do without (`tangent.concepts` has codes without it).
 
     >>> fit = semi_nmf(torch.eye(3)[[0, 1, 2, 0, 1, 2]], 3)
     >>> round(fit.error, 6), fit.directions.shape, fit.codes.shape
@@ -86,9 +81,11 @@ def semi_nmf(
     >>> [fit.codes.shape for fit in semi_nmf(torch.eye(4).expand(2, 4, 4), 2)]
     [torch.Size([4, 2]), torch.Size([4, 2])]
     """
-    rows = rows_to_fit(X, rank, mask, layers=True)
-    scale = _scale(rows)
-    with exact_products(rows.device):
+    rows = factors.rows_to_fit(X, rank, mask, layers=True)
+    top = float(rows.abs().max())
+    # a power of two, which changes no digit, to divide rows by whose squares would leave the range of their type
+    scale = 1.0 if 1e-12 < top < 1e12 else 2.0 ** math.frexp(top)[1]
+    with factors.exact_products(rows.device):
         start, guess = start_directions(rows, rank, init), _guessed(rows, rank, init)
         flat = rows if rows.ndim == 3 else rows.unsqueeze(0)
         if scale != 1.0:
@@ -99,12 +96,6 @@ def semi_nmf(
         fits = _finish(flat, state, seed=seed)
         fits = fits if scale == 1.0 else [replace(fit, codes=fit.codes * scale) for fit in fits]
     return fits if rows.ndim == 3 else fits[0]
-
-
-def _scale(rows: Tensor) -> float:
-    """A power of two, which changes no digit, to divide rows by whose squares would leave the range of their type."""
-    top = float(rows.abs().max())
-    return 1.0 if 1e-12 < top < 1e12 else 2.0 ** math.frexp(top)[1]
 
 
 def _guessed(rows: Tensor, rank: int, init: Any) -> Tensor | None:
@@ -118,9 +109,9 @@ def _guessed(rows: Tensor, rank: int, init: Any) -> Tensor | None:
 
 def _finish(rows: Tensor, state: State, *, seed: int) -> list[Factors]:
     """Exact codes, and the error from the residual itself, of each of [b, n, d]."""
-    codes = nonnegative_codes(rows, state.directions, start=state.codes).to(rows.dtype)
+    codes = factors.nonnegative_codes(rows, state.directions, start=state.codes).to(rows.dtype)
     total = squares(rows)
-    errors = (squared_error(rows, codes, state.directions) / total).tolist()
+    errors = (factors.squared_error(rows, codes, state.directions) / total).tolist()
     running = (torch.stack(state.history) / total).T.tolist()
     centre = rows.new_zeros(rows.shape[-1])
     fits = []
@@ -136,15 +127,6 @@ def _own(past: list[float]) -> list[float]:
     while len(past) > 1 and past[-1] == past[-2]:
         past = past[:-1]
     return past
-
-
-def unit_rows(directions: Tensor) -> Tensor:
-    return directions / _norms(directions)
-
-
-def _norms(directions: Tensor) -> Tensor:
-    norms = torch.linalg.vector_norm(directions, dim=-1, keepdim=True)
-    return torch.where(norms > 0, norms, 1.0)
 
 
 def start_directions(rows: Tensor, rank: int, init: Any) -> str | Tensor:
@@ -192,12 +174,20 @@ def fit(
     given directions: a few steps from there stand for the exact codes.
     """
     codes, passes = _first_codes(X, rank, seed=seed, init=init, guess=guess)
-    state = _started(X, codes, passes)
+    directions = least_squares(codes, codes.mT @ X).to(X.dtype)
+    norms = norms_of(directions)
+    codes, directions = codes * norms.mT, directions / norms
+    value = factors.squared_error(X, codes, directions)
+    state = State(codes, directions, value, [value], passes)
     if isinstance(init, str) and init != "svd":
         _go_far(X, state, max_iter=max_iter, tol=TOL_FAR if tol is None else tol)
     else:
         _go_near(X, state, max_iter=max_iter, tol=TOL_NEAR if tol is None else tol)
-    return _ordered(state, sort=isinstance(init, str))
+    if isinstance(init, str):
+        order = torch.argsort(factors.energy_shares(state.codes, state.directions), descending=True, stable=True)
+        state.codes = state.codes.gather(-1, order.unsqueeze(-2).expand_as(state.codes))
+        state.directions = state.directions.gather(-2, order.unsqueeze(-1).expand_as(state.directions))
+    return state
 
 
 def _go_near(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
@@ -210,8 +200,7 @@ def _go_near(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
     done = state.value <= floor
     for _ in range(max_iter):
         going = ~done
-        wide = state.directions.double()
-        codes, gain = descent(wide @ wide.mT, X @ state.directions.mT, state.codes, steps=_INNER)
+        codes, gain = _coded(X, state.directions, state.codes)
         state.codes = torch.where(going[:, None, None], codes, state.codes)  # no row is worse
         done = done | (2.0 * gain <= tol * state.value)
         if bool(done.all()):
@@ -222,14 +211,20 @@ def _go_near(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
         done = done | ~better | (before - state.value <= tol * before) | (state.value <= floor)
 
 
+def _coded(X: Tensor, directions: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """A few steps from some codes towards the best for the directions, and by how much ‖R‖² fell."""
+    wide = directions.double()
+    return descent(wide @ wide.mT, X @ directions.mT, start, steps=_INNER)
+
+
 def _turn(X: Tensor, state: State, going: Tensor) -> Tensor:
     """The best directions for the codes, in those fits that are going on; whether that lowered the error."""
-    value, pulled = missed(X, state.codes, state.directions)
+    value, pulled = factors.missed(X, state.codes, state.directions)
     change = least_squares(state.codes, pulled)  # from the residual, which loses no digits
     value = value - (change * pulled).sum((-2, -1))
     better = going & (value < state.value)
     directions = (state.directions.double() - change).to(X.dtype)
-    norms = _norms(directions)
+    norms = norms_of(directions)
     take = better[:, None, None]
     state.codes = torch.where(take, state.codes * norms.mT, state.codes)
     state.directions = torch.where(take, directions / norms, state.directions)
@@ -252,9 +247,7 @@ def _go_far(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
             break
         before, codes = state.value, state.codes
         ahead = torch.lerp(last, codes, 1.0 + carry.to(codes.dtype)[:, None, None]).clamp_(min=0.0)
-        tried = State(ahead, state.directions, state.value, [], [])
-        wide = state.directions.double()
-        tried.codes = descend(wide @ wide.mT, X @ state.directions.mT, tried.codes, steps=_INNER)
+        tried = State(_coded(X, state.directions, ahead)[0], state.directions, state.value, [], [])
         better = _turn(X, tried, ~done)
         small = (before - tried.value <= tol * before) | (tried.value <= floor)
         done = done | torch.where(better, small, carry == 0)
@@ -271,62 +264,24 @@ def _rounding(X: Tensor) -> Tensor:
     return 4.0 * torch.finfo(X.dtype).eps ** 2 * squares(X)
 
 
-def _ordered(state: State, *, sort: bool) -> State:
-    codes, directions = state.codes, state.directions
-    if sort:
-        order = torch.argsort(energy_shares(codes, directions), dim=-1, descending=True, stable=True)
-        codes = codes.gather(-1, order.unsqueeze(-2).expand_as(codes))
-        directions = directions.gather(-2, order.unsqueeze(-1).expand_as(directions))
-    return replace(state, codes=codes, directions=directions)
-
-
 def _first_codes(
     X: Tensor, rank: int, *, seed: int, init: str | Tensor, guess: Tensor | None
 ) -> tuple[Tensor, list[int]]:
     """Codes to start from, and the passes over the rows that they took in each fit."""
     none = [0] * len(X)
     if isinstance(init, Tensor) and guess is not None:
-        wide = init.double()
-        return descend(wide @ wide.mT, X @ init.mT, guess, steps=_INNER), none
+        return _coded(X, init, guess)[0], none
     if isinstance(init, Tensor):
-        return nonnegative_codes(X, init).to(X.dtype), none
+        return factors.nonnegative_codes(X, init).to(X.dtype), none
     if init == "svd":
         codes, passes = start_codes(X, rank, seed=seed)
         return codes, [passes] * len(X)
     generator = torch.Generator().manual_seed(seed)
     if init == "random":
         return torch.rand(X.shape[-2], rank, generator=generator).to(X).expand(*X.shape[:-1], rank), none
-    from anisoscope.numerics.factorisation.factors import k_means
-
-    found = k_means(X, rank, seed=seed, max_iter=20)
+    found = factors.k_means(X, rank, seed=seed, max_iter=20)
     steps = [len(_own(past)) for past in torch.stack(found.history, -1).tolist()]
     return found.assigned.to(X.dtype) + 0.2, steps  # as Ding et al. start
-
-
-def _started(X: Tensor, codes: Tensor, passes: list[int]) -> State:
-    directions = least_squares(codes, codes.mT @ X).to(X.dtype)
-    norms = _norms(directions)
-    codes, directions = codes * norms.mT, directions / norms
-    value = squared_error(X, codes, directions)
-    return State(codes, directions, value, [value], passes)
-
-
-_W_STEPS = 12
-_TURNS = 12
-_SHIFTS = (
-    1.0,
-    1.5,
-    2.5,
-    4.0,
-    6.5,
-    10.0,
-    16.0,
-)  # how far along w the scores are shifted, in units of its root mean square
-_WORSE = 0.05  # of what w gains over the SVD of rank r − 1: what a smaller shift may cost
-_FITS = 0.1  # of the energy of the r-th singular vector: what the tight cone may miss
-_CLEAR = 5.0  # deviations of the noise above which a row may be a corner
-_STEPS = 100  # of projected gradient for the codes of the tight cone
-_POINTED = 0.99  # of the energy in one half-space, below which no tight cone is looked for
 
 
 def start_codes(X: Tensor, rank: int, *, seed: int) -> tuple[Tensor, int]:
@@ -342,31 +297,19 @@ def start_codes(X: Tensor, rank: int, *, seed: int) -> tuple[Tensor, int]:
     scale = found.energies.sum(-1).rsqrt() * X.shape[-2] ** 0.5
     scores = found.scores * scale.to(X.dtype)[..., None, None]
     unit = Leading(found.directions, scores, found.energies * scale.square().unsqueeze(-1))
-    wide = _wide(unit, rank, seed=seed)
+    w, free, error = positive_vector(unit, rank)
+    signed = unit.scores @ free.to(w.dtype)
+    signed = signed - w.unsqueeze(-1) * (signed.sum(-2, keepdim=True) / w.sum(-1)[..., None, None])
+    wide = _shifted(unit, _corners(signed, rank, seed=seed), w, error, rank)
     height, inside, steepness = _half_space(unit, rank)
     if not bool((inside > _POINTED).any()):
         return wide, found.passes
-    noise = _noise(X, found, rank) * scale.square()
+    n, d = X.shape[-2:]  # noise: the mean square of a row in each direction beyond the r leading ones
+    left = (squares(X) - found.energies[..., :rank].sum(-1)).clamp_min(0.0)
+    noise = left / (n * max(1, d - rank)) * scale.square()
     tight, missed = _tight(unit, rank, height=height, steepness=steepness, noise=noise)
     chosen = (inside > _POINTED) & (missed <= _FITS)
     return torch.where(chosen[..., None, None], tight, wide), found.passes
-
-
-def _noise(X: Tensor, found: Leading, rank: int) -> Tensor:
-    """The mean square of a row in each direction beyond the r leading ones."""
-    n, d = X.shape[-2:]
-    return (squares(X) - found.energies[..., :rank].sum(-1)).clamp_min(0.0) / (n * max(1, d - rank))
-
-
-# the wide cone
-
-
-def _wide(found: Leading, rank: int, *, seed: int) -> Tensor:
-    w, free, error = positive_vector(found, rank)
-    signed = found.scores @ free.to(w.dtype)
-    signed = signed - w.unsqueeze(-1) * (signed.sum(-2, keepdim=True) / w.sum(-1)[..., None, None])
-    corners = _corners(signed, rank, seed=seed)
-    return _shifted(found, corners, w, error, rank)
 
 
 def positive_vector(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -377,18 +320,17 @@ def positive_vector(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     T, theta = found.scores, found.energies
     w = _first_w(T, theta, rank)
-    best = free = error = None
+    best, free, error = w, theta.new_zeros(()), torch.full_like(theta[..., 0], torch.inf)
     for _ in range(_W_STEPS):
         pulled = (T.mT @ w.unsqueeze(-1)).squeeze(-1).double()
         value, directions = _beside(theta, pulled, rank)
-        better = torch.ones_like(value, dtype=torch.bool) if error is None else value < error
-        best = w if best is None else torch.where(better.unsqueeze(-1), w, best)
-        free = directions if free is None else torch.where(better[..., None, None], directions, free)
-        error = value if error is None else torch.where(better, value, error)
+        better = value < error
+        best = torch.where(better.unsqueeze(-1), w, best)
+        free = torch.where(better[..., None, None], directions, free)
+        error = torch.where(better, value, error)
         outside = pulled - (directions @ (directions.mT @ pulled.unsqueeze(-1))).squeeze(-1)
         moved = _unit((T @ outside.to(T.dtype).unsqueeze(-1)).squeeze(-1).clamp_min(0.0))
         w = torch.where(moved.any(-1, keepdim=True), moved, w)
-    assert best is not None and free is not None and error is not None
     return best * T.shape[-2] ** 0.5, free, error
 
 
@@ -426,15 +368,10 @@ def _corners(signed: Tensor, rank: int, *, seed: int) -> Tensor:
     alive = values > 1e-9 * values[..., -1:]
     whiten = vectors * torch.where(alive, values.clamp_min(torch.finfo(values.dtype).tiny).rsqrt(), 0.0).unsqueeze(-2)
     W = signed @ whiten.to(signed.dtype)
-    simplex = _simplex(rank).to(signed)
+    # r unit vectors in r − 1 dimensions, all at the same angle
+    simplex = torch.linalg.eigh(torch.eye(rank, dtype=torch.float64) - 1.0 / rank)[1][:, 1:]
+    simplex = (simplex / torch.linalg.vector_norm(simplex, dim=1, keepdim=True)).to(signed)
     return W @ _turned(W, simplex, seed=seed) @ simplex.mT * ((rank - 1) / rank)
-
-
-def _simplex(rank: int) -> Tensor:
-    """r unit vectors in r − 1 dimensions, all at the same angle."""
-    centred = torch.eye(rank, dtype=torch.float64) - 1.0 / rank
-    corners = torch.linalg.eigh(centred)[1][:, 1:]
-    return corners / torch.linalg.vector_norm(corners, dim=1, keepdim=True)
 
 
 def _turned(W: Tensor, simplex: Tensor, *, seed: int) -> Tensor:
@@ -462,19 +399,10 @@ def _shifted(found: Leading, corners: Tensor, w: Tensor, error: Tensor, rank: in
     for shift in _SHIFTS:
         codes = corners + torch.maximum(shift * w, needed).unsqueeze(-1)
         chosen = torch.where(settled[..., None, None], chosen, codes)
-        settled = settled | (theta.sum(-1) - _explained(codes, T) <= allowed)
+        pulled = (codes.mT @ T).double()
+        explained = (least_squares(codes, pulled) * pulled).sum((-2, -1))  # the energy of T in the span of the codes
+        settled = settled | (theta.sum(-1) - explained <= allowed)
     return chosen.clamp_min(0.0)
-
-
-def _explained(codes: Tensor, T: Tensor) -> Tensor:
-    """The energy of T in the span of the codes."""
-    pulled = (codes.mT @ T).double()
-    return (least_squares(codes, pulled) * pulled).sum((-2, -1))
-
-
-def squares(X: Tensor) -> Tensor:
-    """‖X‖² of each matrix, in float64."""
-    return torch.linalg.vector_norm(X, dim=-1).double().square().sum(-1)
 
 
 def least_squares(codes: Tensor, pulled: Tensor) -> Tensor:
@@ -485,9 +413,6 @@ def least_squares(codes: Tensor, pulled: Tensor) -> Tensor:
     gram = (wide.mT @ wide) / norms / norms.mT
     gram.diagonal(dim1=-2, dim2=-1).add_(1e-11)
     return torch.cholesky_solve(pulled.double() / norms, torch.linalg.cholesky_ex(gram)[0]) / norms
-
-
-# the tight cone
 
 
 def _half_space(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -509,7 +434,8 @@ def _tight(found: Leading, rank: int, *, height: Tensor, steepness: Tensor, nois
     spread = rank + seen.square().sum(-1) * steepness.unsqueeze(-1).square()
     blur = (torch.where(high, noise.unsqueeze(-1) / height.square() * spread, 0.0)).to(lead.dtype)
     rays = _unit(_extreme(lead, seen, blur, high))
-    codes = descend(rays.double() @ rays.double().mT, lead @ rays.mT, torch.zeros_like(lead), steps=_STEPS)
+    wide = rays.double()
+    codes, _ = descent(wide @ wide.mT, lead @ rays.mT, torch.zeros_like(lead), steps=_STEPS)
     missed = squares(lead - codes @ least_squares(codes, codes.mT @ lead).to(lead.dtype))
     return codes, missed / found.energies[..., rank - 1].clamp_min(torch.finfo(torch.float64).tiny)
 

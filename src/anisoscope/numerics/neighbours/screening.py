@@ -10,22 +10,21 @@ them stands what products below the range of float32 may lose, which counts wher
 from __future__ import annotations
 
 import math
-import threading
-import time
-from collections.abc import Iterator
+import timeit
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from anisoscope.numerics.host import each_on_host, one_thread
+from anisoscope.numerics.host import each_on_host, one_thread, room
 
 GROUP = 16  # keys of which only the largest is compared at first
 _SIDE = 1024  # rows of a square block of keys; a few such blocks stay in the host's last cache
 _DEVICE_SIDE = 8192
 _SPARE = 3  # times the wanted number: places of each row's list, sorted out when they are full
-_WIDENED = {"cpu": 1 << 17}  # elements in float64 at a time
+_WIDENED = 1 << 17  # elements in float64 at a time
 _DEVICE_WIDENED = 1 << 26
 _SEEN = 1024  # rows of which the centre is taken
 _STRIP = 16384  # rows handed on at a time
@@ -74,10 +73,9 @@ class Candidates:
         return proved | self.reach.isposinf()
 
 
-def blocks(x: Tensor, *, elements: int | None = None) -> Iterator[slice]:
+def blocks(x: Tensor) -> Iterator[slice]:
     """Slices of rows whose float64 copies are small enough to stay near the processor."""
-    most = elements or _WIDENED.get(x.device.type, _DEVICE_WIDENED)
-    step = max(1, most // max(1, x.shape[1]))
+    step = max(1, (_WIDENED if x.device.type == "cpu" else _DEVICE_WIDENED) // max(1, x.shape[1]))
     for start in range(0, len(x), step):
         yield slice(start, min(start + step, len(x)))
 
@@ -87,16 +85,11 @@ def centre(x: Tensor) -> Tensor:
     return x[:: -(-len(x) // _SEEN)].double().median(0).values
 
 
-def _scale(x: Tensor) -> float:
-    """A power of two that brings the largest number to about 1, which changes no digit."""
-    top = torch.stack([torch.stack(x[mine].aminmax()).abs().amax() for mine in blocks(x)]).amax()
-    return 2.0 ** -math.frexp(float(top))[1]
-
-
 def rounded(x: Tensor, precision: str, *, pad: int, width: int = 1, fused: bool = False) -> Rounded:
     """Rows about their centre in low precision, their number padded to a multiple of `pad`, their width of `width`."""
     n, d = x.shape
-    shift, scale = centre(x), _scale(x)
+    top = torch.stack([torch.stack(x[mine].aminmax()).abs().amax() for mine in blocks(x)]).amax()
+    shift, scale = centre(x), 2.0 ** -math.frexp(float(top))[1]  # the largest number comes to about 1, no digit changes
     tall, wide = -(-n // pad) * pad, -(-d // width) * width
     rows = torch.zeros(tall, wide, dtype=DTYPES[precision], device=x.device)
     norm = torch.empty(n, dtype=torch.float64, device=x.device)
@@ -104,18 +97,16 @@ def rounded(x: Tensor, precision: str, *, pad: int, width: int = 1, fused: bool 
     for mine in blocks(x):
         centred = x[mine].to(torch.float64, copy=True).sub_(shift).mul_(scale)
         norm[mine] = mine_norm = torch.linalg.vector_norm(centred, dim=1)
-        rows[mine, :d] = centred if precision != "tfloat32" else _ten_bits(centred.float())
+        if precision == "tfloat32":  # float32 rounded to the ten bits that TF32 products read
+            rows[mine, :d] = ((centred.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+        else:
+            rows[mine, :d] = centred
         gap = torch.linalg.vector_norm(centred.sub_(rows[mine, :d]), dim=1)
         lost = torch.maximum(lost, (gap / mine_norm.clamp_min(torch.finfo(torch.float64).tiny)).max())
     half = torch.full((tall,), torch.inf, dtype=torch.float32, device=x.device)
     half[:n] = norm.square() / 2
     out = _BFLOAT if rows.dtype == torch.bfloat16 and not fused else 0.0  # the kernel keeps its results in float32
     return Rounded(rows, half, norm, _gamma(float(lost), wide, x.device.type), out, (wide + 8) * 2.0**-124, scale)
-
-
-def _ten_bits(x: Tensor) -> Tensor:
-    """float32 rounded to the ten bits that TF32 products read."""
-    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 def _gamma(eps: float, wide: int, device: str) -> float:
@@ -132,12 +123,8 @@ def quick_precision() -> str:
     with one_thread():
         for precision in ("float32", "bfloat16"):
             y = torch.ones(512, 512, dtype=DTYPES[precision])
-            times = []
-            for _ in range(8):
-                start = time.perf_counter()
-                y @ y.T
-                times.append(time.perf_counter() - start)
-            seconds[precision] = min(times)  # a busy machine makes some of them longer, none shorter
+            # a busy machine makes some of them longer, none shorter
+            seconds[precision] = min(timeit.repeat(lambda y=y: y @ y.T, number=1, repeat=8))
     return "bfloat16" if seconds["bfloat16"] < 0.75 * seconds["float32"] else "float32"
 
 
@@ -202,19 +189,6 @@ class _Best:
         self.bar[mine] = best.amin(1)
 
 
-class _Memory(threading.local):
-    """Blocks that each thread uses again: fresh pages cost the host as much as what is written to them."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[str, Tensor] = {}
-
-    def block(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
-        many = shape[0] * shape[1]
-        if name not in self.blocks or self.blocks[name].numel() < many:
-            self.blocks[name] = torch.empty(many, dtype=like.dtype, device=like.device)
-        return self.blocks[name][:many].view(shape)
-
-
 class _Screening:
     """Products of blocks of rows; each serves its rows and its columns."""
 
@@ -222,7 +196,6 @@ class _Screening:
         self.low, self.side = low, side
         self.number = torch.arange(len(low.rows), device=low.rows.device)
         self.best = _Best(len(low.rows), wanted, low.rows.device)
-        self.memory = _Memory()
 
     def alone(self, start: int) -> None:
         """A block with itself: it sets a bar for all that follow."""
@@ -234,7 +207,7 @@ class _Screening:
     def together(self, pair: tuple[int, int]) -> None:
         one, two = (slice(start, start + self.side) for start in pair)
         product, half = self._product(one, two), self.low.half
-        keys = self.memory.block("keys", (product.shape[0], product.shape[1]), product)
+        keys = _memory("keys", product.shape, product)
         self.best.take(one, _Block(torch.sub(product, half[two], out=keys), self.number[two]))
         self.best.take(two, _Block(product.sub_(half[one].unsqueeze(1)), self.number[one], turned=True))
 
@@ -242,10 +215,15 @@ class _Screening:
         """The products of two blocks of rows in float32."""
         first, second = self.low.rows[one], self.low.rows[two]
         shape = (len(first), len(second))
-        product = torch.mm(first, second.T, out=self.memory.block("product", shape, first))
-        return (
-            product if first.dtype == torch.float32 else self.memory.block("float", shape, self.low.half).copy_(product)
-        )
+        product = torch.mm(first, second.T, out=_memory("low", shape, first))
+        return product if first.dtype == torch.float32 else _memory("float", shape, self.low.half).copy_(product)
+
+
+def _memory(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+    """A block that each thread of the host uses again: fresh pages cost as much as what is written to them."""
+    if like.device.type == "cpu":
+        return room(f"screening {name}", shape, like.dtype)
+    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
 
 
 def _rounds(items: list[int]) -> Iterator[list[tuple[int, int]]]:

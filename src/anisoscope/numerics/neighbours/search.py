@@ -30,14 +30,26 @@ _EQUAL = 1e-9  # what squared distances may differ by, relatively: rows of a lat
 _GAMMA = 0.002  # γ of bfloat16, about, and half of its rounding unit
 
 
-@dataclass(frozen=True)
+@dataclass
 class Search:
     """Distances (n×k, float64, ascending) and indices of the k nearest other rows."""
 
     distance: Tensor
     index: Tensor
-    redone: float  # share of the rows for which the candidates did not suffice
+    sure: Tensor  # of which rows the candidates are proved to hold the nearest of all; the others were searched again
     precision: str  # of the products that found the candidates
+
+    @classmethod
+    def among(cls, x: Tensor, candidates: Iterator[Candidates], precision: str, *, k: int) -> Search:
+        """The nearest of what was looked at."""
+        parts = [_settled(x, found, k=k) for found in candidates]
+        distance, index, sure = (torch.cat(part) for part in zip(*parts, strict=True))
+        return cls(distance, index, sure, precision)
+
+    @property
+    def redone(self) -> float:
+        """The share of the rows for which the candidates did not suffice."""
+        return int((~self.sure).sum()) / len(self.sure)
 
 
 def first_equal(x: Tensor) -> Tensor:
@@ -46,7 +58,11 @@ def first_equal(x: Tensor) -> Tensor:
     >>> first_equal(torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0]])).tolist()
     [0, 0, 2]
     """
-    candidates = _equal_candidates(x)
+    weights = torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device=x.device).sqrt()
+    # a row sum in a fixed order per row: equal rows get equal projections, whatever the batch, and seldom others
+    projection = torch.cat([(x[mine] * weights).sum(1) for mine in blocks(x)])
+    _, inverse, counts = torch.unique(projection, return_inverse=True, return_counts=True)
+    candidates = (counts[inverse] > 1).nonzero().squeeze(1)
     found = torch.arange(len(x), device=x.device)
     if len(candidates):
         _, inverse = torch.unique(x[candidates], dim=0, return_inverse=True)
@@ -54,15 +70,6 @@ def first_equal(x: Tensor) -> Tensor:
         first.scatter_reduce_(0, inverse, candidates, reduce="amin")
         found[candidates] = first[inverse]
     return found
-
-
-def _equal_candidates(x: Tensor) -> Tensor:
-    """Rows that share a projection with another row: equal rows are among them, and seldom others."""
-    weights = torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device=x.device).sqrt()
-    # a row sum in a fixed order per row: equal rows get equal projections, whatever the batch
-    projection = torch.cat([(x[mine] * weights).sum(1) for mine in blocks(x)])
-    _, inverse, counts = torch.unique(projection, return_inverse=True, return_counts=True)
-    return (counts[inverse] > 1).nonzero().squeeze(1)
 
 
 def nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -86,63 +93,39 @@ def search(x: Tensor, k: int, *, precision: str | None = None) -> Search:
     x = (x if has_float64(x.device) else x.cpu()).contiguous()
     k = min(k, len(x) - 1)
     with exact_products(x.device):  # the bounds are for float32 sums
-        fused = precision != "float32" and _kernels_serve(x, k)
-        found = _fused(x, k, precision) if fused else _on_host(x, k, precision)
+        enough = len(x) >= 64 * (_DEVICE_LISTED * k + 28)  # rows for the groups of a kernel
+        fused = precision != "float32" and enough and _has_kernels(x.device.type)
+        found = _fused(x, k, precision) if fused else _by_products(x, k, precision)
         again = (~found.sure).nonzero().squeeze(1)
         if len(again):
-            found.replace(again, *_redone(x, again, k=k))
-    return Search(found.distance, found.index, len(again) / len(x), found.precision)
+            found.distance[again], found.index[again] = _redone(x, again, k=k)
+    return found
 
 
-@dataclass
-class _Found:
-    """The nearest of what was looked at, and for which rows they are proved to be the nearest of all."""
-
-    distance: Tensor
-    index: Tensor
-    sure: Tensor
-    precision: str
-
-    @classmethod
-    def of(cls, x: Tensor, candidates: Iterator[Candidates], precision: str, *, k: int) -> _Found:
-        parts = [_settled(x, found, k=k) for found in candidates]
-        distance, index, sure = (torch.cat(part) for part in zip(*parts, strict=True))
-        return cls(distance, index, sure, precision)
-
-    def replace(self, rows: Tensor, distance: Tensor, index: Tensor) -> None:
-        self.distance[rows], self.index[rows] = distance, index
-
-
-def _on_host(x: Tensor, k: int, precision: str | None) -> _Found:
-    """By plain products of blocks of rows, each of which serves its rows and its columns; also without a host."""
+def _by_products(x: Tensor, k: int, precision: str | None) -> Search:
+    """By plain products of blocks of rows, each of which serves its rows and its columns."""
     chosen, wanted = _plan(x, k)
     if precision not in (None, chosen):
         chosen, wanted = precision or "", _LISTED * k + 14
     candidates = screen(rounded(x, chosen, pad=GROUP), k=k, wanted=min(wanted, len(x) - 1))
-    return _Found.of(x, candidates, chosen, k=k)
+    return Search.among(x, candidates, chosen, k=k)
 
 
-def _fused(x: Tensor, k: int, precision: str | None) -> _Found:
+def _fused(x: Tensor, k: int, precision: str | None) -> Search:
     """By a kernel of our own: all rows in bfloat16, and what that leaves open in TF32."""
     from anisoscope.numerics.neighbours.screening_triton import screen_fused
 
     first, *others = (precision,) if precision else ("bfloat16", "tfloat32")
     wanted = _DEVICE_LISTED * k + 28
     everyone = torch.arange(len(x), device=x.device)
-    found = _Found.of(x, screen_fused(x, first, rows=everyone, k=k, wanted=wanted), first, k=k)
+    found = Search.among(x, screen_fused(x, first, rows=everyone, k=k, wanted=wanted), first, k=k)
     for other in others:
         rows = (~found.sure).nonzero().squeeze(1)
         if len(rows):
-            better = _Found.of(x, screen_fused(x, other, rows=rows, k=k, wanted=wanted), other, k=k)
-            found.replace(rows, better.distance, better.index)
-            found.sure[rows] = better.sure
+            better = Search.among(x, screen_fused(x, other, rows=rows, k=k, wanted=wanted), other, k=k)
+            found.distance[rows], found.index[rows], found.sure[rows] = better.distance, better.index, better.sure
             found.precision = f"{first}, {other} for {len(rows) / len(x):.1%} of the rows"
     return found
-
-
-def _kernels_serve(x: Tensor, k: int) -> bool:
-    """Whether a kernel can be had and there are enough rows for its groups."""
-    return len(x) >= 64 * (_DEVICE_LISTED * k + 28) and _has_kernels(x.device.type)
 
 
 @cache
