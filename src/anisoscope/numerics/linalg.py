@@ -1,13 +1,12 @@
-"""Spectra and subspaces.
-
-Notation: S d×d scatter of rows, λ its eigenvalues in descending order, σ = √λ the singular values of the rows.
-
-Eigenvectors by Krylov spaces: the leading directions of rows, and the largest one of many covariances of them.
+"""Spectra and subspaces; leading directions, and the largest direction of many covariances, by Krylov spaces.
 
 Block Krylov iteration with restarts (Musco and Musco 2015, arXiv:1504.05477): the rows are read a few times, and the
 best directions within everything they were mapped to are taken. Small problems are solved exactly.
-Notation: X n×d rows (leading dimensions are carried along), V d×q orthonormal, T = XV, θ = the squared norms of the
-columns of T, descending; V are the leading right singular vectors, θ the squared singular values.
+Notation: S d×d scatter of rows, λ its eigenvalues in descending order, σ = √λ the singular values of the rows; X n×d
+rows (leading dimensions are carried along), V d×q orthonormal, T = XV, θ = the squared norms of the columns of T,
+descending; V are the leading right singular vectors, θ the squared singular values. For many covariances of the same
+rows, of which none is formed: W n×r zeros and ones (which rows belong to each of r sets), C_j the scatter of set j
+about its own mean, Q the Krylov basis, T its tridiagonal matrix, θ the largest eigenvalue of T.
 """
 
 from __future__ import annotations
@@ -25,6 +24,16 @@ from anisoscope.numerics.host import one_blas_thread, room
 
 _WIDE = 2048  # columns from which a spectrum is worth several threads
 _NARROW = 64  # columns under which handing a matrix over costs more than it saves
+_EMPTY = 1e-6  # of the largest singular value: directions with less are none
+_SPARE = 4  # columns of a block beyond the wanted ones
+_DEPTH = 6  # blocks of one cycle; narrower problems are exact
+_CYCLES = 12
+_PRECISE = {torch.float32: 2e-4, torch.float64: 1e-7}  # ‖XᵀXv − θv‖ / θ at which a direction counts as found
+_BLOCK = 16  # steps between two looks at the convergence
+_STILL = 1e-7  # of θ: how little it may move in a block of steps when no gap lets its vector settle
+_SQUARINGS = 16  # T to the power 65536: directions within 1e-5 of the largest eigenvalue count as one
+# residual in units of θ; the error of θ is its square over the gap: 1e-8 in trials, 1e-5 where the spectrum is flat
+_CLOSE = 1e-4
 
 
 def has_float64(device: torch.device) -> bool:
@@ -72,26 +81,23 @@ def add_gram(out: Tensor, x: Tensor) -> None:
         out[half:, :half] += corner.T
 
 
-def _symmetric_values(matrix: Tensor) -> Tensor:
-    """Ascending eigenvalues; on the host by NumPy, whose LAPACK is the quicker one on most processors."""
-    if matrix.device.type != "cpu" or matrix.shape[-1] < _NARROW:
-        return torch.linalg.eigvalsh(matrix)
-    with one_blas_thread() if matrix.shape[-1] <= _WIDE else contextlib.nullcontext():
-        return torch.from_numpy(np.linalg.eigvalsh(matrix.numpy()))
-
-
 def eigenvalues(scatter: Tensor) -> Tensor:
     """Eigenvalues of a symmetric positive matrix, descending; those that are rounding noise are 0.
 
     Under d·ε·λ₁ (ε = 2.2e-16) an eigenvalue is noise of the float64 sums: σ below √(d·ε)·σ₁, 4e-7·σ₁ at d = 768, has
     no correct digit, and its square root would still count in Σσ (a layer norm leaves one direction exactly empty).
     """
-    values = _symmetric_values(scatter).flip(-1).clamp_min(0.0)
+    if scatter.device.type != "cpu" or scatter.shape[-1] < _NARROW:
+        ascending = torch.linalg.eigvalsh(scatter)
+    else:  # by NumPy, whose LAPACK is the quicker one on most processors
+        with one_blas_thread() if scatter.shape[-1] <= _WIDE else contextlib.nullcontext():
+            ascending = torch.from_numpy(np.linalg.eigvalsh(scatter.numpy()))
+    values = ascending.flip(-1).clamp_min(0.0)
     noise = scatter.shape[-1] * torch.finfo(torch.float64).eps * values[..., :1]
     return torch.where(values > noise, values, 0.0)
 
 
-def orthonormal_basis(rows: Tensor, *, tolerance: float = 1e-6) -> Tensor:
+def orthonormal_basis(rows: Tensor) -> Tensor:
     """A d×r orthonormal basis of the row space, r the numerical rank.
 
     >>> orthonormal_basis(torch.tensor([[1.0, 0.0, 0.0], [2.0, 0.0, 0.0]])).shape
@@ -103,18 +109,18 @@ def orthonormal_basis(rows: Tensor, *, tolerance: float = 1e-6) -> Tensor:
             f"a matrix of shape {tuple(rows.shape)} spans no subspace; expected finite rows × width, not all zero"
         )
     _, sigma, right = torch.linalg.svd(rows, full_matrices=False)
-    return right[: int((sigma > tolerance * sigma[0]).sum())].T.contiguous()
+    return right[: int((sigma > _EMPTY * sigma[0]).sum())].T.contiguous()
 
 
-def orthonormal_bases(rows: Tensor, *, tolerance: float = 1e-6) -> list[Tensor]:
+def orthonormal_bases(rows: Tensor) -> list[Tensor]:
     """A d×r orthonormal basis of the row space of each of several matrices [b, k, d], all in one go.
 
     Through the k×k Gram matrix, which is exact enough where every matrix has full rank; else one by one.
     """
     rows = rows.double()
     values, vectors = torch.linalg.eigh(rows @ rows.mT)
-    if bool((values[:, 0] <= (100 * tolerance) ** 2 * values[:, -1]).any()):
-        return [orthonormal_basis(part, tolerance=tolerance) for part in rows]
+    if bool((values[:, 0] <= (100 * _EMPTY) ** 2 * values[:, -1]).any()):
+        return [orthonormal_basis(part) for part in rows]
     basis, _ = torch.linalg.qr(rows.mT @ (vectors / values.sqrt().unsqueeze(-2)))
     return list(basis)
 
@@ -145,12 +151,6 @@ def subspace_overlap(first: Tensor, second: Tensor) -> float:
     """
     one, two = _bases(first, second)
     return float((one.T @ two).square().sum() / min(one.shape[1], two.shape[1]))
-
-
-_SPARE = 4  # columns of a block beyond the wanted ones
-_DEPTH = 6  # blocks of one cycle; narrower problems are exact
-_CYCLES = 12
-_PRECISE = {torch.float32: 2e-4, torch.float64: 1e-7}  # ‖XᵀXv − θv‖ / θ at which a direction counts as found
 
 
 @dataclass(frozen=True)
@@ -241,19 +241,6 @@ def _exact(X: Tensor, keep: int) -> Leading:
         turn = torch.linalg.qr(wide.mT @ left)[0]
     scores = wide @ turn
     return Leading(turn, scores.to(X.dtype), scores.square().sum(-2))
-
-
-# -- the largest eigenvalue of many covariances of the same rows at once, without forming any of them --
-#
-# Notation: X n×d rows, W n×r zeros and ones (which rows belong to each of r sets), C_j the scatter of set j about its
-# own mean, Q the Krylov basis, T its tridiagonal matrix, θ the largest eigenvalue of T.
-
-
-_BLOCK = 16  # steps between two looks at the convergence
-_STILL = 1e-7  # of θ: how little it may move in a block of steps when no gap lets its vector settle
-_SQUARINGS = 16  # T to the power 65536: directions within 1e-5 of the largest eigenvalue count as one
-# residual in units of θ; the error of θ is its square over the gap: 1e-8 in trials, 1e-5 where the spectrum is flat
-_CLOSE = 1e-4
 
 
 def largest_directions(x: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:

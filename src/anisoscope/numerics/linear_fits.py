@@ -1,5 +1,6 @@
-"""Repairs of a cloud of rows: affine maps that remove their mean, their top directions or their unequal variances.
+"""Linear maps fitted on rows: repairs of a cloud, and probes that read classes from it.
 
+Repairs are affine maps that remove the mean of rows, their top directions or their unequal variances.
 Notation: X n×d rows to fit on, μ their mean, C = (X−μ)ᵀ(X−μ)/n their covariance, U its eigenvectors by falling
 eigenvalues λ. A repair is an affine map r(x) = (x − m) M, fitted on some rows and applied to others.
 
@@ -14,8 +15,7 @@ nearly all the variance, which is when one whitens, the mean is that direction's
 all others as they were. A direction without variance carries nothing but rounding, and whitening would blow that up to
 the size of everything else: such directions are mapped to 0.
 
-Linear probes: multinomial logistic regression, and the nearest class mean by cosine.
-
+Linear probes are multinomial logistic regression, and the nearest class mean by cosine.
 Notation: X n×d rows, y their classes 0 … K−1, W d×K weights, b K intercepts, λ penalty.
 
     minimise  (1/n) Σᵢ −log softmax(xᵢ W + b)[yᵢ]  +  (λ v/2) ‖W‖²,   v = tr C/d the mean variance of the fit rows
@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,10 @@ from anisoscope.errors import AnisoscopeError, unknown_name
 
 _ULPS = 8  # rounding steps that a norm or a sum in the precision of the rows may leave
 REPAIRS = ("raw", "mean", "all_but_top", "whitened")
+STEPS = 100  # L-BFGS iterations at most
+TOLERANCE = 1e-4  # nats that the minimum may lie lower, by ½‖g‖² in the coordinates V, where the curvature is about 1
+ROUGH = 10.0  # times the tolerance, while penalties are compared
+GRID = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 
 
 @dataclass(frozen=True)
@@ -75,22 +79,34 @@ def fit_repair(name: str, x: Tensor, *, directions: int | None = None, shrinkage
     """
     if name not in REPAIRS:
         raise unknown_name("repair", name, REPAIRS)
-    rows = _checked(x)
+    if x.ndim != 2 or len(x) < 2:
+        raise AnisoscopeError(
+            f"a repair was to be fitted on an array of shape {tuple(x.shape)}; expected at least two rows × width."
+        )
+    rows = x.double()
+    if not bool(rows.isfinite().all()):
+        raise AnisoscopeError("a repair was to be fitted on rows that are not all finite; leave those out first.")
     if name == "raw":
         return Repair(name)
     mean = rows.mean(0)
-    centred = rows - mean
     if name == "mean":
         return _scaled(Repair(name, mean), rows)
-    values, vectors = torch.linalg.eigh(centred.T @ centred / len(rows))
+    n, d = rows.shape
+    centred = rows - mean
+    values, vectors = torch.linalg.eigh(centred.T @ centred / n)
     values, vectors = values.flip(0).clamp_min(0.0), vectors.flip(1)
-    alive = values > _floor(x, rows, values)
     if name == "all_but_top":
-        count = directions_of(rows.shape[1], directions)
+        count = directions_of(d, directions)
         top = vectors[:, :count]
-        matrix = torch.eye(rows.shape[1], dtype=torch.float64, device=rows.device) - top @ top.T
+        matrix = torch.eye(d, dtype=torch.float64, device=rows.device) - top @ top.T
         return _scaled(Repair(name, mean, matrix, removed=count), rows)
-    share = rows.shape[1] / sum(rows.shape) if shrinkage is None else _share(shrinkage)
+    if shrinkage is not None and not 0 <= shrinkage <= 1:
+        raise AnisoscopeError(f"the shrinkage is {shrinkage}; expected a share from 0 to 1.")
+    share = d / (n + d) if shrinkage is None else float(shrinkage)
+    # variances that are rounding noise: of the float64 sums, or of the numbers as they were stored
+    sums = d * torch.finfo(torch.float64).eps * float(values[0])
+    stored = (_ULPS * torch.finfo(x.dtype).eps) ** 2 * float(rows.square().mean()) if x.is_floating_point() else 0.0
+    alive = values > max(sums, stored)
     middle = values[alive].median() if bool(alive.any()) else values.sum()
     shrunk = (1 - share) * values + share * middle
     inverse = torch.where(alive, shrunk, torch.ones_like(shrunk)).rsqrt() * alive
@@ -117,41 +133,10 @@ def directions_of(width: int, directions: int | None) -> int:
     return count
 
 
-def _checked(x: Tensor) -> Tensor:
-    if x.ndim != 2 or len(x) < 2:
-        raise AnisoscopeError(
-            f"a repair was to be fitted on an array of shape {tuple(x.shape)}; expected at least two rows × width."
-        )
-    rows = x.double()
-    if not bool(rows.isfinite().all()):
-        raise AnisoscopeError("a repair was to be fitted on rows that are not all finite; leave those out first.")
-    return rows
-
-
-def _floor(x: Tensor, rows: Tensor, values: Tensor) -> float:
-    """The largest variance that is rounding noise: of the float64 sums, or of the numbers as they were stored."""
-    sums = rows.shape[1] * torch.finfo(torch.float64).eps * float(values[0])
-    stored = (_ULPS * torch.finfo(x.dtype).eps) ** 2 * float(rows.square().mean()) if x.is_floating_point() else 0.0
-    return max(sums, stored)
-
-
-def _share(shrinkage: float) -> float:
-    if not 0 <= shrinkage <= 1:
-        raise AnisoscopeError(f"the shrinkage is {shrinkage}; expected a share from 0 to 1.")
-    return float(shrinkage)
-
-
 def _scaled(repair: Repair, rows: Tensor) -> Repair:
     """The same repair with the factor that gives the fit rows their mean norm back."""
     before, after = (float(torch.linalg.vector_norm(r, dim=1).mean()) for r in (rows, repair(rows)))
-    scale = before / after if after > 0 else 1.0
-    return Repair(repair.name, repair.shift, repair.matrix, scale, repair.removed, repair.shrinkage)
-
-
-STEPS = 100  # L-BFGS iterations at most
-TOLERANCE = 1e-4  # nats that the minimum may lie lower, by ½‖g‖² in the coordinates V, where the curvature is about 1
-ROUGH = 10.0  # times the tolerance, while penalties are compared
-GRID = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
+    return replace(repair, scale=before / after if after > 0 else 1.0)
 
 
 @dataclass(frozen=True)
@@ -194,7 +179,9 @@ def fit_probe(
     problem = _Problem.of(x, y, classes=classes, penalty=penalty)
     at = problem.start(start)
     excess = _search(problem, at, steps=steps, tolerance=tolerance)
-    return problem.probe(at, penalty, excess)
+    plain = problem.scale * at
+    weight = problem.axes @ plain[:-1]
+    return LinearProbe(weight, plain[-1] - problem.mean @ weight, penalty, excess)
 
 
 @dataclass(frozen=True)
@@ -243,11 +230,6 @@ class _Problem:
         gradient = torch.cat([self.rows.T @ error + self.cost * plain[:-1], error.sum(0, keepdim=True)])
         value = float((normal - chosen).mean() + 0.5 * self.cost * plain[:-1].square().sum())
         return value, gradient * self.scale
-
-    def probe(self, at: Tensor, penalty: float, excess: float) -> LinearProbe:
-        plain = self.scale * at
-        weight = self.axes @ plain[:-1]
-        return LinearProbe(weight, plain[-1] - self.mean @ weight, penalty, excess)
 
 
 def _checked_labels(x: Tensor, y: Tensor, *, classes: int, penalty: float) -> Tensor:
@@ -319,16 +301,7 @@ def _line(
     return None
 
 
-def choose_probe(
-    x: Tensor,
-    y: Tensor,
-    held: Tensor,
-    *,
-    classes: int,
-    grid: Sequence[float] = GRID,
-    steps: int = STEPS,
-    tolerance: float = TOLERANCE,
-) -> LinearProbe:
+def choose_probe(x: Tensor, y: Tensor, held: Tensor, *, classes: int, grid: Sequence[float] = GRID) -> LinearProbe:
     """The probe with the penalty of `grid` that does best on the rows in `held` (bool), fitted again on all rows.
 
     Strong penalties first, each search starting where the one before ended, until two in a row
@@ -336,11 +309,9 @@ def choose_probe(
     """
     ordered = sorted(grid, reverse=True)
     mine, theirs = (~held).nonzero().squeeze(1), held.nonzero().squeeze(1)
-    options: dict[str, Any] = {"classes": classes, "steps": steps}
-    rough: dict[str, Any] = {**options, "tolerance": ROUGH * tolerance}
-    probe: LinearProbe | None = None
+    rough: dict[str, Any] = {"classes": classes, "tolerance": ROUGH * TOLERANCE}
+    probe = chosen = None
     best, least, worse = ordered[len(ordered) // 2], math.inf, 0
-    chosen: LinearProbe | None = None
     for penalty in ordered if len(theirs) and len(mine) > 1 and len(ordered) > 1 else ():
         probe = fit_probe(x[mine.to(x.device)], y[mine], penalty=penalty, start=probe, **rough)
         loss = float(probe.losses(x[theirs.to(x.device)], y[theirs]).mean())
@@ -349,7 +320,7 @@ def choose_probe(
             break
         if not worse:
             best, least, chosen = penalty, loss, probe
-    return fit_probe(x, y, penalty=best, start=chosen, tolerance=tolerance, **options)
+    return fit_probe(x, y, penalty=best, start=chosen, classes=classes)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import math
 import timeit
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -124,7 +124,7 @@ def quick_precision() -> str:
         for precision in ("float32", "bfloat16"):
             y = torch.ones(512, 512, dtype=DTYPES[precision])
             # a busy machine makes some of them longer, none shorter
-            seconds[precision] = min(timeit.repeat(lambda y=y: y @ y.T, number=1, repeat=8))
+            seconds[precision] = min(timeit.repeat(partial(torch.matmul, y, y.T), number=1, repeat=8))
     return "bfloat16" if seconds["bfloat16"] < 0.75 * seconds["float32"] else "float32"
 
 
