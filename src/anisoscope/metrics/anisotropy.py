@@ -22,8 +22,9 @@ from anisoscope.stats.sample import Sample
 
 _NOISE = 1e-13  # of the largest norm: what rounding of the mean leaves of equal rows is no direction
 _EVERYWHERE = STREAM_KINDS | WEIGHT_KINDS | HEAD_KINDS
-_directional = partial(metric, Directions, default=True, kinds=_EVERYWHERE, batched=True)
-_ETHAYARAJH = "Ethayarajh 2019, arXiv:1909.00512; closed form over all pairs"
+_RIGID = ("rotation", "scale")
+_everywhere = partial(metric, Directions, default=True, kinds=_EVERYWHERE, batched=True)
+_length = partial(_everywhere, invariant=("rotation",), bounds=(0.0, None))
 
 
 def pair_cosines(units: Tensor, n: Tensor) -> Tensor:
@@ -51,12 +52,12 @@ def _directed(directions: Directions) -> Tensor:
     return directions.n - directions.zeros
 
 
-@_directional(
+@_everywhere(
     title="Average cosine",
     formula="(‖Σ h/‖h‖‖² − n) / (n(n−1))",
-    reference=_ETHAYARAJH,
+    reference="Ethayarajh 2019, arXiv:1909.00512; closed form over all pairs",
     convention="exact over all pairs, rows not centred; zero rows have no direction and are left out",
-    invariant=("rotation", "scale"),
+    invariant=_RIGID,
     bounds=(-1.0, 1.0),
     left_out=without_direction,
 )
@@ -66,13 +67,8 @@ def average_cosine(directions: Directions) -> Tensor:
     return pair_cosines(directions.units, _directed(directions))
 
 
-@_directional(
-    title="Drift",
-    formula="‖mean(h)‖",
-    reference="Godey et al. 2024, arXiv:2401.12143",
-    convention="not normalised",
-    invariant=("rotation",),
-    bounds=(0.0, None),
+@_length(
+    title="Drift", formula="‖mean(h)‖", reference="Godey et al. 2024, arXiv:2401.12143", convention="not normalised"
 )
 def drift(directions: Directions) -> Tensor:
     """Norm of the mean row: how far the cloud has moved from the origin."""
@@ -80,12 +76,12 @@ def drift(directions: Directions) -> Tensor:
     return directions.total.square().sum(-1).sqrt() / directions.n
 
 
-@_directional(
+@_everywhere(
     title="Relative drift",
     formula="‖mean(h)‖ / mean ‖h‖",
     reference="a near-identity of the average cosine (its square tracks it), shown for orientation",
     convention="between 0 and 1",
-    invariant=("rotation", "scale"),
+    invariant=_RIGID,
     bounds=(0.0, 1.0),
 )
 def relative_drift(directions: Directions) -> Tensor:
@@ -96,7 +92,7 @@ def relative_drift(directions: Directions) -> Tensor:
     return unless(directions.norms == 0.0, found, lambda: TooFewRows(words))
 
 
-@_directional(title="Mean norm", formula="mean ‖h‖", reference="", invariant=("rotation",), bounds=(0.0, None))
+@_length(title="Mean norm", formula="mean ‖h‖")
 def mean_norm(directions: Directions) -> Tensor:
     """Mean Euclidean norm of the rows."""
     assert directions.norms is not None
@@ -109,7 +105,7 @@ def mean_norm(directions: Directions) -> Tensor:
     formula="max ‖h‖ / √mean ‖h‖²",
     reference="Sun et al. 2024, arXiv:2402.17762 (massive activations)",
     convention="over all rows seen, not a sample",
-    invariant=("rotation", "scale"),
+    invariant=_RIGID,
     bounds=(0.0, None),
     batched=True,
 )
@@ -119,15 +115,6 @@ def largest_norm(directions: Directions) -> Tensor:
     typical = (directions.squared_norms / directions.n).sqrt()
     words = "every row is zero, so there is no largest norm; look at the model"
     return unless(typical == 0.0, directions.largest_norm / typical, lambda: TooFewRows(words))
-
-
-def coordinate_shares(directions: Directions, coordinates: Coordinates) -> Tensor:
-    """Contribution of each coordinate to the average cosine, ((Σuᵢ)² − Σuᵢ²) / (n(n−1)); they sum to it."""
-    assert directions.units is not None and coordinates.unit_squares is not None
-    n = _directed(directions)
-    found = (directions.units.square() - coordinates.unit_squares) / (n * (n - 1)).unsqueeze(-1)
-    unless(n < 2, n, lambda: too_few_directions(float(n)))
-    return torch.where((n < 2).unsqueeze(-1), torch.nan, found)
 
 
 @metric(
@@ -146,7 +133,11 @@ def rogue_share(directions: Directions, coordinates: Coordinates, *, top: int = 
     """Share of the average cosine that the few strongest coordinates contribute."""
     if top < 1:
         raise AnisoscopeError(f"rogue_share has top {top}; expected 1 or more")
-    shares = coordinate_shares(directions, coordinates).abs()
+    assert directions.units is not None and coordinates.unit_squares is not None
+    n = _directed(directions)
+    unless(n < 2, n, lambda: too_few_directions(float(n)))
+    shares = (directions.units.square() - coordinates.unit_squares) / (n * (n - 1)).unsqueeze(-1)  # they sum to A
+    shares = torch.where((n < 2).unsqueeze(-1), torch.nan, shares.abs())
     found = shares.topk(min(top, shares.shape[-1])).values.sum(-1) / shares.sum(-1)
     words = "no coordinate contributes to the average cosine; rows are zero"
     return unless(shares.sum(-1) == 0.0, found, lambda: TooFewRows(words))
@@ -231,7 +222,7 @@ def average_cosine_centred(rows: Centred) -> Tensor:
     formula="1 − A(centred) / A",
     reference="after Godey et al. 2024, arXiv:2401.12143",
     convention="both on the same sample; at most 1, or 1 + 1/((n − 1) A) where centred rows are opposed by chance",
-    invariant=("rotation", "scale"),
+    invariant=_RIGID,
     bounds=(None, 1.0),
     default=True,
     batched=True,
@@ -270,7 +261,7 @@ def partition_isotropy(sample: Sample, *, log: bool = False) -> float:
     formula="mean(h)ᵀ C mean(h) / (‖mean(h)‖² λ₁)",
     reference="how far the drift runs along the first principal direction",
     convention="centred covariance C, largest eigenvalue λ₁",
-    invariant=("rotation", "scale"),
+    invariant=_RIGID,
     bounds=(0.0, 1.0),
     batched=True,
 )

@@ -23,6 +23,8 @@ from anisoscope.stats.sample import Sample
 
 _RIGID = ("rotation", "scale")
 _spectral = partial(metric, Moments, invariant=(*_RIGID, "shift"), batched=True)
+_portion = partial(_spectral, bounds=(0.0, 1.0))
+_rank = partial(_spectral, bounds=(1.0, None))
 _CENTRED = "rows centred on their mean (uncentred with centred=0)"
 _BATCHES = _CENTRED + "; over all rows, or with batches=1 the mean over shuffled batches of 4096 sampled rows"
 MOST_ROWS = 4096
@@ -49,12 +51,11 @@ def _energies(moments: Moments, *, centred: bool) -> Tensor:
     return torch.where(((n < needed).to(flat.device) | flat).unsqueeze(-1), torch.nan, energies)
 
 
-@_spectral(
+@_portion(
     title="Anisotropy (SVD ratio)",
     formula="σ₁ / Σσ",
     reference="Razzhigaev et al. 2023, arXiv:2311.05928",
     convention=_BATCHES,
-    bounds=(0.0, 1.0),
     default=True,
 )
 def svd_ratio(moments: Moments, *, centred: bool = True, batches: bool = False) -> Tensor:
@@ -63,12 +64,11 @@ def svd_ratio(moments: Moments, *, centred: bool = True, batches: bool = False) 
     return sigma[..., 0] / sigma.sum(-1)
 
 
-@_spectral(
+@_portion(
     title="Anisotropy (squared SVD ratio)",
     formula="σ₁² / Σσ²",
     reference="Razzhigaev et al. 2023, the authors' code; 1 / stable rank",
     convention=_BATCHES,
-    bounds=(0.0, 1.0),
     default=True,
 )
 def svd_ratio_squared(moments: Moments, *, centred: bool = True, batches: bool = False) -> Tensor:
@@ -81,12 +81,11 @@ def _participation(energies: Tensor) -> Tensor:
     return energies.sum(-1).square() / energies.square().sum(-1)
 
 
-@_spectral(
+@_rank(
     title="Participation ratio",
     formula="(Σλ)² / Σλ²",
     reference="Gao et al. 2017, bioRxiv 214262",
     convention=_CENTRED + "; corrected=1 removes the bias of a Gaussian sample of n rows",
-    bounds=(1.0, None),
     default=True,
 )
 def participation_ratio(moments: Moments, *, centred: bool = True, corrected: bool = False) -> Tensor:
@@ -102,12 +101,11 @@ def participation_ratio(moments: Moments, *, centred: bool = True, corrected: bo
     return unless(below <= 0, ((nu + 1) / nu * first**2 - 2 / nu * second) / below, lambda: TooFewRows(words))
 
 
-@_spectral(
+@_portion(
     title="IsoScore",
     formula="(PR − 1) / (d − 1)",
     reference="Rudman et al. 2022, arXiv:2108.07344",
     convention="rows centred on their mean",
-    bounds=(0.0, 1.0),
     default=True,
 )
 def iso_score(moments: Moments) -> Tensor:
@@ -121,12 +119,11 @@ def _iso(energies: Tensor) -> Tensor:
     return (_participation(energies) - 1.0) / (energies.shape[-1] - 1.0)
 
 
-@_spectral(
+@_portion(
     title="IsoScore*",
     formula="IsoScore of (1−ζ)C + ζ·tr(C)/d·I",
     reference="Rudman & Eickhoff 2024, arXiv:2305.19358",
     convention="rows centred on their mean; shrinkage target tr(C)/d·I",
-    bounds=(0.0, 1.0),
 )
 def iso_score_star(moments: Moments, *, zeta: float = 0.2) -> Tensor:
     """IsoScore of a covariance shrunk towards a round one, steady for few rows; ζ = 0 gives IsoScore."""
@@ -142,12 +139,11 @@ def _entropy(energies: Tensor, *, epsilon: float = 0.0) -> Tensor:
     return -torch.xlogy(share, share).sum(-1)  # 0 log 0 = 0
 
 
-@_spectral(
+@_rank(
     title="Effective rank",
     formula="exp(−Σ p log p), p = σ/Σσ",
     reference="Roy & Vetterli 2007",
     convention=_CENTRED,
-    bounds=(1.0, None),
     default=True,
 )
 def effective_rank(moments: Moments, *, centred: bool = True) -> Tensor:
@@ -155,15 +151,12 @@ def effective_rank(moments: Moments, *, centred: bool = True) -> Tensor:
     return _entropy(_energies(moments, centred=centred)).exp()
 
 
-@metric(
-    Moments,
+@_rank(
     title="RankMe",
     formula="exp(−Σ p log p), p = σ/Σσ + ε",
     reference="Garrido et al. 2023, arXiv:2210.02885",
     convention="rows not centred, ε = 1e-7",
     invariant=_RIGID,
-    bounds=(1.0, None),
-    batched=True,
 )
 def rank_me(moments: Moments, *, epsilon: float = 1e-7) -> Tensor:
     """Effective rank of the rows as they are, mean included."""
@@ -172,13 +165,8 @@ def rank_me(moments: Moments, *, epsilon: float = 1e-7) -> Tensor:
     return _entropy(_energies(moments, centred=False), epsilon=epsilon).exp()
 
 
-@_spectral(
-    title="Stable rank",
-    formula="Σσ² / σ₁²",
-    reference="Rudelson & Vershynin 2007",
-    convention=_CENTRED,
-    bounds=(1.0, None),
-    default=True,
+@_rank(
+    title="Stable rank", formula="Σσ² / σ₁²", reference="Rudelson & Vershynin 2007", convention=_CENTRED, default=True
 )
 def stable_rank(moments: Moments, *, centred: bool = True) -> Tensor:
     """Total variance in units of the largest one: 1 / squared SVD ratio."""
@@ -186,8 +174,7 @@ def stable_rank(moments: Moments, *, centred: bool = True) -> Tensor:
     return energies.sum(-1) / energies[..., 0]
 
 
-@metric(
-    Moments,
+@_spectral(
     title="Singular entropy",
     formula="KL(σ/Σσ ‖ uniform) = log d − H(σ/Σσ)",
     reference="Godey et al. 2024, arXiv:2404.07647",
@@ -195,7 +182,6 @@ def stable_rank(moments: Moments, *, centred: bool = True) -> Tensor:
     invariant=_RIGID,
     bounds=(0.0, None),
     kinds=("unembed", "embed_weight"),
-    batched=True,
 )
 def singular_entropy(moments: Moments, *, centred: bool = False) -> Tensor:
     """How far the singular values are from equal, in nats: 0 for a round cloud; made for the output head."""
@@ -328,35 +314,29 @@ def _starts(rows: Tensor, most: int) -> list[Tensor]:
 
     After Su & Dy (2007): no draw, so the result depends on the rows and not on their order.
     """
+
+    def mean_scatter(part: Tensor) -> tuple[Tensor, Tensor]:
+        mean = part.mean(0)
+        return mean, (part - mean).square().sum()
+
     parts = [rows]
-    means, scatter = ([value] for value in _mean_scatter(rows))
+    means, scatter = ([value] for value in mean_scatter(rows))
     centres = [torch.stack(means)]
     while len(parts) < most:
         widest = int(torch.stack(scatter).argmax())
-        part = parts[widest]
-        order = _along(part - means[widest]) > 0
+        part, centred = parts[widest], parts[widest] - means[widest]
+        direction = centred[centred.square().sum(1).argmax()]  # the farthest row, turned by powers of the scatter
+        for _ in range(_POWERS):
+            direction = (centred @ direction) @ centred
+            direction = direction / torch.linalg.vector_norm(direction).clamp_min(1e-300)
+        order = centred @ direction > 0
         if not bool(order.any()):  # equal rows cannot be cut
             break
         cut = [part[~order], part[order]]
         parts[widest : widest + 1] = cut
-        means[widest : widest + 1], scatter[widest : widest + 1] = zip(*map(_mean_scatter, cut), strict=True)
+        means[widest : widest + 1], scatter[widest : widest + 1] = zip(*map(mean_scatter, cut), strict=True)
         centres.append(torch.stack(means))
     return centres
-
-
-def _along(centred: Tensor) -> Tensor:
-    """Where each row lies along a long direction: that of the farthest row, turned by a few powers of the scatter."""
-    direction = centred[centred.square().sum(1).argmax()]
-    for _ in range(_POWERS):
-        direction = (centred @ direction) @ centred
-        direction = direction / torch.linalg.vector_norm(direction).clamp_min(1e-300)
-    return centred @ direction
-
-
-def _mean_scatter(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean row, and the sum of squared distances from it."""
-    mean = rows.mean(0)
-    return mean, (rows - mean).square().sum()
 
 
 def _lloyd(rows: Tensor, starts: list[Tensor]) -> list[Tensor]:

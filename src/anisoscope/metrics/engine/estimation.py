@@ -344,7 +344,11 @@ def _evaluate_graphs(metric: Declaration, view: View, options: dict[str, Any]) -
         raise TooFewRows(f"{metric.name} needs rows, seen none; give more tokens")
     folds = torch.cat([g.fold for g in graphs]).unique().tolist() if view.interval else []
     lines = [g.lines(without_first=rest, folds=[-1, *(folds if len(folds) > 1 else [])]) for g in graphs]
-    found = [_graph_values(metric, g, mine, options, rest) for g, mine in zip(graphs, lines, strict=True)]
+    assert metric.batch is not None
+    found = [torch.cat([metric.batch(part, **options) for part in parts]).tolist() for parts in lines]
+    for graph, values in zip(graphs, found, strict=True):
+        if math.isnan(values[0]):
+            metric.function(graph.left(without_first=rest), **options)  # says why
     value, *replicates = (sum(line) / len(line) for line in zip(*found, strict=True))
     shaky = _unstable(value, replicates) or (_starved(lines, read) if len(folds) > 1 else "")
     low, high = (math.nan, math.nan) if shaky else jackknife(value, replicates, bounds=metric.bounds)
@@ -355,17 +359,6 @@ def _evaluate_graphs(metric: Declaration, view: View, options: dict[str, Any]) -
     words: dict[str, Any] = {"note": "; ".join(filter(None, said)), "replicates": tuple(replicates)}
     words |= {"contexts": view.contexts, "dropped": view.dropped + duplicates}
     return Estimate(value, low, high, n=used, sd=_sd([value for value, *_ in found]), **words)
-
-
-def _graph_values(
-    metric: Declaration, graph: Graph, lines: list[Neighbours], options: dict[str, Any], without_first: bool
-) -> list[float]:
-    """The metric of each line of one graph, of which the first is everything; NaN where there is too little."""
-    assert metric.batch is not None
-    values: list[float] = torch.cat([metric.batch(part, **options) for part in lines]).tolist()
-    if math.isnan(values[0]):
-        metric.function(graph.left(without_first=without_first), **options)  # says why
-    return values
 
 
 def _starved(lines: list[list[Neighbours]], read: int) -> str:
