@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine.metric import measured
 from anisoscope.numerics.host import together
-from anisoscope.numerics.linalg import full_float32, principal_angles
+from anisoscope.numerics.linalg import full_float32, norms_of, principal_angles
 
 STEPS, SERIES = ("tangent", "sweep", "train"), ("sweep", "train")  # what measures a step, and a change between two
 _ARTICLE = "Revisiting Anisotropy, arXiv:2604.08764"
@@ -344,12 +345,9 @@ def gradient_p_holm(p: Sequence[float]) -> list[float]:
     [0.03, 0.06, 0.06]
     """
     order = sorted((i for i, value in enumerate(p) if value == value), key=lambda i: p[i])
-    adjusted = [float("nan")] * len(p)
-    running = 0.0
-    for rank, i in enumerate(order):
-        running = max(running, min(1.0, (len(order) - rank) * p[i]))
-        adjusted[i] = running
-    return adjusted
+    scaled = [min(1.0, (len(order) - rank) * p[i]) for rank, i in enumerate(order)]
+    adjusted = dict(zip(order, accumulate(scaled, max), strict=True))
+    return [adjusted.get(i, math.nan) for i in range(len(p))]
 
 
 @measured(
@@ -491,5 +489,4 @@ def _units(directions: Any) -> Tensor:
         raise AnisoscopeError(
             f"the directions have shape {tuple(rows.shape)} or are not finite; expected concepts × width, finite."
         )
-    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    return rows / torch.where(norms > 0, norms, 1.0)
+    return rows / norms_of(rows)

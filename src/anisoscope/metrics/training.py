@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anisoscope.metrics.engine.metric import measured
+
+_trained = partial(measured, "train", bounds=(0.0, None))
 
 
 @measured(
@@ -36,12 +39,10 @@ def probe_loss(total: float, tokens: int) -> float:
     return total / tokens
 
 
-@measured(
-    "train",
+@_trained(
     title="Gradient norm",
     formula="√Σ ‖∂L/∂θ‖²",
     convention="over all parameters that have a gradient, of the mean loss",
-    bounds=(0.0, None),
 )
 def gradient_norm(gradients: Iterable[Tensor]) -> float:
     """Norm of the gradient of all parameters, before clipping."""
@@ -49,12 +50,10 @@ def gradient_norm(gradients: Iterable[Tensor]) -> float:
     return float(torch.stack([norm.to(norms[0].device) for norm in norms]).norm()) if norms else 0.0
 
 
-@measured(
-    "train",
+@_trained(
     title="Learning rate",
     formula="η of the update that follows",
     convention="of the optimiser's first group of parameters",
-    bounds=(0.0, None),
 )
 def learning_rate(groups: Sequence[Mapping[str, Any]]) -> float:
     """Step size of the optimiser."""

@@ -17,6 +17,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 _LOCK = threading.Lock()
 _limits = 0  # of NumPy's threads, that are in force
+_MOST = 4 << 20  # elements of a buffer that is kept for the next call: fresh pages cost more than sums taken in them
+_LOCAL = threading.local()
 
 
 def together(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -56,20 +58,15 @@ def one_blas_thread() -> Iterator[None]:
 
     Within another such limit nothing is done: setting it takes longer than a small spectrum.
     """
-    first = not _count(1)
+    global _limits
+    with _LOCK:
+        first, _limits = not _limits, _limits + 1
     try:
         with _blas().limit(limits=1) if first else contextlib.nullcontext():
             yield
     finally:
-        _count(-1)
-
-
-def _count(change: int) -> int:
-    """How many limits were in force before this one came or went."""
-    global _limits
-    with _LOCK:
-        before, _limits = _limits, _limits + change
-    return before
+        with _LOCK:
+            _limits -= 1
 
 
 @cache
@@ -78,12 +75,6 @@ def _blas() -> Any:
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")
-
-
-# -- buffers: fresh pages cost the host more than the sums that are taken in them --
-
-_MOST = 4 << 20  # elements that are kept for the next call
-_LOCAL = threading.local()
 
 
 def float64_copy(x: Tensor) -> Tensor:

@@ -183,7 +183,11 @@ def leading(X: Tensor, count: int, *, keep: int | None = None, seed: int = 0, cy
     scores = X @ basis.to(X.dtype)
     passes = 0
     for _ in range(cycles):
-        found = _best(*_expand(X, basis, scores), keep=max(keep, width))
+        spaces, images = [basis], [scores]
+        for _ in range(_DEPTH - 1):
+            spaces.append(_orthogonal((X.mT @ images[-1]).double(), torch.cat(spaces, -1)))
+            images.append(X @ spaces[-1].to(X.dtype))
+        found = _best(torch.cat(spaces, -1), torch.cat(images, -1), keep=max(keep, width))
         passes += _DEPTH - 1
         basis, scores = found.directions[..., :width], found.scores[..., :width]
         if cycles > 1 and bool((_residuals(X, found, count) <= _PRECISE[X.dtype]).all()):
@@ -192,15 +196,6 @@ def leading(X: Tensor, count: int, *, keep: int | None = None, seed: int = 0, cy
         if cycles > 1:  # a flat spectrum: the long way
             return _exact(X, keep)
     return Leading(found.directions[..., :keep], found.scores[..., :keep], found.energies[..., :keep], passes)
-
-
-def _expand(X: Tensor, basis: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """A Krylov basis that begins with `basis`, and X times it."""
-    spaces, images = [basis], [scores]
-    for _ in range(_DEPTH - 1):
-        spaces.append(_orthogonal((X.mT @ images[-1]).double(), torch.cat(spaces, -1)))
-        images.append(X @ spaces[-1].to(X.dtype))
-    return torch.cat(spaces, -1), torch.cat(images, -1)
 
 
 def _orthogonal(block: Tensor, against: Tensor) -> Tensor:

@@ -65,14 +65,7 @@ def decompose(
 
 
 def fit_directions(
-    X: Tensor,
-    rank: int,
-    *,
-    method: str = "semi_nmf",
-    seed: int = 0,
-    init: Tensor | None = None,
-    max_iter: int = MAX_ITER,
-    tol: float | None = None,
+    X: Tensor, rank: int, *, method: str = "semi_nmf", seed: int = 0, init: Tensor | None = None
 ) -> Tensor:
     """The directions [..., k, d] of each matrix of X [..., n, d], as `decompose` finds them, all in one go.
 
@@ -90,10 +83,9 @@ def fit_directions(
         if method == "semi_nmf":
             start = start_directions(rows, rank, "svd" if init is None else init)
             start = start.reshape(-1, rank, rows.shape[-1]) if isinstance(start, Tensor) else start
-            found = fit(flat, rank, seed=seed, init=start, max_iter=max_iter, tol=tol).directions
+            found = fit(flat, rank, seed=seed, init=start).directions
         else:
-            how: dict[str, Any] = {"seed": seed, "max_iter": max_iter, "tol": TOL_FAR if tol is None else tol}
-            found, _, _ = _fit_of(method, init)(flat, rank, **how)
+            found, _, _ = _fit_of(method, init)(flat, rank, seed=seed, max_iter=MAX_ITER, tol=TOL_FAR)
     return found.reshape(*rows.shape[:-2], rank, rows.shape[-1])
 
 

@@ -164,7 +164,7 @@ def fit(
     *,
     seed: int,
     init: str | Tensor,
-    max_iter: int,
+    max_iter: int = MAX_ITER,
     tol: float | None = None,
     guess: Tensor | None = None,
 ) -> State:

@@ -137,13 +137,6 @@ class _Block:
         self.peaks = self.grouped.amax(1).T if turned else self.grouped.amax(1)  # [rows, groups]
         self.columns = columns.view(-1, GROUP).T if turned else columns.view(GROUP, -1)  # [members, groups]
 
-    def members(self, row: Tensor, group: Tensor) -> Tensor:
-        """The keys of some groups [groups, members]."""
-        return self.grouped[group, :, row] if self.turned else self.grouped[row, :, group]
-
-    def whole(self) -> Tensor:
-        return self.keys.T.contiguous() if self.turned else self.keys
-
 
 class _Best:
     """The keys of each row that were among its `wanted` largest when they were seen; `bar` bounds all others."""
@@ -160,7 +153,7 @@ class _Best:
         """The keys of some rows, few of which are above their bar."""
         bar = self.bar[mine]
         row, group = (block.peaks > bar.unsqueeze(1)).nonzero(as_tuple=True)
-        near = block.members(row, group)
+        near = block.grouped[group, :, row] if block.turned else block.grouped[row, :, group]  # [groups, members]
         hit, member = (near > bar[row].unsqueeze(1)).nonzero(as_tuple=True)
         row, group = row[hit], group[hit]
         fresh = torch.bincount(row, minlength=len(bar))
@@ -173,7 +166,8 @@ class _Best:
             self._keep(mine, self.value[mine], self.index[mine])  # raises the bar: look again
             self.take(mine, block)
         else:
-            near, place = block.whole().topk(self.wanted, dim=1, sorted=False)
+            whole = block.keys.T.contiguous() if block.turned else block.keys
+            near, place = whole.topk(self.wanted, dim=1, sorted=False)
             self.add(mine, near, place + block.columns[0, 0])
 
     def add(self, mine: slice, near: Tensor, columns: Tensor) -> None:
