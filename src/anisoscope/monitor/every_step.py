@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from anisoscope.capture.capture import Rule
 from anisoscope.capture.gradients.step_hooks import SampledPass, SampledRows
-from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_alignment
@@ -73,15 +72,12 @@ class _Group:
         longest = max((len(x) for x in found if x is not None), default=0)
         if not longest:
             return
-        rows = torch.stack([self._padded(x, longest) for x in found])
+        none = torch.zeros(0, self.width, device=self.device)
+        every = [none if x is None else x for x in found]
+        rows = torch.stack([x if len(x) == longest else pad(x, (0, 0, 0, longest - len(x))) for x in every])
         valid = self._valid(seen, found, longest)
         sums = Trace.of(rows, valid, centred=len(self.sites))  # moments of gradients are about 0
         self.sums = sums if self.sums is None else self.sums.merge(sums)
-
-    def _padded(self, x: Tensor | None, length: int) -> Tensor:
-        if x is None:
-            return torch.zeros(length, self.width, device=self.device)
-        return x if len(x) == length else nn.functional.pad(x, (0, 0, 0, length - len(x)))
 
     def _valid(self, seen: SampledPass, found: list[Tensor | None], length: int) -> Tensor:
         """Which rows count [sites or 1, length]: mostly the same at every site."""
@@ -91,7 +87,7 @@ class _Group:
         place, parts = torch.arange(length, device=self.device), []
         for x, flag in zip(found, flags, strict=True):
             there = place < (0 if x is None else len(x))
-            parts.append(there if flag is None else there & nn.functional.pad(flag, (0, length - len(flag))))
+            parts.append(there if flag is None else there & pad(flag, (0, length - len(flag))))
         return torch.stack(parts)
 
     def close(self, step: int, scale: float) -> None:
@@ -127,28 +123,18 @@ class EveryStep:
     """Follows a training step by step; `folder` is where it rests between interruptions."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        sites: Sequence[Site],
-        *,
-        layout: Layout,
-        rows: int = ROWS,
-        folder: Path | None = None,
-        resume: bool = False,
-        rule: Rule | None = None,
+        self, model: nn.Module, sites: Sequence[Site], *, taken: int, folder: Path | None, resume: bool, **words: Any
     ) -> None:
-        if rows < 2:
-            raise AnisoscopeError(f"every_step takes {rows} rows of a pass; expected 2 or more.")
+        if taken < 2:
+            raise AnisoscopeError(f"every_step takes {taken} rows of a pass; expected 2 or more.")
         self.folder = folder
         self.blocks: list[StepBlock] = []
         self._groups: list[_Group] = []
         self._replaced: list[_Group] = []  # a site that had never been seen came to a group
         self._homes: dict[Site, tuple[int, torch.device]] = {}
         self._newest = -1
-        self._rows = SampledRows(model, sites, layout=layout, take=self._take, most=rows, rows=rule)
+        self._rows = SampledRows(model, sites, take=self._take, most=taken, **words)
         self._load(resume=resume)
-
-    # beginning and end
 
     def __enter__(self) -> EveryStep:
         self._rows.__enter__()
@@ -200,28 +186,30 @@ class EveryStep:
             self._replaced += [group for key, group in there.items() if key not in wanted]
             self._groups = [there.get(key) or _Group(*key) for key in sorted(wanted, key=str)]
 
-    # results
-
     def flush(self) -> None:
         """Bring what lies on the device to the host, and to disk; the only call here that waits."""
         fresh = [block for group in (*self._replaced, *self._groups) if (block := group.read()) is not None]
         self._replaced = []
         self.blocks += fresh
-        if self.folder is not None and fresh:
-            first = min(int(block.steps[0]) for block in fresh)
-            replace_file(self.folder / f"every-{first:09d}.pt", lambda path: torch.save(_plain(fresh), path))
+        if fresh:
+            self._save(min(int(block.steps[0]) for block in fresh), fresh)
+
+    def _save(self, first: int, blocks: Sequence[StepBlock]) -> None:
+        names = [[(s.layer, s.kind, s.stack, s.name) for s in block.sites] for block in blocks]
+        arrays = [(torch.from_numpy(block.steps), torch.from_numpy(block.values)) for block in blocks]
+        plain = [(sites, *both) for sites, both in zip(names, arrays, strict=True)]
+        if self.folder is not None:
+            replace_file(self.folder / f"every-{first:09d}.pt", lambda path: torch.save(plain, path))
 
     def rewind(self, step: int) -> None:
         """Forget this step and all after it."""
         self.flush()
         self.blocks = [kept for block in self.blocks if len((kept := block.where(block.steps < step)).steps)]
         self._newest = max((int(block.steps[-1]) for block in self.blocks), default=-1)
-        if self.folder is None:
-            return
-        for path in self.folder.glob("every-*.pt"):
+        for path in self.folder.glob("every-*.pt") if self.folder is not None else ():
             path.unlink()
         if self.blocks:
-            replace_file(self.folder / "every-000000000.pt", lambda path: torch.save(_plain(self.blocks), path))
+            self._save(0, self.blocks)
 
     def _load(self, *, resume: bool) -> None:
         for path in sorted(self.folder.glob("every-*.pt")) if self.folder is not None else ():
@@ -244,16 +232,6 @@ class EveryStep:
         table = self.table(columns, depth)
         if len(table):
             replace_file(folder / FILE, lambda path: pq.write_table(table.arrow, path))
-
-
-def _plain(blocks: Sequence[StepBlock]) -> list[Any]:
-    def named(site: Site) -> tuple[int, str, str, str]:
-        return site.layer, site.kind, site.stack, site.name
-
-    return [
-        ([named(site) for site in block.sites], torch.from_numpy(block.steps), torch.from_numpy(block.values))
-        for block in blocks
-    ]
 
 
 def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]) -> pa.Table:

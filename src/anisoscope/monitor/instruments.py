@@ -1,8 +1,7 @@
 """Everything that is measured at one step: geometry, the tangent study, gradients of tables and weights.
 
-A fixed held-out batch that is measured at every scheduled step: one half to fit on, one with gradients to test on.
-
-Where only the geometry is wanted there are no halves and no backward passes.
+A probe is a fixed held-out batch: one half to fit on, one with gradients to test on. Where only the geometry is wanted
+there are no halves and no backward passes.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ from anisoscope.tangent.parameters import (
     unseen_types,
     weight_records,
 )
-from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows, take
+from anisoscope.tangent.proxy import Label, Proxy, StepRows, take
 from anisoscope.tangent.study import TangentStudy
 
 
@@ -81,38 +80,26 @@ class Instruments:
             return None
         return next((n for n, p in self.model.named_parameters() if p is weight and p.requires_grad), None)
 
-    def probe_options(self) -> dict[str, Any]:
-        """What a probe must gather for all this."""
-        plan = self.study.plan if self.study is not None else None
-        names = [name for found in self.readers.values() for name in found]
-        table = plan is not None and plan.embedding and self.watch is not None and self.watch.table is not None
-        if table and (name := self.output_weight) is not None:
-            names.append(name)
-        weights = list(dict.fromkeys(names))
-        return {"weights": weights, "embedding": table, "fit_only": list(self.readers), "by_fold": bool(self.readers)}
-
     def measure(self, rows: StepRows, bank: Bank | None) -> list[Record]:
         """All rows of the table of one step."""
         records: list[Record] = []
-        place = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
+        place: Record = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
         if bank is not None:
             self.row_count = row_counts(bank)["row_count"]
             for note in row_notes(bank):
                 self.note(f"step {rows.step}: {note}")
             records += [{**row, "step": rows.step} for row in evaluate_bank(bank, self.requests, self.setup)]
         if rows.tokens and rows.losses and (self.study is None or not self.study.source):  # a training batch tells none
-            records.append(
-                {**place, "metric": "probe_loss", "value": probe_loss(rows.loss, rows.tokens), "n": rows.tokens}
-            )
+            mean = probe_loss(rows.loss, rows.tokens)
+            records.append({**place, "metric": "probe_loss", "value": mean, "n": rows.tokens})
         if self.study is None or self.left_out(rows):
             return records
         if rows.unreached:
             self.note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
         records += self.study.measure(rows)
         if self.study.counts is not None:
-            records.append(
-                {**place, "metric": "unigram_entropy", "value": unigram_entropy(self.study.counts), "layer": 0}
-            )
+            entropy = unigram_entropy(self.study.counts)
+            records.append({**place, "metric": "unigram_entropy", "value": entropy, "layer": 0})
         beside = [*self._tables(rows), *self._weights(rows)]
         return [*records, *beside, *holm_records(beside)]
 
@@ -170,8 +157,6 @@ class Instruments:
         self.earlier = {site: (rows.step, proxies[site].directions.cpu()) for site in sites}
         return [{"step": rows.step, **card} for card in found]
 
-    # tables
-
     def _tables(self, rows: StepRows) -> list[Record]:
         study, watch = self.study, self.watch
         if study is None or watch is None or not study.plan.embedding or (table := watch.table) is None:
@@ -184,63 +169,49 @@ class Instruments:
             return []
         tests = TableStudy(study.plan.draws, self.seed, study.bins)
         records: list[Record] = []
-        for of, site, found in self._roles(rows, embed, table):
+        for of, site, found in self._roles(study, rows, embed, table):
             types = found.abs().sum(1).nonzero().squeeze(1)
             mine = {Label(p, study.main_rank): study.fitted[p][site] for p in study.plan.proxies[:2]}
             records += placed(site, rows.step, tests.records(found[types], types.cpu(), mine, of=of))
-        return records + self._updates(rows, embed, tests)
+        updates = list(watch.updates())  # since the last measured step
+        proxies: dict[Label, Proxy] = {}
+        for name in study.plan.proxies[:2] if updates else ():
+            proxies |= fit_on_types(rows.fit_half(embed), Label(name, study.main_rank), site=embed, seed=self.seed)
+        if updates and not proxies:
+            self.note("too few types in the probe to fit a proxy on half of them; updates are left out")
+        for of, types, change in updates if proxies else ():
+            unseen = unseen_types(int(types.max()) + 1)[types].nonzero().squeeze(1)  # by the proxy
+            tested = tests.records(change[unseen.to(change.device)], types[unseen], proxies, of=of)
+            records += placed(embed, rows.step, [{**r, "note": f"since step {watch.step}"} for r in tested])
+        return records
 
-    def _roles(self, rows: StepRows, embed: Site, table: Tensor) -> list[tuple[str, Site, Tensor]]:
+    def _roles(
+        self, study: TangentStudy, rows: StepRows, embed: Site, table: Tensor
+    ) -> Iterator[tuple[str, Site, Tensor]]:
         """The gradient of the table in its input role, and of the output head; a tied one is the rest of the whole."""
-        found: list[tuple[str, Site, Tensor]] = []
         inside = input_role(rows.embedded, len(table)) if rows.embedded else None
         if inside is not None:
-            found.append(("embedding_in", embed, inside))
+            yield "embedding_in", embed, inside
         name = self.output_weight
         parts = [g[name].double() for _, g in rows.weights if name is not None and name in g]
-        assert self.study is not None
-        last = [s for s in self.study.previous if s.stack == embed.stack or s.stack == "decoder"]
-        if not parts or not last:
-            return found
+        last = [s for s in study.previous if s.stack == embed.stack or s.stack == "decoder"]
+        tied = name is not None and dict(self.model.named_parameters())[name] is table
+        if not parts or not last or (tied and inside is None):
+            return
         site = max(last, key=lambda s: (s.layer, s.kind == "final"))
         whole = torch.stack(parts).sum(0)
-        tied = dict(self.model.named_parameters())[name or ""] is table
-        if tied and inside is None:
-            return found
         outside = whole - inside if tied and inside is not None else whole
-        if outside.shape[1] == len(self.study.fitted[self.study.plan.proxies[0]][site].basis):
-            found.append(("embedding_out", site, outside))
-        return found
-
-    def _updates(self, rows: StepRows, embed: Site, tests: TableStudy) -> list[Record]:
-        """Updates since the last measured step, of types that the proxy has not seen."""
-        study, watch = self.study, self.watch
-        assert study is not None and watch is not None
-        updates = list(watch.updates())
-        if not updates:
-            return []
-        proxies: dict[Label, Proxy] = {}
-        for name in study.plan.proxies[:2]:
-            proxies |= fit_on_types(rows.fit_half(embed), Label(name, study.main_rank), site=embed, seed=self.seed)
-        if not proxies:
-            self.note("too few types in the probe to fit a proxy on half of them; updates are left out")
-        records: list[Record] = []
-        for of, types, change in updates if proxies else ():
-            mine = unseen_types(int(types.max()) + 1)[types].nonzero().squeeze(1)
-            note = f"since step {watch.step}"
-            found = tests.records(change[mine.to(change.device)], types[mine], proxies, of=of)
-            records += placed(embed, rows.step, [{**r, "note": note} for r in found])
-        return records
+        if outside.shape[1] == len(study.fitted[study.plan.proxies[0]][site].basis):
+            yield "embedding_out", site, outside
 
     def _weights(self, rows: StepRows) -> list[Record]:
         study = self.study
         if study is None or not self.readers or not rows.weights:
             return []
-        fits: dict[Site, Half] = {site: rows.fit_half(site) for site in self.readers if site in rows.fit}
         plan = study.plan
         words: dict[str, Any] = {"rank": study.main_rank, "draws": plan.draws, "most": plan.fit_rows, "seed": self.seed}
-        proxies = plan.proxies[:2]
-        return list(weight_records(self.model, self.readers, rows, fits=fits, proxies=proxies, **words))
+        words["fits"] = {site: rows.fit_half(site) for site in self.readers if site in rows.fit}
+        return list(weight_records(self.model, self.readers, rows, proxies=plan.proxies[:2], **words))
 
 
 def make_probe(instruments: Instruments, probe: Any, *, loss: Any = None, batch_size: int = 16) -> Probe:
@@ -257,9 +228,13 @@ def make_probe(instruments: Instruments, probe: Any, *, loss: Any = None, batch_
         if not i.readers:
             i.note("no linear was found that reads attn_in or mlp_in, so weight gradients are left out")
     extra = [site for site in i.setup.captured if site not in i.sites] if i.requests else ()
+    table = i.study is not None and i.study.plan.embedding and i.watch is not None and i.watch.table is not None
+    weights = [name for found in i.readers.values() for name in found]
+    weights += [name for name in (i.output_weight,) if table and name is not None]
     words: dict[str, Any] = {"layout": i.layout, "sites": i.sites, "extra": extra, "rows": i.rows, "loss": loss}
-    gradients = i.study is not None
-    return Probe(i.model, batches, batch_size=batch_size, gradients=gradients, **words, **i.probe_options())
+    words |= {"weights": list(dict.fromkeys(weights)), "embedding": table, "batch_size": batch_size}
+    words |= {"fit_only": list(i.readers), "by_fold": bool(i.readers), "gradients": i.study is not None}
+    return Probe(i.model, batches, **words)
 
 
 @dataclass(frozen=True)
@@ -306,10 +281,6 @@ class ProbePiece:
     test: bool
     context: Tensor  # [B] hashes
 
-    @property
-    def fold(self) -> Tensor:
-        return fold_of(self.context)
-
 
 @dataclass(frozen=True)
 class _Chosen:
@@ -326,42 +297,56 @@ class _Chosen:
         self.sink.scores(scores)
 
 
+@dataclass(eq=False)
 class Probe:
     """The contexts of a probe, split in two by their content, and the passes over them."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batches: Iterable[Any],
-        *,
-        layout: Layout,
-        sites: Sequence[Site],
-        fit_only: Sequence[Site] = (),
-        extra: Sequence[Site] = (),
-        loss: LossRule | None = None,
-        weights: Sequence[str] = (),
-        embedding: bool = False,
-        by_fold: bool = False,
-        batch_size: int = 16,
-        gradients: bool = True,
-        rows: Rule | None = None,
-    ) -> None:
-        self.gradients, self.rows = gradients, rows
-        self.model, self.layout, self.loss = model, layout, loss
-        self.sites, self.fit_only, self.extra = list(sites), list(fit_only), list(extra)
-        self.weights, self.embedding = list(weights), embedding
-        given = [labelled(model, batch) for batch in batches]
+    model: nn.Module
+    batches: InitVar[Iterable[Any]]
+    _: KW_ONLY
+    layout: Layout
+    sites: Sequence[Site]
+    fit_only: Sequence[Site] = ()  # sites that are fitted on, but have no gradients of their own
+    extra: Sequence[Site] = ()  # sites for the geometry metrics alone
+    loss: LossRule | None = None
+    weights: Sequence[str] = ()  # parameters whose gradients are kept
+    embedding: bool = False
+    by_fold: bool = False
+    batch_size: int = 16
+    gradients: bool = True
+    rows: Rule | None = None
+
+    def __post_init__(self, batches: Iterable[Any]) -> None:
+        given = [labelled(self.model, batch) for batch in batches]
         if not given:
             raise AnisoscopeError("the probe has no batches; give at least one batch of held-out contexts.")
-        words: dict[str, Any] = {"batch_size": batch_size, "by_fold": by_fold, "split": gradients, "rows": rows}
-        self.pieces = list(_pieces(given, model, **words))
+        self.pieces = list(self._pieces(given))
         self.contexts = sum(len(piece.context) for piece in self.pieces)
-        if gradients and len({piece.test for piece in self.pieces}) < 2:
+        if self.gradients and len({piece.test for piece in self.pieces}) < 2:
             raise AnisoscopeError(
                 f"the probe has {self.contexts} different contexts, all in one half; contexts are split in two by a "
                 "hash of their content to fit and to test: give at least eight."
             )
         self.reading = self._reading()
+
+    def _pieces(self, batches: list[dict[str, Any]]) -> Iterator[ProbePiece]:
+        """The contexts of each batch, in chunks, split by half (and fold); a context that occurs twice counts once."""
+        seen: set[int] = set()
+        config = getattr(self.model, "config", None)
+        for inputs in batches:
+            more, real = by_rule(rule=self.rows, args=(), kwargs=inputs)
+            hashes = original_contexts({**inputs, **more}, config=config, real=None if real is None else real.cpu())
+            fresh = {h: b for b, h in reversed([*enumerate(hashes.tolist())]) if h not in seen}
+            seen |= fresh.keys()
+            chosen = torch.tensor(sorted(fresh.values()), dtype=torch.int64)
+            half = half_of(hashes[chosen]) if self.gradients else torch.zeros_like(chosen)
+            fold = fold_of(hashes[chosen]) if self.by_fold else torch.zeros_like(chosen)
+            fold = fold.where(half == 1, 0)  # contexts to fit on are not split by fold
+            folds = range(int(fold.max()) + 1 if len(fold) else 0)
+            for test, f in [(0, 0), *((1, f) for f in folds)]:
+                mine = chosen[(half == test) & (fold == f)]
+                for part in mine.split(self.batch_size) if len(mine) else ():
+                    yield ProbePiece(take(inputs, part), bool(test), hashes[part])
 
     @property
     def fingerprint(self) -> str:
@@ -371,7 +356,6 @@ class Probe:
 
     def _reading(self) -> LabelConvention | None:
         """How the model reads its labels, tried on a few contexts; unknown where the user gives the loss."""
-        found = None
         for piece in self.pieces:
             labels = piece.inputs.get("labels")
             if not isinstance(labels, Tensor) or not bool((labels != IGNORED).any()):
@@ -392,7 +376,7 @@ class Probe:
                 f"every label of the probe is {IGNORED} (ignored) or missing, so there is no loss; give batches with "
                 "labels at some positions."
             )
-        return found
+        return None
 
     def run(self, step: int, *, others: Sink | None = None) -> StepRows:
         """All rows of one step; `others` takes the rows of every context, for the geometry metrics."""
@@ -402,29 +386,22 @@ class Probe:
         others = None if others is None else _Chosen(others, frozenset([*self.sites, *self.extra]))
         words: dict[str, Any] = {"layout": self.layout, "reading": self.reading, "others": others}
         words |= {"extra": self.extra, "rows": self.rows}
+        asked: dict[str, Any] = {"loss": self.loss, "weights": self.weights, "embedding": self.embedding}
         for piece in self.pieces:
             if not piece.test:
-                out.add_fit(
-                    gradient_pass.forward_rows(self.model, piece.inputs, [*self.sites, *self.fit_only], **words)
-                )
+                sites = [*self.sites, *self.fit_only]
+                out.add_fit(gradient_pass.forward_rows(self.model, piece.inputs, sites, **words))
                 continue
-            found = gradient_pass.gradient_rows(
-                self.model,
-                piece.inputs,
-                self.sites,
-                loss=self.loss,
-                weights=self.weights,
-                embedding=self.embedding,
-                **words,
-            )
+            found = gradient_pass.gradient_rows(self.model, piece.inputs, self.sites, **asked, **words)
             out.add_test(found)
-            folds = piece.fold
+            folds = fold_of(piece.context)
+            fold = int(folds[0]) if len(folds.unique()) == 1 else -1
             if found.embedded is not None:
                 ids, grads = found.embedded
                 out.embedded.append((ids, grads, folds.repeat_interleave(len(ids) // len(folds))))
-            out.losses.append((int(folds[0]) if len(folds.unique()) == 1 else -1, found.loss, found.tokens))
+            out.losses.append((fold, found.loss, found.tokens))
             if found.weights:
-                out.weights.append((int(folds[0]) if len(folds.unique()) == 1 else -1, found.weights))
+                out.weights.append((fold, found.weights))
         return out
 
     def _forward(self, step: int, others: Sink | None) -> StepRows:
@@ -468,30 +445,3 @@ def labelled(model: nn.Module, batch: Any) -> dict[str, Any]:
     if "labels" not in inputs and isinstance(ids, Tensor) and causal:
         inputs["labels"] = ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
     return inputs
-
-
-def _pieces(
-    batches: list[dict[str, Any]],
-    model: nn.Module,
-    *,
-    batch_size: int,
-    by_fold: bool,
-    split: bool,
-    rows: Rule | None = None,
-) -> Iterator[ProbePiece]:
-    """The contexts of each batch, in chunks, `split` by half (and fold); a context that occurs twice counts once."""
-    seen: set[int] = set()
-    config = getattr(model, "config", None)
-    for inputs in batches:
-        more, real = by_rule(rule=rows, args=(), kwargs=inputs)
-        hashes = original_contexts({**inputs, **more}, config=config, real=None if real is None else real.cpu())
-        fresh = [b for b, h in enumerate(hashes.tolist()) if not (h in seen or seen.add(h))]  # type: ignore[func-returns-value]
-        chosen = torch.tensor(fresh, dtype=torch.int64)
-        half = half_of(hashes[chosen]) if split else torch.zeros_like(chosen)
-        fold = fold_of(hashes[chosen]) if by_fold else torch.zeros_like(chosen)
-        fold = fold.where(half == 1, 0)  # contexts to fit on are not split by fold
-        folds = range(int(fold.max()) + 1 if len(fold) else 0)
-        for test, f in [(0, 0), *((1, f) for f in folds)]:
-            mine = chosen[(half == test) & (fold == f)]
-            for part in mine.split(batch_size) if len(mine) else ():
-                yield ProbePiece(take(inputs, part), bool(test), hashes[part])

@@ -106,9 +106,14 @@ class Monitor:
         self.seed, self.progress, self.tokenizer, self.counts = seed, progress, tokenizer, counts
         chosen, requests = choose_plan(metrics, plan, rank=rank, seed=seed)
         self.layout = find_layout(self.model)
+        self.depths = {stack.name: stack.depth for stack in self.layout.stacks}
         sites = self.layout.sites(stream_kinds(self.layout), layers)
-        if chosen is not None or self.live_wanted or every_step:
-            _check_learning(self.model)
+        learns = any(p.requires_grad for p in self.model.parameters())
+        if not learns and (chosen is not None or self.live_wanted or every_step):
+            raise AnisoscopeError(
+                f"every parameter of {type(self.model).__name__} is frozen, so nothing learns and there are no "
+                "gradients; unfreeze some (parameter.requires_grad_(True)), or use `profile` for its geometry."
+            )
         if chosen is not None and chosen.rank is not None:
             config = getattr(self.model, "config", None)
             width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
@@ -136,12 +141,17 @@ class Monitor:
         self.temporal = TemporalSpread()
         rows_taken = ROWS if every_step is True else int(every_step)
         options = self._options(chosen) | ({"every_step": rows_taken} if every_step else {})
-        self.store = MonitorStore(out, resume=resume, about=options, model=self._described())
+        self.store = MonitorStore(out, resume=resume, about=options)
+        self.store.model |= {"name": self.name, "architecture": type(self.model).__name__, "stacks": list(self.depths)}
+        self.store.model |= modality_words(self.model, list(self.depths), tokenizer, layout=self.layout)
+        self.store.model["layers"] = max(self.depths.values())
         self.sinks = ResultSinks(sinks, self.instruments.notes)
         folder = self.store.folder.path / "state" if self.store.folder is not None else None
+        run = folder.parent.name if folder is not None else ""
+        self._columns: dict[str, Any] = {"run": run, "model": self.name, "seed": seed}
         self.every: EveryStep | None = None
         if every_step:
-            words = {"rows": rows_taken, "folder": folder, "resume": resume, "rule": rows}
+            words = {"folder": folder, "resume": resume, "taken": rows_taken, "rows": rows}
             self.every = EveryStep(self.model, sites, layout=self.layout, **words)
         self.map: RowMap | None = None
         if row_map and folder is not None and self.probe is not None:
@@ -153,6 +163,7 @@ class Monitor:
         self.resumed = -1
         self.seconds = 0.0
         self._entered, self._fresh = False, True
+        self._hooks = [hooks for hooks in (self.live, self.every) if hooks is not None]
 
     def _options(self, plan: TangentPlan | None) -> dict[str, Any]:
         """What a resumed run must have in common with its beginning."""
@@ -162,15 +173,6 @@ class Monitor:
         found |= {"plan": None if plan is None else asdict(plan), "live": self.live_wanted}
         return found | ({"halves": True} if self.instruments.halves else {})
 
-    def _described(self) -> dict[str, Any]:
-        """What run.json says of the model, as that of a profile does."""
-        depths = self._depths()
-        words: dict[str, Any] = {"name": self.name, "architecture": type(self.model).__name__, "stacks": list(depths)}
-        words |= modality_words(self.model, list(depths), self.tokenizer, layout=self.layout)
-        return {**words, "layers": max(depths.values())}
-
-    # beginning and end
-
     def __enter__(self) -> Monitor:
         state = self.store.newest()
         if state is not None:
@@ -179,7 +181,7 @@ class Monitor:
         self.store.describe("running")
         self.sinks.start(self._manifest())
         self.watch.attach()
-        for hooks in self._hooks():
+        for hooks in self._hooks:
             hooks.__enter__()
         self._entered = True
         return self
@@ -187,11 +189,11 @@ class Monitor:
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         self._entered = False
         self.watch.detach()
-        for hooks in self._hooks():
+        for hooks in self._hooks:
             hooks.__exit__()
         folder = self.store.folder
         if self.every is not None and folder is not None:
-            self.every.write(folder.path, self._columns("live"), self._depths())
+            self.every.write(folder.path, self._columns | {"data": "live"}, self.depths)
         if kind is None:
             self._finish()
         self.store.write_table(self.table, done=self.done)
@@ -204,19 +206,15 @@ class Monitor:
         self.sinks.finish({**self._manifest(), **words, "status": status, "warnings": self.notes})
         self.store.describe(status, warnings=self.notes, **words)
 
-    def _hooks(self) -> list[LiveGradients | EveryStep]:
-        return [hooks for hooks in (self.live, self.every) if hooks is not None]
-
     def _manifest(self) -> dict[str, Any]:
         return {"name": self.name, "config": self.store.about, "models": [self.store.model], "seed": self.seed}
 
     def _finish(self) -> None:
         """What only the end of the training gives: frozen proxies of an open window, the spread over time."""
         last = max(self.done, default=0)
-        records: list[Record] = []
-        still_open = any(s.frozen is not None and s.frozen.window for s in self.studies().values())
-        for study in self.studies().values():
-            records += study.finish()
+        studies = self.studies().values()
+        still_open = any(study.frozen is not None and study.frozen.window for study in studies)
+        records = [record for study in studies for record in study.finish()]
         if not still_open:  # the last state still names what lies in them
             self.store.drop_window()
         counts = self.instruments.study.counts if self.instruments.study is not None else None
@@ -226,8 +224,6 @@ class Monitor:
             records += [{**place, **row} for row in found]
         if records:
             self._keep_part("finish", records, last)
-
-    # one step
 
     @contextlib.contextmanager
     def step(
@@ -262,7 +258,7 @@ class Monitor:
         try:
             yield self
         except BaseException:
-            for hooks in self._hooks():
+            for hooks in self._hooks:
                 hooks.drop()
             raise
         if self.every is not None:
@@ -312,7 +308,7 @@ class Monitor:
     def _read_every(self, step: int) -> list[Record]:
         assert self.every is not None
         self.every.flush()
-        rows = self.every.table(self._columns("live"), self._depths(), step=step).records()
+        rows = self.every.table(self._columns | {"data": "live"}, self.depths, step=step).records()
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def log(self, step: int, **numbers: float) -> None:
@@ -325,20 +321,11 @@ class Monitor:
         records = [{**place, "metric": name, "value": value} for name, value in fresh.items()]
         self._keep_part(f"{'+'.join(sorted(fresh))}-{step:09d}", records, step)
 
-    # results
-
-    def _columns(self, data: str) -> dict[str, Any]:
-        return {"run": self.store.name, "model": self.name, "data": data, "seed": self.seed}
-
-    def _depths(self) -> dict[str, int]:
-        return {stack.name: stack.depth for stack in self.layout.stacks}
-
     def _keep(self, records: list[Record]) -> Table:
         """Records as a table with all columns, which becomes part of the results."""
-        columns, depth = self._columns("probe" if self.probe else "live"), self._depths()
-        full = []
+        columns, full = self._columns | {"data": "probe" if self.probe else "live"}, []
         for row in records:
-            layer, deep = row.get("layer"), depth.get(row.get("stack", "single"), 0)
+            layer, deep = row.get("layer"), self.depths.get(row.get("stack", "single"), 0)
             more = {"depth": layer / deep} if layer is not None and deep else {}
             full.append({**columns, "stack": "single", **more, **row})
         table = Table.from_records(full)
@@ -383,15 +370,13 @@ class Monitor:
         if self.every is None:
             raise AnisoscopeError("this monitor follows measured steps alone; say every_step=True for all of them.")
         self.every.flush()
-        return self.every.table(self._columns("live"), self._depths())
+        return self.every.table(self._columns | {"data": "live"}, self.depths)
 
     @property
     def notes(self) -> list[str]:
         """What was left out, and why."""
         study = self.instruments.study
         return [*self.instruments.notes, *(study.notes if study is not None else ()), *self.instruments.setup.notes]
-
-    # state
 
     def _state(self, step: int) -> dict[str, Any]:
         """Everything that later steps build on."""
@@ -444,12 +429,3 @@ def stream_kinds(layout: Layout) -> list[str]:
     """Embedding, blocks and final norm; in a model without attention its stages in place of the blocks."""
     staged = "stage" in layout.kinds and not set(layout.kinds) & set(ATTENTION_KINDS)
     return [kind for kind in ("embed", "stage" if staged else "resid", "final") if kind in layout.kinds]
-
-
-def _check_learning(model: nn.Module) -> None:
-    """Refuse a model in which nothing learns."""
-    if not any(p.requires_grad for p in model.parameters()):
-        raise AnisoscopeError(
-            f"every parameter of {type(model).__name__} is frozen, so nothing learns and there are no gradients; "
-            "unfreeze some (parameter.requires_grad_(True)), or use `profile` for its geometry."
-        )

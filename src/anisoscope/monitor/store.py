@@ -22,12 +22,10 @@ from anisoscope.results.table import Table
 class MonitorStore:
     """A folder, or nothing at all where the results are only wanted in memory."""
 
-    def __init__(
-        self, out: str | Path | None, *, resume: bool, about: dict[str, Any], model: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, out: str | Path | None, *, resume: bool, about: dict[str, Any]) -> None:
         self.folder = None if out is None else RunFolder(Path(out))
         self.resume, self.about = resume, about
-        self.model = model if model is not None else {}  # its entry in run.json
+        self.model: dict[str, Any] = {}  # its entry in run.json
         self._options = _flat(json.loads(json.dumps(about, default=str)))
         if self.folder is None:
             return
@@ -54,14 +52,9 @@ class MonitorStore:
         words = {"kind": "monitor", "models": [{**self.model, "notes": []}], **more, "status": status}
         self.folder.write_about(new_manifest(self.about, command=[], seed=self.about.get("seed", 0), old=old, **words))
 
-    @property
-    def name(self) -> str:
-        return self.folder.path.name if self.folder is not None else ""
-
     def _states(self) -> dict[int, Path]:
-        if self.folder is None:
-            return {}
-        return {int(p.stem.partition("-")[2]): p for p in sorted((self.folder.path / "state").glob("step-*.pt"))}
+        paths = sorted((self.folder.path / "state").glob("step-*.pt")) if self.folder is not None else ()
+        return {int(path.stem.partition("-")[2]): path for path in paths}
 
     def write_step(
         self, step: int, table: Table, state: dict[str, Any], window: Any = None, *, number: int | None = None
@@ -74,27 +67,26 @@ class MonitorStore:
             return
         self.folder.write_part(f"step-{step:09d}", table)
         if window is not None and any(found is not None for found in window.values()):
-            replace_file(self._window(step), lambda p: torch.save(window, p))
+            replace_file(self.folder.path / "state" / f"window-{step:09d}.pt", lambda p: torch.save(window, p))
         name = f"step-{step if number is None else number:09d}.pt"
         replace_file(self.folder.path / "state" / name, lambda p: torch.save({**state, "about": self._options}, p))
         for _, old in sorted(self._states().items())[:-3]:  # an older checkpoint of the training may need the last few
             old.unlink()
 
-    def _window(self, step: int) -> Path:
-        assert self.folder is not None
-        return self.folder.path / "state" / f"window-{step:09d}.pt"
-
     def window(self, steps: list[int]) -> dict[int, dict[str, Any]]:
         """What an open window kept of these steps."""
+        found: dict[int, dict[str, Any]] = {}
         if self.folder is None:
-            return {}
+            return found
         for step in steps:
-            if not self._window(step).is_file():
+            path = self.folder.path / "state" / f"window-{step:09d}.pt"
+            if not path.is_file():
                 raise AnisoscopeError(
                     f"the moments of step {step} are gone from {str(self.folder.path)!r}, because the run went on "
                     "to its end; go on from a later checkpoint, or begin again in another folder."
                 )
-        return {step: torch.load(self._window(step), map_location="cpu", weights_only=True) for step in steps}
+            found[step] = torch.load(path, map_location="cpu", weights_only=True)
+        return found
 
     def rewind(self, done: set[int]) -> None:
         """Forget states of steps that are to be measured again: a state without its table must not be found."""
@@ -126,19 +118,15 @@ class MonitorStore:
         if not states:
             return None
         found: dict[str, Any] = torch.load(states[max(states)], map_location="cpu", weights_only=True)
-        self._check_same(found.get("about") or {})
+        # what was measured under other options does not belong into one table with what is to come
+        mine, theirs = self._options, found.get("about") or {}
+        for key in {**mine, **theirs} if mine and theirs else ():
+            if key != "total_steps" and theirs.get(key) != mine.get(key):  # a training may be made longer
+                raise AnisoscopeError(
+                    f"{str(states[max(states)].parents[1])!r} holds a run monitored with {key} = {theirs.get(key)!r}, "
+                    f"not {mine.get(key)!r}; repeat its options, or give another folder."
+                )
         return found
-
-    def _check_same(self, theirs: dict[str, Any]) -> None:
-        """What was measured under other options does not belong into one table with what is to come."""
-        mine = self._options
-        keys = [key for key in {**mine, **theirs} if key != "total_steps"]  # a training may be made longer
-        for key in (key for key in keys if theirs and mine and theirs.get(key) != mine.get(key)):
-            assert self.folder is not None
-            raise AnisoscopeError(
-                f"{str(self.folder.path)!r} holds a run monitored with {key} = {theirs.get(key)!r}, not "
-                f"{mine.get(key)!r}; repeat its options, or give another folder."
-            )
 
     def tables(self, done: set[int]) -> list[Table]:
         """The tables of these steps; those of other steps came after the state and are forgotten."""
@@ -158,20 +146,15 @@ class MonitorStore:
         if self.folder is not None and cards:
             self.folder.write_json(f"parts/concepts-{step:09d}.json", cards)
 
-    def _join_concepts(self, done: set[int]) -> None:
-        assert self.folder is not None
-        found: list[dict[str, Any]] = []
-        for path in sorted((self.folder.path / "parts").glob("concepts-*.json")):
-            if int(path.stem.partition("-")[2]) in done:
-                found += json.loads(path.read_text(encoding="utf-8"))
-        if found:
-            self.folder.write_json("concepts.json", found)
-
     def write_table(self, table: Table, *, done: set[int]) -> None:
-        """Everything so far in one table, in an order that does not depend on interruptions."""
-        if self.folder is not None and len(table):
-            self.folder.write_table(in_order(table))
-            self._join_concepts(done)
+        """Everything so far in one table, in an order that does not depend on interruptions, and the cards."""
+        if self.folder is None or not len(table):
+            return
+        self.folder.write_table(in_order(table))
+        paths = sorted((self.folder.path / "parts").glob("concepts-*.json"))
+        mine = (path for path in paths if int(path.stem.partition("-")[2]) in done)
+        if found := [card for path in mine for card in json.loads(path.read_text(encoding="utf-8"))]:
+            self.folder.write_json("concepts.json", found)
 
 
 def in_order(table: Table) -> Table:
@@ -189,6 +172,6 @@ def _flat(about: dict[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for key, value in about.items():
-        inner = _flat(value) if isinstance(value, dict) else None
-        found |= {key: value} if inner is None else {f"{key}.{name}": part for name, part in inner.items()}
+        inner = {f"{key}.{name}": part for name, part in _flat(value).items()} if isinstance(value, dict) else None
+        found |= {key: value} if inner is None else inner
     return {key: value for key, value in found.items() if " at 0x" not in str(value)}
