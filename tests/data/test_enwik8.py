@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from anisoscope.data import enwik8 as prepare
-from anisoscope.data.enwik8 import SYMBOLS, decode, decode_bytes, encode, open_prepared, prepare_enwik8
+from anisoscope.data.enwik8 import SYMBOLS, Prepared, decode, decode_bytes, encode, open_prepared, prepare_enwik8
 from anisoscope.data.markup import OUTSIDE, CleaningStats, clean, clean_article, read_raw
 from anisoscope.data.text import read_documents
 from anisoscope.errors import AnisoscopeError
@@ -166,6 +166,18 @@ def test_a_long_text_that_is_no_export_is_not_read_to_its_end() -> None:
 # -- the folder --------------------------------------------------------------------------------------------------------
 
 
+def text_of(made: Prepared) -> str:
+    return (made.path / "enwik8.txt").read_text(encoding="utf-8")
+
+
+def ids_of(made: Prepared) -> np.ndarray:
+    return np.memmap(made.path / "enwik8.bin", dtype=np.uint8, mode="r")
+
+
+def ends_of(made: Prepared) -> np.ndarray:
+    return np.asarray(np.load(made.path / "enwik8.ends.npy"))
+
+
 def packed(kind: str, raw: Path, folder: Path) -> Path:
     path = folder / f"enwik8{kind}"
     if kind == ".gz":
@@ -182,11 +194,11 @@ def packed(kind: str, raw: Path, folder: Path) -> Path:
 def test_text_ids_and_ends_agree_whatever_the_packing(kind: str, raw: Path, tmp_path: Path) -> None:
     made = prepare_enwik8(packed(kind, raw, tmp_path), tmp_path / "out")
     articles = [document.text for document in clean(export())]
-    assert made.text == "\n\n\n".join(articles) and len(articles) == 40
-    assert decode(made.ids) == made.text
-    starts = np.concatenate([[0], made.ends[:-1] + 3])
-    assert [decode(made.ids[a:b]) for a, b in zip(starts, made.ends, strict=True)] == articles
-    assert made.stats["kept"]["sha256"] == hashlib.sha256(made.text.encode()).hexdigest()
+    assert text_of(made) == "\n\n\n".join(articles) and len(articles) == 40
+    assert decode(ids_of(made)) == text_of(made)
+    starts = np.concatenate([[0], ends_of(made)[:-1] + 3])
+    assert [decode(ids_of(made)[a:b]) for a, b in zip(starts, ends_of(made), strict=True)] == articles
+    assert made.stats["kept"]["sha256"] == hashlib.sha256(text_of(made).encode()).hexdigest()
     assert made.stats["raw"]["md5"] == hashlib.md5(export()).hexdigest() and not made.stats["raw"]["is_enwik8"]
     assert "not the true enwik8" in made.stats["note"]
     assert (made.path / "enwik8.titles").read_text().splitlines() == [f"Page {i}" for i in range(40)]
@@ -203,7 +215,7 @@ def test_the_true_file_is_known_by_its_fingerprint(raw: Path, tmp_path: Path, mo
     assert prepare_enwik8(raw, tmp_path / "b").stats["raw"]["as_expected"] is True
     part = prepare_enwik8(raw, tmp_path / "c", limit=0.005)
     assert "only the first 5,000 bytes" in part.stats["note"] and not part.stats["raw"]["is_enwik8"]
-    assert made.text.startswith(part.text) and len(part.text) < len(made.text)
+    assert text_of(made).startswith(text_of(part)) and len(text_of(part)) < len(text_of(made))
 
 
 def test_the_same_again_is_reused_and_anything_else_is_refused(raw: Path, tmp_path: Path) -> None:
@@ -300,7 +312,7 @@ def test_a_path_that_is_not_there_or_a_folder_is_told(raw: Path, tmp_path: Path)
 def test_the_slice_that_ships_is_prepared_without_a_path(tmp_path: Path) -> None:
     made = prepare_enwik8(None, tmp_path / "out")
     documents = [document.text for document in read_documents("embedded")]
-    assert made.text.split("\n\n\n") == documents and decode(made.ids) == made.text
+    assert text_of(made).split("\n\n\n") == documents and decode(ids_of(made)) == text_of(made)
     assert made.stats["made_of"]["source"] == "embedded" and made.stats["raw"] is None
     assert prepare_enwik8("embedded", tmp_path / "out").made is False
 
@@ -353,8 +365,8 @@ def test_all_of_enwik8_gives_the_known_fingerprint(tmp_path: Path) -> None:
     assert tuple(np.flatnonzero(seen).tolist()) == SYMBOLS
     made = prepare_enwik8(ENWIK8, tmp_path / "out")
     assert made.stats["raw"]["is_enwik8"] and made.stats["kept"]["sha256"] == prepare.FINGERPRINT
-    text = made.text
-    assert decode(made.ids) == text and made.stats["kept"]["articles"] == len(text.split("\n\n\n"))
+    text = text_of(made)
+    assert decode(ids_of(made)) == text and made.stats["kept"]["articles"] == len(text.split("\n\n\n"))
     assert made.stats["cleaning"]["kept_share"] > 0.5 and made.stats["kept"]["bytes"] > 0.5 * made.stats["raw"]["bytes"]
     assert not LEFT.search(text)
     assert LEFT.search("a [[link]]") and LEFT.search("see http://a.org") and LEFT.search("a &amp; b")

@@ -93,7 +93,7 @@ def _read(
             if found is None:
                 counts.dropped_pieces += first  # readable, and without a single sample
                 break
-            yield resampled(mono(found[0]), found[1], rate), item
+            yield resampled(found[0], found[1], rate), item
     counts.refuse_nothing(source, SOUNDS_DATA)
 
 
@@ -111,17 +111,15 @@ def _pieces(sounds: _Sounds, rate: int, cut: int, counts: MediaCounts) -> Iterat
             yield Clip(np.ascontiguousarray(piece, dtype=np.float32), rate, item.group, item.name, text)
 
 
-def mono(samples: np.ndarray) -> np.ndarray:
-    """The mean of all channels [T] of samples [T] or [T, channels].
+def resampled(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
+    """The mean of all channels of samples [T] or [T, channels], at another rate [T'].
 
-    >>> mono(np.array([[1.0, 3.0], [0.0, 4.0]])).tolist()
+    By a polyphase filter: no aliases of what lies above half the lower rate.
+
+    >>> resampled(np.array([[1.0, 3.0], [0.0, 4.0]]), 16_000, 16_000).tolist()
     [2.0, 2.0]
     """
-    return samples if samples.ndim == 1 else samples.mean(1)
-
-
-def resampled(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
-    """The samples at another rate, by a polyphase filter (no aliases of what lies above half the lower rate)."""
+    samples = samples if samples.ndim == 1 else samples.mean(1)
     if rate == wanted or not len(samples):
         return samples.astype(np.float32, copy=False)
     from scipy.signal import resample_poly

@@ -121,21 +121,6 @@ class Prepared:
     stats: dict[str, Any]
     made: bool = True
 
-    @property
-    def text(self) -> str:
-        """The cleaned text, whole."""
-        return (self.path / "enwik8.txt").read_text(encoding="utf-8")
-
-    @property
-    def ids(self) -> np.ndarray:
-        """The ids of the cleaned text, memory-mapped."""
-        return np.memmap(self.path / "enwik8.bin", dtype=np.uint8, mode="r")
-
-    @property
-    def ends(self) -> np.ndarray:
-        """Where each article ends."""
-        return np.asarray(np.load(self.path / "enwik8.ends.npy"))
-
 
 def prepare_enwik8(
     source: str | Path | None, folder: str | Path, *, limit: float | None = None, progress: Progress | None = None
@@ -358,27 +343,21 @@ def _about(raw: _Source, cleaning: CleaningStats) -> dict[str, Any]:
     sizes = {key: figures.pop(key) for key in ("characters_in", "characters_out")}
     pages = {key: figures.pop(key) for key in ("pages", "articles", *_DROPPED)}
     table = {kind: {"count": figures.get(kind), "characters": size} for kind, size in sorted(removed.items())}
-    md5 = raw.md5.hexdigest()
+    md5, cut = raw.md5.hexdigest(), ", and its last page is cut" if cleaning.truncated else ""
+    note = f"this is not the true enwik8: {raw.size:,} bytes with MD5 {md5}{cut} (another export, or changed)"
+    if md5 == MD5:
+        note = "this is the true enwik8 (verified by MD5)"
+    elif raw.cut:
+        note = f"only the first {raw.size:,} bytes were read, so it could not be verified that this is enwik8"
+    elif raw.size < SIZE:
+        note = f"this is not the true enwik8: {raw.size:,} bytes instead of {SIZE:,}{cut}"
+        note += " (truncated, or another export)"
     return {
         "raw": {"bytes": raw.size, "md5": md5, "is_enwik8": md5 == MD5},
-        "note": _verdict(raw, md5, cleaning),
+        "note": note,
         "cleaning": {"pages": pages, **sizes, "kept_share": sizes["characters_out"] / max(1, sizes["characters_in"])}
         | {"removed": table, "empty_headings": figures["empty_headings"]},
     }
-
-
-def _verdict(raw: _Source, md5: str, cleaning: CleaningStats) -> str:
-    """One sentence about whether this is the true enwik8."""
-    if md5 == MD5:
-        return "this is the true enwik8 (verified by MD5)"
-    if raw.cut:
-        return f"only the first {raw.size:,} bytes were read, so it could not be verified that this is enwik8"
-    cut = ", and its last page is cut" if cleaning.truncated else ""
-    if raw.size < SIZE:
-        return (
-            f"this is not the true enwik8: {raw.size:,} bytes instead of {SIZE:,}{cut} (truncated, or another export)"
-        )
-    return f"this is not the true enwik8: {raw.size:,} bytes with MD5 {md5}{cut} (another export, or changed)"
 
 
 def _expected_size(path: Path) -> int:

@@ -219,16 +219,6 @@ _INVISIBLE = re.compile(
     "[\u00ad\u200b-\u200f\u2028-\u202e\u2060\ue000-\uf8ff\ufeff\ufffd-\uffff\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
 _ODD_SPACES = re.compile("[\t\u00a0\u2000-\u200a\u202f\u3000]")
-_SPACED = (
-    (" \n", "\n"),
-    ("\n ", "\n"),
-    (" )", ")"),
-    ("( ", "("),
-    (" ,", ","),
-    ("(, ", "("),
-    ("(; ", "("),
-    ("(: ", "("),
-)
 _BEFORE = tuple((f" {mark}", re.compile(rf" {re.escape(mark)}(?=\s)"), mark) for mark in ";.:!?")
 _HOLLOW = re.compile(r"\((?<!\w\()(?:see|see also|sources?|e\.g\.|i\.e\.|cf\.)?[\s,;:]*\.?\)")  # f() is a function
 _NO_BRACKET = re.compile(r"\[\s*\]")
@@ -456,8 +446,8 @@ def _without_holes(text: str) -> str:
         before = text
         while "  " in text:
             text = text.replace("  ", " ")
-        for found, mark in _SPACED:
-            text = text.replace(found, mark)
+        text = text.replace(" \n", "\n").replace("\n ", "\n").replace(" )", ")").replace("( ", "(").replace(" ,", ",")
+        text = text.replace("(, ", "(").replace("(; ", "(").replace("(: ", "(")
         for found, pattern, mark in _BEFORE:
             text = pattern.sub(mark, text) if found in text else text
         text = _HOLLOW.sub("", text) if "(" in text else text

@@ -11,16 +11,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
-from anisoscope.data.text import (
-    entries,
-    files_in,
-    files_seen,
-    looks_like_dataset,
-    members_of,
-    open_dataset,
-    read_records,
-    readable,
-)
+from anisoscope.data import text as files
 from anisoscope.errors import AnisoscopeError, missing_path
 from anisoscope.results.modality import MEDIA, Medium
 
@@ -84,9 +75,9 @@ def medium_of(source: str) -> Medium | None:
     path = Path(source).expanduser()
     names = [path.name]
     if path.is_dir():
-        names = [p.name for p in files_in(path)]
+        names = [p.name for p in files.files_in(path)]
     elif path.suffix.lower() == ".zip" and path.is_file():
-        with readable(str(path)), zipfile.ZipFile(path) as archive:
+        with files.readable(str(path)), zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     counts = {medium: sum(_suffix(name) in medium.suffixes for name in names) for medium in MEDIA.values()}
     best = max(counts, key=lambda medium: counts[medium])
@@ -104,7 +95,7 @@ def items(source: str, medium: Medium, *, column: str | None = None, group_by: s
     if path.suffix.lower() == ".zip" and path.is_file():
         return _of_archive(path, medium, group_by=group_by)
     if path.is_file() and _suffix(path.name) in TABLES:
-        rows = (row for entry in entries(path) for row in read_records(entry, []))
+        rows = (row for entry in files.entries(path) for row in files.read_records(entry, []))
         return _of_rows(str(path), rows, medium, column=column, group_by=group_by)
     if path.is_file():
         if _suffix(path.name) not in medium.suffixes:
@@ -113,9 +104,14 @@ def items(source: str, medium: Medium, *, column: str | None = None, group_by: s
                 f".zip of such files, a {' or '.join(TABLES)} with a column of them, a datasets name, or 'embedded'."
             )
         return iter([_item(path, f"{path.parent.name}/{path.name}", group_by=group_by)])
-    if not looks_like_dataset(source) or any(_suffix(source) in each.suffixes for each in MEDIA.values()):
+    if not files.looks_like_dataset(source) or any(_suffix(source) in each.suffixes for each in MEDIA.values()):
         raise missing_path(path)
-    rows = _undecoded(open_dataset(source, split="train"), medium)
+    rows = files.open_dataset(source)
+    import datasets
+
+    for name, feature in (getattr(rows, "features", None) or {}).items():
+        if type(feature).__name__ == medium.feature:  # as bytes, which are decoded here without further libraries
+            rows = rows.cast_column(name, getattr(datasets, medium.feature)(decode=False))
     return _of_rows(source, rows, medium, column=column, group_by=group_by)
 
 
@@ -134,7 +130,7 @@ def _suffix(name: str) -> str:
 
 
 def _of_folder(folder: Path, medium: Medium, *, group_by: str | None) -> Iterator[Item]:
-    found = files_in(folder)
+    found = files.files_in(folder)
     paths = [p for p in found if _suffix(p.name) in medium.suffixes]
     if not paths:
         raise _none(f"the folder {str(folder)!r}", [p.name for p in found], medium)
@@ -149,8 +145,8 @@ def _item(path: Path, inside: str, *, group_by: str | None) -> Item:
 
 
 def _of_archive(path: Path, medium: Medium, *, group_by: str | None) -> Iterator[Item]:
-    with readable(str(path)), zipfile.ZipFile(path) as archive:
-        members = members_of(archive)
+    with files.readable(str(path)), zipfile.ZipFile(path) as archive:
+        members = files.members_of(archive)
         wanted = [name for name in members if _suffix(name) in medium.suffixes]
         if not wanted:
             raise _none(f"the archive {str(path)!r}", members, medium)
@@ -162,7 +158,7 @@ def _of_archive(path: Path, medium: Medium, *, group_by: str | None) -> Iterator
 
 
 def _none(where: str, names: list[str], medium: Medium) -> AnisoscopeError:
-    seen = files_seen(names, none=f"none that is {medium.name}")
+    seen = files.files_seen(names, none=f"none that is {medium.name}")
     return AnisoscopeError(f"{where} holds {seen}; expected {', '.join(medium.suffixes[:6])}, ….")
 
 
@@ -203,19 +199,11 @@ def _of_rows(
             yield Item(place, group, value=value)
 
 
-def _undecoded(rows: Any, medium: Medium) -> Any:
-    """The same rows with their media as bytes, which are decoded here without further libraries."""
-    import datasets
-
-    for name, feature in (getattr(rows, "features", None) or {}).items():
-        if type(feature).__name__ == medium.feature:
-            rows = rows.cast_column(name, getattr(datasets, medium.feature)(decode=False))
-    return rows
-
-
 def _column(record: Any, medium: Medium, name: str) -> str:
     """The column that holds the media: by its usual name, else the only one that holds bytes."""
-    blobs = [column for column, value in record.items() if _is_media(value)]
+    keys = {"bytes", "path", "array"}
+    encoded = {column for column, v in record.items() if isinstance(v, dict) and keys & set(v)}
+    blobs = [c for c, v in record.items() if c in encoded or isinstance(v, bytes) or hasattr(v, "convert")]
     found = [column for column in medium.columns if column in blobs] or (blobs if len(blobs) == 1 else [])
     if not found:
         raise AnisoscopeError(
@@ -223,9 +211,3 @@ def _column(record: Any, medium: Medium, name: str) -> str:
             "Name one with --text-field."
         )
     return str(found[0])
-
-
-def _is_media(value: Any) -> bool:
-    if isinstance(value, dict):
-        return bool({"bytes", "path", "array"} & set(value))
-    return isinstance(value, bytes) or hasattr(value, "convert")

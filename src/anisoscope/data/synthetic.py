@@ -5,18 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 SHAPES = ("disc", "square", "triangle", "ring", "cross", "diamond", "bars", "checks", "heart", "crescent")
-# Mean frequencies (Hz) of the first three formants: one vowel per class of clip.
-VOWELS = (
-    (270.0, 2290.0, 3010.0),
-    (390.0, 1990.0, 2550.0),
-    (530.0, 1840.0, 2480.0),
-    (660.0, 1720.0, 2410.0),
-    (730.0, 1090.0, 2440.0),
-    (570.0, 840.0, 2410.0),
-    (440.0, 1020.0, 2240.0),
-    (300.0, 870.0, 2240.0),
-    (640.0, 1190.0, 2390.0),
-    (490.0, 1350.0, 1690.0),
+# Mean frequencies (Hz) of the first three formants, one row each: one vowel per class of clip.
+FORMANTS = np.array(
+    [
+        [270.0, 390.0, 530.0, 660.0, 730.0, 570.0, 440.0, 300.0, 640.0, 490.0],
+        [2290.0, 1990.0, 1840.0, 1720.0, 1090.0, 840.0, 1020.0, 870.0, 1190.0, 1350.0],
+        [3010.0, 2550.0, 2480.0, 2410.0, 2440.0, 2410.0, 2240.0, 2240.0, 2390.0, 1690.0],
+    ]
 )
 CLASSES = len(SHAPES)
 CLIP_STREAM, PICTURE_STREAM = 1, 2
@@ -39,7 +34,7 @@ def make_clip(index: int, *, seconds: float = 2.0, rate: int = 16_000, seed: int
     start = 0
     while start < samples.size:
         length = round(random.uniform(0.12, 0.3) * rate)
-        sound = _syllable(random, length=length, rate=rate, pitch=pitch, formants=tract * np.array(VOWELS[label]))
+        sound = _syllable(random, length=length, rate=rate, pitch=pitch, formants=tract * FORMANTS[:, label])
         end = min(start + length, samples.size)
         samples[start:end] = sound[: end - start]
         start = end + round(random.uniform(0.02, 0.1) * rate)

@@ -6,6 +6,7 @@ were made of one another (a text and its shuffled twin) share a key, so that bot
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -111,7 +112,7 @@ def embedded_units(
         tasks["article"] = replace(TASKS["article"], classes=tuple(groups))
     units = []
     for piece in pieces:
-        made = token_labels([texts(i) for i in piece.ids.tolist()], piece.special)
+        made = token_labels([texts.text(i) for i in piece.ids.tolist()], piece.special)
         labels: dict[str, Label] = {name: label for name, label in made.items() if name in tasks}
         if "article" in tasks and piece.group in groups:
             labels["article"] = groups.index(piece.group)
@@ -128,15 +129,11 @@ class PieceTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.known: dict[int, str] = {}
         words = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
         self.pieces = any(word.startswith("##") and len(word) > 2 for word in words)
         self.special = set(tokenizer.all_special_ids)
 
-    def __call__(self, token: int) -> str:
-        if token not in self.known:
-            self.known[token] = self._text(token)
-        return self.known[token]
+        self.text = functools.cache(self._text)
 
     def _text(self, token: int) -> str:
         if token in self.special:
@@ -197,7 +194,7 @@ def _twin(unit: Unit, texts: PieceTexts, *, seed: int) -> Unit:
     context = unit.context
     plain = np.flatnonzero(~context.special)
     ids = context.ids[plain]
-    starts = [t for t in range(1, len(ids)) if texts(int(ids[t]))[:1].isspace()]
+    starts = [t for t in range(1, len(ids)) if texts.text(int(ids[t]))[:1].isspace()]
     first, *words = np.split(ids, starts)
     order = np.random.default_rng([seed, unit.key % (1 << 32)]).permutation(len(words))
     shuffled = context.ids.copy()
@@ -215,8 +212,9 @@ def labelled_units(
         raise AnisoscopeError(
             f"{str(path)!r} has lists in some fields {label_field!r} and single labels in others; expected one kind."
         )
-    names = _class_names(records, path=str(path), many=any(lists))
-    task = Task("labels", "token" if any(lists) else "context", tuple(names), f"which {label_field}?")
+    many = any(lists)
+    names = _class_names(records, path=str(path), many=many)
+    task = Task("labels", "token" if many else "context", tuple(names), f"which {label_field}?")
     classes, frame = {name: i for i, name in enumerate(names)}, special_frame(tokenizer)
     room = length - len(frame)
     # WordPiece drops the space before a word itself; other tokenizers make it part of the word
@@ -225,7 +223,7 @@ def labelled_units(
     for number, (text, label) in enumerate(records, start=1):
         where = f"record {number} of {str(path)!r}"
         given: list[int] = []
-        if any(lists):
+        if many:
             ids, given = _token_ids(text, [classes[_name(one)] for one in label], tokenizer, gap=gap, where=where)
         elif isinstance(text, str):
             ids = plain_ids(tokenizer, text)
@@ -234,13 +232,9 @@ def labelled_units(
         if len(ids[:room]) < FEWEST:  # too short to be a context
             continue
         context = framed(frame, ids[:room])
-        found: Label
-        if any(lists):
-            found = np.full(len(context), NONE, dtype=np.int64)
-            found[~context.special] = given[:room]
-        else:
-            found = classes[_name(label)]
-        unit = Unit(context, key_of(context), {"labels": found})
+        each = np.full(len(context), NONE, dtype=np.int64)
+        each[~context.special] = given[:room] if many else NONE
+        unit = Unit(context, key_of(context), {"labels": each if many else classes[_name(label)]})
         units.setdefault(unit.key, unit)
     return list(units.values()), {"labels": task}
 

@@ -58,7 +58,7 @@ class Document:
 
 
 def read_documents(
-    source: str | Path | None, *, text_field: str = "text", group_by: str | None = None, split: str = "train"
+    source: str | Path | None, *, text_field: str = "text", group_by: str | None = None
 ) -> Iterator[Document]:
     """Documents of `source`, read lazily; `None` or `"embedded"` is the corpus that ships with the package.
 
@@ -81,7 +81,7 @@ def read_documents(
         return _not_empty(_local(path, text_field, group_by), name=name)
     if not looks_like_dataset(name):
         raise missing_path(path)
-    records = iter(open_dataset(name, split=split))
+    records = iter(open_dataset(name))
     return _not_empty(_from_records(records, _Fields(text_field, group_by, name=name, label=name)), name=name)
 
 
@@ -458,8 +458,8 @@ def _columnar(entry: FileEntry, columns: list[str]) -> Iterator[Record]:
             ) from error
 
 
-def open_dataset(name: str, *, split: str) -> Any:
-    """A dataset of the `datasets` library, named `name` or `name:config`, streamed where possible."""
+def open_dataset(name: str) -> Any:
+    """The part `train` of a dataset of the `datasets` library, named `name` or `name:config`; streamed if possible."""
     try:
         import datasets
     except ImportError as error:
@@ -471,7 +471,7 @@ def open_dataset(name: str, *, split: str) -> Any:
     online, before = hub_reachable(), datasets.config.HF_HUB_OFFLINE
     datasets.config.HF_HUB_OFFLINE = before or not online
     try:
-        return datasets.load_dataset(path, config or None, split=split, streaming=online)
+        return datasets.load_dataset(path, config or None, split="train", streaming=online)
     except Exception as error:  # the library raises many kinds; each becomes the same sentence
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = "" if online else ", and the hub cannot be reached from here"

@@ -37,6 +37,12 @@ from anisoscope.results.folder import replace_file
 from anisoscope.training.config import TrainConfig, choose_family
 from anisoscope.training.corpus import Corpus, CorpusPart, prepare_corpus
 
+MICRO = 1 << 20  # micro-batches of a step at most
+BLOCK = 1 << 22  # tokens counted at a time
+_RANGE = 62  # bits of a draw
+_PROBE_SEED = 0x9806E  # of the probe's masks: every arm and seed is probed alike
+_CPU = torch.device("cpu")
+Batch = dict[str, Tensor]
 Progress = Callable[[str, int, int], None]  # what, done, of
 
 
@@ -78,14 +84,6 @@ def build_model(config: TrainConfig, *, vocab_size: int) -> nn.Module:
     In a family of both architectures that holds over mask and objective, too: arms differ in nothing else.
     The initial weights come from a generator of their own: the global one is left as it was.
     """
-    with quiet():
-        description = model_config(config, vocab_size=vocab_size)
-        model = fresh_model(description, LoadOptions(torch.device("cpu"), seed=config.seed))
-    return model.double() if config.dtype == "float64" else model
-
-
-def model_config(config: TrainConfig, *, vocab_size: int) -> Any:
-    """The transformers configuration of a run."""
     from transformers import CONFIG_MAPPING
 
     family = choose_family(config.arch, config.family)
@@ -108,22 +106,16 @@ def model_config(config: TrainConfig, *, vocab_size: int) -> Any:
         **family.options,
     }
     varied = config.attention is not None and VARIANTS[config.attention] is not None
-    built = fresh_config(MODEL_TYPE if varied else family.model_type, fields)
-    if varied:
-        built.attention_variant = config.attention
-    if len(family.archs) > 1:
-        built.is_causal = config.arch == "decoder"  # transformers' own word for the mask
-        built.objective = config.task  # ours, read by capture.checkpoints.with_own_loss wherever the model is loaded
-    built._attn_implementation = "sdpa"
-    return built
-
-
-MICRO = 1 << 20  # micro-batches of a step at most
-BLOCK = 1 << 22  # tokens counted at a time
-_RANGE = 62  # bits of a draw
-_PROBE_SEED = 0x9806E  # of the probe's masks: every arm and seed is probed alike
-_CPU = torch.device("cpu")
-Batch = dict[str, Tensor]
+    with quiet():
+        built = fresh_config(MODEL_TYPE if varied else family.model_type, fields)
+        if varied:
+            built.attention_variant = config.attention
+        if len(family.archs) > 1:
+            built.is_causal = config.arch == "decoder"  # transformers' own word for the mask
+            built.objective = config.task  # ours, read wherever the model is loaded
+        built._attn_implementation = "sdpa"
+        model = fresh_model(built, LoadOptions(torch.device("cpu"), seed=config.seed))
+    return model.double() if config.dtype == "float64" else model
 
 
 def segments(part: CorpusPart, context: int) -> tuple[np.ndarray, np.ndarray]:

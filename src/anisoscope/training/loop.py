@@ -29,7 +29,11 @@ from anisoscope.training.record import WAIT, Checkpoints, TrainingLog, TrainingR
 
 
 class StepMonitor(Protocol):
-    """What a monitor must offer; `save` and `load` as well if it is to survive a kill (`checkpoints.SavedMonitor`)."""
+    """What a monitor must offer.
+
+    One that survives a kill also has `save(folder)`, which writes what was gathered before a step into an empty folder,
+    and `load(folder)`, which goes back to that: its state is kept with the checkpoint of the same step.
+    """
 
     def step(self, step: int) -> AbstractContextManager[Any]:
         """Around forward and backward of all micro-batches of one update."""

@@ -146,8 +146,8 @@ def prepare_examples(data: str, folder: str | Path, *, shape: ExampleShape, most
 
 def _make(folder: Path, wanted: Mapping[str, Any], shape: ExampleShape) -> None:
     of_images, counts = shape.medium == IMAGES_DATA.name, ClassCounts()
-    read = pictures if of_images else sounds
-    labelled = read(wanted["data"], shape, int(wanted["most"]), counts=counts)
+    data, most, read = wanted["data"], int(wanted["most"]), _pictures if of_images else _sounds
+    labelled = _made(shape, most) if data == "embedded" else read(data, shape, most, counts=counts)
     found, repeated, digest = _by_class(labelled, sort=of_images)
     kept = {name: values for name, values in found.items() if len(values) > 1}
     names, every = sorted(kept), sorted({*found, *counts.classes})
@@ -155,7 +155,7 @@ def _make(folder: Path, wanted: Mapping[str, Any], shape: ExampleShape) -> None:
         what, more = (IMAGES_DATA.noun, "") if of_images else ("windows of sound", _SHORTER)
         of_all = f"of {len(every)} in all" + (f"; {counts.unread}" if counts.unread else "")
         raise AnisoscopeError(
-            f"{wanted['data']!r} has {len(kept)} classes with two different {what} or more ({of_all}); "
+            f"{data!r} has {len(kept)} classes with two different {what} or more ({of_all}); "
             f"a classifier needs two classes: give a folder with a folder for each{more}."
         )
     counted = [len(kept[name]) for name in names]
@@ -202,13 +202,19 @@ def _by_class(examples: Labelled, *, sort: bool) -> tuple[dict[str, list[np.ndar
     return {name: [found[name][key] for key in keys] for name, keys in ordered.items()}, repeated, whole
 
 
-def pictures(data: str, shape: ExampleShape, most: int, *, counts: ClassCounts) -> Labelled:
+def _made(shape: ExampleShape, most: int) -> Labelled:
+    """Examples that are generated, with their classes."""
+    for index in range(min(most, MADE[shape.medium])):
+        if shape.medium == IMAGES_DATA.name:
+            value, label = make_picture(index, size=shape.size)
+        else:
+            samples, label = make_clip(index, seconds=shape.seconds, rate=RATE)
+            value = _integers(samples)
+        yield value, f"{label:02d}"
+
+
+def _pictures(data: str, shape: ExampleShape, most: int, *, counts: ClassCounts) -> Labelled:
     """Pictures of one size with the names of their classes."""
-    if data == "embedded":
-        for index in range(min(most, MADE["images"])):
-            image, label = make_picture(index, size=shape.size)
-            yield image, f"{label:02d}"
-        return
     arrays = _digits() if data == "digits" else _arrays(Path(data))
     if arrays is not None:
         for image, label in islice(zip(*arrays, strict=True), most):
@@ -216,14 +222,14 @@ def pictures(data: str, shape: ExampleShape, most: int, *, counts: ClassCounts) 
             coloured = image if image.shape[2] == 3 else image.repeat(3, axis=2)
             yield square(coloured, shape.size), str(label)
         return
-    classes = class_folders(Path(data), "pictures")
+    classes = _class_folders(Path(data), "pictures")
     counts.classes = [folder.name for folder in classes]
     for folder in classes:
         for picture in islice(read_images(str(folder), counts=counts), -(-most // len(classes))):
             yield square(picture.array, shape.size), folder.name
 
 
-def class_folders(path: Path, what: str) -> list[Path]:
+def _class_folders(path: Path, what: str) -> list[Path]:
     """The folders in a folder, each of which is a class."""
     if not path.is_dir():
         raise AnisoscopeError(f"{str(path)!r} is no folder of {what}; give one, or 'embedded'.")
@@ -249,12 +255,24 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
     """Images and labels of an .npz or of MNIST's own files; None where it is neither."""
     if path.suffix == ".npz":
-        return _checked(*_from_npz(path), path)
-    files = [path] if path.is_file() else sorted(path.glob("*images*idx3*")) if path.is_dir() else []
-    if not files:
-        return None
-    images = np.concatenate([_idx(file) for file in files])
-    return _checked(images, np.concatenate([_idx(_labels_beside(file)) for file in files]), path)
+        images, labels = _from_npz(path)
+    else:
+        files = [path] if path.is_file() else sorted(path.glob("*images*idx3*")) if path.is_dir() else []
+        if not files:
+            return None
+        beside = [file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1")) for file in files]
+        images = np.concatenate([_idx(file) for file in files])
+        for file, other in zip(files, beside, strict=True):
+            if not other.is_file() or other == file:
+                raise AnisoscopeError(f"{str(file)!r} has no labels beside it; expected {other.name!r}.")
+        labels = np.concatenate([_idx(file) for file in beside])
+    right = images.dtype == np.uint8 and (images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3)))
+    if not right or labels.shape != images.shape[:1]:
+        raise AnisoscopeError(
+            f"{str(path)!r} has images {images.dtype} {images.shape} and labels {labels.shape}; expected bytes [N, H, "
+            "W] or [N, H, W, 3], and one label for each."
+        )
+    return images, labels
 
 
 def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -267,13 +285,6 @@ def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     except (OSError, ValueError) as error:
         raise AnisoscopeError(f"{str(path)!r} is no readable .npz ({error}); save it again.") from error
     raise AnisoscopeError(f"{str(path)!r} has {has or 'nothing'}; expected arrays called images and labels.")
-
-
-def _labels_beside(file: Path) -> Path:
-    found = file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1"))
-    if not found.is_file() or found == file:
-        raise AnisoscopeError(f"{str(file)!r} has no labels beside it; expected {found.name!r}.")
-    return found
 
 
 def _idx(path: Path) -> np.ndarray:
@@ -289,16 +300,6 @@ def _idx(path: Path) -> np.ndarray:
             f"{str(path)!r} cannot be read as pictures ({error}); expected a folder with a folder for each class, "
             "MNIST's idx files, or an .npz with images and labels."
         ) from error
-
-
-def _checked(images: np.ndarray, labels: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    right = images.dtype == np.uint8 and (images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3)))
-    if not right or labels.shape != images.shape[:1]:
-        raise AnisoscopeError(
-            f"{str(path)!r} has images {images.dtype} {images.shape} and labels {labels.shape}; expected bytes [N, H, "
-            "W] or [N, H, W, 3], and one label for each."
-        )
-    return images, labels
 
 
 def square(image: np.ndarray, size: int) -> np.ndarray:
@@ -319,20 +320,15 @@ def square(image: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(scaled, dtype=np.uint8)
 
 
-def sounds(data: str, shape: ExampleShape, most: int, *, counts: ClassCounts) -> Labelled:
+def _sounds(data: str, shape: ExampleShape, most: int, *, counts: ClassCounts) -> Labelled:
     """Windows of sound of one length with the names of their classes."""
-    if data == "embedded":
-        for index in range(min(most, MADE[shape.medium])):
-            samples, label = make_clip(index, seconds=shape.seconds, rate=RATE)
-            yield _bytes(samples), f"{label:02d}"
-        return
     path = Path(data)
     alone = path.is_dir() and any(each.suffix.lower() in SOUNDS_DATA.suffixes for each in path.iterdir())
-    classes = _recordings(path) if alone else class_folders(path, "recordings")  # alone: each is a class of its own
+    classes = _recordings(path) if alone else _class_folders(path, "recordings")  # alone: each is a class of its own
     counts.classes = [os.path.relpath(each, path) for each in classes]
     for each, name in zip(classes, counts.classes, strict=True):
         for samples in islice(_windows(each, shape, counts), -(-most // len(classes))):
-            yield _bytes(samples), name
+            yield _integers(samples), name
 
 
 def _recordings(path: Path) -> list[Path]:
@@ -354,6 +350,6 @@ def _windows(source: Path, shape: ExampleShape, counts: ClassCounts) -> Iterator
             counts.useless.append(str(file))
 
 
-def _bytes(samples: np.ndarray) -> np.ndarray:
+def _integers(samples: np.ndarray) -> np.ndarray:
     """Samples within ±1 as int16."""
     return np.clip(np.rint(samples * 32767), -32768, 32767).astype(np.int16)

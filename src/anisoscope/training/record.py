@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -222,17 +222,6 @@ def rows_seen(table: Table) -> dict[str, int]:
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
-@runtime_checkable
-class SavedMonitor(Protocol):
-    """A monitor that survives a kill: its state is kept with the checkpoint of the same step."""
-
-    def save(self, folder: Path) -> None:
-        """Write what was gathered before this step into an empty folder."""
-
-    def load(self, folder: Path) -> None:
-        """Go back to what `save` wrote there."""
-
-
 @dataclass(frozen=True)
 class Checkpoints:
     """The checkpoints of one run. `scheduled` are the steps whose weights stay."""
@@ -242,13 +231,7 @@ class Checkpoints:
     scheduled: Collection[int]
 
     def save(
-        self,
-        step: int,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        state: dict[str, Any],
-        monitor: Any = None,
+        self, step: int, model: nn.Module, optimizer: Optimizer, *, state: dict[str, Any], monitor: Any = None
     ) -> Path:
         """Write the checkpoint of `step` (updates done) and take from older ones what only the newest needs."""
         beside = self.path / f".checkpoint-{step}.{os.getpid()}"
@@ -263,7 +246,7 @@ class Checkpoints:
                 for file in self.tokenizer.iterdir():
                     shutil.copy(file, beside / file.name)
                 torch.save(optimizer.state_dict(), training / "optimizer.pt")
-                if isinstance(monitor, SavedMonitor):
+                if hasattr(monitor, "save"):
                     (training / "monitor").mkdir()
                     monitor.save(training / "monitor")
                 (training / "state.json").write_text(json.dumps({"step": step, **state}) + "\n", encoding="utf-8")
@@ -302,7 +285,7 @@ def restore(path: Path, model: nn.Module, optimizer: Optimizer, *, monitor: Any 
         raise AnisoscopeError(
             f"the checkpoint {str(path)!r} cannot be read ({reason}); delete it to go on from an earlier one."
         ) from error
-    if isinstance(monitor, SavedMonitor) and (path / "training" / "monitor").is_dir():
+    if hasattr(monitor, "load") and (path / "training" / "monitor").is_dir():
         monitor.load(path / "training" / "monitor")
     return step
 
