@@ -148,8 +148,13 @@ class CommonTrainConfig(ABC):
 
     @property
     @abstractmethod
+    def positions(self) -> int:
+        """Tokens, frames or patches of one context."""
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens (or frames, or patches) that one update sees."""
+        return self.batch_size * self.accumulate * self.positions
 
     def learning_rate(self, step: int) -> float:
         """The rate of update `step`: linear warm-up, then a cosine down to a tenth at the last update."""
@@ -280,9 +285,9 @@ class TrainConfig(CommonTrainConfig):
         return {**words, "attention": self.attention or "softmax"}
 
     @property
-    def tokens_per_step(self) -> int:
-        """Tokens that one update sees."""
-        return self.batch_size * self.accumulate * self.context
+    def positions(self) -> int:
+        """Tokens of a context."""
+        return self.context
 
 
 def checkpoint_steps(schedule: str, steps: int) -> tuple[int, ...]:

@@ -84,11 +84,6 @@ class Corpus:
 
         return AutoTokenizer.from_pretrained(str(self.path / "tokenizer"), local_files_only=True)
 
-    @cached_property
-    def counts(self) -> np.ndarray:
-        """Occurrences of every id in the training part as the text has them, int64 [vocab]."""
-        return np.bincount(self.train.tokens, minlength=self.vocab_size).astype(np.int64)
-
 
 def prepare_corpus(
     data: str, folder: str | Path, *, tokens: str = "char", limit: float | None = None, text_field: str = "text"
@@ -135,11 +130,11 @@ def _make(folder: Path, wanted: dict[str, Any]) -> None:
     (folder / "corpus.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_part(folder: Path, name: str, encoded: Iterable[np.ndarray], *, dtype: np.dtype) -> dict[str, int]:
+def _write_part(folder: Path, name: str, documents: Iterable[np.ndarray], *, dtype: np.dtype) -> dict[str, int]:
     ends: list[int] = []
     position, unknown = 0, 0
     with (folder / f"{name}.bin").open("wb") as file:
-        for ids in encoded:
+        for ids in documents:
             if ends:
                 file.write(np.array([SEP], dtype=dtype).tobytes())
                 position += 1

@@ -112,7 +112,7 @@ def build_model(config: TrainConfig, *, vocab_size: int) -> nn.Module:
             built.attention_variant = config.attention
         if len(family.archs) > 1:
             built.is_causal = config.arch == "decoder"  # transformers' own word for the mask
-            built.objective = config.task  # ours, read wherever the model is loaded
+            built.objective = config.task  # ours: see models.checkpoint.with_own_loss
         built._attn_implementation = "sdpa"
         model = fresh_model(built, LoadOptions(torch.device("cpu"), seed=config.seed))
     return model.double() if config.dtype == "float64" else model

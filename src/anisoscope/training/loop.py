@@ -124,7 +124,9 @@ def _run(
         record.describe_model(model, stream.tokenizer)
         optimizer = make_optimizer(model, config)
         made = monitor is None or hasattr(monitor, "step")
-        entered = contextlib.nullcontext(monitor) if made else monitor(model, stream, optimizer, config, record.path)
+        entered = (
+            contextlib.nullcontext(monitor) if made else monitor(model, stream, optimizer, config, record.folder.path)
+        )
         with entered as step_monitor:
             trainer = Trainer(config, stream, model, optimizer, record, monitor=step_monitor, progress=progress)
             trainer.resume()
@@ -168,7 +170,7 @@ class Trainer:
     checkpoints: Checkpoints = field(init=False)
 
     def __post_init__(self) -> None:
-        out = self.record.path
+        out = self.record.folder.path
         self.log = TrainingLog(out / "log.jsonl", wait=WAIT if self.stream.device.type == "cuda" else 1)
         if self.monitor is not None:
             self.log.tell = self.monitor.log

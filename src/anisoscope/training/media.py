@@ -187,11 +187,6 @@ class MediaConfig(CommonTrainConfig):
         kind = "encoder" if self.kind.modality.attends else self.kind.modality.name
         return {"type": kind, "objective": "classes", "family": self.arch}
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Patches or frames that one update sees."""
-        return self.batch_size * self.accumulate * self.positions
-
 
 @dataclass(frozen=True, eq=False)
 class MediaStream:

@@ -137,10 +137,6 @@ class TrainingRecord:
     _before: float = 0.0
     _measured: float = 0.0
 
-    @property
-    def path(self) -> Path:
-        return self.folder.path
-
     def begin(self) -> None:
         """Say that the run is under way."""
         old = self.folder.about()
@@ -166,7 +162,7 @@ class TrainingRecord:
         """Which model it is, in the words of `profile`."""
         parameter = next(model.parameters())
         entry = {
-            "key": self.path.name,
+            "key": self.folder.path.name,
             "name": self.config.arm,
             **self.config.entry,
             **modality_words(model, ["single"], tokenizer, layout=find_layout(model)),
@@ -195,7 +191,7 @@ class TrainingRecord:
         self.about["status"] = status
         if error is not None and str(error):
             self.about["error"] = str(error).splitlines()[0]
-        if status == "complete" and (self.path / "table.parquet").is_file():
+        if status == "complete" and (self.folder.path / "table.parquet").is_file():
             self.about["models"][0] |= rows_seen(self.folder.table())
         self._write()
 
