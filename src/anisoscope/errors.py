@@ -30,6 +30,12 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> AnisoscopeError:
     return AnisoscopeError(f"unknown {what} {name!r}{hint} Known: {', '.join(names)}.")
 
 
+def check_known(what: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not in a vocabulary."""
+    if name not in (names := list(known)):
+        raise unknown_name(what, name, names)
+
+
 def missing_path(path: str | Path) -> AnisoscopeError:
     """An error for a path that is not there, with the nearest names beside it suggested."""
     hint = near_miss(path) or "check the spelling."

@@ -9,7 +9,7 @@ modules with configurations import no heavy library.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -97,6 +97,14 @@ def numbers(kind: type, example: str) -> Callable[[str, str], tuple[Any, ...]]:
             raise AnisoscopeError(f"{option} is {text!r}; expected {whole} such as {example}.") from error
 
     return parse
+
+
+def check_least(config: Any, least: Mapping[str, int]) -> None:
+    """Refuse a configuration with numbers below their least; a number that is None is as the preset has it."""
+    for name, bound in least.items():
+        value = getattr(config, name)
+        if value is not None and value < bound:
+            raise AnisoscopeError(f"{name} is {value}; expected at least {bound}.")
 
 
 # -- options that several commands have --------------------------------------------------------------------------------

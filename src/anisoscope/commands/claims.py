@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.errors import unknown_name
+from anisoscope.errors import check_known
 from anisoscope.option import distinct
 
 _FORMS = ("table", "json")
@@ -29,8 +29,7 @@ def claims(
     from anisoscope.view.console import print_json, print_line, print_verdicts
 
     wanted = distinct(names, "--claims") if names is not None else None
-    if format not in _FORMS:
-        raise unknown_name("format", format, _FORMS)
+    check_known("format", format, _FORMS)
     table = joint_table(open_runs(runs))
     found = verdicts_to_dicts(evaluate_claims(table, wanted, proxy=proxy, fit=fit))
     if flagged := _flagged(table):

@@ -6,15 +6,14 @@ from typing import Annotated
 
 import typer
 
-from anisoscope.errors import unknown_name
+from anisoscope.errors import check_known
 
 _LISTS = ("metrics", "models", "sites", "claims")
 
 
 def list_(what: Annotated[str, typer.Argument(metavar="metrics|models|sites|claims")]) -> None:
     """Explain the metrics, the model families, the sites or the claims."""
-    if what not in _LISTS:
-        raise unknown_name("list", what, _LISTS)
+    check_known("list", what, _LISTS)
     from anisoscope.view.console import print_metric, print_two_columns
 
     if what == "metrics":

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from anisoscope import option
-from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.measurement.config import check_options, check_seconds
-from anisoscope.option import Option, distinct
+from anisoscope.option import Option, check_least, distinct
 
 _LEAST = {"tokens": 64, "batch_size": 1, "draws": 19, "seed": 0}
 
@@ -73,11 +73,8 @@ class SweepConfig:
         from anisoscope.series.discovery import refuse_training_run
         from anisoscope.tangent.study import GEOMETRY
 
-        if self.preset not in GEOMETRY:
-            raise unknown_name("preset", self.preset, GEOMETRY)
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected at least {least}.")
+        check_known("preset", self.preset, GEOMETRY)
+        check_least(self, _LEAST)
         check_seconds(self.seconds)
         choose_dtype(self.dtype, choose_device(self.device))
         check_kinds([kind for kind in self.sites if kind != EVERY])

@@ -274,11 +274,14 @@ class CheckpointMeasurer:
             study.frozen = None
 
 
-def labelled_batch(loaded: Any, batch: Batch, *, seed: int) -> dict[str, Tensor]:
-    """A batch with labels, as the model's own training would have it."""
+def labelled_batch(loaded: Any, batch: Batch, *, seed: int, following: bool | None = None) -> dict[str, Tensor]:
+    """A batch with labels, as the model's own training would have it: the following tokens, or masked ones.
+
+    Unless told, the model's attention decides; padding is never a label.
+    """
     inputs = dict(batch.inputs)
     mask = inputs["attention_mask"]
-    if loaded.predicts_next:
+    if loaded.predicts_next if following is None else following:
         return {**inputs, "labels": inputs["input_ids"].masked_fill(mask == 0, -100)}
     special = batch.special if batch.special is not None else torch.zeros_like(mask, dtype=torch.bool)
     found: dict[str, Tensor] = mask_batch(inputs, special, loaded.tokenizer, seed=seed)

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.option import Device, Option, Text, listed, seed_numbers
 
 PAPER = "paper"  # the preset that measures published models and trains nothing
@@ -100,8 +100,7 @@ class ArmsConfig(ABC):
     def check_preset(self) -> None:
         """Refuse a preset that is not there."""
         known = [*self.presets, PAPER] if self.measures_published else list(self.presets)
-        if self.preset not in known:
-            raise unknown_name("preset", self.preset, known)
+        check_known("preset", self.preset, known)
 
     def check_runs(self) -> None:
         """Check every run before the first one is trained; none twice. A preset without training has none."""
@@ -138,8 +137,7 @@ class SizedArmsConfig(ArmsConfig):
     def __post_init__(self) -> None:
         self.check_preset()
         for arm in self.arms:
-            if arm not in self.differences:
-                raise unknown_name("arm", arm, self.differences)
+            check_known("arm", arm, self.differences)
         if not self.arms:
             raise AnisoscopeError("a study needs at least one arm.")
         self.check_runs()

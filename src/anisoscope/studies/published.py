@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.models.downloads import Downloads
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Medium
@@ -97,8 +97,7 @@ def chosen_models(names: Sequence[str], models: Sequence[PaperModel]) -> list[Pa
     """The models of those names, or all."""
     known = {model.spec: model for model in models}
     for name in names:
-        if name not in known:
-            raise unknown_name("model of the paper", name, known)
+        check_known("model of the paper", name, known)
     return [known[name] for name in names] if names else list(models)
 
 

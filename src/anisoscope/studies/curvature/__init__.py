@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.option import Option, Seed
+from anisoscope.errors import AnisoscopeError, check_known
+from anisoscope.option import Option, Seed, check_least
 
 MANIFOLDS = ("sphere", "ellipsoid", "paraboloid", "swiss_roll", "torus", "quadratic", "flat")
 REFERENCE_ZIPF = 1.0
@@ -66,13 +66,9 @@ class CurvatureConfig:
         if not self.manifolds:
             raise AnisoscopeError(f"no manifold was given; name some of {', '.join(MANIFOLDS)}.")
         for name in self.manifolds:
-            if name not in MANIFOLDS:
-                raise unknown_name("manifold", name, MANIFOLDS)
-        if self.kind not in KINDS:
-            raise unknown_name("kind of sampling", self.kind, KINDS)
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected at least {least}.")
+            check_known("manifold", name, MANIFOLDS)
+        check_known("kind of sampling", self.kind, KINDS)
+        check_least(self, _LEAST)
         for names, good, expected in _RANGES:
             for name in names:
                 value = (*self.betas, self.reference[1]) if name == "beta" else getattr(self, name)

@@ -1,4 +1,4 @@
-"""What the study of anisotropy in every modality trains: one small model of each kind of data, by preset."""
+"""What the study Anisotropy Is Inherent trains: one small model of each kind of data, by preset."""
 
 from __future__ import annotations
 
@@ -7,30 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.option import Device, Option, Text, listed_or_none, seed_numbers
-from anisoscope.results.modality import (
-    CHARACTERS,
-    CONVOLUTION,
-    IMAGES_DATA,
-    SOUNDS_DATA,
-    SPEECH,
-    TEXT_DATA,
-    VISION,
-    Medium,
-)
-from anisoscope.studies.config import (
-    ArmRun,
-    ArmsConfig,
-    Contexts,
-    Limit,
-    PaperModels,
-    PaperPreset,
-    Preset,
-    RemoveDownloads,
-    Updates,
-    When,
-)
+from anisoscope.results import modality
+from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Medium
+from anisoscope.studies import config as shared
+from anisoscope.studies.config import ArmRun, ArmsConfig, PaperPreset, Preset
 
 # -- further families with random weights, small: what the architecture alone does in each modality -------------------
 
@@ -39,20 +21,10 @@ _SIZES: dict[str, Any] = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "nu
 _BLOCKS: dict[str, Any] = {**_SIZES, "intermediate_size": 4 * WIDTH}
 _PATCHES: dict[str, Any] = {**_BLOCKS, "image_size": PIXELS, "patch_size": 8}
 _FRAMES: dict[str, Any] = {"conv_dim": [32] * 4, "conv_kernel": [10, 8, 4, 4], "conv_stride": [5, 8, 4, 2]}
-_SPEECH: dict[str, Any] = {
-    **_BLOCKS,
-    **_FRAMES,
-    "num_feat_extract_layers": 4,
-    "num_conv_pos_embeddings": 16,
-    "num_conv_pos_embedding_groups": 4,
-    "layerdrop": 0.0,
-}
+_FRAMES |= {"num_feat_extract_layers": 4, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
+_SPEECH: dict[str, Any] = {**_BLOCKS, **_FRAMES, "layerdrop": 0.0}
 _T5: dict[str, Any] = {"d_model": WIDTH, "d_kv": 16, "d_ff": 4 * WIDTH, "num_layers": LAYERS, "num_heads": HEADS}
-_SIDES: dict[str, Any] = {
-    f"{side}_{name}": value
-    for side in ("encoder", "decoder")
-    for name, value in {"layers": LAYERS, "attention_heads": HEADS, "ffn_dim": 4 * WIDTH}.items()
-}
+_SIDE = {"layers": LAYERS, "attention_heads": HEADS, "ffn_dim": 4 * WIDTH}
 
 
 @dataclass(frozen=True)
@@ -67,6 +39,7 @@ class RandomFamily:
 
 
 _WHISPER: dict[str, Any] = {"d_model": WIDTH, "vocab_size": 512, "num_mel_bins": 40, "max_source_positions": 400}
+_WHISPER |= {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in _SIDE.items()}
 _WHISPER |= {**dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0), "decoder_start_token_id": 1}
 _SEGFORMER: dict[str, Any] = {"num_encoder_blocks": 3, "depths": [1, 2, 1], "hidden_sizes": [32, WIDTH, 128]}
 _SEGFORMER |= {"num_attention_heads": [1, 2, 4], "sr_ratios": [4, 2, 1], "patch_sizes": [7, 3, 3]}
@@ -77,6 +50,7 @@ _RESNET: dict[str, Any] = {"embedding_size": 32, "hidden_sizes": [32, WIDTH, 128
 _EFFICIENTNET: dict[str, Any] = {"image_size": PIXELS, "width_coefficient": 0.25, "depth_coefficient": 0.25}
 # transformers' 0.02 is so little here that variances fall below what the norms add to them
 _EFFICIENTNET |= {"hidden_dim": 320, "initializer_range": 0.25}
+_MOBILENET: dict[str, Any] = {"image_size": PIXELS, "depth_multiplier": 0.35}
 _CVT: dict[str, Any] = {"embed_dim": [16, 32, WIDTH], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}
 
 FAMILIES: dict[str, RandomFamily] = {
@@ -85,15 +59,13 @@ FAMILIES: dict[str, RandomFamily] = {
     "canine": RandomFamily("canine", TEXT_DATA, {**_BLOCKS, "num_hash_buckets": 512, "max_position_embeddings": 512}),
     "byt5": RandomFamily("t5", TEXT_DATA, {**_T5, "vocab_size": 384, "feed_forward_proj": "gated-gelu"}),
     "hubert": RandomFamily("hubert", SOUNDS_DATA, _SPEECH),
-    "whisper": RandomFamily("whisper", SOUNDS_DATA, {**_WHISPER, **_SIDES}),
+    "whisper": RandomFamily("whisper", SOUNDS_DATA, _WHISPER),
     "beit": RandomFamily("beit", IMAGES_DATA, _PATCHES),
     "deit": RandomFamily("deit", IMAGES_DATA, _PATCHES),
     "segformer": RandomFamily("segformer", IMAGES_DATA, _SEGFORMER),
     "swin": RandomFamily("swin", IMAGES_DATA, _SWIN),
     "resnet": RandomFamily("resnet", IMAGES_DATA, {**_RESNET, "layer_type": "basic"}, norms=True),
-    "mobilenet_v2": RandomFamily(
-        "mobilenet_v2", IMAGES_DATA, {"image_size": PIXELS, "depth_multiplier": 0.35}, norms=True
-    ),
+    "mobilenet_v2": RandomFamily("mobilenet_v2", IMAGES_DATA, _MOBILENET, norms=True),
     "efficientnet": RandomFamily("efficientnet", IMAGES_DATA, _EFFICIENTNET, norms=True),
     "cvt": RandomFamily("cvt", IMAGES_DATA, _CVT, norms=True),
 }
@@ -126,9 +98,10 @@ def write_configuration(family: str, folder: Path, *, vocabulary: int = 512) -> 
 
 # -- trained arms ------------------------------------------------------------------------------------------------------
 
+_MEDIA = (modality.CHARACTERS, modality.SPEECH, modality.VISION, modality.CONVOLUTION)
 ARMS: dict[str, Medium] = {  # with the data that each reads
     **dict.fromkeys(("text-decoder", "text-encoder"), TEXT_DATA),
-    **{modality.name: modality.medium for modality in (CHARACTERS, SPEECH, VISION, CONVOLUTION)},
+    **{modality.name: modality.medium for modality in _MEDIA},
 }
 _KINDS: dict[str, dict[str, Any]] = {  # fields of a TrainConfig for text, of a MediaConfig for the others
     "text-decoder": {"family": "gpt2"},
@@ -190,6 +163,15 @@ PRESETS = {
 }
 
 
+_PICTURES = (
+    "A folder with a folder of pictures for each class, MNIST's idx files, an .npz with images and labels, "
+    "'digits' (scikit-learn's), or 'embedded'."
+)
+_RECORDINGS = "A folder of recordings, each a class of its own, or with a folder of them for each class; or 'embedded'."
+_TRAINED = "Trained models: text-decoder, text-encoder, characters, speech, vision, convolution; or none."
+_RANDOM = "Families measured with random weights, such as swin,resnet; or none."
+
+
 @dataclass(frozen=True)
 class InherentConfig(ArmsConfig):
     """What the study runs; what is None is as the preset has it.
@@ -200,49 +182,24 @@ class InherentConfig(ArmsConfig):
 
     preset: PaperPreset = "tiny"
     text: Text = "embedded"
-    images: Annotated[
-        str,
-        Option(
-            "A folder with a folder of pictures for each class, MNIST's idx files, an .npz with images and labels, "
-            "'digits' (scikit-learn's), or 'embedded'."
-        ),
-    ] = "embedded"
-    audio: Annotated[
-        str,
-        Option(
-            "A folder of recordings, each a class of its own, or with a folder of them for each class; or 'embedded'."
-        ),
-    ] = "embedded"
-    arms: Annotated[
-        tuple[str, ...],
-        Option(
-            "Trained models: text-decoder, text-encoder, characters, speech, vision, convolution; or none.",
-            parse=listed_or_none,
-            preset="trained",
-        ),
-    ] = tuple(ARMS)
-    families: Annotated[
-        tuple[str, ...] | None,
-        Option(
-            "Families measured with random weights, such as swin,resnet; or none.",
-            parse=listed_or_none,
-            preset="trained",
-        ),
-    ] = None
+    images: Annotated[str, Option(_PICTURES)] = "embedded"
+    audio: Annotated[str, Option(_RECORDINGS)] = "embedded"
+    arms: Annotated[tuple[str, ...], Option(_TRAINED, parse=listed_or_none, preset="trained")] = tuple(ARMS)
+    families: Annotated[tuple[str, ...] | None, Option(_RANDOM, parse=listed_or_none, preset="trained")] = None
     seeds: Annotated[
         tuple[int, ...], Option("Seeds of every model, such as 0,1,2.", parse=seed_numbers, preset="trained")
     ] = ()
-    steps: Updates = None
-    limit: Limit = None
+    steps: shared.Updates = None
+    limit: shared.Limit = None
     examples: Annotated[int | None, Option("Pictures, and clips, to use at most.", least=4, preset="trained")] = None
-    when: When = None
-    contexts: Contexts = None
+    when: shared.When = None
+    contexts: shared.Contexts = None
     metrics: str = "attention"
     tokens: Annotated[
         int, Option("Tokens, frames or patches of each model's probe (paper).", least=64, preset="paper")
     ] = 16_384
-    models: PaperModels = ()
-    remove_downloads: RemoveDownloads = False
+    models: shared.PaperModels = ()
+    remove_downloads: shared.RemoveDownloads = False
     device: Device = "auto"
 
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
@@ -252,15 +209,13 @@ class InherentConfig(ArmsConfig):
         self.check_preset()
         for what, names, known in (("arm", self.arms, ARMS), ("family", self.families or (), FAMILIES)):
             for name in names:
-                if name not in known:
-                    raise unknown_name(what, name, known)
+                check_known(what, name, known)
                 if names.count(name) > 1:
                     raise AnisoscopeError(f"{what} {name!r} is named twice; name it once.")
         if not self.arms and self.families == ():
             raise AnisoscopeError("there is nothing to do: name some arms or some families.")
-        for seed in self.seeds:
-            if self.seeds.count(seed) > 1:
-                raise AnisoscopeError(f"seed {seed} is named twice; name it once.")
+        if twice := [seed for seed in self.seeds if self.seeds.count(seed) > 1]:
+            raise AnisoscopeError(f"seed {twice[0]} is named twice; name it once.")
         self.check_runs()
 
     @property
@@ -287,12 +242,8 @@ class InherentConfig(ArmsConfig):
         from anisoscope.training.media import MediaConfig
 
         medium = ARMS[arm]
-        fields: dict[str, Any] = {"seed": seed, "device": self.device, "data": getattr(self, medium.name)}
-        if self.steps is not None:
-            fields["steps"] = self.steps
+        fields = {**self.size.fields(arm), "seed": seed, "device": self.device, "data": getattr(self, medium.name)}
+        fields |= {} if self.steps is None else {"steps": self.steps}
         if medium is TEXT_DATA:
-            fields["limit"] = self.limit
-        elif self.examples is not None:
-            fields["examples"] = self.examples
-        kind: type[Any] = TrainConfig if medium is TEXT_DATA else MediaConfig
-        return kind(**{**self.size.fields(arm), **fields})
+            return TrainConfig(**fields, limit=self.limit)
+        return MediaConfig(**fields | ({} if self.examples is None else {"examples": self.examples}))

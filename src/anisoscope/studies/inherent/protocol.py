@@ -40,7 +40,7 @@ from anisoscope.studies.published import (
 )
 from anisoscope.studies.study import INHERENT, ArmsStudy
 from anisoscope.tangent.study import GEOMETRY
-from anisoscope.training.config import CommonTrainConfig, TrainConfig
+from anisoscope.training.config import TrainConfig
 from anisoscope.training.corpus import Corpus, prepare_corpus
 from anisoscope.training.media import MediaConfig
 from anisoscope.training.media_examples import prepare_examples
@@ -98,12 +98,17 @@ class Inherent(ArmsStudy):
         different = {arm.corpus: arm.training for arm in arms}
         for number, (corpus, training) in enumerate(different.items()):
             self.tell("data", number, len(different))
-            notes = prepare_data(training, corpus)
+            if isinstance(training, TrainConfig):
+                prepare_corpus(training.data, corpus, tokens=training.tokens, limit=training.limit)
+                continue
+            shape = training.shape
+            notes = prepare_examples(
+                training.data, corpus, shape=shape, most=training.examples
+            ).notes  # what is left out
             self.data_notes += notes
-            self.about["warnings"] += [f"{_medium(training)} that models are trained on: {note}" for note in notes]
+            noun = MEDIA[shape.medium].noun
+            self.about["warnings"] += [f"{noun} that models are trained on: {note}" for note in notes]
         self.tell("data", len(different), len(different))
-
-    # random weights
 
     def _profile_random(self) -> None:
         """Profiles of further families; one that cannot be had is skipped and said."""
@@ -153,8 +158,6 @@ class Inherent(ArmsStudy):
         kind = medium_of(data) if Path(data).is_dir() else None
         return data if medium is TEXT_DATA or kind is medium else "embedded"
 
-    # published models
-
     def measure_published(self) -> None:
         """The paper's models, or those of them that were named; what is not in transformers is named as such."""
         if not self.config.models:
@@ -188,30 +191,13 @@ class Inherent(ArmsStudy):
             self.about["warnings"] = [text for text in self.about["warnings"] if not any(w in text for w in _DESIGN)]
 
 
-def corpus_name(training: CommonTrainConfig) -> str:
+def corpus_name(training: TrainConfig | MediaConfig) -> str:
     """The folder of the data that a training reads, shared by all that read the same.
 
     >>> corpus_name(TrainConfig(tokens="bpe:1024")), corpus_name(MediaConfig(arch="convnext"))
     ('bpe-1024', 'images')
     """
-    if isinstance(training, TrainConfig):
-        return training.tokens.replace(":", "-")
-    assert isinstance(training, MediaConfig)
-    return str(training.shape.medium)
-
-
-def prepare_data(training: CommonTrainConfig, corpus: Path) -> list[str]:
-    """Read the data of a training into a folder; sentences on what was left out."""
-    if isinstance(training, TrainConfig):
-        prepare_corpus(training.data, corpus, tokens=training.tokens, limit=training.limit)
-        return []
-    assert isinstance(training, MediaConfig)
-    found = prepare_examples(training.data, corpus, shape=training.shape, most=training.examples)
-    return found.notes
-
-
-def _medium(training: CommonTrainConfig) -> str:
-    return MEDIA[training.shape.medium].noun if isinstance(training, MediaConfig) else TEXT_DATA.noun
+    return training.tokens.replace(":", "-") if isinstance(training, TrainConfig) else str(training.shape.medium)
 
 
 # -- batch norms of models that never learned --------------------------------------------------------------------------
@@ -237,9 +223,8 @@ def with_statistics(config: ProfileConfig, folder: Path) -> ProfileConfig:
         loaded = load_model(spec, random_init=True, device="cpu", dtype="float32", seed=config.seed)
         batches = make_feed(loaded, config).batches()
         few = list(islice(batches, -(-CONTEXTS // config.batch_size)))
-        fill_batch_norms(
-            loaded.model, {name: torch.cat([batch.inputs[name] for batch in few]) for name in few[0].inputs}
-        )
+        inputs = {name: torch.cat([batch.inputs[name] for batch in few]) for name in few[0].inputs}
+        fill_batch_norms(loaded.model, inputs)
         with quiet():
             loaded.model.save_pretrained(str(place))  # type: ignore[operator]
     return replace(config, models=(str(place),), random_init=False)
@@ -247,8 +232,7 @@ def with_statistics(config: ProfileConfig, folder: Path) -> ProfileConfig:
 
 def fill_batch_norms(model: nn.Module, inputs: dict[str, Tensor]) -> None:
     """Run the model once with its batch norms as in training, which then keep the mean and variance that they saw."""
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    for norm in norms:
+    for norm in (module for module in model.modules() if isinstance(module, _BatchNorm)):
         norm.momentum = 1.0
         norm.train()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What decides the numbers of the performance study, checked before anything is computed."""
+"""Does the geometry of representations matter? What decides the numbers of the study, checked beforehand."""
 
 from __future__ import annotations
 
@@ -6,19 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.option import (
-    BatchSize,
-    Device,
-    Layers,
-    Option,
-    RandomInit,
-    Seed,
-    Tokenizer,
-    TrustRemoteCode,
-    distinct,
-    numbers,
-)
+from anisoscope import option
+from anisoscope.errors import AnisoscopeError, check_known
+from anisoscope.option import Option, check_least, distinct, numbers
 from anisoscope.studies.config import TrainedPreset
 
 AUTO = "auto"  # the held-out text of a training run of ours, else the embedded corpus
@@ -45,6 +35,7 @@ PRESETS = {
     ),
 }
 _LEAST = {"tokens": 64, "context": 4, "rows": 64, "classes": 2, "articles": 2, "batch_size": 1, "steps": 1, "seed": 0}
+_LEAST |= {"directions": 1}
 
 
 @dataclass(frozen=True)
@@ -71,8 +62,7 @@ class PerformanceConfig:
     text_field: Annotated[str, Option("Field that holds the text.")] = "text"
     label_field: Annotated[str, Option("Field of --labels: a class, or a list, one per word or token.")] = "label"
     tasks: Annotated[
-        tuple[str, ...],
-        Option("space_next, token_class, place_in_word, article, order; default: all.", parse=distinct),
+        tuple[str, ...], Option("space_next, token_class, place_in_word, article, order; default: all.", parse=distinct)
     ] = ()
     pool: Annotated[str, Option("One row of a context for its label: mean, cls or last.")] = "mean"
     tokens: Annotated[int | None, Option("Tokens to look at; half to fit on, half to test on.")] = None
@@ -93,45 +83,35 @@ class PerformanceConfig:
             parse=numbers(float, "1e-4,0.01,1"),
         ),
     ] = PENALTIES
-    layers: Layers = ()
+    layers: option.Layers = ()
     steps: Annotated[int | None, Option("Updates of the model that is trained here.")] = None
-    batch_size: BatchSize = 32
-    tokenizer: Tokenizer = None
-    random_init: RandomInit = False
-    device: Device = "auto"
+    batch_size: option.BatchSize = 32
+    tokenizer: option.Tokenizer = None
+    random_init: option.RandomInit = False
+    device: option.Device = "auto"
     dtype: Annotated[str, Option("auto, float32, float64, bfloat16.")] = "auto"
-    seed: Seed = 0
-    trust_remote_code: TrustRemoteCode = False
+    seed: option.Seed = 0
+    trust_remote_code: option.TrustRemoteCode = False
 
     def __post_init__(self) -> None:
         from anisoscope.capture.rows.row import PositionChoice
         from anisoscope.data.tasks import check_tasks
 
-        if self.preset not in PRESETS:
-            raise unknown_name("preset", self.preset, PRESETS)
-        if self.pool not in POOLS:
-            raise unknown_name("pool", self.pool, POOLS)
+        check_known("preset", self.preset, PRESETS)
+        check_known("pool", self.pool, POOLS)
         check_tasks(self.tasks)
         PositionChoice(pool=self.pool)
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise AnisoscopeError(f"{name} is {value}; expected at least {least}.")
-        self._check_numbers()
+        check_least(self, _LEAST)
+        if self.shrinkage is not None and not 0 <= self.shrinkage <= 1:
+            raise AnisoscopeError(f"shrinkage is {self.shrinkage}; expected a share from 0 to 1.")
+        if not self.penalties or any(not 0 <= p < float("inf") for p in self.penalties):
+            raise AnisoscopeError(f"penalties are {self.penalties}; expected numbers from 0 on.")
         if self.revisions and len(self.models) != 1:
             raise AnisoscopeError(f"--revisions go with one model, not with {len(self.models)}.")
         if self.steps is not None and self.models:
             raise AnisoscopeError("--steps is for the model that is trained here; leave it out where models are given.")
         if len(set(self.models)) < len(self.models):
             raise AnisoscopeError("a model is named twice; name each once.")
-
-    def _check_numbers(self) -> None:
-        if self.shrinkage is not None and not 0 <= self.shrinkage <= 1:
-            raise AnisoscopeError(f"shrinkage is {self.shrinkage}; expected a share from 0 to 1.")
-        if self.directions is not None and self.directions < 1:
-            raise AnisoscopeError(f"directions is {self.directions}; expected at least 1.")
-        if not self.penalties or any(not 0 <= p < float("inf") for p in self.penalties):
-            raise AnisoscopeError(f"penalties are {self.penalties}; expected numbers from 0 on.")
 
     @property
     def size(self) -> dict[str, int]:

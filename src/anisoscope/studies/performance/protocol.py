@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,37 +34,28 @@ from anisoscope.results.folder import slug
 from anisoscope.results.query import variant_name
 from anisoscope.results.table import Table
 from anisoscope.series.discovery import Checkpoint, find_series, refuse_lossless
-from anisoscope.studies.arms import Progress
-from anisoscope.studies.performance import AUTO
-from anisoscope.studies.performance import PerformanceConfig as PerformanceConfig
-from anisoscope.studies.performance.rows import (
-    FREE,
-    LOSS,
-    SHARE,
-    VALIDATION,
-    Bounds,
-    Material,
-    ProbeScores,
-    RowSet,
-    TextPiece,
-    collect_rows,
-    correlations,
-    label_convention,
-    make_material,
-    metric_estimate,
-    patching,
-    pooled,
-    token_losses,
-)
+from anisoscope.studies.config import Progress
+from anisoscope.studies.performance import AUTO, PerformanceConfig
+from anisoscope.studies.performance import rows as study_rows
+from anisoscope.studies.performance.rows import FREE, LOSS, SHARE, Material, ProbeScores, RowSet, TextPiece
 from anisoscope.studies.study import Study
 from anisoscope.training.corpus import Corpus
 from anisoscope.training.loop import train
 
 LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer")
 GEOMETRY = ("svd_ratio", "average_cosine", "two_nn", "iso_score", "participation_ratio")
+COLUMNS = ("value", "low", "high", "sd", "n", "contexts", "dropped", "note")
 MEMORY = 1 << 29  # bytes of rows that are held at a time
 AS_RAW = "the same fit as raw: the intercept is free, so a shift changes nothing"
 Found = tuple[str, dict[str, Any], Estimate]  # metric, variant, estimate
+
+
+class Labelled(NamedTuple):
+    """Rows with the class of each, and the context it comes from."""
+
+    x: Tensor
+    key: Tensor
+    label: Tensor
 
 
 @dataclass(frozen=True)
@@ -88,24 +79,15 @@ class Performance(Study):
 
     def measure(self) -> None:
         """Every checkpoint of every model, then correlations and verdicts; a finished one is never measured again."""
-        subjects = self._subjects()
+        subjects = [_subject(spec, self.config.revisions) for spec in self.config.models] or [self._trained()]
+        names = [subject.name for subject in subjects]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise AnisoscopeError(
+                f"two models are called {twice[0]!r}; rename a folder, so that the table tells them apart."
+            )
         for subject in subjects:
             self._subject(subject)
-        self._judge(subjects)
-
-    # what is looked at
-
-    def _subjects(self) -> list[PerformanceSubject]:
-        if not self.config.models:
-            return [self._trained()]
-        found = [_subject(spec, self.config.revisions) for spec in self.config.models]
-        names = [subject.name for subject in found]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise AnisoscopeError(
-                f"two models are called {twice!r}; rename a folder, so that the table tells them apart."
-            )
-        return found
+        self._judge(names)
 
     def _trained(self) -> PerformanceSubject:
         """A small model that learns here and now, with its checkpoints."""
@@ -125,26 +107,25 @@ class Performance(Study):
                 if table is None:
                     continue
                 self.folder.write_part(part, table)
-            self._remember(subject, checkpoint, table)
+            self.tables.append(table)
+            self.about["warnings"] = list(dict.fromkeys([*self.about["warnings"], *table.about["warnings"]]))
+            if not any(model["name"] == subject.name for model in self.about["models"]):
+                self.about["models"].append(table.about["described"])
+            self.about |= {"device": table.about["device"], "data": table.about["data"]}
+            self.folder.write_table(Table.concat(self.tables))
+            self.folder.write_about(self.about)
         if not any(table.about["model"] == subject.name for table in self.tables):
             raise AnisoscopeError(f"no checkpoint of {subject.spec!r} could be measured; see the warnings in run.json.")
-
-    def _remember(self, subject: PerformanceSubject, checkpoint: Checkpoint, table: Table) -> None:
-        self.tables.append(table)
-        for warning in table.about["warnings"]:
-            if warning not in self.about["warnings"]:
-                self.about["warnings"].append(warning)
-        if not any(model["name"] == subject.name for model in self.about["models"]):
-            self.about["models"].append(table.about["described"])
-        self.about |= {"device": table.about["device"], "data": table.about["data"]}
-        self.folder.write_table(Table.concat(self.tables))
-        self.folder.write_about(self.about)
 
     def _checkpoint(self, subject: PerformanceSubject, checkpoint: Checkpoint, number: int) -> Table | None:
         alone = len(subject.checkpoints) == 1
         try:
             loaded = load_model(checkpoint.spec, **{name: getattr(self.config, name) for name in LOADING})
-            _refuse_useless(loaded, checkpoint.spec)
+            if loaded.main_input != "input_ids":
+                raise AnisoscopeError(
+                    f"{checkpoint.spec!r} reads {loaded.main_input}, not token ids; this study takes language models."
+                )
+            refuse_lossless(loaded, checkpoint.spec)
             if not all(bool(p.isfinite().all()) for p in loaded.model.parameters()):
                 raise AnisoscopeError(f"{checkpoint.label} has weights that are not finite; it was not measured.")
             material = self._material(subject, loaded)
@@ -155,58 +136,44 @@ class Performance(Study):
             return None
         label = subject.name if alone else f"{subject.name} {number + 1}/{len(subject.checkpoints)} (sites)"
         measurement = Measurement(self.config, loaded, material, self.progress, label)
-        columns = {
-            "run": self.folder.path.name,
-            "model": subject.name,
-            "revision": "" if alone else checkpoint.label,
-            "step": None if alone else checkpoint.step,
-            "seed": self.config.seed,
-            "data": self.config.data,
-        }
+        columns: dict[str, Any] = {"run": self.folder.path.name, "model": subject.name, "data": self.config.data}
+        columns |= {"revision": "" if alone else checkpoint.label, "step": None if alone else checkpoint.step}
+        columns["seed"] = self.config.seed
         records = [{**columns, **record} for record in measurement.records()]
         kind = "decoder" if loaded.is_decoder else "encoder"
-        described = {"name": subject.name, "type": kind, "parameters": loaded.parameters}
-        contexts = len(material.key.unique())
-        about = {
-            "model": subject.name,
-            "described": {**described, "fingerprint": loaded.fingerprint, "revision": loaded.revision},
-            "warnings": [*loaded.notes, *measurement.notes],
-            "device": str(loaded.device),
-            "data": {"name": self._data_name(subject), "contexts": contexts, "tasks": list(material.tasks)},
-        }
+        described: dict[str, Any] = {"name": subject.name, "type": kind, "parameters": loaded.parameters}
+        described |= {"fingerprint": loaded.fingerprint, "revision": loaded.revision}
+        about: dict[str, Any] = {"model": subject.name, "described": described, "device": str(loaded.device)}
+        about["warnings"] = [*loaded.notes, *measurement.notes]
+        name = self.config.data if self.config.data != AUTO else "embedded"
+        name = name if self._held_out(subject) is None else "held-out part of the training text"
+        about["data"] = {"name": name, "contexts": len(material.key.unique()), "tasks": list(material.tasks)}
         return Table.from_records(records, about)
 
     # what it is shown
 
-    def _data_name(self, subject: PerformanceSubject) -> str:
-        if self.config.data != AUTO:
-            return self.config.data
-        return "embedded" if subject.corpus is None else "held-out part of the training text"
-
-    def _documents(self, subject: PerformanceSubject) -> Iterable[Document]:
-        c = self.config
-        if c.data == AUTO and subject.corpus is not None:
-            return held_out_documents(subject.corpus)
-        field_ = "text" if c.labels else c.text_field
-        return read_documents("embedded" if c.data == AUTO else c.data, text_field=field_)
+    def _held_out(self, subject: PerformanceSubject) -> Path | None:
+        """The corpus of a training run of ours whose held-out part is read, where no other text was asked for."""
+        return subject.corpus if self.config.data == AUTO else None
 
     def _material(self, subject: PerformanceSubject, loaded: Any) -> Material:
         """Contexts and labels, made once for all checkpoints that share a tokenizer."""
-        key = (subject.name, tokenizer_fingerprint(loaded.tokenizer))
-        if key not in self.material:
-            self.material = {key: self._make_material(subject, loaded)}
-        return self.material[key]
-
-    def _make_material(self, subject: PerformanceSubject, loaded: Any) -> Material:
         c, size = self.config, self.config.size
+        known = (subject.name, tokenizer_fingerprint(loaded.tokenizer))
+        if known in self.material:
+            return self.material[known]
         if c.context is not None and c.context > loaded.max_context:
             raise AnisoscopeError(
                 f"--context {c.context} is more than {loaded.name} takes ({loaded.max_context}); give less."
             )
         length = min(size["context"], loaded.max_context)
-        pieces = spread_contexts(
-            self._documents(subject), loaded.tokenizer, length=length, tokens=size["tokens"], articles=c.articles
-        )
+        if (corpus := self._held_out(subject)) is not None:
+            documents: Iterable[Document] = held_out_documents(corpus)
+        else:
+            field_ = "text" if c.labels else c.text_field
+            documents = read_documents("embedded" if c.data == AUTO else c.data, text_field=field_)
+        sizes = {"length": length, "tokens": size["tokens"], "articles": c.articles}
+        pieces = spread_contexts(documents, loaded.tokenizer, **sizes)
         units, tasks = embedded_units(pieces, loaded.tokenizer, names=c.asked_tasks, articles=c.articles, seed=c.seed)
         natural = [unit for unit in units if unit.natural]
         if c.labels is not None:
@@ -214,17 +181,18 @@ class Performance(Study):
             words = {"text_field": c.text_field, "label_field": c.label_field}
             given, more = labelled_units(c.labels, loaded.tokenizer, length=long, **words)
             units, tasks = [*given, *(units if c.asked_tasks else [])], {**more, **tasks}
-        return make_material(loaded, units, tasks, asked=natural, batch_size=c.batch_size, seed=c.seed)
+        shown = study_rows.make_material(loaded, units, tasks, asked=natural, batch_size=c.batch_size, seed=c.seed)
+        self.material = {known: shown}  # one at a time
+        return shown
 
-    # what it comes to
-
-    def _judge(self, subjects: Sequence[PerformanceSubject]) -> None:
+    def _judge(self, names: Sequence[str]) -> None:
+        """Correlations and verdicts."""
         measured = Table.concat(self.tables)
         found, verdicts = [], []
-        for subject in subjects:
-            results = PerformanceResults(measured, subject.name)
-            columns = {"run": self.folder.path.name, "model": subject.name, "seed": self.config.seed, "revision": ""}
-            found += [{**columns, "data": self.config.data, **row} for row in correlations(results)]
+        for name in names:
+            results = PerformanceResults(measured, name)
+            columns = {"run": self.folder.path.name, "model": name, "seed": self.config.seed, "revision": ""}
+            found += [{**columns, "data": self.config.data, **row} for row in study_rows.correlations(results)]
             verdicts += performance_verdicts(results)
         if found:
             self.tables.append(Table.from_records(found))
@@ -247,13 +215,6 @@ def _subject(spec: str, revisions: Sequence[str]) -> PerformanceSubject:
 
 def _series(spec: str, revisions: Sequence[str] = ()) -> tuple[Checkpoint, ...]:
     return tuple(find_series([spec], list(revisions)).checkpoints)
-
-
-def _refuse_useless(loaded: Any, spec: str) -> None:
-    """Models that read no text or predict no token."""
-    if loaded.main_input != "input_ids":
-        raise AnisoscopeError(f"{spec!r} reads {loaded.main_input}, not token ids; this study takes language models.")
-    refuse_lossless(loaded, spec)
 
 
 def held_out_documents(corpus: Path) -> list[Document]:
@@ -293,42 +254,44 @@ class Measurement:
 
     @cached_property
     def reading(self) -> LabelConvention:
-        return label_convention(self.loaded.model, self.material.asked)
+        return study_rows.label_convention(self.loaded.model, self.material.asked)
 
     @cached_property
     def tested(self) -> list[TextPiece]:
         """The test contexts of the loss."""
-        return [piece for piece in map(_test_part, self.material.asked) if len(piece.key)]
+        found = []
+        for piece in self.material.asked:
+            at, size = half_of(piece.key).bool().nonzero().squeeze(1), len(piece.key)
+            whole = {k: isinstance(v, Tensor) and v.dim() and len(v) == size for k, v in piece.inputs.items()}
+            inputs = {k: v[at] if whole[k] else v for k, v in piece.inputs.items()}
+            found += [TextPiece(inputs, piece.units[at], piece.key[at])] if len(at) else []
+        return found
 
     @cached_property
     def own(self) -> ProbeScores:
         """The model's own loss, nothing replaced."""
-        return ProbeScores(*token_losses(self.loaded.model, self.tested, reading=self.reading))
+        return ProbeScores(*study_rows.token_losses(self.loaded.model, self.tested, reading=self.reading))
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Rows of the table, site by site."""
-        done, depths = 0, {stack.name: stack.depth for stack in self.layout.stacks}
-        for group in self._groups():
-            collect = partial(collect_rows, self.loaded.model, layout=self.layout, special=self._special)
-            asked = collect(self.material.asked, group, reading=self.reading)
-            shown = collect(self.material.pieces, group)
-            for site in group:
-                for metric, variant, found in self._site(site, asked.pop(site), shown.pop(site)):
-                    yield _record(site, depths[site.stack], metric, variant, found)
-                done += 1
-                if self.tell is not None:
-                    self.tell(self.label, done, len(self.sites))
-
-    def _groups(self) -> Iterator[list[Site]]:
-        """As many sites at a time as fit into memory."""
-        rows = sum(int((p.inputs["attention_mask"] != 0).sum()) for p in (*self.material.asked, *self.material.pieces))
+        """Rows of the table, site by site; as many sites at a time as fit into memory."""
+        m, sites, depths = self.material, self.sites, {stack.name: stack.depth for stack in self.layout.stacks}
+        rows = sum(int((piece.inputs["attention_mask"] != 0).sum()) for piece in (*m.asked, *m.pieces))
         width = int(getattr(getattr(self.loaded.model, "config", None), "hidden_size", 1024) or 1024)
         size = max(1, MEMORY // max(1, 4 * rows * width))
-        for start in range(0, len(self.sites), size):
-            yield self.sites[start : start + size]
-
-    def _special(self, token: Tensor) -> Tensor:
-        return torch.isin(token, torch.tensor(sorted(special_ids(self.loaded.tokenizer)), dtype=torch.int64))
+        special = torch.tensor(sorted(special_ids(self.loaded.tokenizer)), dtype=torch.int64)
+        collect = partial(study_rows.collect_rows, self.loaded.model, layout=self.layout, special=special)
+        for start in range(0, len(sites), size):
+            group = sites[start : start + size]
+            asked = collect(m.asked, group, reading=self.reading)
+            shown = collect(m.pieces, group)
+            for number, site in enumerate(group, start + 1):
+                place = {"stack": site.stack, "layer": site.layer, "kind": site.kind, "group": ""}
+                place |= {"depth": site.layer / depths[site.stack]}
+                for metric, variant, found in self._site(site, asked.pop(site), shown.pop(site)):
+                    numbers = {name: getattr(found, name) for name in COLUMNS} | {"replicates": list(found.replicates)}
+                    yield {**place, "metric": metric, "variant": variant_name(variant), **numbers}
+                if self.tell is not None:
+                    self.tell(self.label, number, len(sites))
 
     # one site
 
@@ -344,7 +307,10 @@ class Measurement:
         for name, task in self.material.tasks.items():
             if task.level == "token":
                 label = self.material.token_labels(name, natural)
-                yield from self._token_task(name, natural.keep(label != NONE), label[label != NONE], repairs)
+                rows, label = natural.keep(label != NONE), label[label != NONE]
+                fit, answers = self._fit_rows(rows, label)
+                test = Labelled(rows.x[rows.test.to(rows.x.device)], rows.key[rows.test], label[rows.test])
+                yield from self._task(name, Labelled(fit.x, fit.key, answers), test, repairs)
             else:
                 yield from self._context_task(name, shown, repairs)
 
@@ -357,7 +323,7 @@ class Measurement:
                 if metric == "two_nn" and name == "mean":  # a shift changes no distance
                     found = kept[metric]
                 else:
-                    found = metric_estimate(registry()[metric], x, test.key, seed=self.config.seed)
+                    found = study_rows.metric_estimate(registry()[metric], x, test.key, seed=self.config.seed)
                 kept.setdefault(metric, found)
                 yield metric, {"repair": name}, found
 
@@ -365,15 +331,10 @@ class Measurement:
         """The model's own loss with the rows of this site repaired and given their usual mean norm back."""
         model, base = self.loaded.model, self.own
         for name, repair in repairs.items():
-            if name == "raw":
-                scores = base
-            else:
-                change = partial(repair, rescaled=True)
-
-                def patch(real: Tensor, change: Any = change) -> Any:
-                    return patching(model, self.layout, site, change, real=real)
-
-                scores = ProbeScores(*token_losses(model, self.tested, reading=self.reading, patch=patch))
+            scores = base
+            if name != "raw":
+                patch = partial(study_rows.patching, model, self.layout, site, partial(repair, rescaled=True))
+                scores = ProbeScores(*study_rows.token_losses(model, self.tested, reading=self.reading, patch=patch))
             yield from _with_gain("lm_loss", {"reading": "patched", "repair": name}, scores, base, LOSS)
 
     def _readout(self, rows: RowSet, repairs: dict[str, Repair]) -> Iterator[Found]:
@@ -400,38 +361,20 @@ class Measurement:
             variant = {"reading": "readout", "repair": name}
             yield from _with_gain("lm_loss", variant, scores, base, LOSS, note=words, dropped=lost)
 
-    # tasks
-
-    def _token_task(self, name: str, rows: RowSet, label: Tensor, repairs: dict[str, Repair]) -> Iterator[Found]:
-        fit, answers = self._fit_rows(rows, label)
-        test = rows.keep(rows.test)
-        clouds = {r: (repair(fit.x), repair(test.x)) for r, repair in repairs.items()}
-        yield from self._task(name, clouds, answers, fit.key, label[rows.test], test.key)
-
     def _context_task(self, name: str, rows: RowSet, repairs: dict[str, Repair]) -> Iterator[Found]:
         label = self.material.labels(name)
-        pool, unit = pooled(rows, self.config.pool, units=len(self.material.units))
+        pool, unit = study_rows.pooled(rows, self.config.pool, units=len(self.material.units))
         used = label[unit] != NONE
         pool, unit = pool[used.to(pool.device)], unit[used]
-        key = self.material.key[unit]
+        key, label = self.material.key[unit], label[unit]
         test = half_of(key).bool()
-        clouds = {
-            r: (repair(pool[(~test).to(pool.device)]), repair(pool[test.to(pool.device)]))
-            for r, repair in repairs.items()
-        }
-        yield from self._task(name, clouds, label[unit][~test], key[~test], label[unit][test], key[test])
+        fit, seen = (Labelled(pool[half.to(pool.device)], key[half], label[half]) for half in (~test, test))
+        yield from self._task(name, fit, seen, repairs)
 
-    def _task(
-        self,
-        name: str,
-        clouds: dict[str, tuple[Tensor, Tensor]],
-        fit_label: Tensor,
-        fit_key: Tensor,
-        label: Tensor,
-        key: Tensor,
-    ) -> Iterator[Found]:
+    def _task(self, name: str, fit_on: Labelled, test_on: Labelled, repairs: dict[str, Repair]) -> Iterator[Found]:
         """Accuracy of the probes on one task, the shuffled control and the most frequent class beside it."""
-        present, answers = fit_label.unique(return_inverse=True)
+        present, answers = fit_on.label.unique(return_inverse=True)
+        label, key = test_on.label, test_on.key
         if len(present) < 2 or len(label) < 2:
             self._note(f"task {name} is left out: its contexts to fit on show {len(present)} classes")
             return
@@ -444,11 +387,12 @@ class Measurement:
         mixed, mixed_wanted = _mixed(answers, seed=self.config.seed), _mixed(wanted, seed=self.config.seed + 1)
         base: dict[str, ProbeScores] = {}
         kept: tuple[ProbeScores, ProbeScores, str] | None = None
-        for repair, (fit, test) in clouds.items():
+        for repair, change in repairs.items():
+            fit, test = change(fit_on.x), change(test_on.x)
             if repair == "mean" and kept is not None:
                 hits, control, note = kept[0], kept[1], AS_RAW
             else:
-                probe = self._choose(fit, answers, fit_key, classes=len(present))
+                probe = self._choose(fit, answers, fit_on.key, classes=len(present))
                 hits, note = ProbeScores(probe.hits(test, wanted).cpu(), key), f"penalty {probe.penalty:g}"
                 other = fit_probe(fit, mixed, classes=len(present), penalty=probe.penalty)
                 control = ProbeScores(other.hits(test, mixed_wanted).cpu(), key)
@@ -470,7 +414,7 @@ class Measurement:
         return chosen, label[chosen.unit]
 
     def _choose(self, x: Tensor, y: Tensor, key: Tensor, *, classes: int) -> LinearProbe:
-        held = fold_of(key) >= FOLDS - VALIDATION
+        held = fold_of(key) >= FOLDS - study_rows.VALIDATION
         return choose_probe(x, y, held, classes=classes, grid=self.config.penalties)
 
     def _note(self, text: str) -> None:
@@ -478,16 +422,8 @@ class Measurement:
             self.notes.append(text)
 
 
-def _test_part(piece: TextPiece) -> TextPiece:
-    """The test contexts of a piece."""
-    at = half_of(piece.key).bool().nonzero().squeeze(1)
-    size = len(piece.key)
-    inputs = {k: v[at] if isinstance(v, Tensor) and v.dim() and len(v) == size else v for k, v in piece.inputs.items()}
-    return TextPiece(inputs, piece.units[at], piece.key[at])
-
-
 def _with_gain(
-    metric: str, variant: dict[str, Any], scores: ProbeScores, base: ProbeScores, bounds: Bounds, **more: Any
+    metric: str, variant: dict[str, Any], scores: ProbeScores, base: ProbeScores, bounds: study_rows.Bounds, **more: Any
 ) -> Iterator[Found]:
     """The number, and what it is more than that of raw rows, test row by test row."""
     yield metric, variant, scores.estimate(bounds, **more)
@@ -509,10 +445,3 @@ def _frequent(target: Tensor, test: Tensor, *, most: int) -> tuple[Tensor, int]:
 def _mixed(label: Tensor, *, seed: int) -> Tensor:
     """The same labels in a random order."""
     return label[torch.randperm(len(label), generator=torch.Generator().manual_seed(seed))]
-
-
-def _record(site: Site, depth: int, metric: str, variant: dict[str, Any], found: Estimate) -> dict[str, Any]:
-    place = {"stack": site.stack, "layer": site.layer, "kind": site.kind, "group": "", "depth": site.layer / depth}
-    names = ("value", "low", "high", "sd", "n", "contexts", "dropped", "note")
-    numbers = {name: getattr(found, name) for name in names} | {"replicates": list(found.replicates)}
-    return {**place, "metric": metric, "variant": variant_name(variant), **numbers}

@@ -31,18 +31,10 @@ from anisoscope.capture.gradients.gradient_pass import (
 )
 from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import Site
-from anisoscope.claims.dynamics import (
-    FEWEST,
-    MetricName,
-    PerformanceResults,
-    ScoreSeries,
-    SiteKey,
-    descriptive_p,
-    over_contexts,
-    over_points,
-)
+from anisoscope.claims import dynamics as claim
+from anisoscope.claims.dynamics import FEWEST, MetricName, PerformanceResults, ScoreSeries, SiteKey
 from anisoscope.data.tasks import NONE, Task, Unit
-from anisoscope.data.tokens import batches, mask_batch
+from anisoscope.data.tokens import batches
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.metrics.engine.metric import Metric
@@ -51,6 +43,7 @@ from anisoscope.models.load import quiet
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of, row_hash
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import variant_name
+from anisoscope.series.measurer import labelled_batch
 
 VALIDATION = 2  # folds of the fit half that the penalty is chosen on
 FEWEST_CONTEXTS = 24
@@ -150,22 +143,12 @@ def _pieces(loaded: Any, units: Sequence[Unit], *, labelled: bool, batch_size: i
     key, start = torch.tensor([unit.key for unit in units], dtype=torch.int64), 0
     for batch in batches((unit.context for unit in units), batch_size=batch_size, **settings):
         inputs = dict(batch.inputs)
-        if labelled:
-            inputs = _labelled(loaded, inputs, batch.special, seed=seed)
+        if labelled:  # also a model with causal attention may fill in masked tokens
+            fills = type(unwrapped(loaded.model)).__name__.endswith("ForMaskedLM")
+            inputs = labelled_batch(loaded, batch, seed=seed, following=loaded.predicts_next and not fills)
         mine = torch.arange(start, start + len(inputs["input_ids"]))
         yield TextPiece(inputs, mine, key[mine])
         start += len(mine)
-
-
-def _labelled(loaded: Any, inputs: dict[str, Any], special: Tensor | None, *, seed: int) -> dict[str, Any]:
-    """Labels as the model's own training would have them, masked tokens or next ones; padding is never one."""
-    mask = inputs["attention_mask"]
-    fills = type(unwrapped(loaded.model)).__name__.endswith("ForMaskedLM")  # also one with causal attention
-    if loaded.predicts_next and not fills:
-        return {**inputs, "labels": inputs["input_ids"].masked_fill(mask == 0, IGNORED)}
-    special = torch.zeros_like(mask, dtype=torch.bool) if special is None else special
-    found: dict[str, Any] = mask_batch(inputs, special, loaded.tokenizer, seed=seed)
-    return found
 
 
 def label_convention(model: nn.Module, pieces: Sequence[TextPiece]) -> LabelConvention:
@@ -181,10 +164,13 @@ def collect_rows(
     sites: Sequence[Site],
     *,
     layout: Layout,
-    special: Callable[[Tensor], Tensor],
+    special: Tensor,
     reading: LabelConvention | None = None,
 ) -> dict[Site, RowSet]:
-    """The rows of some sites over all contexts, which tokens are special, and targets where the labels are read."""
+    """The rows of some sites over all contexts, which are of special tokens, and targets where the labels are read.
+
+    Rows that are not finite are left out.
+    """
     found: dict[Site, list[RowSet]] = {site: [] for site in sites}
     for piece in pieces:
         collector = Collector()
@@ -192,10 +178,18 @@ def collect_rows(
             capture.run(unlabelled(model, piece.inputs))
         for site, rows in collector.kept.items():
             found[site].append(_row_set(rows, piece, reading, special))
-    return {site: _joined(parts, site) for site, parts in found.items()}
+    joined: dict[Site, RowSet] = {}
+    for site, parts in found.items():
+        labels: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in _LABELS}
+        whole = RowSet(torch.cat([part.x for part in parts]), **labels)
+        finite = whole.x.isfinite().all(1).cpu()
+        if not bool(finite.any()):
+            raise AnisoscopeError(f"no row at {site} is finite; look at the weights of the model.")
+        joined[site] = whole if bool(finite.all()) else whole.keep(finite)
+    return joined
 
 
-def _row_set(rows: Any, piece: TextPiece, reading: LabelConvention | None, special: Any) -> RowSet:
+def _row_set(rows: Any, piece: TextPiece, reading: LabelConvention | None, special: Tensor) -> RowSet:
     index = rows.index
     keep = index.keep.cpu()
     row = keep // index.length
@@ -204,18 +198,8 @@ def _row_set(rows: Any, piece: TextPiece, reading: LabelConvention | None, speci
     if labels is not None and reading is not None and labels.shape == (index.batch, index.length):
         target = reading.targets(labels).flatten()[keep]
         target = torch.where(target == IGNORED, NONE, target)
-    flags = special(index.token.cpu())
+    flags = torch.isin(index.token.cpu(), special)
     return RowSet(rows.x, piece.key[row], piece.units[row], index.position.cpu(), target, flags)
-
-
-def _joined(parts: list[RowSet], site: Site) -> RowSet:
-    """All rows of a site; those that are not finite are left out."""
-    labels: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in _LABELS}
-    whole = RowSet(torch.cat([part.x for part in parts]), **labels)
-    finite = whole.x.isfinite().all(1).cpu()
-    if not bool(finite.any()):
-        raise AnisoscopeError(f"no row at {site} is finite; look at the weights of the model.")
-    return whole if bool(finite.all()) else whole.keep(finite)
 
 
 def pooled(rows: RowSet, how: str, *, units: int) -> tuple[Tensor, Tensor]:
@@ -317,13 +301,13 @@ def token_losses(
     pieces: Sequence[TextPiece],
     *,
     reading: LabelConvention,
-    patch: Callable[[Tensor], contextlib.AbstractContextManager[None]] | None = None,
+    patch: Callable[..., contextlib.AbstractContextManager[None]] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The cross-entropy of every target token in nats [n], and the key of its context [n]."""
     losses, keys = [], []
     for piece in pieces:
         real = piece.inputs.get("decoder_attention_mask", piece.inputs["attention_mask"]) != 0
-        around = contextlib.nullcontext() if patch is None else patch(real)
+        around = contextlib.nullcontext() if patch is None else patch(real=real)
         with untouched(model), torch.no_grad(), around:
             logits = output_part(forward(model, piece.inputs), "logits")
         targets = reading.targets(piece.inputs["labels"]).to(logits.device)
@@ -360,10 +344,8 @@ class ProbeScores:
         sums = torch.zeros(FOLDS, dtype=torch.float64).index_add_(0, fold, self.value.double())
         counts = torch.bincount(fold, minlength=FOLDS).double()
         total, size = float(sums.sum()), float(counts.sum())
-        left = [
-            float((total - s) / (size - c)) if c and size > c else math.nan
-            for s, c in zip(sums.tolist(), counts.tolist(), strict=True)
-        ]
+        pairs = zip(sums.tolist(), counts.tolist(), strict=True)
+        left = [(total - s) / (size - c) if c and size > c else math.nan for s, c in pairs]
         low, high = jackknife(total / size, left, bounds=bounds)
         counted = {"n": n, "contexts": int(self.key.unique().numel()), "dropped": dropped}
         return Estimate(total / size, low, high, **counted, note=note, replicates=tuple(left))
@@ -397,20 +379,13 @@ def correlations(results: PerformanceResults) -> Iterator[dict[str, Any]]:
         names: list[MetricName] = [(geometry, {"repair": "raw"})]
         for performance, of in results.performances().items():
             words = {"geometry": geometry, "performance": performance}
-            if performance != "loss":  # that is one number for the whole model
-                yield from _over_layers(results, names, of, {**words, "over": "layers"})
+            for step in results.steps if performance != "loss" else ():  # the loss is one number for the whole model
+                places = [(step, site) for site in results.sites]
+                x, y = results.series(names, places), results.series(of, places)
+                if x is not None and y is not None and len(places) >= FEWEST:
+                    yield from _rows(x, y, {**words, "over": "layers"}, step=step)
             if len(results.steps) >= FEWEST:
                 yield from _over_checkpoints(results, names, of, {**words, "over": "checkpoints"})
-
-
-def _over_layers(
-    results: PerformanceResults, names: list[MetricName], of: list[MetricName], words: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    for step in results.steps:
-        places = [(step, site) for site in results.sites]
-        x, y = results.series(names, places), results.series(of, places)
-        if x is not None and y is not None and len(places) >= FEWEST:
-            yield from _rows(x, y, words, step=step)
 
 
 def _over_checkpoints(
@@ -439,23 +414,12 @@ def _rows(
     """One row for each method and interval: over contexts, and over layers or checkpoints."""
     stack, layer, kind = site or ("single", None, "study")
     for method in METHODS:
-        p = descriptive_p(x, y, method)
+        p = claim.descriptive_p(x, y, method)
         note = "points of one run are not independent" + ("" if math.isnan(p) else f"; descriptive p = {p:.2g}")
-        for interval, way in (("contexts", over_contexts), (words["over"], over_points)):
+        for interval, way in (("contexts", claim.over_contexts), (words["over"], claim.over_points)):
             found = way(x, y, method)
-            yield {
-                "step": step,
-                "stack": stack,
-                "layer": layer,
-                "kind": kind,
-                "group": "",
-                "metric": "performance_correlation",
-                "variant": variant_name({**words, "method": method, "interval": interval}),
-                "value": found.value,
-                "low": found.low,
-                "high": found.high,
-                "n": len(x.value),
-                "dropped": 0,
-                "note": note,
-                "replicates": list(found.left),
-            }
+            place = {"step": step, "stack": stack, "layer": layer, "kind": kind, "group": ""}
+            variant = variant_name({**words, "method": method, "interval": interval})
+            numbers = {"value": found.value, "low": found.low, "high": found.high, "n": len(x.value), "dropped": 0}
+            row = {**place, "metric": "performance_correlation", "variant": variant, **numbers, "note": note}
+            yield {**row, "replicates": list(found.left)}

@@ -1,15 +1,15 @@
-"""What decides the numbers of the study of untrained blocks, checked before anything is computed."""
+"""Is a transformer block anisotropic before it has learned anything? What decides the numbers, checked beforehand."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Annotated, NamedTuple
 
-from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.option import Device, Option, listed, numbers, seed_numbers
+from anisoscope.errors import AnisoscopeError, check_known
+from anisoscope.option import Device, Option, check_least, listed, numbers, seed_numbers
 
 INITS = ("normal", "xavier", "orthogonal", "own")  # see `block.INITS`
 HEAD_WIDTH = 64  # of a head, where the number of heads is not given
@@ -82,22 +82,19 @@ class UntrainedConfig:
     device: Device = "auto"
 
     def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
-            raise unknown_name("preset", self.preset, PRESETS)
-        if self.input_norm not in INPUT_NORMS:
-            raise unknown_name("input norm", self.input_norm, INPUT_NORMS)
+        check_known("preset", self.preset, PRESETS)
+        check_known("input norm", self.input_norm, INPUT_NORMS)
         for init in self.inits:
-            if init not in INITS:
-                raise unknown_name("initialisation", init, INITS)
+            check_known("initialisation", init, INITS)
         for name in ("families", "biases", "inits", "widths", "seeds"):
-            _check_list(name, getattr(self, name))
-        for name, least in (("sequences", 2), ("length", 8), ("heads", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise AnisoscopeError(f"{name} is {value}; expected at least {least}.")
-        self._check_numbers()
-
-    def _check_numbers(self) -> None:
+            values = getattr(self, name)
+            if values is not None and not values:
+                raise AnisoscopeError(f"{name} is empty; name something, or leave it out.")
+            given = list(values or ())
+            if twice := [value for value in given if given.count(value) > 1]:
+                told = f"{twice[0]:g}" if isinstance(twice[0], float) else f"{twice[0]}"
+                raise AnisoscopeError(f"{name} has {told} twice; name each once.")
+        check_least(self, {"sequences": 2, "length": 8, "heads": 1})
         for bias in self.biases:
             if not 0 <= bias < math.inf:
                 raise AnisoscopeError(f"a bias is {bias:g}; expected sizes from 0 on, such as 0,50,100.")
@@ -134,22 +131,10 @@ class UntrainedConfig:
 
     def arms(self) -> Iterator[BlockArm]:
         """Every block; those that differ in nothing but the initialisation are neighbours."""
-        for words in product(self.families, self.size.widths, self.size.seeds, self.inits):
-            yield BlockArm(*words)
+        parts = self.families, self.size.widths, self.size.seeds, self.inits
+        return itertools.starmap(BlockArm, itertools.product(*parts))
 
     @property
     def points(self) -> int:
         """Measurements of one block."""
         return len(self.biases) * len(self.norms)
-
-
-def _check_list(name: str, values: Sequence[object] | None) -> None:
-    """Refuse lists that are empty or name something twice."""
-    if values is None:
-        return
-    if not values:
-        raise AnisoscopeError(f"{name} is empty; name something, or leave it out.")
-    twice = next((value for value in values if list(values).count(value) > 1), None)
-    if twice is not None:
-        told = f"{twice:g}" if isinstance(twice, float) else f"{twice}"
-        raise AnisoscopeError(f"{name} has {told} twice; name each once.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.attention.call import Call, watching
-from anisoscope.capture.sites.layout import Stack, find_layout
-from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.capture.sites.layout import find_layout
+from anisoscope.errors import AnisoscopeError
 from anisoscope.models.checkpoint import LoadOptions, fresh_config, fresh_model
 from anisoscope.models.forward import first_tensor, forward
 from anisoscope.models.load import quiet
@@ -31,19 +31,12 @@ PRENORM = "prenorm"  # our own: the blocks of GPT-NeoX, sublayers in sequence, a
 STANDARD_DEVIATION = 0.02
 _WIDTH = re.compile(r"(hidden_size|d_model|n_embd|dim|embedding_size|word_embed_proj_dim|pooler_hidden_size)$")
 _HEADS = re.compile(r"(n_heads?|num_heads|(num|encoder|decoder)_attention_heads)$")
+_INNER = r"intermediate_size|(encoder_|decoder_)?ffn_dim|ffn_hidden_size|d_ff|hidden_dim"
 _IMAGE = 224  # pixels along a side, where a family names none
 _SPARE = 8  # positions that some families keep for padding
 # what code of other people's models raises where it is given other rows or sizes than it was written for
-_FOREIGN = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    ImportError,
-)
+_FOREIGN: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+_FOREIGN += (ArithmeticError, AssertionError, ImportError)
 _SALTS = {"ids": 1, "direction": 2, "weights": 3, "rows": 4}
 
 
@@ -82,8 +75,11 @@ class UntrainedBlock:
         """What the block makes of rows [S, T, d], and what its attention was given."""
         try:
             out, calls = self._called(x)
-        except _FOREIGN as error:
-            raise _refused(self.family, self._why_not(x)) from error
+        except _FOREIGN as error:  # its call was made for other rows
+            why = f"it fails on rows of width {x.shape[-1]} with {self.heads} heads"
+            if self.length not in (None, x.shape[1]):
+                why = f"it takes the {self.length} positions of its own model only"
+            raise _refused(self.family, why) from error
         if out.shape != x.shape:
             raise _refused(self.family, f"it makes shape {tuple(out.shape)} of {tuple(x.shape)}")
         return out, _whole(self.family, [call.batched(len(x)) for call in calls], length=x.shape[1])
@@ -92,12 +88,6 @@ class UntrainedBlock:
         calls: list[Call] = []
         with torch.inference_mode(), watching([self.attention], calls.append):
             return first_tensor(self.family, self.call(x)), calls
-
-    def _why_not(self, x: Tensor) -> str:
-        """Why a block that was given rows of ours fails: its call was made for other ones."""
-        if self.length not in (None, x.shape[1]):
-            return f"it takes the {self.length} positions of its own model only"
-        return f"it fails on rows of width {x.shape[-1]} with {self.heads} heads"
 
     def check(self, own: Tensor) -> None:
         """Refuse a block that does not even attend from everywhere to everywhere in what its own model gives it."""
@@ -162,8 +152,6 @@ INITS: dict[str, Callable[..., Any] | None] = {
 @torch.no_grad()
 def initialise(block: UntrainedBlock, init: str, *, seed: int) -> None:
     """New weights for every matrix of a block; its biases become 0 and its norms stay the identity."""
-    if init not in INITS:
-        raise unknown_name("initialisation", init, INITS)
     fill = INITS[init]
     if fill is None:
         return
@@ -172,22 +160,14 @@ def initialise(block: UntrainedBlock, init: str, *, seed: int) -> None:
     for name, parameter in block.module.named_parameters():
         if parameter.dim() == 2:
             fresh = torch.empty(parameter.shape)
-            for piece in _pieces(fresh, block.width) if id(parameter) in inside else (fresh,):
+            long = 0 if fresh.shape[0] >= fresh.shape[1] else 1
+            fused = fresh.shape[1 - long] == block.width and fresh.shape[long] % block.width == 0
+            # a fused projection is several square ones side by side: each gets weights of its own scale
+            for piece in fresh.split(block.width, dim=long) if fused and id(parameter) in inside else (fresh,):
                 fill(piece, generator=random)
             parameter.copy_(fresh)
         elif name.endswith("bias"):
             parameter.zero_()
-
-
-def _pieces(weight: Tensor, width: int) -> Iterator[Tensor]:
-    """A fused projection is several square ones side by side: each gets weights of its own scale.
-
-    >>> [tuple(piece.shape) for piece in _pieces(torch.empty(4, 12), 4)]
-    [(4, 4), (4, 4), (4, 4)]
-    """
-    long = 0 if weight.shape[0] >= weight.shape[1] else 1
-    whole = weight.shape[1 - long] == width and weight.shape[long] % width == 0
-    yield from weight.split(width, dim=long) if whole else (weight,)
 
 
 # -- taking a block out of its model -----------------------------------------------------------------------------------
@@ -204,7 +184,13 @@ def build_block(
         except _FOREIGN as error:
             raise _refused(family, f"no model of it can be made with width {width} and {heads} heads") from error
     model = model.eval().to(device)
-    stack = _first_stack(model, family)
+    try:
+        stack = find_layout(model).stacks[0]
+    except AnisoscopeError as error:
+        raise _refused(family, str(error).rstrip(".")) from error
+    for kind in ("query", "scores"):
+        if (1, kind) not in stack.places:
+            raise _refused(family, stack.missing.get(kind, f"its block has no {kind}"))
     module = model.get_submodule(stack.blocks[0])
     call, own = _prepared_call(model, module, family, sequences=sequences, length=length, seed=seed)
     attention = model.get_submodule(stack.places[(1, "query")].path)
@@ -227,16 +213,12 @@ def block_config(family: str, *, width: int, heads: int, length: int) -> Any:
         r"num_(key_value|kv)_heads": lambda old: _divisor(heads, heads * old / many),
         r"head_dim|d_kv": lambda _: width // heads,
         r"rotary_dim": lambda old: min(old, width // heads),
-        r"intermediate_size|(encoder_|decoder_)?ffn_dim|ffn_hidden_size|d_ff|hidden_dim": lambda old: max(
-            1, round(width * old / before)
-        ),
+        _INNER: lambda old: max(1, round(width * old / before)),
         r"max_position_embeddings|n_positions|max_seq_len": lambda old: max(old, length + _SPARE),
     }
-    sizes = {
-        name: next(rule(value) for pattern, rule in rules.items() if re.fullmatch(pattern, name))
-        for name, value in own.items()
-        if any(re.fullmatch(pattern, name) for pattern in rules)
-    }
+    sizes: dict[str, int] = {}
+    for name, value in own.items():
+        sizes |= next(({name: rule(value)} for pattern, rule in rules.items() if re.fullmatch(pattern, name)), {})
     if "attention_types" in default:  # GPT-Neo lists its windows layer by layer
         options = {**options, "attention_types": [[["global"], 1]]}
     config = fresh_config(kind, {**sizes, **options})
@@ -259,17 +241,6 @@ def _divisor(heads: int, wanted: float) -> int:
     (3, 1)
     """
     return min((n for n in range(1, heads + 1) if heads % n == 0), key=lambda n: abs(n - wanted))
-
-
-def _first_stack(model: nn.Module, family: str) -> Stack:
-    try:
-        stack = find_layout(model).stacks[0]
-    except AnisoscopeError as error:
-        raise _refused(family, str(error).rstrip(".")) from error
-    for kind in ("query", "scores"):
-        if (1, kind) not in stack.places:
-            raise _refused(family, stack.missing.get(kind, f"its block has no {kind}"))
-    return stack
 
 
 def _token_table(model: nn.Module, width: int) -> nn.Embedding | None:
@@ -320,10 +291,9 @@ def _random_inputs(model: nn.Module, *, sequences: int, length: int, seed: int) 
         size = getattr(config, "image_size", _IMAGE)
         size = size if isinstance(size, int) else size[0]
         return {name: torch.randn(1, config.num_channels, size, size, generator=random)}
-    if name == "input_values" and hasattr(config, "num_mel_bins"):  # spectrograms, by another name
-        return {name: torch.randn(1, config.max_length, config.num_mel_bins, generator=random)}
-    if name == "input_values":
-        return {name: torch.randn(1, 16_000, generator=random)}
+    if name == "input_values":  # samples, or spectrograms by another name
+        shape = (config.max_length, config.num_mel_bins) if hasattr(config, "num_mel_bins") else (16_000,)
+        return {name: torch.randn(1, *shape, generator=random)}
     if name == "input_features":
         return {name: torch.randn(1, config.num_mel_bins, 2 * config.max_source_positions, generator=random)}
     most = int(getattr(config, "vocab_size", 0) or 1000)

@@ -13,9 +13,10 @@ exchangeable.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,29 +44,15 @@ from anisoscope.results.table import Table
 from anisoscope.studies.study import Study
 from anisoscope.studies.untrained import BlockArm
 from anisoscope.studies.untrained import UntrainedConfig as UntrainedConfig
-from anisoscope.studies.untrained.block import (
-    UntrainedBlock,
-    biased,
-    build_block,
-    direction,
-    initialise,
-    known_family,
-)
+from anisoscope.studies.untrained import block as blocks
+from anisoscope.studies.untrained.block import UntrainedBlock, biased
 
 CLAIMS = ("anisotropic_at_initialisation", "anisotropy_grows_with_bias", "sharpness_grows_with_bias")
 HISTOGRAMS = "histograms"  # the file of arrays
 DATA = "random tokens"
 KINDS = ("embed", "resid", "query", "key", "scores")
-METRICS = (
-    "average_cosine",
-    "drift",
-    "mean_norm",
-    "qk_cosine",
-    "attention_entropy",
-    "attention_sharpness",
-    "attention_max",
-    "score_spread",
-)
+METRICS: tuple[str, ...] = ("average_cosine", "drift", "mean_norm", "qk_cosine")
+METRICS += ("attention_entropy", "attention_sharpness", "attention_max", "score_spread")
 JUDGED = ("average_cosine", "attention_sharpness")  # claims read their folds; those of the others would only take room
 _REACH, _FINE, _BINS = 1e4, 0.05, 160
 EDGES = _FINE * np.sinh(np.linspace(-1, 1, _BINS + 1) * math.asinh(_REACH / _FINE))  # fine at 0, wide far from it
@@ -139,12 +126,10 @@ def measure_point(
     records = [row for row in evaluate_bank(bank, requests(), setup) if row.get("head") is None]
     looked = score_rows(call, index, rows)
     records += [{**row, "stack": "single", "layer": 1, "depth": 1.0, "kind": "scores"} for row in looked.records()]
-    return [_finished(row, point) for row in records], looked.histogram()
-
-
-def _finished(row: dict[str, Any], point: BiasPoint) -> dict[str, Any]:
-    kept = row["replicates"] if row["metric"] in JUDGED and row["kind"] in ("embed", "resid", "scores") else []
-    return {**row, "variant": point.variant(row["variant"]), "replicates": kept}
+    for row in records:
+        judged = row["metric"] in JUDGED and row["kind"] in ("embed", "resid", "scores")
+        row |= {"variant": point.variant(row["variant"]), "replicates": row["replicates"] if judged else []}
+    return records, looked.histogram()
 
 
 # -- rows of scores ----------------------------------------------------------------------------------------------------
@@ -162,7 +147,13 @@ class ScoreRows:
         counted = self.allowed.sum(-1).expand(self.scores.shape[:-1])
         enough = counted >= SMALLEST_ROW
         few = int((~enough).sum()) // max(1, self.scores.shape[1])
-        for metric, values in _row_values(self.scores, self.allowed).items():
+        p = self.scores.masked_fill(~self.allowed, -torch.inf).softmax(-1)
+        found = {  # of every row, [S, H, R]
+            "score_magnitude": score_magnitude(self.scores, self.allowed),
+            "attention_median": attention_median(p, self.allowed),
+            "attention_min": attention_min(p, self.allowed),
+        }
+        for metric, values in found.items():
             sums = torch.where(enough, values, 0.0).double().sum((1, 2))
             yield {"metric": metric, "group": "", "variant": "", **_mean(sums, enough.sum((1, 2)).double(), few)}
 
@@ -170,16 +161,6 @@ class ScoreRows:
         """Counts of all scores between `EDGES`; what lies beyond them is in the outermost bins."""
         seen = self.scores[self.allowed.expand_as(self.scores)].double().cpu().numpy()
         return np.histogram(np.clip(seen, EDGES[0], EDGES[-1]), bins=EDGES)[0]
-
-
-def _row_values(scores: Tensor, allowed: Tensor) -> dict[str, Tensor]:
-    """Every row metric of every row: [S, H, R]."""
-    p = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
-    return {
-        "score_magnitude": score_magnitude(scores, allowed),
-        "attention_median": attention_median(p, allowed),
-        "attention_min": attention_min(p, allowed),
-    }
 
 
 def _mean(sums: Tensor, counts: Tensor, dropped: int) -> dict[str, Any]:
@@ -237,8 +218,16 @@ class Untrained(Study):
     def measure(self) -> None:
         """Every block, then the verdicts; a finished block is never measured again."""
         for family in self.config.families:  # a slip in the last name is told before the first is measured
-            known_family(family)
-        self._judge([self._arm(arm) for arm in self.config.arms()])
+            blocks.known_family(family)
+        parts = [self._arm(arm) for arm in self.config.arms()]
+        table = Table.concat(parts)
+        self.folder.write_table(table)
+        arrays = {"edges": EDGES}  # of the bins; counts of scores by block and point, [points of the same name]
+        for arm, counts in (item for part in parts for item in part.about["histograms"].items()):
+            arrays |= {f"{arm}/{point}": np.asarray(values, dtype=np.int32) for point, values in counts.items()}
+        self.folder.write_arrays(HISTOGRAMS, arrays)
+        verdicts = evaluate_claims(Table(table.arrow, {"models": self.about["models"]}), CLAIMS)
+        self.folder.write_json("verdicts.json", verdicts_to_dicts(verdicts))
 
     def run(self) -> Path:
         """As every study; the parts of a run that is complete are removed."""
@@ -248,8 +237,6 @@ class Untrained(Study):
 
     def _device(self) -> torch.device:
         return choose_device(self.config.device)
-
-    # one block
 
     def _arm(self, arm: BlockArm) -> Table:
         part = slug(arm.name)
@@ -266,19 +253,19 @@ class Untrained(Study):
     def _measured(self, arm: BlockArm) -> Table:
         c, size = self.config, self.config.size
         block = self._block_of(arm)
-        initialise(block, arm.init, seed=arm.seed)
+        blocks.initialise(block, arm.init, seed=arm.seed)
         x = block.rows(size.sequences, size.length, seed=arm.seed).to(self._device())
-        b = direction(arm.width, seed=arm.seed)
+        b = blocks.direction(arm.width, seed=arm.seed)
+        own = {"run": self.folder.path.name, "model": arm.family, "revision": "", "data": DATA, "seed": arm.seed}
         records: list[dict[str, Any]] = []
         counts: dict[str, list[int]] = {}
-        for norm in c.norms:
-            for bias in c.biases:
-                point = BiasPoint(bias, arm.init, arm.width, norm)
-                rows, histogram = measure_point(block, biased(x, b, bias=bias, input_norm=norm), point, rows=size.rows)
-                records += [self._columns(arm, row) for row in rows]
-                counts[point.key] = histogram.tolist()
-                self.done += 1
-                self.tell("blocks at every bias", self.done, c.points * sum(1 for _ in c.arms()))
+        for norm, bias in product(c.norms, c.biases):
+            point = BiasPoint(bias, arm.init, arm.width, norm)
+            rows, histogram = measure_point(block, biased(x, b, bias=bias, input_norm=norm), point, rows=size.rows)
+            records += [{**own, "step": None, **row} for row in rows]
+            counts[point.key] = histogram.tolist()
+            self.done += 1
+            self.tell("blocks at every bias", self.done, c.points * sum(1 for _ in c.arms()))
         told = {"model": _described(block), "histograms": {arm.name: counts}}
         return Table.from_records(records, told)
 
@@ -289,30 +276,8 @@ class Untrained(Study):
             size, heads = self.config.size, self.config.heads_of(arm.width)
             shape = {"width": arm.width, "heads": heads, "length": size.length, "sequences": size.sequences}
             self._block = None  # the old one goes before the new one comes
-            self._block = key, build_block(arm.family, **shape, seed=arm.seed, device=str(self._device()))
+            self._block = key, blocks.build_block(arm.family, **shape, seed=arm.seed, device=str(self._device()))
         return self._block[1]
-
-    def _columns(self, arm: BlockArm, row: dict[str, Any]) -> dict[str, Any]:
-        own = {"run": self.folder.path.name, "model": arm.family, "revision": "", "data": DATA, "seed": arm.seed}
-        return {**own, "step": None, **row}
-
-    # what it comes to
-
-    def _judge(self, parts: Sequence[Table]) -> None:
-        table = Table.concat(parts)
-        self.folder.write_table(table)
-        self.folder.write_arrays(HISTOGRAMS, _arrays(parts))
-        verdicts = evaluate_claims(Table(table.arrow, {"models": self.about["models"]}), CLAIMS)
-        self.folder.write_json("verdicts.json", verdicts_to_dicts(verdicts))
-
-
-def _arrays(parts: Iterable[Table]) -> dict[str, np.ndarray]:
-    """Counts of scores by block and point, [points of the same name], and the edges of their bins."""
-    found = {"edges": EDGES}
-    for part in parts:
-        for arm, counts in part.about["histograms"].items():
-            found |= {f"{arm}/{point}": np.asarray(values, dtype=np.int32) for point, values in counts.items()}
-    return found
 
 
 def _described(block: UntrainedBlock) -> dict[str, str]:
@@ -320,5 +285,5 @@ def _described(block: UntrainedBlock) -> dict[str, str]:
     words = {row["name"]: row["about"] for row in list_families()}
     own = "GPT-NeoX blocks, norm before each sublayer, rotary, sees both sides" if block.family == "prenorm" else ""
     rows = "token embeddings of the family" if block.table is not None else "N(0, 0.02²), as it reads no tokens"
-    return {"name": block.family, "about": own or words.get(block.family, ""), "block": type(block.module).__name__,
-            "rows": rows}  # fmt: skip
+    about = {"name": block.family, "about": own or words.get(block.family, "")}
+    return {**about, "block": type(block.module).__name__, "rows": rows}
