@@ -330,7 +330,7 @@ def shelf(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
         PaperModel(str(tmp_path / "hub" / "missing"), data=SOUNDS_DATA),
         PaperModel(str(tmp_path / "hub" / "vision"), data=IMAGES_DATA),
     )
-    monkeypatch.setattr("anisoscope.studies.inherent.protocol.INHERENT_MODELS", models)
+    monkeypatch.setattr("anisoscope.studies.published.INHERENT_MODELS", models)
     monkeypatch.setitem(GEOMETRY, "attention", ("average_cosine", "drift"))
     return models
 

@@ -25,19 +25,10 @@ from anisoscope.measurement.profile import Profiler
 from anisoscope.models.load import load_model, quiet
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.modality import IMAGES_DATA, MEDIA, SOUNDS_DATA, TEXT_DATA, Medium
-from anisoscope.studies.arms import StudyArm, error_line
-from anisoscope.studies.config import ArmRun
-from anisoscope.studies.inherent import ARMS, FAMILIES, random_name, write_configuration
-from anisoscope.studies.inherent import InherentConfig as InherentConfig
-from anisoscope.studies.published import (
-    ABSENT,
-    INHERENT_MODELS,
-    PaperModel,
-    chosen_models,
-    downloaded,
-    measure_models,
-    sweep_model,
-)
+from anisoscope.studies import published
+from anisoscope.studies.arms import error_line
+from anisoscope.studies.config import ArmRun, StudyArm
+from anisoscope.studies.inherent import ARMS, FAMILIES, InherentConfig, random_name, write_configuration
 from anisoscope.studies.study import INHERENT, ArmsStudy
 from anisoscope.tangent.study import GEOMETRY
 from anisoscope.training.config import TrainConfig
@@ -101,10 +92,8 @@ class Inherent(ArmsStudy):
             if isinstance(training, TrainConfig):
                 prepare_corpus(training.data, corpus, tokens=training.tokens, limit=training.limit)
                 continue
-            shape = training.shape
-            notes = prepare_examples(
-                training.data, corpus, shape=shape, most=training.examples
-            ).notes  # what is left out
+            shape, most = training.shape, training.examples
+            notes = prepare_examples(training.data, corpus, shape=shape, most=most).notes  # on what was left out
             self.data_notes += notes
             noun = MEDIA[shape.medium].noun
             self.about["warnings"] += [f"{noun} that models are trained on: {note}" for note in notes]
@@ -160,21 +149,23 @@ class Inherent(ArmsStudy):
 
     def measure_published(self) -> None:
         """The paper's models, or those of them that were named; what is not in transformers is named as such."""
+        absent = published.ABSENT
         if not self.config.models:
-            self.about["absent"] = [{"model": name, "reason": reason} for name, reason in ABSENT.items()]
-            self.about["warnings"] += [f"{name} is not measured: {reason}" for name, reason in ABSENT.items()]
-        measure_models(self, chosen_models(self.config.models, INHERENT_MODELS), self._measure)
+            self.about["absent"] = [{"model": name, "reason": reason} for name, reason in absent.items()]
+            self.about["warnings"] += [f"{name} is not measured: {reason}" for name, reason in absent.items()]
+        models = published.chosen_models(self.config.models, published.INHERENT_MODELS)
+        published.measure_models(self, models, self._measure)
 
-    def _measure(self, model: PaperModel, path: Path) -> None:
+    def _measure(self, model: published.PaperModel, path: Path) -> None:
         c = self.config
         if model.series:
             name = model.spec.rpartition("/")[2].partition("-step")[0]
-            sweep_model(self, model, path, preset="attention", name=name, data=c.text)
+            published.sweep_model(self, model, path, preset="attention", name=name, data=c.text)
             return
         data, metrics = getattr(c, model.data.name), GEOMETRY["attention"]
         config = ProfileConfig(models=(model.spec,), data=data, tokens=c.tokens, metrics=metrics, device=c.device)
         folder = RunFolder.create(path, asdict(config), resume=True)
-        with downloaded(model, folder) if c.remove_downloads else contextlib.nullcontext():
+        with published.downloaded(model, folder) if c.remove_downloads else contextlib.nullcontext():
             Profiler(config, folder, command=self.command, progress=self.progress_of(path.name)).run()
 
     def join(self, path: Path, **words: Any) -> None:
