@@ -21,8 +21,8 @@ from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Query
 from anisoscope.results.table import SCHEMA, Table
 from anisoscope.studies.curvature import CurvatureConfig
-from anisoscope.studies.curvature.protocol import Curvature
-from anisoscope.studies.curvature.samples import (
+from anisoscope.studies.curvature.protocol import (
+    Curvature,
     Ladder,
     Population,
     over_replicates,
