@@ -25,18 +25,7 @@ from anisoscope.commands.train import train
 from anisoscope.errors import AnisoscopeError
 
 _SETTINGS: dict[str, Any] = {"no_args_is_help": True, "context_settings": {"help_option_names": ["-h", "--help"]}}
-_VERBS: dict[str, Callable[..., None]] = {
-    "profile": profile,
-    "list": list_,
-    "show": show,
-    "compare": compare,
-    "report": report,
-    "selftest": selftest,
-    "train": train,
-    "tangent": tangent,
-    "sweep": sweep,
-    "claims": claims,
-}
+_VERBS = (profile, list_, show, compare, report, selftest, train, tangent, sweep, claims)
 _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "data": ("Prepare data: enwik8, cleaned and over its 205 symbols.", {"enwik8": enwik8}),
     "study": ("The protocol of one paper, from data to verdicts.", studies()),
@@ -66,25 +55,15 @@ def _options(
     """The options before a verb: --version ends here, --debug is read by `main`."""
 
 
-def _group(words: str) -> Callable[[], None]:
-    """A callback, without which typer would run the one command of a group in place of the group."""
-
-    def nothing() -> None:
-        return None
-
-    nothing.__doc__ = words
-    return nothing
-
-
 def _build() -> typer.Typer:
     words = "The geometry of a network's representations, layer by layer, with intervals and controls."
     app = typer.Typer(name="anisoscope", help=words, add_completion=False, pretty_exceptions_enable=False, **_SETTINGS)
     app.callback()(_options)
-    for name, act in _VERBS.items():
-        app.command(name)(act)
+    for act in _VERBS:
+        app.command(act.__name__.rstrip("_"))(act)
     for name, (words, acts) in _GROUPS.items():
         group = typer.Typer(name=name, help=words, **_SETTINGS)
-        group.callback()(_group(words))
+        group.callback()(lambda: None)  # without one, typer would run the one command of a group in place of the group
         for verb, act in acts.items():
             group.command(verb)(act)
         app.add_typer(group)

@@ -67,16 +67,16 @@ class CheckpointMeasurer:
         """Everything wanted of one model; `late` ones come after later ones and are compared with none before."""
         config, idle = fitting(loaded, feed_config(self.config))
         found, feed = CheckpointResult(notes=idle), make_feed(loaded, config, tell=tell)
-        plan, requests = self.config.measured
+        plan, _ = self.config.measured
         if plan is not None and loaded.reads_text and has_loss(loaded.model):
             with self._apart(loaded, late=late):
-                self._gradients(loaded, step, feed, plan, requests, found, tell=tell)
+                self._gradients(loaded, step, feed, found, tell=tell)
         else:
             if plan is not None:
                 found.notes.append(HEADLESS if loaded.reads_text else TEXTLESS)
             if self.row_map is not None and loaded.reads_text:  # its rows are coloured by frequency
                 self._count(loaded, feed, found)
-            self._geometry(loaded, feed, requests, found, masked=plan is not None, tell=tell)
+            self._geometry(loaded, feed, found, tell=tell)
             found.records = [{**row, "step": step} for row in found.records]
             found.records += self._loss(loaded, step, feed, found)
         found.data = feed.about()
@@ -87,18 +87,9 @@ class CheckpointMeasurer:
 
     # with gradients
 
-    def _gradients(
-        self,
-        loaded: Any,
-        step: int | None,
-        feed: Feed,
-        plan: TangentPlan,
-        requests: list[Request],
-        found: CheckpointResult,
-        *,
-        tell: Tell,
-    ) -> None:
+    def _gradients(self, loaded: Any, step: int | None, feed: Feed, found: CheckpointResult, *, tell: Tell) -> None:
         c, model = self.config, loaded.model
+        plan, requests = c.measured
         self._count(loaded, feed, found)
         study = self.tangent(plan)
         layout = find_layout(model)
@@ -185,13 +176,12 @@ class CheckpointMeasurer:
         more = () if c.metrics or not requests else more_sites(c.preset)
         return prepare(loaded.model, requests, sites=sites if requests else None, layers=c.layers or None, more=more)
 
-    def _geometry(
-        self, loaded: Any, feed: Feed, requests: list[Request], found: CheckpointResult, *, masked: bool, tell: Tell
-    ) -> None:
+    def _geometry(self, loaded: Any, feed: Feed, found: CheckpointResult, *, tell: Tell) -> None:
         """The metrics of every site in as few passes as memory allows, as `profile` measures them."""
+        c, model = self.config, loaded.model
+        tangent, requests = c.measured
         if not requests:
             return
-        c, model = self.config, loaded.model
         setup = self._setup(loaded, find_layout(model), requests)
         depths = setup.depths or {"single": 0}
         entry: dict[str, Any] = {"notes": []}
@@ -204,7 +194,7 @@ class CheckpointMeasurer:
         for number, sites in enumerate(groups):
             bank = Bank(plan)
             if sites:
-                batches = self._shown(loaded, feed, masked=masked, tell=tell)
+                batches = self._shown(loaded, feed, masked=tangent is not None, tell=tell)
                 sink = joined_sinks(bank, self.row_map)
                 assert sink is not None
                 capture_batches(model, setup, sites, sink, batches)
@@ -250,8 +240,8 @@ class CheckpointMeasurer:
         """What the next checkpoint needs, as plain values and tensors."""
         study = None if self.study is None else self.study.state()
         rows = None if self.row_map is None else self.row_map.state()
-        kept = {"counts": self.counts, "table_before": self.table_before, "sizes": self.sizes, "study": study}
-        return {**kept, "map": rows}
+        kept = {"counts": self.counts, "table_before": self.table_before, "sizes": self.sizes}
+        return {**kept, "study": study, "map": rows}
 
     def window(self, key: int) -> dict[str, Any] | None:
         """What the open window of the frozen proxy keeps of one step."""
