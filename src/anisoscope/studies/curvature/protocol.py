@@ -295,13 +295,14 @@ class Curvature(Study):
 
     def measure(self) -> None:
         """Every manifold, then the parabola and the verdicts."""
+        c = self.config
         with one_thread():
-            for number, name in enumerate(self.config.manifolds):
-                manifold = manifolds.make_manifold(name, dim=self.config.dim, ambient=self.config.ambient, seed=self.config.seed)
+            for number, name in enumerate(c.manifolds):
+                manifold = manifolds.make_manifold(name, dim=c.dim, ambient=c.ambient, seed=c.seed)
                 self._scales(manifold)
                 self._frequency(manifold)
                 self._local_pca(manifold)
-                self.tell("manifolds", number + 1, len(self.config.manifolds))
+                self.tell("manifolds", number + 1, len(c.manifolds))
             self._parabola()
         rows = ({"run": self.folder.path.name, **row} for row in self.records)
         table = Table.from_records(rows, self.about)
