@@ -19,18 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anisoscope.claims.engine.claim import (
-    Finding,
-    Part,
-    Parts,
-    Status,
-    Verdict,
-    judge,
-    outcome,
-    span,
-    t_interval,
-    verdict_of,
-)
+from anisoscope.claims.engine import claim as engine
+from anisoscope.claims.engine.claim import Finding, Part, Parts, Status, Verdict, judge, outcome, span, verdict_of
 from anisoscope.claims.engine.evidence import Cell, figure
 from anisoscope.results.quantity import correlate, jackknife
 from anisoscope.results.query import Query, Row, variant_name
@@ -56,6 +46,12 @@ REPAIRED = {
     "all_but_top": "Removing the mean and the top directions",
     "whitened": "Whitening",
 }
+_WORSE = (  # over which points, what gets worse with which sign, in words
+    ("checkpoints", "loss", 1, "a higher loss"),
+    ("checkpoints", "probe", -1, "worse linear probes"),
+    ("layers", "readout", 1, "a higher readout loss"),
+    ("layers", "probe", -1, "worse linear probes"),
+)
 SAME = "a shift changes no probe with a free intercept, so this is exactly 0 by construction"
 MetricName = tuple[str, Mapping[str, Any]]  # a metric and its options
 SiteKey = tuple[str, int, str]
@@ -82,8 +78,8 @@ class ZonePart(Part):
         if len(x) < 2 or not np.isfinite(x).all():
             return cls(name, math.nan, margin=MARGIN, zone=zone)
         undo = math.exp if log else float
-        half = t_interval(x.tolist())[0]
-        tests = [t_interval(beyond.tolist())[1] for beyond in (x - least, most - x) if np.isfinite(beyond).all()]
+        half = engine.t_interval(x.tolist())[0]
+        tests = [engine.t_interval(beyond.tolist())[1] for beyond in (x - least, most - x) if np.isfinite(beyond).all()]
         mean = float(x.mean())
         return cls(name, undo(mean), undo(mean - half), undo(mean + half), margin=MARGIN, p=max(tests), zone=zone)
 
@@ -193,13 +189,10 @@ class _Curvature:
                 f"from noise, goes up to {misled.effect:.2f} times that of the uniform draw."
             )
 
-        name, words = (
-            "frequency_hides_curvature",
-            "by frequency less of it is visible than in a uniform draw of the same",
-        )
+        statement = "Frequency bias hides curvature: by frequency less of it is visible than in a uniform draw of the "
+        words = "frequency_hides_curvature", f"{statement}same types"
         details = {"raw": [part.record() for part in raw], "by_beta": by_beta}
-        statement = f"Frequency bias hides curvature: {words} types"
-        return _over_manifolds(name, statement, parts, why=why, scope=self.assumed, details=details)
+        return _over_manifolds(*words, parts, why=why, scope=self.assumed, details=details)
 
     def null(self) -> Verdict | None:
         steepest = f"{max(map(float, self.rows.where(metric='curvature_attenuation').values('zipf'))):g}"
@@ -384,7 +377,7 @@ class PerformanceResults:
 def performance_verdicts(results: PerformanceResults) -> list[Verdict]:
     """Every finding about one model, at its last checkpoint and over its checkpoints."""
     gains = [verdict for repair, words in REPAIRED.items() for verdict in _repair(results, repair, words)]
-    return [*gains, *_over_checkpoints(results), *_over_layers(results)]
+    return [*gains, *_with_geometry(results)]
 
 
 def _repair(results: PerformanceResults, repair: str, words: str) -> Iterator[Verdict]:
@@ -439,35 +432,26 @@ def _change(name: str, series: ScoreSeries, sign: int, **more: Any) -> Part:
     return Part(name, effect, *jackknife(effect, (sign * series.folds[0]).tolist(), bounds=(None, None)), **more)
 
 
-def _over_checkpoints(results: PerformanceResults) -> Iterator[Verdict]:
-    for performance, sign, words in (("loss", 1, "a higher loss"), ("probe", -1, "worse linear probes")):
+def _with_geometry(results: PerformanceResults) -> Iterator[Verdict]:
+    """Whether anisotropy goes with worse performance, over checkpoints and over the layers of the last one."""
+    places = [(results.steps[-1], site) for site in results.sites]
+    for points, performance, sign, words in _WORSE:
         of = results.performances().get(performance)
         if of is None:
             continue
-        x, y = (results.mean_over(names, results.steps) for names in ([GEOMETRY], of))
-        name = f"anisotropy_worse_{performance}_checkpoints"
-        about = name, f"Over checkpoints, more anisotropy (σ₁/Σσ) goes with {words}"
-        if x is not None and y is not None and len(results.steps) >= FEWEST:
-            yield _correlation(results, *about, x, y, sign=sign, points="checkpoints")
-        elif len(results.steps) > 1:
+        if points == "layers":
+            x, y = (results.series(names, places) for names in ([GEOMETRY], of))
+        else:
+            x, y = (results.mean_over(names, results.steps) for names in ([GEOMETRY], of))
+        name = f"anisotropy_worse_{performance}_{points}"
+        statement = f"Over {points}, more anisotropy (σ₁/Σσ) goes with {words}"
+        if x is not None and y is not None and len(x.value) >= FEWEST:
+            yield _correlation(results, name, statement, x, y, sign=sign, points=points)
+        elif points == "checkpoints" and len(results.steps) > 1:
             few = f"{len(results.steps)} checkpoints were measured and a correlation needs {FEWEST}"
             part = Part.absent("rank correlation", few, margin=CORRELATION)
             absent = Finding((part,), lambda parts, status, part: "", {"parts": []}, aspects=None)
-            yield verdict_of(*about, absent, subject=results.model)
-
-
-def _over_layers(results: PerformanceResults) -> Iterator[Verdict]:
-    places = [(results.steps[-1], site) for site in results.sites]
-    if len(places) < FEWEST:
-        return
-    for performance, sign, words in (("readout", 1, "a higher readout loss"), ("probe", -1, "worse linear probes")):
-        of = results.performances().get(performance)
-        x = results.series([GEOMETRY], places)
-        y = results.series(of, places) if of else None
-        if x is not None and y is not None:
-            statement = f"Over layers, more anisotropy (σ₁/Σσ) goes with {words}"
-            claim = f"anisotropy_worse_{performance}_layers"
-            yield _correlation(results, claim, statement, x, y, sign=sign, points="layers")
+            yield verdict_of(name, statement, absent, subject=results.model)
 
 
 def _correlation(

@@ -442,8 +442,8 @@ def most_common_ranks(table: Table) -> dict[str, int]:
     tangent = Query(table).where(proxy=..., rank=lambda rank: rank is not None and rank.isdigit())
     for (model, rank), rows in tangent.groups("model", "rank").items():
         votes.setdefault(model, Counter())[int(rank)] += len(rows)
-    whole = sum(votes.values(), Counter())  # of two that are equally common, the one that other models have, too
-    return {model: max(mine, key=lambda rank: (mine[rank], whole[rank], -rank)) for model, mine in votes.items()}
+    every = sum(votes.values(), Counter())  # of two that are equally common, the one that other models have, too
+    return {model: max(mine, key=lambda rank: (mine[rank], every[rank], -rank)) for model, mine in votes.items()}
 
 
 def model_roles(table: Table) -> dict[str, str]:

@@ -269,29 +269,26 @@ def anisotropy_without_drift(arms: Arms) -> Finding:
     details = {"step": steps[-1], "height": height, "blocks": len(layers)}
     sentence = functools.partial(_rise_sentence, last=steps[-1], name=arms.name)
     about: dict[str, Any] = {"aspects": {"at the end": ("rise at the end",)}, "scope": _SCOPE, "replicate": True}
-    return Finding(parts, sentence, details, settle=_settle_rise, **about)
+    return Finding(parts, sentence, details, settle=_settle, **about)
 
 
 def _drift_parts(arms: Arms, name: str, step: int | None, prefix: str = "") -> list[Part]:
-    told = {f"{prefix}{words}": drift_of(arms.stack(name, kind), step) for kind, words in _SIDES.items()}
+    """‖mean‖ / mean ‖·‖ of queries and keys, means over blocks of both; 0 where all of them are zero."""
+    told = {}
+    for kind, words in _SIDES.items():
+        stack = arms.stack(name, kind)
+        above, below = (block_mean(stack.needed(metric), step) for metric in ("drift", "mean_norm"))
+        told[f"{prefix}{words}"] = above.over(below) if below.value else Quantity.constant(0.0)
     return Part.told(told, bounds=UNIT)
 
 
-def drift_of(stack: evidence.BlockStack, step: int | None) -> Quantity:
-    """‖mean‖ / mean ‖·‖ of queries or keys, means over blocks of both; 0 where all of them are zero."""
-    above, below = (block_mean(stack.needed(metric), step) for metric in ("drift", "mean_norm"))
-    return above.over(below) if below.value else Quantity.constant(0.0)
-
-
-def _settle_rise(parts: dict[str, Part]) -> dict[str, Part]:
-    """Reasons that leave it open: drift that is still there, that never was, or nothing to be explained."""
-    if "rise" not in parts:
-        return parts
+def _settle(parts: dict[str, Part]) -> dict[str, Part]:
+    """Reasons that leave it open: drift that is still there, that never was, or no rise to be explained."""
     reason = _drift_doubt(parts)
     usual = parts.get("rise of softmax")
     if not reason and usual is not None and usual.status != "holds" and parts["rise"].status != "holds":
         reason = f"with ordinary attention it does not rise beyond the margin either (by {span(usual)})"
-    names = ("rise", "rise at the end")
+    names = ("rise", "rise at the end", "fall")
     return parts | {n: replace(parts[n], reason=parts[n].reason or reason) for n in names if reason and n in parts}
 
 
@@ -370,14 +367,7 @@ def sharpness_needs_drift(arms: Arms) -> Finding:
             parts += _drift_parts(arms, name, last, prefix=f"{name}: ")
     sentence = functools.partial(_fall_sentence, last=last)
     details: dict[str, Any] = {"step": last, "blocks": len(layers)}
-    return Finding(parts, sentence, details, settle=_settle_fall, scope=_SCOPE, replicate=True)
-
-
-def _settle_fall(parts: dict[str, Part]) -> dict[str, Part]:
-    if "fall" not in parts:
-        return parts
-    reason = _drift_doubt(parts)
-    return parts | ({"fall": replace(parts["fall"], reason=parts["fall"].reason or reason)} if reason else {})
+    return Finding(parts, sentence, details, settle=_settle, scope=_SCOPE, replicate=True)
 
 
 def _fall_sentence(parts: Parts, status: Status, part: Part, *, last: int) -> str:
