@@ -1,5 +1,4 @@
-"""Claims that compare: frequent tokens with rare ones, encoders with decoders, semi-NMF with PCA, natural text with
-resampled text.
+"""Claims that compare: frequent and rare tokens, encoders and decoders, semi-NMF and PCA, natural and resampled text.
 
 Bins of frequency are of equal mass, 1 = the most frequent tokens. Effects between bins are relative (bin 1 over the
 rarest, minus 1), so that one margin serves every rank and width. In masked language models a bin pools masked and
