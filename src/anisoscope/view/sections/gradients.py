@@ -7,77 +7,33 @@ proxy, rank, control or kind of gradient it is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import product
 from statistics import median
 from typing import Any
 
 from anisoscope.results.query import options_of, variant_name
-from anisoscope.view.figure import (
-    Axis,
-    Choice,
-    Depth,
-    Figure,
-    Grid,
-    Level,
-    Panel,
-    Series,
-    Switch,
-    SwitchOption,
-    Time,
-    brief,
-    choice,
-    column,
-    numbers_in,
-    sequence,
-    series,
-    value_axis,
-)
-from anisoscope.view.page import (
-    CHANCE,
-    Controls,
-    DataTable,
-    Heading,
-    Key,
-    Prose,
-    Ramp,
-    Says,
-    Section,
-    Swatch,
-    Swatches,
-    TableCell,
-    text,
-)
+from anisoscope.view import figure, page, words
+from anisoscope.view.figure import Axis, Choice, Figure, Level, Panel, Series, Switch, brief, choice, sequence, series
+from anisoscope.view.page import Controls, DataTable, Heading, Key, Prose, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.subjects import STREAM, DrawnSite, Subject, TrainingRows, known
-from anisoscope.view.words import (
-    CONTROLS,
-    KINDS,
-    MOVEMENT,
-    PROXIES,
-    SOURCES,
-    TANGENT,
-    Catalogue,
-    Entry,
-    estimate,
-    few,
-    listed,
-    number,
-    reading_of,
-    reading_words,
-    sentences,
-    step_words,
-    strided,
-    variant_words,
-)
+from anisoscope.view.words import TANGENT, Catalogue, estimate, few, number, reading_of, reading_words
 
-ENERGY = "gradient_energy"
+ENERGY, ENRICHMENT = "gradient_energy", "gradient_enrichment"
 AGAINST = (ENERGY, "gradient_share", "gradient_isoscore_gain", "amplification")
 DEPTH_STEPS = 14
 BANDS = ("random", "normal")
 FILE_PANELS = 4
 IN_SAMPLE = "in-sample"
+ONE = (Level(1.0, "chance", colour="@ink"),)
 LineKey = tuple[int, str, DrawnSite, str, str]  # subject, metric, site, group, variant
 Look = dict[str, Any]
+Draw, Told = (
+    Callable[..., Panel],
+    Callable[[Subject], str],
+)  # a view of a subject and what is chosen; a subject in words
 
 
 @dataclass(frozen=True)
@@ -97,15 +53,34 @@ DETAILS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Measure:
+    """A metric in one variant at one family of places, as a selection offers it."""
+
+    metric: str
+    variant: str
+    label: str
+    says: str
+    family: str = "stream"  # or a kind of place inside the blocks
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return STREAM if self.family == "stream" else (self.family,)
+
+
+def measure_choice(measures: Iterable[Measure], default: int = 0) -> Choice:
+    return Choice("Measure", tuple(figure.SwitchOption(m.label, m.says) for m in measures), default)
+
+
 class Gradients:
     """Lines of gradient metrics by subject, place and reading, in as much detail as a page carries."""
 
     def __init__(self, rows: TrainingRows, catalogue: Catalogue, detail: Detail = DETAILS[0]) -> None:
         self.rows, self.catalogue, self.detail = rows, catalogue, detail
-        self.time = Time.of(rows.steps)
+        self.time = figure.Time.of(rows.steps)
         self.left_out: dict[str, str] = {}
         self.rank, self.proxy = self._main("rank", ("16",)), self._main("proxy", ("semi_nmf", "pca"))
-        self._chances = {subject.index: self._chance(subject) for subject in rows.subjects}
+        self.chances = {subject.index: self._chance(subject) for subject in rows.subjects}
 
     def _main(self, option: str, preferred: Sequence[str]) -> str:
         """The value of an option that most lines have, or one of those that are preferred."""
@@ -114,6 +89,12 @@ class Gradients:
         counts = Counter(options[option] for options in found if option in options and "of" not in options)
         best = counts.most_common(1)[0][0] if counts else preferred[0]
         return next((value for value in preferred if value in counts), best)
+
+    def is_main(self, variant: str) -> bool:
+        """Whether a variant is of the main proxy and rank, and of no control."""
+        options = options_of(variant)
+        same = options.get("rank", self.rank) == self.rank and options.get("proxy", self.proxy) == self.proxy
+        return same and "control" not in options
 
     def keys(self, metrics: Iterable[str]) -> list[LineKey]:
         return [key for metric in dict.fromkeys(metrics) for key in self.rows.keys.get(metric, [])]
@@ -126,12 +107,14 @@ class Gradients:
         *,
         reading: str = "fit=refit",
         group: str = "",
-        proxy: str = "",
         **also: str,
     ) -> list[Any]:
         """A line: of the main proxy at the main rank, unless another or a control is named."""
-        options = {**options_of(reading), "proxy": proxy or self.proxy, "rank": self.rank, **also}
+        options = {**options_of(reading), "proxy": self.proxy, "rank": self.rank, **also}
         return self.rows.line(subject, metric, site, variant_name(options), group=group)
+
+    def line(self, subject: Subject, metric: str, site: DrawnSite, **how: Any) -> list[Any]:
+        return self.thin(self.whole(subject, metric, site, **how))
 
     def thin(self, line: Sequence[Any]) -> list[Any]:
         """A line with as many steps as the page carries."""
@@ -139,8 +122,9 @@ class Gradients:
             self.left_out["steps"] = f"at most {self.detail.steps} steps"
         return [line[i] for i in few(range(len(line)), self.detail.steps)]
 
-    def line(self, subject: Subject, metric: str, site: DrawnSite, **how: Any) -> list[Any]:
-        return self.thin(self.whole(subject, metric, site, **how))
+    def last(self, subject: Subject, metric: str, site: DrawnSite, **how: Any) -> Any:
+        """The last row of a line that has a value; None where there is none."""
+        return next(reversed(known(self.whole(subject, metric, site, **how))), None)
 
     def sites(self, metrics: Iterable[str]) -> list[DrawnSite]:
         """Sites to choose from: all of them, or an even choice where they would not fit."""
@@ -149,34 +133,27 @@ class Gradients:
             self.left_out["layers"] = f"{self.detail.sites} of {len(found)} layers"
         return [found[i] for i in few(range(len(found)), self.detail.sites)]
 
-    def every_reading(self, metrics: Iterable[str]) -> list[str]:
-        """Ways in which these metrics were read off, the plainest first."""
-        found = {reading_of(key[4]) for key in self.keys(metrics)}
-        return sorted(found, key=lambda r: (r.count(";"), not r.startswith("fit=refit"), r))
+    def middle(self, metric: str) -> DrawnSite | None:
+        """The site in the middle of the model at which a metric was measured."""
+        sites = self.rows.sites([metric])
+        return sites[self.rows.middle(sites)] if sites else None
 
     def readings(self, metrics: Iterable[str]) -> list[str]:
-        found = self.every_reading(metrics)
+        """Ways in which these metrics were read off, the plainest first; as many as the page carries."""
+        found = readings_of(self.keys(metrics))
         if len(found) > self.detail.readings:
             self.left_out["readings"] = f"{self.detail.readings} of {len(found)} ways to fit and average"
         return found[: self.detail.readings]
-
-    def readings_in(self, metric: str, keys: Sequence[LineKey]) -> list[str]:
-        """Ways in which these lines of a metric were read off."""
-        there = {reading_of(key[4]) for key in keys}
-        return [reading for reading in self.every_reading([metric]) if reading in there][: self.detail.readings]
 
     def proxies(self, metric: str) -> list[str]:
         """Proxies that a metric was measured with, the main one last: it is drawn on top."""
         found = {options_of(key[4]).get("proxy", "") for key in self.keys([metric])} - {"", self.proxy}
         return [*sorted(found, key=lambda proxy: (proxy == "pca", proxy)), self.proxy]
 
-    def chance(self, subject: Subject) -> float | None:
-        """r/d: the share of energy in a random subspace, from the table, or from the model's recorded width."""
-        return self._chances[subject.index]
-
     def _chance(self, subject: Subject) -> float | None:
+        """r/d: the share of energy in a random subspace, from the table, or from the model's recorded width."""
         ratios = []
-        for key in self.keys(["gradient_enrichment"]):
+        for key in self.keys([ENRICHMENT]):
             if key[0] == subject.index and options_of(key[4]).get("rank") == self.rank:
                 energy = {row.step: row.value for row in self.rows.lines.get((key[0], ENERGY, *key[2:]), [])}
                 line = known(self.rows.lines[key])
@@ -186,17 +163,14 @@ class Gradients:
         width = self.rows.width(subject)
         return int(self.rank) / width if width and self.rank.isdigit() else None
 
-    def level_of(self, subject: Subject, metric: str) -> float | None:
+    def levels(self, subject: Subject, metric: str = ENERGY, label: str = "chance") -> tuple[Level, ...]:
         """The level that a metric has when gradients know nothing of the proxy."""
-        share = self.chance(subject)
+        level = share = self.chances[subject.index]
         if metric == "gradient_isoscore_gain":
-            return 0.0
-        if metric == "gradient_share" and share and self.rank.isdigit():
-            return share * share * (int(self.rank) + 1) / int(self.rank)
-        return share
-
-    def entry(self, metric: str) -> Entry:
-        return self.catalogue.entry(metric)
+            level = 0.0
+        elif metric == "gradient_share" and share and self.rank.isdigit():
+            level = share * share * (int(self.rank) + 1) / int(self.rank)
+        return () if level is None else (Level(level, label, colour="@ink"),)
 
     # drawing
 
@@ -205,6 +179,10 @@ class Gradients:
         x = [self.time.place(row.step or 0) for row in line]
         where = [f"step {row.step or 0:,}" + (" · in-sample" if _inside(row) else "") for row in line]
         return points(label, line, x, where, **look)
+
+    def panel(self, drawn: Sequence[Series], levels: tuple[Level, ...] = ONE) -> Panel:
+        """Lines over steps; levels only where there are lines."""
+        return Panel(self.time.axis(), series=tuple(drawn), levels=levels if drawn else ())
 
     def controlled(self, subject: Subject, metric: str, site: DrawnSite, **how: Any) -> list[tuple[Look, list[Any]]]:
         """The proxy's line last, over its controls and the other proxies; nothing where it was not measured."""
@@ -216,7 +194,7 @@ class Gradients:
         return there if any(look["label"] == self.proxy_look(self.proxy)["label"] for look, _ in there) else []
 
     def proxy_look(self, proxy: str) -> Look:
-        label = PROXIES.get(proxy, proxy)
+        label = words.PROXIES.get(proxy, proxy)
         if proxy == self.proxy:
             return {"label": label, "colour": "@s1", "band": 0.18, "width": 2.2, "size": 5.0}
         hue = {"pca": 1, "svd": 5, "ica": 7, "kmeans": 3, "random": 6}.get(proxy, 4)
@@ -229,24 +207,28 @@ class Gradients:
         proxies, controls = ({options.get(name) for options in found} for name in ("proxy", "control"))
         looks = [self.proxy_look(p) for p in reversed(self.proxies(ENERGY)) if p in proxies]
         looks += [control_look(c) for c in ("normal", "random", "next", "permuted") if c in controls]
-        return Swatches([*map(swatch, looks), CHANCE])
+        key = [Swatch(look["label"], look["colour"], look.get("dash", "solid"), bool(look["band"])) for look in looks]
+        return Swatches([*key, page.CHANCE])
 
-    def paired(
-        self, views: Mapping[int, Mapping[str, Panel]], by: Sequence[str], *, told: Callable[[Subject], str],
-        height: int = 300, title: str = "",
-    ) -> tuple[Panel, ...]:  # fmt: skip
-        """A panel for each subject, switched together, on the same scale, so that they can be compared."""
+    def switched(
+        self, name: str, choices: Sequence[Sequence[Any]], draw: Draw, *, told: Told, height: int = 300, title: str = ""
+    ) -> tuple[Panel, ...]:
+        """A panel for each subject, with a view for each combination of choices, `draw(subject, *chosen)`.
+
+        Views of one combination are on the same scale, so that subjects can be compared.
+        """
+        every = product(*map(enumerate, choices))
+        chosen = {"|".join(str(i) for i, _ in at): [value for _, value in at] for at in every}
+        views = {one.index: {at: draw(one, *own) for at, own in chosen.items()} for one in self.rows.subjects}
         values: dict[str, list[float]] = {}
-        for mine in views.values():
-            for key, view in mine.items():
-                levels = [level.value for level in view.levels if isinstance(level.value, float)]
-                values.setdefault(key, []).extend([*numbers_in([view]), *(levels if view.series else [])])
-        panels = []
+        for key, view in (pair for mine in views.values() for pair in mine.items()):
+            levels = [level.value for level in view.levels if isinstance(level.value, float)]
+            values.setdefault(key, []).extend([*figure.numbers_in([view]), *(levels if view.series else [])])
+        panels, by = [], tuple(f"{name}.{i}" for i in range(len(choices)))
         for subject in self.rows.subjects:
-            own = {key: replace(view, y=value_axis(values[key], title, log=False))
-                   for key, view in views.get(subject.index, {}).items() if view.series}  # fmt: skip
-            if own:
-                panels.append(self.named(subject, Panel(views=own, by=tuple(by), height=height, alt=told(subject))))
+            own = {key: replace(view, y=figure.value_axis(values[key], title, log=False))
+                   for key, view in views[subject.index].items() if view.series}  # fmt: skip
+            panels += [self.named(subject, Panel(views=own, by=by, height=height, alt=told(subject)))] if own else []
         return tuple(panels)
 
     def named(self, subject: Subject, panel: Panel) -> Panel:
@@ -254,6 +236,21 @@ class Gradients:
         several = len(self.rows.subjects) > 1
         role = subject.role if several and subject.role not in subject.label else ""
         return replace(panel, title=subject.label if several else "", owner=role, line=subject.index)
+
+    def tables(self, make: Callable[[Subject], DataTable]) -> list[Any]:
+        """A table for each subject that has rows, under its name where there are several."""
+        found: list[Any] = []
+        for one in self.rows.subjects:
+            table = make(one)
+            if table.groups[0]:
+                several = len(self.rows.subjects) > 1
+                found += [*([Heading(one.label, 4, css="apart")] if several else []), table]
+        return found
+
+
+def readings_of(keys: Iterable[LineKey]) -> list[str]:
+    """Ways in which lines were read off, the plainest first."""
+    return sorted({reading_of(key[4]) for key in keys}, key=lambda r: (r.count(";"), not r.startswith("fit=refit"), r))
 
 
 def _inside(row: Any) -> bool:
@@ -263,35 +260,29 @@ def _inside(row: Any) -> bool:
 
 def points(label: str, rows: Sequence[Any], x: Sequence[float], where: Sequence[str], **look: Any) -> Series:
     """Rows as a series; a single one with whiskers, in-sample ones hollow."""
-    there = known(rows)
-    ends: dict[str, Any] = {name: column(rows, name) for name in ("low", "high")}
-    if all(end is None for end in ends["low"]):
-        ends = {}
-    if len(there) == 1:
+    if len(known(rows)) == 1:
         look |= {"size": max(look.get("size", 0.0), 6.0), "bars": "y"}
     hollow = [_inside(row) for row in rows]
     if any(hollow) and look.get("size"):
         look["hollow"] = hollow
-    return Series(label, x, column(rows), where=where, **ends, **look)
+    return figure.points(label, x, rows, where=where, **look)
 
 
 def control_look(control: str) -> Look:
     hue, dash = {"normal": (2, "solid"), "random": (6, "solid"), "next": (3, "dot")}.get(control, (4, "dashdot"))
     band = {"normal": 0.26, "random": 0.3}.get(control, 0.0)
-    return {"label": CONTROLS.get(control, control), "colour": series(hue), "band": band, "dash": dash,
+    return {"label": words.CONTROLS.get(control, control), "colour": series(hue), "band": band, "dash": dash,
             "width": 1.0 if band else 1.7}  # fmt: skip
+
+
+def depth_colour(site: DrawnSite, blocks: int) -> str:
+    return "@accent" if site.kind == "final" else sequence(site.layer / max(1, blocks))
 
 
 def depth_look(site: DrawnSite, blocks: int) -> Look:
     """Colour by depth; the final norm dashed."""
-    final = site.kind == "final"
-    colour = "@accent" if final else sequence(site.layer / max(1, blocks))
-    return {"label": site.name, "colour": colour, "dash": "dash" if final else "solid", "width": 1.5, "size": 3.5,
-            "band": 0.0}  # fmt: skip
-
-
-def swatch(look: Look) -> Swatch:
-    return Swatch(look["label"], look["colour"], look.get("dash", "solid"), bool(look.get("band")))
+    look: Look = {"label": site.name, "colour": depth_colour(site, blocks), "width": 1.5, "size": 3.5, "band": 0.0}
+    return look | {"dash": "dash" if site.kind == "final" else "solid"}
 
 
 def site_choice(rows: TrainingRows, sites: Sequence[DrawnSite]) -> Choice:
@@ -311,10 +302,6 @@ def course_words(line: Sequence[Any]) -> str:
     return f"{ends}, highest {number(peak.value)} at step {peak.step or 0:,}"
 
 
-def _levels(value: float | None, label: str = "chance") -> tuple[Level, ...]:
-    return () if value is None else (Level(value, label, colour="@ink"),)
-
-
 # energy
 
 
@@ -325,7 +312,7 @@ def energy_section(found: Gradients) -> Section | None:
     if not metrics:
         return None
     over_time = len(rows.steps) > 1
-    levels = {one.model: number(c) for one in rows.subjects if (c := found.chance(one))}
+    levels = {one.model: number(c) for one in rows.subjects if (c := found.chances[one.index])}
     told = list(levels.items()) if len(set(levels.values())) > 1 else list(levels.items())[:1]
     chances = ", ".join(level + (f" for {name}" if len(told) > 1 else "") for name, level in told)
     lead = (
@@ -341,86 +328,60 @@ def energy_section(found: Gradients) -> Section | None:
 
 
 def _bands(found: Gradients, metrics: Sequence[str]) -> Prose:
-    frozen = any("fit=frozen" in reading for reading in found.every_reading(metrics))
-    words = (
+    said = (
         "Around the proxy its 95&nbsp;% interval over contexts; around the controls the band that holds 95&nbsp;% of "
         "their draws. <em>Normal</em> subspaces are orthogonal to the proxy, <em>random</em> ones lie anywhere, "
         "<em>next r</em> are the largest principal components outside the proxy, and <em>permuted</em> is fitted on "
         "activations whose columns were shuffled, so that only means and variances of coordinates are left."
     )
-    more = (
-        " A frozen proxy has seen the first 30&nbsp;% of training: steps inside that window are in-sample "
-        "and drawn hollow."
-    )
-    return Prose(text(words + (more if frozen else "")))
+    if any("fit=frozen" in reading for reading in readings_of(found.keys(metrics))):
+        said += (
+            " A frozen proxy has seen the first 30&nbsp;% of training: steps inside that window are in-sample "
+            "and drawn hollow."
+        )
+    return Prose(text(said))
 
 
 def _overview(found: Gradients) -> list[Any]:
     """Energy of every layer over training, coloured by depth, above the band of the normal control."""
     readings = found.readings([ENERGY])
-    views = {
-        one.index: {str(i): _all_layers(found, one, r) for i, r in enumerate(readings)} for one in found.rows.subjects
-    }
-    switch = Switch("layers", (reading_choice(readings),))
-    panels = found.paired(
-        views, ["layers.0"], told=lambda one: _tell(found, one, readings[0]), height=320, title="energy"
-    )
+    told = partial(_tell, found, readings)
+    panels = found.switched("layers", [readings], partial(_all_layers, found), told=told, height=320, title="energy")
     if not panels:
         return []
-    words = (
+    lead = (
         "One line per layer. The shaded band holds the normal control of all layers: 95&nbsp;% of random subspaces "
         "orthogonal to the proxy. The dotted line is chance."
     )
-    figure = Figure(
-        panels, layout="pairs", files={"energy-over-training": {}}, most=FILE_PANELS, columns=4, shared=True
-    )
-    return [Heading("Every layer over training"), Prose(text(words)), Controls(switch),
-            Ramp("embedding", "last block", final=True), figure]  # fmt: skip
+    files: Look = {"files": {"energy-over-training": {}}, "most": FILE_PANELS, "columns": 4, "shared": True}
+    switch = Switch("layers", (reading_choice(readings),))
+    return [Heading("Every layer over training"), Prose(text(lead)), Controls(switch),
+            page.Ramp("embedding", "last block", final=True), Figure(panels, layout="pairs", **files)]  # fmt: skip
 
 
 def _all_layers(found: Gradients, subject: Subject, reading: str) -> Panel:
-    sites = found.rows.sites([ENERGY])
-    normal = [found.whole(subject, ENERGY, site, reading=reading, control="normal") for site in sites]
-    drawn = []
-    steps = _envelope(normal)
-    if len(steps) > 1:
-        line = found.thin(sorted(steps))
-        ends = [[brief(steps[step][i]) for step in line] for i in (0, 1)]
-        drawn.append(
-            Series(
-                "normal control, all layers",
-                [found.time.place(step) for step in line],
-                ends[0],
-                "@s3",
-                ends[0],
-                ends[1],
-                band=0.26,
-                width=0,
-                quiet=True,
-            )
-        )
-    lines = [(site, found.line(subject, ENERGY, site, reading=reading)) for site in sites]
-    there = [(site, line) for site, line in lines if line]
+    sites, drawn = found.rows.sites([ENERGY]), []
+    ends: dict[int, tuple[float, float]] = {}  # from the lowest end of the bands to the highest, step by step
+    for site in sites:
+        for row in found.whole(subject, ENERGY, site, reading=reading, control="normal"):
+            if row.interval:
+                low, high = ends.get(row.step, row.interval)
+                ends[row.step] = (min(low, row.low), max(high, row.high))
+    if len(ends) > 1:
+        steps = found.thin(sorted(ends))
+        low_, high_ = ([brief(ends[step][i]) for step in steps] for i in (0, 1))
+        look: Look = {"colour": "@s3", "low": low_, "high": high_, "band": 0.26, "width": 0, "quiet": True}
+        drawn.append(Series("normal control, all layers", [*map(found.time.place, steps)], low_, **look))
+    there = [(site, line) for site in sites if (line := found.line(subject, ENERGY, site, reading=reading))]
     shown = {there[i][0] for i in few(range(len(there)), 3)}
     drawn += [found.drawn(**depth_look(site, subject.blocks), line=line, named=site in shown) for site, line in there]
-    levels = _levels(found.chance(subject), "chance, r/d =") if there else ()
-    return Panel(found.time.axis(), series=tuple(drawn) if there else (), levels=levels)
+    return found.panel(drawn if there else (), found.levels(subject, label="chance, r/d ="))
 
 
-def _envelope(lines: Iterable[Sequence[Any]]) -> dict[int, tuple[float, float]]:
-    """From the lowest end of the bands to the highest, step by step."""
-    steps: dict[int, tuple[float, float]] = {}
-    for row in (row for line in lines for row in line if row.interval):
-        low, high = steps.get(row.step, row.interval)
-        steps[row.step] = (min(low, row.low), max(high, row.high))
-    return steps
-
-
-def _tell(found: Gradients, subject: Subject, reading: str) -> str:
+def _tell(found: Gradients, readings: Sequence[str], subject: Subject) -> str:
     """The overview in words: where energy starts, peaks and ends in the middle of the model."""
-    sites = found.rows.sites([ENERGY])
-    site = sites[found.rows.middle(sites)] if sites else None
-    line = known(found.whole(subject, ENERGY, site, reading=reading)) if site else []
+    site = found.middle(ENERGY)
+    line = known(found.whole(subject, ENERGY, site, reading=readings[0])) if site else []
     if not site or not line:
         return f"Gradient energy of {subject.label} over steps."
     return f"Gradient energy of {subject.label} over steps, by layer. {site.name}: {course_words(line)}."
@@ -429,123 +390,82 @@ def _tell(found: Gradients, subject: Subject, reading: str) -> str:
 def _against(found: Gradients, metrics: Sequence[str]) -> list[Any]:
     """One layer's energy (or share) over training against all its controls."""
     sites, readings = found.sites(metrics), found.readings(metrics)
-    entries = [found.entry(metric) for metric in metrics]
-    quantity = Choice("Quantity", tuple(SwitchOption(e.title, sentences(e.formula, e.description)) for e in entries))
-    switch = Switch("against", (quantity, site_choice(found.rows, sites), reading_choice(readings)))
-    views: dict[int, dict[str, Panel]] = {one.index: {} for one in found.rows.subjects}
-    for one in found.rows.subjects:
-        for i, metric in enumerate(metrics):
-            for j, site in enumerate(sites):
-                for k, reading in enumerate(readings):
-                    lines = found.controlled(one, metric, site, reading=reading)
-                    views[one.index][f"{i}|{j}|{k}"] = _controlled(found, lines, found.level_of(one, metric))
-    by = ["against.0", "against.1", "against.2"]
-    panels = found.paired(views, by, told=lambda one: _tell(found, one, readings[0]), height=320)
+    draw, told = partial(_controlled, found), partial(_tell, found, readings)
+    panels = found.switched("against", [metrics, sites, readings], draw, told=told, height=320)
     if not panels:
         return []
+    entries = [found.catalogue.entry(metric) for metric in metrics]
+    options = tuple(figure.SwitchOption(e.title, words.sentences(e.formula, e.description)) for e in entries)
+    switch = Switch("against", (Choice("Quantity", options), site_choice(found.rows, sites), reading_choice(readings)))
     return [Heading("One layer against its controls"), _bands(found, metrics), Controls(switch),
-            found.swatches(found.keys(metrics)), Figure(panels, layout="pairs"), Says(switch)]  # fmt: skip
+            found.swatches(found.keys(metrics)), Figure(panels, layout="pairs"), page.Says(switch)]  # fmt: skip
 
 
-def _controlled(found: Gradients, lines: Sequence[tuple[Look, list[Any]]], level: float | None) -> Panel:
-    drawn = tuple(found.drawn(**look, line=line) for look, line in lines)
-    return Panel(found.time.axis(), series=drawn, levels=_levels(level) if drawn else ())
+def _controlled(found: Gradients, subject: Subject, metric: str, site: DrawnSite, reading: str, **how: str) -> Panel:
+    lines = found.controlled(subject, metric, site, reading=reading, **how)
+    return found.panel([found.drawn(**look, line=line) for look, line in lines], found.levels(subject, metric))
 
 
 def _depth(found: Gradients, metrics: Sequence[str], *, alone: bool) -> list[Any]:
     """Energy over depth at a step that the reader chooses, the last at first."""
-    readings = found.readings([ENERGY])
+    readings, sites = found.readings([ENERGY]), found.rows.sites([ENERGY])
     steps = sorted({row.step or 0 for key in found.keys([ENERGY]) for row in found.rows.lines[key]})
     steps = few(steps, min(DEPTH_STEPS, found.detail.steps))
-    views: dict[int, dict[str, Panel]] = {one.index: {} for one in found.rows.subjects}
-    for one in found.rows.subjects:
-        for j, reading in enumerate(readings):
-            for i, view in enumerate(_at_steps(found, one, steps, reading)):
-                views[one.index][f"{i}|{j}"] = view
-    step = choice("Step", [f"{step:,}" for step in steps], len(steps) - 1)
-    switch = Switch("depth", (step, reading_choice(readings)))
-    panels = found.paired(views, ["depth.0", "depth.1"], told=lambda one: _tell_depth(found, one))
+
+    @cache
+    def lines(one: Subject, reading: str) -> list[tuple[DrawnSite, Look, list[Any]]]:
+        return [(site, *both) for site in sites for both in found.controlled(one, ENERGY, site, reading=reading)]
+
+    def draw(one: Subject, step: int, reading: str) -> Panel:
+        final = any(key[0] == one.index and key[2].kind == "final" for key in found.keys([ENERGY]))
+        depth = figure.Depth(one.blocks, final=final)
+        parts: dict[str, tuple[Look, list[tuple[DrawnSite, Any]]]] = {}
+        for site, look, line in lines(one, reading):
+            mine = [(site, row) for row in line if (row.step or 0) == step]
+            parts.setdefault(look["label"], (look, []))[1].extend(mine)
+        drawn = []
+        for look, pairs in (part for part in parts.values() if part[1]):
+            x, where = [depth.place(s.layer, s.kind) for s, _ in pairs], [site.name for site, _ in pairs]
+            drawn.append(points(rows=[row for _, row in pairs], x=x, where=where, **look))
+        return replace(found.panel(drawn, found.levels(one, label="chance, r/d =")), x=depth.axis())
+
+    def told(one: Subject) -> str:
+        ends = [(site, last) for site in sites if (last := found.last(one, ENERGY, site))]
+        said = [f"{site.name} {estimate(row.value, row.low, row.high)}" for site, row in ends]
+        return f"Gradient energy of {one.label} by depth at the last step. {', '.join(said)}."
+
+    panels = found.switched("depth", [steps, readings], draw, told=told)
     if not panels:
         return []
+    switch = Switch("depth", (choice("Step", [f"{s:,}" for s in steps], len(steps) - 1), reading_choice(readings)))
     when = (" at this step" if len(steps) == 1 else " at one step") if found.rows.dated else ""
     lead = _bands(found, metrics) if alone else Prose("The same lines and bands from the embedding to the final norm.")
     return [Heading(f"Over depth{when}"), lead, Controls(switch), found.swatches(found.keys(metrics)),
             Figure(panels, layout="pairs")]  # fmt: skip
 
 
-def _at_steps(found: Gradients, subject: Subject, steps: Sequence[int], reading: str) -> list[Panel]:
-    """The lines of all sites at each of some steps."""
-    final = any(key[0] == subject.index and key[2].kind == "final" for key in found.keys([ENERGY]))
-    depth = Depth(subject.blocks, final=final)
-    lines = {site: found.controlled(subject, ENERGY, site, reading=reading) for site in found.rows.sites([ENERGY])}
-    panels = []
-    for step in steps:
-        parts: dict[str, tuple[Look, list[tuple[DrawnSite, Any]]]] = {}
-        for site, both in lines.items():
-            for look, line in both:
-                mine = [(site, row) for row in line if (row.step or 0) == step]
-                parts.setdefault(look["label"], (look, []))[1].extend(mine)
-        drawn = []
-        for look, pairs in parts.values():
-            x = [depth.place(site.layer, site.kind) for site, _ in pairs]
-            if pairs:
-                drawn.append(
-                    points(rows=[row for _, row in pairs], x=x, where=[site.name for site, _ in pairs], **look)
-                )
-        levels = _levels(found.chance(subject), "chance, r/d =") if drawn else ()
-        panels.append(Panel(depth.axis(), series=tuple(drawn), levels=levels))
-    return panels
-
-
-def _tell_depth(found: Gradients, subject: Subject) -> str:
-    """Energy over depth in words, at the last step."""
-    told = []
-    for site in found.rows.sites([ENERGY]):
-        line = known(found.whole(subject, ENERGY, site))
-        told += [f"{site.name} {estimate(line[-1].value, line[-1].low, line[-1].high)}"] if line else []
-    return f"Gradient energy of {subject.label} by depth at the last step. {', '.join(told)}."
-
-
 # maps
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A metric in one variant, as a selection offers it."""
-
-    metric: str
-    variant: str
-    label: str
-    says: str
 
 
 def _measures(found: Gradients, metrics: Iterable[str]) -> list[Measure]:
     """Metrics over steps and layers: in their default variant, or in those that they have; enrichment first."""
     measures: list[Measure] = []
     for metric in found.catalogue.ordered(metrics):
-        keys = [key for key in found.keys([metric]) if not key[3] and key[2].kind in STREAM]
-        variants = {key[4] for key in keys if _is_plain(found, metric, key[4])}
+        few_readings, here = (
+            found.readings([metric]),
+            [k for k in found.keys([metric]) if not k[3] and k[2].kind in STREAM],
+        )
+        plain = [v for v in {key[4] for key in here} if found.is_main(v) and "of" not in options_of(v)]
+        variants = {v for v in plain if not v or reading_of(v) in few_readings}
         names = [""] if "" in variants else sorted(variants, key=lambda v: (v.count(";"), "fit=refit" not in v, v))
-        entry = found.entry(metric)
+        entry = found.catalogue.entry(metric)
         for variant in names:
-            words = (
-                reading_words(reading_of(variant)) if metric in (*TANGENT, "amplification") else variant_words(variant)
-            )
-            label = f"{entry.title} · {words}" if len(names) > 1 and words else entry.title
-            measures.append(Measure(metric, variant, label, sentences(entry.formula, entry.description)))
+            read = reading_words(reading_of(variant))
+            label = f"{entry.title} · {read}" if len(names) > 1 else entry.title
+            measures.append(Measure(metric, variant, label, words.sentences(entry.formula, entry.description)))
     if len(measures) > found.detail.measures:
         found.left_out["measures"] = f"{found.detail.measures} of {len(measures)} measures"
-    return sorted(measures[: found.detail.measures], key=lambda m: m.metric != "gradient_enrichment")
-
-
-def _is_plain(found: Gradients, metric: str, variant: str) -> bool:
-    """Whether a variant is of the main proxy and rank, and of no control."""
-    options = options_of(variant)
-    if metric not in (*TANGENT, *MOVEMENT) or not options:
-        return True
-    own = options.get("proxy", found.proxy) == found.proxy and options.get("rank", found.rank) == found.rank
-    few_enough = reading_of(variant) in found.readings([metric])
-    return own and few_enough and "control" not in options and "of" not in options
+    return sorted(measures[: found.detail.measures], key=lambda m: m.metric != ENRICHMENT)
 
 
 def map_section(found: Gradients) -> Section | None:
@@ -554,7 +474,6 @@ def map_section(found: Gradients) -> Section | None:
     measures = _measures(found, {*TANGENT, "amplification"} & rows.metrics())
     if not measures or len(rows.steps) < 2:
         return None
-    switch = Switch("map", (Choice("Measure", tuple(SwitchOption(m.label, m.says) for m in measures)),))
     maps = {one.index: [_cells(found, one, m) for m in measures] for one in rows.subjects}
     panels = []
     for one in rows.subjects:
@@ -563,24 +482,27 @@ def map_section(found: Gradients) -> Section | None:
             values = [v for own in maps.values() for row in own[i][2] for v in row if v is not None]
             if any(v is not None for row in z for v in row):
                 views[str(i)] = step_map(steps, sites, z, (min(values), max(values)), measures[i].label)
-        height = max(220, min(420, 90 + 19 * max(len(sites) for _, sites, _ in maps[one.index])))
-        alt = f"Map of steps by layers of {one.label}; the table below holds its numbers."
-        panels += [found.named(one, Panel(views=views, by=("map.0",), height=height, alt=alt))] if views else []
+        most = max(len(sites) for _, sites, _ in maps[one.index])
+        panels += [found.named(one, map_panel(views, "map.0", one.label, most))] if views else []
     if not panels:
         return None
-    words = "Every layer at every measured step."
-    words += " Maps of one measure share their colour scale." if len(panels) > 1 else ""
-    words += " Columns are measured steps, not evenly spaced in time."
-    enriched = measures[0].metric == "gradient_enrichment"
-    figure = Figure(tuple(panels), layout="pairs", files={"enrichment-map": {}} if enriched else {}, each=True,
-                    most=FILE_PANELS)  # fmt: skip
-    parts = [Prose(words), Key(), Controls(switch), figure, Says(switch)]
+    lead = "Every layer at every measured step."
+    lead += " Maps of one measure share their colour scale." if len(panels) > 1 else ""
+    lead += " Columns are measured steps, not evenly spaced in time."
+    files: Look = {"files": {"enrichment-map": {}} if measures[0].metric == ENRICHMENT else {}, "each": True}
+    switch = Switch("map", (measure_choice(measures),))
+    drawn = Figure(tuple(panels), layout="pairs", most=FILE_PANELS, **files)
+    parts = [Prose(lead), Key(), Controls(switch), drawn, page.Says(switch)]
     return Section("maps", "Gradients, steps by layers", parts, "Gradients by layers")
 
 
-def _cells(
-    found: Gradients, subject: Subject, measure: Measure
-) -> tuple[list[int], list[DrawnSite], list[list[float | None]]]:
+def map_panel(views: dict[str, Panel], by: str, label: str, most: int) -> Panel:
+    """Maps of one subject by measure, as high as `most` sites need."""
+    alt = f"Map of steps by layers of {label}; the table below holds its numbers."
+    return Panel(views=views, by=(by,), height=max(220, min(420, 90 + 19 * most)), alt=alt)
+
+
+def _cells(found: Gradients, subject: Subject, measure: Measure) -> tuple[list[int], list[DrawnSite], list[list[Any]]]:
     lines = {site: found.thin(line) for site in found.rows.sites([measure.metric])
              if (line := found.rows.line(subject, measure.metric, site, measure.variant))}  # fmt: skip
     steps = sorted({row.step or 0 for line in lines.values() for row in line})
@@ -589,20 +511,15 @@ def _cells(
 
 
 def step_map(
-    steps: Sequence[int],
-    sites: Sequence[DrawnSite],
-    z: Any,
-    ends: tuple[float | None, float | None],
-    label: str,
-    **more: Any,
+    steps: Sequence[int], sites: Sequence[DrawnSite], z: Any, ends: tuple[float, float], label: str, **more: Any
 ) -> Panel:
     """A map of layers by steps; cells without a value stay empty."""
-    across, down = strided(len(steps), 8), strided(len(sites), 14)
-    x = Axis("step", ticks=([float(i) for i in across], [step_words(steps[i]) for i in across]))
+    across, down = words.strided(len(steps), 8), words.strided(len(sites), 14)
+    x = Axis("step", ticks=([float(i) for i in across], [words.step_words(steps[i]) for i in across]))
     y = Axis("block", ticks=([float(i) for i in down], [sites[i].short for i in down]))
     # names that are no numbers: plotly would take a tick at place 8 for the column named 8
     names = [f"step {step:,}" for step in steps]
-    return Panel(x, y, grid=Grid(z, names, [site.name for site in sites], ends=ends, label=label, **more))
+    return Panel(x, y, grid=figure.Grid(z, names, [site.name for site in sites], ends=ends, label=label, **more))
 
 
 # embeddings and weights
@@ -611,58 +528,46 @@ def step_map(
 def elsewhere_section(found: Gradients) -> Section | None:
     """Gradients of embeddings and weights, and updates of embeddings, against the controls over training."""
     keys = [key for key in found.keys([ENERGY]) if "of" in options_of(key[4]) and not key[3]]
-    places = sorted({(options_of(key[4])["of"], key[2]) for key in keys}, key=_place_order)
+    order = {of: i for i, of in enumerate(words.SOURCES)}
+    places = sorted(
+        {(options_of(key[4])["of"], key[2]) for key in keys}, key=lambda p: (order.get(p[0], len(order)), p[1])
+    )
     if not places:
         return None
-    readings = found.readings_in(ENERGY, keys)
+    readings = readings_of(keys)[: found.detail.readings]
     lead = (
         "The same question for other gradients: those of the embedding table in its two roles, what the optimiser made "
         "of them (the <em>update</em> of each row between measured steps), and weight gradients of a linear map "
         "against a proxy fitted on that map's own input."
     )
-    if len(found.rows.steps) < 2:
-        tables = [part for one in found.rows.subjects for part in _place_table(found, one, places, readings[0])]
-        return Section(
-            "elsewhere", "Embeddings and weights", [Prose(text(lead)), Key(), *tables], "Embeddings, weights"
-        )
     names = [place_words(of, site) for of, site in places]
-    switch = Switch("elsewhere", (choice("Of", names), reading_choice(readings)))
-    views: dict[int, dict[str, Panel]] = {one.index: {} for one in found.rows.subjects}
-    for one in found.rows.subjects:
-        for i, (of, site) in enumerate(places):
-            for j, reading in enumerate(readings):
-                lines = found.controlled(one, ENERGY, site, reading=reading, of=of)
-                views[one.index][f"{i}|{j}"] = _controlled(found, lines, found.chance(one))
-    told = f"Energy over steps, {{}}: {listed(names[:4])}."
-    panels = found.paired(
-        views, ["elsewhere.0", "elsewhere.1"], told=lambda one: told.format(one.label), title="energy"
-    )
-    if not panels:
-        return None
-    parts = [Prose(text(lead + " Lines and bands as above.")), Key(), Controls(switch), found.swatches(keys),
-             Figure(panels, layout="pairs")]  # fmt: skip
+
+    def draw(one: Subject, place: tuple[str, DrawnSite], reading: str) -> Panel:
+        return _controlled(found, one, ENERGY, place[1], reading, of=place[0])
+
+    def table(one: Subject) -> DataTable:
+        body = []
+        for name, (of, site) in zip(names, places, strict=True):
+            ends = [found.last(one, ENERGY, site, reading=readings[0], of=of, **control)
+                    for control in ({}, *({"control": name} for name in words.CONTROLS))]  # fmt: skip
+            cells = [estimate(row.value, row.low, row.high) if row else "" for row in ends]
+            body += [[TableCell(name, head=True), *cells]] if any(cells) else []
+        heads = ["Energy of", found.proxy_look(found.proxy)["label"], *words.CONTROLS.values()]
+        return DataTable([heads], [body], f"Embeddings and weights, {one.label}", "plain sites", one.index)
+
+    if len(found.rows.steps) < 2:
+        parts = [Prose(text(lead)), Key(), *found.tables(table)]
+    else:
+        told = f"Energy over steps, {{}}: {words.listed(names[:4])}."
+        panels = found.switched(
+            "elsewhere", [places, readings], draw, told=lambda one: told.format(one.label), title="energy"
+        )
+        if not panels:
+            return None
+        switch = Switch("elsewhere", (choice("Of", names), reading_choice(readings)))
+        parts = [Prose(text(lead + " Lines and bands as above.")), Key(), Controls(switch), found.swatches(keys),
+                 Figure(panels, layout="pairs")]  # fmt: skip
     return Section("elsewhere", "Embeddings and weights", parts, "Embeddings, weights")
-
-
-def _place_table(
-    found: Gradients, subject: Subject, places: Sequence[tuple[str, DrawnSite]], reading: str
-) -> list[Any]:
-    """Energies against the controls where there is one step only."""
-    body = []
-    for of, site in places:
-        lines = [found.whole(subject, ENERGY, site, reading=reading, of=of)]
-        lines += [found.whole(subject, ENERGY, site, reading=reading, of=of, control=name) for name in CONTROLS]
-        last = [known(line)[-1:] for line in lines]
-        cells = [estimate(row[0].value, row[0].low, row[0].high) if row else "" for row in last]
-        body += [[TableCell(place_words(of, site), head=True), *cells]] if any(cells) else []
-    heads = ["Energy of", found.proxy_look(found.proxy)["label"], *CONTROLS.values()]
-    several = len(found.rows.subjects) > 1
-    table = DataTable([heads], [body], f"Embeddings and weights, {subject.label}", "plain sites", subject.index)
-    return [*([Heading(subject.label, 4, css="apart")] if several else []), table]
-
-
-def _place_order(place: tuple[str, DrawnSite]) -> tuple[int, DrawnSite]:
-    return list(SOURCES).index(place[0]) if place[0] in SOURCES else len(SOURCES), place[1]
 
 
 def place_words(of: str, site: DrawnSite) -> str:
@@ -671,9 +576,5 @@ def place_words(of: str, site: DrawnSite) -> str:
     >>> place_words("weight", DrawnSite.of(3, "mlp_in")), place_words("update", DrawnSite.of(0, "embed"))
     ('Weight gradients, block 3 · MLP input', 'Embedding updates, weight decay removed')
     """
-    words = SOURCES.get(of, of)
-    if site.kind == "embed":
-        return words
-    if site.kind in KINDS:
-        return f"{words}, block {site.layer} · {KINDS[site.kind]}"
-    return f"{words}, {site.name}"
+    named = {"embed": "", **{kind: f", block {site.layer} · {name}" for kind, name in words.KINDS.items()}}
+    return words.SOURCES.get(of, of) + named.get(site.kind, f", {site.name}")

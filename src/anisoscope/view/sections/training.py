@@ -45,6 +45,7 @@ from anisoscope.view.sections.gradients import (
     elsewhere_section,
     energy_section,
     map_section,
+    readings_of,
 )
 from anisoscope.view.sections.profiles import main_profiles, profile_panel
 from anisoscope.view.sections.record import (
@@ -156,7 +157,7 @@ def _figures(parts: Sequence[Any]) -> list[Figure]:
 
 def _likely(rows: TrainingRows, catalogue: Catalogue) -> int:
     """The first level of detail worth trying: about 150 characters for a step of a site in a reading."""
-    sites, readings = len(rows.sites([ENERGY])), len(Gradients(rows, catalogue).every_reading([ENERGY]))
+    sites, readings = len(rows.sites([ENERGY])), len(readings_of(Gradients(rows, catalogue).keys([ENERGY])))
     each = 150 * len(rows.subjects)
     sizes = [each * min(sites, d.sites) * min(readings, d.readings) * min(len(rows.steps), d.steps) for d in DETAILS]
     return next((i for i, size in enumerate(sizes) if size <= SPECS), len(DETAILS) - 1)
@@ -445,7 +446,7 @@ def _energy(found: Gradients, subject: Subject) -> str:
         text += f", {tell(line[-1])}{_at(found, line[-1])}"
         if peak not in (line[0], line[-1]) and apart(peak, line[-1]):
             text += f", after a peak of {tell(peak)}{_at(found, peak)}"
-    chance = found.chance(subject)
+    chance = found.chances[subject.index]
     text += f"; chance is {number(chance)}." if chance else "."
     return text + _controls(found, subject, site, line)
 
