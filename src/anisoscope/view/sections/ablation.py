@@ -7,16 +7,18 @@ both at the last step, on the mean over blocks 1..L.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
 from anisoscope.results.quantity import t_quantile
-from anisoscope.view.figure import Axis, Choice, Figure, Level, Panel, Series, Switch, SwitchOption, series
+from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, Switch, series
 from anisoscope.view.page import Controls, DataTable, Heading, Prose, Says, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.sections.findings import leading
-from anisoscope.view.sections.shape import Arm, Shape, ShapeMeasure, arms_of, arms_profile, measures_of
+from anisoscope.view.sections.gradients import Measure, measure_choice
+from anisoscope.view.sections.shape import Arm, Shape, arms_of, arms_profile, beside, measures_of
 from anisoscope.view.subjects import Subject, TrainingRows, known
 from anisoscope.view.words import Catalogue, estimate, finite, number
 
@@ -54,7 +56,7 @@ def designs(arms: Iterable[Arm]) -> dict[str, list[Arm | None]]:
     return {size: three for size, three in ordered if sum(arm is not None for arm in three) > 1}
 
 
-def block_mean(rows: TrainingRows, subject: Subject, measure: ShapeMeasure) -> float | None:
+def block_mean(rows: TrainingRows, subject: Subject, measure: Measure) -> float | None:
     """The mean over blocks 1..L at the subject's last step."""
     kind = "resid" if measure.family == "stream" else measure.family
     ends = []
@@ -66,7 +68,7 @@ def block_mean(rows: TrainingRows, subject: Subject, measure: ShapeMeasure) -> f
     return fmean(values) if values else None
 
 
-def ablation_measures(rows: TrainingRows, catalogue: Catalogue) -> list[ShapeMeasure]:
+def ablation_measures(rows: TrainingRows, catalogue: Catalogue) -> list[Measure]:
     """The measures that the effects are told of."""
     plain = [m for m in measures_of(rows, catalogue) if not m.variant]
     return [m for name in METRICS for m in plain if m.metric == name]
@@ -89,7 +91,7 @@ def _judged(verdicts: Sequence[Mapping[str, Any]]) -> list[Effect]:
     found = []
     for verdict in (v for v in leading(verdicts) if v.get("claim") in EFFECTS):
         details, subject = verdict.get("details"), str(verdict.get("subject") or "")
-        size = next((word for word in subject.split() if _is_size(word)), "")
+        size = next((word for word in subject.split() if re.fullmatch(r"\d+x\d+", word)), "")
         for part in (details.get("parts") or []) if isinstance(details, Mapping) else []:
             value = finite(part.get("effect")) if part.get("name") in METRICS else None
             if value is not None:
@@ -99,18 +101,8 @@ def _judged(verdicts: Sequence[Mapping[str, Any]]) -> list[Effect]:
     return found
 
 
-def _is_size(word: str) -> bool:
-    """Whether a word is layers × width.
-
-    >>> _is_size("6x256"), _is_size("axis")
-    (True, False)
-    """
-    parts = word.split("x")
-    return len(parts) == 2 and all(part.isdigit() for part in parts)
-
-
 def _difference(
-    rows: TrainingRows, three: Sequence[Arm | None], measure: ShapeMeasure, name: str, size: str
+    rows: TrainingRows, three: Sequence[Arm | None], measure: Measure, name: str, size: str
 ) -> Effect | None:
     one, other = (three[i] for i in EFFECTS[name][1:])
     if one is None or other is None:
@@ -120,17 +112,12 @@ def _difference(
     gaps = [a - b for a, b in pairs if a is not None and b is not None]
     if not gaps:
         return None
-    half = _half(gaps)
     middle = fmean(gaps)
-    low, high = (None, None) if half is None else (middle - half, middle + half)
-    return Effect(name, size, measure.metric, middle, low, high, f"over {len(gaps)} seeds" if half else "one seed")
-
-
-def _half(values: Sequence[float]) -> float | None:
-    """Half the width of the 95 % t interval of a mean; None for one value."""
-    if len(values) < 2:
-        return None
-    return t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    if len(gaps) < 2:
+        return Effect(name, size, measure.metric, middle, None, None, "one seed")
+    half = t_quantile(len(gaps) - 1) * stdev(gaps) / math.sqrt(len(gaps))
+    told = f"over {len(gaps)} seeds" if half else "one seed"
+    return Effect(name, size, measure.metric, middle, middle - half, middle + half, told)
 
 
 # the section
@@ -148,13 +135,16 @@ def ablation_section(
     shown = [index[m.metric, "", m.family] for m in measures]
     there = {size: [arm for arm in three if arm is not None] for size, three in sizes.items()}
     everyone = [arm.index for arms in there.values() for arm in arms]
-    panels = []
+    panels, names = [], list(ARM_WORDS.values())
     for size, arms in there.items():
-        views = {str(i): _profile(shape, m, sizes[size], arms, everyone) for i, m in enumerate(shown)}
+        places = [(i, arm.index) for i, arm in enumerate(sizes[size]) if arm is not None]
+        looks = {arm: {"label": names[i], "colour": series(i)} for i, arm in places}
+        views = {str(i): arms_profile(shape, m, arms, looks, step=len(shape.steps) - 1, scale=everyone)
+                 for i, m in enumerate(shown)}  # fmt: skip
         alt = f"Profiles over depth of the arms of size {size} at the last step."
         title = size.replace("x", " × ")
         panels.append(Panel(views=views, by=("ablation.0",), height=290, title=title, alt=alt))
-    switch = Switch("ablation", (Choice("Measure", tuple(SwitchOption(m.label, m.says) for m in measures)),))
+    switch = Switch("ablation", (measure_choice(measures),))
     named = {arm.design[0] for arms in there.values() for arm in arms}
     key = [Swatch(words, series(i)) for i, (name, words) in enumerate(ARM_WORDS.items()) if name in named]
     lead = (
@@ -162,54 +152,28 @@ def ablation_section(
         "causal, both with masked language modelling; the <em>objective effect</em> is masked minus next-token, both "
         "with a causal mask. Effects are on the mean over blocks; intervals are over seeds."
     )
-    layout = "single" if len(panels) < 2 else "pairs" if len(panels) in (2, 4) else "threes"
-    rows_of_files = [
+    rows_of_file = [
         replace(panel.views[str(i)], title=panel.title, y=replace(panel.views[str(i)].y, title=m.label))
         for i, m in enumerate(measures)
         for panel in panels
     ]
-    file = Figure(
-        tuple(rows_of_files),
-        arrays=shape.arrays,
-        files={"ablation-profiles": {}},
-        shown=False,
-        most=99,
-        columns=len(panels),
-        size=1.6,
-    )
-    parts: list[Any] = [Prose(text(lead)), Controls(switch), Swatches(key),
-                        Figure(tuple(panels), layout=layout, arrays=shape.arrays), Says(switch), file]  # fmt: skip
-    return Section(
-        "ablation",
-        "Mask or objective?",
-        [*parts, *_effect_parts(effects_of(rows, catalogue, verdicts), catalogue)],
-        "Ablation",
-    )
-
-
-def _profile(shape: Shape, m: int, three: Sequence[Arm | None], arms: Sequence[Arm], everyone: Sequence[int]) -> Panel:
-    words = list(ARM_WORDS.values())
-    places = {arm.index: i for i, arm in enumerate(three) if arm is not None}
-    colours, labels = {a: series(i) for a, i in places.items()}, {a: words[i] for a, i in places.items()}
-    return arms_profile(shape, m, arms, colours, step=len(shape.steps) - 1, scale=everyone, labels=labels)
+    as_file: dict[str, Any] = {"files": {"ablation-profiles": {}}, "shown": False, "most": 99, "size": 1.6}
+    file = Figure(tuple(rows_of_file), arrays=shape.arrays, columns=len(panels), **as_file)
+    shown_as = Figure(tuple(panels), layout=beside(panels), arrays=shape.arrays)
+    parts = [Prose(text(lead)), Controls(switch), Swatches(key), shown_as, Says(switch), file]
+    parts += _effect_parts(effects_of(rows, catalogue, verdicts), catalogue)
+    return Section("ablation", "Mask or objective?", parts, "Ablation")
 
 
 def _effect_parts(effects: Sequence[Effect], catalogue: Catalogue) -> list[Any]:
     """The effects as figures against zero, and as a table."""
     if not effects:
         return []
-    sizes = list(dict.fromkeys(effect.size for effect in effects))
-    key = (
-        [Swatches([Swatch(size.replace("x", " × "), series(i)) for i, size in enumerate(sizes)])]
-        if len(sizes) > 1
-        else []
-    )
-    metrics = list(dict.fromkeys(effect.metric for effect in effects))
-    panels = tuple(
-        _effect_panel([e for e in effects if e.metric == m], catalogue.entry(m).title, m, sizes) for m in metrics
-    )
-    figure = Figure(panels, files={"ablation-effects": {}}, size=0.95 + 0.1 * len(sizes))
-    return [Heading("Effects"), *key, figure, _effect_table(effects, catalogue)]
+    sizes, metrics = (list(dict.fromkeys(getattr(effect, name) for effect in effects)) for name in ("size", "metric"))
+    key = Swatches([Swatch(size.replace("x", " × "), series(i)) for i, size in enumerate(sizes)])
+    panels = [_effect_panel([e for e in effects if e.metric == m], catalogue.entry(m).title, m, sizes) for m in metrics]
+    figure = Figure(tuple(panels), files={"ablation-effects": {}}, size=0.95 + 0.1 * len(sizes))
+    return [Heading("Effects"), *([key] if len(sizes) > 1 else []), figure, _effect_table(effects, catalogue)]
 
 
 def _effect_panel(effects: Sequence[Effect], title: str, metric: str, sizes: Sequence[str]) -> Panel:
@@ -220,31 +184,14 @@ def _effect_panel(effects: Sequence[Effect], title: str, metric: str, sizes: Seq
         own = [e for e in effects if e.size == size]
         up = [names.index(EFFECTS[e.name][0]) + 0.16 * ((len(sizes) - 1) / 2 - i) for e in own]
         told = [f"<b>{EFFECTS[e.name][0]}</b>, {size}<br>{estimate(e.value, e.low, e.high)} ({e.told})" for e in own]
-        ends: dict[str, Any] = {"low": [e.low for e in own], "high": [e.high for e in own], "bars": "x"}
-        if own:
-            drawn.append(
-                Series(
-                    size.replace("x", " × "),
-                    [e.value for e in own],
-                    up,
-                    series(i),
-                    width=0,
-                    size=8,
-                    text=told,
-                    **(ends if own[0].low is not None else {}),
-                )
-            )
-    ticks = [float(i) for i in range(len(names))], names
-    told_all = [f"{EFFECTS[e.name][0]} at {e.size or 'one size'} {number(e.value)}" for e in effects]
-    return Panel(
-        Axis(rules=True, most=5),
-        Axis(ticks=ticks, bounds=(-0.6, len(names) - 0.4)),
-        tuple(drawn),
-        title=title,
-        height=150,
-        levels=(Level(0.0, upright=True, dash="solid"),),
-        alt=f"Effects on {metric}: {'; '.join(told_all)}.",
-    )
+        look: dict[str, Any] = {"colour": series(i), "width": 0, "size": 8, "text": told}
+        if own and own[0].low is not None:
+            look |= {"low": [e.low for e in own], "high": [e.high for e in own], "bars": "x"}
+        drawn += [Series(size.replace("x", " × "), [e.value for e in own], up, **look)] if own else []
+    y = Axis(ticks=([float(i) for i in range(len(names))], names), bounds=(-0.6, len(names) - 0.4))
+    told = [f"{EFFECTS[e.name][0]} at {e.size or 'one size'} {number(e.value)}" for e in effects]
+    zero, alt = Level(0.0, upright=True, dash="solid"), f"Effects on {metric}: {'; '.join(told)}."
+    return Panel(Axis(rules=True, most=5), y, tuple(drawn), title=title, height=150, levels=(zero,), alt=alt)
 
 
 def _effect_table(effects: Sequence[Effect], catalogue: Catalogue) -> DataTable:

@@ -30,10 +30,8 @@ IN_SAMPLE = "in-sample"
 ONE = (Level(1.0, "chance", colour="@ink"),)
 LineKey = tuple[int, str, DrawnSite, str, str]  # subject, metric, site, group, variant
 Look = dict[str, Any]
-Draw, Told = (
-    Callable[..., Panel],
-    Callable[[Subject], str],
-)  # a view of a subject and what is chosen; a subject in words
+Draw = Callable[..., Panel]  # a view of a subject and what is chosen
+Told = Callable[[Subject], str]  # a figure in words
 
 
 @dataclass(frozen=True)
@@ -137,6 +135,9 @@ class Gradients:
         """The site in the middle of the model at which a metric was measured."""
         sites = self.rows.sites([metric])
         return sites[self.rows.middle(sites)] if sites else None
+
+    def readings_in(self, keys: Iterable[LineKey]) -> list[str]:
+        return readings_of(keys)[: self.detail.readings]
 
     def readings(self, metrics: Iterable[str]) -> list[str]:
         """Ways in which these metrics were read off, the plainest first; as many as the page carries."""
@@ -534,7 +535,7 @@ def elsewhere_section(found: Gradients) -> Section | None:
     )
     if not places:
         return None
-    readings = readings_of(keys)[: found.detail.readings]
+    readings = found.readings_in(keys)
     lead = (
         "The same question for other gradients: those of the embedding table in its two roles, what the optimiser made "
         "of them (the <em>update</em> of each row between measured steps), and weight gradients of a linear map "

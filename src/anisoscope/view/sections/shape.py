@@ -14,41 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from anisoscope.results.query import options_of
-from anisoscope.view.figure import (
-    Axis,
-    Choice,
-    Depth,
-    Figure,
-    Level,
-    Panel,
-    Ref,
-    Series,
-    Switch,
-    SwitchOption,
-    Time,
-    brief,
-    choice,
-    faded,
-    sequence,
-    series,
-    value_axis,
-)
+from anisoscope.view import figure, words
+from anisoscope.view.figure import Axis, Depth, Figure, Level, Panel, Ref, Series, Switch, choice, series, value_axis
 from anisoscope.view.page import Controls, Key, Prose, Ramp, Says, Section, Swatch, Swatches, text
-from anisoscope.view.sections.gradients import Gradients, course_words, step_map
+from anisoscope.view.sections import gradients
+from anisoscope.view.sections.gradients import Gradients, Measure
 from anisoscope.view.subjects import STREAM, DrawnSite, Subject, TrainingRows, known, seeds_mean
-from anisoscope.view.words import (
-    FREQUENCY,
-    LOOP,
-    MOVEMENT,
-    TANGENT,
-    TESTS,
-    Catalogue,
-    few,
-    plural,
-    sentences,
-    variant_words,
-)
+from anisoscope.view.words import LOOP, MOVEMENT, TANGENT, Catalogue, few
 
 SIZE = 2_600_000  # characters of JSON
 # at most so many steps, places and measures; the first that fits is used
@@ -58,7 +30,7 @@ FAMILY_WORDS = {
     "query": "queries", "key": "keys", "attn_in": "attention input", "attn_out": "attention output",
     "mlp_in": "MLP input", "mlp_out": "MLP output",
 }  # fmt: skip
-ELSEWHERE = frozenset((*TANGENT, *TESTS, *FREQUENCY, *LOOP, "amplification", "amplification_p", "checkpoint"))
+ELSEWHERE = {*TANGENT, *words.TESTS, *words.FREQUENCY, *LOOP, "amplification", "amplification_p", "checkpoint"}
 FIRST = ("svd_ratio", "svd_ratio_squared", "average_cosine", "two_nn")  # what a reader opens with
 IN_FILES = ("svd_ratio", "average_cosine", "two_nn", "attention_sharpness")
 FILE_MEASURES, FILE_STEPS, FILE_ARMS = 3, 5, 6
@@ -112,17 +84,16 @@ def arms_of(rows: TrainingRows) -> list[Arm]:
     found: dict[tuple[str, str], list[Subject]] = defaultdict(list)
     for subject in rows.subjects:
         found[subject.model, subject.stack].append(subject)
-    arms: list[tuple[Subject, ...]] = []
+    together: list[list[Subject]] = []
     for subjects in found.values():
         distinct = len({one.seed for one in subjects}) == len(subjects)
-        arms += [tuple(subjects)] if distinct else [(one,) for one in subjects]
-    return [_arm(i, subjects) for i, subjects in enumerate(arms)]
-
-
-def _arm(index: int, subjects: tuple[Subject, ...]) -> Arm:
-    first = subjects[0]
-    label = first.label.replace(f" · seed {first.seed}", "") if len(subjects) > 1 else first.label
-    return Arm(index, label, first.model, first.role, max(one.blocks for one in subjects), subjects)
+        together += [subjects] if distinct else [[one] for one in subjects]
+    arms = []
+    for i, (first, *others) in enumerate(together):
+        label = first.label.replace(f" · seed {first.seed}", "") if others else first.label
+        blocks = max(one.blocks for one in (first, *others))
+        arms.append(Arm(i, label, first.model, first.role, blocks, (first, *others)))
+    return arms
 
 
 def arm_hue(rows: TrainingRows, arm: Arm) -> int:
@@ -130,57 +101,36 @@ def arm_hue(rows: TrainingRows, arm: Arm) -> int:
     return arm.index if rows.metrics().isdisjoint(TANGENT) else arm.line
 
 
-@dataclass(frozen=True)
-class ShapeMeasure:
-    """A metric in one variant at one family of places."""
-
-    metric: str
-    variant: str
-    family: str  # "stream", or a kind
-    label: str
-    says: str
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return STREAM if self.family == "stream" else (self.family,)
-
-
-def measures_of(rows: TrainingRows, catalogue: Catalogue) -> list[ShapeMeasure]:
+def measures_of(rows: TrainingRows, catalogue: Catalogue) -> list[Measure]:
     """Everything that has a value at several places and knows nothing of gradients, in reading order."""
-    gradients = Gradients(rows, catalogue)
+    lines = Gradients(rows, catalogue)
     seen: dict[tuple[str, str, str], None] = {}
     for metric in sorted(rows.metrics() - ELSEWHERE):
         for _, _, site, group, variant in rows.keys[metric]:
             family = "stream" if site.kind in STREAM else site.kind if site.kind in INSIDE else ""
-            if family and not group and (metric not in MOVEMENT or _main_proxy(gradients, variant)):
+            # of what moves between steps only the main proxy and rank
+            if family and not group and (metric not in MOVEMENT or lines.is_main(variant)):
                 seen[metric, variant, family] = None
     order = {name: i for i, name in enumerate(catalogue.ordered({key[0] for key in seen}))}
     keys = sorted(seen, key=lambda k: (k[0] in MOVEMENT, k[2] != "stream", order[k[0]], k[1] != "", k[2], k[1]))
     scaled = any(metric == "gride" and "scale=" in variant for metric, variant, _ in keys)
-    return [_measure(catalogue, *key, usual="scale 2" if key[:2] == ("gride", "") and scaled else "") for key in keys]
+    measures = []
+    for metric, variant, family in keys:
+        entry, usual = catalogue.entry(metric), "scale 2" if (metric, variant) == ("gride", "") and scaled else ""
+        how = "" if metric in MOVEMENT else words.variant_words(variant) or usual
+        label = " · ".join(part for part in (entry.title, FAMILY_WORDS.get(family, ""), how) if part)
+        says = words.sentences(entry.formula, entry.description)
+        measures.append(Measure(metric, variant, label, says, family))
+    return measures
 
 
-def _main_proxy(found: Gradients, variant: str) -> bool:
-    """Of what moves between steps only the main proxy and rank."""
-    options = options_of(variant)
-    same = options.get("rank", found.rank) == found.rank and options.get("proxy", found.proxy) == found.proxy
-    return same and "control" not in options
-
-
-def _measure(catalogue: Catalogue, metric: str, variant: str, family: str, *, usual: str) -> ShapeMeasure:
-    entry = catalogue.entry(metric)
-    words = "" if metric in MOVEMENT else variant_words(variant) or usual
-    label = " · ".join(part for part in (entry.title, FAMILY_WORDS.get(family, ""), words) if part)
-    return ShapeMeasure(metric, variant, family, label, sentences(entry.formula, entry.description))
-
-
-def sites_of(rows: TrainingRows, measure: ShapeMeasure) -> list[DrawnSite]:
+def sites_of(rows: TrainingRows, measure: Measure) -> list[DrawnSite]:
     """The places at which any of the models has this measure."""
     keys = rows.keys.get(measure.metric, [])
     return sorted({k[2] for k in keys if k[2].kind in measure.kinds and k[4] == measure.variant and not k[3]})
 
 
-def arm_line(rows: TrainingRows, arm: Arm, measure: ShapeMeasure, site: DrawnSite) -> list[Any]:
+def arm_line(rows: TrainingRows, arm: Arm, measure: Measure, site: DrawnSite) -> list[Any]:
     """The line of an arm: its own where it has one seed; else means over seeds, from the lowest to the highest."""
     return seeds_mean([rows.line(one, measure.metric, site, measure.variant) for one in arm.subjects])
 
@@ -193,9 +143,9 @@ class Shape:
     """The numbers of all measures, and what they are of; `there[m, a]`: the places at which an arm has a measure."""
 
     arms: list[Arm]
-    measures: list[ShapeMeasure]
+    measures: list[Measure]
     steps: list[int]
-    time: Time
+    time: figure.Time
     arrays: dict[str, Any]
     sites: list[list[DrawnSite]]
     there: dict[tuple[int, int], list[int]]
@@ -204,20 +154,62 @@ class Shape:
     @property
     def default(self) -> int:
         """The measure that the page opens with."""
-        plain = {
-            m.metric: i for i, m in reversed(list(enumerate(self.measures))) if not m.variant and m.family == "stream"
-        }
-        return next((plain[name] for name in FIRST if name in plain), 0)
+        there = [(i, m.metric) for i, m in enumerate(self.measures) if not m.variant and m.family == "stream"]
+        found = {metric: i for i, metric in reversed(there)}
+        return next((found[name] for name in FIRST if name in found), 0)
+
+    @property
+    def in_files(self) -> list[int]:
+        """The few measures that have files of their own."""
+        found = {m.metric: i for i, m in reversed(list(enumerate(self.measures))) if not m.variant}
+        if "svd_ratio" in found:
+            found.pop("average_cosine", None)
+        return [found[name] for name in IN_FILES if name in found][:FILE_MEASURES]
 
     @property
     def seeds(self) -> int:
         return max(len(arm.subjects) for arm in self.arms)
+
+    @property
+    def now(self) -> tuple[Level, ...]:
+        """The chosen step."""
+        return (Level(Ref("shape/x", (STEP,)), upright=True),)
 
     def values(self, m: int, arms: Sequence[int] | None = None) -> list[float]:
         """All values and ends of intervals of a measure: one scale for what is to be compared."""
         names = [f"shape/{m}/{a.index}/{part}" for a in self.arms for part in ("mean", "lo", "hi", "seeds")
                  if arms is None or a.index in arms]  # fmt: skip
         return [v for name in names if name in self.arrays for v in _leaves(self.arrays[name])]
+
+    def when(self, m: int, arm: Arm, step: int | None = None) -> Any:
+        """A step (the chosen one without a number), or the last before it at which an arm was measured."""
+        upto = f"shape/{m}/{arm.index}/upto"
+        if upto not in self.arrays:
+            return STEP if step is None else step
+        return f"{STEP}>{upto}" if step is None else self.arrays[upto][step]
+
+    def ends(self, m: int, arm: Arm, at: tuple[Any, ...]) -> dict[str, Any]:
+        """Where an interval or the reach of seeds goes from and to."""
+        name = f"shape/{m}/{arm.index}"
+        if f"{name}/lo" not in self.arrays or f"{name}/hi" not in self.arrays:
+            return {}
+        reach = "seeds from" if f"{name}/seeds" in self.arrays else "interval"
+        return {"low": Ref(f"{name}/lo", at), "high": Ref(f"{name}/hi", at), "reach": reach}
+
+    def spread(self, m: int, arm: Arm, at: tuple[Any, ...]) -> dict[str, Any]:
+        """One standard deviation of an estimator, to both sides."""
+        low, high = (f"shape/{m}/{arm.index}/{end}" for end in ("sd0", "sd1"))
+        ends = {"low": Ref(low, at), "high": Ref(high, at), "bars": "y", "reach": "one sd over batches:"}
+        return ends if low in self.arrays else {}
+
+    def line(self, m: int, arm: Arm, at: tuple[Any, ...], **look: Any) -> list[Series]:
+        """The mean of an arm at some places and steps, over thin lines of its seeds where they have a look."""
+        name, thin = f"shape/{m}/{arm.index}", look.pop("thin", {})
+        drawn = [Series(y=Ref(f"{name}/mean", at), **look)]
+        if thin and len(arm.subjects) > 1:
+            every = {"label": "", "x": look["x"], "each": len(arm.subjects), "quiet": True}
+            drawn.insert(0, Series(y=Ref(f"{name}/seeds", ("#", *at)), **every, **thin))
+        return drawn
 
 
 def _leaves(value: Any) -> list[float]:
@@ -239,7 +231,7 @@ def make_shape(rows: TrainingRows, catalogue: Catalogue) -> Shape | None:
     return found
 
 
-def _shape(rows: TrainingRows, arms: list[Arm], every: list[ShapeMeasure], level: tuple[int, int, int]) -> Shape:
+def _shape(rows: TrainingRows, arms: list[Arm], every: list[Measure], level: tuple[int, int, int]) -> Shape:
     most_steps, most_places, most = level
     left_out: dict[str, str] = {}
     steps, measures = few(rows.steps, most_steps), every[:most]
@@ -248,7 +240,7 @@ def _shape(rows: TrainingRows, arms: list[Arm], every: list[ShapeMeasure], level
     if len(measures) < len(every):
         left_out["shape measures"] = f"{most} of {len(every)} measures"
     logs = [row.step or 0 for name in LOOP for key in rows.keys.get(name, []) for row in rows.lines[key]]
-    time = Time.of([*rows.steps, *logs])
+    time = figure.Time.of([*rows.steps, *logs])
     arrays: dict[str, Any] = {"shape/x": [time.place(step) for step in steps]}
     places, there = [], {}
     for m, measure in enumerate(measures):
@@ -265,7 +257,7 @@ def _shape(rows: TrainingRows, arms: list[Arm], every: list[ShapeMeasure], level
 
 
 def _numbers(
-    rows: TrainingRows, arm: Arm, measure: ShapeMeasure, sites: Sequence[DrawnSite], steps: Sequence[int]
+    rows: TrainingRows, arm: Arm, measure: Measure, sites: Sequence[DrawnSite], steps: Sequence[int]
 ) -> dict[str, Any]:
     """Means over seeds by place and step with the ends of their intervals (or the seeds' reach), seeds, spreads."""
     lines = [[rows.line(one, measure.metric, site, measure.variant) for site in sites] for one in arm.subjects]
@@ -280,9 +272,10 @@ def _numbers(
         found["seeds"] = [[_cells(_by_step(line), "value", steps) for line in seed] for seed in lines]
     spread = [_cells(line, "sd", steps) for line in means]
     if _leaves(spread) and any((measure.metric, measure.variant) == e[:2] for e in ESTIMATORS):
-        found |= {name: [[_shifted(v, s, sign) for v, s in zip(*both, strict=True)]
-                         for both in zip(found["mean"], spread, strict=True)]
-                  for name, sign in (("sd0", -1), ("sd1", 1))}  # fmt: skip
+        for name, sign in (("sd0", -1), ("sd1", 1)):
+            pairs = [zip(*both, strict=True) for both in zip(found["mean"], spread, strict=True)]
+            moved = [[None if v is None else v + sign * (sd or 0.0) for v, sd in line] for line in pairs]
+            found[name] = [[figure.brief(v, 4) for v in line] for line in moved]
     if any(all(row[t] is None for row in found["mean"]) for t in range(len(steps))):  # arms may end at different steps
         measured = [t for t in range(len(steps)) if any(row[t] is not None for row in found["mean"])]
         found["upto"] = [max((s for s in measured if s <= t), default=measured[0]) for t in range(len(steps))]
@@ -294,11 +287,7 @@ def _by_step(line: Sequence[Any]) -> dict[int, Any]:
 
 
 def _cells(line: Mapping[int, Any], name: str, steps: Sequence[int]) -> list[float | None]:
-    return [brief(getattr(line[step], name), 4) if step in line else None for step in steps]
-
-
-def _shifted(value: float | None, spread: float | None, sign: int) -> float | None:
-    return None if value is None else brief(value + sign * (spread or 0.0), 4)
+    return figure.column((line.get(step) for step in steps), name, 4)
 
 
 # the sections
@@ -306,9 +295,8 @@ def _shifted(value: float | None, spread: float | None, sign: int) -> float | No
 
 def shape_sections(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) -> list[Section]:
     """Over training, steps by layers, at one step (with `row_parts` beneath), and intrinsic dimension by estimator."""
-    options = tuple(SwitchOption(m.label, m.says) for m in shape.measures)
     moments = choice("Step", [f"step {step:,}" for step in shape.steps], len(shape.steps) - 1, slider=True)
-    switch = Switch("shape", (Choice("Measure", options, shape.default), moments))
+    switch = Switch("shape", (gradients.measure_choice(shape.measures, shape.default), moments))
     sections = [
         _course_section(rows, shape, switch),
         _grid_section(rows, shape),
@@ -325,7 +313,7 @@ def arm_panel(rows: TrainingRows, arm: Arm, panel: Panel, *, seeds: bool = True)
     """A panel of one arm; its name is the title where there are several."""
     several = len({one.model for one in rows.subjects}) > 1
     role = arm.role if several and arm.role not in arm.label else ""
-    count = plural(len(arm.subjects), "seed") if len(arm.subjects) > 1 and seeds else ""
+    count = words.plural(len(arm.subjects), "seed") if len(arm.subjects) > 1 and seeds else ""
     owner = ", ".join(part for part in (role, count) if part)
     return replace(panel, title=arm.label if several or count else "", owner=owner, line=arm.line)
 
@@ -334,32 +322,22 @@ def _course_section(rows: TrainingRows, shape: Shape, switch: Switch) -> Section
     """A line per layer over steps, above loss and gradient norm on the same axis."""
     panels = []
     for arm in shape.arms:
-        views = {str(m): view for m in range(len(shape.measures)) if (view := _course(shape, m, arm)) is not None}
+        views = {str(m): _course(shape, m, arm) for m in range(len(shape.measures)) if shape.there[m, arm.index]}
         panel = Panel(shape.time.axis(), views=views, by=("shape.0",), height=430, alt=_course_alt(rows, shape, arm))
         panels += [arm_panel(rows, arm, replace(panel, below=_loop(rows, shape, arm)))] if views else []
-    looped = any(panel.below is not None for panel in panels)
-    lead = [
+    lead = (
         "One line per layer, from the embedding to the last block. The axis of steps is logarithmic; step 0, the "
-        "initialisation, stands apart from it.",
-        _seed_words(shape, "Thin lines are seeds, the thick one their mean."),
-    ]
-    lead += ["All models share one scale."] if len(panels) > 1 else []
-    lead += (
-        [
-            "Below, on the same axis: the loss on the held-out probe (points), the training loss (pale) and the "
-            "gradient norm (dotted), so that phases can be read against them."
-        ]
-        if looped
-        else []
+        f"initialisation, stands apart from it. {_seed_words(shape, 'Thin lines are seeds, the thick one their mean.')}"
     )
-    lead += ["The dotted upright is the chosen step."]
-    parts = [
-        Prose(text(" ".join(lead))),
-        Key(),
-        Says(switch),
-        Ramp("embedding", "last block", final=True),
-        Figure(tuple(panels), layout=beside(panels), arrays=shape.arrays),
-    ]
+    lead += " All models share one scale." if len(panels) > 1 else ""
+    if any(panel.below is not None for panel in panels):
+        lead += (
+            " Below, on the same axis: the loss on the held-out probe (points), the training loss (pale) and the "
+            "gradient norm (dotted), so that phases can be read against them."
+        )
+    lead += " The dotted upright is the chosen step."
+    shown = Figure(tuple(panels), layout=beside(panels), arrays=shape.arrays)
+    parts = [Prose(text(lead)), Key(), Says(switch), Ramp("embedding", "last block", final=True), shown]
     return Section("shape", "Over training", parts, "Over training", bar=Controls(switch, steer=True))
 
 
@@ -367,63 +345,19 @@ def _seed_words(shape: Shape, several: str) -> str:
     return several if shape.seeds > 1 else "Bands are 95&nbsp;% intervals over contexts."
 
 
-def _now(shape: Shape) -> tuple[Level, ...]:
-    return (Level(Ref("shape/x", (STEP,)), upright=True),)
-
-
-def _course(shape: Shape, m: int, arm: Arm) -> Panel | None:
-    there, name = shape.there[m, arm.index], f"shape/{m}/{arm.index}"
-    if not there:
-        return None
-    body = [i for i in there if shape.sites[m][i].kind != "final"]
-    final = [i for i in there if shape.sites[m][i].kind == "final"]
-    x, words = shape.arrays["shape/x"], [f"step {step:,}" for step in shape.steps]
-    drawn: list[Series] = []
-    for mine, dash in ((body, "solid"), (final, "dash")):
-        colours: Any = [_depth_colour(shape.sites[m][i], arm) for i in mine]
-        labels: Any = [shape.sites[m][i].name for i in mine]
-        for i, colour, label in zip(mine, colours, labels, strict=True):
-            ends = _ends(shape, name, (i, "*"))
-            if len(arm.subjects) > 1:
-                thin: dict[str, Any] = {
-                    "colour": faded(colour, 0.3),
-                    "width": 0.8,
-                    "dash": dash,
-                    "quiet": True,
-                    "join": True,
-                }
-                drawn.append(Series("", x, Ref(f"{name}/seeds", ("#", i, "*")), each=len(arm.subjects), **thin))
-            band = 0.0 if len(arm.subjects) > 1 else 0.1
-            named = i in (mine[0], mine[-1], mine[len(mine) // 2])
-            drawn.append(
-                Series(
-                    label,
-                    x,
-                    Ref(f"{name}/mean", (i, "*")),
-                    colour,
-                    dash=dash,
-                    size=3.5,
-                    join=True,
-                    where=words,
-                    band=band,
-                    width=1.5,
-                    named=named,
-                    **ends,
-                )
-            )
-    return Panel(shape.time.axis(), value_axis(shape.values(m)), tuple(drawn), levels=_now(shape))
-
-
-def _ends(shape: Shape, name: str, at: tuple[Any, ...]) -> dict[str, Any]:
-    """Where an interval or the reach of seeds goes from and to."""
-    if f"{name}/lo" not in shape.arrays or f"{name}/hi" not in shape.arrays:
-        return {}
-    reach = "seeds from" if f"{name}/seeds" in shape.arrays else "interval"
-    return {"low": Ref(f"{name}/lo", at), "high": Ref(f"{name}/hi", at), "reach": reach}
-
-
-def _depth_colour(site: DrawnSite, arm: Arm) -> str:
-    return "@accent" if site.kind == "final" else sequence(site.layer / max(1, arm.blocks))
+def _course(shape: Shape, m: int, arm: Arm) -> Panel:
+    sites, there, drawn = shape.sites[m], shape.there[m, arm.index], []
+    body = [i for i in there if sites[i].kind != "final"]
+    hidden = {*body} - {*body[:1], *body[-1:], *body[len(body) // 2 :][:1]}
+    x, where, several = shape.arrays["shape/x"], [f"step {step:,}" for step in shape.steps], len(arm.subjects) > 1
+    for i in there:
+        colour = gradients.depth_colour(sites[i], arm.blocks)
+        look: dict[str, Any] = {"dash": "solid" if i in body else "dash", "join": True}
+        thin = {"colour": figure.faded(colour, 0.3), "width": 0.8, **look}
+        look |= {"colour": colour, "size": 3.5, "width": 1.5, "band": 0.0 if several else 0.1, "where": where}
+        look |= {"label": sites[i].name, "named": i not in hidden, **shape.ends(m, arm, (i, "*"))}
+        drawn += shape.line(m, arm, (i, "*"), x=x, thin=thin, **look)
+    return Panel(shape.time.axis(), value_axis(shape.values(m)), tuple(drawn), levels=shape.now)
 
 
 def _course_alt(rows: TrainingRows, shape: Shape, arm: Arm) -> str:
@@ -434,8 +368,8 @@ def _course_alt(rows: TrainingRows, shape: Shape, arm: Arm) -> str:
         return f"{measure.label} of {arm.label} over steps."
     site = sites[rows.middle(sites)]
     line = known(arm_line(rows, arm, measure, site))
-    words = f" {site.name}: {course_words(line)}." if line else ""
-    return f"{measure.label} of {arm.label} over steps, a line per layer.{words}"
+    said = f" {site.name}: {gradients.course_words(line)}." if line else ""
+    return f"{measure.label} of {arm.label} over steps, a line per layer.{said}"
 
 
 def _loop(rows: TrainingRows, shape: Shape, arm: Arm) -> Panel | None:
@@ -447,16 +381,14 @@ def _loop(rows: TrainingRows, shape: Shape, arm: Arm) -> Panel | None:
     }
     drawn = []
     for name, look in looks.items():
-        lines = [(one, rows.logged(one, name)) for one in arm.subjects]
-        for one, line in ((one, line) for one, line in lines if line):
+        for one in arm.subjects:
             label = look["label"] + (f", seed {one.seed}" if len(arm.subjects) > 1 else "")
-            drawn.append(logged_series(line, shape.time, LOGGED, **{**look, "label": label, "named": False}))
+            if line := rows.logged(one, name):
+                drawn.append(logged_series(line, shape.time, LOGGED, **{**look, "label": label, "named": False}))
     if not drawn:
         return None
-    losses, norms = (
-        _logged_values(rows, ("loss", "probe_loss")),
-        [v for v in _logged_values(rows, ("gradient_norm",)) if v > 0],
-    )
+    logged = {name: [row.value for one in rows.subjects for row in known(rows.logged(one, name))] for name in looks}
+    losses, norms = [*logged["loss"], *logged["probe_loss"]], [v for v in logged["gradient_norm"] if v > 0]
     pad = 0.08 * ((max(losses) - min(losses)) or 1.0) if losses else 0.0
     y = Axis("loss", rules=True, bounds=(min(losses) - pad, max(losses) + pad) if losses else None, most=4)
     right = None
@@ -467,11 +399,7 @@ def _loop(rows: TrainingRows, shape: Shape, arm: Arm) -> Panel | None:
     return Panel(shape.time.axis(), y, tuple(s for s in drawn if right or not s.right), right=right)
 
 
-def _logged_values(rows: TrainingRows, names: Sequence[str]) -> list[float]:
-    return [row.value for name in names for one in rows.subjects for row in known(rows.logged(one, name))]
-
-
-def logged_series(line: Sequence[Any], time: Time, most: int, **look: Any) -> Series:
+def logged_series(line: Sequence[Any], time: figure.Time, most: int, **look: Any) -> Series:
     """What the loop logged: averaged within even parts of the axis where there is more than a drawing can show."""
     parts: dict[int, list[Any]] = {}
     low, high = time.ends
@@ -480,11 +408,11 @@ def logged_series(line: Sequence[Any], time: Time, most: int, **look: Any) -> Se
         parts.setdefault(int((time.place(row.step or 0) - low) / width) if len(line) > most else n, []).append(row)
     means = [part for _, part in sorted(parts.items())]
     steps = [part[len(part) // 2].step or 0 for part in means]
-    values = [brief(sum(row.value for row in part) / len(part)) for part in means]
+    values = [figure.brief(sum(row.value for row in part) / len(part)) for part in means]
     where = [f"step {step:,}" for step in steps]
     ends: dict[str, Any] = {}
     if look.pop("interval", False) and len(line) <= most:
-        ends = {name: [brief(getattr(part[0], name)) for part in means] for name in ("low", "high")}
+        ends = {name: figure.column((part[0] for part in means), name) for name in ("low", "high")}
     return Series(look.pop("label"), [time.place(step) for step in steps], values, where=where, **ends, **look)
 
 
@@ -495,131 +423,82 @@ def _grid_section(rows: TrainingRows, shape: Shape) -> Section:
     panels = []
     for arm in shape.arms:
         views = {}
-        for m in range(len(shape.measures)):
-            there, name = shape.there[m, arm.index], f"shape/{m}/{arm.index}"
-            values = shape.values(m)
+        for m, measure in enumerate(shape.measures):
+            there, values = tuple(shape.there[m, arm.index]), shape.values(m)
             if there:
-                sites = [shape.sites[m][i] for i in there]
-                ends = _ends(shape, name, (tuple(there), "*"))
-                views[str(m)] = step_map(shape.steps, sites, Ref(f"{name}/mean", (tuple(there), "*")),
-                                         (min(values), max(values)), shape.measures[m].label, **ends)  # fmt: skip
-        height = max(220, min(420, 90 + 19 * max(map(len, shape.sites))))
-        alt = f"Map of steps by layers of {arm.label}; the table below holds its numbers."
-        panels += [arm_panel(rows, arm, Panel(views=views, by=("shape.0",), height=height, alt=alt))] if views else []
-    files: dict[str, Mapping[str, int]] = {
-        f"steps-by-layers-{shape.measures[m].metric}": {"shape.0": m} for m in _in_files(shape)
-    }
-    words = "The same numbers as maps" + (", on one colour scale" if len(panels) > 1 else "")
-    words += "; means over seeds" if shape.seeds > 1 else ""
-    words += ". Columns are measured steps, not evenly spaced in time."
-    figure = Figure(tuple(panels), layout=beside(panels), arrays=shape.arrays, files=files, most=FILE_ARMS)
-    return Section("grid", "Steps by layers", [Prose(words), figure], "Steps by layers", under=True)
-
-
-def _in_files(shape: Shape) -> list[int]:
-    """The few measures that have files of their own."""
-    plain = {m.metric: i for i, m in reversed(list(enumerate(shape.measures))) if not m.variant}
-    if "svd_ratio" in plain:
-        plain.pop("average_cosine", None)
-    return [plain[name] for name in IN_FILES if name in plain][:FILE_MEASURES]
+                at, sites = (there, "*"), [shape.sites[m][i] for i in there]
+                z, scale = Ref(f"shape/{m}/{arm.index}/mean", at), (min(values), max(values))
+                views[str(m)] = gradients.step_map(
+                    shape.steps, sites, z, scale, measure.label, **shape.ends(m, arm, at)
+                )
+        most = max(map(len, shape.sites))
+        panels += [arm_panel(rows, arm, gradients.map_panel(views, "shape.0", arm.label, most))] if views else []
+    files = {f"steps-by-layers-{shape.measures[m].metric}": {"shape.0": m} for m in shape.in_files}
+    lead = "The same numbers as maps" + (", on one colour scale" if len(panels) > 1 else "")
+    lead += "; means over seeds" if shape.seeds > 1 else ""
+    lead += ". Columns are measured steps, not evenly spaced in time."
+    maps = Figure(tuple(panels), layout=beside(panels), arrays=shape.arrays, files=files, most=FILE_ARMS)
+    return Section("grid", "Steps by layers", [Prose(lead), maps], "Steps by layers", under=True)
 
 
 # over depth at one step
 
 
 def _moment_section(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) -> Section:
-    views = {}
-    for m in range(len(shape.measures)):
-        colours = {arm.index: series(arm_hue(rows, arm)) for arm in shape.arms}
-        views[str(m)] = arms_profile(shape, m, shape.arms, colours, owned=True)
-    panel = Panel(
-        views=views, by=("shape.0",), height=340, alt="Profiles over depth at the chosen step, all models together."
-    )
+    looks = {a.index: {"label": a.label, "colour": series(arm_hue(rows, a)), "owner": a.line} for a in shape.arms}
+    views = {str(m): arms_profile(shape, m, shape.arms, looks) for m in range(len(shape.measures))}
+    alt = "Profiles over depth at the chosen step, all models together."
+    panel = Panel(views=views, by=("shape.0",), height=340, alt=alt)
     lead = ["The profile over depth at the step that the slider above shows; the scale is that of all steps.",
             _seed_words(shape, "Thin lines are seeds; the band goes from the lowest to the highest."),
             "The final norm stands apart (diamond)."]  # fmt: skip
     parts: list[Any] = [Prose(text(" ".join(lead))), Key(), Figure((panel,), layout="single", arrays=shape.arrays)]
-    parts += [_profile_file(shape, m) for m in _in_files(shape)]
+    parts += [_profile_file(shape, m) for m in shape.in_files]
     return Section("moment", "At one step", [*parts, *row_parts], "At one step", under=True)
 
 
 def arms_profile(
-    shape: Shape,
-    m: int,
-    arms: Sequence[Arm],
-    colours: Mapping[int, str],
-    *,
-    owned: bool = False,
-    step: int | None = None,
+    shape: Shape, m: int, arms: Sequence[Arm], looks: Mapping[int, Mapping[str, Any]], *, step: int | None = None,
     scale: Sequence[int] | None = None,
-    labels: Mapping[int, str] | None = None,
-) -> Panel:
+) -> Panel:  # fmt: skip
     """Arms over depth at one step (the chosen one without a number), by relative depth where their depths differ."""
-    there = [arm for arm in arms if shape.there[m, arm.index]]
-    sites = shape.sites[m]
-    blocks = {arm.blocks for arm in arms}
-    final = any(site.kind == "final" for site in sites)
-    depth = Depth(max(blocks), len(blocks) > 1, final, first=0 if any(s.layer == 0 for s in sites) else 1)
-    drawn = [
-        part for arm in there for part in _arm_profile(shape, m, arm, depth, colours[arm.index], owned, step, labels)
-    ]
+    depth = _depth(shape, m, {arm.blocks for arm in arms})
+    drawn = [part for arm in arms for part in _arm_profile(shape, m, arm, depth, step, **looks[arm.index])]
     return Panel(depth.axis(), value_axis(shape.values(m, scale)), tuple(drawn))
 
 
-def _arm_profile(
-    shape: Shape, m: int, arm: Arm, depth: Depth, colour: str, owned: bool, step: int | None,
-    labels: Mapping[int, str] | None = None,
-) -> list[Series]:  # fmt: skip
+def _depth(shape: Shape, m: int, blocks: set[int]) -> Depth:
+    sites = shape.sites[m]
+    final = any(site.kind == "final" for site in sites)
+    return Depth(max(blocks), len(blocks) > 1, final, first=0 if any(site.layer == 0 for site in sites) else 1)
+
+
+def _arm_profile(shape: Shape, m: int, arm: Arm, depth: Depth, step: int | None, **look: Any) -> list[Series]:
     """Blocks as a line with its band, the final norm apart; seeds as thin lines."""
-    name, sites = f"shape/{m}/{arm.index}", shape.sites[m]
-    when: Any = STEP if step is None else step
-    if f"{name}/upto" in shape.arrays:
-        when = f"{STEP}>{name}/upto" if step is None else shape.arrays[f"{name}/upto"][step]
-    look: dict[str, Any] = {"colour": colour, "owner": arm.line if owned else None}
-    label = (labels or {}).get(arm.index, arm.label)
-    drawn = []
+    sites, when, drawn = shape.sites[m], shape.when(m, arm, step), []
+    line: dict[str, Any] = {"size": 5.0, "width": 2.0}
+    apart: dict[str, Any] = {"size": 7.0, "width": 0.0, "marker": "diamond", "bars": "y", "named": False}
     for last in (False, True):
         mine = tuple(i for i in shape.there[m, arm.index] if (sites[i].kind == "final") == last)
-        x = [depth.place(sites[i].layer, sites[i].kind, arm.blocks) for i in mine]
-        if not mine:
-            continue
-        if len(arm.subjects) > 1:
-            thin = look | {"colour": faded(colour, 0.4), "width": 0.0 if last else 0.9, "size": 3.0 if last else 0.0}
-            drawn.append(
-                Series("", x, Ref(f"{name}/seeds", ("#", mine, when)), each=len(arm.subjects), quiet=True, **thin)
-            )
-        marks: dict[str, Any] = {"size": 5.0, "width": 2.0, "named": True}
-        if last:
-            marks = {"size": 7.0, "width": 0.0, "marker": "diamond", "bars": "y", "named": False}
-        drawn.append(
-            Series(
-                label,
-                x,
-                Ref(f"{name}/mean", (mine, when)),
-                where=[sites[i].name for i in mine],
-                **look,
-                **marks,
-                **_ends(shape, name, (mine, when)),
-            )
-        )
+        if mine:
+            x = [depth.place(sites[i].layer, sites[i].kind, arm.blocks) for i in mine]
+            thin = {"width": 0.0 if last else 0.9, "size": 3.0 if last else 0.0, "owner": look.get("owner")}
+            style = {**look, **(apart if last else line), "thin": thin | {"colour": figure.faded(look["colour"], 0.4)}}
+            where = [sites[i].name for i in mine]
+            drawn += shape.line(m, arm, (mine, when), x=x, where=where, **style, **shape.ends(m, arm, (mine, when)))
     return drawn
 
 
 def _profile_file(shape: Shape, m: int) -> Figure:
     """A measure over depth at a few steps, darker with time, a panel for each arm."""
     at = few(range(len(shape.steps)), FILE_STEPS)
-    panels = []
+    panels, y = [], value_axis(shape.values(m), shape.measures[m].label)
     for arm in [arm for arm in shape.arms if shape.there[m, arm.index]][:FILE_ARMS]:
-        final = any(site.kind == "final" for site in shape.sites[m])
-        depth = Depth(arm.blocks, final=final, first=0 if any(s.layer == 0 for s in shape.sites[m]) else 1)
-        drawn = []
+        depth, drawn = _depth(shape, m, {arm.blocks}), []
         for n, t in enumerate(at):
-            label = {arm.index: f"step {shape.steps[t]:,}"}
-            own = _arm_profile(shape, m, arm, depth, sequence(n / max(1, len(at) - 1)), False, t, label)
-            drawn += [part for part in own if not part.quiet]
-        panels.append(
-            Panel(depth.axis(), value_axis(shape.values(m), shape.measures[m].label), tuple(drawn), title=arm.label)
-        )
+            look = {"label": f"step {shape.steps[t]:,}", "colour": figure.sequence(n / max(1, len(at) - 1))}
+            drawn += [part for part in _arm_profile(shape, m, arm, depth, t, **look) if not part.quiet]
+        panels.append(Panel(depth.axis(), y, tuple(drawn), title=arm.label))
     files: dict[str, Mapping[str, int]] = {f"profiles-{shape.measures[m].metric}": {}}
     return Figure(tuple(panels), arrays=shape.arrays, files=files, shown=False, shared=True)
 
@@ -635,126 +514,84 @@ def _dimension_sections(rows: TrainingRows, shape: Shape) -> list[Section]:
         return []
     kinds = {site.kind for m, _ in lines for site in shape.sites[m]}
     places = [(name, at, kind) for name, at, kind in PLACES if kind in kinds]
-    switch = Switch("dimension", (choice("Layer", [name for name, *_ in places], min(2, len(places) - 1)),))
     panels, file_panels = [], []
     for arm in shape.arms:
         if any(shape.there[m, arm.index] for m, _ in lines):
-            over, across = _dimension_over(shape, arm, lines, places), _dimension_at(shape, arm, lines)
             alt = f"Intrinsic dimension of {arm.label} by estimator, over steps and over layers."
-            left = arm_panel(rows, arm, Panel(views=over, by=("dimension.0",), height=300, alt=alt))
-            panels += [left, replace(arm_panel(rows, arm, across), alt=alt, height=300, title="", owner="")]
+            over = {str(p): _dimension_over(shape, arm, lines, place) for p, place in enumerate(places)}
+            views = {at: view for at, view in over.items() if view is not None}
+            left = arm_panel(rows, arm, Panel(views=views, by=("dimension.0",), alt=alt, height=300))
+            panels += [left, replace(_dimension_at(shape, arm, lines), line=arm.line, alt=alt, height=300)]
             file_panels.append(replace(left, below=_loop(rows, shape, arm)))
-    several = len({e[0] for _, e in lines}) > 1
     bias = _bias(rows)
-    lead = [
-        "Left over steps at one layer, right over layers at the step of the slider. Bars are the standard "
-        "deviation over "
-        "shuffled batches of rows. TwoNN is biased low, the more so the larger the dimension and the fewer the rows"
+    lead = (
+        "Left over steps at one layer, right over layers at the step of the slider. Bars are the standard deviation "
+        "over shuffled batches of rows. TwoNN is biased low, the more so the larger the dimension and the fewer the "
+        "rows"
         + (f" ({bias}, as the table says at each value)" if bias else "")
         + "; <em>bias taken out</em> is the dimension of a flat cloud that gives the same TwoNN value at the same "
         "number of rows."
-    ]
-    lead += ["What all estimators show does not hang on one of them."] if several else []
-    looks = Swatches([Swatch(name, series(hue), dash) for _, (_, _, name, hue, dash, _) in lines])
+    )
+    lead += " What all estimators show does not hang on one of them." if len({e[0] for _, e in lines}) > 1 else ""
+    key = Swatches([Swatch(name, series(hue), dash) for _, (_, _, name, hue, dash, _) in lines])
+    switch = Switch("dimension", (choice("Layer", [name for name, *_ in places], min(2, len(places) - 1)),))
     file = Figure(tuple(file_panels[:3]), arrays=shape.arrays, files={"dimension-over-training": {}}, shown=False)
-    parts = [
-        Prose(text(" ".join(lead))),
-        Controls(switch),
-        looks,
-        Figure(tuple(panels), layout="pairs", arrays=shape.arrays),
-        file,
-    ]
+    shown = Figure(tuple(panels), layout="pairs", arrays=shape.arrays)
+    parts = [Prose(text(lead)), Controls(switch), key, shown, file]
     return [Section("dimension", "Intrinsic dimension by estimator", parts, "Dimension", under=True)]
 
 
-Estimators = Sequence[tuple[int, tuple[str, str, str, int, str, float]]]
+Estimator = tuple[int, tuple[str, str, str, int, str, float]]
 
 
-def _spread(shape: Shape, name: str, at: tuple[Any, ...]) -> dict[str, Any]:
-    if f"{name}/sd0" not in shape.arrays:
-        return {}
-    return {"low": Ref(f"{name}/sd0", at), "high": Ref(f"{name}/sd1", at), "bars": "y", "reach": "one sd over batches:"}
-
-
-def _dimension_scale(shape: Shape, lines: Estimators, *, embed: bool) -> Axis:
+def _dimension_scale(shape: Shape, lines: Sequence[Estimator], *, embed: bool) -> Axis:
     """The scale of the blocks: the embedding of a character model has few different rows, and lies far above."""
-    values = []
-    for m, _ in lines:
-        for arm in shape.arms:
-            for i in shape.there[m, arm.index]:
-                if embed or shape.sites[m][i].kind != "embed":
-                    values += _leaves(shape.arrays[f"shape/{m}/{arm.index}/mean"][i])
-    return value_axis(values)
+    places = [(m, arm.index, i) for m, _ in lines for arm in shape.arms for i in shape.there[m, arm.index]
+              if embed or shape.sites[m][i].kind != "embed"]  # fmt: skip
+    return value_axis([v for m, a, i in places for v in _leaves(shape.arrays[f"shape/{m}/{a}/mean"][i])])
 
 
-def _dimension_over(
-    shape: Shape, arm: Arm, lines: Estimators, places: Sequence[tuple[str, float, str]]
-) -> dict[str, Panel]:
-    views = {}
-    x, words = shape.arrays["shape/x"], [f"step {step:,}" for step in shape.steps]
-    for p, (_, at, kind) in enumerate(places):
-        layer = max(1, round(at * arm.blocks))
-        drawn, site = [], None
-        for m, (_, _, name, hue, dash, width) in lines:
-            here = [i for i in shape.there[m, arm.index] if shape.sites[m][i].kind == kind
-                    and (kind != "resid" or shape.sites[m][i].layer == layer)]  # fmt: skip
-            if here:
-                own, site = f"shape/{m}/{arm.index}", shape.sites[m][here[0]]
-                drawn.append(
-                    Series(
-                        name,
-                        x,
-                        Ref(f"{own}/mean", (here[0], "*")),
-                        series(hue),
-                        dash=dash,
-                        width=width,
-                        size=4.0,
-                        join=True,
-                        where=words,
-                        **_spread(shape, own, (here[0], "*")),
-                    )
-                )
-        if drawn and site is not None:
-            y = _dimension_scale(shape, lines, embed=kind == "embed")
-            views[str(p)] = Panel(
-                shape.time.axis(), y, tuple(drawn), levels=_now(shape), heading=f"over steps, {site.name}"
-            )
-    return views
+def _estimator(shape: Shape, arm: Arm, line: Estimator, at: tuple[Any, ...], **more: Any) -> list[Series]:
+    m, (_, _, name, hue, dash, width) = line
+    look = {"label": name, "colour": series(hue), "dash": dash, "width": width, "size": 4.0, "join": True}
+    return shape.line(m, arm, at, **look, **more, **shape.spread(m, arm, at))
 
 
-def _dimension_at(shape: Shape, arm: Arm, lines: Estimators) -> Panel:
+def _dimension_over(shape: Shape, arm: Arm, lines: Sequence[Estimator], place: tuple[str, float, str]) -> Panel | None:
+    """Over steps at one place, which is a share of the depth and a kind of site."""
+    _, at, kind = place
+    x, where = shape.arrays["shape/x"], [f"step {step:,}" for step in shape.steps]
+    drawn, site, layer = [], None, max(1, round(at * arm.blocks))
+    for line in lines:
+        sites = shape.sites[line[0]]
+        here = [i for i in shape.there[line[0], arm.index]
+                if sites[i].kind == kind and (kind != "resid" or sites[i].layer == layer)]  # fmt: skip
+        if here:
+            site = sites[here[0]]
+            drawn += _estimator(shape, arm, line, (here[0], "*"), x=x, where=where)
+    if site is None:
+        return None
+    y = _dimension_scale(shape, lines, embed=kind == "embed")
+    return Panel(shape.time.axis(), y, tuple(drawn), levels=shape.now, heading=f"over steps, {site.name}")
+
+
+def _dimension_at(shape: Shape, arm: Arm, lines: Sequence[Estimator]) -> Panel:
     depth, drawn = Depth(arm.blocks), []
-    for m, (_, _, name, hue, dash, width) in lines:
-        own, sites = f"shape/{m}/{arm.index}", shape.sites[m]
-        mine = tuple(i for i in shape.there[m, arm.index] if sites[i].kind != "final")
-        when = f"{STEP}>{own}/upto" if f"{own}/upto" in shape.arrays else STEP
-        if mine:
-            x = [depth.place(sites[i].layer, sites[i].kind) for i in mine]
-            drawn.append(
-                Series(
-                    name,
-                    x,
-                    Ref(f"{own}/mean", (mine, when)),
-                    series(hue),
-                    dash=dash,
-                    width=width,
-                    size=4.0,
-                    join=True,
-                    where=[sites[i].name for i in mine],
-                    **_spread(shape, own, (mine, when)),
-                )
-            )
+    for line in lines:
+        sites = shape.sites[line[0]]
+        mine = tuple(i for i in shape.there[line[0], arm.index] if sites[i].kind != "final")
+        x, where = [depth.place(sites[i].layer, sites[i].kind) for i in mine], [sites[i].name for i in mine]
+        drawn += _estimator(shape, arm, line, (mine, shape.when(line[0], arm)), x=x, where=where) if mine else []
     y = _dimension_scale(shape, lines, embed=False)
     return Panel(depth.axis(), y, tuple(drawn), heading="over layers, {shape.1}")
 
 
 def _bias(rows: TrainingRows) -> str:
     """What the table itself says about TwoNN's bias: from the smallest to the largest."""
-    said = [
-        part.strip() for key in rows.keys.get("two_nn", []) for row in rows.lines[key] for part in row.note.split(";")
-    ]
-    notes = [part.removeprefix("bias about").split("%")[0].strip() for part in said if part.startswith("bias about")]
-    found = sorted({int(float(words.replace("−", "-"))) for words in notes if words}, reverse=True)
+    lines = [rows.lines[key] for key in rows.keys.get("two_nn", [])]
+    parts = [part.strip() for line in lines for row in line for part in row.note.split(";")]
+    notes = [part.removeprefix("bias about").split("%")[0].strip() for part in parts if part.startswith("bias about")]
+    found = sorted({int(float(said.replace("−", "-"))) for said in notes if said}, reverse=True)
     if not found:
         return ""
     ends = [f"{value:+d} %".replace("-", "−") for value in (found[0], found[-1])]
