@@ -7,9 +7,10 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,34 +18,13 @@ import numpy as np
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.results.query import Query, Row, with_options
 from anisoscope.results.table import Table
-from anisoscope.view.figure import (
-    DASHES,
-    LIGHT,
-    Axis,
-    Depth,
-    Figure,
-    Grid,
-    Panel,
-    Series,
-    brief,
-    sequence,
-    series,
-    wants_log,
-)
+from anisoscope.view import figure, subjects
+from anisoscope.view.figure import Axis, Depth, Figure, Grid, Panel, Series, brief, wants_log
 from anisoscope.view.page import DataTable, Fold, Heading, Key, Prose, Ramp, Section, TableCell, text
 from anisoscope.view.plotly_renderer import notebook_figure
 from anisoscope.view.sections.findings import doubtful
-from anisoscope.view.subjects import (
-    ProfileRows,
-    RunView,
-    Subject,
-    by_depth,
-    known,
-    place_of,
-    short_names,
-    without_first,
-)
-from anisoscope.view.words import Catalogue, Entry, estimate, finite, number, site_name
+from anisoscope.view.subjects import ProfileRows, RunView, Subject, by_depth, known, place_of, without_first
+from anisoscope.view.words import Catalogue, Entry, estimate, finite, number, sentences, site_name, strided
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -101,9 +81,6 @@ class Profile:
         return len(variants) > 1 or any(line.group for line in self.lines)
 
 
-# reading
-
-
 def profiles_of(rows: ProfileRows, catalogue: Catalogue, query: Query, kind: str = "") -> list[Profile]:
     """A profile per metric, the main ones first; the default and its dashed twin together, other variants apart."""
     found = []
@@ -136,35 +113,6 @@ def profiles_elsewhere(rows: ProfileRows, catalogue: Catalogue) -> list[Profile]
     return [p for kind, part in found.groups("kind").items() for p in profiles_of(rows, catalogue, part, kind)]
 
 
-def group_profiles(rows: ProfileRows, catalogue: Catalogue) -> list[Profile]:
-    """For each subject and metric a line per group of contexts."""
-    query = rows.stream.where(group=..., variant="").where(group=lambda group: group != "")
-    found = []
-    by_metric = query.groups("metric")
-    for metric in catalogue.ordered(by_metric):
-        for i, part in sorted(by_metric[metric].groups("subject").items()):
-            lines = [Line(rows.subjects[i], by_depth(own), group=name) for name, own in part.groups("group").items()]
-            found.append(Profile(catalogue.entry(metric), tuple(lines)))
-    return found
-
-
-@dataclass(frozen=True)
-class HeadsMean:
-    """A mean over the heads of a layer, as a row has it."""
-
-    layer: int
-    kind: str
-    value: float
-    low: float
-    high: float
-    note: str = ""
-    depth: float = math.nan
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        return (self.low, self.high) if math.isfinite(self.low) else None
-
-
 @dataclass(frozen=True)
 class HeadMap:
     """One metric over the heads and layers of one subject."""
@@ -173,44 +121,29 @@ class HeadMap:
     values: Mapping[tuple[int, int], float | None]  # (head, layer)
     mean: Sequence[Row]  # the table's own mean over heads, with its interval
 
-    @property
-    def heads(self) -> list[int]:
-        return sorted({head for head, _ in self.values})
-
-    @property
-    def layers(self) -> list[int]:
-        return sorted({layer for _, layer in self.values})
-
     def line(self, kind: str, *, banded: bool) -> Line:
         """Mean over heads: the table's own with its interval, else ours with the range of heads as band."""
-        if self.mean:
-            return Line(self.subject, self.mean)
-        means = []
-        for layer in self.layers:
+        means: list[Any] = list(self.mean)
+        for layer in sorted({layer for _, layer in self.values}) if not means else ():
             values = [v for (_, at), v in self.values.items() if at == layer and v is not None]
-            ends = (min(values), max(values)) if values and banded else (math.nan, math.nan)
-            means.append(
-                HeadsMean(layer, kind, fmean(values) if values else math.nan, *ends, f"mean over {len(values)} heads")
-            )
-        return Line(self.subject, means, reach="heads from")
+            low, high = (min(values), max(values)) if values and banded else (math.nan, math.nan)
+            told = {"layer": layer, "kind": kind, "depth": math.nan, "note": f"mean over {len(values)} heads"}
+            told |= {"value": fmean(values) if values else math.nan, "low": low, "high": high}
+            means.append(SimpleNamespace(**told, interval=(low, high) if math.isfinite(low) else None))
+        return Line(self.subject, means, reach="" if self.mean else "heads from")
 
 
 def head_maps(rows: ProfileRows, catalogue: Catalogue) -> dict[tuple[str, str, str], list[HeadMap]]:
     """Maps by metric, kind and variant, one for each subject; what is read from attention itself first."""
-    query = rows.query.where(group="").where(
-        lambda row: (row["subject"], row.metric, row.kind, row.variant) in rows.headed
-    )
-    found = query.groups("metric", "kind", "variant")
+    every = rows.query.where(lambda row: (row["subject"], row.metric, row.kind, row.variant) in rows.headed, group="")
     order = {metric: i for i, metric in enumerate(catalogue.ordered(rows.metrics()))}
-    keys = sorted(found, key=lambda key: (key[1] not in SCORES, key[1] != "scores", order[key[0]], key[1:]))
-    return {
-        key: [_head_map(rows.subjects[i], part) for i, part in found[key].groups("subject").items()] for key in keys
-    }
-
-
-def _head_map(subject: Subject, query: Query) -> HeadMap:
-    values = {(row.head, row.layer): finite(row.value) for row in query.where(head=...)}
-    return HeadMap(subject, values, by_depth(query.where(head=None)))
+    found: dict[tuple[str, str, str], list[HeadMap]] = {}
+    groups = every.groups("metric", "kind", "variant")
+    for key in sorted(groups, key=lambda key: (key[1] not in SCORES, key[1] != "scores", order[key[0]], key[1:])):
+        for i, part in groups[key].groups("subject").items():
+            values = {(row.head, row.layer): finite(row.value) for row in part.where(head=...)}
+            found.setdefault(key, []).append(HeadMap(rows.subjects[i], values, by_depth(part.where(head=None))))
+    return found
 
 
 def head_profile(catalogue: Catalogue, key: tuple[str, str, str], maps: Sequence[HeadMap]) -> Profile:
@@ -218,9 +151,6 @@ def head_profile(catalogue: Catalogue, key: tuple[str, str, str], maps: Sequence
     metric, kind, variant = key
     lines = tuple(found.line(kind, banded=len(maps) <= 2) for found in maps)
     return Profile(catalogue.entry(metric), lines, variant, "" if kind == "scores" else kind)
-
-
-# drawing
 
 
 def profile_panel(profile: Profile, *, title: str = "", owner: str = "", caption: str = "") -> Panel:
@@ -231,23 +161,29 @@ def profile_panel(profile: Profile, *, title: str = "", owner: str = "", caption
     drawn = [part for line in profile.lines for part in _line_series(line, depth, groups, variants)]
     from_zero = profile.entry.bounds[0] == 0 and bool(values) and min(values) < 0.4 * max(values)
     y = Axis(rules=True, log=True, most=4) if wants_log(values) else Axis(rules=True, from_zero=from_zero, most=5)
-    return Panel(
-        depth.axis(), y, tuple(drawn), title=title or profile.title, owner=owner, alt=profile_alt(profile),
-        caption=caption or profile_caption(profile), formula=profile.entry.formula, legend=profile.needs_legend,
-        height=280 if profile.needs_legend else 240,
-    )  # fmt: skip
+    words: dict[str, Any] = {
+        "title": title or profile.title,
+        "owner": owner,
+        "caption": caption or _profile_caption(profile),
+    }
+    words |= {"alt": _profile_alt(profile), "formula": profile.entry.formula}
+    legend = profile.needs_legend
+    return Panel(depth.axis(), y, tuple(drawn), **words, legend=legend, height=280 if legend else 240)
 
 
 def _line_series(line: Line, depth: Depth, groups: list[str], variants: list[str]) -> list[Series]:
     """The line through the blocks, and the points that stand alone: the final norm, or a place between gaps."""
-    subject, dropped = line.subject, without_first(line.variant)
-    hue, family = subject.index, subject.index // len(LIGHT)
+    subject, dropped, several = line.subject, without_first(line.variant), len(variants) > 1
+    hue = subject.index
     if line.group:
-        hue, family = groups.index(line.group), groups.index(line.group) // len(LIGHT)
-    elif len(variants) > 1:
-        hue, family = variants.index(line.variant) if line.variant in variants else 0, 0
-    label = line.group or line_label(line, alone=len(variants) > 1)
-    look: dict[str, Any] = {"colour": series(hue), "owner": subject.index, "hollow": dropped}
+        hue = groups.index(line.group)
+    elif several:
+        hue = variants.index(line.variant) if line.variant in variants else 0
+    family = 0 if several and not line.group else hue // len(figure.LIGHT)
+    # the variant in words; the variant alone where only that tells lines apart
+    variant = line.variant.replace("first=out", "without first position").replace(";", ", ")
+    label = line.group or " · ".join(part for part in ("" if several else subject.label, variant) if part)
+    look: dict[str, Any] = {"colour": figure.series(hue), "owner": subject.index, "hollow": dropped}
     body = [row for row in line.rows if row.kind != "final"]
     runs = [list(part) for there, part in groupby(body, key=lambda row: math.isfinite(row.value)) if there]
     lone = [row for run in runs if len(run) == 1 for row in run]
@@ -256,36 +192,25 @@ def _line_series(line: Line, depth: Depth, groups: list[str], variants: list[str
     path = [row for row in body if id(row) not in alone] if any(len(run) > 1 for run in runs) else []
     drawn = []
     if path:
-        dash = "dash" if dropped else DASHES[family % len(DASHES)]
-        size = 4 if len(path) > 16 else 5.5
-        more = {"dash": dash, "width": 1.4 if dropped else 1.9, "size": size, "band": 0.09 if dropped else 0.16}
+        dashes = ["dash"] if dropped else figure.DASHES
+        more: dict[str, Any] = {"size": 4 if len(path) > 16 else 5.5, "dash": dashes[family % len(dashes)]}
+        more |= {"width": 1.9, "band": 0.16} if not dropped else {"width": 1.4, "band": 0.09}
         drawn.append(_points(line, path, depth, label, marker=subject.marker, **look, **more))
     if lone:
-        named = not path
-        drawn.append(
-            _points(line, lone, depth, label, marker="diamond", size=7, width=0, bars="y", named=named, **look)
-        )
+        look |= {"marker": "diamond", "size": 7, "width": 0, "bars": "y", "named": not path}
+        drawn.append(_points(line, lone, depth, label, **look))
     return drawn
 
 
 def _points(line: Line, rows: Sequence[Any], depth: Depth, label: str, **look: Any) -> Series:
     places = [depth.place(row.layer or 0, row.kind, line.subject.blocks, row.depth) for row in rows]
-    ends: dict[str, Any] = {
-        name: [finite(getattr(row, name)) if row.interval else None for row in rows] for name in ("low", "high")
-    }
-    if all(end is None for end in ends["low"]):
-        ends = {}
-    words = [hover_text(row, label, line.reach) if math.isfinite(row.value) else "" for row in rows]
-    return Series(label, places, [finite(row.value) for row in rows], text=words, **ends, **look)
+    ends = {name: [finite(getattr(row, name)) if row.interval else None for row in rows] for name in ("low", "high")}
+    look |= ends if any(end is not None for end in ends["low"]) else {}
+    words = [_hover(row, label, line.reach) if math.isfinite(row.value) else "" for row in rows]
+    return Series(label, places, [finite(row.value) for row in rows], text=words, **look)
 
 
-def line_label(line: Line, *, alone: bool = False) -> str:
-    """A line's name with its variant in words; the variant alone where only that tells lines apart."""
-    variant = line.variant.replace("first=out", "without first position").replace(";", ", ")
-    return " · ".join(part for part in ("" if alone else line.subject.label, variant) if part)
-
-
-def hover_text(row: Any, label: str, reach: str = "") -> str:
+def _hover(row: Any, label: str, reach: str) -> str:
     """Everything the table knows of a point; names are escaped, since hover text is markup."""
     parts = [f"<b>{html.escape(label)}</b>", html.escape(place_of(row))]
     parts.append(f"<b>{number(row.value) if reach else estimate(row.value, row.low, row.high)}</b>")
@@ -299,7 +224,7 @@ def hover_text(row: Any, label: str, reach: str = "") -> str:
     return "<br>".join(parts)
 
 
-def profile_caption(profile: Profile) -> str:
+def _profile_caption(profile: Profile) -> str:
     """What the metric means, and what is unusual about this drawing."""
     entry, convention = profile.entry, profile.entry.convention.strip()
     parts = [entry.description.strip(), convention[:1].upper() + convention[1:]]
@@ -309,21 +234,18 @@ def profile_caption(profile: Profile) -> str:
         parts.append("Dashed: without the first position.")
     if entry.name == "two_nn" and max(profile.values) > 12 and "biased" not in convention:
         parts.append("Biased low above about 15 at 4,096 rows.")
-    return " ".join(part if part.endswith(".") else f"{part}." for part in parts if part)
+    return sentences(*parts)
 
 
-def profile_alt(profile: Profile) -> str:
+def _profile_alt(profile: Profile) -> str:
     """The chart in words: where each line starts, ends, and peaks."""
     told = []
     for line in profile.lines[:6]:
-        there = known(line.rows)
-        if there:
-            peak = max(there, key=lambda row: row.value)
-            first, last = there[0], there[-1]
-            owner = line.group or line.subject.label
-            ends = f"{number(first.value)} at {place_of(first)} to {number(last.value)} at {place_of(last)}"
+        if there := known(line.rows):
+            spots = (there[0], there[-1], max(there, key=lambda row: row.value))
+            first, last, peak = (f"{number(row.value)} at {place_of(row)}" for row in spots)
             aside = " without first position" if without_first(line.variant) else ""
-            told.append(f"{owner}{aside}: {ends}, highest {number(peak.value)} at {place_of(peak)}")
+            told.append(f"{line.group or line.subject.label}{aside}: {first} to {last}, highest {peak}")
     return f"Line chart of {profile.title} by depth. {'; '.join(told)}."
 
 
@@ -348,34 +270,23 @@ def profile_figure(table: Table, metric: str | None = None, *, catalogue: Mappin
     return go.Figure(notebook_figure([profile_panel(p) for p in shown]))
 
 
-# sections
-
-
 def profiles_section(rows: ProfileRows, catalogue: Catalogue) -> Section:
-    """The residual stream first; variants and other sites after it."""
+    """The residual stream first, with a file for each main metric; variants and other sites after it."""
     every = [p for p in main_profiles(rows, catalogue) if p.values]
     plain = [p for p in every if not p.variant]
     main = catalogue.main({p.entry.name for p in plain})
-    first = [p for p in plain if p.entry.name in main]
-    files = [Figure((profile_panel(p),), files={f"profile-{p.entry.name}": {}}, size=2.25) for p in first]
-    more, variants = [p for p in plain if p.entry.name not in main], [p for p in every if p.variant]
-    parts: list[Any] = [Prose(_profile_words(every)), Key(), *_merged(files)]
-    if more:
+    first = {p.entry.name: profile_panel(p) for p in plain if p.entry.name in main}
+    parts: list[Any] = [Prose(_profile_words(every)), Key(), *([Figure(tuple(first.values()))] if first else [])]
+    parts += [Figure((p,), files={f"profile-{name}": {}}, size=2.25, shown=False) for name, p in first.items()]
+    if more := [p for p in plain if p.entry.name not in main]:
         parts += [Heading("Further metrics"), Key(), _figure(more)]
-    if variants:
+    if variants := [p for p in every if p.variant]:
         parts.append(Fold(f"Other conventions of the same metrics ({len(variants)})", [Key(), _figure(variants)]))
     away = groupby((p for p in profiles_elsewhere(rows, catalogue) if p.values), key=lambda p: p.kind)
     for kind, found in away:
         own = list(found)
         parts.append(Fold(text("At <code>{kind}</code> ({n})", kind=kind, n=len(own)), [Key(), _figure(own)]))
     return Section("profiles", "Profiles over depth", parts, "Profiles")
-
-
-def _merged(figures: Sequence[Figure]) -> list[Figure]:
-    """One figure on the page, a file for each of its panels."""
-    panels = tuple(panel for figure in figures for panel in figure.panels)
-    named = [Figure(f.panels, files=f.files, size=f.size, shown=False) for f in figures]
-    return [Figure(panels), *named] if panels else []
 
 
 def _figure(profiles: Sequence[Profile]) -> Figure:
@@ -396,35 +307,34 @@ def _profile_words(profiles: Sequence[Profile]) -> Any:
 
 
 def groups_section(rows: ProfileRows, catalogue: Catalogue) -> Section | None:
-    found = [p for p in group_profiles(rows, catalogue) if p.values]
-    if not found:
-        return None
-    several = len(rows.subjects) > 1
-    panels = [profile_panel(p, owner=p.lines[0].subject.label if several else "") for p in found]
+    """For each subject and metric a line per group of contexts."""
+    by_metric = rows.stream.where(group=lambda group: group != "", variant="").groups("metric")
+    panels = []
+    for metric in catalogue.ordered(by_metric):
+        for i, part in sorted(by_metric[metric].groups("subject").items()):
+            lines = [Line(rows.subjects[i], by_depth(own), group=name) for name, own in part.groups("group").items()]
+            profile = Profile(catalogue.entry(metric), tuple(lines))
+            owner = rows.subjects[i].label if len(rows.subjects) > 1 else ""
+            panels += [profile_panel(profile, owner=owner)] if profile.values else []
     words = (
         "The same metrics for each group on its own. Groups have fewer contexts than the whole, so their "
         "intervals are wider."
     )
-    return Section("groups", "Groups of contexts", [Prose(words), Figure(tuple(panels))], "Groups")
+    parts = [Prose(words), Figure(tuple(panels))]
+    return Section("groups", "Groups of contexts", parts, "Groups") if panels else None
 
 
 def heads_section(rows: ProfileRows, catalogue: Catalogue) -> Section | None:
     """Per metric: the mean over heads, and a map of heads by blocks for each subject."""
-    every = head_maps(rows, catalogue)
+    every = {key: _head_parts(catalogue, key, maps) for key, maps in head_maps(rows, catalogue).items()}
     if not every:
         return None
-    scores = [part for key, maps in every.items() if key[1] in SCORES for part in _head_parts(catalogue, key, maps)]
-    others = [key for key in every if key[1] not in SCORES]
-    parts: list[Any] = [
-        Prose(
-            "Each number is per head. Maps of one metric share their colour scale"
-            + (", so that models can be compared." if len(rows.subjects) > 1 else ".")
-        ),
-        Key(),
-        *scores,
-    ]
+    compared = ", so that models can be compared." if len(rows.subjects) > 1 else "."
+    lead = Prose(f"Each number is per head. Maps of one metric share their colour scale{compared}")
+    parts = [lead, Key(), *(part for key, own in every.items() if key[1] in SCORES for part in own)]
+    others = [own for key, own in every.items() if key[1] not in SCORES]
     if others:
-        inside = [part for key in others for part in _head_parts(catalogue, key, every[key])]
+        inside = [part for own in others for part in own]
         parts.append(Fold(f"Queries and keys ({len(others)})", inside, open=len(others) == len(every)))
     return Section("attention", "Attention, head by head", parts, "Attention")
 
@@ -438,38 +348,24 @@ def _head_parts(catalogue: Catalogue, key: tuple[str, str, str], maps: Sequence[
     title = head_title(catalogue, key)
     values = [v for found in maps for v in found.values.values() if v is not None]
     span = (min(values), max(values)) if values else (None, None)
-    if all(found.mean for found in maps):
-        band = "The band is the interval of the mean."
-    else:
-        band = "The band runs from the lowest head to the highest." if len(maps) <= 2 else ""
+    band = "The band runs from the lowest head to the highest." if len(maps) <= 2 else ""
+    band = "The band is the interval of the mean." if all(found.mean for found in maps) else band
     caption = f"{catalogue.entry(key[0]).description} {band}".strip()
-    mean = profile_panel(head_profile(catalogue, key, maps), title="Mean over heads", caption=caption)
-    cells = [_head_panel(found, title, span, several=len(maps) > 1) for found in maps]
-    return [Heading(title), Figure((mean, *cells), layout="pairs" if len(maps) == 1 else "grid")]
-
-
-def _head_panel(found: HeadMap, title: str, span: tuple[float | None, float | None], *, several: bool) -> Panel:
-    heads, layers = found.heads, found.layers
-    z = [[found.values.get((head, layer)) for layer in layers] for head in heads]
-    grid = Grid(z, [f"block {n}" for n in layers], [f"head {n}" for n in heads], ends=span, label=title)
-    across, down = (_some(names, most) for names, most in ((layers, 8), (heads, 12)))
-    alt = (
-        f"Map of {title} over {len(heads)} heads and {len(layers)} blocks, from {number(span[0])} to {number(span[1])}."
-    )
-    return Panel(
-        Axis("block", ticks=across), Axis("head", ticks=down, reverse=True), grid=grid, alt=alt,
-        title=f"Heads of {found.subject.label}" if several else "Each head",
-        height=240 if len(heads) <= LARGE_MAP else 340,
-    )  # fmt: skip
-
-
-def _some(names: Sequence[int], most: int) -> tuple[list[float], list[str]]:
-    step = max(1, math.ceil(len(names) / most))
-    at = list(range(0, len(names), step))
-    return [float(i) for i in at], [str(names[i]) for i in at]
-
-
-# spectra
+    panels = [profile_panel(head_profile(catalogue, key, maps), title="Mean over heads", caption=caption)]
+    for found in maps:
+        heads, layers = (sorted({place[i] for place in found.values}) for i in (0, 1))
+        z = [[found.values.get((head, layer)) for layer in layers] for head in heads]
+        grid = Grid(z, [f"block {n}" for n in layers], [f"head {n}" for n in heads], ends=span, label=title)
+        across, down = (
+            ([float(i) for i in strided(len(names), most)], [str(names[i]) for i in strided(len(names), most)])
+            for names, most in ((layers, 8), (heads, 12))
+        )
+        size = f"{len(heads)} heads and {len(layers)} blocks"
+        words: dict[str, Any] = {"alt": f"Map of {title} over {size}, from {number(span[0])} to {number(span[1])}."}
+        words["title"] = f"Heads of {found.subject.label}" if len(maps) > 1 else "Each head"
+        axes = Axis("block", ticks=across), Axis("head", ticks=down, reverse=True)
+        panels.append(Panel(*axes, grid=grid, height=240 if len(heads) <= LARGE_MAP else 340, **words))
+    return [Heading(title), Figure(tuple(panels), layout="pairs" if len(maps) == 1 else "grid")]
 
 
 def parse_site(name: str) -> tuple[str, str, int, str]:
@@ -486,62 +382,59 @@ def parse_site(name: str) -> tuple[str, str, int, str]:
 
 def spectra_section(runs: Sequence[RunView], rows: ProfileRows) -> Section | None:
     """Eigenvalues as shares of the variance, λ_k / Σλ against k, both logarithmic, coloured by depth."""
-    owned = spectra_by_owner(runs)
-    panels = [(owner, panel) for owner, found in owned.items() if (panel := spectrum_panel(found)).series]
+    owned = _spectra_by_owner(runs)
+    panels = []
+    for owner, found in owned.items():
+        panel = spectrum_panel(found)
+        title = _shown_name(rows, owner) if len(owned) > 1 else ""
+        panels += [replace(panel, title=title)] if panel.series else []
     if not panels:
         return None
-    several = len(owned) > 1
-    named = tuple(_titled(panel, shown_name(rows, owner) if several else "") for owner, panel in panels)
     files: dict[str, dict[str, int]] = {} if len(runs) > 1 else {"spectra": {}}
     words = (
         "Eigenvalues λ of the covariance of each layer, as shares of their sum, by rank; both axes are logarithmic. "
         "A steep line means that few directions carry the variance."
     )
-    figure = Figure(named, layout="pairs" if len(named) > 1 else "single", files=files, each=True, most=99, size=2.5)
-    return Section("spectra", "Spectra", [Prose(words), Ramp("embedding", "last block", final=True), figure], "Spectra")
-
-
-def _titled(panel: Panel, title: str) -> Panel:
-    return Panel(**{**panel.__dict__, "title": title})
+    layout = "pairs" if len(panels) > 1 else "single"
+    shown = Figure(tuple(panels), layout=layout, files=files, each=True, most=99, size=2.5)
+    return Section("spectra", "Spectra", [Prose(words), Ramp("embedding", "last block", final=True), shown], "Spectra")
 
 
 def spectrum_panel(spectra: Mapping[str, np.ndarray]) -> Panel:
-    order = sorted(spectra, key=lambda name: (parse_site(name)[2], parse_site(name)[3] == "final"))
-    layers = [parse_site(name)[2] for name in order]
-    deepest, drawn = max(layers, default=1) or 1, []
-    for name, layer in zip(order, layers, strict=True):
-        ranks, shares = thin_spectrum(spectra[name])
-        kind = parse_site(name)[3]
-        look = {"colour": "@accent", "dash": "dash"} if kind == "final" else {"colour": sequence(layer / deepest)}
-        named = kind == "final" or layer in (min(layers), max(layers))
-        where = [f"rank {k}" for k in ranks]
-        if ranks:
-            drawn.append(Series(site_name(layer, kind), ranks, shares, width=1.5, where=where, named=named, **look))  # type: ignore[arg-type]
-    alt = (
-        f"Eigenvalue spectra of {len(layers)} sites, layers {min(layers, default=0)} to "
-        f"{max(layers, default=0)}, logarithmic."
-    )
-    return Panel(
-        Axis("rank k", log=True), Axis("share of variance", log=True, rules=True), tuple(drawn), alt=alt, height=360
-    )
+    """The spectra of one model's sites, by their names."""
+    places = {name: parse_site(name)[2:] for name in spectra}
+    order = sorted(spectra, key=lambda name: (places[name][0], places[name][1] == "final"))
+    layers = [places[name][0] for name in order] or [0]
+    drawn = []
+    for name in order:
+        (layer, kind), (ranks, shares) = places[name], _thin_spectrum(spectra[name])
+        look: dict[str, Any] = {"width": 1.5, "where": [f"rank {k}" for k in ranks]}
+        look |= {"named": kind == "final" or layer in (min(layers), max(layers))}
+        colour = figure.sequence(layer / (max(layers) or 1))
+        look |= {"colour": "@accent", "dash": "dash"} if kind == "final" else {"colour": colour}
+        drawn += [Series(site_name(layer, kind), ranks, shares, **look)] if ranks else []
+    alt = f"Eigenvalue spectra of {len(order)} sites, layers {min(layers)} to {max(layers)}, logarithmic."
+    x, y = Axis("rank k", log=True), Axis("share of variance", log=True, rules=True)
+    return Panel(x, y, tuple(drawn), alt=alt, height=360)
 
 
-def thin_spectrum(values: np.ndarray, *, keep: int = 160) -> tuple[list[int], list[float]]:
+def _thin_spectrum(values: np.ndarray, *, keep: int = 160) -> tuple[list[int], list[float]]:
     """Ranks (log-spaced when many) and the share of variance at each; what is not positive cannot be drawn."""
     values = np.asarray(values, dtype=np.float64).ravel()
     values = values[np.isfinite(values)]
     total = values[values > 0].sum()
     if total <= 0:
         return [], []
-    at = np.unique(np.round(np.geomspace(1, len(values), keep)).astype(int)) if len(values) > keep else None
-    ranks = np.arange(1, len(values) + 1) if at is None else at
+    ranks = np.arange(1, len(values) + 1)
+    if len(values) > keep:
+        ranks = np.unique(np.round(np.geomspace(1, len(values), keep)).astype(int))
     shares = values[ranks - 1] / total
     # Below float precision of the largest one an eigenvalue is rounding, and would only stretch the axis.
     good = shares > max(1e-12, 1e-9 * float(shares.max()))
     return [int(k) for k in ranks[good]], [float(f"{s:.5g}") for s in shares[good]]
 
 
-def spectra_by_owner(runs: Sequence[RunView]) -> dict[str, dict[str, np.ndarray]]:
+def _spectra_by_owner(runs: Sequence[RunView]) -> dict[str, dict[str, np.ndarray]]:
     """Spectra of all runs, apart by model and stack; a name without a model belongs to the run's only one."""
     found: dict[str, dict[str, np.ndarray]] = {}
     for run in runs:
@@ -556,42 +449,34 @@ def spectra_by_owner(runs: Sequence[RunView]) -> dict[str, dict[str, np.ndarray]
     return found
 
 
-def shown_name(rows: ProfileRows, owner: str) -> str:
+def _shown_name(rows: ProfileRows, owner: str) -> str:
     """A model's name as the legend has it."""
     models = {subject.model for subject in rows.subjects}
     model = next((m for m in models if owner == m or owner.startswith(f"{m} · ")), owner)
-    return short_names(models)(model) + owner[len(model) :]
-
-
-# similarity and overview
+    return subjects.short_names(models)(model) + owner[len(model) :]
 
 
 def cka_section(runs: Sequence[RunView], rows: ProfileRows) -> Section | None:
     """Linear CKA between the layers of each model."""
     found = [(model, *both) for run in runs for model, both in (run.cka or {}).items()]
-    if not found:
-        return None
     panels = []
     for model, labels, matrix in found:
-        names = [_site_label(str(label)) for label in labels]
+        names = []
+        for _, stack, layer, kind in (parse_site(str(label)) for label in labels):
+            plain = {"embed": "embed", "resid": str(layer), "stage": str(layer), "final": "final"}
+            short = plain.get(kind, site_name(layer, kind))
+            names.append(short if stack == "single" else f"{stack} {short}")
         z = [[finite(v) for v in row] for row in np.asarray(matrix, dtype=float)]
         alt = f"Map of linear CKA between {len(names)} layers of {model}."
-        title = shown_name(rows, model) if len(found) > 1 else ""
+        title = _shown_name(rows, model) if len(found) > 1 else ""
         grid = Grid(z, names, names, ends=(0.0, 1.0), label="Linear CKA")
         panels.append(Panel(y=Axis(reverse=True), grid=grid, alt=alt, title=title, height=0, equal=True))
     words = (
         "Linear CKA, debiased: 1 where two layers hold the same rows up to rotation and scale, 0 where they "
         "have nothing in common."
     )
-    figure = Figure(tuple(panels), layout="pairs" if len(panels) > 1 else "narrow")
-    return Section("cka", "Similarity between layers", [Prose(words), figure], "Similarity")
-
-
-def _site_label(label: str) -> str:
-    _, stack, layer, kind = parse_site(label)
-    plain = {"embed": "embed", "resid": str(layer), "stage": str(layer), "final": "final"}
-    short = plain.get(kind, site_name(layer, kind))
-    return short if stack == "single" else f"{stack} {short}"
+    shown = Figure(tuple(panels), layout="pairs" if len(panels) > 1 else "narrow")
+    return Section("cka", "Similarity between layers", [Prose(words), shown], "Similarity") if panels else None
 
 
 Places = dict[int, dict[tuple[int, bool, str], dict[str, Row]]]  # by subject, place and metric
@@ -614,24 +499,22 @@ def heat_section(rows: ProfileRows, catalogue: Catalogue, *, compared: bool) -> 
     """A table per subject whose cells are shaded within each metric's own range, the same for all subjects."""
     metrics = catalogue.ordered(rows.default_metrics())
     found = pivot(rows, metrics)
-    if not found:
-        return None
     shades = {m: _shader([c[m].value for p in found.values() for c in p.values() if m in c]) for m in metrics}
     several = len(found) > 1
     words = "Every metric at every layer. Shades run from the lowest to the highest value of each column"
     words += f"{' over all models' if several else ''}: compare down a column, not across."
     parts: list[Any] = [Prose(words)]
-    heads = [[TableCell(text('<span class="hidden">Layer</span>')),
-              *(TableCell(text("<span>{t}</span>", t=catalogue.entry(m).title)) for m in metrics)]]  # fmt: skip
+    titles = [TableCell(text("<span>{t}</span>", t=catalogue.entry(m).title)) for m in metrics]
+    heads = [[TableCell(text('<span class="hidden">Layer</span>')), *titles]]
     for index, places in found.items():
         owner = rows.subjects[index].label
-        body = [[TableCell(place_of(next(iter(cells.values()))), head=True),
-                 *(_heat_cell(cells.get(m), shades[m]) for m in metrics)] for cells in places.values()]  # fmt: skip
+        named = [(place_of(next(iter(cells.values()))), cells) for cells in places.values()]
+        body = [[TableCell(at, head=True), *(_heat_cell(c.get(m), shades[m]) for m in metrics)] for at, c in named]
         parts += [Heading(owner)] if several else []
         parts.append(DataTable(heads, [body], f"Layers by metrics, {owner}", "heat", numeric=99))
     if not compared:
         parts += [_heat_figure(rows, catalogue, index, places, alone=not several) for index, places in found.items()]
-    return Section("heat", "Overview map", parts, "Overview map")
+    return Section("heat", "Overview map", parts, "Overview map") if found else None
 
 
 def _heat_figure(
@@ -640,12 +523,11 @@ def _heat_figure(
     """The overview as a file: each metric scaled to its own range, the value in its cell where there is room."""
     metrics = [m for m in catalogue.ordered(rows.default_metrics()) if any(m in cells for cells in places.values())]
     z = [[brief(cells[m].value) if m in cells else None for cells in places.values()] for m in metrics]
-    plain = {"embed": "emb", "final": "fin"}
-    names = [plain.get(kind, str(layer) if kind in ("resid", "stage") else site_name(layer, kind))
-             for layer, _, kind in places]  # fmt: skip
-    titles = [catalogue.entry(m).title for m in metrics]
+    short = {"embed": "emb", "final": "fin"}
+    names = [str(n) if kind in ("resid", "stage") else short.get(kind, site_name(n, kind)) for n, _, kind in places]
     label = rows.subjects[index].label
-    panel = Panel(y=Axis(reverse=True), grid=Grid(z, names, titles, by_row=True), title=label, alt=label)
+    grid = Grid(z, names, [catalogue.entry(m).title for m in metrics], by_row=True)
+    panel = Panel(y=Axis(reverse=True), grid=grid, title=label, alt=label)
     return Figure((panel,), files={"heat-map" if alone else f"heat-map-{label}": {}}, shown=False, columns=1)
 
 
@@ -658,12 +540,8 @@ def _shader(values: Sequence[float]) -> Any:
 
 
 def _heat_cell(row: Row | None, shade: Any) -> TableCell:
-    if row is None:
-        return TableCell()
-    if not row.known:
-        return TableCell("–", title=row.note or "not computed")
-    doubt = doubtful(row)
-    hover = f"{row.value!r} · {estimate(row.value, row.low, row.high)} · n {row.n}" + (
-        f" · {row.note}" if doubt else ""
-    )
-    return TableCell(number(row.value) + ("?" if doubt else ""), title=hover, shade=f"{shade(row.value):.3f}")
+    if row is None or not row.known:
+        return TableCell() if row is None else TableCell("–", title=row.note or "not computed")
+    doubt, note = ("?", f" · {row.note}") if doubtful(row) else ("", "")
+    hover = f"{row.value!r} · {estimate(row.value, row.low, row.high)} · n {row.n}{note}"
+    return TableCell(number(row.value) + doubt, title=hover, shade=f"{shade(row.value):.3f}")
