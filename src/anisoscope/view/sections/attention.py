@@ -10,35 +10,24 @@ these numbers once, in as much detail as fits, and figures look them up.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from anisoscope.view.figure import (
-    LIGHT,
-    Axis,
-    Figure,
-    Panel,
-    Ref,
-    Series,
-    Switch,
-    Time,
-    choice,
-    sequence,
-    series,
-    value_axis,
-)
+from anisoscope.view import figure
+from anisoscope.view.figure import Axis, Figure, Panel, Ref, Series, Switch, Time, choice, sequence, value_axis
 from anisoscope.view.page import Controls, Heading, Prose, Ramp, Section, Swatch, Swatches, text
 from anisoscope.view.subjects import RunRows, RunView
 from anisoscope.view.words import Catalogue, few, number, plural, step_words, strided
 
 PAIRS = {"query": "key", "query_unrotated": "key_unrotated", "cross_query": "cross_key"}
-PAIR_WORDS = {"query": "self-attention", "query_unrotated": "self-attention, before rotation",
-              "cross_query": "cross-attention"}  # fmt: skip
+PAIR_WORDS = {"query": "self-attention", "query_unrotated": "self-attention, before rotation"}
+PAIR_WORDS |= {"cross_query": "cross-attention"}
 SCORES = {"scores": "self-attention", "cross_scores": "cross-attention"}
 MEASURES = ("attention_entropy", "attention_sharpness", "attention_max", "first_key_mass", "score_spread")
 IN_FILES = ("attention_entropy", "attention_sharpness", "attention_max")
@@ -63,11 +52,6 @@ class Plane:
     key: np.ndarray
     cosine: np.ndarray
 
-    def tips(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where the mean query ends in the plane in which the mean key lies along the first axis."""
-        cosine = np.clip(self.cosine, -1.0, 1.0)
-        return self.query * cosine, self.query * np.sqrt(1 - cosine**2)
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -91,29 +75,25 @@ class Heads:
     @functools.cached_property
     def planes(self) -> list[Plane]:
         """The planes of queries and keys that were measured whole."""
-        found = (self._plane(kind) for kind in PAIRS)
-        return [plane for plane in found if plane is not None]
-
-    def _plane(self, kind: str) -> Plane | None:
-        parts = [self.numbers.get(name, {}) for name in (("drift", kind), ("drift", PAIRS[kind]), ("qk_cosine", kind))]
-        if not all(parts):
-            return None
-        layers = tuple(sorted({layer for _, layer, _ in parts[2]}))
-        width = 1 + max(head for _, _, head in parts[2])
-        query, key, cosine = (self._array(part, layers, width) for part in parts)
-        return Plane(kind, layers, query, _shared_keys(key, cosine), cosine)
+        found = []
+        for kind, other in PAIRS.items():
+            parts = [self.numbers.get(name, {}) for name in (("drift", kind), ("drift", other), ("qk_cosine", kind))]
+            if all(parts):
+                layers = tuple(sorted({layer for _, layer, _ in parts[2]}))
+                width = 1 + max(head for _, _, head in parts[2])
+                query, key, cosine = (self._array(part, layers, width) for part in parts)
+                found.append(Plane(kind, layers, query, _shared_keys(key, cosine), cosine))
+        return found
 
     @functools.cached_property
     def spreads(self) -> list[Spread]:
         """Every measure of attention that was measured by head."""
         found = []
-        for kind in SCORES:
-            for metric in MEASURES:
-                part = self.numbers.get((metric, kind), {})
+        for kind, metric in itertools.product(SCORES, MEASURES):
+            if part := self.numbers.get((metric, kind), {}):
                 layers = tuple(sorted({layer for _, layer, _ in part}))
-                if part:
-                    values = self._array(part, layers, 1 + max(head for _, _, head in part))
-                    found.append(Spread(metric, kind, layers, _five(values)))
+                values = self._array(part, layers, 1 + max(head for _, _, head in part))
+                found.append(Spread(metric, kind, layers, _five(values)))
         return found
 
     def _array(self, part: dict[Place, float], layers: Sequence[int], width: int) -> np.ndarray:
@@ -205,7 +185,12 @@ def carried(everyone: Sequence[Heads]) -> Carried | None:
         if len(json.dumps(arrays)) <= SIZE:
             break
     left_out = [f"{len(steps)} of {len(every)} steps"] if len(steps) < len(every) else []
-    return Carried(shown, steps, arrays, left_out + _models_left(shown, there), over_time)
+    firsts, seeds = sum(not heads.turn for heads in there), 1 + max(heads.turn for heads in shown)
+    if len(shown) < firsts:
+        left_out.append(f"the heads of {len(shown)} of {firsts} models")
+    elif len(shown) < len(there):
+        left_out.append(f"the first {'seed' if seeds == 1 else f'{seeds} seeds'} of each model")
+    return Carried(shown, steps, arrays, left_out, over_time)
 
 
 def _choices(everyone: Sequence[Heads], steps: int) -> Iterator[tuple[Sequence[Heads], int]]:
@@ -218,36 +203,25 @@ def _choices(everyone: Sequence[Heads], steps: int) -> Iterator[tuple[Sequence[H
         yield from ((shown, most) for most in STEPS)
 
 
-def _models_left(shown: Sequence[Heads], everyone: Sequence[Heads]) -> list[str]:
-    """What is said of models and seeds that do not fit."""
-    if len(shown) == len(everyone):
-        return []
-    firsts = sum(not heads.turn for heads in everyone)
-    if len(shown) < firsts:
-        return [f"the heads of {len(shown)} of {firsts} models"]
-    seeds = 1 + max(heads.turn for heads in shown)
-    return ["the first seed of each model" if seeds == 1 else f"the first {seeds} seeds of each model"]
-
-
 def _arrays(i: int, heads: Heads, steps: Sequence[int], over_time: bool) -> dict[str, Any]:
-    """Norms, cosines and tips of every plane, units of length for each scale, and the spreads: lists by step."""
+    """Norms, cosines and tips of every plane, units of length for each scale, and the spreads: lists by step.
+
+    The mean key lies along the first axis, so the mean query ends at (‖q̄‖ cos, ‖q̄‖ sin) of the angle between them.
+    """
     times = [heads.steps.index(step) if step in heads.steps else -1 for step in steps] or [0]
     found: dict[str, Any] = {}
     for plane in heads.planes:
-        sine = np.sqrt(1 - np.clip(plane.cosine, -1, 1) ** 2)
-        across, up = plane.tips()
-        columns = {"q": plane.query, "k": plane.key, "c": plane.cosine, "s": sine, "x": across, "y": up}
-        found |= {f"qk/{i}/{plane.kind}/{name}": _nested(a, times) for name, a in columns.items()}
+        name, cosine = f"qk/{i}/{plane.kind}", np.clip(plane.cosine, -1, 1)
+        sine = np.sqrt(1 - cosine**2)
+        columns = {"q": plane.query, "k": plane.key, "c": plane.cosine, "s": sine}
+        columns |= {"x": plane.query * cosine, "y": plane.query * sine}
+        found |= {f"{name}/{part}": _nested(array, times) for part, array in columns.items()}
         longest = np.fmax(np.nan_to_num(plane.query), np.nan_to_num(plane.key)).max(-1) + 1e-30
         units = [np.broadcast_to(0.46 / longest.max(-1, keepdims=True), longest.shape), 0.46 / longest]
-        found[f"qk/{i}/{plane.kind}/unit"] = [_nested(unit, times) for unit in units]
-        reach = np.broadcast_to(longest.max(), longest.shape[1:]), longest.max(0)
-        found[f"qk/{i}/{plane.kind}/wide"] = [
-            [[-1.08 * r, 1.08 * r] for r in ends.tolist()] for ends in (*reach, reach[1])
-        ]
-        found[f"qk/{i}/{plane.kind}/high"] = [
-            [[-0.1 * r, 1.08 * r] for r in ends.tolist()] for ends in (*reach, reach[1])
-        ]
+        found[f"{name}/unit"] = [_nested(unit, times) for unit in units]
+        reach = [np.broadcast_to(longest.max(), longest.shape[1:]), longest.max(0), longest.max(0)]
+        for part, low in (("wide", -1.08), ("high", -0.1)):
+            found[f"{name}/{part}"] = [[[low * r, 1.08 * r] for r in ends.tolist()] for ends in reach]
     for spread in heads.spreads if over_time else ():
         found[f"sharp/{i}/{spread.kind}/{spread.metric}"] = _nested(spread.values, times, digits=5)
     return found
@@ -289,59 +263,50 @@ def _left_out(found: Carried) -> list[Prose]:
 def _plane_section(found: Carried) -> Section:
     pairs = [kind for kind in PAIR_WORDS if any(p.kind == kind for _, heads in found.planes for p in heads.planes)]
     crowd = max(plane.cosine[0].size for _, heads in found.planes for plane in heads.planes) > CROWDED
-    models = [heads.label for _, heads in found.planes]
-    switch = Switch("qk", (choice("Model", models), choice("Heads of", [PAIR_WORDS[kind] for kind in pairs]),
-                           choice("Length", SCALES, int(crowd))))  # fmt: skip
+    models = choice("Model", [heads.label for _, heads in found.planes])
+    kinds = choice("Heads of", [PAIR_WORDS[kind] for kind in pairs])
+    switch = Switch("qk", (models, kinds, choice("Length", SCALES, int(crowd))))
     when = Switch("qkstep", (choice("Step", found.words, len(found.words) - 1),))
-    rotated = (
-        "; as they meet, after rotation, unless it says <em>before rotation</em>" if "query_unrotated" in pairs else ""
-    )
+    rotated = "; as they meet, after rotation, unless it says <em>before rotation</em>"
     lead = (
         "One cell for each head. The mean key <i>k̄</i> points to the right, the mean query <i>q̄</i> at its angle to "
         "it: to the right they are parallel, upright they have nothing in common, to the left they are opposed. "
         "Lengths are the norms ‖q̄‖ and ‖k̄‖, the drift of queries and of keys"
-        + rotated
-        + ". Where either is near 0 the angle means "
-        "little. Grouped heads share their key."
+        f"{rotated if 'query_unrotated' in pairs else ''}. Where either is near 0 the angle means little. Grouped "
+        "heads share their key."
     )
     key = [Swatch("mean query", "@s1"), Swatch("mean key", "@s2")]
     parts: list[Any] = [Prose(text(lead)), Controls(switch), *([Controls(when)] if len(found.words) > 1 else [])]
     parts += [Swatches(key), _glyph_figure(found, pairs), *_left_out(found)]
-    if found.over_time:
-        parts += _path_parts(found, pairs)
+    parts += _path_parts(found, pairs) if found.over_time else []
     return Section("mean-qk", "Mean query and mean key", parts, "Queries, keys")
 
 
-def _stems(found: Carried, name: str, models: Sequence[tuple[int, Heads]], of: str) -> dict[str, Mapping[str, int]]:
+def _stems(name: str, models: Sequence[tuple[int, Heads]]) -> dict[str, Mapping[str, int]]:
     """A file for the first seed of each of the first models."""
     first = [(place, heads) for place, (_, heads) in enumerate(models) if heads.turn == 0][:FILES]
-    return {name if len(first) == 1 else f"{name}-{heads.label}": {of: place} for place, heads in first}
+    return {name if len(first) == 1 else f"{name}-{heads.label}": {"qk.0": place} for place, heads in first}
 
 
 def _glyph_figure(found: Carried, pairs: Sequence[str]) -> Figure:
     """Layers by heads: the mean key to the right, the mean query at its angle."""
-    views, sizes = {}, []
+    views, sizes, told = {}, [], []
     for place, (i, heads) in enumerate(found.planes):
         for plane in heads.planes:
             sizes.append((len(plane.layers), plane.cosine.shape[2]))
             for scale in range(len(SCALES)):
                 views[f"{place}|{pairs.index(plane.kind)}|{scale}"] = _glyphs(f"qk/{i}/{plane.kind}", plane, scale)
-    told = [_plane_words(heads) for _, heads in found.planes[:4]]
-    heads = max(h for _, h in sizes)
+        plane = heads.planes[0]
+        size = f"{plural(len(plane.layers), 'layer')} of {plural(plane.cosine.shape[2], 'head')}"
+        one, two, angle = (number(float(np.nanmean(np.abs(a[-1])))) for a in (plane.query, plane.key, plane.cosine))
+        told.append(f"{heads.label}, {size}: mean norms {one} and {two}, mean |cosine| {angle}")
+    widest = max(h for _, h in sizes)
     height = max(round(38 + min(96.0, 942 / h) * TALL * layers) for layers, h in sizes)
-    panel = Panel(views=views, by=("qk.0", "qk.1", "qk.2"), height=height, least=58 + 26 * heads,
-                  alt=f"Mean query and mean key of every head. {'; '.join(told)}.")  # fmt: skip
-    size = 0.6 + 2.9 / min(heads, 16) * TALL * max(layers for layers, _ in sizes)
-    return Figure((panel,), id="qk-heads", layout="scroll", arrays=found.arrays, size=max(1.2, size),
-                  files=_stems(found, "qk-heads", found.planes, "qk.0"))  # fmt: skip
-
-
-def _plane_words(heads: Heads) -> str:
-    plane = heads.planes[0]
-    norms = [number(float(np.nanmean(a[-1]))) for a in (plane.query, plane.key)]
-    size = f"{plural(len(plane.layers), 'layer')} of {plural(plane.cosine.shape[2], 'head')}"
-    angle = number(float(np.nanmean(np.abs(plane.cosine[-1]))))
-    return f"{heads.label}, {size}: mean norms {norms[0]} and {norms[1]}, mean |cosine| {angle}"
+    alt = f"Mean query and mean key of every head. {'; '.join(told[:4])}."
+    panel = Panel(views=views, by=("qk.0", "qk.1", "qk.2"), height=height, least=58 + 26 * widest, alt=alt)
+    high = max(1.2, 0.6 + 2.9 / min(widest, 16) * TALL * max(layers for layers, _ in sizes))
+    files = _stems("qk-heads", found.planes)
+    return Figure((panel,), id="qk-heads", layout="scroll", arrays=found.arrays, size=high, files=files)
 
 
 def _glyphs(name: str, plane: Plane, scale: int) -> Panel:
@@ -358,90 +323,83 @@ def _glyphs(name: str, plane: Plane, scale: int) -> Panel:
         ends = [Ref(f"{name}/{part}", when, unit, plus) for part, plus in (("x", x0), ("y", y0))]
         key = Ref(f"{name}/k", when, unit, x0)
     where = [f"block {layer} · head {h}" for layer in plane.layers for h in range(heads)]
-    told: dict[str, Any] = {"where": where, "facts": _plane_facts(name, when), "start": start, "named": True}
-    rule = Series("", [x + 0.46 for x in start[0]], start[1], "@rule", width=1, quiet=True,
-                  start=([x - 0.46 for x in start[0]], start[1]))  # fmt: skip
+    told: dict[str, Any] = {"where": where, "facts": _plane_facts(name, when), "start": start, "width": 2.2, "size": 5}
+    left, right = ([x + side for x in start[0]] for side in (-0.46, 0.46))
+    drawn = (
+        Series("", right, start[1], "@rule", width=1, quiet=True, start=(left, start[1])),
+        Series("mean key", key, start[1], "@s2", marker="square", **told),
+        Series("mean query", ends[0], ends[1], "@s1", **told),
+    )
     across, down = strided(heads, 24), strided(layers, 24)
     ticks = [h + 0.5 for h in across], [f"head {h}" if h == 0 else str(h) for h in across]
     blocks = [-TALL * (i + 0.6) for i in down], [str(plane.layers[i]) for i in down]
-    return Panel(
-        Axis(ticks=ticks, bounds=(0.0, float(heads))), Axis("block", ticks=blocks, bounds=(-TALL * layers, 0.0)),
-        (rule, Series("mean key", key, start[1], "@s2", width=2.2, size=5, marker="square", **told),
-         Series("mean query", ends[0], ends[1], "@s1", width=2.2, size=5, **told)), equal=True,
-    )  # fmt: skip
+    x, y = Axis(ticks=ticks, bounds=(0.0, float(heads))), Axis("block", ticks=blocks, bounds=(-TALL * layers, 0.0))
+    return Panel(x, y, drawn, equal=True)
 
 
 def _plane_facts(name: str, at: tuple[Any, ...]) -> tuple[tuple[str, Ref], ...]:
     return (("‖mean q‖", Ref(f"{name}/q", at)), ("‖mean k‖", Ref(f"{name}/k", at)), ("cosine", Ref(f"{name}/c", at)))
 
 
-def _pages(name: str, deepest: int) -> list[Controls]:
-    """Pages of small multiples, where a model has more layers than are shown at once."""
-    if deepest <= PANELS:
-        return []
-    starts = range(0, deepest, PANELS)
-    return [Controls(Switch(name, (choice("Layers", [f"{a + 1} to {min(a + PANELS, deepest)}" for a in starts]),)))]
+def _multiples(
+    name: str, views: Mapping[tuple[str, int], Panel], by: Sequence[str], alt: str
+) -> tuple[tuple[Panel, ...], list[Controls]]:
+    """A panel for each layer, at most so many at once; the selection of pages where a model has more layers.
+
+    Views are given by the choices of `by` and the place of the layer.
+    """
+    deepest = 1 + max(at for _, at in views)
+    own: list[dict[str, Panel]] = [{} for _ in range(min(deepest, PANELS))]
+    for (key, at), view in views.items():
+        own[at % PANELS][f"{key}|{at // PANELS}"] = view
+    page = f"{name}.0"
+    look: dict[str, Any] = {"by": (*by, page), "page_by": page, "height": 210}
+    panels = tuple(Panel(views=mine, alt=alt.format(n + 1), **look) for n, mine in enumerate(own))
+    pages = [f"{a + 1} to {min(a + PANELS, deepest)}" for a in range(0, deepest, PANELS)]
+    return panels, [Controls(Switch(name, (choice("Layers", pages),)))] if deepest > PANELS else []
 
 
 def _path_parts(found: Carried, pairs: Sequence[str]) -> list[Any]:
     """The plane of every head over steps, a panel for each layer."""
-    deepest = max(len(plane.layers) for _, heads in found.planes for plane in heads.planes)
-    views: list[dict[str, Panel]] = [{} for _ in range(min(deepest, PANELS))]
+    views = {}
     for place, (i, heads) in enumerate(found.planes):
         for plane in heads.planes:
             for at in range(len(plane.layers)):
-                key = f"{place}|{pairs.index(plane.kind)}|{at // PANELS}"
-                views[at % PANELS][key] = _paths(f"qk/{i}/{plane.kind}", plane, at, found)
+                view = _paths(f"qk/{i}/{plane.kind}", plane, at, found)
+                views[f"{place}|{pairs.index(plane.kind)}", at] = view
     alt = "Paths of the mean queries and mean keys of one layer, number {} of those shown."
-    panels = [Panel(views=mine, by=("qk.0", "qk.1", "qkpage.0"), page_by="qkpage.0", height=210, alt=alt.format(n + 1))
-              for n, mine in enumerate(views)]  # fmt: skip
+    panels, pages = _multiples("qkpage", views, ("qk.0", "qk.1"), alt)
     first, last = (step_words(found.steps[n]) if found.steps else "" for n in (0, -1))
     lead = (
-        "The same plane through all steps, one panel for each layer, one path for each head: circles are the "
-        "mean query, "
-        f"squares the mean key, which lies on the axis by construction. Hollow is the first step ({first}), filled the "
-        f"last ({last}). The plane is spanned anew at every step by the two means themselves: a turn that both make "
-        f"together does "
-        "not show, only their lengths and the angle between them."
+        "The same plane through all steps, one panel for each layer, one path for each head: circles are the mean "
+        "query, squares the mean key, which lies on the axis by construction. Hollow is the first step "
+        f"({first}), filled the last ({last}). The plane is spanned anew at every step by the two means themselves: a "
+        "turn that both make together does not show, only their lengths and the angle between them."
     )
-    figure = Figure(
-        tuple(panels), id="paths", arrays=found.arrays, size=1.6, files=_stems(found, "qk-paths", found.planes, "qk.0")
-    )
-    return [Heading("Over training"), Prose(lead), *_pages("qkpage", deepest), figure]
+    drawn = Figure(panels, id="paths", arrays=found.arrays, size=1.6, files=_stems("qk-paths", found.planes))
+    return [Heading("Over training"), Prose(lead), *pages, drawn]
 
 
 def _paths(name: str, plane: Plane, at: int, found: Carried) -> Panel:
+    """The ends of the mean key and of the mean query of every head of one layer, with marks at both ends of a path."""
     heads, last = plane.cosine.shape[2], len(found.words) - 1
-    colours: Any = [series(h) if heads <= len(LIGHT) else sequence(h / (heads - 1)) for h in range(heads)]
+    few_heads = heads <= len(figure.LIGHT)
+    colours: Any = [figure.series(h) if few_heads else sequence(h / (heads - 1)) for h in range(heads)]
     labels: Any = [f"block {plane.layers[at]} · head {h}" for h in range(heads)]
-    zero = [0.0] * (last + 1)
-
-    def path(x: str, y: str | None, marker: str, width: float) -> list[Series]:
-        look: dict[str, Any] = {"each": heads, "named": False, "join": True}
-        every, ends = ("*", at, "#"), ((0, last), at, "#")
-        line = Series(labels, Ref(f"{name}/{x}", every), Ref(f"{name}/{y}", every) if y else zero, colours, width=width,
-                      size=2.6, where=found.words, facts=_plane_facts(name, every), **look)  # fmt: skip
+    look: dict[str, Any] = {"colour": colours, "each": heads, "named": False, "join": True}
+    every: tuple[Any, ...] = ("*", at, "#")
+    ends: tuple[Any, ...] = ((0, last), at, "#")
+    drawn = []
+    for x, y, marker, width in (("k", "", "square", 2.4), ("x", "y", "circle", 1.4)):
+        marks: dict[str, Any] = {"width": 0, "size": 6.5, "marker": marker, "hollow": (True, False)}
+        line: dict[str, Any] = {"width": width, "size": 2.6}
         both = [found.words[0], found.words[last]]
-        marks = Series(
-            labels,
-            Ref(f"{name}/{x}", ends),
-            Ref(f"{name}/{y}", ends) if y else [0.0, 0.0],
-            colours,
-            width=0,
-            size=6.5,
-            marker=marker,
-            hollow=(True, False),
-            where=both,
-            facts=_plane_facts(name, ends),
-            **look,
-        )
-        return [line, marks]
-
-    wide, high = (Ref(f"{name}/{part}", ("$qk.2", at)) for part in ("wide", "high"))
-    drawn = (*path("k", None, "square", 2.4), *path("x", "y", "circle", 1.4))
-    return Panel(
-        Axis(bounds=wide, most=5), Axis(bounds=high, most=5), drawn, heading=f"block {plane.layers[at]}", equal=True
-    )
+        for at_steps, words, own in ((every, found.words, line), (ends, both, marks)):
+            up: Any = Ref(f"{name}/{y}", at_steps) if y else [0.0] * len(words)
+            own |= {"where": words, "facts": _plane_facts(name, at_steps)}
+            drawn.append(Series(labels, Ref(f"{name}/{x}", at_steps), up, **look, **own))
+    wide, high = (Axis(bounds=Ref(f"{name}/{part}", ("$qk.2", at)), most=5) for part in ("wide", "high"))
+    return Panel(wide, high, tuple(drawn), heading=f"block {plane.layers[at]}", equal=True)
 
 
 def _sharp_section(found: Carried, catalogue: Catalogue, *, alone: bool) -> Section:
@@ -450,25 +408,27 @@ def _sharp_section(found: Carried, catalogue: Catalogue, *, alone: bool) -> Sect
     measures = [m for m in MEASURES if any(metric == m for metric, _ in there)]
     kinds = [kind for kind in SCORES if any(k == kind for _, k in there)]
     models = [(i, heads) for i, heads in enumerate(found.heads) if heads.spreads]
-    switch = Switch("sharp", (choice("Measure", [catalogue.entry(m).title for m in measures]),
-                              choice("Model", [heads.label for _, heads in models]),
-                              choice("Heads of", [SCORES[kind] for kind in kinds])))  # fmt: skip
-    deepest = max(len(spread.layers) for _, heads in models for spread in heads.spreads)
+    options = {"Measure": [catalogue.entry(m).title for m in measures], "Model": [heads.label for _, heads in models]}
+    options["Heads of"] = [SCORES[kind] for kind in kinds]
+    switch = Switch("sharp", tuple(choice(label, names) for label, names in options.items()))
     time = Time.of(found.steps)
     whole: dict[str, Panel] = {}
-    layers: list[dict[str, Panel]] = [{} for _ in range(min(deepest, PANELS))]
+    layers: dict[tuple[str, int], Panel] = {}
+    told = []
     for place, (i, heads) in enumerate(models):
         for spread in heads.spreads:
             key = f"{measures.index(spread.metric)}|{place}|{kinds.index(spread.kind)}"
-            whole[key] = _all_layers(f"sharp/{i}/{spread.kind}/{spread.metric}", spread, found, time)
-            for at in range(len(spread.layers)):
-                view = _one_layer(f"sharp/{i}/{spread.kind}/{spread.metric}", spread, at, found, time)
-                layers[at % PANELS][f"{key}|{at // PANELS}"] = view
+            name = f"sharp/{i}/{spread.kind}/{spread.metric}"
+            whole[key] = _all_layers(name, spread, found, time)
+            layers |= {(key, at): _one_layer(name, spread, at, found, time) for at in range(len(spread.layers))}
+        spread = heads.spreads[0]
+        first, last = (number(float(np.nanmean(spread.values[t, :, 0]))) for t in (0, -1))
+        words = f"{spread.metric.replace('_', ' ')} from {first} at the first step to {last} at the last"
+        told += [f"{heads.label}: {words}"] if i < 4 else []
     by = ("sharp.0", "sharp.1", "sharp.2")
-    first = Panel(views=whole, by=by, height=300, alt=_sharp_alt(found.heads))
     alt = "Spread of attention over the heads of one layer, number {} of those shown."
-    panels = [Panel(views=mine, by=(*by, "sharppage.0"), page_by="sharppage.0", height=210, alt=alt.format(n + 1))
-              for n, mine in enumerate(layers)]  # fmt: skip
+    panels, pages = _multiples("sharppage", layers, by, alt)
+    alt = f"Attention over steps, a line for each layer. {'; '.join(told)}."
     lead = (
         "How evenly a query spreads its attention: the entropy of a row over log m, 1 where all m keys get the same; "
         "the largest weight of a row; and sharpness, the largest weight beyond 1/m, 0 where all get the same and 1 "
@@ -478,18 +438,11 @@ def _sharp_section(found: Carried, catalogue: Catalogue, *, alone: bool) -> Sect
         "The line is the mean over heads, the dark band holds the middle half of them, the pale one all. Panels share "
         "one scale."
     )
-    parts = [
-        Prose(lead),
-        Controls(switch),
-        Ramp("first block", "last block"),
-        Figure((first,), id="sharp-all", layout="single", arrays=found.arrays),
-        Heading("Heads of each layer"),
-        Prose(below),
-        *(_left_out(found) if alone else []),
-        *_pages("sharppage", deepest),
-        Figure(tuple(panels), id="spread", arrays=found.arrays),
-        *_sharp_files(found, catalogue, models, time),
-    ]
+    drawn = Panel(views=whole, by=by, height=300, alt=alt)
+    parts = [Prose(lead), Controls(switch), Ramp("first block", "last block")]
+    parts += [Figure((drawn,), id="sharp-all", layout="single", arrays=found.arrays), Heading("Heads of each layer")]
+    parts += [Prose(below), *(_left_out(found) if alone else []), *pages]
+    parts += [Figure(panels, id="spread", arrays=found.arrays), *_sharp_files(found, catalogue, models, time)]
     return Section("sharpness", "Sharpness of attention", parts, "Sharpness")
 
 
@@ -500,37 +453,33 @@ def _scale(spread: Spread, low: int, high: int) -> Axis:
 
 def _all_layers(name: str, spread: Spread, found: Carried, time: Time, *, banded: Sequence[int] = ()) -> Panel:
     """The mean over heads, a line for each layer; in a file with the band of some of them."""
-    drawn, deepest = [], max(1, spread.layers[-1])
-    for i, layer in enumerate(spread.layers):
-        at: Any = {"low": Ref(name, ("*", i, 1)), "high": Ref(name, ("*", i, 4)), "band": 0.1} if i in banded else {}
-        drawn.append(_course(f"block {layer}", name, i, sequence(layer / deepest), found, time,
-                             named=i in (0, len(spread.layers) - 1), **at))  # fmt: skip
+    drawn = []
+    for i in range(len(spread.layers)):
+        ends: Any = {"low": Ref(name, ("*", i, 1)), "high": Ref(name, ("*", i, 4)), "band": 0.1} if i in banded else {}
+        drawn.append(_course(name, spread, i, found, time, named=i in (0, len(spread.layers) - 1), **ends))
     return Panel(time.axis(), _scale(spread, 1, 4) if banded else _scale(spread, 0, 0), tuple(drawn))
 
 
-def _course(label: str, name: str, at: int, colour: str, found: Carried, time: Time, **look: Any) -> Series:
-    facts = tuple(
-        (words, Ref(name, ("*", at, n)))
-        for words, n in (
-            ("mean", 0),
-            ("lowest head", 1),
-            ("a quarter below", 2),
-            ("a quarter above", 3),
-            ("highest head", 4),
-        )
-    )
-    return Series(label, [time.place(s) for s in found.steps], Ref(name, ("*", at, 0)), colour, size=3.5, join=True,
-                  where=found.words, facts=facts, **look)  # fmt: skip
+def _course(name: str, spread: Spread, at: int, found: Carried, time: Time, **look: Any) -> Series:
+    words = ("mean", "lowest head", "a quarter below", "a quarter above", "highest head")
+    look["facts"] = tuple((word, Ref(name, ("*", at, n))) for n, word in enumerate(words))
+    look |= {"colour": _depth_colour(spread, at), "size": 3.5, "join": True, "where": found.words}
+    return Series(f"block {spread.layers[at]}", [time.place(s) for s in found.steps], Ref(name, ("*", at, 0)), **look)
+
+
+def _depth_colour(spread: Spread, at: int) -> str:
+    return sequence(spread.layers[at] / max(1, spread.layers[-1]))
 
 
 def _one_layer(name: str, spread: Spread, at: int, found: Carried, time: Time) -> Panel:
-    colour = sequence(spread.layers[at] / max(1, spread.layers[-1]))
     x, mean = [time.place(step) for step in found.steps], Ref(name, ("*", at, 0))
-    bands = [Series("", x, mean, colour, Ref(name, ("*", at, low)), Ref(name, ("*", at, high)), band=alpha, width=0,
-                    quiet=True) for low, high, alpha in ((1, 4, 0.14), (2, 3, 0.3))]  # fmt: skip
-    label = f"block {spread.layers[at]}"
-    drawn = (*bands, _course(label, name, at, colour, found, time, width=1.8))
-    return Panel(time.axis(), _scale(spread, 1, 4), drawn, heading=label)
+    look: dict[str, Any] = {"colour": _depth_colour(spread, at), "width": 0, "quiet": True}
+    drawn = []
+    for low, high, alpha in ((1, 4, 0.14), (2, 3, 0.3)):
+        ends: Any = {"low": Ref(name, ("*", at, low)), "high": Ref(name, ("*", at, high))}
+        drawn.append(Series("", x, mean, band=alpha, **ends, **look))
+    drawn.append(_course(name, spread, at, found, time, width=1.8))
+    return Panel(time.axis(), _scale(spread, 1, 4), tuple(drawn), heading=f"block {spread.layers[at]}")
 
 
 def _sharp_files(found: Carried, catalogue: Catalogue, models: Sequence[tuple[int, Heads]], time: Time) -> list[Figure]:
@@ -542,17 +491,7 @@ def _sharp_files(found: Carried, catalogue: Catalogue, models: Sequence[tuple[in
         for spread in (s for s in heads.spreads if s.metric in IN_FILES and s.kind == "scores"):
             banded = few(range(len(spread.layers)), 6)
             drawn = _all_layers(f"sharp/{i}/{spread.kind}/{spread.metric}", spread, found, time, banded=banded)
-            panels.append(Panel(drawn.x, drawn.y, drawn.series, heading=catalogue.entry(spread.metric).title))
-        stem = "attention-over-training" if len(first) == 1 else f"attention-over-training-{heads.label}"
+            panels.append(replace(drawn, heading=catalogue.entry(spread.metric).title))
+        stem = "attention-over-training" + (f"-{heads.label}" if len(first) > 1 else "")
         figures += [Figure(tuple(panels), arrays=found.arrays, files={stem: {}}, shown=False)] if panels else []
     return figures
-
-
-def _sharp_alt(everyone: Sequence[Heads]) -> str:
-    told = []
-    for heads in everyone[:4]:
-        for spread in heads.spreads[:1]:
-            ends = [number(float(np.nanmean(spread.values[t, :, 0]))) for t in (0, -1)]
-            name = spread.metric.replace("_", " ")
-            told.append(f"{heads.label}: {name} from {ends[0]} at the first step to {ends[1]} at the last")
-    return f"Attention over steps, a line for each layer. {'; '.join(told)}."
