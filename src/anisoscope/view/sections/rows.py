@@ -1,6 +1,7 @@
-"""The map of rows: the same rows of a model at every step, on axes that do not move.
+"""Single rows of a model: all of them on axes that do not move, and those on which a concept fires, as cards.
 
-Concept cards: what each concept of a layer fires on, in context, and which concept it was a step before.
+The map shows the same rows at every step. A card tells what a concept of a layer fires on, in context, and which
+concept it was a step before.
 """
 
 from __future__ import annotations
@@ -22,22 +23,33 @@ from anisoscope.view.page import Cards, Controls, Heading, Prose, Ramp, Section,
 from anisoscope.view.sections.record import row_nouns
 from anisoscope.view.sections.shape import STEP, Arm, Shape, arm_panel, beside
 from anisoscope.view.subjects import DrawnSite, RunView, TrainingRows, short_names
-from anisoscope.view.words import finite, listed
+from anisoscope.view.words import listed
 
 MAP_NUMBERS = 360_000  # coordinates of rows that the page carries
 COLOURS = {"frequency": "token frequency", "position": "position", "group": "group"}
 MAP_FILE = "map.parquet"
-BY = ("model", "seed", "stack", "layer", "kind")
-COLUMNS = [*BY, "step", "row", "x", "y", "token", "frequency", "position", "group"]
+COLUMNS = [
+    "model",
+    "seed",
+    "stack",
+    "layer",
+    "kind",
+    "step",
+    "row",
+    "x",
+    "y",
+    "token",
+    "frequency",
+    "position",
+    "group",
+]
 
 
 def map_of(run: RunView) -> pa.Table | None:
     """The map of a run: as it was given, or from its folder."""
-    if run.map is not None:
+    path = Path(run.path) / MAP_FILE
+    if run.map is not None or not run.path or not path.is_file():
         return run.map
-    path = Path(run.path) / MAP_FILE if run.path else None
-    if path is None or not path.is_file():
-        return None
     try:
         found = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
@@ -46,12 +58,6 @@ def map_of(run: RunView) -> pa.Table | None:
     if missing:
         raise AnisoscopeError(f"{str(path)!r} has no column {missing[0]!r}; delete it or run again.")
     return found
-
-
-def _shares_in(table: pa.Table, about: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The share of variance of each axis by model and site, as the file of a map or the record of its run has it."""
-    words = (table.schema.metadata or {}).get(b"shares")
-    return dict(json.loads(words)) if words else about.get("map") or {}
 
 
 @dataclass(frozen=True)
@@ -74,59 +80,52 @@ def row_maps(runs: Sequence[RunView], arms: Sequence[Arm], steps: Sequence[int])
     found: dict[int, list[RowMapFrames]] = {}
     for run in runs:
         table = map_of(run)
-        if table is not None and len(table):
-            by: dict[tuple[Any, ...], dict[int, dict[int, tuple[Any, ...]]]] = {}
-            for values in zip(*(table[name].to_pylist() for name in COLUMNS), strict=True):
-                if values[5] in steps:
-                    by.setdefault(values[:5], {}).setdefault(values[5], {})[values[6]] = values[7:]
-            total = sum(len(rows) for marks in by.values() for rows in marks.values())
-            keep = max(0.05, min(1.0, MAP_NUMBERS / (2 * max(1, total))))
-            for arm in (arm for arm in arms if arm.index not in found):
-                own = _of_arm(by, arm)
-                shares = _shares_in(table, run.about)
-                maps = [_row_map(key, by[key], arm, own, shares=shares, keep=keep) for key in own]
-                found |= {arm.index: maps} if maps else {}
+        if table is None or not len(table):
+            continue
+        by: dict[tuple[Any, ...], dict[int, dict[int, tuple[Any, ...]]]] = {}
+        for values in zip(*(table[name].to_pylist() for name in COLUMNS), strict=True):
+            if values[5] in steps:
+                by.setdefault(values[:5], {}).setdefault(values[5], {})[values[6]] = values[7:]
+        total = sum(len(rows) for marks in by.values() for rows in marks.values())
+        keep = max(0.05, min(1.0, MAP_NUMBERS / (2 * max(1, total))))
+        # the share of variance of each axis by model and site, as the file of a map or the record of its run has it
+        words = (table.schema.metadata or {}).get(b"shares")
+        shares = dict(json.loads(words)) if words else run.about.get("map") or {}
+        for arm in (arm for arm in arms if arm.index not in found):
+            mine = [key for key in by if key[0] == arm.model and key[2] in (arm.subjects[0].stack, "single")]
+            seeds = [one.seed for one in arm.subjects if any(key[1] in (one.seed, None) for key in mine)]
+            own = {key: by[key] for key in mine if seeds and key[1] in (seeds[0], None)}
+            maps = [_row_map(key, own, arm, shares=shares, keep=keep) for key in own]
+            found |= {arm.index: maps} if maps else {}
     return [one for maps in found.values() for one in maps]
 
 
-def _of_arm(by: Mapping[tuple[Any, ...], Any], arm: Arm) -> list[tuple[Any, ...]]:
-    mine = [key for key in by if key[0] == arm.model and key[2] in (arm.subjects[0].stack, "single")]
-    seeds = [one.seed for one in arm.subjects if any(key[1] in (one.seed, None) for key in mine)]
-    return [key for key in mine if key[1] in (seeds[0], None)] if seeds else []
-
-
 def _row_map(
-    key: tuple[Any, ...],
-    marks: Mapping[int, Mapping[int, tuple[Any, ...]]],
-    arm: Arm,
-    own: Sequence[tuple[Any, ...]],
-    *,
-    shares: Mapping[str, Any],
-    keep: float,
+    key: tuple[Any, ...], own: Mapping[tuple[Any, ...], Any], arm: Arm, *, shares: Mapping[str, Any], keep: float
 ) -> RowMapFrames:
-    model, seed, stack, layer, kind = key
+    (model, seed, stack, layer, kind), marks = key, own[key]
+    site = DrawnSite.of(layer, kind)
     first = min((other[3] for other in own if other[4] == "stage"), default=0)
+    place = "last block" if layer == arm.blocks else "middle block"
     if kind not in (
         "resid",
         "stage",
-    ):  # models of other depths have other last blocks: places are named by what they are
-        place = DrawnSite.of(layer, kind).name
+    ):  # models of other depths have other last blocks: places are named as what they are
+        place = site.name
     elif layer == 1 or (kind == "stage" and layer == first < arm.blocks):
         place = "first block"
-    else:
-        place = "last block" if layer == arm.blocks else "middle block"
-    rows = sorted({row for at in marks.values() for row in at})
-    rows = rows[: max(8, int(len(rows) * keep))]
     labels = {row: values[2:] for at in marks.values() for row, values in at.items()}
-    told = [labels[row] for row in rows]
+    rows = sorted(labels)[: max(8, int(len(labels) * keep))]
+    token, frequency, position, group = (list(part) for part in zip(*(labels[row] for row in rows), strict=True))
     name = f"{layer}.{kind}" if stack == "single" else f"{stack}.{layer}.{kind}"
-    told_shares = [(shares.get(n) or {}).get(name) for n in (f"{model}-seed{seed}", model)]
-    share: Sequence[float] = next((s for s in told_shares if s), [])
-    at = {step: [[brief(found[row][c], 4) if row in found else None for row in rows] for c in (0, 1)]
-          for step, found in sorted(marks.items())}  # fmt: skip
-    return RowMapFrames(arm.index, place, DrawnSite.of(layer, kind), [round(float(s), 4) for s in share],
-                  [visible(str(t[0] or "")) for t in told], [t[1] for t in told], [t[2] for t in told],
-                  [t[3] or "" for t in told], at)  # fmt: skip
+    told = [(shares.get(n) or {}).get(name) for n in (f"{model}-seed{seed}", model)]
+    share = [round(float(s), 4) for s in next((s for s in told if s), [])]
+    at = {
+        step: [[brief(found[row][c], 4) if row in found else None for row in rows] for c in (0, 1)]
+        for step, found in sorted(marks.items())
+    }
+    words = [visible(str(t or "")) for t in token], frequency, position, [g or "" for g in group]
+    return RowMapFrames(arm.index, place, site, share, *words, at)
 
 
 def row_parts(rows: TrainingRows, shape: Shape, runs: Sequence[RunView]) -> list[Any]:
@@ -138,47 +137,34 @@ def row_parts(rows: TrainingRows, shape: Shape, runs: Sequence[RunView]) -> list
     places = sorted(order, key=lambda name: order[name])
     colours = [c for c in COLOURS if any(len({v for v in getattr(one, c) if v not in (None, "")}) > 1 for one in maps)]
     middle = places.index("middle block") if "middle block" in places else len(places) // 2
-    switch = Switch(
-        "rows", (choice("Layer", places, middle), choice("Colour", [COLOURS[c] for c in colours] or ["one"]))
-    )
+    colour_choice = choice("Colour", [COLOURS[c] for c in colours] or ["one"])
+    switch = Switch("rows", (choice("Layer", places, middle), colour_choice))
     arrays: dict[str, Any] = {}
     panels = []
     for arm in shape.arms:
-        own = [one for one in maps if one.arm == arm.index]
-        views = {}
-        for one in own:
+        views: dict[str, Panel] = {}
+        for one in (one for one in maps if one.arm == arm.index):
             p, name = places.index(one.place), f"rows/{arm.index}/{places.index(one.place)}"
-            steps = list(one.at)
-            upto = [max((i for i, s in enumerate(steps) if s <= step), default=0) for step in shape.steps]
+            upto = [max((i for i, s in enumerate(one.at) if s <= step), default=0) for step in shape.steps]
             arrays |= {f"{name}/at": list(one.at.values()), f"{name}/upto": upto, f"{name}/text": _row_texts(one)}
-            for c, colour in enumerate(colours or [""]):
-                views[f"{p}|{c}"] = _rows_view(one, name, colour)
+            views |= {f"{p}|{c}": _rows_view(one, name, colour) for c, colour in enumerate(colours or [""])}
         alt = f"Map of rows of {arm.label} on two axes."
         panel = Panel(views=views, by=("rows.0", "rows.1"), height=380, alt=alt)
         panels += [arm_panel(rows, arm, panel, seeds=False)] if views else []
     counts, nouns = {len(one.token) for one in maps}, row_nouns([run.about for run in runs])
     size = f"{max(counts):,}" if len(counts) == 1 else f"{min(counts):,} to {max(counts):,}"
-    lead = f"{size} {nouns[0] if len(nouns) == 1 else 'rows'}" + (
-        f" of each model ({listed(nouns)})" if len(nouns) > 1 else ""
+    each = f" of each model ({listed(nouns)})" if len(nouns) > 1 else ""
+    lead = (
+        f"{size} {nouns[0] if len(nouns) == 1 else 'rows'}{each}, the same at every step. The axes of a layer are the "
+        "principal axes of all its measured steps together, each step weighted alike, and do not move; what moves is "
+        f"the rows.{' Of each model the first seed.' if shape.seeds > 1 else ''} Axes of two layers or two models are "
+        "not the same."
     )
-    lead += (
-        ", the same at every step. The axes of a layer are the principal axes of all its measured steps together, each "
-        "step weighted alike, and do not move; what moves is the rows."
-    )
-    lead += " Of each model the first seed." if shape.seeds > 1 else ""
-    ways = [
-        ends
-        for c, ends in (("frequency", ("most frequent", "rarest")), ("position", ("first position", "last position")))
-        if c in colours
-    ]
-    ramp = [Ramp(", or ".join(a for a, _ in ways), ", or ".join(b for _, b in ways))] if ways else []
-    return [
-        Heading("Rows on fixed axes", id="rows-map", menu="Rows"),
-        Prose(f"{lead} Axes of two layers or two models are not the same."),
-        Controls(switch),
-        *ramp,
-        Figure(tuple(panels), id="rows", layout=beside(panels), arrays=arrays),
-    ]
+    ways = {"frequency": ("most frequent", "rarest"), "position": ("first position", "last position")}
+    ends = [", or ".join(both[i] for c, both in ways.items() if c in colours) for i in (0, 1)]
+    drawn = Figure(tuple(panels), id="rows", layout=beside(panels), arrays=arrays)
+    parts = [Heading("Rows on fixed axes", id="rows-map", menu="Rows"), Prose(lead), Controls(switch)]
+    return [*parts, *([Ramp(ends[0], ends[1])] if ends[0] else []), drawn]
 
 
 def _row_texts(one: RowMapFrames) -> list[str]:
@@ -193,19 +179,17 @@ def _row_texts(one: RowMapFrames) -> list[str]:
 def _rows_view(one: RowMapFrames, name: str, wanted: str) -> Panel:
     """Rows coloured by frequency, position or group; frames and patches have no frequency."""
     by = "position" if wanted == "frequency" and all(f is None for f in one.frequency) else wanted
-    step = f"{STEP}>{name}/upto"
     groups = sorted(set(one.group)) if by == "group" else [""]
+    far = max([*one.position, 1])
+    shades: dict[str, list[float | None]] = {"position": [round(p / far, 3) for p in one.position]}
+    shades["frequency"] = [None if f is None else round((f - 1) / 4, 3) for f in one.frequency]
     drawn = []
     for g, group in enumerate(groups):
         mine = tuple(i for i in range(len(one.token)) if by != "group" or one.group[i] == group)
-        x, y = (Ref(f"{name}/at", (step, c, mine)) for c in (0, 1))
-        look: dict[str, Any] = {"colour": series(g, 0.8)}
-        if by == "frequency":
-            look["shade"] = [None if one.frequency[i] is None else round((one.frequency[i] - 1) / 4, 3) for i in mine]  # type: ignore[operator]
-        elif by == "position":
-            far = max([*one.position, 1])
-            look["shade"] = [round(one.position[i] / far, 3) for i in mine]
-        drawn.append(Series(group or "rows", x, y, width=0, size=5.5, text=Ref(f"{name}/text", (mine,)), **look))
+        x, y = (Ref(f"{name}/at", (f"{STEP}>{name}/upto", c, mine)) for c in (0, 1))
+        look: dict[str, Any] = {"shade": [shades[by][i] for i in mine]} if by in shades else {}
+        look |= {"colour": series(g, 0.8), "width": 0, "size": 5.5, "text": Ref(f"{name}/text", (mine,))}
+        drawn.append(Series(group or "rows", x, y, **look))
     axes = []
     for c in (0, 1):
         values = [v for at in one.at.values() for v in at[c] if v is not None]
@@ -232,9 +216,6 @@ SIGNS = str.maketrans({" ": "␣", "\n": "⏎", "\r": "⏎", "\t": "⇥", "\u00a
 SIGNS_IN_TEXT = {code: sign for code, sign in SIGNS.items() if code != ord(" ")}
 EMPTY = "∅"
 
-Card = dict[str, Any]
-Place = tuple[int, int]  # index of the site, step
-
 
 def visible(text: str, *, spaces: bool = True) -> str:
     """Text in which what cannot be seen can be.
@@ -245,37 +226,25 @@ def visible(text: str, *, spaces: bool = True) -> str:
     if not text:
         return EMPTY if spaces else ""
     shown = text.translate(SIGNS if spaces else SIGNS_IN_TEXT)
-    return shown if shown.isprintable() else "".join(map(_sign, shown))
-
-
-def _sign(character: str) -> str:
-    return character if character.isprintable() else f"⟨{ord(character):x}⟩"
+    return "".join(c if c.isprintable() else f"⟨{ord(c):x}⟩" for c in shown)
 
 
 def concept_cards(concepts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What the page embeds: for each model its places, its steps, and the cards of as many of them as fit."""
-    owners: dict[tuple[str, str, str], dict[tuple[DrawnSite, int], list[Mapping[str, Any]]]] = {}
+    owners: dict[tuple[str, ...], dict[tuple[DrawnSite, int], list[Mapping[str, Any]]]] = {}
     for concept in concepts:
         owner = tuple(str(concept.get(name) or "") for name in ("model", "stack", "arm"))
         place = DrawnSite.of(concept.get("layer"), concept.get("kind")), int(concept.get("step") or 0)
-        owners.setdefault(owner, defaultdict(list))[place].append(concept)  # type: ignore[arg-type]
-    labels = _labels(list(owners))
-    share = BUDGET // max(1, len(owners))
-    models = [_model(label, places, share) for label, places in zip(labels, owners.values(), strict=True)]
+        owners.setdefault(owner, defaultdict(list))[place].append(concept)
+    shorten = short_names({owner[0] for owner in owners})
+    models = []
+    for owner, places in owners.items():
+        # the model's short name, and its stack or arm where that tells it from a namesake
+        namesakes = [other for other in owners if other[0] == owner[0]]
+        aside = [owner[i] for i in (1, 2) if len({other[i] for other in namesakes}) > 1]
+        label = " · ".join(part for part in (shorten(owner[0]) or "unnamed", *aside) if part)
+        models.append(_model(label, places, BUDGET // len(owners)))
     return {"models": models, "cut": any(m["kept"] < m["measured"] for m in models)} if models else {}
-
-
-def _labels(owners: Sequence[tuple[str, str, str]]) -> list[str]:
-    """The model's short name, and its stack or arm where that tells it from a namesake."""
-    shorten = short_names({model for model, _, _ in owners})
-    labels = []
-    for model, stack, arm in owners:
-        namesakes = [o for o in owners if o[0] == model]
-        parts = [shorten(model) or "unnamed"]
-        parts += [stack] if len({o[1] for o in namesakes}) > 1 else []
-        parts += [arm] if len({o[2] for o in namesakes}) > 1 else []
-        labels.append(" · ".join(part for part in parts if part))
-    return labels
 
 
 def _model(
@@ -284,7 +253,7 @@ def _model(
     sites = sorted({site for site, _ in places})
     steps = sorted({step for _, step in places})
     kept: list[int] = []
-    cards: dict[str, list[Card]] = {}
+    cards: dict[str, list[dict[str, Any]]] = {}
     for step in by_importance(steps):
         room = FULL if step == steps[-1] else SHORT
         mine = {(site, at): [_card(c, room) for c in found] for (site, at), found in places.items() if at == step}
@@ -294,21 +263,10 @@ def _model(
         budget -= cost
         kept.append(step)
         cards |= {f"{sites.index(site)}|{at}": found for (site, at), found in mine.items()}
-    return {
-        "label": label,
-        "places": [site.name for site in sites],
-        "middle": _middle(sites),
-        "steps": sorted(kept),
-        "kept": len(kept),
-        "measured": len(steps),
-        "cards": cards,
-    }
-
-
-def _middle(sites: Sequence[DrawnSite]) -> int:
-    """The place that the page opens with: the middle block."""
     wanted = DrawnSite.of(max(1, round(max(site.layer for site in sites) / 2)), "resid")
-    return sites.index(wanted) if wanted in sites else len(sites) // 2
+    middle = sites.index(wanted) if wanted in sites else len(sites) // 2  # the place that the page opens with
+    counts = {"steps": sorted(kept), "kept": len(kept), "measured": len(steps)}
+    return {"label": label, "places": [site.name for site in sites], "middle": middle, **counts, "cards": cards}
 
 
 def by_importance(steps: Sequence[int]) -> list[int]:
@@ -329,39 +287,23 @@ def by_importance(steps: Sequence[int]) -> list[int]:
     return order
 
 
-def _card(concept: Mapping[str, Any], room: Room) -> Card:
+def _card(concept: Mapping[str, Any], room: Room) -> dict[str, Any]:
     """One concept, no longer than a card can show."""
-    examples = [e for e in concept.get("examples") or [] if isinstance(e, Mapping)]
-    tokens = list(concept.get("tokens") or [])[: room.tokens]
-    return {
-        "concept": int(concept.get("concept") or 0),
-        "share": _brief(concept.get("share")),
-        "tokens": [[visible(str(token)), _brief(share)] for token, share in tokens],
-        "examples": [_example(example, room.context) for example in examples[: room.examples]],
-        "from": _origin(concept.get("from")),
-    }
-
-
-def _example(example: Mapping[str, Any], context: int) -> list[Any]:
-    before, after = str(example.get("before") or ""), str(example.get("after") or "")
-    cut = ("… " if len(before) > context else "", " …" if len(after) > context else "")
-    return [
-        cut[0] + visible(before[-context:], spaces=False),
-        visible(str(example.get("token") or "")),
-        visible(after[:context], spaces=False) + cut[1],
-        _brief(example.get("code")),
-    ]
-
-
-def _origin(origin: Mapping[str, Any] | None) -> list[Any] | None:
-    if not origin:
-        return None
-    return [int(origin.get("step") or 0), int(origin.get("concept") or 0), _brief(origin.get("cosine"))]
+    examples = []
+    for example in [e for e in concept.get("examples") or [] if isinstance(e, Mapping)][: room.examples]:
+        before, token, after = (str(example.get(name) or "") for name in ("before", "token", "after"))
+        left = "… " * (len(before) > room.context) + visible(before[-room.context :], spaces=False)
+        right = visible(after[: room.context], spaces=False) + " …" * (len(after) > room.context)
+        examples.append([left, visible(token), right, _brief(example.get("code"))])
+    tokens = [[visible(str(token)), _brief(share)] for token, share in list(concept.get("tokens") or [])[: room.tokens]]
+    card = {"concept": int(concept.get("concept") or 0), "share": _brief(concept.get("share")), "tokens": tokens}
+    origin = concept.get("from") or {}
+    steps = [int(origin.get("step") or 0), int(origin.get("concept") or 0), _brief(origin.get("cosine"))]
+    return card | {"examples": examples, "from": steps if origin else None}
 
 
 def _brief(value: Any) -> float | None:
-    good = finite(value) if isinstance(value, int | float) else None
-    return None if good is None else float(f"{good:.3g}")
+    return brief(value, 3) if isinstance(value, int | float) else None
 
 
 def concepts_section(concepts: Iterable[Mapping[str, Any]]) -> Section | None:
@@ -374,9 +316,6 @@ def concepts_section(concepts: Iterable[Mapping[str, Any]]) -> Section | None:
         "concept, and the rows where it is strongest, in context. Spaces are shown as ␣, line ends as ⏎. <em>From</em> "
         "names the concept of the measured step before that matches best, by cosine."
     )
-    cut = (
-        " The page carries the cards of some steps; <code>concepts.json</code> of the run has all."
-        if found["cut"]
-        else ""
-    )
-    return Section("concepts", "Concepts", [Prose(text(words + cut)), Cards(found["models"])], "Concepts")
+    cut = " The page carries the cards of some steps; <code>concepts.json</code> of the run has all."
+    lead = text(words + (cut if found["cut"] else ""))
+    return Section("concepts", "Concepts", [Prose(lead), Cards(found["models"])], "Concepts")
