@@ -52,6 +52,11 @@ class Plane:
     key: np.ndarray
     cosine: np.ndarray
 
+    def tips(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the mean query ends in the plane in which the mean key lies along the first axis."""
+        cosine = np.clip(self.cosine, -1.0, 1.0)
+        return self.query * cosine, self.query * np.sqrt(1 - cosine**2)
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -204,17 +209,13 @@ def _choices(everyone: Sequence[Heads], steps: int) -> Iterator[tuple[Sequence[H
 
 
 def _arrays(i: int, heads: Heads, steps: Sequence[int], over_time: bool) -> dict[str, Any]:
-    """Norms, cosines and tips of every plane, units of length for each scale, and the spreads: lists by step.
-
-    The mean key lies along the first axis, so the mean query ends at (‖q̄‖ cos, ‖q̄‖ sin) of the angle between them.
-    """
+    """Norms, cosines and tips of every plane, units of length for each scale, and the spreads: lists by step."""
     times = [heads.steps.index(step) if step in heads.steps else -1 for step in steps] or [0]
     found: dict[str, Any] = {}
     for plane in heads.planes:
-        name, cosine = f"qk/{i}/{plane.kind}", np.clip(plane.cosine, -1, 1)
-        sine = np.sqrt(1 - cosine**2)
-        columns = {"q": plane.query, "k": plane.key, "c": plane.cosine, "s": sine}
-        columns |= {"x": plane.query * cosine, "y": plane.query * sine}
+        name, (across, up) = f"qk/{i}/{plane.kind}", plane.tips()
+        sine = np.sqrt(1 - np.clip(plane.cosine, -1, 1) ** 2)
+        columns = {"q": plane.query, "k": plane.key, "c": plane.cosine, "s": sine, "x": across, "y": up}
         found |= {f"{name}/{part}": _nested(array, times) for part, array in columns.items()}
         longest = np.fmax(np.nan_to_num(plane.query), np.nan_to_num(plane.key)).max(-1) + 1e-30
         units = [np.broadcast_to(0.46 / longest.max(-1, keepdims=True), longest.shape), 0.46 / longest]

@@ -28,21 +28,8 @@ from anisoscope.view.words import listed
 MAP_NUMBERS = 360_000  # coordinates of rows that the page carries
 COLOURS = {"frequency": "token frequency", "position": "position", "group": "group"}
 MAP_FILE = "map.parquet"
-COLUMNS = [
-    "model",
-    "seed",
-    "stack",
-    "layer",
-    "kind",
-    "step",
-    "row",
-    "x",
-    "y",
-    "token",
-    "frequency",
-    "position",
-    "group",
-]
+COLUMNS = ["model", "seed", "stack", "layer", "kind", "step", "row"]
+COLUMNS += ["x", "y", "token", "frequency", "position", "group"]
 
 
 def map_of(run: RunView) -> pa.Table | None:
