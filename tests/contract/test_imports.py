@@ -61,10 +61,9 @@ class Known:
 
 _SECTIONS = "view/sections"
 KNOWN = Known(
-    folders=frozenset({_SECTIONS}),
     files=frozenset(
         {
-            *(f"{_SECTIONS}/{name}.py" for name in ("drift", "gradients", "profiles", "shape")),
+            *(f"{_SECTIONS}/{name}.py" for name in ("drift", "gradients", "shape")),
         }
     ),
 )
