@@ -61,7 +61,17 @@ def read_audio(
         sounds = _embedded(rate, group_by, counts)
     else:
         sounds = _read(str(source), rate, seconds, column=column, group_by=group_by, counts=counts)
-    return _pieces(sounds, rate, cut, counts)
+    least = min(cut, round(SHORTEST * rate))
+    for samples, item in sounds:
+        for start in range(0, max(len(samples), 1), cut):
+            piece = samples[start : start + cut]
+            if len(piece) < least or not np.isfinite(piece).all():
+                counts.dropped_pieces += 1
+                continue
+            counts.seconds += len(piece) / rate
+            # What is said in a recording belongs to it as a whole: a part of it has no text of its own.
+            text = item.text if len(piece) == len(samples) else ""
+            yield Clip(np.ascontiguousarray(piece, dtype=np.float32), rate, item.group, item.name, text)
 
 
 def _embedded(rate: int, group_by: str | None, counts: MediaCounts) -> _Sounds:
@@ -95,20 +105,6 @@ def _read(
                 break
             yield resampled(found[0], found[1], rate), item
     counts.refuse_nothing(source, SOUNDS_DATA)
-
-
-def _pieces(sounds: _Sounds, rate: int, cut: int, counts: MediaCounts) -> Iterator[Clip]:
-    least = min(cut, round(SHORTEST * rate))
-    for samples, item in sounds:
-        for start in range(0, max(len(samples), 1), cut):
-            piece = samples[start : start + cut]
-            if len(piece) < least or not np.isfinite(piece).all():
-                counts.dropped_pieces += 1
-                continue
-            counts.seconds += len(piece) / rate
-            # What is said in a recording belongs to it as a whole: a part of it has no text of its own.
-            text = item.text if len(piece) == len(samples) else ""
-            yield Clip(np.ascontiguousarray(piece, dtype=np.float32), rate, item.group, item.name, text)
 
 
 def resampled(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:

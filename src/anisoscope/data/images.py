@@ -43,22 +43,15 @@ def read_images(
     """
     counts = counts if counts is not None else MediaCounts()
     if source is None or source == "embedded":
-        return _embedded(group_by, counts=counts)
-    return _read(str(source), column=column, group_by=group_by, counts=counts)
-
-
-def _embedded(group_by: str | None, *, counts: MediaCounts) -> Iterator[Picture]:
-    if group_by not in (None, "folder", "file"):
-        raise AnisoscopeError(f"the embedded pictures have no field {group_by!r} to group by; group by `folder`.")
-    for index in range(EMBEDDED[0]):
-        array, label = make_picture(index, size=EMBEDDED[1])
-        group = {None: "", "folder": SHAPES[label], "file": f"picture-{index}"}[group_by]
-        counts.files += 1
-        yield Picture(array, group, "embedded")
-
-
-def _read(source: str, *, column: str | None, group_by: str | None, counts: MediaCounts) -> Iterator[Picture]:
-    for item in items(source, IMAGES_DATA, column=column, group_by=group_by):
+        if group_by not in (None, "folder", "file"):
+            raise AnisoscopeError(f"the embedded pictures have no field {group_by!r} to group by; group by `folder`.")
+        for index in range(EMBEDDED[0]):
+            array, label = make_picture(index, size=EMBEDDED[1])
+            group = {None: "", "folder": SHAPES[label], "file": f"picture-{index}"}[group_by]
+            counts.files += 1
+            yield Picture(array, group, "embedded")
+        return
+    for item in items(str(source), IMAGES_DATA, column=column, group_by=group_by):
         try:
             array = as_rgb(_opened(item) if item.value is None else item.value)
         except AnisoscopeError:
@@ -68,7 +61,7 @@ def _read(source: str, *, column: str | None, group_by: str | None, counts: Medi
             continue
         counts.files += 1
         yield Picture(array, item.group, item.name)
-    counts.refuse_nothing(source, IMAGES_DATA)
+    counts.refuse_nothing(str(source), IMAGES_DATA)
 
 
 def _opened(item: Item) -> Any:

@@ -16,7 +16,6 @@ sentences: the target is approached, not reached.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -55,24 +54,6 @@ def parse_frequency(frequency: str) -> float | None:
     return exponent
 
 
-@dataclass(frozen=True, eq=False)
-class Resampling:
-    """Weights of the windows and what they achieve."""
-
-    weights: np.ndarray  # [N], summing to 1
-    report: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class FrequencyShape:
-    """How uneven a unigram distribution is, and how far from the target."""
-
-    zipf_exponent: float
-    entropy_bits: float
-    kl_bits: float  # KL(distribution ‖ target)
-    types: int
-
-
 def resample(
     tokens: np.ndarray,
     starts: np.ndarray,
@@ -82,10 +63,11 @@ def resample(
     specials: int,
     frequency: str,
     least: float = LEAST_SAMPLE,
-) -> Resampling:
+) -> tuple[np.ndarray, dict[str, Any]]:
     """Weights of the windows that bring the unigram distribution as near to the target as the sample size allows.
 
-    Ids below `specials` are special tokens and are not counted.
+    The weights [N] sum to 1; a report of what they achieve comes with them. Ids below `specials` are special tokens
+    and are not counted.
     """
     exponent = parse_frequency(frequency)
     counts = count_matrix(tokens, starts, context=context, vocab_size=vocab_size, specials=specials)
@@ -98,7 +80,17 @@ def resample(
     target = before if exponent is None else zipf_target(before, exponent)
     if exponent is not None:
         weights = tilted(shares, target, least=least)
-    return Resampling(weights, _report(frequency, weights, before, shares.T @ weights, target=target, least=least))
+    after = shares.T @ weights
+    shapes = {"before": shape(before, target), "after": shape(after, target), "target": shape(target, target)}
+    return weights, {
+        "frequency": frequency,
+        "windows": len(weights),
+        **shapes,
+        "effective_windows": round(sample_share(weights) * len(weights), 1),
+        "effective_share": round(sample_share(weights), 4),
+        "least_share": least,
+        "note": "" if frequency == "natural" else _note(**shapes),
+    }
 
 
 def count_matrix(tokens: np.ndarray, starts: np.ndarray, *, context: int, vocab_size: int, specials: int) -> Any:
@@ -235,35 +227,20 @@ def divergence(found: np.ndarray, target: np.ndarray) -> float:
     return float(found[present] @ np.log2(found[present] / target[present]))
 
 
-def shape(frequencies: np.ndarray, target: np.ndarray) -> FrequencyShape:
-    """Exponent, entropy and divergence from the target of a unigram distribution."""
+def shape(frequencies: np.ndarray, target: np.ndarray) -> dict[str, float]:
+    """How uneven a unigram distribution is, and how far from the target."""
     present = frequencies[frequencies > 0]
-    entropy = float(-(present @ np.log2(present)))
-    return FrequencyShape(zipf_exponent(frequencies), entropy, max(0.0, divergence(frequencies, target)), len(present))
+    entropy, far = float(-(present @ np.log2(present))), max(0.0, divergence(frequencies, target))
+    exponent = zipf_exponent(frequencies)
+    return {"zipf_exponent": exponent, "entropy_bits": entropy, "kl_bits": far, "types": len(present)}
 
 
-def _report(
-    frequency: str, weights: np.ndarray, before: np.ndarray, after: np.ndarray, *, target: np.ndarray, least: float
-) -> dict[str, Any]:
-    shapes = {"before": shape(before, target), "after": shape(after, target), "target": shape(target, target)}
-    return {
-        "frequency": frequency,
-        "windows": len(weights),
-        **{name: asdict(found) for name, found in shapes.items()},
-        "effective_windows": round(sample_share(weights) * len(weights), 1),
-        "effective_share": round(sample_share(weights), 4),
-        "least_share": least,
-        "note": "" if frequency == "natural" else _note(**shapes),
-    }
-
-
-def _note(before: FrequencyShape, after: FrequencyShape, target: FrequencyShape) -> str:
+def _note(before: dict[str, float], after: dict[str, float], target: dict[str, float]) -> str:
     """What was reached, in words. Where frequencies follow no power law, they can come nearer and the exponent not."""
-    wanted, moved = target.zipf_exponent - before.zipf_exponent, after.zipf_exponent - before.zipf_exponent
-    if wanted * moved >= 0:
+    first, last, goal = (found["zipf_exponent"] for found in (before, after, target))
+    if (goal - first) * (last - first) >= 0:
         return NOTE
     return (
-        f"{NOTE}; the divergence from it fell ({before.kl_bits:.3f} to {after.kl_bits:.3f} bits), yet the fitted "
-        f"exponent moved the other way ({before.zipf_exponent:.3f} to {after.zipf_exponent:.3f}): these frequencies "
-        f"follow no power law"
+        f"{NOTE}; the divergence from it fell ({before['kl_bits']:.3f} to {after['kl_bits']:.3f} bits), yet the fitted "
+        f"exponent moved the other way ({first:.3f} to {last:.3f}): these frequencies follow no power law"
     )

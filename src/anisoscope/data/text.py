@@ -82,7 +82,8 @@ def read_documents(
     if not looks_like_dataset(name):
         raise missing_path(path)
     records = iter(open_dataset(name))
-    return _not_empty(_from_records(records, _Fields(text_field, group_by, name=name, label=name)), name=name)
+    found = _from_records(records, text_field, group_by, name=name, label=name)
+    return _not_empty(found, name=name)
 
 
 def looks_like_dataset(name: str) -> bool:
@@ -114,22 +115,12 @@ def _not_empty(documents: Iterable[Document], *, name: str) -> Iterator[Document
         raise AnisoscopeError(f"{name!r} holds no text (it is empty or white space only); give a file with text in it.")
 
 
-@dataclass(frozen=True)
-class _Fields:
-    """Which fields to take from the records of one stream."""
-
-    text: str
-    group: str | None
-    name: str
-    label: str
-
-
 def _local(path: Path, text_field: str, group_by: str | None) -> Iterator[Document]:
     for entry in entries(path):
-        wanted = _Fields(text_field, group_by, name=entry.name, label=entry.label)
         if entry.suffix in RECORD_SUFFIXES:
             columns = [text_field] if group_by is None else [text_field, group_by]
-            yield from _from_records(read_records(entry, columns), wanted)
+            records = read_records(entry, columns)
+            yield from _from_records(records, text_field, group_by, name=entry.name, label=entry.label)
             continue
         if group_by not in (None, "file"):
             raise AnisoscopeError(
@@ -165,33 +156,35 @@ def _parts(blocks: Iterable[str]) -> Iterator[str]:
         yield "".join(held)
 
 
-def _from_records(records: Iterable[Record], wanted: _Fields) -> Iterator[Document]:
+def _from_records(
+    records: Iterable[Record], text_field: str, group_by: str | None, *, name: str, label: str
+) -> Iterator[Document]:
     for number, record in enumerate(records, start=1):
-        text = _field(record, wanted.text, wanted, option="--text-field")
+        text = _field(record, text_field, name, option="--text-field")
         if text is None:
             continue
         if not isinstance(text, str):
             raise AnisoscopeError(
-                f"field {wanted.text!r} of record {number} of {wanted.name!r} is a {type(text).__name__}; expected "
+                f"field {text_field!r} of record {number} of {name!r} is a {type(text).__name__}; expected "
                 f"text; name another field with --text-field."
             )
         group: object = ""
-        if wanted.group == "file" and "file" not in record:
-            group = wanted.label
-        elif wanted.group is not None:
-            group = _field(record, wanted.group, wanted, option="--group-by")
+        if group_by == "file" and "file" not in record:
+            group = label
+        elif group_by is not None:
+            group = _field(record, group_by, name, option="--group-by")
             group = "(none)" if group is None or group == "" else group
-        yield Document(text, group=str(group), source=wanted.name)
+        yield Document(text, group=str(group), source=name)
 
 
-def _field(record: Record, name: str, wanted: _Fields, *, option: str) -> object:
-    if name not in record:
+def _field(record: Record, field: str, name: str, *, option: str) -> object:
+    if field not in record:
         known = ", ".join(sorted(map(str, getattr(record, "fields", record)))) or "none"
         what = {"--text-field": "text field", "--group-by": "field to group by"}[option]
         raise AnisoscopeError(
-            f"{wanted.name!r} has no {what} {name!r}; its fields are: {known}. Name one of them with {option}."
+            f"{name!r} has no {what} {field!r}; its fields are: {known}. Name one of them with {option}."
         )
-    return record[name]
+    return record[field]
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -67,11 +67,11 @@ def _window_weights(config: TrainConfig, corpus: Corpus, path: Path) -> tuple[np
     if not path.is_file():
         words: dict[str, Any] = {"context": config.context, "frequency": config.frequency, "specials": len(SPECIALS)}
         starts = training_windows(corpus, config.context)
-        found = resample(corpus.train.tokens, starts, vocab_size=corpus.vocab_size, **words)
+        weights, report = resample(corpus.train.tokens, starts, vocab_size=corpus.vocab_size, **words)
 
         def write(beside: Path) -> None:
             with beside.open("wb") as file:  # a path would get another suffix
-                np.savez(file, weights=found.weights, report=np.array(json.dumps(found.report)))
+                np.savez(file, weights=weights, report=np.array(json.dumps(report)))
 
         replace_file(path, write)
     with np.load(path) as stored:
