@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -222,16 +221,11 @@ class EveryStep:
         self._newest = max((int(block.steps[-1]) for block in self.blocks), default=-1)
 
     def table(self, columns: Mapping[str, Any], depth: Mapping[str, int], *, step: int | None = None) -> Table:
-        """All steps that were read, or one, in the long form; `depth` is the number of blocks of each stack."""
+        """All steps so far, or one, in the long form; `depth` is the number of blocks of each stack."""
+        self.flush()
         blocks = self.blocks if step is None else [block.where(block.steps == step) for block in self.blocks]
         parts = [_long(block, columns, depth) for block in blocks if len(block.steps)]
         return Table(pa.concat_tables(parts)) if parts else Table.from_records([])
-
-    def write(self, folder: Path, columns: Mapping[str, Any], depth: Mapping[str, int]) -> None:
-        """The table of all steps, beside that of the measured ones."""
-        table = self.table(columns, depth)
-        if len(table):
-            replace_file(folder / FILE, lambda path: pq.write_table(table.arrow, path))
 
 
 def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]) -> pa.Table:

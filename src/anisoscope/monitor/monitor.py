@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +34,7 @@ from anisoscope.measurement.inspection import modality_words
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.metrics.tangent import check_rank
-from anisoscope.monitor.every_step import ROWS, EveryStep
+from anisoscope.monitor.every_step import FILE, ROWS, EveryStep
 from anisoscope.monitor.instruments import Instruments, LossScale, make_probe
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
 from anisoscope.monitor.sink import ResultSink, ResultSinks
@@ -108,16 +109,7 @@ class Monitor:
         self.layout = find_layout(self.model)
         self.depths = {stack.name: stack.depth for stack in self.layout.stacks}
         sites = self.layout.sites(stream_kinds(self.layout), layers)
-        learns = any(p.requires_grad for p in self.model.parameters())
-        if not learns and (chosen is not None or self.live_wanted or every_step):
-            raise AnisoscopeError(
-                f"every parameter of {type(self.model).__name__} is frozen, so nothing learns and there are no "
-                "gradients; unfreeze some (parameter.requires_grad_(True)), or use `profile` for its geometry."
-            )
-        if chosen is not None and chosen.rank is not None:
-            config = getattr(self.model, "config", None)
-            width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
-            check_rank(chosen.rank, width=int(width or _NO_WIDTH))
+        _check(self.model, chosen, learns=chosen is not None or self.live_wanted or bool(every_step))
         # named metrics are looked for wherever they can be had (two_nn, attention); a preset's at the stream alone
         stream = stream_kinds(self.layout) if isinstance(metrics, str) and metrics in PLANS else None
         setup = prepare(self.model, requests, sites=stream, layers=layers, more=more_sites(metrics))
@@ -192,8 +184,8 @@ class Monitor:
         for hooks in self._hooks:
             hooks.__exit__()
         folder = self.store.folder
-        if self.every is not None and folder is not None:
-            self.every.write(folder.path, self._columns | {"data": "live"}, self.depths)
+        if self.every is not None and folder is not None and len(trace := self.trace):
+            replace_file(folder.path / FILE, lambda path: pq.write_table(trace.arrow, path))
         if kind is None:
             self._finish()
         self.store.write_table(self.table, done=self.done)
@@ -307,7 +299,6 @@ class Monitor:
 
     def _read_every(self, step: int) -> list[Record]:
         assert self.every is not None
-        self.every.flush()
         rows = self.every.table(self._columns | {"data": "live"}, self.depths, step=step).records()
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
@@ -369,7 +360,6 @@ class Monitor:
         """What `every_step` followed so far, all steps of it; reading it waits for the device."""
         if self.every is None:
             raise AnisoscopeError("this monitor follows measured steps alone; say every_step=True for all of them.")
-        self.every.flush()
         return self.every.table(self._columns | {"data": "live"}, self.depths)
 
     @property
@@ -429,3 +419,16 @@ def stream_kinds(layout: Layout) -> list[str]:
     """Embedding, blocks and final norm; in a model without attention its stages in place of the blocks."""
     staged = "stage" in layout.kinds and not set(layout.kinds) & set(ATTENTION_KINDS)
     return [kind for kind in ("embed", "stage" if staged else "resid", "final") if kind in layout.kinds]
+
+
+def _check(model: nn.Module, plan: TangentPlan | None, *, learns: bool) -> None:
+    """Refuse a model in which nothing learns where it must, and a rank that it has no room for."""
+    if learns and not any(p.requires_grad for p in model.parameters()):
+        raise AnisoscopeError(
+            f"every parameter of {type(model).__name__} is frozen, so nothing learns and there are no gradients; "
+            "unfreeze some (parameter.requires_grad_(True)), or use `profile` for its geometry."
+        )
+    if plan is not None and plan.rank is not None:
+        config = getattr(model, "config", None)
+        width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
+        check_rank(plan.rank, width=int(width or _NO_WIDTH))
