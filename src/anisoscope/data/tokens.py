@@ -108,6 +108,12 @@ def contexts(
             f"a context of {length} tokens leaves room for {room} beside {len(frame)} special tokens; "
             f"ask for at least {len(frame) + FEWEST}."
         )
+    return _counted(documents, tokenizer, frame=frame, room=room, tokens=tokens, counts=counts)
+
+
+def _counted(
+    documents: Iterable[Document], tokenizer: Any, *, frame: Frame, room: int, tokens: int | None, counts: TextCounts
+) -> Iterator[Context]:
     known = np.array(sorted(special_ids(tokenizer)), dtype=np.int64)
     unknown = -1 if tokenizer.unk_token_id in (None, *known) else tokenizer.unk_token_id
     for document in documents:
