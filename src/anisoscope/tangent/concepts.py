@@ -52,23 +52,19 @@ def top_tokens(codes: Any, tokens: Sequence[Any], k: int = TOKENS) -> list[list[
     [[('the', 0.75), ('a', 0.25)]]
     """
     z = _codes(codes).cpu().numpy()
-    words, kind = _kinds(tokens, len(z))
+    listed = tokens.tolist() if isinstance(tokens, Tensor | np.ndarray) else list(tokens)
+    if len(listed) != len(z):
+        raise AnisoscopeError(
+            f"there are {len(listed)} tokens for {len(z)} rows of codes; expected one token for each row."
+        )
+    place = {word: i for i, word in enumerate(dict.fromkeys(listed))}  # distinct tokens in the order in which they come
+    words, kind = list(place), np.array([place[word] for word in listed], dtype=np.int64)
     found = []
     for column in z.clip(min=0.0).T:
         mass = np.bincount(kind, weights=column, minlength=len(words))
-        order = np.lexsort((np.arange(len(words)), -mass))[:k]
-        total = mass.sum()
-        found.append([(words[i], float(mass[i] / total)) for i in order if mass[i] > 0])
+        order = np.argsort(-mass, kind="stable")[:k]
+        found.append([(words[i], float(mass[i] / mass.sum())) for i in order if mass[i] > 0])
     return found
-
-
-def _kinds(tokens: Sequence[Any], n: int) -> tuple[list[Any], np.ndarray]:
-    """The distinct tokens in the order in which they come, and which of them each row has."""
-    listed = tokens.tolist() if isinstance(tokens, Tensor | np.ndarray) else list(tokens)
-    if len(listed) != n:
-        raise AnisoscopeError(f"there are {len(listed)} tokens for {n} rows of codes; expected one token for each row.")
-    place = {word: i for i, word in enumerate(dict.fromkeys(listed))}
-    return list(place), np.array([place[word] for word in listed], dtype=np.int64)
 
 
 def example_rows(codes: Any, contexts: Any, *, k: int = EXAMPLES) -> list[list[int]]:
@@ -83,18 +79,15 @@ def example_rows(codes: Any, contexts: Any, *, k: int = EXAMPLES) -> list[list[i
         raise AnisoscopeError(
             f"contexts have shape {tuple(owner.shape)} for {len(z)} rows of codes; expected one context for each row."
         )
-    return [_first_of_each(column, owner, k) for column in z.T]
-
-
-def _first_of_each(column: Tensor, owner: Tensor, k: int) -> list[int]:
-    order = column.argsort(descending=True, stable=True)
-    order = order[: int((column > 0).sum())]
-    _, inverse = torch.unique(owner[order], return_inverse=True)
-    place = torch.arange(len(order))
-    first = torch.full((int(inverse.max()) + 1 if len(order) else 0,), len(order)).scatter_reduce(
-        0, inverse, place, reduce="amin"
-    )
-    return [int(i) for i in order[first.sort().values[:k]]]
+    found = []
+    for column in z.T:
+        first: dict[int, int] = {}  # row by context
+        for i in column.argsort(descending=True, stable=True)[: int((column > 0).sum())].tolist():
+            first.setdefault(int(owner[i]), i)
+            if len(first) == k:
+                break
+        found.append(list(first.values()))
+    return found
 
 
 def concept_cards(
@@ -103,10 +96,8 @@ def concept_cards(
     *,
     tokens: Sequence[str],
     contexts: Any,
-    around: Callable[[int], tuple[str, str]] | None = None,
+    around: Callable[[int], tuple[str, str]] = lambda row: ("", ""),
     earlier: tuple[int, Any] | None = None,
-    top: int = TOKENS,
-    examples: int = EXAMPLES,
 ) -> list[dict[str, Any]]:
     """One card per concept: its share, its tokens, example rows in context, and which concept it was before.
 
@@ -125,40 +116,25 @@ def concept_cards(
     own = distinctive_codes(z)
     energy = own.square().sum(0) * z.square().mean(0) * rows.square().sum(1)
     share = energy / energy.sum().clamp_min(torch.finfo(torch.float64).tiny)
-    words, picked = top_tokens(own.square(), tokens, top), example_rows(own, contexts, k=examples)
-    before = _origins(rows, earlier)
-    return [
-        {
-            "concept": j,
-            "share": float(share[j]),
-            "tokens": [[str(word), part] for word, part in words[j]],
-            "examples": [_example(i, float(own[i, j]), tokens, around) for i in picked[j]],
-            "from": before.get(j),
-        }
-        for j in range(len(rows))
-    ]
+    words, picked = top_tokens(own.square(), tokens), example_rows(own, contexts)
+    before: dict[int, dict[str, Any]] = {}  # for each concept the one of the earlier step that it is matched with
+    if earlier is not None:
+        pairs, cosines = match_concepts(earlier[1], rows)
+        for (was, new), cosine in zip(pairs.tolist(), cosines.tolist(), strict=True):
+            before[int(new)] = {"step": int(earlier[0]), "concept": int(was), "cosine": float(cosine)}
+    cards = []
+    for j in range(len(rows)):
+        examples = []
+        for i in picked[j]:
+            left, right = around(i)
+            examples.append({"before": left, "token": str(tokens[i]), "after": right, "code": float(own[i, j])})
+        listed = [[str(word), part] for word, part in words[j]]
+        card = {"concept": j, "share": float(share[j]), "tokens": listed, "examples": examples}
+        cards.append({**card, "from": before.get(j)})
+    return cards
 
 
-def _example(
-    row: int, code: float, tokens: Sequence[str], around: Callable[[int], tuple[str, str]] | None
-) -> dict[str, Any]:
-    before, after = around(row) if around else ("", "")
-    return {"before": before, "token": str(tokens[row]), "after": after, "code": code}
-
-
-def _origins(directions: Tensor, earlier: tuple[int, Any] | None) -> dict[int, dict[str, Any]]:
-    """For each concept the one of the earlier step that it is matched with."""
-    if earlier is None:
-        return {}
-    step, old = earlier
-    pairs, cosines = match_concepts(old, directions)
-    return {
-        int(new): {"step": int(step), "concept": int(was), "cosine": float(c)}
-        for (was, new), c in zip(pairs.tolist(), cosines.tolist(), strict=True)
-    }
-
-
-# -- the cards of a few sites --
+# -- the cards of a few sites -----------------------------------------------------------------------------------------
 
 ROWS = 2048  # rows of the fit half that are encoded
 AROUND = 12  # tokens shown on either side
@@ -187,12 +163,9 @@ class Text:
     def around(self, row: int) -> tuple[str, str]:
         """The text before and after a row's token, within its context."""
         at, mine = self.place[row], self.contexts[row]
-        before = [i for i in self.order[max(0, at - AROUND) : at] if self.contexts[i] == mine]
-        after = [i for i in self.order[at + 1 : at + 1 + AROUND] if self.contexts[i] == mine]
-        return self._text(before), self._text(after)
-
-    def _text(self, rows: list[int]) -> str:
-        return self.decode([self.tokens[i] for i in rows]) if rows else ""
+        sides = self.order[max(0, at - AROUND) : at], self.order[at + 1 : at + 1 + AROUND]
+        before, after = ([self.tokens[i] for i in side if self.contexts[i] == mine] for side in sides)
+        return self.decode(before) if before else "", self.decode(after) if after else ""
 
 
 def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
@@ -217,17 +190,16 @@ def cards(
     found: list[dict[str, Any]] = []
     for site, half in fits.items():
         proxy = proxies[site]
-        few = half.order().argsort()[:ROWS].sort().values
+        few = half.few(ROWS)
         rows = half.x[few.to(half.x.device)]
         codes = encode_rows(rows - proxy.centre.to(rows), proxy.directions.to(rows), method="semi_nmf")
         text = Text(half, decoder_of(tokenizer))
         shown = half.token[few].tolist()
         spelled = {token: text.decode([token]) for token in sorted(set(shown))}
-        words = [spelled[token] for token in shown]
         made = concept_cards(
             codes.cpu(),
             proxy.directions.cpu(),
-            tokens=words,
+            tokens=[spelled[token] for token in shown],
             contexts=half.context[few],
             around=lambda row, text=text, few=few: text.around(int(few[row])),  # type: ignore[misc]
             earlier=earlier.get(site),

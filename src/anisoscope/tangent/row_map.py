@@ -19,7 +19,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from anisoscope.capture.rows.row import Rows, Scores, Sink
+from anisoscope.capture.rows.row import Rows, Scores
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.metrics.frequency import bin_of, equal_mass_bins
 from anisoscope.results.folder import MAP_SCHEMA, map_name, replace_file, write_rows
@@ -72,12 +72,6 @@ class RowMap:
         self._steps: dict[int, dict[Site, Kept] | None] = {}  # None = in the folder
         self._axes: dict[Site, Axes] = {}
 
-    # a sink
-
-    @property
-    def sink(self) -> Sink:
-        return self
-
     @torch.inference_mode(False)  # rows outlive the forward pass, so they must be ordinary tensors
     @torch.no_grad()
     def rows(self, rows: Rows) -> None:
@@ -88,8 +82,8 @@ class RowMap:
         names = index.group or ("",)
         self.groups += [name for name in dict.fromkeys(names) if name not in self.groups]
         numbers = torch.tensor([self.groups.index(name) for name in names])
-        group = numbers[(index.keep.cpu() // max(1, index.length)).clamp_max(len(numbers) - 1)]
-        labels = {"context": index.context, "position": index.position, "token": index.token, "group": group}
+        labels = {"context": index.context, "position": index.position, "token": index.token}
+        labels["group"] = numbers[(index.keep.cpu() // max(1, index.length)).clamp_max(len(numbers) - 1)]
         labels = {name: value.cpu() for name, value in labels.items()}
         self._open.setdefault(site, Sample(self.size)).update(rows.x.detach(), **labels)
 
@@ -136,26 +130,18 @@ class RowMap:
                 self._steps[step] = None
         return self
 
-    def drop(self) -> None:
-        """Remove the files of a finished run."""
-        for path in self.folder.glob("map-*.pt") if self.folder is not None else ():
-            path.unlink()
-
     def _path(self, step: int) -> Path:
         assert self.folder is not None
         return self.folder / f"map-{step:09d}.pt"
 
-    def _at(self, step: int) -> dict[Site, Kept]:
-        kept = self._steps[step]
-        if kept is None:
-            parts = torch.load(self._path(step), map_location="cpu", weights_only=True)
-            kept = {Site(*place): found for place, found in parts["sites"]}
-        return kept
-
     def _each(self) -> Iterator[tuple[int, dict[Site, Kept]]]:
         """One step after the other, so that only one is in memory."""
         for step in self.steps:
-            yield step, self._at(step)
+            kept = self._steps[step]
+            if kept is None:
+                parts = torch.load(self._path(step), map_location="cpu", weights_only=True)
+                kept = {Site(*place): found for place, found in parts["sites"]}
+            yield step, kept
 
     # the map
 
@@ -163,8 +149,7 @@ class RowMap:
         """The fixed axes of every site, over all steps so far."""
         if not self._axes:
             sites = sorted({site for _, kept in self._each() for site in kept}, key=flow_order)
-            found = {site: self._axes_of(site) for site in sites}
-            self._axes = {site: axes for site, axes in found.items() if axes is not None}
+            self._axes = {site: axes for site in sites if (axes := self._axes_of(site)) is not None}
         return self._axes
 
     def _axes_of(self, site: Site) -> Axes | None:
@@ -261,9 +246,6 @@ def _leading(cov: Tensor, count: int) -> tuple[Tensor, Tensor]:
     values, vectors = values.flip(0)[:count], vectors.flip(1)[:, :count]
     sign = vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()
     return values, vectors * torch.where(sign == 0, 1.0, sign)
-
-
-# attaching
 
 
 def write_map(
