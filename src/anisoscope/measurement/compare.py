@@ -87,22 +87,25 @@ class ComparedModel:
     def stacks(self) -> set[str]:
         return {row["stack"] for row in self.rows}
 
-    def renamed(self, stack: str) -> ComparedModel:
-        """The same with all its rows in a stack of that name."""
-        modality = self.entry.get("modality")
-        told = {"modality": {stack: next(iter(modality.values()))}} if modality else {}
-        return replace(self, entry=self.entry | told, rows=[{**row, "stack": stack} for row in self.rows])
-
-    def without(self, stacks: Collection[str]) -> ComparedModel:
-        """The same without the rows of some stacks."""
-        return replace(self, rows=[row for row in self.rows if row["stack"] not in stacks])
+    @classmethod
+    def of(cls, folder: RunFolder, entry: dict[str, Any]) -> ComparedModel:
+        rows = folder.table().where(model=entry["name"], revision=entry.get("revision", "")).records()
+        return cls(folder, entry, rows)
 
     @classmethod
     def open(cls, word: str) -> ComparedModel:
         """`RUN`, or `RUN#MODEL` where a run holds several models."""
         path, _, model = word.partition("#")
         folder = RunFolder.open(path)
-        return cls._of(folder, cls._chosen(folder, model))
+        entries = folder.about().get("models", [])
+        names = [entry["name"] for entry in entries]
+        found = [e for e in entries if model in (e["name"], Path(e["name"]).name)] if model else entries
+        if len(found) != 1:
+            raise AnisoscopeError(
+                f"run {str(folder.path)!r} holds {len(entries)} models ({', '.join(names)}); "
+                f"name one as {folder.path.name}#{names[0] if names else 'MODEL'}."
+            )
+        return cls.of(folder, found[0])
 
     @classmethod
     def both(cls, word: str) -> tuple[ComparedModel, ComparedModel]:
@@ -112,24 +115,17 @@ class ComparedModel:
         if len(entries) != 2:
             held = "1 model" if len(entries) == 1 else f"{len(entries)} models"
             raise AnisoscopeError(f"run {word!r} holds {held}; expected 2, or name a second run.")
-        return cls._of(folder, entries[0]), cls._of(folder, entries[1])
+        return cls.of(folder, entries[0]), cls.of(folder, entries[1])
 
-    @classmethod
-    def _of(cls, folder: RunFolder, entry: dict[str, Any]) -> ComparedModel:
-        rows = folder.table().where(model=entry["name"], revision=entry.get("revision", "")).records()
-        return cls(folder, entry, rows)
+    def as_stack(self, stack: str) -> ComparedModel:
+        """The same with all its rows in a stack of that name."""
+        modality = self.entry.get("modality")
+        told = {"modality": {stack: next(iter(modality.values()))}} if modality else {}
+        return replace(self, entry=self.entry | told, rows=[{**row, "stack": stack} for row in self.rows])
 
-    @staticmethod
-    def _chosen(folder: RunFolder, model: str) -> dict[str, Any]:
-        entries = folder.about().get("models", [])
-        names = [entry["name"] for entry in entries]
-        found = [e for e in entries if model in (e["name"], Path(e["name"]).name)] if model else entries
-        if len(found) != 1:
-            raise AnisoscopeError(
-                f"run {str(folder.path)!r} holds {len(entries)} models ({', '.join(names)}); "
-                f"name one as {folder.path.name}#{names[0] if names else 'MODEL'}."
-            )
-        return found[0]
+    def without(self, stacks: Collection[str]) -> ComparedModel:
+        """The same without the rows of some stacks."""
+        return replace(self, rows=[row for row in self.rows if row["stack"] not in stacks])
 
 
 @dataclass(frozen=True)
@@ -151,8 +147,14 @@ def compare(first: str, second: str | None = None) -> ModelComparison:
     Models of different depth are matched at the nearest relative depth.
     """
     one, two = (ComparedModel.open(first), ComparedModel.open(second)) if second else ComparedModel.both(first)
-    one, two, notes = _side_by_side(one, two)
-    one, two, more = _alike(one, two)
+    notes: list[str] = []
+    sides = [one, two]
+    for number, (side, other) in enumerate(((one, two), (two, one))):  # a lone encoder beside another's encoder
+        kind = side.entry.get("type")
+        if side.stacks == {"single"} and "single" not in other.stacks and kind in other.stacks:
+            sides[number] = side.as_stack(str(kind))
+            notes.append(f"{side.name} is compared with the {kind} of {other.name}")
+    one, two, more = _alike(*sides)
     notes += more
     prints = [side.entry.get("data", {}).get("fingerprint") for side in (one, two)]
     paired = bool(prints[0]) and prints[0] == prints[1]  # both saw the same contexts
@@ -160,24 +162,19 @@ def compare(first: str, second: str | None = None) -> ModelComparison:
         notes.append("the two saw different data, so differences are not paired and intervals add up")
     if one.entry.get("layers") != two.entry.get("layers"):
         notes.append("depths differ: layers are matched at the nearest relative depth")
-    rows = [_difference(a, b, paired=paired) for a, b in _matched(*_nameless(one, two))]
+    rows = [_difference(a, b, paired=paired) for a, b in _matched(one, two)]
+    if not rows and one.stacks and two.stacks and not one.stacks & two.stacks:
+        mine, theirs = (" and ".join(sorted(side.stacks)) for side in (one, two))
+        raise AnisoscopeError(
+            f"{one.name} has the stack {mine} and {two.name} {theirs}, and which belong together is not known; compare "
+            "models with the same stacks."
+        )
     if not rows:
-        raise _nothing_shared(one, two)
+        raise AnisoscopeError(f"{one.name} and {two.name} share no metric at any site; profile both alike.")
     cka = cka_matrix(sampled(one.folder.arrays(one.entry["key"])), sampled(two.folder.arrays(two.entry["key"])))
     if cka[2].size == 0 or np.isnan(cka[2]).all():
         notes.append("no CKA: the sampled rows of the two have too few tokens in common")
     return ModelComparison(one.name, two.name, paired, rows, cka, notes)
-
-
-def _side_by_side(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, ComparedModel, list[str]]:
-    """The only stack of one side under the name of that of the other which does the same: an encoder's, a decoder's."""
-    sides, notes = [one, two], []
-    for number, (side, other) in enumerate(((one, two), (two, one))):
-        kind = side.entry.get("type")
-        if side.stacks == {"single"} and "single" not in other.stacks and kind in other.stacks:
-            sides[number] = side.renamed(str(kind))
-            notes.append(f"{side.name} is compared with the {kind} of {other.name}")
-    return sides[0], sides[1], notes
 
 
 def _alike(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, ComparedModel, list[str]]:
@@ -200,41 +197,28 @@ def _alike(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, Compa
     return one.without(apart), two.without(apart), notes
 
 
-def _nothing_shared(one: ComparedModel, two: ComparedModel) -> AnisoscopeError:
-    if one.stacks and two.stacks and not one.stacks & two.stacks:
-        mine, theirs = (" and ".join(sorted(side.stacks)) for side in (one, two))
-        return AnisoscopeError(
-            f"{one.name} has the stack {mine} and {two.name} {theirs}, and which belong together is not known; compare "
-            "models with the same stacks."
-        )
-    return AnisoscopeError(f"{one.name} and {two.name} share no metric at any site; profile both alike.")
-
-
-def _nameless(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, ComparedModel]:
-    """Files of rows whose tensors have no name in common are matched by their order instead."""
-    names = [{row["kind"] for row in side.rows} for side in (one, two)]
-    if {one.entry.get("type"), two.entry.get("type")} != {"rows"} or names[0] & names[1]:
-        return one, two
-    plain = [replace(side, rows=[{**row, "kind": "rows"} for row in side.rows]) for side in (one, two)]
-    return plain[0], plain[1]
-
-
 def _matched(one: ComparedModel, two: ComparedModel) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Rows of the first model, each with the row of the second at the same (or nearest relative) depth."""
-    key = itemgetter("stack", "kind", "head", "group", "metric", "variant")
-    there: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in two.rows:
-        there.setdefault(key(row), []).append(row)
-    pairs = [(row, _nearest(row, there[key(row)])) for row in one.rows if key(row) in there]
-    return [(a, b) for a, b in pairs if not (is_missing(a["value"]) or is_missing(b["value"]))]
+    """Rows of the first model, each with the row of the second at the same (or nearest relative) depth.
 
+    Files of rows whose tensors have no name in common are matched by their order instead.
+    """
+    files = {one.entry.get("type"), two.entry.get("type")} == {"rows"}
+    nameless = files and not {row["kind"] for row in one.rows} & {row["kind"] for row in two.rows}
+    columns = itemgetter("stack", *(() if nameless else ("kind",)), "head", "group", "metric", "variant")
 
-def _nearest(row: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
     def depth(row: dict[str, Any]) -> float:
         return float(row["layer"] if is_missing(row["depth"]) else row["depth"])
 
-    at = depth(row)
-    return min(others, key=lambda other: abs(depth(other) - at))
+    there: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in two.rows:
+        there.setdefault(columns(row), []).append(row)
+    pairs = []
+    for row in (row for row in one.rows if columns(row) in there):
+        others, at = there[columns(row)], depth(row)
+        nearest = others[int(np.argmin([abs(depth(other) - at) for other in others]))]
+        if not (is_missing(row["value"]) or is_missing(nearest["value"])):
+            pairs.append(({**row, "kind": "rows"} if nameless else row, nearest))
+    return pairs
 
 
 def _difference(a: dict[str, Any], b: dict[str, Any], *, paired: bool) -> dict[str, Any]:

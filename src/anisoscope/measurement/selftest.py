@@ -22,6 +22,7 @@ from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
 from anisoscope.numerics.linalg import orthonormal_basis, subspace_overlap
 
 _RAW = (("baseline", False),)
+_LENGTHS = (40, 12, 25, 31)  # of the contexts of the tiny model
 
 
 @dataclass(frozen=True)
@@ -119,55 +120,47 @@ class Planted:
 
 def controls(seed: int = 0) -> list[PlantedControl]:
     """One or more for each metric of plain rows; what is expected holds for the rows planted with this seed."""
-    return [
-        PlantedControl("svd_ratio", "spectrum 10 : 2 : 1", Planted.spectrum, 10 / 13, 1e-6),
-        PlantedControl("svd_ratio_squared", "spectrum 10 : 2 : 1", Planted.spectrum, 100 / 105, 1e-6),
-        PlantedControl("participation_ratio", "spectrum 10 : 2 : 1", Planted.spectrum, 105**2 / 10017, 1e-5),
-        PlantedControl("participation_ratio", "round cloud", Planted.round, 16, 0.05),
-        PlantedControl("iso_score", "round cloud", Planted.round, 1, 0.005),
-        PlantedControl("iso_score_star", "round cloud", Planted.round, 1, 0.005),
-        PlantedControl("effective_rank", "round cloud", Planted.round, 16, 0.01),
-        PlantedControl("rank_me", "round cloud", Planted.round, 16, 0.01),
-        PlantedControl("stable_rank", "spectrum 10 : 2 : 1", Planted.spectrum, 1.05, 1e-5),
-        PlantedControl("singular_entropy", "round cloud", Planted.round, 0, 0.001),
-        PlantedControl("average_cosine", "round cloud (null)", Planted.round, 0, 0.001),
-        PlantedControl("average_cosine", "cone of cosine 0.64", Planted.cone, 0.64, 0.001),
-        PlantedControl("average_cosine_centred", "cone, mean removed", Planted.cone, 0, 0.001),
-        PlantedControl("drift", "cone of mean norm 0.8", Planted.cone, 0.8, 0.001),
-        PlantedControl("relative_drift", "cone of mean norm 0.8", Planted.cone, 0.8, 0.001),
-        PlantedControl("drift_alignment", "cone: no variance along the mean", Planted.cone, 0, 0.01),
-        PlantedControl("explained_by_drift", "cone: all of it", Planted.cone, 1, 0.001),
-        PlantedControl("mean_norm", "cone of unit rows", Planted.cone, 1, 1e-6),
-        PlantedControl("largest_norm", "cone of unit rows", Planted.cone, 1, 1e-6),
-        PlantedControl("rogue_share", "one common coordinate", Planted.cone, 1, 0.01, (("top", 1),)),
-        PlantedControl("massive_activation", "round cloud", Planted.round, 6.7, 1.5),
-        PlantedControl("partition_isotropy", "round cloud", Planted.round, 1, 0.12),
-        PlantedControl("two_nn", "plane of dimension 5", Planted.plane, 5, 0.4),
-        PlantedControl(
-            "two_nn", "plane of dimension 20, calibrated", Planted.wide_plane, 20, 2.5, (("calibrated", True),)
-        ),
-        PlantedControl("two_nn", "5 % exact duplicates", Planted.doubled, 5, 0.4),
-        PlantedControl("two_nn", "common mean of norm 3000", Planted.far, 5, 0.4),
-        PlantedControl("two_nn", "2 % rows not finite", Planted.broken, 5, 0.4),
-        PlantedControl("svd_ratio", "common mean of norm 3000", Planted.far, _plane_ratio(seed), 0.001),
-        PlantedControl("levina_bickel", "plane of dimension 5", Planted.plane, 5, 0.4),
-        PlantedControl("gride", "plane of dimension 5", Planted.plane, 5, 0.4),
-        PlantedControl("local_anisotropy", "round cloud", Planted.round, 1 / 16, 0.06),
-        PlantedControl("local_anisotropy", "three lines, one cluster each", Planted.lines, 1, 1e-6, (("clusters", 3),)),
-        PlantedControl("hubness", "ring: all rows alike", Planted.ring, 0, 1e-6),
-        PlantedControl("self_similarity", "equal occurrences", Planted.types, 1, 0.06, (), Planted.labels),
-        PlantedControl("max_explainable_variance", "equal occurrences", Planted.types, 1, 0.05, _RAW, Planted.labels),
-        PlantedControl(
-            "context_similarity", "equal rows in a context", Planted.types, 1, 0.02, (), None, Planted.labels
-        ),
+    plane = Planted(torch.device("cpu"), seed).plane().double()
+    sigma = torch.linalg.svdvals(plane - plane.mean(0))
+    rows: list[tuple[Any, ...]] = [
+        ("svd_ratio", "spectrum 10 : 2 : 1", Planted.spectrum, 10 / 13, 1e-6),
+        ("svd_ratio_squared", "spectrum 10 : 2 : 1", Planted.spectrum, 100 / 105, 1e-6),
+        ("participation_ratio", "spectrum 10 : 2 : 1", Planted.spectrum, 105**2 / 10017, 1e-5),
+        ("participation_ratio", "round cloud", Planted.round, 16, 0.05),
+        ("iso_score", "round cloud", Planted.round, 1, 0.005),
+        ("iso_score_star", "round cloud", Planted.round, 1, 0.005),
+        ("effective_rank", "round cloud", Planted.round, 16, 0.01),
+        ("rank_me", "round cloud", Planted.round, 16, 0.01),
+        ("stable_rank", "spectrum 10 : 2 : 1", Planted.spectrum, 1.05, 1e-5),
+        ("singular_entropy", "round cloud", Planted.round, 0, 0.001),
+        ("average_cosine", "round cloud (null)", Planted.round, 0, 0.001),
+        ("average_cosine", "cone of cosine 0.64", Planted.cone, 0.64, 0.001),
+        ("average_cosine_centred", "cone, mean removed", Planted.cone, 0, 0.001),
+        ("drift", "cone of mean norm 0.8", Planted.cone, 0.8, 0.001),
+        ("relative_drift", "cone of mean norm 0.8", Planted.cone, 0.8, 0.001),
+        ("drift_alignment", "cone: no variance along the mean", Planted.cone, 0, 0.01),
+        ("explained_by_drift", "cone: all of it", Planted.cone, 1, 0.001),
+        ("mean_norm", "cone of unit rows", Planted.cone, 1, 1e-6),
+        ("largest_norm", "cone of unit rows", Planted.cone, 1, 1e-6),
+        ("rogue_share", "one common coordinate", Planted.cone, 1, 0.01, (("top", 1),)),
+        ("massive_activation", "round cloud", Planted.round, 6.7, 1.5),
+        ("partition_isotropy", "round cloud", Planted.round, 1, 0.12),
+        ("two_nn", "plane of dimension 5", Planted.plane, 5, 0.4),
+        ("two_nn", "plane of dimension 20, calibrated", Planted.wide_plane, 20, 2.5, (("calibrated", True),)),
+        ("two_nn", "5 % exact duplicates", Planted.doubled, 5, 0.4),
+        ("two_nn", "common mean of norm 3000", Planted.far, 5, 0.4),
+        ("two_nn", "2 % rows not finite", Planted.broken, 5, 0.4),
+        ("svd_ratio", "common mean of norm 3000", Planted.far, float(sigma[0] / sigma.sum()), 0.001),
+        ("levina_bickel", "plane of dimension 5", Planted.plane, 5, 0.4),
+        ("gride", "plane of dimension 5", Planted.plane, 5, 0.4),
+        ("local_anisotropy", "round cloud", Planted.round, 1 / 16, 0.06),
+        ("local_anisotropy", "three lines, one cluster each", Planted.lines, 1, 1e-6, (("clusters", 3),)),
+        ("hubness", "ring: all rows alike", Planted.ring, 0, 1e-6),
+        ("self_similarity", "equal occurrences", Planted.types, 1, 0.06, (), Planted.labels),
+        ("max_explainable_variance", "equal occurrences", Planted.types, 1, 0.05, _RAW, Planted.labels),
+        ("context_similarity", "equal rows in a context", Planted.types, 1, 0.02, (), None, Planted.labels),
     ]
-
-
-def _plane_ratio(seed: int) -> float:
-    """The SVD ratio of the plane, from an SVD on the host."""
-    rows = Planted(torch.device("cpu"), seed).plane().double()
-    sigma = torch.linalg.svdvals(rows - rows.mean(0))
-    return float(sigma[0] / sigma.sum())
+    return [PlantedControl(*row) for row in rows]
 
 
 def run_selftest(device: str = "auto", *, seed: int = 0) -> Iterator[ControlResult]:
@@ -207,13 +200,24 @@ def _gradient_controls(planted: Planted) -> Iterator[ControlResult]:
 
 def _model_controls(planted: Planted) -> Iterator[ControlResult]:
     """Padding, its counter-control, attention and hooks, on a tiny random model."""
-    model, ids = _tiny_model(planted)
-    lengths = [40, 12, 25, 31]
-    alone = [{"input_ids": ids[i : i + 1, :n]} for i, n in enumerate(lengths)]
-    mask = torch.stack([torch.arange(40) < n for n in lengths]).long().to(planted.device)
+    from transformers import BertConfig, BertModel
+
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 64}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(planted.seed)
+        model = BertModel(BertConfig(**sizes)).eval().to(planted.device)
+        ids = torch.randint(1, 64, (4, 40)).to(planted.device)
+
+    def cosine(*batches: dict[str, Tensor]) -> float:
+        table = measure(model, batches, sites=["resid"], metrics=["average_cosine"])
+        return table.value(layer=2, metric="average_cosine", variant="")
+
+    alone = [{"input_ids": ids[i : i + 1, :n]} for i, n in enumerate(_LENGTHS)]
+    mask = torch.stack([torch.arange(40) < n for n in _LENGTHS]).long().to(planted.device)
     padded = {"input_ids": ids.where(mask.bool(), 0), "attention_mask": mask}
     unmasked = {"input_ids": padded["input_ids"], "attention_mask": torch.ones_like(mask)}
-    apart, together, wrong = (_cosine(model, batches) for batches in (alone, [padded], [unmasked]))
+    apart, together, wrong = cosine(*alone), cosine(padded), cosine(unmasked)
     near, off = abs(apart - together), abs(apart - wrong)
     yield ControlResult("average_cosine", "padding does not count", f"difference {near:.1e}", near < 1e-4)
     yield ControlResult("average_cosine", "padding would count if unmasked", f"difference {off:.1e}", off > 1e-3)
@@ -226,27 +230,9 @@ def _attention_controls(model: torch.nn.Module, batch: dict[str, Tensor]) -> Ite
         if ".query." in name or ".key." in name:
             torch.nn.init.constant_(value, float(name.endswith("bias")))
     table = measure(model, [batch], sites=["query", "key", "scores"], attention_rows=0).where(layer=1, head=0)
-    first = sum(n * (1 / n) for n in (40, 12, 25, 31)) / sum((40, 12, 25, 31))
+    first = sum(n * (1 / n) for n in _LENGTHS) / sum(_LENGTHS)
     known = {"attention_entropy": 1.0, "attention_sharpness": 0.0, "first_key_mass": first, "score_spread": 0.0}
     for name, expected in {**known, "qk_cosine": 1.0}.items():
         seen = table.value(metric=name, variant="")
-        yield ControlResult(
-            name, "uniform attention", f"{seen:.4f}, expected {expected:.4f}", abs(seen - expected) < 1e-4
-        )
-
-
-def _tiny_model(planted: Planted) -> tuple[torch.nn.Module, Tensor]:
-    from transformers import BertConfig, BertModel
-
-    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes |= {"intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 64}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(planted.seed)
-        model = BertModel(BertConfig(**sizes)).eval().to(planted.device)
-        ids = torch.randint(1, 64, (4, 40)).to(planted.device)
-    return model, ids
-
-
-def _cosine(model: torch.nn.Module, batches: list[dict[str, Tensor]]) -> float:
-    table = measure(model, batches, sites=["resid"], metrics=["average_cosine"])
-    return table.value(layer=2, metric="average_cosine", variant="")
+        said = f"{seen:.4f}, expected {expected:.4f}"
+        yield ControlResult(name, "uniform attention", said, abs(seen - expected) < 1e-4)
