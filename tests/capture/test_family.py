@@ -312,7 +312,7 @@ def test_every_listed_family_is_tested_here() -> None:
 
     tested = {str(tiny(name).config.model_type) for name in ALL}  # type: ignore[union-attr]
     elsewhere = {"deberta", "longformer", "mamba"} | TYPES  # test_rows.py, test_speech_vision.py
-    elsewhere |= {name for name, family in families.FAMILIES.items() if family.staged}  # test_stages.py
+    elsewhere |= {name for name, family in families.FAMILIES.items() if family.staged}  # test_block.py
     listed = {row["name"] for row in list_families()}
     assert listed - elsewhere <= tested
     assert all(AutoConfig.for_model(name) for name in sorted(listed))

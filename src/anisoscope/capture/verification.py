@@ -96,8 +96,8 @@ class _Check:
         if stack.staged:
             self._maps(stack, record, hidden)
             return
-        own = stack.family.hidden(stack.depth, len(hidden)) if stack.family.hidden else None
-        layers: list[int | None] = own or list(range(stack.depth + 1))
+        own = stack.family.hidden
+        layers: list[int | None] = own(stack.depth) if own is not None else list(range(stack.depth + 1))
         if len(layers) != len(hidden):
             raise AnisoscopeError(
                 f"{self.layout.model}: {stack.depth} blocks were found in {stack.name}, but the model gives "

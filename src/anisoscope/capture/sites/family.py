@@ -27,8 +27,8 @@ class Family:
     """What is special about one family of models; a field may be a function of the configuration where it varies.
 
     `blocks` gives the path of the module applied at each layer, one entry per application (a shared block repeats).
-    `hidden` maps (number of blocks, length of the model's own `hidden_states`) to the layer each entry must equal,
-    None where it has no site. `windows` relates a lower resolution to the input's. `final` False: what looks like a
+    `hidden` maps the number of blocks to the layer that each entry of the model's own `hidden_states` must equal, None
+    where it has no site. `windows` relates a lower resolution to the input's. `final` False: what looks like a
     final norm is none. `attention` says why query, key and scores cannot be had. `prefix` counts the leading positions
     that are no part of the input: class, distillation and register tokens; `prefixed` are the layers that have them
     where not all do. `staged`: its blocks lie in stages. `without` names kinds that cannot be read as rows, and why.
@@ -36,7 +36,7 @@ class Family:
 
     about: str
     blocks: Blocks | None = None
-    hidden: Callable[[int, int], list[int | None]] | None = None
+    hidden: Callable[[int], list[int | None]] | None = None
     windows: Callable[[Any, int, int], Reads] | None = None
     final: bool | Callable[[Any], bool] | None = None
     attention: str = ""
@@ -143,13 +143,13 @@ FAMILIES: dict[str, Family] = {
         "characters, then molecules of several characters, then characters again",
         blocks=canine_blocks,
         # its own hidden states repeat the input of each of its three encoders
-        hidden=lambda blocks, given: [0, 1, None, *range(2, blocks), None, blocks],
+        hidden=lambda blocks: [0, 1, None, *range(2, blocks), None, blocks],
         windows=canine_windows,
     ),
     "deberta": Family("disentangled attention", final=False, attention=_DISENTANGLED),
     "deberta-v2": Family("disentangled attention", final=False, attention=_DISENTANGLED),
     "mamba": Family(  # its own hidden states start after the first block
-        "state space, no attention", hidden=lambda blocks, given: [*range(1, blocks + 1), blocks]
+        "state space, no attention", hidden=lambda blocks: [*range(1, blocks + 1), blocks]
     ),
     "longformer": Family(
         "banded attention, lengthens its input", windows=padding_windows, attention="its attention is computed in bands"
