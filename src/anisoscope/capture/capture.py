@@ -410,11 +410,9 @@ class Capture:
     def _contexts(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, stack: Stack | None
     ) -> Contexts:
-        arguments, batch = by_name(module, args, kwargs), self._batch
-        outer = by_name(self.model, *self._outer) if self._outer is not None else {}
-        arguments = row.with_pixel_mask(arguments, outer, batch.inputs if batch is not None else {})
-        if self._outer is not None and module is not self.model:
-            arguments = row.with_frame_mask(row.with_ids(arguments, outer), outer)
+        batch, outer = self._batch, by_name(self.model, *self._outer) if self._outer is not None else {}
+        arguments = row.with_ids(by_name(module, args, kwargs), outer)
+        arguments = row.with_masks(arguments, outer, batch.inputs if batch is not None else {})
         more, real = by_rule(self.rule, *(self._outer or (args, kwargs)))
         arguments, real = {**arguments, **more}, None if real is None else real.cpu()
         config = stack.config if stack is not None else getattr(unwrapped(self.model), "config", None)

@@ -161,11 +161,6 @@ class Contexts:
         """The number of contexts, empty ones included."""
         return self.hashes.numel()
 
-    @property
-    def length(self) -> int | None:
-        """The number of input positions, where the input has positions."""
-        return None if self.real is None else self.real.shape[1]
-
     def select(self, length: int, choice: PositionChoice, device: torch.device) -> RowSelection:
         """The selection for activations of `length` positions on `device`; made once per pass."""
         prefix, suffix = (0, 0) if choice.whole or length <= self.prefix + self.suffix else (self.prefix, self.suffix)
@@ -409,20 +404,19 @@ def _hashes(content: Tensor, real: Tensor | None, above: Contexts | None, pixels
     return torch.tensor(values, dtype=torch.int64)
 
 
-def with_pixel_mask(arguments: dict[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a forward with the pixel_mask of the outer model or batch, where that was not passed on."""
-    given = [found[PIXEL_MASK] for found in (arguments, *others) if isinstance(found.get(PIXEL_MASK), Tensor)]
-    return {**arguments, PIXEL_MASK: given[0]} if given else arguments
+def with_masks(arguments: dict[str, Any], outer: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a stack, with the masks of the outer model or batch that were not passed on to it.
 
-
-def with_frame_mask(arguments: dict[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an encoder with the mask of the outer model, where that did not pass it on (Whisper)."""
-    content = next((arguments[name] for name in SOUND if isinstance(arguments.get(name), Tensor)), None)
+    They are the pixel mask of images, and the mask over frames of sound (Whisper passes none to its encoder).
+    """
+    pixels = [given[PIXEL_MASK] for given in (arguments, outer, batch) if isinstance(given.get(PIXEL_MASK), Tensor)]
+    found = {**arguments, PIXEL_MASK: pixels[0]} if pixels else arguments
+    sound = next((found[name] for name in SOUND if isinstance(found.get(name), Tensor)), None)
     mask = outer.get("attention_mask")
-    if content is None or not isinstance(mask, Tensor) or isinstance(arguments.get("attention_mask"), Tensor):
-        return arguments
-    fits = mask.dim() == 2 and mask.shape[0] == content.shape[0] and mask.shape[1] in content.shape[1:]
-    return {**arguments, "attention_mask": mask} if fits else arguments
+    if sound is None or not isinstance(mask, Tensor) or isinstance(found.get("attention_mask"), Tensor):
+        return found
+    fits = mask.dim() == 2 and mask.shape[0] == sound.shape[0] and mask.shape[1] in sound.shape[1:]
+    return {**found, "attention_mask": mask} if fits else found
 
 
 def with_ids(arguments: dict[str, Any], outer: dict[str, Any]) -> dict[str, Any]:
@@ -434,7 +428,7 @@ def with_ids(arguments: dict[str, Any], outer: dict[str, Any]) -> dict[str, Any]
 
 def positioned(x: Tensor, contexts: Contexts, site: Site) -> Tensor:
     """An activation as [B, T, …]: rows of a flattened one, positions of a feature map, or one row per context."""
-    batch, length = contexts.batch, contexts.length
+    batch, length = contexts.batch, None if contexts.real is None else contexts.real.shape[1]
     if x.shape[0] == batch and (x.dim() == 3 or site.kind in PER_HEAD):
         return x
     if x.dim() == 4 and x.shape[0] == batch:
