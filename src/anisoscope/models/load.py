@@ -74,33 +74,29 @@ def readable_errors(source: ModelSource) -> Iterator[None]:
         ) from error
     except Exception as error:
         if isinstance(error, _FAILURES + _DAMAGE) or type(error).__module__.partition(".")[0] in _LIBRARIES:
-            raise _failure(source, error) from error
+            raise AnisoscopeError(_failure(source, error)) from error
         raise
 
 
-def _failure(source: ModelSource, error: BaseException) -> AnisoscopeError:
+def _failure(source: ModelSource, error: BaseException) -> str:
     text = " ".join(str(error).split())
     reason = (text[:240] + "…") if len(text) > 240 else text or type(error).__name__
     if "trust_remote_code" in text or "custom code" in text:
-        return AnisoscopeError(f"{source.spec!r} needs its own code to be run; allow it with --trust-remote-code.")
+        return f"{source.spec!r} needs its own code to be run; allow it with --trust-remote-code."
     if source.kind == "hub" and isinstance(error, OSError):
         return _hub_failure(source, text)
     if source.kind == "config" or source.overrides:
-        return AnisoscopeError(f"no model can be built from {source.spec!r}: {reason}")
+        return f"no model can be built from {source.spec!r}: {reason}"
     if "no file named" in text or "does not appear to have a file" in text:
-        return AnisoscopeError(
-            f"the folder {source.place!r} has a config.json but no weights; expected model.safetensors or "
-            f"pytorch_model.bin (for fresh weights add --random-init)."
-        )
+        wanted = "model.safetensors or pytorch_model.bin (for fresh weights add --random-init)"
+        return f"the folder {source.place!r} has a config.json but no weights; expected {wanted}."
     if source.kind in ("folder", "peft") and (file := damaged_file(Path(source.place))) is not None:
         shown = f" ({reason})" if " " in reason else ""
-        return AnisoscopeError(
-            f"{source.spec!r} could not be loaded: {file.name} is cut off or damaged{shown}; copy it again."
-        )
-    return AnisoscopeError(f"{source.spec!r} could not be loaded: {reason}")
+        return f"{source.spec!r} could not be loaded: {file.name} is cut off or damaged{shown}; copy it again."
+    return f"{source.spec!r} could not be loaded: {reason}"
 
 
-def _hub_failure(source: ModelSource, text: str) -> AnisoscopeError:
+def _hub_failure(source: ModelSource, text: str) -> str:
     from transformers import CONFIG_MAPPING
 
     hint = ""  # for a name that is, or nearly is, an architecture that could be built afresh
@@ -110,18 +106,14 @@ def _hub_failure(source: ModelSource, text: str) -> AnisoscopeError:
         near = difflib.get_close_matches(source.name, [*CONFIG_MAPPING, *sources.ALIASES], n=3, cutoff=0.6)
         hint = f"; architectures with a similar name: {', '.join(near)}" if near else ""
     if miss := near_miss(source.spec):
-        return AnisoscopeError(f"there is no folder {source.spec!r}, and no such model on the hub could be had; {miss}")
+        return f"there is no folder {source.spec!r}, and no such model on the hub could be had; {miss}"
     if not hub_reachable():
-        return AnisoscopeError(
-            f"{source.spec!r} is no folder here, it is not in the hub's cache, and the hub cannot be reached; "
-            f"give a local folder{f', go online{hint}' if hint else ' or go online'}."
-        )
+        where = f"{source.spec!r} is no folder here, it is not in the hub's cache, and the hub cannot be reached"
+        return f"{where}; give a local folder{f', go online{hint}' if hint else ' or go online'}."
     if "gated" in text or "401" in text or "403" in text:
-        return AnisoscopeError(f"{source.spec!r} is private or gated, or does not exist; log in with `hf auth login`.")
-    at = f" at revision {source.revision!r}" if source.revision else ""
-    return AnisoscopeError(
-        f"the hub has no model {source.name!r}{at} that can be loaded; check the spelling, give a local folder{hint}."
-    )
+        return f"{source.spec!r} is private or gated, or does not exist; log in with `hf auth login`."
+    name = repr(source.name) + (f" at revision {source.revision!r}" if source.revision else "")
+    return f"the hub has no model {name} that can be loaded; check the spelling, give a local folder{hint}."
 
 
 @dataclass
