@@ -247,16 +247,14 @@ def agreement(parts: Sequence[Part], name: str, *, what: str) -> Part:
     return replace(binding, name=name, reason=reason, needed=True)
 
 
-def span(part: Part, digits: int = 3) -> str:
+def span(part: Part) -> str:
     """A number with its interval, as it is read in a sentence.
 
     >>> span(Part("", 3.14159, 3.0, 3.3))
     '3.14 [3, 3.3]'
     """
-    number = figure(part.effect, digits)
-    if not (math.isfinite(part.low) and math.isfinite(part.high)):
-        return number
-    return f"{number} [{figure(part.low, digits)}, {figure(part.high, digits)}]"
+    known = math.isfinite(part.low) and math.isfinite(part.high)
+    return figure(part.effect) + (f" [{figure(part.low)}, {figure(part.high)}]" if known else "")
 
 
 def outcome(status: Status, part: Part) -> str:

@@ -188,7 +188,7 @@ def whole(subject: str) -> Callable[[Study], dict[str, Study]]:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def figure(value: float, digits: int = 3) -> str:
+def figure(value: float) -> str:
     """A number for a sentence: three digits that count, four decimals at most.
 
     >>> figure(-0.00123456), figure(float("nan")), figure(12345.6)
@@ -196,7 +196,7 @@ def figure(value: float, digits: int = 3) -> str:
     """
     if not math.isfinite(value):
         return "unknown"
-    text = f"{value:.0f}" if abs(value) >= 1000 else f"{round(value, 4) + 0.0:.{digits}g}"
+    text = f"{value:.0f}" if abs(value) >= 1000 else f"{round(value, 4) + 0.0:.3g}"
     return text.replace("-", "−")
 
 
@@ -271,15 +271,12 @@ def site_record(site: tuple[str, int, str]) -> dict[str, Any]:
     return dict(zip(("stack", "layer", "kind"), site, strict=True))
 
 
-def series_of(readings: Iterable[Cell], *, fewest: int = 2) -> list[int]:
-    """The measured steps, of which there must be some."""
-    found = steps_of(readings)
-    if len(found) < fewest:
-        how = "sweep the checkpoints of a model or watch its training"
-        if len(found) > 1:  # a series, if a short one
-            raise Missing(f"series of {fewest} steps or more", f"it has {len(found)}; {how}")
-        raise NotHere(f"series of {fewest} steps or more", how)
-    return found
+def need_series(readings: Iterable[Cell], *, fewest: int = 2) -> None:
+    """`Missing` where there are too few measured steps."""
+    found = len(steps_of(readings))
+    what, how = f"series of {fewest} steps or more", "sweep the checkpoints of a model or watch its training"
+    if found < fewest:
+        raise Missing(what, f"it has {found}; {how}") if found > 1 else NotHere(what, how)
 
 
 def shared_steps(courses: Iterable[Iterable[Cell]]) -> tuple[list[int], list[int]]:

@@ -139,7 +139,7 @@ def _alignment(stack: BlockStack, kind: str) -> Course:
 
 def _shared(courses: Mapping[str, Course]) -> dict[str, Course]:
     """The courses at the steps and layers that all have; refused with fewer than five steps."""
-    evidence.series_of(next(iter(courses.values())), fewest=FEWEST_STEPS)
+    evidence.need_series(next(iter(courses.values())), fewest=FEWEST_STEPS)
     layers, steps = evidence.shared_steps(courses.values())
     if len(steps) < FEWEST_STEPS:
         raise Missing(f"{FEWEST_STEPS} steps with a number at the same layers", f"there are {len(steps)}")

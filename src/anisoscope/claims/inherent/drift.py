@@ -52,7 +52,6 @@ NEAR_IDENTITY = "a near-identity of the average cosine, which it follows by cons
 ALL = "all models"
 _RANK, _LINEAR, _SHARE = "rank correlation", "linear correlation", "explained share"
 _FIRST = "without the first position"
-_LINEAR_KEYS = ("pearson", "pearson_low", "pearson_high", "pearson_p")
 Pairs = Sequence[tuple[Row, Row]]
 _HOW = "measure it with --metrics explained_by_drift"
 
@@ -296,7 +295,7 @@ def _status(stream: Stream) -> str:
         return "undecided"
 
 
-def pooled(table: Table, *, seed: int = 0) -> list[dict[str, Any]]:
+def pooled(table: Table) -> list[dict[str, Any]]:
     """The correlations over within-model ranks and values, of all trained models and of each modality.
 
     Spearman's takes the ranks within a stack, Pearson's the values in its own standard deviations. p from shuffling the
@@ -310,7 +309,7 @@ def pooled(table: Table, *, seed: int = 0) -> list[dict[str, Any]]:
             if (unit := _unit(stream)) is not None and (linear := _unit(stream, ranked=False)) is not None:
                 for name in ("", stream.modality):
                     units.setdefault(name, []).append((unit, linear))
-    return [_pooled_record(name or "all", mine, seed=seed) for name, mine in units.items() if mine]
+    return [_pooled_record(name or "all", mine) for name, mine in units.items() if mine]
 
 
 def _unit(stream: Stream, *, ranked: bool = True) -> CorrelationUnit | None:
@@ -321,15 +320,19 @@ def _unit(stream: Stream, *, ranked: bool = True) -> CorrelationUnit | None:
     return CorrelationUnit.of(stream.model, *zip(*pairs, strict=True), ranked=ranked)
 
 
-def _pooled_record(name: str, units: Sequence[tuple[CorrelationUnit, CorrelationUnit]], *, seed: int) -> dict[str, Any]:
-    ranked, linear = ([pair[side] for pair in units] for side in (0, 1))
-    models = sorted({unit.cluster for unit in ranked})
+def _pooled_part(units: Sequence[CorrelationUnit]) -> Part:
+    """The correlation over all units, with its interval over models and the p of shuffled sites."""
+    value, ends = over.pooled_correlation(units), over.models_interval(units)
+    return Part("", value, *ends, p=over.permutation_p(units), bounds=CORRELATION)
+
+
+def _pooled_record(name: str, units: Sequence[tuple[CorrelationUnit, CorrelationUnit]]) -> dict[str, Any]:
+    ranked, linear = (_pooled_part([pair[side] for pair in units]) for side in (0, 1))
+    models = sorted({unit.cluster for unit, _ in units})
     few = f"{len(models)} model{'s' if len(models) > 1 else ''}: an interval over models needs {FEWEST_CLUSTERS}"
-    found: dict[str, Any] = {"modality": name}
-    for mine, keys in ((ranked, ("spearman", "low", "high", "p")), (linear, _LINEAR_KEYS)):
-        numbers = over.pooled_correlation(mine), *over.models_interval(mine), over.permutation_p(mine, seed=seed)
-        found |= dict(zip(keys, numbers, strict=True))
-    found |= {"models": models, "stacks": len(units), "n": sum(len(unit.one) for unit in ranked)}
+    found: dict[str, Any] = {"modality": name, "spearman": ranked.effect, "low": ranked.low, "high": ranked.high}
+    found |= {"p": ranked.p, **_columns("pearson", linear), "pearson_p": linear.p}
+    found |= {"models": models, "stacks": len(units), "n": sum(len(unit.one) for unit, _ in units)}
     return {**found, "p_note": over.DESCRIPTIVE, "note": few if len(models) < FEWEST_CLUSTERS else ""}
 
 
@@ -427,10 +430,7 @@ def _of_all(study: Study) -> Finding:
         raise NotHere("second model with drift and average_cosine at three sites", "measure more models")
     mine = list(units.values())
     linear = [unit for stream in found.values() if (unit := _unit(stream, ranked=False)) is not None]
-    ranked, told = (
-        Part("", over.pooled_correlation(of), *over.models_interval(of), p=over.permutation_p(of), bounds=CORRELATION)
-        for of in (mine, linear)
-    )
+    ranked, told = _pooled_part(mine), _pooled_part(linear)
     few = "" if math.isfinite(ranked.low) else _FEW_MODELS
     parts = [replace(ranked, name=_RANK, margin=CORRELATION_MARGIN, reason=few), _share_over_models(found)]
     parts.append(replace(told, name=_LINEAR, needed=False))

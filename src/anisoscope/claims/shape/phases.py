@@ -187,7 +187,7 @@ def _phases_sentence(parts: Parts, status: Status, part: Part) -> str:
 def anisotropy_grows(stack: BlockStack) -> Finding:
     """svd_ratio, mean over blocks, at the last step minus step 0 and minus the first measured step after it."""
     readings = stack.needed("svd_ratio")
-    evidence.series_of(readings)
+    evidence.need_series(readings)
     layers, steps = shared_steps([readings])
     grown = _growth(readings)
     if not grown:
