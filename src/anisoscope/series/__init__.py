@@ -33,8 +33,7 @@ class SweepConfig:
     series: bool = True
     others: tuple[str, ...] = ()  # further models, in the order of training
     architecture: Annotated[
-        str | None,
-        Option("Of .ckpt, .pt and other weight files: a folder with config.json, or bert:hidden_size=64."),
+        str | None, Option("Of .ckpt, .pt and other weight files: a folder with config.json, or bert:hidden_size=64.")
     ] = None
     data: Annotated[
         str, Option("Text, audio or images as in `anisoscope profile`, a datasets name, or 'embedded'.")

@@ -42,8 +42,7 @@ from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import with_options
 from anisoscope.results.table import Table
 from anisoscope.studies.study import Study
-from anisoscope.studies.untrained import BlockArm
-from anisoscope.studies.untrained import UntrainedConfig as UntrainedConfig
+from anisoscope.studies.untrained import BlockArm, UntrainedConfig
 from anisoscope.studies.untrained import block as blocks
 from anisoscope.studies.untrained.block import UntrainedBlock, biased
 
