@@ -39,6 +39,7 @@ from support.trainings import (
     monitor_options,
     plain_loop,
     probe,
+    sites_of,
     steps_of,
     targets_of,
 )
@@ -94,7 +95,7 @@ def test_its_gradients_are_those_of_the_summed_loss(name: str, tmp_path: Path, s
     options = {"gradient_accumulation_steps": 4, "max_grad_norm": 0.01, "max_steps": 1}
     make_trainer(MODELS[name](), tmp_path, callback, masked=name == "bert", collator=collator, **options).train()
     model = MODELS[name]().eval()
-    site = next(s for s in seen[0].sites() if s.layer == 1)
+    site = next(s for s in sites_of(seen[0]) if s.layer == 1)
     parts = seen[0].test[site]
     assert len(parts) == 4
     assert len({targets_of(model, batch) for batch in collator.batches[:4]}) > 1
@@ -121,7 +122,7 @@ def test_a_micro_batch_withouttargets_of_counts_nothing(tmp_path: Path, seen: li
     callback = MonitorCallback(**monitor_options(when=at([0])))
     options = {"gradient_accumulation_steps": 2, "max_steps": 1}
     make_trainer(gpt2(), tmp_path, callback, collator=blank_second, **options).train()
-    (a, _), (b, _) = seen[0].test[seen[0].sites()[0]]
+    (a, _), (b, _) = seen[0].test[sites_of(seen[0])[0]]
     assert a.g is not None and b.g is not None
     assert bool(a.g.any()) and not bool(b.g.any())
 

@@ -34,6 +34,7 @@ from support.trainings import (
     make_trainer,
     monitor_options,
     probe,
+    sites_of,
     steps_of,
 )
 
@@ -78,7 +79,7 @@ def test_a_forward_pass_with_gradients_inside_a_step_would_be_counted(tmp_path: 
 
     callback = MonitorCallback(**monitor_options(when=at([0])))
     make_trainer(gpt2(), tmp_path, callback, Meddling(), max_steps=1).train()
-    assert len(seen[0].test[seen[0].sites()[0]]) == 2
+    assert len(seen[0].test[sites_of(seen[0])[0]]) == 2
 
 
 def test_checkpointing_changes_nothing_and_the_re_entrant_kind_is_refused(tmp_path: Path) -> None:

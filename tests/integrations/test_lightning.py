@@ -32,6 +32,7 @@ from support.trainings import (
     monitor_options,
     plain_loop,
     probe,
+    sites_of,
     steps_of,
 )
 
@@ -166,8 +167,8 @@ def test_loss_scaling_is_taken_out(tmp_path: Path, seen: list[StepRows]) -> None
     for plugins in ([], [_scaled(pl, scale)]):
         fit(pl, lightning_module(pl, gpt2()), tmp_path, lightning_callback(when=at([0])), max_steps=1, plugins=plugins)
         norms.append([float(test.g.norm()) for _, _, test in seen[-1].halves() if test.g is not None])
-    (rows, factor), *_ = seen[-1].test[seen[-1].sites()[0]]
-    (_, unscaled), *_ = seen[0].test[seen[0].sites()[0]]
+    (rows, factor), *_ = seen[-1].test[sites_of(seen[-1])[0]]
+    (_, unscaled), *_ = seen[0].test[sites_of(seen[0])[0]]
     assert factor == pytest.approx(unscaled / scale)
     assert rows.g is not None and norms[1] == pytest.approx(norms[0], rel=0.02)
 

@@ -126,12 +126,6 @@ def configured(
     return made
 
 
-def given(context: typer.Context, name: str) -> bool:
-    """Whether an option was typed."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 @contextlib.contextmanager
 def under_way() -> Iterator[Callable[[str, int, int], None]]:
     """Around what takes long: progress bars; SIGTERM ends it as Ctrl-C does, with everything finished on disk."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.commands.command import Debug, Out, Resume, configured, declared_fields, given, requested
+from anisoscope.commands.command import Debug, Out, Resume, configured, declared_fields, requested
 from anisoscope.errors import AnisoscopeError
 from anisoscope.studies.catalogue import STUDIES, StudyEntry
 
@@ -44,8 +44,8 @@ def _refuse_idle(ctx: typer.Context, config: Any) -> None:
     """Options that would do nothing in the preset that was asked for."""
     paper = config.preset == "paper"
     idle = [f for f in declared_fields(type(config)).values() if f.option.preset == ("trained" if paper else "paper")]
-    typed = [field.word for field in idle if given(ctx, field.name)]
-    typed += ["--jobs"] if paper and given(ctx, "jobs") else []
-    if typed:
+    options = {field.name: field.word for field in idle} | ({"jobs": "--jobs"} if paper else {})
+    sources = {word: ctx.get_parameter_source(name) for name, word in options.items()}
+    if typed := [word for word, source in sources.items() if source is not None and source.name == "COMMANDLINE"]:
         where = "the presets that train, tiny and small" if paper else "--preset paper"
         raise AnisoscopeError(f"{typed[0]} belongs to {where}; leave it out, or take another preset.")

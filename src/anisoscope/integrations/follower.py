@@ -166,7 +166,10 @@ class Follower:
 
 
 class FollowerCallback:
-    """What the callbacks of all frameworks share; its options are those of `Monitor`."""
+    """What the callbacks of all frameworks share; its options are those of `Monitor`.
+
+    It has a follower and is none: Lightning puts methods of its own on callbacks, such as `log`.
+    """
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ from anisoscope.capture.gradients.gradient_pass import (
     unlabelled,
     untouched,
 )
-from anisoscope.capture.sites.layout import Layout, Stack
+from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.claims import dynamics as claim
 from anisoscope.claims.dynamics import FEWEST, MetricName, PerformanceResults, ScoreSeries, SiteKey
@@ -229,7 +229,10 @@ Change = Callable[[Tensor], Tensor]
 @contextlib.contextmanager
 def patching(model: nn.Module, layout: Layout, site: Site, change: Change, *, real: Tensor) -> Iterator[None]:
     """While open, the rows of `site` at the positions in `real` [B, T] are replaced; padding is left as it is."""
-    path, side, number = _place(layout.stack(site.stack), site)
+    stack = layout.stack(site.stack)
+    path = stack.final.path if site.kind == "final" else stack.blocks[max(0, site.layer - 1)]
+    # a shared block is called once for each of its layers
+    number = stack.blocks[: site.layer].count(path) if site.kind == "resid" else 1
     module = model.get_submodule(path)
     calls = itertools.count(1)
 
@@ -249,7 +252,7 @@ def patching(model: nn.Module, layout: Layout, site: Site, change: Change, *, re
     def after(_: nn.Module, __: Any, output: Any) -> Any:
         return _changed(output, replace) if next(calls) == number else None
 
-    if side == "in":
+    if site.kind == "embed":
         handle = module.register_forward_pre_hook(before, with_kwargs=True)
     else:
         handle = module.register_forward_hook(after)
@@ -259,16 +262,6 @@ def patching(model: nn.Module, layout: Layout, site: Site, change: Change, *, re
         handle.remove()
     if next(calls) <= number:
         raise AnisoscopeError(f"nothing was seen at {site}, so its rows could not be replaced.")
-
-
-def _place(stack: Stack, site: Site) -> tuple[str, str, int]:
-    """Module, side and which call of it in a pass: a shared block is called once for each of its layers."""
-    if site.kind == "embed":
-        return stack.blocks[0], "in", 1
-    if site.kind == "resid":
-        path = stack.blocks[site.layer - 1]
-        return path, "out", stack.blocks[: site.layer].count(path)
-    return stack.final.path, "out", 1
 
 
 def _changed_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], replace: Change) -> tuple[Any, Any]:
