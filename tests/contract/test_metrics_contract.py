@@ -66,7 +66,7 @@ def attention_value(metric: Metric, seed: int, change: str = "") -> float:
     q, k = torch.as_tensor(transform(query, change) if change else query), torch.as_tensor(key)
     if Attention in metric.needs:
         allowed = torch.ones(1, 12, 12, dtype=torch.bool)
-        values = row_sharpness(q[None], k[None], allowed, bias=None, scaling=0.5, first=0)
+        values = row_sharpness(q[None, None], k[None, None], allowed[None], bias=None, scaling=0.5, first=0)[0]
         return metric.function(Attention().update(values.transpose(0, 1)).head(0))
     return metric.function(Directions().update(q), Keys().update(k))
 

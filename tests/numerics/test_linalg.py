@@ -1,4 +1,4 @@
-"""Numerics: exact neighbours, spectra, subspaces, hashes and the sharpness of attention rows, against slow twins."""
+"""Numerics: exact neighbours, spectra, subspaces and hashes, against slow twins."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics.attention import QUANTITIES, row_sharpness
 from anisoscope.numerics.hashing import FOLDS, fold_of, mix, row_hash
 from anisoscope.numerics.linalg import eigenvalues, orthonormal_basis, principal_angles, subspace_overlap
 from anisoscope.numerics.neighbours.search import first_equal, nearest
-from support import references
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -181,67 +179,3 @@ def test_hashes_and_folds_are_uniform_and_independent() -> None:
     small = row_hash(context, torch.zeros_like(context)).argsort()[:4000]
     counts = fold[small].bincount(minlength=FOLDS).double()
     assert float(((counts - 500) ** 2 / 500).sum()) < 25
-
-
-# attention
-
-
-def masks(rows: int, keys: int) -> dict[str, torch.Tensor]:
-    causal = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
-    left = causal.clone()
-    left[:, :3] = False
-    return {"full": torch.ones(rows, keys, dtype=torch.bool), "causal": causal, "left": left}
-
-
-@pytest.mark.parametrize("kind", ["full", "causal", "left"])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("scale", [0.3, 30.0])
-def test_attention_rows_equal_an_explicit_softmax(kind: str, biased: bool, scale: float) -> None:
-    query, key, allowed = normal(4, 14, 6), normal(2, 14, 6, seed=1), masks(14, 14)[kind]
-    bias = normal(4, 14, 14, seed=2) if biased else None
-    first = 3 if kind == "left" else 0
-    seen = row_sharpness(query, key, allowed[None], bias=bias, scaling=scale, first=first)
-    assert seen.shape == (4, 14, len(QUANTITIES))
-    for head in range(4):
-        plain = scale * query[head].double() @ key[head // 2].double().T
-        scores = plain if bias is None else plain + bias[head].double()
-        for row in range(14):
-            expected = references.attention_row(
-                scores[row].numpy(), allowed[row].numpy(), first, plain=plain[row].numpy()
-            )
-            np.testing.assert_allclose(seen[head, row].numpy(), expected, rtol=2e-4, atol=2e-5)
-
-
-def test_what_a_forbidden_key_holds_does_not_matter() -> None:
-    query, key, allowed = normal(2, 12, 6), normal(2, 12, 6, seed=1), masks(12, 12)["full"].clone()
-    allowed[:, 9:] = False
-    plain = row_sharpness(query, key, allowed[None], bias=None, scaling=1.0, first=0)
-    for value in (1e4, torch.inf, torch.nan):
-        other = key.clone()
-        other[:, 9:] = value
-        seen = row_sharpness(query, other, allowed[None], bias=None, scaling=1.0, first=0)
-        torch.testing.assert_close(seen, plain, rtol=1e-5, atol=1e-6)
-
-
-def test_rows_that_see_fewer_than_eight_keys_are_left_out_and_others_are_not() -> None:
-    query, key = normal(1, 12, 4), normal(1, 12, 4, seed=1)
-    seen = row_sharpness(query, key, masks(12, 12)["causal"][None], bias=None, scaling=1.0, first=0)
-    entropy = seen[0, :, QUANTITIES.index("entropy")]
-    assert entropy[:7].isnan().all()
-    assert entropy[7:].isfinite().all()
-    rest = seen[0, :, QUANTITIES.index("entropy_rest")]
-    assert rest[:8].isnan().all()
-    assert rest[8:].isfinite().all()
-
-
-def test_extreme_scores_give_the_limits() -> None:
-    key = torch.zeros(1, 20, 1)
-    key[0, 4] = 1e4
-    allowed = torch.ones(1, 1, 20, dtype=torch.bool)
-    seen = row_sharpness(torch.ones(1, 1, 1), key, allowed, bias=None, scaling=1.0, first=0)[0, 0]
-    assert seen[QUANTITIES.index("entropy")] == pytest.approx(0.0, abs=1e-6)
-    assert seen[QUANTITIES.index("sharpness")] == pytest.approx(1.0)
-    flat = row_sharpness(torch.ones(1, 1, 1), 0 * key, allowed, bias=None, scaling=1.0, first=0)[0, 0]
-    assert flat[QUANTITIES.index("entropy")] == pytest.approx(1.0)
-    assert flat[QUANTITIES.index("sharpness")] == pytest.approx(0.0, abs=1e-6)
-    assert flat[QUANTITIES.index("first_mass")] == pytest.approx(1 / 20)

@@ -102,7 +102,7 @@ def _attention() -> tuple[Any, ...]:
     key = torch.zeros(1, 10, 1)
     key[0, 0] = math.log(9.0)
     allowed = torch.ones(1, 4, 10, dtype=torch.bool)
-    values = row_sharpness(torch.ones(1, 4, 1), key, allowed, bias=None, scaling=1.0, first=0)
+    values = row_sharpness(torch.ones(1, 1, 4, 1), key[None], allowed[None], bias=None, scaling=1.0, first=0)[0]
     return (Attention().update(values.transpose(0, 1)).head(0),)
 
 

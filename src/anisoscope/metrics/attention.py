@@ -47,13 +47,8 @@ def row_sharpness(
     """The quantities above for each head and query row: [B, H, R, 8], NaN where m is too small.
 
     `query` [B, H, R, d], `key` [B, H_kv, S, d], `allowed` [B, 1 or H, R, S] bool, `bias` alike or None, `scaling` a
-    number or [H, 1, 1], `first` the position of each context's first key. One context may be given without its leading
-    dimension.
+    number or [H, 1, 1], `first` the position of each context's first key.
     """
-    if query.ndim == 3:
-        more = None if bias is None else bias.unsqueeze(0)
-        one = (query.unsqueeze(0), key.unsqueeze(0), allowed.unsqueeze(0))
-        return row_sharpness(*one, bias=more, scaling=scaling, first=first)[0]
     contexts, heads, rows, _ = query.shape
     per_head = rows * key.shape[2]
     first = torch.as_tensor(first, device=query.device).expand(contexts).view(-1, 1, 1, 1)

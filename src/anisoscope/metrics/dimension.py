@@ -202,12 +202,7 @@ def _quotient(above: Tensor | float, below: Tensor) -> Tensor:
     remark=_remarks,
 )
 def two_nn(
-    neighbours: Neighbours,
-    *,
-    method: str = "slope",
-    keep: float = 0.9,
-    per_context: bool = False,
-    calibrated: bool = False,
+    graph: Neighbours, *, method: str = "slope", keep: float = 0.9, per_context: bool = False, calibrated: bool = False
 ) -> Tensor:
     """Dimension of the surface the rows lie on, from the ratio of their two nearest neighbours."""
     if method not in ("slope", "ml"):
@@ -215,7 +210,7 @@ def two_nn(
     if not 0.0 < keep <= 1.0:
         raise AnisoscopeError(f"two_nn has keep {keep}; expected more than 0 and at most 1")
     key = ("two_nn", method, keep)
-    value, count = once(neighbours.known, key, lambda: _two_nn(neighbours, method=method, keep=keep))
+    value, count = once(graph.known, key, lambda: _two_nn(graph, method=method, keep=keep))
     if not calibrated:
         return value
     if keep != DEFAULT_KEEP:

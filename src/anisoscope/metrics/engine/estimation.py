@@ -16,20 +16,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
-from anisoscope.metrics.engine.folds import (
-    Graph,
-    MomentLines,
-    Neighbours,
-    Part,
-    SampleLines,
-    batches,
-    line_of,
-    on_sample,
-    once,
-    sample_graphs,
-    stack_lines,
-    tensors_of,
-)
+from anisoscope.metrics.engine import folds
+from anisoscope.metrics.engine.folds import Graph, MomentLines, Neighbours, Part, SampleLines, on_sample, once
 from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import as_float64, eigenvalues
 from anisoscope.results.quantity import jackknife
@@ -163,11 +151,11 @@ class View:
         """A statistic over all folds, and over all folds but each that is present, as one; None where nothing is."""
 
         def made() -> Any:
-            folds = self.present() if len(self.present()) > 1 else []
+            gone = self.present() if len(self.present()) > 1 else []
             if issubclass(need, SampleLines):
-                return self.stat(need).without(-1, *folds)
+                return self.stat(need).without(-1, *gone)
             pieces = self.pieces(need)
-            return stack_lines(pieces, folds) if pieces else None
+            return folds.stack_lines(pieces, gone) if pieces else None
 
         return once(self._merged, (need, "lines"), made)
 
@@ -182,14 +170,14 @@ class View:
 
         def made() -> Any:
             lines, place = self.lines(need), [-1, *self.present()].index(without)
-            return line_of(lines, place) if lines is not None and lines.n.flatten()[place] > 0 else need()
+            return folds.line_of(lines, place) if lines is not None and lines.n.flatten()[place] > 0 else need()
 
         return once(self._merged, (need, without), made)
 
     def parts(self) -> list[View]:
         """Views of the moments of consecutive batches of the (shuffled) sample, made once; they have no folds."""
         if not self._parts and self.sample is not None:
-            for batch in batches(self.sample, NEIGHBOUR_BATCH):
+            for batch in folds.batches(self.sample, NEIGHBOUR_BATCH):
                 moments = Moments().update(batch.rows.flatten(1))
                 self._parts.append(View([{Moments: moments}], batch, contexts=self.contexts, dropped=self.dropped))
         return self._parts
@@ -225,9 +213,9 @@ def _all_lines(metric: Declaration, view: View, options: dict[str, Any]) -> list
         if math.isnan(found[0]):
             metric.function(*map(view.stat, metric.needs), **options)  # says why
         return found
-    folds = view.present()
+    present = view.present()
     found = [metric.function(*map(view.stat, metric.needs), **options)]
-    for j in folds if len(folds) > 1 else []:
+    for j in present if len(present) > 1 else []:
         try:
             found.append(metric.function(*(view.stat(need, without=j) for need in metric.needs), **options))
         except TooFewRows:
@@ -268,7 +256,7 @@ def _spread(lines: Any, times: int) -> Any:
     """The same statistic with every head (the second dimension) there several times."""
     if times == 1:
         return lines
-    values = {name: value.repeat_interleave(times, 1) for name, value in tensors_of(lines).items()}
+    values = {name: value.repeat_interleave(times, 1) for name, value in folds.tensors_of(lines).items()}
     return type(lines)(n=lines.n, **values)
 
 
@@ -339,18 +327,18 @@ def _evaluate_graphs(metric: Declaration, view: View, options: dict[str, Any]) -
     read, rest = neighbours_read(metric, options), view.without_first
     graphs = view.graphs(read)
     if options.get("per_context") and view.sample is not None:
-        graphs = sample_graphs(view.sample.one_per_context(), wanted=read, batch=None)
+        graphs = folds.sample_graphs(view.sample.one_per_context(), wanted=read, batch=None)
     if not graphs:
         raise TooFewRows(f"{metric.name} needs rows, seen none; give more tokens")
-    folds = torch.cat([g.fold for g in graphs]).unique().tolist() if view.interval else []
-    lines = [g.lines(without_first=rest, folds=[-1, *(folds if len(folds) > 1 else [])]) for g in graphs]
+    gone = torch.cat([g.fold for g in graphs]).unique().tolist() if view.interval else []
+    lines = [g.lines(without_first=rest, folds=[-1, *(gone if len(gone) > 1 else [])]) for g in graphs]
     assert metric.batch is not None
     found = [torch.cat([metric.batch(part, **options) for part in parts]).tolist() for parts in lines]
     for graph, values in zip(graphs, found, strict=True):
         if math.isnan(values[0]):
             metric.function(graph.left(without_first=rest), **options)  # says why
     value, *replicates = (sum(line) / len(line) for line in zip(*found, strict=True))
-    shaky = _unstable(value, replicates) or (_starved(lines, read) if len(folds) > 1 else "")
+    shaky = _unstable(value, replicates) or (_starved(lines, read) if len(gone) > 1 else "")
     low, high = (math.nan, math.nan) if shaky else jackknife(value, replicates, bounds=metric.bounds)
     used, duplicates = map(sum, zip(*(g.rows(without_first=rest) for g in graphs), strict=True))
     said = [f"{duplicates} duplicates removed" if duplicates else "", shaky]

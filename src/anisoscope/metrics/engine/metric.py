@@ -19,16 +19,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.metrics.engine.estimation import (
-    Bounds,
-    Declaration,
-    Estimate,
-    Remark,
-    View,
-    context_cosines,
-    evaluate,
-    neighbours_read,
-)
+from anisoscope.metrics.engine import estimation
+from anisoscope.metrics.engine.estimation import Bounds, Declaration, Estimate, Remark, View, evaluate
 from anisoscope.metrics.engine.folds import Graph, Neighbours, on_sample, sample_graphs
 from anisoscope.numerics.factorisation.factors import as_floats
 from anisoscope.numerics.hashing import FOLDS, fold_of
@@ -192,8 +184,8 @@ def array_view(wanted: Sequence[tuple[Declaration, dict[str, Any]]], given: Arra
     if any(map(on_sample, needs)):
         labels = {"context": given.contexts, "position": torch.arange(len(given.rows)), "token": given.tokens}
         sample = Sample(len(given.rows), seed).update(given.rows, **labels)
-        most = max([neighbours_read(*request) for request in wanted if Neighbours in request[0].needs], default=0)
-        graphs = _graph_maker(sample, most, spare=given.interval)
+        read = [estimation.neighbours_read(*request) for request in wanted if Neighbours in request[0].needs]
+        graphs = _graph_maker(sample, max(read, default=0), spare=given.interval)
     counts: dict[str, Any] = {"contexts": len(given.contexts.unique()), "dropped": given.dropped}
     return View(folds, sample, graphs, interval=given.interval, **counts)
 
@@ -208,7 +200,7 @@ def _by_fold(need: type, given: ArrayRows) -> dict[int, Any]:
     if need is Moments:
         return _moments_by_fold(rows, {j: mine.to(rows.device) for j, mine in index.items()})
     chosen = {j: (rows[mine.to(rows.device)], given.contexts[mine]) for j, mine in index.items()}
-    return {j: Coherence().update(context_cosines(*part)) for j, part in chosen.items()}
+    return {j: Coherence().update(estimation.context_cosines(*part)) for j, part in chosen.items()}
 
 
 def _moments_by_fold(rows: Tensor, index: dict[int, Tensor]) -> dict[int, Moments]:

@@ -110,11 +110,6 @@ def _groups(low: Rounded, mine: Tensor) -> tuple[Tensor, Tensor]:
     return best[: len(mine)], next_best[: len(mine)]
 
 
-def _columns(keys: Tensor, group: Tensor) -> Tensor:
-    """The columns of keys, from their groups and their last bits."""
-    return group * PLACES + (keys.view(torch.int32) & _PLACE_BITS)
-
-
 def _chosen(low: Rounded, best: Tensor, next_best: Tensor, *, rows: Tensor, k: int, wanted: int) -> Candidates:
     """The columns that may be among the k nearest: best keys of groups, and whole groups where one is not enough."""
     listed = min(wanted, best.shape[1] - 1)
@@ -122,7 +117,8 @@ def _chosen(low: Rounded, best: Tensor, next_best: Tensor, *, rows: Tensor, k: i
     norm = low.norm[rows]
     reach = norm.square() - 2.0 * value[:, -1].double()
     value, group = value[:, :-1].contiguous(), group[:, :-1]
-    index = _columns(value, group).clamp_max(len(low.norm) - 1)  # padding has the lowest key, so it is never needed
+    column = group * PLACES + (value.view(torch.int32) & _PLACE_BITS)  # a key's last bits are its place
+    index = column.clamp_max(len(low.norm) - 1)  # padding has the lowest key, so it is never needed
     squared, error = squared_range(low, value, index, rows=rows)
     top = (squared + error).kthvalue(k, dim=1, keepdim=True).values
     needed = (squared - error <= top) & (value > _LOWEST / 2)
