@@ -179,7 +179,7 @@ class QueryRows:
         self._seen: tuple[Tensor, Tensor, Tensor] | None = None
 
     def sharpness(self, scores: Scores) -> Tensor:
-        """The quantities of `numerics.attention` [B, H, R, …], R the most rows of any context; others repeat one."""
+        """The quantities of `metrics.attention` [B, H, R, …], R the most rows of any context; others repeat one."""
         number, rows = self._at(scores)
         if self._seen is None or self._seen[0] is not scores.allowed:  # layers with one mask share what they allow
             mine = _chosen(scores.allowed, number)

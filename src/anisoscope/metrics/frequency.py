@@ -165,9 +165,7 @@ def correlate(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int = 999
     "training (over=time); a bootstrap interval over types; normalised=1: distance over the mean norm",
     bounds=(-1.0, 1.0),
 )
-def frequency_spread(
-    found: TypeSpread, *, method: str, normalised: bool, draws: int = 999, seed: int = 0
-) -> Correlation:
+def frequency_spread(found: TypeSpread, *, method: str, normalised: bool, seed: int = 0) -> Correlation:
     """Correlation, over token types, of log frequency with how far a type's rows lie from their own centroid."""
     distance = found.distance / found.norm.clamp_min(1e-300) if normalised else found.distance
     return correlate(found.frequency, distance, method=method, seed=seed)

@@ -226,7 +226,7 @@ class Means(Additive):
 
 
 class Attention(Means):
-    """Means of the attention-row quantities of `numerics.attention`: rows [n, H, 8]."""
+    """Means of the attention-row quantities of `metrics.attention`: rows [n, H, 8]."""
 
 
 class Coherence(Means):

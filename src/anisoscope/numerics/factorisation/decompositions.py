@@ -27,6 +27,7 @@ from anisoscope.numerics.factorisation.semi_nmf import MAX_ITER, TOL_FAR, fit, s
 from anisoscope.numerics.linalg import leading, norms_of
 
 Fitted = tuple[Tensor, Tensor | None, list[Tensor]]  # directions [b, k, d], their mean [b, d], the objective by step
+Fit = Callable[..., Fitted]
 _ICA_TOL = 1e-8  # of a cosine: the components turn by less than 1e-4
 
 
@@ -89,7 +90,7 @@ def fit_directions(
     return found.reshape(*rows.shape[:-2], rank, rows.shape[-1])
 
 
-def _fit_of(method: str, init: Any) -> Callable[..., Fitted]:
+def _fit_of(method: str, init: Any) -> Fit:
     if method not in _FITS:
         raise unknown_name("method", method, METHODS)
     if not (init is None or (isinstance(init, str) and init == "svd")):
@@ -158,17 +159,11 @@ def _fit_kmeans(X: Tensor, rank: int, **how: Any) -> Fitted:
     return found.centroids, None, found.history
 
 
-def _fit_random(X: Tensor, rank: int, *, seed: int, **_: Any) -> Fitted:
+def _fit_drawn(X: Tensor, rank: int, *, seed: int, **_: Any) -> Fitted:
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(X.shape[-1], rank, generator=generator, dtype=torch.float64)
     return torch.linalg.qr(drawn)[0].mT.to(X).expand(X.shape[0], -1, -1), None, []
 
 
-_FITS: dict[str, Callable[..., Fitted]] = {
-    "pca": _fit_pca,
-    "svd": _fit_svd,
-    "ica": _fit_ica,
-    "kmeans": _fit_kmeans,
-    "random": _fit_random,
-}
+_FITS: dict[str, Fit] = {"pca": _fit_pca, "svd": _fit_svd, "ica": _fit_ica, "kmeans": _fit_kmeans, "random": _fit_drawn}
 METHODS = ("semi_nmf", *_FITS)
