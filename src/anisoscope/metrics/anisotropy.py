@@ -88,8 +88,7 @@ def relative_drift(directions: Directions) -> Tensor:
     """Norm of the mean row in units of the mean norm."""
     assert directions.total is not None and directions.norms is not None
     found = directions.total.square().sum(-1).sqrt() / directions.norms
-    words = "every row is zero, so there is no relative drift; look at the model"
-    return unless(directions.norms == 0.0, found, lambda: TooFewRows(words))
+    return unless(directions.norms == 0.0, found, "every row is zero, so there is no relative drift; look at the model")
 
 
 @_length(title="Mean norm", formula="mean ‖h‖")
@@ -114,7 +113,7 @@ def largest_norm(directions: Directions) -> Tensor:
     assert directions.largest_norm is not None and directions.squared_norms is not None
     typical = (directions.squared_norms / directions.n).sqrt()
     words = "every row is zero, so there is no largest norm; look at the model"
-    return unless(typical == 0.0, directions.largest_norm / typical, lambda: TooFewRows(words))
+    return unless(typical == 0.0, directions.largest_norm / typical, words)
 
 
 @metric(
@@ -139,8 +138,7 @@ def rogue_share(directions: Directions, coordinates: Coordinates, *, top: int = 
     shares = (directions.units.square() - coordinates.unit_squares) / (n * (n - 1)).unsqueeze(-1)  # they sum to A
     shares = torch.where((n < 2).unsqueeze(-1), torch.nan, shares.abs())
     found = shares.topk(min(top, shares.shape[-1])).values.sum(-1) / shares.sum(-1)
-    words = "no coordinate contributes to the average cosine; rows are zero"
-    return unless(shares.sum(-1) == 0.0, found, lambda: TooFewRows(words))
+    return unless(shares.sum(-1) == 0.0, found, "no coordinate contributes to the average cosine; rows are zero")
 
 
 @metric(
@@ -231,7 +229,7 @@ def explained_by_drift(rows: Centred) -> Tensor:
     """Share of the average cosine that vanishes when the mean is removed; unsteady where A is near 0."""
     plain = rows.plain
     words = "the average cosine is exactly 0, so nothing is there to explain"
-    unless(plain == 0.0, plain, lambda: TooFewRows(words))  # said before what the centred rows lack
+    unless(plain == 0.0, plain, words)  # said before what the centred rows lack
     return torch.where(plain == 0.0, torch.nan, 1.0 - rows.centred / plain)
 
 
@@ -273,4 +271,4 @@ def drift_alignment(moments: Moments) -> Tensor:
     # rounding of the mean leaves equal rows a scatter of about 1e-32 of their energy: no direction
     none = (top <= 1e-28 * moments.n * length) | (length == 0.0)
     words = "rows are equal or have no mean, so drift has no direction to compare; give other rows"
-    return unless(none, along / (length * top), lambda: TooFewRows(words))
+    return unless(none, along / (length * top), words)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.errors import TooFewRows
 from anisoscope.metrics.anisotropy import without_direction
 from anisoscope.metrics.engine.folds import unless
 from anisoscope.metrics.engine.metric import measured, metric
@@ -151,7 +150,7 @@ def _mean(attention: Attention, quantity: str) -> Tensor:
     index = QUANTITIES.index(quantity)
     assert attention.count is not None
     words = f"no query row sees {SMALLEST_ROW} keys or more; give longer contexts"
-    return unless(attention.count[..., index] == 0, attention.mean()[..., index], lambda: TooFewRows(words))
+    return unless(attention.count[..., index] == 0, attention.mean()[..., index], words)
 
 
 @_scored(
@@ -256,4 +255,4 @@ def qk_cosine(query: Directions, key: Keys) -> Tensor:
     assert one is not None and two is not None
     below = torch.linalg.vector_norm(one, dim=-1) * torch.linalg.vector_norm(two, dim=-1)
     words = "the mean query or the mean key is zero, so they have no angle; look at the model"
-    return unless(below == 0.0, (one * two).sum(-1) / below, lambda: TooFewRows(words))
+    return unless(below == 0.0, (one * two).sum(-1) / below, words)

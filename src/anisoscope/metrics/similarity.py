@@ -18,12 +18,14 @@ from anisoscope.stats.directions import Coherence, Directions
 from anisoscope.stats.sample import Sample
 
 OCCURRENCES = 5  # of a token type in the sample, below which it is left out
-_ETHAYARAJH = "Ethayarajh 2019, arXiv:1909.00512"
 _TYPES = f"token types with at least {OCCURRENCES} occurrences in the sample; minus the baseline (baseline=0: raw)"
-_TOKEN_KINDS = STREAM_KINDS - {"rows"}
-_of_types = partial(
-    metric, Sample, reference=_ETHAYARAJH, convention=_TYPES, invariant=("rotation", "scale"), kinds=_TOKEN_KINDS
+_similar = partial(
+    metric,
+    reference="Ethayarajh 2019, arXiv:1909.00512",
+    invariant=("rotation", "scale"),
+    kinds=STREAM_KINDS - {"rows"},
 )
+_of_types = partial(_similar, Sample, convention=_TYPES)
 
 
 def _directed(sample: Sample) -> tuple[Tensor, Tensor]:
@@ -66,16 +68,13 @@ def self_similarity(sample: Sample, *, baseline: bool = True) -> float:
     return value - (_mean_cosine(_directed(sample)[0]) if baseline else 0.0)
 
 
-@metric(
+@_similar(
     Coherence,
     Directions,
     title="Intra-context similarity",
     formula="mean over contexts of the mean cosine between a row and its context's mean row, minus A",
-    reference=_ETHAYARAJH,
     convention="every row of every context; minus the baseline (baseline=0: raw)",
-    invariant=("rotation", "scale"),
     bounds=(-2.0, 1.0),
-    kinds=_TOKEN_KINDS,
 )
 def context_similarity(coherence: Coherence, directions: Directions, *, baseline: bool = True) -> float:
     """How alike the rows of one context are."""

@@ -98,7 +98,7 @@ def participation_ratio(moments: Moments, *, centred: bool = True, corrected: bo
     first, second = energies.sum(-1) / nu, energies.square().sum(-1) / nu**2
     below = second - first**2 / nu
     words = f"{moments.n} rows are too few for the corrected participation ratio; give more tokens"
-    return unless(below <= 0, ((nu + 1) / nu * first**2 - 2 / nu * second) / below, lambda: TooFewRows(words))
+    return unless(below <= 0, ((nu + 1) / nu * first**2 - 2 / nu * second) / below, words)
 
 
 @_portion(

@@ -26,14 +26,14 @@ _ROUNDS = 8  # looks for near-duplicates: a row sees as many at a time as it has
 _BLOCK = 2**22  # distances of lines that are looked at together; those of many rows come one by one
 
 
-def unless(bad: Tensor, value: Tensor, why: Callable[[], TooFewRows]) -> Tensor:
+def unless(bad: Tensor, value: Tensor, why: str | Callable[[], TooFewRows]) -> Tensor:
     """The values, NaN where they cannot be had; a single one raises and says why.
 
-    >>> unless(torch.tensor([False, True]), torch.tensor([1.0, 2.0]), lambda: TooFewRows("two")).tolist()
+    >>> unless(torch.tensor([False, True]), torch.tensor([1.0, 2.0]), "the second is not there").tolist()
     [1.0, nan]
     """
     if not bad.ndim and bool(bad):
-        raise why()
+        raise TooFewRows(why) if isinstance(why, str) else why()
     return torch.where(bad, torch.nan, value)
 
 
