@@ -29,18 +29,9 @@ from torch import Tensor
 from anisoscope.capture.rows.row import Batch, Rows, Scores
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement import bank as banks
 from anisoscope.measurement import evaluation
-from anisoscope.measurement.bank import (
-    ATTENTION_KINDS,
-    Bank,
-    Plan,
-    Setup,
-    applies,
-    load_bank,
-    make_plan,
-    prepare,
-    save_bank,
-)
+from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Plan, Setup, applies, make_plan, prepare
 from anisoscope.measurement.config import ProfileConfig as ProfileConfig
 from anisoscope.measurement.evaluation import Progress, Records, evaluate_bank, row_counts, row_notes
 from anisoscope.measurement.feed import Feed, fitting, make_feed
@@ -360,7 +351,8 @@ class ModelPasses:
 
     def _resumed(self, number: int, sites: list[Site], plan: Plan) -> _Pass:
         """A pass with what it had gathered before an interruption, if there is any."""
-        bank, progress = load_bank(self._partial(number), plan) or (Bank(plan), {"batches": 0})
+        path = self.folder.partial_path(f"{self.key}.{number}")
+        bank, progress = banks.load_bank(path, plan) or (Bank(plan), {"batches": 0})
         writer = None
         if progress.get("writer"):
             try:
@@ -368,9 +360,6 @@ class ModelPasses:
             except FileNotFoundError:  # its rows are gone, so the pass begins again
                 return _Pass(number, sites, Bank(plan))
         return _Pass(number, sites, bank, done=progress["batches"], writer=writer)
-
-    def _partial(self, number: int) -> Path:
-        return self.folder.partial_path(f"{self.key}.{number}")
 
     def _rescued(self, work: _Pass) -> Records:
         """Save what an interrupted pass had gathered; its records so far, unless they were just being computed."""
@@ -391,7 +380,7 @@ class ModelPasses:
     def _save(self, work: _Pass) -> None:
         start = time.monotonic()
         progress = {"batches": work.done, "writer": work.writer.state() if work.writer is not None else None}
-        save_bank(self._partial(work.number), work.bank, progress)
+        banks.save_bank(self.folder.partial_path(f"{self.key}.{work.number}"), work.bank, progress)
         work.saved = time.monotonic()
         work.cost = work.saved - start
 

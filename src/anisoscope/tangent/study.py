@@ -28,20 +28,9 @@ from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import variant_name
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent import energy
+from anisoscope.tangent import proxy as fitting
 from anisoscope.tangent.energy import EnergyRows, Grouping, Record, Shares
-from anisoscope.tangent.proxy import (
-    Half,
-    Label,
-    Proxy,
-    StepRows,
-    balanced_rows,
-    fit_controls,
-    fit_proxies,
-    key,
-    load_proxies,
-    proxy_state,
-    rows_to_fit,
-)
+from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows
 
 DEFAULT_RANK = 16
 
@@ -160,9 +149,9 @@ class FrozenProxies:
         """Take a step into the window, or test the frozen proxies on it."""
         self.rank, self.device = rank, next(iter(moments.values())).total.device
         if not self.proxies and step <= self.closes:
-            self.window[step] = {key(site): moment.state() for site, moment in moments.items()}
+            self.window[step] = {fitting.key(site): moment.state() for site, moment in moments.items()}
             for site, fit in fits.items():
-                self.pool.setdefault(site, []).append(rows_to_fit(fit, most=WINDOW_ROWS).cpu())
+                self.pool.setdefault(site, []).append(fitting.rows_to_fit(fit, most=WINDOW_ROWS).cpu())
             return []
         earlier = [] if self.proxies else self._fit(self.device)
         return earlier + self._test(step, moments, note="")
@@ -174,8 +163,8 @@ class FrozenProxies:
         """Fit on what the window gathered, and go back to the steps inside it."""
         rows = {site: torch.cat(parts).to(device) for site, parts in self.pool.items()}
         seed, first = self.plan.seed, self.plan.proxies[0]
-        self.proxies = {p: fit_proxies(rows, self._label(p), seed=seed) for p in self.plan.proxies[:2]}
-        controls = fit_controls(rows, self._label(first), self.proxies[first], seed=seed)
+        self.proxies = {p: fitting.fit_proxies(rows, self._label(p), seed=seed) for p in self.plan.proxies[:2]}
+        controls = fitting.fit_controls(rows, self._label(first), self.proxies[first], seed=seed)
         self.controls = {label.control: found for label, found in controls.items()}
         records: list[Record] = []
         for step, state in sorted(self.window.items()):
@@ -207,17 +196,17 @@ class FrozenProxies:
         return {
             "rank": self.rank,
             "window": sorted(self.window),  # their moments are large and lie in files of their own
-            "pool": {key(site): parts for site, parts in self.pool.items()},
-            "proxies": {name: proxy_state(found) for name, found in self.proxies.items()},
-            "controls": {name: proxy_state(found) for name, found in self.controls.items()},
+            "pool": {fitting.key(site): parts for site, parts in self.pool.items()},
+            "proxies": {name: fitting.proxy_state(found) for name, found in self.proxies.items()},
+            "controls": {name: fitting.proxy_state(found) for name, found in self.controls.items()},
         }
 
     def load(self, state: Mapping[str, Any], window: Mapping[int, Any]) -> None:
         self.rank = state["rank"]
         self.window = {step: dict(window[step]) for step in state["window"]}
         self.pool = {Site(*k): list(parts) for k, parts in state["pool"].items()}
-        self.proxies = {name: load_proxies(found) for name, found in state["proxies"].items()}
-        self.controls = {name: load_proxies(found) for name, found in state["controls"].items()}
+        self.proxies = {name: fitting.load_proxies(found) for name, found in state["proxies"].items()}
+        self.controls = {name: fitting.load_proxies(found) for name, found in state["controls"].items()}
 
     def window_state(self, step: int) -> dict[Any, Any] | None:
         """The moments of one step inside the open window."""
@@ -329,7 +318,7 @@ class TangentStudy:
     def state(self) -> dict[str, Any]:
         """What the next step needs of the last one, as plain values and tensors."""
         kept = {
-            key(site): {
+            fitting.key(site): {
                 "step": k.step,
                 "bases": {name: basis.cpu() for name, basis in k.bases.items()},
                 "directions": k.directions.cpu(),
@@ -356,7 +345,7 @@ class TangentStudy:
 
     def _fit(self, halves: Mapping[Site, tuple[Half, Half]]) -> dict[Label, dict[Site, Proxy]]:
         plan = self.plan
-        rows = {site: rows_to_fit(fit, most=plan.fit_rows) for site, (fit, _) in halves.items()}
+        rows = {site: fitting.rows_to_fit(fit, most=plan.fit_rows) for site, (fit, _) in halves.items()}
         width = min(x.shape[1] for x in rows.values())
         self.main_rank = rank = plan.rank if plan.rank is not None else max(1, min(DEFAULT_RANK, width // 4))
         labels = [Label(proxy, rank, batch=self.source) for proxy in plan.proxies]
@@ -365,7 +354,7 @@ class TangentStudy:
         found: dict[Label, dict[Site, Proxy]] = {}
         for label in labels:
             try:
-                found[label] = fit_proxies(rows, label, seed=plan.seed)
+                found[label] = fitting.fit_proxies(rows, label, seed=plan.seed)
             except AnisoscopeError as error:
                 if label.proxy in plan.proxies[:2] and label.rank == rank:
                     raise
@@ -373,15 +362,17 @@ class TangentStudy:
         main = labels[0]  # controls that must be fitted belong to the study's own proxy
         if plan.permuted:
             shuffled = replace(main, control="permuted")
-            found[shuffled] = fit_proxies(rows, shuffled, seed=plan.seed)
+            found[shuffled] = fitting.fit_proxies(rows, shuffled, seed=plan.seed)
         if plan.balanced and self.bins is not None:
-            even = {site: balanced_rows(fit, self.bins, most=plan.fit_rows) for site, (fit, _) in halves.items()}
+            even = {
+                site: fitting.balanced_rows(fit, self.bins, most=plan.fit_rows) for site, (fit, _) in halves.items()
+            }
             enough = {site: x for site, x in even.items() if x is not None and len(x) > 2 * rank}
             if len(enough) < len(even):
                 self._note("a frequency bin has too few rows for a balanced fit; give more contexts")
             if enough:
                 balanced = replace(main, balanced=True)
-                found[balanced] = fit_proxies(enough, balanced, seed=plan.seed)
+                found[balanced] = fitting.fit_proxies(enough, balanced, seed=plan.seed)
         return found
 
     def _note(self, text: str) -> None:
@@ -404,7 +395,7 @@ class TangentStudy:
     def _beyond(self, halves: Mapping[Site, tuple[Half, Half]]) -> dict[Site, Tensor]:
         """The principal components of the fit rows that come after the study's own proxy."""
         main = self.fitted[self.plan.proxies[0]]
-        fits = {site: rows_to_fit(fit, most=self.plan.fit_rows).double() for site, (fit, _) in halves.items()}
+        fits = {site: fitting.rows_to_fit(fit, most=self.plan.fit_rows).double() for site, (fit, _) in halves.items()}
         problems = [(torch.cov(x.T), main[site].basis.to(x.device)) for site, x in fits.items()]
         found = tangent.each_decomposed(lambda C, Q: (tangent.next_components(C, Q),), problems)
         return {site: basis for site, (basis,) in zip(fits, found, strict=True)}
