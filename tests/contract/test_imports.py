@@ -59,14 +59,7 @@ class Known:
     files: frozenset[str] = frozenset()  # files that are still too long
 
 
-_SECTIONS = "view/sections"
-KNOWN = Known(
-    files=frozenset(
-        {
-            *(f"{_SECTIONS}/{name}.py" for name in ("drift", "gradients", "shape")),
-        }
-    ),
-)
+KNOWN = Known()
 
 # -- the import graph --------------------------------------------------------------------------------------------------
 

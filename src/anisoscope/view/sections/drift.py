@@ -11,53 +11,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
 from anisoscope.results.modality import MODALITIES
-from anisoscope.view.figure import (
-    DASHES,
-    Axis,
-    Choice,
-    Depth,
-    Figure,
-    Panel,
-    Series,
-    Switch,
-    SwitchOption,
-    brief,
-    series,
-    wants_log,
-)
-from anisoscope.view.page import (
-    Controls,
-    DataTable,
-    Fold,
-    Heading,
-    PageFinding,
-    Prose,
-    Ramp,
-    Says,
-    Section,
-    Swatch,
-    Swatches,
-    TableCell,
-    text,
-)
+from anisoscope.view import figure, page, words
+from anisoscope.view.figure import DASHES, Axis, Depth, Figure, Panel, Series, Switch, brief, series, wants_log
+from anisoscope.view.page import Controls, DataTable, Fold, Heading, Prose, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.subjects import short_names
-from anisoscope.view.words import (
-    estimate,
-    finite,
-    interval_words,
-    listed,
-    number,
-    p_words,
-    plural,
-    range_words,
-    shortened,
-    site_name,
-    spans,
-)
+from anisoscope.view.words import estimate, finite, interval_words, listed, number, p_words, plural, range_words, spans
 
 Record = Mapping[str, Any]
 Owner = tuple[str, str, Any]  # model, stack, seed
@@ -67,7 +30,6 @@ LOOKS = {
     "undecided": ("open", "circle-open", "open", "○"),
     "fails": ("no", "diamond-open", "not explained by drift", "◇"),
 }
-ORDERS = 5  # ticks of a logarithmic axis
 OPEN = 12  # scatter plots that are not folded away
 DRIFT, IDENTITY = "drift ‖mean(h)‖", "(‖mean(h)‖ / mean ‖h‖)²"
 
@@ -106,9 +68,6 @@ class Comparison:
         """Records with enough sites for a correlation."""
         return [record for record in self.records if finite(record["pearson"]) is not None]
 
-    def label(self, record: Record) -> str:
-        return next((r["label"] for r in self.records if owner_of(r) == owner_of(record)), str(record["model"]))
-
 
 def owner_of(record: Record) -> Owner:
     return record["model"], record["stack"], record["seed"]
@@ -131,8 +90,7 @@ def _labels(rows: Sequence[Record], *, seeded: bool = True) -> dict[Owner, str]:
 
 
 def hue_of(modality: str) -> int:
-    found = MODALITIES.get(modality)
-    return 6 if found is None else found.hue
+    return MODALITIES[modality].hue if modality in MODALITIES else 6
 
 
 # seeds of one model together
@@ -219,12 +177,11 @@ def size_words(bundles: Sequence[Bundle]) -> str:
     return f"{size}, {min(seeds)} to {max(seeds)} seeds each"
 
 
+status_of = itemgetter("status")
+
+
 def state_of(row: Record) -> str:
     return {"yes": "holds", "no": "fails"}.get(row["explained_by_drift"], "undecided")
-
-
-def status_of(record: Record) -> str:
-    return str(record["status"])
 
 
 def common_state(bundle: Bundle, state: Callable[[Record], str]) -> str:
@@ -253,26 +210,23 @@ def over_seeds(lines: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]
     places: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for point in (point for line in lines for point in line):
         places[point["layer"], point["kind"]].append(point)
-    return [_mean_point(points) for points in places.values()]
-
-
-def _mean_point(points: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    values = [value for p in points if (value := finite(p["cosine"])) is not None]
-    ends = {"seeds": range_words(values), "low": None, "high": None}
-    return {**points[0], **ends, "cosine": fmean(values) if values else None}
-
-
-def _words_of(point: Record) -> str:
-    words = f"average cosine {estimate(point['cosine'], point['low'], point['high'])}"
-    return f"{words}<br>seeds from {point['seeds']}" if point.get("seeds") else words
+    found = []
+    for points in places.values():
+        values = [value for p in points if (value := finite(p["cosine"])) is not None]
+        ends = {"seeds": range_words(values), "low": None, "high": None}
+        found.append({**points[0], **ends, "cosine": fmean(values) if values else None})
+    return found
 
 
 def _where(points: Sequence[Record], name: str = "") -> list[str]:
     """What is told of points: who, where, and the cosine with its interval."""
-    who = f"<b>{escape(name)}</b><br>" if name else ""
-    drift = [f"<br>drift {number(p['drift'])}" if finite(p.get("drift")) is not None else "" for p in points]
-    return [f"{who}{escape(site_name(p['layer'], p['kind']))}<br><b>{_words_of(p)}</b>{d}"
-            for p, d in zip(points, drift, strict=True)]  # fmt: skip
+    told = []
+    for p in points:
+        cosine = f"average cosine {estimate(p['cosine'], p['low'], p['high'])}"
+        cosine += f"<br>seeds from {p['seeds']}" if p.get("seeds") else ""
+        drift = f"<br>drift {number(p['drift'])}" if finite(p.get("drift")) is not None else ""
+        told.append(f"{escape(words.site_name(p['layer'], p['kind']))}<br><b>{cosine}</b>{drift}")
+    return [f"<b>{escape(name)}</b><br>{one}" for one in told] if name else told
 
 
 # modalities side by side
@@ -285,21 +239,23 @@ def modality_section(found: Comparison, *, claimed: bool = False) -> Section | N
     bundles = bundles_of(found.rows)
     front, behind = in_front(bundles)
     dashes, seeds = _dashes(bundles), any(bundle.seeds for bundle in bundles)
-    states = {state_of(row) for row in found.rows}
-    lead = ["Average cosine from the embedding to the last block of every model, coloured by modality; models of one "
-            "modality differ in dashes."]  # fmt: skip
-    lead += ["Of several seeds the mean, over thin lines of the seeds."] if seeds else []
-    lead += ["Pale lines are models with random weights."] if behind else []
-    lead += ["Markers say whether drift explains it: drift and average cosine rise together over the layers, and "
-             "removing the mean removes most of the cosine."]  # fmt: skip
+    lead = (
+        "Average cosine from the embedding to the last block of every model, coloured by modality; models of one "
+        "modality differ in dashes."
+        + (" Of several seeds the mean, over thin lines of the seeds." if seeds else "")
+        + (" Pale lines are models with random weights." if behind else "")
+        + " Markers say whether drift explains it: drift and average cosine rise together over the layers, and "
+        "removing the mean removes most of the cosine."
+    )
     key = [Swatch(m, series(hue_of(m))) for m in found.modalities]
+    states = set(map(state_of, found.rows))
     key += [Swatch(words, sign=sign) for state, (_, _, words, sign) in LOOKS.items() if state in states]
     told = [f"{b.label} ({b.modality}) {number(b.mean('mean'))}" for b in front[:8]]
     alt = f"Average cosine over relative depth; means over blocks: {'; '.join(told)}."
     panel = Panel(Depth(1, relative=True).axis(), Axis("average cosine", rules=True), modality_series(found), alt=alt,
                   height=380)  # fmt: skip
-    parts: list[Any] = [Prose(" ".join(lead)), Swatches(key)]
-    parts.append(Figure((panel,), id="modality", layout="wide", files={"modalities": {}}, size=2.6))
+    shown = Figure((panel,), id="modality", layout="wide", files={"modalities": {}}, size=2.6)
+    parts: list[Any] = [Prose(lead), Swatches(key), shown]
     parts.append(_modality_table(found, front, dashes, "Models by modality"))
     if behind:
         table = _modality_table(found, behind, dashes, "Models with random weights by modality")
@@ -327,10 +283,9 @@ def modality_series(found: Comparison) -> tuple[Series, ...]:
     """Average cosine over relative depth, a line for each stack, coloured by modality; untrained ones are pale."""
     told = {owner_of(record): record for record in found.records}
     bundles = bundles_of(found.rows)
-    dashes = _dashes(bundles)
-    front, behind = in_front(bundles)
-    drawn = [s for b in behind for s in _bundle_series(b, told, dashes[owner_of(b.first)], pale=True)]
-    return (*drawn, *(s for b in front for s in _bundle_series(b, told, dashes[owner_of(b.first)])))
+    dashes, (front, behind) = _dashes(bundles), in_front(bundles)
+    sides = [*((bundle, True) for bundle in behind), *((bundle, False) for bundle in front)]
+    return tuple(s for b, pale in sides for s in _bundle_series(b, told, dashes[owner_of(b.first)], pale=pale))
 
 
 def _bundle_series(bundle: Bundle, told: Mapping[Owner, Record], dash: str, *, pale: bool = False) -> list[Series]:
@@ -350,29 +305,35 @@ def _bundle_series(bundle: Bundle, told: Mapping[Owner, Record], dash: str, *, p
     return [*thin, mean]
 
 
+def _groups(found: Comparison, bundles: Sequence[Bundle], row: Callable[[Bundle], list[TableCell]]) -> list[Any]:
+    """Rows by modality; where there are several, the first of each begins with its name."""
+    groups = [[row(b) for b in bundles if b.modality == modality] for modality in found.modalities]
+    for modality, own in zip(found.modalities, groups, strict=True):
+        if own and len(groups) > 1:
+            own[0].insert(0, TableCell(modality, head=True, rows=len(own), css="group"))
+    return [own for own in groups if own]
+
+
 def _modality_table(found: Comparison, bundles: Sequence[Bundle], dashes: Mapping[Owner, str], label: str) -> DataTable:
-    heads = ["Modality", "Model", *(TableCell(h, css="num") for h in
-             ("Blocks", "Middle", "Largest", "Mean", f"Beyond {found.beyond}", "Drift")), "Explained"]  # fmt: skip
-    groups = [[b for b in bundles if b.modality == m] for m in found.modalities]
-    rows = [[_modality_row(b, dashes, first=i == 0, of=len(own)) for i, b in enumerate(own)] for own in groups if own]
+    numeric = ("Blocks", "Middle", "Largest", "Mean", f"Beyond {found.beyond}", "Drift")
+    heads = ["Modality", "Model", *(TableCell(name, css="num") for name in numeric), "Explained"]
+    rows = _groups(found, bundles, lambda bundle: _modality_row(bundle, dashes[owner_of(bundle.first)]))
     return DataTable([heads], rows, label, "plain modal", numeric=99)
 
 
-def _modality_row(bundle: Bundle, dashes: Mapping[Owner, str], *, first: bool, of: int) -> list[TableCell]:
+def _modality_row(bundle: Bundle, dash: str) -> list[TableCell]:
     """A model in numbers: means over its seeds, and how far these reach."""
     row, blocks = bundle.first, spans({member["max_layer"] for member in bundle.members})
     known = finite(row["mean_low"]) is not None and finite(row["mean_high"]) is not None
     alone = f"{number(row['mean_low'])} to {number(row['mean_high'])}" if known else ""
     ends = range_words(bundle.values("mean")) if bundle.seeds else alone
     aside = ", ".join(part for part in ("untrained weights" if bundle.untrained else "", bundle.seeds) if part)
-    look = Swatch("", series(hue_of(bundle.modality)), dashes[owner_of(row)])
-    cells = [TableCell(bundle.modality, head=True, rows=of, css="group")] if first else []
-    cells.append(TableCell(bundle.label, [aside], head=True, swatch=look))
+    owner = TableCell(bundle.label, [aside], head=True, swatch=Swatch("", series(hue_of(bundle.modality)), dash))
     peak = f"block{'' if blocks.isdigit() else 's'} {blocks}"
     numbers = [(row["layers"], ""), (number(bundle.mean("middle")), ""), (number(bundle.mean("max")), peak)]
     numbers += [(number(bundle.mean("mean")), ends), (f"{100 * (bundle.mean('share_beyond') or 0.0):.0f} %", "")]
     numbers += [(number(bundle.mean("drift")), "")]
-    return [*cells, *(TableCell(str(t), [s] if s else (), css="num") for t, s in numbers), state_cell(bundle, state_of)]
+    return [owner, *(TableCell(str(t), [s] if s else (), css="num") for t, s in numbers), state_cell(bundle, state_of)]
 
 
 # drift against cosine
@@ -388,54 +349,51 @@ def drift_section(found: Comparison) -> Section | None:
     panels = [drift_panel(b, alone=len(bundles) == 1, several=several) for b in bundles]
     near = any(finite(p["relative_drift"]) is not None for record in found.scattered for p in counted(record))
     says = f"This is {found.near_identity}: it explains nothing."
-    options = (
-        SwitchOption(f"{DRIFT}, unnormalised"),
-        *([SwitchOption(f"{IDENTITY}, a near-identity", says)] if near else []),
-    )
-    switch = Switch("drift", (Choice("Against", options),))
+    options = ((f"{DRIFT}, unnormalised", ""), (f"{IDENTITY}, a near-identity", says))[: 1 + near]
+    switch = Switch("drift", (figure.Choice("Against", tuple(figure.SwitchOption(*option) for option in options)),))
     lead = ["Each point is a layer, from the embedding to the last block. Layers of one model are neighbours, not "
             "draws: a correlation describes the model, and p with it."]  # fmt: skip
     lead += ["Seeds of a model are drawn together, a path for each; its numbers are means over seeds, from the lowest "
              "to the highest."] if seeds else []  # fmt: skip
     parts: list[Any] = [Prose(" ".join([*lead, "Intervals of single layers are told where you point."]))]
-    parts += [Ramp("embedding", "last block"), Controls(switch), Says(switch)]
-    parts += _scatters(panels, len(front), near=near)
-    parts += [Heading("Correlations"), _drift_table(found, front, several=several, pooled=True)]
-    if behind:
-        table = _drift_table(found, behind, several=several, pooled=False)
-        parts.append(Fold(_random_words(behind), [table], css="behind"))
-    parts.append(Prose(_drift_words(found, front, seeds=seeds), css="says"))
-    return Section("drift", "Drift and average cosine", [*parts, *_pool_parts(found)], "Drift")
-
-
-def _scatters(panels: Sequence[Panel], front: int, *, near: bool) -> list[Any]:
-    """The first scatter plots at once, further ones and those of random weights folded away."""
+    parts += [page.Ramp("embedding", "last block"), Controls(switch), page.Says(switch)]
     files: dict[str, Mapping[str, int]] = {"drift-and-cosine": {}}
     files |= {"drift-near-identity": {"drift.0": 1}} if near else {}
-    first = tuple(panels[:front][:OPEN])
-    parts: list[Any] = [Figure(first, id="drift", layout="grid" if len(first) > 1 else "narrow", files=files, most=OPEN,
-                               size=1.75)]  # fmt: skip
-    for words, more in (("Further models", panels[OPEN:front]), ("Models with random weights", panels[front:])):
-        parts += [Fold(f"{words} ({len(more)})", [Figure(tuple(more))], css="behind")] if more else []
-    return parts
+    first, rest = panels[: len(front)][:OPEN], panels[OPEN : len(front)]
+    layout = "grid" if len(first) > 1 else "narrow"
+    parts += [Figure(tuple(first), id="drift", layout=layout, files=files, most=OPEN, size=1.75)]
+    for name, more in (("Further models", rest), ("Models with random weights", panels[len(front) :])):
+        parts += [Fold(f"{name} ({len(more)})", [Figure(tuple(more))], css="behind")] if more else []
+    parts += [Heading("Correlations"), _drift_table(found, front, several=several, pooled=True)]
+    if behind:
+        counts = Counter(common_state(bundle, status_of) for bundle in behind)
+        states = listed([f"{counts[state]} {look[2]}" for state, look in LOOKS.items() if counts[state]])
+        table = _drift_table(found, behind, several=several, pooled=False)
+        parts.append(Fold(f"{size_words(behind)} with random weights: {states}", [table], css="behind"))
+    parts.append(Prose(_drift_words(found, front, seeds=seeds), css="says"))
+    return Section("drift", "Drift and average cosine", [*parts, *_pool_parts(found)], "Drift")
 
 
 def drift_panel(bundle: Bundle, *, alone: bool, several: bool) -> Panel:
     """Average cosine against drift, and in a second view against the squared relative drift; a path for each seed."""
     views = {}
     for i, (name, title) in enumerate((("drift", DRIFT), ("relative_drift", IDENTITY))):
-        lines = [[p for p in counted(record) if finite(p[name]) is not None] for record in bundle.members]
-        places = [[p[name] ** (1 + i) for p in line] for line in lines]
-        names = [f"seed {record['seed']}" if bundle.seeds else "" for record in bundle.members]
-        drawn = [_path(*parts) for parts in zip(lines, places, names, strict=True) if parts[0]]
+        drawn, places = [], []
+        for record in bundle.members:  # sites joined in order of depth and coloured by it
+            points, seed = [p for p in counted(record) if finite(p[name]) is not None], f"seed {record['seed']}"
+            mine, label = [p[name] ** (1 + i) for p in points], seed if bundle.seeds else ""
+            look: dict[str, Any] = {"colour": "@rule", "width": 1.2, "size": 6 if label else 7.5, "named": False}
+            look |= {"shade": [float(p["depth"]) for p in points], "text": _where(points, label)}
+            x, y = [brief(at, 4) for at in mine], [brief(p["cosine"], 4) for p in points]
+            drawn += [Series(label, x, y, **look)] if points else []
+            places += mine
         if drawn:
-            x = drift_axis([at for line in places for at in line], title)
-            views[str(i)] = Panel(x, Axis("average cosine", rules=True), tuple(drawn))
+            views[str(i)] = Panel(drift_axis(places, title), Axis("average cosine", rules=True), tuple(drawn))
     owner = ", ".join(part for part in (bundle.modality if several else "", bundle.seeds) if part)
-    words = bundle_words(bundle)
-    alt = f"Scatter plot of drift against average cosine of {bundle.label}: {words}"
-    return Panel(title="" if alone else bundle.label, owner=owner, alt=alt, caption=words, height=250, views=views,
-                 by=("drift.0",))  # fmt: skip
+    said = bundle_words(bundle)
+    alt = f"Scatter plot of drift against average cosine of {bundle.label}: {said}"
+    title = "" if alone else bundle.label
+    return Panel(title=title, owner=owner, alt=alt, caption=said, height=250, views=views, by=("drift.0",))
 
 
 def drift_axis(places: Sequence[float], title: str) -> Axis:
@@ -443,13 +401,6 @@ def drift_axis(places: Sequence[float], title: str) -> Axis:
     if not wants_log(places):
         return Axis(title)
     return Axis(title, log=True, bounds=(min(places) / 1.15, max(places) * 1.15))
-
-
-def _path(points: Sequence[Record], places: Sequence[float], seed: str) -> Series:
-    """Sites joined in order of depth and coloured by it."""
-    shade = [float(point["depth"]) for point in points]
-    return Series(seed, [brief(at, 4) for at in places], [brief(p["cosine"], 4) for p in points], "@rule", width=1.2,
-                  size=6 if seed else 7.5, shade=shade, text=_where(points, seed), named=False)  # fmt: skip
 
 
 def bundle_words(bundle: Bundle) -> str:
@@ -471,36 +422,27 @@ def _mean_words(bundle: Bundle, name: str) -> str:
 
 def correlation_words(record: Record) -> str:
     """Both correlations with their intervals, how many sites, and whether drift explains."""
-    ends = [
-        f"{name.capitalize()} {interval_words(record[name], record[f'{name}_low'], record[f'{name}_high'])}"
-        + (f" (p {'' if p.startswith('<') else '= '}{p})" if (p := p_words(record.get(f"{name}_p"))) != "–" else "")
-        for name in ("pearson", "spearman")
-    ]
-    text = f"{ends[0]}, {ends[1]} over {plural(record['n'], 'site')}."
+    ends = []
+    for name in ("pearson", "spearman"):
+        p = p_words(record.get(f"{name}_p"))
+        test = "" if p == "–" else f" (p {'' if p.startswith('<') else '= '}{p})"
+        ends.append(f"{name.capitalize()} {_told(record, name)}{test}")
+    said = f"{ends[0]}, {ends[1]} over {plural(record['n'], 'site')}."
     if finite(record["explained"]) is not None:
-        share = interval_words(record["explained"], record["explained_low"], record["explained_high"])
-        text += f" Share that goes with the mean: {share}. Explained by drift: {LOOKS[record['status']][0]}."
+        said += f" Share that goes with the mean: {_told(record, 'explained')}."
+        said += f" Explained by drift: {LOOKS[record['status']][0]}."
     near = interval_words(record["near_identity"], None, None)
-    text += "" if near == "–" else f" Near-identity: Pearson {near}."
+    said += "" if near == "–" else f" Near-identity: Pearson {near}."
     final = [p for p in record["points"] if not p["counted"] and finite(p["drift"]) is not None]
     told = [f"drift {number(p['drift'])}, cosine {number(p['cosine'])}" for p in final]
-    return text + (f" Not counted: the final norm, {told[0]}." if told else "")
-
-
-# the table of correlations
+    return said + (f" Not counted: the final norm, {told[0]}." if told else "")
 
 
 def _drift_table(found: Comparison, bundles: Sequence[Bundle], *, several: bool, pooled: bool) -> DataTable:
     """Every model in order of modality, then the pools."""
     numeric = [TableCell(name, css="num") for name in ("Sites", "Pearson", "Spearman", "Share")]
     heads = [*(["Modality"] if several else []), "Model", *numeric, "Explained"]
-    groups = []
-    for modality in found.modalities:
-        own = [bundle for bundle in bundles if bundle.modality == modality]
-        first = [TableCell(modality, head=True, rows=len(own), css="group")] if several else []
-        groups += (
-            [[[*(first if i == 0 else []), *_drift_row(b, found.fewest)] for i, b in enumerate(own)]] if own else []
-        )
+    groups = _groups(found, bundles, lambda bundle: _drift_row(bundle, found.fewest))
     pools = [_pool_row(found, row, several=several) for row in (_pools(found) if pooled else [])]
     label = "Correlations of drift with average cosine" if pooled else "Correlations of models with random weights"
     return DataTable([heads], [*groups, *([pools] if pools else [])], label, "plain modal", numeric=99)
@@ -509,28 +451,18 @@ def _drift_table(found: Comparison, bundles: Sequence[Bundle], *, several: bool,
 def _drift_row(bundle: Bundle, fewest: int) -> list[TableCell]:
     """One seed with its intervals, or means over seeds, how far these reach, and every seed beneath."""
     notes = {record["note"] or _why_open(record, fewest) for record in bundle.members}
-    note = next(iter(notes)) if len(notes) == 1 else ""
-    record, aside = bundle.first, ["untrained weights"] if bundle.untrained else []
+    names, each = {"pearson": "Pearson", "spearman": "Spearman", "explained": "share"}, []
+    for one in bundle.members:
+        told = [f"{word} {_told(one, name).replace(', ', ' to ')}" for name, word in names.items()]
+        plain = ", ".join(told).replace("[", "(").replace("]", ")")
+        each.append(f"seed {one['seed']}: {plain}: {LOOKS[one['status']][0]}")
+    parts = [_parted(_mean_words(bundle, name)) for name in names]
     if not bundle.seeds:
-        tests = [p_words(record.get(f"{name}_p")) for name in ("pearson", "spearman")]
-        parts = [
-            _parted(_told(record, n), p)
-            for n, p in zip(("pearson", "spearman", "explained"), [*tests, ""], strict=True)
-        ]
-        return [TableCell(bundle.label, aside, head=True), TableCell(str(record["n"]), css="num"), *parts,
-                state_cell(bundle, status_of, note)]  # fmt: skip
-    each = [_seed_words(one) for one in bundle.members]
-    fold = (f"each of {len(each)} seeds", each)
-    sites = spans({one["n"] for one in bundle.members})
-    parts = [_parted(_mean_words(bundle, name)) for name in ("pearson", "spearman", "explained")]
-    return [TableCell(bundle.label, aside, head=True, fold=fold), TableCell(sites, css="num"), *parts,
-            state_cell(bundle, status_of, note)]  # fmt: skip
-
-
-def _seed_words(record: Record) -> str:
-    told = [f"{word} {_told(record, name).replace('[', '(').replace(']', ')').replace(', ', ' to ')}"
-            for word, name in (("Pearson", "pearson"), ("Spearman", "spearman"), ("share", "explained"))]  # fmt: skip
-    return f"seed {record['seed']}: {', '.join(told)}: {LOOKS[record['status']][0]}"
+        parts = [_parted(_told(bundle.first, name), p_words(bundle.first.get(f"{name}_p"))) for name in names]
+    fold = (f"each of {len(each)} seeds", each) if bundle.seeds else None
+    owner = TableCell(bundle.label, ["untrained weights"] if bundle.untrained else [], head=True, fold=fold)
+    sites = TableCell(spans({one["n"] for one in bundle.members}), css="num")
+    return [owner, sites, *parts, state_cell(bundle, status_of, next(iter(notes)) if len(notes) == 1 else "")]
 
 
 def _told(record: Record, name: str) -> str:
@@ -553,13 +485,6 @@ def _why_open(record: Record, fewest: int) -> str:
     return "the share was not measured" if finite(record["explained"]) is None else ""
 
 
-def _random_words(bundles: Sequence[Bundle]) -> str:
-    """How many stacks stand behind, and what was found of them."""
-    counts = Counter(common_state(bundle, status_of) for bundle in bundles)
-    told = [f"{counts[state]} {look[2]}" for state, look in LOOKS.items() if counts[state]]
-    return f"{size_words(bundles)} with random weights: {listed(told)}"
-
-
 def _pools(found: Comparison) -> list[dict[str, Any]]:
     """Each modality where there are several, then all; none of a single stack."""
     if len(found.units) < 2:
@@ -575,17 +500,9 @@ def _pool_row(found: Comparison, row: Record, *, several: bool) -> list[TableCel
     spearman = _parted(interval_words(row["spearman"], row["low"], row["high"]), p_words(row["p"]))
     ends = interval_words(row.get("pearson"), row.get("pearson_low"), row.get("pearson_high"))
     pearson = _parted(ends, p_words(row.get("pearson_p")))
-    first = [TableCell(name, head=True, css="group")] if several else []
-    note = TableCell("", [row["note"]] if row["note"] else ())
-    return [
-        *first,
-        TableCell("pooled", [pool_size(found, row)], head=True),
-        TableCell(str(row["n"]), css="num"),
-        pearson,
-        spearman,
-        TableCell(),
-        note,
-    ]
+    cells = [TableCell(name, head=True, css="group")] if several else []
+    cells += [TableCell("pooled", [pool_size(found, row)], head=True), TableCell(str(row["n"]), css="num")]
+    return [*cells, pearson, spearman, TableCell(), TableCell("", [row["note"]] if row["note"] else ())]
 
 
 def pool_size(found: Comparison, row: Record) -> str:
@@ -614,9 +531,6 @@ def _drift_words(found: Comparison, front: Sequence[Bundle], *, seeds: bool) -> 
     return text(" ".join(parts), **told, note=found.scattered[0]["p_note"])
 
 
-# all models together
-
-
 def _pool_parts(found: Comparison) -> list[Any]:
     if len(found.units) < 2 or not found.pooled:
         return []
@@ -631,17 +545,18 @@ def _pool_parts(found: Comparison) -> list[Any]:
         "Every layer at its rank within its own model, so that models of any scale can be pooled; models are shifted "
         "a little aside so that equal ranks can be seen."
     )
-    figure = Figure((panel,), id="drift-pooled", layout="narrow", files={"drift-and-cosine-pooled": {}}, size=3.0)
-    return [Heading("All models together"), Prose(lead), Swatches(key), figure]
+    shown = Figure((panel,), id="drift-pooled", layout="narrow", files={"drift-and-cosine-pooled": {}}, size=3.0)
+    return [Heading("All models together"), Prose(lead), Swatches(key), shown]
 
 
 def pooled_series(found: Comparison) -> tuple[Series, ...]:
     """Every site of every trained stack at its relative ranks, coloured by modality."""
+    labels = {owner_of(record): record["label"] for record in found.records}
     drawn, seen, count = [], set(), len(found.units)
     for i, (record, one, two) in enumerate(found.units):
         aside = 0.5 + min(0.012, 0.1 / count) * (i - (count - 1) / 2)  # stacks often have the same ranks
         sites = [p for p in counted(record) if finite(p["drift"]) is not None]
-        name, new = found.label(record), record["modality"] not in seen
+        name, new = labels.get(owner_of(record), str(record["model"])), record["modality"] not in seen
         seen.add(record["modality"])
         marker = "circle" if record["status"] != "fails" else "diamond-open"
         drawn.append(Series(name, [brief(z + aside, 4) for z in one], [brief(z + 0.5, 4) for z in two],
@@ -653,7 +568,7 @@ def pooled_series(found: Comparison) -> tuple[Series, ...]:
 # in sentences
 
 
-def modality_findings(found: Comparison) -> list[PageFinding]:
+def modality_findings(found: Comparison) -> list[page.PageFinding]:
     """How anisotropic each modality is, and which models drift does not explain; nothing of a single modality."""
     if len(found.modalities) < 2:
         return []
@@ -663,7 +578,7 @@ def modality_findings(found: Comparison) -> list[PageFinding]:
     if not any(means):
         return []
     texts = [f"Average cosine over blocks: {listed([text for text in means if text])}."]
-    missed, unsure = (shortened(in_seeds(trained, state_of, state), 5) for state in ("fails", "undecided"))
+    missed, unsure = (words.shortened(in_seeds(trained, state_of, state), 5) for state in ("fails", "undecided"))
     alone = any(bundle.seeds for bundle in trained)  # each seed has few layers: over all seeds more can be said
     start = "Seed by seed, the" if alone else "The"
     texts += [f"{start} anisotropy of {missed} is not explained by drift."] if missed else []
@@ -672,7 +587,7 @@ def modality_findings(found: Comparison) -> list[PageFinding]:
     verb = "is" if len(left) == 1 and not left[0].seeds else "are"
     texts += [f"{size_words(left)} with untrained weights {verb} shown and not counted here."] if left else []
     texts += [f"{b.label} {b.doubt}: shown and not counted here." for b in bundles if b.doubt and not b.untrained]
-    return [PageFinding("Modality", tuple(texts))]
+    return [page.PageFinding("Modality", tuple(texts))]
 
 
 def _modality_words(modality: str, bundles: Sequence[Bundle]) -> str:

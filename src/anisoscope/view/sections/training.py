@@ -12,58 +12,21 @@ from typing import Any
 
 from anisoscope.results.query import Query
 from anisoscope.results.table import Table
-from anisoscope.view.figure import Figure, Panel, Series, Time, faded, numbers_in, series, value_axis
-from anisoscope.view.page import (
-    Box,
-    DataTable,
-    Findings,
-    Fold,
-    Heading,
-    Key,
-    LegendEntry,
-    Page,
-    PageFinding,
-    Prose,
-    Section,
-    Swatch,
-    Swatches,
-    TableCell,
-    Verdicts,
-    text,
-)
+from anisoscope.view import figure, page
+from anisoscope.view.figure import Figure, Panel, Series, Time, series, value_axis
+from anisoscope.view.page import DataTable, Fold, Heading, Key, Page, Prose, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.plotly_renderer import panel_spec
+from anisoscope.view.sections import drift, findings, gradients, record
+from anisoscope.view.sections import shape as shapes
 from anisoscope.view.sections.ablation import ablation_section
 from anisoscope.view.sections.attention import attention_sections
-from anisoscope.view.sections.drift import Comparison, drift_section, modality_findings, modality_section
-from anisoscope.view.sections.findings import apart, common_scope, measured, verdict_claims, verdict_counts
+from anisoscope.view.sections.drift import Comparison
+from anisoscope.view.sections.findings import apart
 from anisoscope.view.sections.frequency import frequency_section
-from anisoscope.view.sections.gradients import (
-    DETAILS,
-    ENERGY,
-    Gradients,
-    course_words,
-    elsewhere_section,
-    energy_section,
-    map_section,
-    readings_of,
-)
+from anisoscope.view.sections.gradients import ENERGY, Gradients
 from anisoscope.view.sections.profiles import main_profiles, profile_panel
-from anisoscope.view.sections.record import (
-    PAGE_ROWS,
-    dropped_section,
-    facts_parts,
-    glossary_section,
-    heading,
-    model_facts,
-    partial_banner,
-    record_section,
-    step_notes,
-    table_section,
-    warnings,
-    warnings_box,
-)
 from anisoscope.view.sections.rows import concepts_section, row_parts
-from anisoscope.view.sections.shape import Arm, arm_hue, arms_of, logged_series, make_shape, shape_sections
+from anisoscope.view.sections.shape import Arm, arms_of
 from anisoscope.view.subjects import (
     STREAM,
     DrawnSite,
@@ -103,9 +66,9 @@ def training_page(
     rows = TrainingRows(runs)
     verdicts = [verdict for run in runs for verdict in run.verdicts]
     energy, maps, frequency, elsewhere, found = _gradient_sections(rows, catalogue)
-    shape = make_shape(rows, catalogue)
-    shaped = shape_sections(rows, shape, row_parts(rows, shape, runs)) if shape else []
-    claims = verdict_claims(verdicts, random_models(rows.abouts)[0])
+    shape = shapes.make_shape(rows, catalogue)
+    shaped = shapes.shape_sections(rows, shape, row_parts(rows, shape, runs)) if shape else []
+    claims = findings.verdict_claims(verdicts, random_models(rows.abouts)[0])
     left_out = [*found.left_out.values(), *(shape.left_out.values() if shape else ())]
     sections = [
         _summary(rows, comparison, head, verdicts, claims, found),
@@ -113,8 +76,8 @@ def training_page(
         maps,
         *shaped,
         ablation_section(rows, catalogue, shape, verdicts) if shape else None,
-        modality_section(comparison, claimed=bool(claims)),
-        drift_section(comparison),
+        drift.modality_section(comparison, claimed=bool(claims)),
+        drift.drift_section(comparison),
         *attention_sections(runs, catalogue),
         frequency,
         concepts_section([concept for run in runs for concept in run.concepts]),
@@ -122,13 +85,13 @@ def training_page(
         _loss_section(rows, catalogue, several_seeds=shape is not None and shape.seeds > 1),
         None if shape else _last_profiles(runs, catalogue, rows),
         _left_out(left_out),
-        table_section(_every_row(runs), most=PAGE_ROWS),
-        dropped_section(rows.abouts, step_notes(rows, catalogue)),
-        record_section(runs),
-        glossary_section(catalogue, rows.metrics()),
+        record.table_section(_every_row(runs), most=record.PAGE_ROWS),
+        record.dropped_section(rows.abouts, record.step_notes(rows, catalogue)),
+        record.record_section(runs),
+        record.glossary_section(catalogue, rows.metrics()),
     ]
     manner = "step by step" if _steps_words(rows) else "under its gradients"
-    return Page(head["title"], heading(head, manner), [section for section in sections if section is not None],
+    return Page(head["title"], record.heading(head, manner), [section for section in sections if section is not None],
                 deck=_deck(rows, head), version=head["version"], legend=_legend(rows))  # fmt: skip
 
 
@@ -138,29 +101,22 @@ def _every_row(runs: Sequence[RunView]) -> Query:
 
 def _gradient_sections(rows: TrainingRows, catalogue: Catalogue) -> tuple[Any, Any, Any, Any, Gradients]:
     """The sections on gradients in as much detail as a page can carry."""
-    for detail in DETAILS[_likely(rows, catalogue) :]:
+    make = (gradients.energy_section, gradients.map_section, frequency_section, gradients.elsewhere_section)
+    for detail in gradients.DETAILS[_likely(rows, catalogue) :]:
         found = Gradients(rows, catalogue, detail)
-        sections = energy_section(found), map_section(found), frequency_section(found), elsewhere_section(found)
-        figures = [part for section in sections if section for part in _figures(section.parts)]
-        if sum(len(json.dumps(panel_spec(panel))) for figure in figures for panel in figure.panels) <= SPECS:
+        energy, maps, frequency, elsewhere = (section(found) for section in make)
+        figures = Page("", "", [section for section in (energy, maps, frequency, elsewhere) if section]).figures()
+        if sum(len(json.dumps(panel_spec(panel))) for drawn in figures for panel in drawn.panels) <= SPECS:
             break
-    return (*sections, found)
-
-
-def _figures(parts: Sequence[Any]) -> list[Figure]:
-    return [
-        figure
-        for part in parts
-        for figure in ([part] if isinstance(part, Figure) else _figures(part.parts) if isinstance(part, Fold) else [])
-    ]
+    return energy, maps, frequency, elsewhere, found
 
 
 def _likely(rows: TrainingRows, catalogue: Catalogue) -> int:
     """The first level of detail worth trying: about 150 characters for a step of a site in a reading."""
-    sites, readings = len(rows.sites([ENERGY])), len(readings_of(Gradients(rows, catalogue).keys([ENERGY])))
-    each = 150 * len(rows.subjects)
-    sizes = [each * min(sites, d.sites) * min(readings, d.readings) * min(len(rows.steps), d.steps) for d in DETAILS]
-    return next((i for i, size in enumerate(sizes) if size <= SPECS), len(DETAILS) - 1)
+    sites, readings = len(rows.sites([ENERGY])), len(gradients.readings_of(Gradients(rows, catalogue).keys([ENERGY])))
+    each, levels = 150 * len(rows.subjects), gradients.DETAILS
+    sizes = [each * min(sites, d.sites) * min(readings, d.readings) * min(len(rows.steps), d.steps) for d in levels]
+    return next((i for i, size in enumerate(sizes) if size <= SPECS), len(levels) - 1)
 
 
 def _steps_words(rows: TrainingRows) -> str:
@@ -180,7 +136,7 @@ def _deck(rows: TrainingRows, head: Mapping[str, Any]) -> str:
     return f"{', '.join(part for part in parts if part)}." if any(parts) else ""
 
 
-def _legend(rows: TrainingRows) -> list[LegendEntry]:
+def _legend(rows: TrainingRows) -> list[page.LegendEntry]:
     """Colour and role of each subject; of many, only the first of each model are shown at first.
 
     Where no gradients were measured, the seeds of a model are drawn together and have one entry.
@@ -196,9 +152,9 @@ def _legend(rows: TrainingRows) -> list[LegendEntry]:
     return [_entry(one, one.index, shown=one.index in at_first) for one in rows.subjects]
 
 
-def _entry(subject: Subject, hue: int, *, shown: bool) -> LegendEntry:
+def _entry(subject: Subject, hue: int, *, shown: bool) -> page.LegendEntry:
     role = subject.role if subject.role not in subject.label else ""
-    return LegendEntry(subject.index, subject.label, hue % 8 + 1, role, subject.marker, shown)
+    return page.LegendEntry(subject.index, subject.label, hue % 8 + 1, role, subject.marker, shown)
 
 
 # the summary
@@ -209,21 +165,22 @@ def _summary(
     claims: Sequence[Mapping[str, Any]], found: Gradients,
 ) -> Section:  # fmt: skip
     """What checkpoints are wrong, what the claims say, what was seen, what was warned about, what the models are."""
-    findings = [*modality_findings(comparison), *find_training(found)]
-    parts: list[Any] = [*partial_banner(head), *_flag_parts(checkpoint_flags(rows))]
+    seen = [*drift.modality_findings(comparison), *find_training(found)]
+    parts: list[Any] = [*record.partial_banner(head), *_flag_parts(checkpoint_flags(rows))]
     if claims:
         parts += _verdict_parts(verdicts, claims, random_models(rows.abouts)[0])
-        parts += [Heading("What was seen")] if findings else []
-    parts += [Findings(findings)] if findings else []
-    facts = model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
+        parts += [Heading("What was seen")] if seen else []
+    parts += [page.Findings(seen)] if seen else []
+    facts = record.model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
     facts = [fact for i, fact in enumerate(facts) if fact not in facts[:i]]  # seeds of one model are alike
     random = random_models(rows.abouts)[0]
     drawn = [fact for fact in facts if fact["Model"] in random]
     drawn = [] if len(drawn) == len(facts) else drawn
-    parts += [*warnings_box(warnings(rows.abouts)), *facts_parts([fact for fact in facts if fact not in drawn])]
+    parts += record.warnings_box(record.warnings(rows.abouts))
+    parts += record.facts_parts([fact for fact in facts if fact not in drawn])
     if drawn:
-        words = f"{plural(len(drawn), 'model')} with random weights"
-        parts.append(Fold(words, facts_parts(drawn, "Models with random weights"), css="behind"))
+        behind = record.facts_parts(drawn, "Models with random weights")
+        parts.append(Fold(f"{plural(len(drawn), 'model')} with random weights", behind, css="behind"))
     title = "Verdicts" if claims else "Summary"
     return Section("summary", title, parts, title)
 
@@ -231,7 +188,7 @@ def _summary(
 def _verdict_parts(
     verdicts: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]], random: Collection[str]
 ) -> list[Any]:
-    scope = common_scope(claims)
+    scope = findings.common_scope(claims)
     words = (
         "{counts} A claim <em>holds</em> where the whole 95&nbsp;% interval of its effect lies beyond the margin, "
         "<em>fails</em> where it lies short of it, and is <em>undecided</em> otherwise. Each claim has intervals of "
@@ -239,9 +196,9 @@ def _verdict_parts(
         "is descriptive."
     )
     words += " Unless it says otherwise, a verdict speaks <em>{scope}</em>." if scope else ""
-    subjects = len({str(v.get("subject") or "") for v in measured(verdicts)})
-    lead = Prose(text(words, counts=verdict_counts(verdicts, random), scope=scope))
-    return [lead, Verdicts(claims, "Model" if subjects > 1 else "", scope)]
+    subjects = len({str(v.get("subject") or "") for v in findings.measured(verdicts)})
+    lead = Prose(text(words, counts=findings.verdict_counts(verdicts, random), scope=scope))
+    return [lead, page.Verdicts(claims, "Model" if subjects > 1 else "", scope)]
 
 
 def checkpoint_flags(rows: TrainingRows) -> list[tuple[str, str, str]]:
@@ -268,17 +225,14 @@ def _sentence(words: str) -> str:
 def _flag_parts(flags: Sequence[tuple[str, str, str]]) -> list[Any]:
     if not flags:
         return []
-    models = any(model for model, *_ in flags)
-    one = len(flags) == 1
-    title = f"{len(flags)} {'checkpoint is' if one else 'checkpoints are'} not what {'it' if one else 'they'} should be"
-    heads = [*(["Model"] if models else []), TableCell("Step", css="num"), "What was found"]
-    body = [
-        [*([model] if models else []), TableCell(step, css="num"), TableCell(note, css="prose")]
-        for model, step, note in flags
-    ]
+    first = 0 if any(model for model, *_ in flags) else 1  # one model has no name here
+    what = "checkpoint is not what it" if len(flags) == 1 else "checkpoints are not what they"
+    heads = ["Model", TableCell("Step", css="num"), "What was found"][first:]
+    body = [[model, TableCell(step, css="num"), TableCell(note, css="prose")][first:] for model, step, note in flags]
     table: Any = DataTable([heads], [body], "Checkpoints", numeric=99)
     inside = Fold("All of them", [table]) if len(flags) > 12 else table
-    return [Box([Heading(title), inside], "flags", "Checkpoints that are not what they should be")]
+    title = Heading(f"{len(flags)} {what} should be")
+    return [page.Box([title, inside], "flags", "Checkpoints that are not what they should be")]
 
 
 # the loss
@@ -311,19 +265,14 @@ def _log_panel(rows: TrainingRows, catalogue: Catalogue, names: Sequence[str], t
             look = _log_look(rows, catalogue, arm, name, both="loss" in names and len(names) > 1)
             averaged |= len(whole) > MOST
             if len(lines) > 1 and look["width"] > THIN:  # of the paler one of two only the mean
-                thin = look | {
-                    "colour": faded(look["colour"], 0.35),
-                    "width": THIN,
-                    "size": 0.0,
-                    "interval": False,
-                    "quiet": True,
-                }
-                drawn += [logged_series(line, time, MOST, **thin) for line in lines if known(line)]
+                thin = look | {"colour": figure.faded(look["colour"], 0.35), "width": THIN, "size": 0.0}
+                thin |= {"interval": False, "quiet": True}
+                drawn += [shapes.logged_series(line, time, MOST, **thin) for line in lines if known(line)]
             if known(whole):
-                drawn.append(logged_series(whole, time, MOST, **look))
-                told.append(f"{look['label']}: {course_words(known(whole))}")
+                drawn.append(shapes.logged_series(whole, time, MOST, **look))
+                told.append(f"{look['label']}: {gradients.course_words(known(whole))}")
     panel = Panel(time.axis(), series=tuple(drawn))
-    values = numbers_in([panel])
+    values = figure.numbers_in([panel])
     if not values:
         return None
     there = [n for n in names if any(rows.logged(one, n) for one in rows.subjects)]
@@ -348,7 +297,7 @@ def _log_look(rows: TrainingRows, catalogue: Catalogue, arm: Arm, metric: str, *
     pale = both and not probe
     return {
         "label": " · ".join(part for part in parts if part) or catalogue.entry(metric).title,
-        "colour": series(arm_hue(rows, arm), 0.55 if pale else 1.0),
+        "colour": series(shapes.arm_hue(rows, arm), 0.55 if pale else 1.0),
         "width": THIN if pale and seeds else 1.9 if probe else 1.3,
         "size": 5.0 if probe else 0.0,
         "interval": probe and not seeds,
@@ -393,7 +342,7 @@ def _left_out(parts: Sequence[str]) -> Section | None:
 # in sentences
 
 
-def find_training(found: Gradients) -> list[PageFinding]:
+def find_training(found: Gradients) -> list[page.PageFinding]:
     """All sentences the table supports, most important first."""
     said = {
         "Energy": _each(found, _energy),
@@ -403,7 +352,7 @@ def find_training(found: Gradients) -> list[PageFinding]:
         "Caution": _caution(found),
     }
     whole = {topic: tuple(text.replace(" ± ", "\u00a0±\u00a0") for text in texts) for topic, texts in said.items()}
-    return [PageFinding(topic, texts) for topic, texts in whole.items() if texts]
+    return [page.PageFinding(topic, texts) for topic, texts in whole.items() if texts]
 
 
 def _each(found: Gradients, tell: Callable[[Gradients, Subject], str]) -> list[str]:
@@ -412,7 +361,7 @@ def _each(found: Gradients, tell: Callable[[Gradients, Subject], str]) -> list[s
     told = [(subject, text) for subject in found.rows.subjects if (text := tell(found, subject))]
     if len(found.rows.subjects) > 1:
         return [f"{subject.label}: {text}" for subject, text in told]
-    return [text[:1].upper() + text[1:] for _, text in told]
+    return [_sentence(text) for _, text in told]
 
 
 def tell(mark: Any) -> str:
@@ -420,7 +369,7 @@ def tell(mark: Any) -> str:
 
 
 def _middle(found: Gradients, subject: Subject) -> DrawnSite | None:
-    sites = [s for s in found.rows.sites(["gradient_energy"]) if found.whole(subject, "gradient_energy", s)]
+    sites = [s for s in found.rows.sites([ENERGY]) if found.whole(subject, ENERGY, s)]
     return sites[found.rows.middle(sites)] if sites else None
 
 
@@ -436,7 +385,7 @@ def _finally(found: Gradients) -> str:
 def _energy(found: Gradients, subject: Subject) -> str:
     """The course of energy in the middle of the model, against chance and the normal control."""
     site = _middle(found, subject)
-    line = known(found.whole(subject, "gradient_energy", site)) if site else []
+    line = known(found.whole(subject, ENERGY, site)) if site else []
     if not site or not line:
         return ""
     peak = max(line, key=lambda m: m.value)
@@ -452,9 +401,9 @@ def _energy(found: Gradients, subject: Subject) -> str:
 
 
 def _controls(found: Gradients, subject: Subject, site: DrawnSite, line: Sequence[Any]) -> str:
-    normal = [m.high for m in found.whole(subject, "gradient_energy", site, control="normal") if m.interval]
+    normal = [m.high for m in found.whole(subject, ENERGY, site, control="normal") if m.interval]
     text = f" Subspaces orthogonal to it stay below {number(max(normal))}." if normal else ""
-    pca = {m.step: m.value for m in known(found.whole(subject, "gradient_energy", site, proxy="pca"))}
+    pca = {m.step: m.value for m in known(found.whole(subject, ENERGY, site, proxy="pca"))}
     gaps = [abs(m.value - pca[m.step]) for m in line if m.step in pca]
     if gaps and found.proxy != "pca":
         text += f" PCA of the same rank differs by at most {number(max(gaps), 2)}."
@@ -463,8 +412,7 @@ def _controls(found: Gradients, subject: Subject, site: DrawnSite, line: Sequenc
 
 def _layers(found: Gradients, subject: Subject) -> str:
     """Where energy is highest and lowest at the last step."""
-    sites = found.rows.sites(["gradient_energy"])
-    ends = [(s, line[-1]) for s in sites if (line := known(found.whole(subject, "gradient_energy", s)))]
+    ends = [(site, row) for site in found.rows.sites([ENERGY]) if (row := found.last(subject, ENERGY, site))]
     if len(ends) < 2:
         return ""
     high, low = (f(ends, key=lambda pair: pair[1].value) for f in (max, min))
@@ -478,13 +426,12 @@ def _layers(found: Gradients, subject: Subject) -> str:
 def _frequency(found: Gradients, subject: Subject) -> str:
     """The most frequent bin against the rarest, in the middle of the model at the last step."""
     site = _middle(found, subject)
-    bins = sorted({k[3] for k in found.keys(["gradient_enrichment"]) if k[3].startswith("frequency:")})
+    bins = sorted({k[3] for k in found.keys([gradients.ENRICHMENT]) if k[3].startswith("frequency:")})
     if not site or len(bins) < 2:
         return ""
-    ends = [known(found.whole(subject, "gradient_enrichment", site, group=g)) for g in (bins[0], bins[-1])]
-    if not all(ends):
+    first, last = (found.last(subject, gradients.ENRICHMENT, site, group=group) for group in (bins[0], bins[-1]))
+    if first is None or last is None:
         return ""
-    first, last = ends[0][-1], ends[1][-1]
     text = f"{_finally(found)}enrichment {site_phrase(site.layer, site.kind)} is {tell(first)} for the most "
     text += f"frequent tokens and {tell(last)} for the rarest"
     return text + ("." if apart(first, last) else ", which the intervals cannot tell apart.")
@@ -493,15 +440,14 @@ def _frequency(found: Gradients, subject: Subject) -> str:
 def _loss(found: Gradients, subject: Subject) -> str:
     for metric, name in (("probe_loss", "the loss on the held-out probe"), ("loss", "the training loss")):
         line = known(found.rows.logged(subject, metric))
+        if not line:
+            continue
+        ends = [f"{tell(mark)} at step {mark.step or 0:,}" for mark in (line[0], line[-1])]
         if len(line) == 1:
             return f"{name} is {tell(line[0])}."
-        if line:
-            first, last = line[0], line[-1]
-            if tell(first) == tell(last):
-                return f"{name} is {tell(first)} at step {first.step or 0:,} and at step {last.step or 0:,}."
-            ends = f"from {tell(first)} at step {first.step or 0:,} to {tell(last)} at step {last.step or 0:,}"
-            falls = last.value < first.value
-            return f"{name} {'falls' if falls else 'goes'} {ends}."
+        if tell(line[0]) == tell(line[-1]):
+            return f"{name} is {ends[0]} and at step {line[-1].step or 0:,}."
+        return f"{name} {'falls' if line[-1].value < line[0].value else 'goes'} from {ends[0]} to {ends[1]}."
     return ""
 
 
