@@ -229,9 +229,6 @@ def _where(points: Sequence[Record], name: str = "") -> list[str]:
     return [f"<b>{escape(name)}</b><br>{one}" for one in told] if name else told
 
 
-# modalities side by side
-
-
 def modality_section(found: Comparison, *, claimed: bool = False) -> Section | None:
     """Models of all modalities with the profile of every model; none with a single modality."""
     if len(found.modalities) < 2:
@@ -563,9 +560,6 @@ def pooled_series(found: Comparison) -> tuple[Series, ...]:
                             series(hue_of(record["modality"]), 0.7), width=0, size=7, marker=marker, named=new,
                             text=_where(sites, name)))  # fmt: skip
     return tuple(drawn)
-
-
-# in sentences
 
 
 def modality_findings(found: Comparison) -> list[page.PageFinding]:
