@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -111,71 +111,52 @@ def depth_axis(found: ModelNumbers) -> Axis:
     return Axis("block", ticks=ticks, bounds=(-0.35, len(names) - 0.65))
 
 
-def by_repair(
-    found: ModelNumbers,
-    title: str,
-    y: str,
-    mark: Callable[[Place, str], Mark | None],
-    more: Sequence[Series] = (),
-    **look: Any,
-) -> Panel:
-    """Over depth, a line for each repair, a little apart so that whiskers show; raw on top."""
-    where = [site.name for _, site in found.places]
-    drawn = []
+def by_repair(found: ModelNumbers, title: str, metric: str, variant: Mapping[str, str], **look: Any) -> Panel:
+    """A metric over depth, a line for each repair, a little apart so that whiskers show; raw on top of them."""
+    where, drawn = [site.name for _, site in found.places], []
     for i, (repair, name) in enumerate(REPAIRS.items()):
         x = [n + 0.05 * (i - 1.5) for n in range(len(found.places))]
-        marks = [mark(place, repair) for place in found.places]
+        marks = [found.value(metric, found.last, place, repair=repair, **variant) for place in found.places]
         style: dict[str, Any] = {"colour": series(HUES[repair]), "marker": MARKERS[repair], "size": 6.0}
         drawn.append(points(name, x, marks, ends=WHISKERS, where=where, **style))
-    return Panel(depth_axis(found), Axis(y, rules=True), (*drawn[1:], drawn[0], *more), title=title, **look)
+    y, more = Axis(look.pop("y", ""), rules=True), look.pop("more", ())
+    return Panel(depth_axis(found), y, (*drawn[1:], drawn[0], *more), title=title, **look)
 
 
 def loss_figure(found: ModelNumbers, stem: str) -> Figure:
     """Loss over depth: of the model that goes on from repaired rows, and of a fresh readout."""
-    panels = []
     own = found.value("lm_loss", found.last, found.places[-1], reading="patched", repair="raw")
     levels = () if own is None else (Level(own.value, "the model itself", dash="dash", colour="@ink"),)
-    titles = ("(a) Rows repaired inside the model", "(b) A fresh linear readout")
-    for name, reading in zip(titles, READINGS, strict=True):
-
-        def mark(place: Place, repair: str, reading: str = reading) -> Mark | None:
-            return found.value("lm_loss", found.last, place, reading=reading, repair=repair)
-
-        alt = f"{name}: loss over depth by repair."
-        panels.append(by_repair(found, name, "Loss (nats per token)", mark, levels=levels, height=280, alt=alt))
+    look: dict[str, Any] = {"y": "Loss (nats per token)", "levels": levels, "height": 280}
+    titles = {"patched": "(a) Rows repaired inside the model", "readout": "(b) A fresh linear readout"}
+    panels = [by_repair(found, name, "lm_loss", {"reading": reading}, **look, alt=f"{name}: loss over depth by repair.")
+              for reading, name in titles.items()]  # fmt: skip
     return files(stem, panels, layout="pairs", columns=2, size=2.2)
 
 
-def probe_figure(found: ModelNumbers, stem: str, **variant: Any) -> Figure:
+def probe_figure(found: ModelNumbers, stem: str, **variant: str) -> Figure:
     """Accuracy of probes over depth, task by task, with the most frequent class and the shuffled control."""
     panels = []
     controls = {"most frequent class": ("dash", {"control": "majority"})}
     if not variant:
         controls["shuffled labels"] = ("dot", {"repair": "raw", "control": "shuffled"})
     for task in found.tasks:
-
-        def mark(place: Place, repair: str, task: str = task) -> Mark | None:
-            return found.value("probe_accuracy", found.last, place, task=task, repair=repair, **variant)
-
         grey = []
         for name, (dash, control) in controls.items():
             marks = [found.value("probe_accuracy", found.last, p, task=task, **control) for p in found.places]
             x, where = [float(n) for n in range(len(marks))], [site.name for _, site in found.places]
             grey.append(Series(name, x, column(marks), "@soft", where=where, dash=dash, width=1.2))
-        words = task.replace("_", " ")
-        panels.append(by_repair(found, words, "Accuracy", mark, grey, alt=f"Accuracy in {words} over depth by repair."))
+        title = task.replace("_", " ")
+        look: dict[str, Any] = {"y": "Accuracy", "more": grey, "alt": f"Accuracy in {title} over depth by repair."}
+        panels.append(by_repair(found, title, "probe_accuracy", {"task": task, **variant}, **look))
     return files(stem, panels, most=99, size=1.9)
 
 
 def geometry_figure(found: ModelNumbers, stem: str) -> Figure:
     """The geometry of the same rows, raw and repaired."""
-    panels = []
-    for metric, name in GEOMETRY.items():
-
-        def mark(place: Place, repair: str, metric: str = metric) -> Mark | None:
-            return found.value(metric, found.last, place, repair=repair)
-
-        panels.append(by_repair(found, name, "", mark, alt=f"{name} over depth by repair."))
+    panels = [
+        by_repair(found, name, metric, {}, alt=f"{name} over depth by repair.") for metric, name in GEOMETRY.items()
+    ]
     return files(stem, panels, layout="pairs", columns=2, size=1.9)
 
 
@@ -319,13 +300,8 @@ def _probe_parts(found: ModelNumbers, of: str) -> list[Any]:
         "same probe on shuffled labels (dotted). Mean removed lies on raw by construction."
     )
     near = caption("The nearest class mean by cosine, for the same tasks and rows.")
-    parts = [
-        Heading("Probes"),
-        Prose(lead),
-        _repairs(*controls),
-        probe_figure(found, f"performance-probes{of}"),
-        linear,
-    ]
+    figure = probe_figure(found, f"performance-probes{of}")
+    parts = [Heading("Probes"), Prose(lead), _repairs(*controls), figure, linear]
     parts += [_repairs(controls[0]), probe_figure(found, f"performance-cosine{of}", probe="cosine"), near]
     return [*parts, *(_task_fold(found, task) for task in found.tasks)]
 

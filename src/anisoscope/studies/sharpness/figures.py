@@ -13,20 +13,9 @@ from anisoscope.claims.engine.claim import Bounds
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.query import Query
 from anisoscope.studies.page import Mark, caption, files, numeric, over_seeds, page_of, prose, verdict_section
+from anisoscope.view import page
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, points, series, value_axis
-from anisoscope.view.page import (
-    DataTable,
-    Fold,
-    Heading,
-    Page,
-    Prose,
-    Section,
-    Swatch,
-    Swatches,
-    TableCell,
-    Verdicts,
-    text,
-)
+from anisoscope.view.page import DataTable, Fold, Heading, Page, Prose, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.sections.findings import common_scope, verdict_claims
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import Catalogue, listed, neat, number, plural, step_words
@@ -277,7 +266,7 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
     sections += [_size_section(found, alone=len(sizes) == 1) for found in sizes]
     others = [claim for claim in claims if claim["name"] not in QUESTIONS]
     if others:
-        table = Verdicts(others, "Arms", common_scope(others), first="Statement", parts=False)
+        table = page.Verdicts(others, "Arms", common_scope(others), first="Statement", parts=False)
         lead, fold = (
             Prose("Told for each arm by itself, whatever its attention."),
             Fold(f"{len(others)} claims", [table]),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anisoscope.view import page
@@ -26,10 +26,54 @@ def frequency_section(found: Gradients) -> Section | None:
     return Section("frequency", "Token frequency", [page.Key(), *parts], "Frequency") if parts else None
 
 
-def bins_of(found: Gradients, grouping: str) -> list[str]:
-    """Frequency bins in order, the most frequent first."""
-    groups = {key[3] for key in found.keys([ENRICHMENT]) if key[3].startswith(f"{grouping}:")}
-    return sorted(groups, key=lambda group: (len(group), group))
+@dataclass(frozen=True)
+class Bins:
+    """Frequency bins by what they are bins of, the most frequent first, and the readings that they have."""
+
+    found: Gradients
+    groups: Mapping[str, Sequence[str]]
+    readings: Sequence[str]
+
+    def over_training(self, one: Subject, site: DrawnSite, grouping: str, reading: str) -> Panel:
+        """A line per bin, darker with rarity."""
+        drawn = []
+        for group, (name, shade) in self.looks(grouping).items():
+            line = self.found.line(one, ENRICHMENT, site, reading=reading, group=group)
+            look: Look = {"colour": shade, "width": 1.5, "size": 4.0, "band": 0.0}
+            drawn += [self.found.drawn(f"bin {name}", line, **look)] if line else []
+        return self.found.panel(drawn)
+
+    def looks(self, grouping: str) -> dict[str, tuple[str, str]]:
+        """The names and colours of bins."""
+        own = self.groups[grouping]
+        return {g: (bin_words(g, str(len(own))), sequence(i / max(1, len(own) - 1))) for i, g in enumerate(own)}
+
+    def at_last(self, one: Subject, site: DrawnSite, grouping: str) -> Panel:
+        """Enrichment by bin at the last step, a line per reading."""
+        own, drawn = self.groups[grouping], []
+        for i, reading in enumerate(self.readings):
+            rows = [self.found.last(one, ENRICHMENT, site, reading=reading, group=group) for group in own]
+            ends = [(n, row) for n, row in enumerate(rows) if row]
+            where = [f"bin {n + 1}, step {row.step or 0:,}" + (f" · n {row.n:,}" if row.n else "") for n, row in ends]
+            x, rows = [float(n) for n, _ in ends], [row for _, row in ends]
+            style: Look = reading_look(i) | {"band": 0.14, "width": 1.9, "size": 5.0}
+            drawn += [points(reading_words(reading), rows, x, where, **style)] if ends else []
+        ticks = [float(i) for i in range(len(own))], [group.partition(":")[2] for group in own]
+        axis = Axis("frequency bin, 1 = most frequent", ticks=ticks, bounds=(-0.3, len(own) - 0.7))
+        return replace(self.found.panel(drawn), x=axis)
+
+    def told(self, one: Subject) -> str:
+        """Enrichment in the middle of the model at the last step."""
+        sites, said = self.found.rows.sites([ENRICHMENT]), []
+        site = sites[self.found.rows.middle(sites)]
+        for group in next(iter(self.groups.values())):
+            row = self.found.last(one, ENRICHMENT, site, reading=self.readings[0], group=group)
+            said += [f"bin {group.partition(':')[2]} {number(row.value)}"] if row else []
+        return f"Enrichment of {one.label} by frequency, {site.name}, last step: {', '.join(said)}."
+
+
+def reading_look(i: int) -> Look:
+    return {"colour": series(i), "dash": ("solid", "dash", "dot", "dashdot")[i % 4]}
 
 
 def _enriched(found: Gradients, keys: Sequence[LineKey]) -> tuple[list[DrawnSite], list[str]]:
@@ -41,54 +85,16 @@ def _enriched(found: Gradients, keys: Sequence[LineKey]) -> tuple[list[DrawnSite
 
 
 def _strata(found: Gradients) -> list[Any]:
-    bins = {name: own for name in GROUPINGS if (own := bins_of(found, name))}
-    if not bins:
+    every = {key[3] for key in found.keys([ENRICHMENT])}
+    ordered = sorted(every, key=lambda group: (len(group), group))
+    groups = {name: own for name in GROUPINGS if (own := [g for g in ordered if g.startswith(f"{name}:")])}
+    if not groups:
         return []
-    groupings = list(bins)
-    sites, readings = _enriched(found, [k for k in found.keys([ENRICHMENT]) if k[3].partition(":")[0] in bins])
-    shades = {g: sequence(i / max(1, len(own) - 1)) for own in bins.values() for i, g in enumerate(own)}
-    names = {g: bin_words(g, str(len(own))) for own in bins.values() for g in own}
-    looks: list[Look] = [
-        {"colour": series(i), "dash": ("solid", "dash", "dot", "dashdot")[i % 4]} for i in range(len(readings))
-    ]
-
-    def over_training(one: Subject, site: DrawnSite, grouping: str, reading: str) -> Panel:
-        """A line per bin, darker with rarity."""
-        lines = {group: found.line(one, ENRICHMENT, site, reading=reading, group=group) for group in bins[grouping]}
-        look: Look = {"width": 1.5, "size": 4.0, "band": 0.0}
-        return found.panel(
-            [found.drawn(f"bin {names[g]}", line, colour=shades[g], **look) for g, line in lines.items() if line]
-        )
-
-    def at_last(one: Subject, site: DrawnSite, grouping: str) -> Panel:
-        """Enrichment by bin at the last step, a line per reading."""
-        own, drawn = bins[grouping], []
-        for reading, look in zip(readings, looks, strict=True):
-            ends = [(i, row) for i, group in enumerate(own)
-                    if (row := found.last(one, ENRICHMENT, site, reading=reading, group=group))]  # fmt: skip
-            where = [f"bin {i + 1}, step {row.step or 0:,}" + (f" · n {row.n:,}" if row.n else "") for i, row in ends]
-            x, rows = [float(i) for i, _ in ends], [row for _, row in ends]
-            style: Look = look | {"band": 0.14, "width": 1.9, "size": 5.0}
-            drawn += [points(reading_words(reading), rows, x, where, **style)] if ends else []
-        ticks = [float(i) for i in range(len(own))], [group.partition(":")[2] for group in own]
-        axis = Axis("frequency bin, 1 = most frequent", ticks=ticks, bounds=(-0.3, len(own) - 0.7))
-        return replace(found.panel(drawn), x=axis)
-
-    def told(one: Subject) -> str:
-        """In the middle of the model at the last step."""
-        site = found.middle(ENRICHMENT)
-        ends = (
-            {g: found.last(one, ENRICHMENT, site, reading=readings[0], group=g) for g in bins[groupings[0]]}
-            if site
-            else {}
-        )
-        said = [f"bin {group.partition(':')[2]} {number(row.value)}" for group, row in ends.items() if row]
-        return f"Enrichment of {one.label} by frequency, {site.name if site else ''}, last step: {', '.join(said)}."
-
-    choices: list[Sequence[Any]] = [sites, groupings, readings]
-    over = len(found.rows.steps) > 1
-    moving = found.switched("frequency", choices, over_training, told=told, title="enrichment") if over else ()
-    final = found.switched("frequency", choices[:2], at_last, told=told, title="enrichment", height=260)
+    sites, readings = _enriched(found, [k for k in found.keys([ENRICHMENT]) if k[3].partition(":")[0] in groups])
+    bins, choices = Bins(found, groups, readings), (sites, list(groups), readings)
+    look: Look = {"told": bins.told, "title": "enrichment"}
+    moving = found.switched("frequency", choices, bins.over_training, **look) if len(found.rows.steps) > 1 else ()
+    final = found.switched("frequency", choices[:2], bins.at_last, height=260, **look)
     if not final:
         return []
     lead = (
@@ -96,15 +102,15 @@ def _strata(found: Gradients) -> list[Any]:
         "chance. A proxy fitted on all rows fits frequent tokens best; <em>balanced</em> proxies saw equally many rows "
         "of each bin, and an effect of frequency should show under both."
     )
-    by = choice("Frequency of", [GROUPINGS[name] for name in groupings])
+    by = choice("Frequency of", [GROUPINGS[name] for name in groups])
     switch = Switch("frequency", (gradients.site_choice(found.rows, sites), by, gradients.reading_choice(readings)))
     parts: list[Any] = [Heading("Enrichment by frequency"), Prose(text(lead)), Controls(switch)]
     files: Look = {"files": {"frequency-strata": {}}, "most": FILE_PANELS, "columns": 4, "shared": True}
     if moving:
-        key = [Swatch(names[group], shades[group]) for group in bins[groupings[0]]]
+        key = [Swatch(*look) for look in bins.looks(next(iter(groups))).values()]
         parts += [Swatches([*key, page.CHANCE]), Figure(moving, layout="pairs", **files)]
         parts += [Heading("At the last step", 4, css="apart")]
-    key = [Swatch(reading_words(reading), **look, band=True) for reading, look in zip(readings, looks, strict=True)]
+    key = [Swatch(reading_words(reading), **reading_look(i), band=True) for i, reading in enumerate(readings)]
     return [*parts, Swatches([*key, page.CHANCE]), Figure(final, layout="pairs", **({} if moving else files))]
 
 

@@ -98,18 +98,11 @@ class Gradients:
         return [key for metric in dict.fromkeys(metrics) for key in self.rows.keys.get(metric, [])]
 
     def whole(
-        self,
-        subject: Subject,
-        metric: str,
-        site: DrawnSite,
-        *,
-        reading: str = "fit=refit",
-        group: str = "",
-        **also: str,
+        self, one: Subject, metric: str, site: DrawnSite, *, reading: str = "fit=refit", group: str = "", **also: str
     ) -> list[Any]:
         """A line: of the main proxy at the main rank, unless another or a control is named."""
         options = {**options_of(reading), "proxy": self.proxy, "rank": self.rank, **also}
-        return self.rows.line(subject, metric, site, variant_name(options), group=group)
+        return self.rows.line(one, metric, site, variant_name(options), group=group)
 
     def line(self, subject: Subject, metric: str, site: DrawnSite, **how: Any) -> list[Any]:
         return self.thin(self.whole(subject, metric, site, **how))
@@ -130,11 +123,6 @@ class Gradients:
         if len(found) > self.detail.sites:
             self.left_out["layers"] = f"{self.detail.sites} of {len(found)} layers"
         return [found[i] for i in few(range(len(found)), self.detail.sites)]
-
-    def middle(self, metric: str) -> DrawnSite | None:
-        """The site in the middle of the model at which a metric was measured."""
-        sites = self.rows.sites([metric])
-        return sites[self.rows.middle(sites)] if sites else None
 
     def readings_in(self, keys: Iterable[LineKey]) -> list[str]:
         return readings_of(keys)[: self.detail.readings]
@@ -381,7 +369,8 @@ def _all_layers(found: Gradients, subject: Subject, reading: str) -> Panel:
 
 def _tell(found: Gradients, readings: Sequence[str], subject: Subject) -> str:
     """The overview in words: where energy starts, peaks and ends in the middle of the model."""
-    site = found.middle(ENERGY)
+    sites = found.rows.sites([ENERGY])
+    site = sites[found.rows.middle(sites)] if sites else None
     line = known(found.whole(subject, ENERGY, site, reading=readings[0])) if site else []
     if not site or not line:
         return f"Gradient energy of {subject.label} over steps."

@@ -297,12 +297,8 @@ def shape_sections(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) -
     """Over training, steps by layers, at one step (with `row_parts` beneath), and intrinsic dimension by estimator."""
     moments = choice("Step", [f"step {step:,}" for step in shape.steps], len(shape.steps) - 1, slider=True)
     switch = Switch("shape", (gradients.measure_choice(shape.measures, shape.default), moments))
-    sections = [
-        _course_section(rows, shape, switch),
-        _grid_section(rows, shape),
-        _moment_section(rows, shape, row_parts),
-    ]
-    return [*sections, *_dimension_sections(rows, shape)]
+    course, grid = _course_section(rows, shape, switch), _grid_section(rows, shape)
+    return [course, grid, _moment_section(rows, shape, row_parts), *_dimension_sections(rows, shape)]
 
 
 def beside(panels: Sequence[Panel]) -> str:

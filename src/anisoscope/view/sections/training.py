@@ -12,7 +12,7 @@ from typing import Any
 
 from anisoscope.results.query import Query
 from anisoscope.results.table import Table
-from anisoscope.view import figure, page
+from anisoscope.view import figure, page, subjects
 from anisoscope.view.figure import Figure, Panel, Series, Time, series, value_axis
 from anisoscope.view.page import DataTable, Fold, Heading, Key, Page, Prose, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.plotly_renderer import panel_spec
@@ -27,17 +27,7 @@ from anisoscope.view.sections.gradients import ENERGY, Gradients
 from anisoscope.view.sections.profiles import main_profiles, profile_panel
 from anisoscope.view.sections.rows import concepts_section, row_parts
 from anisoscope.view.sections.shape import Arm, arms_of
-from anisoscope.view.subjects import (
-    STREAM,
-    DrawnSite,
-    ProfileRows,
-    RunView,
-    Subject,
-    TrainingRows,
-    known,
-    random_models,
-    seeds_mean,
-)
+from anisoscope.view.subjects import STREAM, DrawnSite, ProfileRows, RunView, Subject, TrainingRows, known
 from anisoscope.view.words import LOOP, OF_TRAINING, TANGENT, Catalogue, estimate, number, plural, site_phrase
 
 SPECS = 4_000_000  # characters of JSON that the figures of gradients may take
@@ -68,7 +58,7 @@ def training_page(
     energy, maps, frequency, elsewhere, found = _gradient_sections(rows, catalogue)
     shape = shapes.make_shape(rows, catalogue)
     shaped = shapes.shape_sections(rows, shape, row_parts(rows, shape, runs)) if shape else []
-    claims = findings.verdict_claims(verdicts, random_models(rows.abouts)[0])
+    claims = findings.verdict_claims(verdicts, subjects.random_models(rows.abouts)[0])
     left_out = [*found.left_out.values(), *(shape.left_out.values() if shape else ())]
     sections = [
         _summary(rows, comparison, head, verdicts, claims, found),
@@ -85,7 +75,7 @@ def training_page(
         _loss_section(rows, catalogue, several_seeds=shape is not None and shape.seeds > 1),
         None if shape else _last_profiles(runs, catalogue, rows),
         _left_out(left_out),
-        record.table_section(_every_row(runs), most=record.PAGE_ROWS),
+        record.table_section(Query(*(run.table for run in runs)), most=record.PAGE_ROWS),
         record.dropped_section(rows.abouts, record.step_notes(rows, catalogue)),
         record.record_section(runs),
         record.glossary_section(catalogue, rows.metrics()),
@@ -93,10 +83,6 @@ def training_page(
     manner = "step by step" if _steps_words(rows) else "under its gradients"
     return Page(head["title"], record.heading(head, manner), [section for section in sections if section is not None],
                 deck=_deck(rows, head), version=head["version"], legend=_legend(rows))  # fmt: skip
-
-
-def _every_row(runs: Sequence[RunView]) -> Query:
-    return Query(*(run.table for run in runs))
 
 
 def _gradient_sections(rows: TrainingRows, catalogue: Catalogue) -> tuple[Any, Any, Any, Any, Gradients]:
@@ -168,12 +154,12 @@ def _summary(
     seen = [*drift.modality_findings(comparison), *find_training(found)]
     parts: list[Any] = [*record.partial_banner(head), *_flag_parts(checkpoint_flags(rows))]
     if claims:
-        parts += _verdict_parts(verdicts, claims, random_models(rows.abouts)[0])
+        parts += _verdict_parts(verdicts, claims, subjects.random_models(rows.abouts)[0])
         parts += [Heading("What was seen")] if seen else []
     parts += [page.Findings(seen)] if seen else []
     facts = record.model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
     facts = [fact for i, fact in enumerate(facts) if fact not in facts[:i]]  # seeds of one model are alike
-    random = random_models(rows.abouts)[0]
+    random = subjects.random_models(rows.abouts)[0]
     drawn = [fact for fact in facts if fact["Model"] in random]
     drawn = [] if len(drawn) == len(facts) else drawn
     parts += record.warnings_box(record.warnings(rows.abouts))
@@ -196,9 +182,9 @@ def _verdict_parts(
         "is descriptive."
     )
     words += " Unless it says otherwise, a verdict speaks <em>{scope}</em>." if scope else ""
-    subjects = len({str(v.get("subject") or "") for v in findings.measured(verdicts)})
+    several = len({str(v.get("subject") or "") for v in findings.measured(verdicts)}) > 1
     lead = Prose(text(words, counts=findings.verdict_counts(verdicts, random), scope=scope))
-    return [lead, page.Verdicts(claims, "Model" if subjects > 1 else "", scope)]
+    return [lead, page.Verdicts(claims, "Model" if several else "", scope)]
 
 
 def checkpoint_flags(rows: TrainingRows) -> list[tuple[str, str, str]]:
@@ -257,11 +243,13 @@ def _loss_section(rows: TrainingRows, catalogue: Catalogue, *, several_seeds: bo
 
 def _log_panel(rows: TrainingRows, catalogue: Catalogue, names: Sequence[str], time: Time) -> Panel | None:
     drawn: list[Series] = []
-    averaged, told = False, []
-    for arm in _log_arms(rows):
+    averaged, told, arms = False, [], arms_of(rows)
+    if not rows.metrics().isdisjoint(TANGENT):  # gradients are told of each seed
+        arms = [Arm(one.index, one.label, one.model, one.role, one.blocks, (one,)) for one in rows.subjects]
+    for arm in arms:
         for name in names:
             lines = [rows.logged(one, name) for one in arm.subjects]
-            whole = seeds_mean(lines)
+            whole = subjects.seeds_mean(lines)
             look = _log_look(rows, catalogue, arm, name, both="loss" in names and len(names) > 1)
             averaged |= len(whole) > MOST
             if len(lines) > 1 and look["width"] > THIN:  # of the paler one of two only the mean
@@ -281,13 +269,6 @@ def _log_panel(rows: TrainingRows, catalogue: Catalogue, names: Sequence[str], t
     title = TITLES[names[0]]
     return replace(panel, y=value_axis(values, log="learning_rate" not in names), title=title, caption=caption,
                    alt=f"{title} over steps. {'; '.join(told[:6])}.")  # fmt: skip
-
-
-def _log_arms(rows: TrainingRows) -> list[Arm]:
-    """The models with their seeds together, as the legend has them; apart where gradients are told of each."""
-    if rows.metrics().isdisjoint(TANGENT):
-        return arms_of(rows)
-    return [Arm(one.index, one.label, one.model, one.role, one.blocks, (one,)) for one in rows.subjects]
 
 
 def _log_look(rows: TrainingRows, catalogue: Catalogue, arm: Arm, metric: str, *, both: bool) -> dict[str, Any]:
@@ -312,7 +293,7 @@ def _last_profiles(runs: Sequence[RunView], catalogue: Catalogue, rows: Training
     """The geometry at the last step over depth, as the report of a single model draws it."""
     last = []
     for run in runs:
-        query = _every_row([run]).where(head=None, kind=[*STREAM, "stage"], metric=lambda m: m not in OF_TRAINING)
+        query = Query(run.table).where(head=None, kind=[*STREAM, "stage"], metric=lambda m: m not in OF_TRAINING)
         ends = {model: max((s for s in part.values("step") if s is not None), default=None)
                 for model, part in query.groups("model").items()}  # fmt: skip
         kept = query.where(lambda row, ends=ends: row.step is None or row.step == ends[row.model])  # type: ignore[misc]
