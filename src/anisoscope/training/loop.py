@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,7 +66,7 @@ class BatchSource(Protocol):
 class Recipe:
     """What a training takes beside its configuration: its batches, and its model for them."""
 
-    stream: Callable[..., Any]  # (config, out, *, corpus, progress) -> Source
+    stream: Callable[..., Any]  # (config, out, *, corpus, progress) -> BatchSource
     model: Callable[[Any, Any], nn.Module]  # (config, stream) -> a model whose forward returns a loss
 
 
@@ -124,9 +124,8 @@ def _run(
         record.describe_model(model, stream.tokenizer)
         optimizer = make_optimizer(model, config)
         made = monitor is None or hasattr(monitor, "step")
-        entered = (
-            contextlib.nullcontext(monitor) if made else monitor(model, stream, optimizer, config, record.folder.path)
-        )
+        out = record.folder.path
+        entered = contextlib.nullcontext(monitor) if made else monitor(model, stream, optimizer, config, out)
         with entered as step_monitor:
             trainer = Trainer(config, stream, model, optimizer, record, monitor=step_monitor, progress=progress)
             trainer.resume()
@@ -166,8 +165,6 @@ class Trainer:
     monitor: StepMonitor | None = None
     progress: Progress | None = None
     start: int = 0
-    log: TrainingLog = field(init=False)
-    checkpoints: Checkpoints = field(init=False)
 
     def __post_init__(self) -> None:
         out = self.record.folder.path
