@@ -1,1 +1,1 @@
-"""Text, sounds, pictures and tokens: documents from anywhere, contexts that a model takes, and the corpus that ships."""
+"""Text, sounds, pictures and tokens: data from anywhere, contexts that a model takes, and the corpus that ships."""
