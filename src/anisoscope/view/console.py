@@ -404,7 +404,8 @@ def _shortened(rows: ProfileRows, entries: Catalogue, places: Places, metrics: S
         role = f" ({subject.role})" if subject.role and subject.role != subject.stack else ""
         label = Text(subject.label + role)
         if not whole:
-            shown.add_row(label, *(_range([cells[m] for cells in found if m in cells]) for m in few))
+            values = [[row.value for row in known(cells[m] for cells in found if m in cells)] for m in few]
+            shown.add_row(label, *(f"{number(min(v))} … {number(max(v))}" if v else "–" for v in values))
             continue
         for i, cells in enumerate(found):
             lead = [label if i == 0 else ""] if len(short) > 1 else []
@@ -419,8 +420,3 @@ def _short_cell(row: Row | None) -> str:
         return ""
     words = estimate(row.value, row.low, row.high).replace(" ± ", "±").replace("[", r"\[")
     return f"{words} ?" if doubtful(row) else words
-
-
-def _range(rows: Sequence[Row]) -> str:
-    values = [row.value for row in known(rows)]
-    return f"{number(min(values))} … {number(max(values))}" if values else "–"

@@ -38,18 +38,17 @@ class Ref:
     plus: Any = None
 
     def resolve(self, arrays: Mapping[str, Any], chosen: Mapping[str, int], each: int = 0) -> Any:
-        found = _take(arrays[self.array], [_index(i, arrays, chosen, each) for i in self.at])
+        at = []
+        for index in self.at:
+            if index == "#":
+                index = each
+            elif isinstance(index, str) and index.startswith("$"):
+                name, _, through = index[1:].partition(">")
+                index = arrays[through][chosen.get(name, 0)] if through else chosen.get(name, 0)
+            at.append(index)
+        found = _take(arrays[self.array], at)
         factor = self.times.resolve(arrays, chosen, each) if isinstance(self.times, Ref) else self.times
         return found if factor == 1.0 and self.plus is None else _scaled(found, factor, self.plus)
-
-
-def _index(index: Any, arrays: Mapping[str, Any], chosen: Mapping[str, int], each: int) -> Any:
-    if index == "#":
-        return each
-    if isinstance(index, str) and index.startswith("$"):
-        name, _, through = index[1:].partition(">")
-        return arrays[through][chosen.get(name, 0)] if through else chosen.get(name, 0)
-    return index
 
 
 def _take(array: Any, at: Sequence[Any]) -> Any:

@@ -166,10 +166,11 @@ class Findings:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Names and values beside each other."""
+class Piece:
+    """What every page has in one form: facts, a listing, the record of runs, a glossary, a download, or cards."""
 
-    pairs: Mapping[str, str]
+    kind: str
+    items: Any
 
 
 @dataclass(frozen=True)
@@ -182,41 +183,6 @@ class Verdicts:
     first: str = "Claim"
     p: bool = True
     parts: bool = True  # whether what a verdict is made of is folded beneath it
-
-
-@dataclass(frozen=True)
-class Listing:
-    """A list of sentences."""
-
-    items: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Record:
-    """What is needed to run something again."""
-
-    runs: Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Glossary:
-    """Terms with names, formulas and what they mean."""
-
-    entries: Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Download:
-    """The table of results: a download, and rows read back from it."""
-
-    csv: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Cards:
-    """Concept cards that the script shows."""
-
-    models: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -309,7 +275,7 @@ def _shown(part: Any, specs: dict[str, Any]) -> dict[str, Any]:
             specs[name] = panel_spec(panel)
             charts.append({**vars(panel), "id": name})
         return {"kind": "figure", "layout": part.layout, "charts": charts}
-    found = {**vars(part), "kind": type(part).__name__.lower()}
+    found = {"kind": type(part).__name__.lower(), **vars(part)}
     if isinstance(part, Fold | Box):
         found["parts"] = [_shown(inner, specs) for inner in part.parts]
     return found

@@ -80,9 +80,9 @@ def plain(values: Any) -> Any:
 
 
 def _escaped(words: Any) -> Any:
-    if isinstance(words, Ref):
-        return plain(words)
-    return html.escape(words) if isinstance(words, str) else [html.escape(str(word)) for word in words]
+    if isinstance(words, str):
+        return html.escape(words)
+    return plain(words) if isinstance(words, Ref) else [html.escape(str(word)) for word in words]
 
 
 def _trace(series: Series, axes: str = "") -> Spec:
@@ -249,10 +249,13 @@ def notebook_figure(panels: Sequence[Panel], *, columns: int = 2) -> Spec:
     layout = base_layout() | {"height": 300 * rows + 60, "annotations": [], "showlegend": True}
     layout["legend"] = {"orientation": "h", "y": 1.0 + 0.16 / rows, "x": 0, "yanchor": "bottom"}
     layout["margin"] = {"l": 55, "r": 20, "t": 70, "b": 50}
+    width, height = (1 - 0.09 * (columns - 1)) / columns, (1 - 0.32 / rows * (rows - 1)) / rows
     traces: list[Spec] = []
     seen: set[str] = set()
     for i, panel in enumerate(panels):
-        across, up = _cell(i, rows=rows, columns=columns)
+        row, place = divmod(i, columns)
+        left, top = place * (width + 0.09), 1 - row * (height + 0.32 / rows)
+        across, up = [left, left + width], [max(0.0, top - height), top]
         name = "" if i == 0 else str(i + 1)
         own = _layout(panel)
         layout[f"xaxis{name}"] = own["xaxis"] | {"domain": across, "anchor": f"y{name}"}
@@ -269,15 +272,6 @@ def notebook_figure(panels: Sequence[Panel], *, columns: int = 2) -> Spec:
             mine += [part | axes for part in complete(trace | {"showlegend": wanted})]
         traces += sorted(mine, key=lambda trace: trace.get("fill") != "toself")
     return painted({"data": traces, "layout": layout})
-
-
-def _cell(i: int, *, rows: int, columns: int) -> tuple[list[float], list[float]]:
-    row, place = divmod(i, columns)
-    gap_x, gap_y = 0.09, 0.32 / rows
-    width = (1 - gap_x * (columns - 1)) / columns
-    height = (1 - gap_y * (rows - 1)) / rows
-    left, top = place * (width + gap_x), 1 - row * (height + gap_y)
-    return [left, left + width], [max(0.0, top - height), top]
 
 
 def complete(trace: Spec) -> list[Spec]:

@@ -182,7 +182,7 @@ def _row_words(rows: Any) -> str:
 def facts_parts(facts: Sequence[Mapping[str, str]], label: str = "Models") -> list[Any]:
     """One model as a list of facts, several as a table."""
     if len(facts) == 1:
-        return [page.Facts(facts[0])]
+        return [page.Piece("facts", facts[0])]
     looks = {name: "" if name in WORDY else "num" for fact in facts for name in fact}
     first = next(iter(looks), "")
     rows = [[TableCell(fact.get(n, ""), css=css, head=n == first) for n, css in looks.items()] for fact in facts]
@@ -240,7 +240,7 @@ def warnings_box(said: Sequence[str]) -> list[Any]:
     """The first few warnings, where a reader sees them at once."""
     if not said:
         return []
-    parts: list[Any] = [Heading("Warning" if len(said) == 1 else "Warnings"), page.Listing(said[:5])]
+    parts: list[Any] = [Heading("Warning" if len(said) == 1 else "Warnings"), page.Piece("listing", said[:5])]
     more = [Prose(text('<a href="#dropped">{n} more below.</a>', n=len(said) - 5))] if len(said) > 5 else []
     return [page.Box([*parts, *more], "warnings", "Warnings")]
 
@@ -268,9 +268,9 @@ def dropped_section(abouts: Sequence[About], notes: Notes) -> Section:
     if lost:
         words = "<strong>{name}</strong>: {why}"
         told = [text(words, name=name, why=", ".join(map(" ".join, why))) for name, why in lost]
-        parts += [Heading("Rows left out"), page.Listing(told)]
+        parts += [Heading("Rows left out"), page.Piece("listing", told)]
     if said:
-        every: Any = page.Listing(said)
+        every: Any = page.Piece("listing", said)
         every = page.Fold(f"All {len(said)} warnings", [every], css="behind") if len(said) > 8 else every
         parts += [Heading("Warnings"), every]
     if notes["missing"]:
@@ -390,7 +390,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def record_section(runs: Sequence[RunView], lead: str = "What is needed to run it again.") -> Section:
-    shown = page.Record([settings(run.about, run.path) for run in runs])
+    shown = page.Piece("record", [settings(run.about, run.path) for run in runs])
     return Section("record", "Record", [Prose(lead), shown], "Record")
 
 
@@ -404,14 +404,14 @@ def glossary_section(catalogue: Catalogue, metrics: Iterable[str]) -> Section:
         texts = [part for part in (*texts, f"Range: {ends}." if ends else "") if part]
         words = {name: getattr(entry, name) for name in ("title", "formula", "reference")}
         told.append({**words, "names": [entry.name], "texts": texts})
-    return Section("glossary", "Glossary", [page.Glossary(told)], "Glossary")
+    return Section("glossary", "Glossary", [page.Piece("glossary", told)], "Glossary")
 
 
 def terms_section(terms: Iterable[tuple[str, Sequence[str], str, Sequence[str]]]) -> Section:
     """A glossary of a study's own terms: title, names, formula, and what is said of it."""
     names = ("title", "names", "formula", "texts")
     told = [{**dict(zip(names, term, strict=True)), "reference": ""} for term in terms]
-    return Section("glossary", "Glossary", [page.Glossary(told)], "Glossary")
+    return Section("glossary", "Glossary", [page.Piece("glossary", told)], "Glossary")
 
 
 # -- all numbers -------------------------------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ def terms_section(terms: Iterable[tuple[str, Sequence[str], str, Sequence[str]]]
 
 def table_section(query: Query, *, most: int | None = None) -> Section:
     """The table of results without the rows of single heads; of a long one without the least important rows."""
-    return Section("table", "Table", [page.Download(page_table(query, most=most))], "Table")
+    return Section("table", "Table", [page.Piece("download", page_table(query, most=most))], "Table")
 
 
 def page_table(query: Query, *, most: int | None = None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.view.figure import Axis, Figure, Panel, Ref, Series, Switch, brief, choice, series
-from anisoscope.view.page import Cards, Controls, Heading, Prose, Ramp, Section, text
+from anisoscope.view.page import Controls, Heading, Piece, Prose, Ramp, Section, text
 from anisoscope.view.sections.record import row_nouns
 from anisoscope.view.sections.shape import STEP, Arm, Shape, arm_panel, beside
 from anisoscope.view.subjects import DrawnSite, RunView, TrainingRows, short_names
@@ -305,4 +305,4 @@ def concepts_section(concepts: Iterable[Mapping[str, Any]]) -> Section | None:
     )
     cut = " The page carries the cards of some steps; <code>concepts.json</code> of the run has all."
     lead = text(words + (cut if found["cut"] else ""))
-    return Section("concepts", "Concepts", [Prose(lead), Cards(found["models"])], "Concepts")
+    return Section("concepts", "Concepts", [Prose(lead), Piece("cards", found["models"])], "Concepts")
