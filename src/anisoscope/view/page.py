@@ -159,15 +159,8 @@ class PageFinding:
 
 
 @dataclass(frozen=True)
-class Findings:
-    """Sentences by topic."""
-
-    items: Sequence[PageFinding]
-
-
-@dataclass(frozen=True)
 class Piece:
-    """What every page has in one form: facts, a listing, the record of runs, a glossary, a download, or cards."""
+    """What each page has in one form: findings, facts, a listing, the record of runs, a glossary, a download, cards."""
 
     kind: str
     items: Any

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.results.table import Table
 from anisoscope.view.matplotlib_renderer import write_figures
-from anisoscope.view.page import DataTable, Findings, LegendEntry, Page, Section, TableCell, render
+from anisoscope.view.page import DataTable, LegendEntry, Page, Piece, Section, TableCell, render
 from anisoscope.view.sections import profiles, record
 from anisoscope.view.sections.attention import attention_sections
 from anisoscope.view.sections.drift import Comparison, drift_section, modality_findings, modality_section
 from anisoscope.view.sections.findings import find, mean_over_blocks
-from anisoscope.view.sections.training import is_training, training_page
+from anisoscope.view.sections.training import training_page
 from anisoscope.view.subjects import ProfileRows, RunView
-from anisoscope.view.words import Catalogue
+from anisoscope.view.words import OF_TRAINING, Catalogue
 
 PAGE = "report.html"
 
@@ -87,6 +88,16 @@ def report_page(runs: Sequence[RunView], catalogue: Catalogue, comparison: Compa
     return Page(head["title"], record.heading(head, "layer by layer"), shown, **look)
 
 
+def is_training(table: Table) -> bool:
+    """Whether a table is a series over steps, or measures gradients: the training page shows it better.
+
+    >>> is_training(Table.from_records([{"metric": "two_nn"}])), is_training(Table.from_records([{"step": 0}]))
+    (False, True)
+    """
+    steps = table.arrow["step"]
+    return steps.null_count < len(steps) or not set(OF_TRAINING).isdisjoint(table.metrics())
+
+
 def _summary(rows: ProfileRows, catalogue: Catalogue, comparison: Comparison, head: Mapping[str, Any]) -> list[Any]:
     """What was found, in sentences; what was warned about; what the models are; of several, their means over blocks."""
     findings = [*modality_findings(comparison), *find(rows, catalogue)]
@@ -99,6 +110,6 @@ def _summary(rows: ProfileRows, catalogue: Catalogue, comparison: Comparison, he
             if any(means):
                 body.append([TableCell(label, head=True), *(mean.text if mean else "" for mean in means)])
     heads = ["Mean over blocks", *(catalogue.entry(metric).title for metric in metrics)]
-    parts = [*record.partial_banner(head), *([Findings(findings)] if findings else [])]
+    parts = [*record.partial_banner(head), *([Piece("findings", findings)] if findings else [])]
     parts += [*record.warnings_box(record.warnings(rows.abouts)), *record.facts_parts(facts)]
     return [*parts, *([DataTable([heads], [body], "Means over blocks")] if body else [])]

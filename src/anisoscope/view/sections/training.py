@@ -39,16 +39,6 @@ MOST = 240  # points of a logged line
 THIN = 0.9
 
 
-def is_training(table: Table) -> bool:
-    """Whether a table is a series over steps, or measures gradients: the training page shows it better.
-
-    >>> is_training(Table.from_records([{"metric": "two_nn"}])), is_training(Table.from_records([{"step": 0}]))
-    (False, True)
-    """
-    steps = table.arrow["step"]
-    return steps.null_count < len(steps) or not set(OF_TRAINING).isdisjoint(table.metrics())
-
-
 def training_page(
     runs: Sequence[RunView], catalogue: Catalogue, comparison: Comparison, head: Mapping[str, Any]
 ) -> Page:
@@ -156,7 +146,7 @@ def _summary(
     if claims:
         parts += _verdict_parts(verdicts, claims, subjects.random_models(rows.abouts)[0])
         parts += [Heading("What was seen")] if seen else []
-    parts += [page.Findings(seen)] if seen else []
+    parts += [page.Piece("findings", seen)] if seen else []
     facts = record.model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
     facts = [fact for i, fact in enumerate(facts) if fact not in facts[:i]]  # seeds of one model are alike
     random = subjects.random_models(rows.abouts)[0]
