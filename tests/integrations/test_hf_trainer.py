@@ -110,7 +110,7 @@ def test_its_gradients_are_those_of_the_summed_loss(name: str, tmp_path: Path, s
         torch.testing.assert_close(rows.x, output.hidden_states[1].detach().flatten(0, 1)[rows.index.keep])
 
 
-def test_a_micro_batch_withouttargets_of_counts_nothing(tmp_path: Path, seen: list[StepRows]) -> None:
+def test_a_micro_batch_without_targets_counts_nothing(tmp_path: Path, seen: list[StepRows]) -> None:
     def blank_second(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         batch = collate(rows)
         batch["labels"] = batch["labels"] if torch.equal(batch["input_ids"][0], first) else batch["labels"] * 0 - 100

@@ -213,3 +213,10 @@ def test_other_metrics_are_measured_wherever_they_can_be_had(live: bool) -> None
     assert {r["kind"] for r in monitor.table.where(metric="attention_entropy").records()} == {"scores"}
     whole = [r for r in cosines if r["kind"] == "resid"]
     assert {r["n"] for r in whole} == {sum(LENGTHS)} and {r["contexts"] for r in whole} == {24}
+
+
+def test_progress_is_told_of_every_site_of_a_measured_step() -> None:
+    told: list[tuple[str, int, int]] = []
+    trained("gpt2", {"when": [1], "metrics": ["average_cosine"], "progress": lambda *words: told.append(words)})
+    assert told and {what for what, _, _ in told} == {"metrics"}
+    assert [done for _, done, _ in told] == list(range(1, told[-1][2] + 1))

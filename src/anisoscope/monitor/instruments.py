@@ -24,7 +24,7 @@ from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, Setup, make_plan
-from anisoscope.measurement.evaluation import evaluate_bank, row_counts, row_notes
+from anisoscope.measurement.evaluation import Progress, evaluate_bank, row_counts, row_notes
 from anisoscope.measurement.measure import leave_unseen_out
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import unigram_entropy
@@ -63,6 +63,7 @@ class Instruments:
     row_count: int = 0  # of the site that saw most, at the last measured step
     halves: bool = False  # dimensions of the stream also on two disjoint halves of the contexts
     rows: Rule | None = None  # which rows are data, where the arguments of the model do not say it
+    progress: Progress | None = None  # told of every site whose metrics are done
 
     def bank(self) -> Bank | None:
         """A fresh bank for the geometry metrics of one step."""
@@ -88,7 +89,8 @@ class Instruments:
             self.row_count = row_counts(bank)["row_count"]
             for note in row_notes(bank):
                 self.note(f"step {rows.step}: {note}")
-            records += [{**row, "step": rows.step} for row in evaluate_bank(bank, self.requests, self.setup)]
+            measured = evaluate_bank(bank, self.requests, self.setup, progress=self.progress)
+            records += [{**row, "step": rows.step} for row in measured]
         if rows.tokens and rows.losses and (self.study is None or not self.study.source):  # a training batch tells none
             mean = probe_loss(rows.loss, rows.tokens)
             records.append({**place, "metric": "probe_loss", "value": mean, "n": rows.tokens})
@@ -169,7 +171,7 @@ class Instruments:
             return []
         tests = TableStudy(study.plan.draws, self.seed, study.bins)
         records: list[Record] = []
-        for of, site, found in self._roles(study, rows, embed, table):
+        for site, of, found in self._roles(study, rows, embed, table):
             types = found.abs().sum(1).nonzero().squeeze(1)
             mine = {Label(p, study.main_rank): study.fitted[p][site] for p in study.plan.proxies[:2]}
             records += placed(site, rows.step, tests.records(found[types], types.cpu(), mine, of=of))
@@ -187,11 +189,11 @@ class Instruments:
 
     def _roles(
         self, study: TangentStudy, rows: StepRows, embed: Site, table: Tensor
-    ) -> Iterator[tuple[str, Site, Tensor]]:
+    ) -> Iterator[tuple[Site, str, Tensor]]:
         """The gradient of the table in its input role, and of the output head; a tied one is the rest of the whole."""
         inside = input_role(rows.embedded, len(table)) if rows.embedded else None
         if inside is not None:
-            yield "embedding_in", embed, inside
+            yield embed, "embedding_in", inside
         name = self.output_weight
         parts = [g[name].double() for _, g in rows.weights if name is not None and name in g]
         last = [s for s in study.previous if s.stack == embed.stack or s.stack == "decoder"]
@@ -202,7 +204,7 @@ class Instruments:
         whole = torch.stack(parts).sum(0)
         outside = whole - inside if tied and inside is not None else whole
         if outside.shape[1] == len(study.fitted[study.plan.proxies[0]][site].basis):
-            yield "embedding_out", site, outside
+            yield site, "embedding_out", outside
 
     def _weights(self, rows: StepRows) -> list[Record]:
         study = self.study

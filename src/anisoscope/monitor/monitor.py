@@ -30,6 +30,7 @@ from anisoscope.capture.sites.layout import Layout, find_layout, refuse_compiled
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, prepare
+from anisoscope.measurement.evaluation import Progress
 from anisoscope.measurement.inspection import modality_words
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
@@ -48,7 +49,6 @@ from anisoscope.tangent.study import PLANS, TangentPlan, TangentStudy, choose_pl
 
 SNAPSHOTS = 16  # evenly spaced moments of the embedding table, for its spread over time
 _NO_WIDTH = 1 << 30  # of a model whose configuration names none
-Progress = Callable[[str, int, int], None]
 
 
 class Monitor:
@@ -66,7 +66,8 @@ class Monitor:
     `row_map` keeps a few rows of the probe at every measured step for `map.parquet`; where there is a folder, it is on.
     `every_step` follows moments of activations and gradients at all steps, from 2,048 rows of each training batch (or
     as many as it says), without device–host synchronisation: `trace`, and `every_step.parquet` in the folder.
-    `sinks` receive every row as well, for trackers: see `monitor.sink`.
+    `sinks` receive every row as well, for trackers: see `monitor.sink`. `progress` is called with ("metrics", sites
+    done, sites in all) while the metrics of a measured step are worked out.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Monitor:
         self.when = as_schedule(when) if when is not None else log_spaced(total_steps)
         self.total_steps = total_steps if total_steps is not None else getattr(self.when, "total", None)
         self.name = name or type(self.model).__name__
-        self.seed, self.progress, self.tokenizer, self.counts = seed, progress, tokenizer, counts
+        self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
         chosen, requests = choose_plan(metrics, plan, rank=rank, seed=seed)
         self.layout = find_layout(self.model)
         self.depths = {stack.name: stack.depth for stack in self.layout.stacks}
@@ -117,7 +118,17 @@ class Monitor:
         source = "" if probe is not None else "live"
         study = None if chosen is None else TangentStudy(chosen, counts, self.total_steps, source)
         self.instruments = Instruments(
-            self.model, self.layout, sites, setup, requests, study, self.watch, seed, halves=halves, rows=rows
+            self.model,
+            self.layout,
+            sites,
+            setup,
+            requests,
+            study,
+            self.watch,
+            seed,
+            halves=halves,
+            rows=rows,
+            progress=progress,
         )
         self.probe = None
         if probe is not None:
