@@ -32,17 +32,17 @@ _LAST_SECTIONS = re.compile(
 _WRAP = re.compile(r"(?<=[\w,;])\n(?=[a-z(])")  # a line broken inside a sentence
 _ENDS = re.compile(r"[.!?][\"')”’]?$")
 _BEGINS = re.compile(r"[\"'(“‘]?[A-Z0-9]")
-# What a removed formula, table or template leaves behind; and what is no prose.
 _LISTS = re.compile(
     r"(?:January|February|March|April|May|June|July|August|September|October|November|December)\b.* \d|\d|Lists? of|"
     r"Timeline|.*\((?:disambiguation|number|year)\)"
 )  # titles of articles that are lists
 _NOTE = re.compile(r"This article (?:is about|describes|refers)|For other (?:uses|meanings)|See also")
+# gaps left by a removed formula, table or template
 _HOLE = re.compile(r",\s*[,.;)]|\(\s|\s\)|\s[,.;:]|\(\)|\b(?:by|of|is|the|and|in|for|as)[.,]|[|{}<>\\=]|\[\]|:\s*$")
 
 
 def prose(text: str) -> str:
-    """The paragraphs of an article that read as running text, up to its lists of links and sources."""
+    """The paragraphs of prose of an article, up to its lists of links and sources."""
     body = _LAST_SECTIONS.split("\n" + text + "\n", maxsplit=1)[0]
     lines = (line.strip() for line in _WRAP.sub(" ", body).split("\n"))
     return "\n\n".join(line for line in lines if _is_prose(line))
@@ -58,7 +58,7 @@ def _is_prose(line: str) -> bool:
 
 
 def eligible(raw: Iterable[bytes]) -> Iterator[Document]:
-    """Articles of prose of a fair length, without those whose sentences lost a formula or a piece of code."""
+    """The prose of articles of suitable length, without those that lost a formula or code to the cleaning."""
     stats, before = CleaningStats(), 0
     for article in clean(raw, stats=stats):
         removed = stats.formulas + stats.code + stats.preformatted
@@ -80,7 +80,7 @@ def spread(articles: list[Document], *, target: int = TARGET) -> list[Document]:
 
 
 def pack(articles: list[Document]) -> bytes:
-    """The corpus as gzip that depends on the text alone."""
+    """The corpus as gzip without name and time, so that equal text gives equal bytes."""
     text = SEPARATOR.join(article.text for article in articles) + "\n"
     buffer = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=9, mtime=0) as file:

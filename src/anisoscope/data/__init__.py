@@ -1,1 +1,1 @@
-"""Text, sounds, pictures and tokens: data from anywhere, contexts that a model takes, and the corpus that ships."""
+"""Reading text, audio and images from files or datasets, tokenising and batching them; and the embedded corpus."""

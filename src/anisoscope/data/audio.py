@@ -1,4 +1,4 @@
-"""Audio from anywhere, cut into contexts: files, folders, archives, datasets, or the clips that are made on the fly."""
+"""Reading audio as contexts of equal length: from files, folders, archives, datasets, or synthetic clips."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from anisoscope.results.modality import SOUNDS_DATA
 
 RATE = 16_000
 SECONDS = 10.0
-SHORTEST = 1.0  # seconds; a last piece below is dropped and counted
+SHORTEST = 1.0  # seconds; a shorter last piece of a recording is dropped and counted
 PART = 600.0  # seconds decoded at a time, so that memory does not grow with a recording
-EMBEDDED = (36, 8.0)  # clips, and seconds of each
+EMBEDDED = (36, 8.0)  # number of synthetic clips, and seconds of each
 _Sounds = Iterator[tuple[np.ndarray, Item]]
 
 
@@ -32,7 +32,7 @@ class Clip:
     rate: int
     group: str = ""
     source: str = ""
-    text: str = ""  # what is said in it, where that is known of the whole clip
+    text: str = ""  # transcript, where the clip is a whole recording that has one
 
 
 def read_audio(
@@ -44,7 +44,7 @@ def read_audio(
     group_by: str | None = None,
     counts: MediaCounts | None = None,
 ) -> Iterator[Clip]:
-    """Contexts of `seconds` at `rate`, mono, read lazily; None or "embedded" are clips made by `synthetic.make_clip`.
+    """Contexts of `seconds` at `rate`, mono, read lazily; None or "embedded": clips of `synthetic.make_clip`.
 
     A last piece below a second (or below `seconds` where that is less) and pieces whose samples are not all finite are
     dropped, files that cannot be read are skipped; both are counted in `counts`.
@@ -69,7 +69,7 @@ def read_audio(
                 counts.dropped_pieces += 1
                 continue
             counts.seconds += len(piece) / rate
-            # What is said in a recording belongs to it as a whole: a part of it has no text of its own.
+            # the transcript is of the whole recording, so a part of it has none
             text = item.text if len(piece) == len(samples) else ""
             yield Clip(np.ascontiguousarray(piece, dtype=np.float32), rate, item.group, item.name, text)
 
@@ -87,30 +87,30 @@ def _embedded(rate: int, group_by: str | None, counts: MediaCounts) -> _Sounds:
 def _read(
     source: str, rate: int, seconds: float, *, column: str | None, group_by: str | None, counts: MediaCounts
 ) -> _Sounds:
-    """The samples of each recording, in one or more blocks; what cannot be read is counted."""
+    """(samples [T] at `rate`, item) of each recording, in one or more blocks; unreadable files are counted."""
     for item in items(source, SOUNDS_DATA, column=column, group_by=group_by):
-        blocks, begun = _decoded(item, most=max(1, int(PART // seconds)) * seconds), False
+        blocks, started = _decoded(item, most=max(1, int(PART // seconds)) * seconds), False
         while True:
             try:
-                found = next(blocks, None)
+                block = next(blocks, None)
             except AnisoscopeError:
                 raise
             except Exception as error:  # readers of damaged files raise many kinds; each is named with its file
                 counts.skip(item, error)
                 break
-            first, begun = not begun, True
+            first, started = not started, True
             counts.files += first
-            if found is None:
-                counts.dropped_pieces += first  # readable, and without a single sample
+            if block is None:
+                counts.dropped_pieces += first  # readable, but without samples
                 break
-            yield resampled(found[0], found[1], rate), item
+            yield resampled(block[0], block[1], rate), item
     counts.refuse_nothing(source, SOUNDS_DATA)
 
 
 def resampled(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
-    """The mean of all channels of samples [T] or [T, channels], at another rate [T'].
+    """The mean over channels of samples [T] or [T, channels], resampled from `rate` to `wanted` per second: [T'].
 
-    By a polyphase filter: no aliases of what lies above half the lower rate.
+    A polyphase filter avoids aliasing.
 
     >>> resampled(np.array([[1.0, 3.0], [0.0, 4.0]]), 16_000, 16_000).tolist()
     [2.0, 2.0]
@@ -127,17 +127,17 @@ def resampled(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
 def _decoded(item: Item, *, most: float) -> Iterator[tuple[np.ndarray, int]]:
     """Samples [T, channels] in blocks of `most` seconds, with their rate."""
     value = item.value
-    if value is not None:  # what a dataset has decoded itself: {array, sampling_rate}
+    if value is not None:  # decoded by the `datasets` library: {array, sampling_rate}
         if not isinstance(value, dict) or value.get("array") is None:
             raise ValueError(f"a {type(value).__name__} is no audio")
         samples = np.asarray(value["array"], dtype=np.float32)
-        turned = samples.ndim == 2 and samples.shape[0] < samples.shape[1]
-        yield samples.T if turned else samples, int(value["sampling_rate"])
+        channels_first = samples.ndim == 2 and samples.shape[0] < samples.shape[1]
+        yield samples.T if channels_first else samples, int(value["sampling_rate"])
         return
     with item.open() as stream:
         try:
             import soundfile
-        except (ImportError, OSError):  # OSError: the library that it wraps is absent
+        except (ImportError, OSError):  # OSError: libsndfile is absent
             yield _plain_wav(stream, item.name)
             return
         with soundfile.SoundFile(stream) as file:
@@ -146,7 +146,7 @@ def _decoded(item: Item, *, most: float) -> Iterator[tuple[np.ndarray, int]]:
 
 
 def _plain_wav(stream: BinaryIO, name: str) -> tuple[np.ndarray, int]:
-    """A .wav file without soundfile: scipy reads what the standard library does not (floats, 24 bits)."""
+    """(samples, rate) of a .wav file without soundfile; unlike the standard library scipy reads floats and 24 bits."""
     raw = stream.read()
     if raw[:4] not in (b"RIFF", b"RIFX", b"RF64"):
         raise AnisoscopeError(
@@ -155,9 +155,9 @@ def _plain_wav(stream: BinaryIO, name: str) -> tuple[np.ndarray, int]:
     from scipy.io import wavfile
 
     rate, samples = wavfile.read(io.BytesIO(raw))
-    found = samples.astype(np.float32)
+    scaled = samples.astype(np.float32)
     if samples.dtype == np.uint8:  # eight bits are unsigned
-        found = (found - 128.0) / 128.0
+        scaled = (scaled - 128.0) / 128.0
     elif np.issubdtype(samples.dtype, np.integer):
-        found /= float(-np.iinfo(samples.dtype).min)
-    return found, int(rate)
+        scaled /= float(-np.iinfo(samples.dtype).min)
+    return scaled, int(rate)

@@ -1,4 +1,4 @@
-"""enwik8, the first 10⁸ bytes of the English Wikipedia of March 2006, as a folder; complete or not there at all.
+"""Preparing enwik8, the first 10⁸ bytes of the English Wikipedia of March 2006, as a folder of plain articles.
 
     enwik8.txt         the articles in plain text, UTF-8, two blank lines between them (no article holds two)
     enwik8.bin         the same, byte for byte, as ids 0…204, uint8
@@ -7,13 +7,13 @@
     vocabulary.json    the byte of each id
     stats.json         what was read, kept and removed, and the fingerprints
 
-The fingerprint is the SHA-256 of `enwik8.txt`. The 205 symbols are the distinct values of the bytes of enwik8, fixed
-here so that every text has the same ids, in the order of the bytes:
+The folder is complete or absent; its fingerprint is the SHA-256 of `enwik8.txt`. The 205 symbols are the distinct byte
+values of enwik8 in ascending order, fixed here so that every text has the same ids:
 
     id        0  1  2 … 96   97 … 160   161 … 187   188   189 … 202   203 204
     byte      9 10 32 … 126  128 … 191  194 … 220   222   224 … 237   239 240
 
-A byte outside of them is an error that says how many there are and where.
+A byte outside of them is an error that says how many there are and at which offset.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ from anisoscope.errors import AnisoscopeError
 
 MD5 = "a1fa5ffddb56f4953e226637dabbb36a"  # of the plain 100,000,000 bytes
 SIZE = 100_000_000
-RULES = 2  # number of the cleaning rules; another number, another fingerprint
-FINGERPRINT = "1a84883e4709453682a3d2eab3f9959e6d4ed5c116d7c3f80f9319c8fb0cfae9"  # of the true enwik8, cleaned
+RULES = 2  # version of the cleaning rules; every version has its own fingerprint
+FINGERPRINT = (
+    "1a84883e4709453682a3d2eab3f9959e6d4ed5c116d7c3f80f9319c8fb0cfae9"  # of the original enwik8, cleaned
+)
 EMBEDDED = "embedded"
 _MEGABYTE = 10**6
-_CLOCKS = 10.0  # seconds by which the clocks of processes and of files may differ
+_CLOCKS = 10.0  # seconds by which process start times and file times may differ
 _DROPPED = ("other_namespaces", "redirects", "empty", "truncated")
 
 SYMBOLS = (9, 10, *range(32, 127), *range(128, 192), *range(194, 221), 222, *range(224, 238), 239, 240)
@@ -127,27 +129,27 @@ def prepare_enwik8(
 ) -> Prepared:
     """Clean enwik8 (plain, `.gz`, `.zip`; `None` or `"embedded"` is the slice that ships) into a folder.
 
-    `limit` is in megabytes of the raw file. A folder that was made of the same with the same rules is reused; any other
+    `limit` is in megabytes of the raw file. A folder made from the same input with the same rules is reused; any other
     that is not empty is refused.
     """
     folder = Path(folder).expanduser()
     if limit is not None and not limit > 0:
         raise AnisoscopeError(f"a limit of {limit:g} MB leaves nothing; give a positive number, or none.")
-    sweep_leftovers(folder.absolute())  # also where there is nothing to make
+    sweep_leftovers(folder.absolute())  # also if the folder exists already
     path = None if source is None or str(source) == EMBEDDED else Path(source).expanduser()
     if path is not None:
-        _check_head(path)  # a path that is missing or something else is told before anything is made
+        _check_head(path)  # refuse a wrong or missing file before anything is written
     # the inputs that determine the result, as far as they are known before reading
     name, size = (EMBEDDED, None) if path is None else (path.name, path.stat().st_size)
     made_of = {"source": name, "bytes_on_disk": size, "limit": limit, "rules": RULES}
     if (found := _found(folder, made_of)) is not None:
         return found
-    with whole_folder(folder, "stats.json") as beside:
-        stats = {"made_of": made_of, **_write(beside, path, limit, progress or (lambda what, done, total: None))}
+    with whole_folder(folder, "stats.json") as temporary:
+        stats = {"made_of": made_of, **_write(temporary, path, limit, progress or (lambda what, done, total: None))}
         shown = [chr(byte) if 32 < byte < 127 else f"0x{byte:02x}" for byte in SYMBOLS]
-        words = {"name": "enwik8", "size": len(SYMBOLS), "unit": "byte of UTF-8", "bytes": SYMBOLS, "shown": shown}
-        for file, content in (("vocabulary.json", words), ("stats.json", stats)):
-            (beside / file).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        vocabulary = {"name": "enwik8", "size": len(SYMBOLS), "unit": "byte of UTF-8", "bytes": SYMBOLS, "shown": shown}
+        for file, content in (("vocabulary.json", vocabulary), ("stats.json", stats)):
+            (temporary / file).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return open_prepared(folder)
 
 
@@ -174,71 +176,68 @@ def _check_head(path: Path) -> None:
 
 
 def _found(folder: Path, made_of: dict[str, Any]) -> Prepared | None:
-    """What lies in the folder already, where it was made of the same."""
+    """The prepared folder if it exists and was made from the same input; an error if it holds anything else."""
     if folder.exists() and not folder.is_dir():
         raise AnisoscopeError(f"{str(folder)!r} is a file; give another place with --out.")
     if not folder.is_dir() or not any(folder.iterdir()):
         return None
     if not (folder / "stats.json").is_file():
         raise AnisoscopeError(f"the folder {str(folder)!r} holds other files; give a new or an empty one with --out.")
-    found = open_prepared(folder, made=False)
-    before = found.stats.get("made_of", {})
+    prepared = open_prepared(folder, made=False)
+    before = prepared.stats.get("made_of", {})
     for key, value in made_of.items():
         if before.get(key) != value:
             raise AnisoscopeError(
                 f"the folder {str(folder)!r} was made with {key} = {before.get(key)!r}, not {value!r}; give another "
                 f"one with --out, or delete it."
             )
-    return found
+    return prepared
 
 
 @contextmanager
 def whole_folder(folder: Path, mark: str) -> Iterator[Path]:
-    """A temporary folder that becomes `folder` on success, else is removed; `mark` is a file of a complete one."""
+    """A temporary folder, renamed to `folder` on success and else removed; `mark` is a file of a complete one."""
     folder = folder.absolute()
     sweep_leftovers(folder)
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        beside.mkdir(parents=True)
+        temporary.mkdir(parents=True)
     except OSError as error:
         raise AnisoscopeError(f"{str(folder)!r} cannot be made: {error.strerror or error}.") from error
     try:
-        yield beside
+        yield temporary
         try:
             if folder.is_dir():
                 folder.rmdir()  # it is empty, or this fails
-            beside.rename(folder)
+            temporary.rename(folder)
         except OSError:
-            if not (folder / mark).is_file():  # unless another process was faster
+            if not (folder / mark).is_file():  # otherwise another process has made it meanwhile
                 raise
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def sweep_leftovers(folder: Path) -> None:
     """Remove temporary folders of killed processes, not those of processes still at work."""
     if not folder.parent.is_dir():
         return
-    for path in list(folder.parent.iterdir()):  # no pattern: a name may hold the marks of one
-        name, _, number = path.name.rpartition(".")
-        if name == f".{folder.name}" and number.isdecimal() and not _at_work(int(number), path):
+    for path in list(folder.parent.iterdir()):  # no glob: the name may hold wildcard characters
+        name, _, pid = path.name.rpartition(".")
+        if name == f".{folder.name}" and pid.isdecimal() and not _at_work(int(pid), path):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _at_work(number: int, path: Path) -> bool:
-    """Whether the process that writes `path` is alive: no zombie, and not a later process with the same number."""
-    if number == os.getpid():
+def _at_work(pid: int, path: Path) -> bool:
+    """Whether the process that writes `path` is alive: no zombie, and not a later process with the same id."""
+    if pid == os.getpid():
         return False
     try:
-        process = psutil.Process(number)
+        process = psutil.Process(pid)
         return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= path.stat().st_mtime + _CLOCKS
     except (psutil.NoSuchProcess, FileNotFoundError):
         return False
     except psutil.AccessDenied:
         return True
-
-
-# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -269,25 +268,25 @@ class _Source:
 
 
 def _write(folder: Path, path: Path | None, limit: float | None, tell: Progress) -> dict[str, Any]:
-    begun = time.perf_counter()
-    room = None if limit is None else int(limit * _MEGABYTE)
+    started = time.perf_counter()
+    most_bytes = None if limit is None else int(limit * _MEGABYTE)
     if path is None:
-        out = _write_articles(folder, _first(read_documents(None), room))
-        about: dict[str, Any] = {"raw": None, "cleaning": None, "note": "the slice that ships is clean already"}
+        kept = _write_articles(folder, _first(read_documents(None), most_bytes))
+        stats: dict[str, Any] = {"raw": None, "cleaning": None, "note": "the slice that ships is clean already"}
     else:
-        raw, cleaning = _Source(path, room, tell), CleaningStats()
+        raw, cleaning = _Source(path, most_bytes, tell), CleaningStats()
         with _explained(raw, cleaning):
-            out = _write_articles(folder, clean(raw.blocks(), stats=cleaning))
-        about = _about(raw, cleaning)
-        about["raw"]["as_expected"] = out["sha256"] == FINGERPRINT if about["raw"]["is_enwik8"] else None
-    if not out["articles"]:
+            kept = _write_articles(folder, clean(raw.blocks(), stats=cleaning))
+        stats = _about(raw, cleaning)
+        stats["raw"]["as_expected"] = kept["sha256"] == FINGERPRINT if stats["raw"]["is_enwik8"] else None
+    if not kept["articles"]:
         raise AnisoscopeError(f"{str(path)!r} holds no article that is text; expected a MediaWiki XML export.")
-    return {**about, "kept": out, "seconds": round(time.perf_counter() - begun, 1)}
+    return {**stats, "kept": kept, "seconds": round(time.perf_counter() - started, 1)}
 
 
 @contextmanager
 def _explained(raw: _Source, cleaning: CleaningStats) -> Iterator[None]:
-    """Name the file in errors of the cleaning; where a limit ended before the first article did, say that instead."""
+    """Name the file in errors of the cleaning; if `limit` cut the first article off, raise an error that says so."""
     too_little = AnisoscopeError(
         f"{str(raw.path)!r}: no whole article was found within the first {(raw.limit or 0) / _MEGABYTE:g} MB; raise "
         "--limit."
@@ -295,18 +294,18 @@ def _explained(raw: _Source, cleaning: CleaningStats) -> Iterator[None]:
     try:
         yield
     except AnisoscopeError as error:
-        told = error if raw.path.name in str(error) else AnisoscopeError(f"{str(raw.path)!r}: {error}")
-        raise too_little if raw.cut and not cleaning.pages else told from error
+        named = error if raw.path.name in str(error) else AnisoscopeError(f"{str(raw.path)!r}: {error}")
+        raise too_little if raw.cut and not cleaning.pages else named from error
     if raw.cut and not cleaning.articles:
         raise too_little
 
 
-def _first(documents: Iterator[Document], room: int | None) -> Iterator[Document]:
+def _first(documents: Iterator[Document], most_bytes: int | None) -> Iterator[Document]:
     size = 0
     for document in documents:
         yield document
         size += len(document.text.encode("utf-8"))
-        if room is not None and size >= room:
+        if most_bytes is not None and size >= most_bytes:
             return
 
 
@@ -337,12 +336,12 @@ def _write_articles(folder: Path, documents: Iterator[Document]) -> dict[str, An
 
 
 def _about(raw: _Source, cleaning: CleaningStats) -> dict[str, Any]:
-    """What was read and removed; shares are of the characters of articles, and of all bytes read."""
-    figures = asdict(cleaning)
-    removed = figures.pop("removed")
-    sizes = {key: figures.pop(key) for key in ("characters_in", "characters_out")}
-    pages = {key: figures.pop(key) for key in ("pages", "articles", *_DROPPED)}
-    table = {kind: {"count": figures.get(kind), "characters": size} for kind, size in sorted(removed.items())}
+    """The entries of stats.json on what was read and removed, in characters of articles and bytes of the file."""
+    counts = asdict(cleaning)
+    removed = counts.pop("removed")
+    sizes = {key: counts.pop(key) for key in ("characters_in", "characters_out")}
+    pages = {key: counts.pop(key) for key in ("pages", "articles", *_DROPPED)}
+    table = {kind: {"count": counts.get(kind), "characters": size} for kind, size in sorted(removed.items())}
     md5, cut = raw.md5.hexdigest(), ", and its last page is cut" if cleaning.truncated else ""
     note = f"this is not the true enwik8: {raw.size:,} bytes with MD5 {md5}{cut} (another export, or changed)"
     if md5 == MD5:
@@ -356,18 +355,18 @@ def _about(raw: _Source, cleaning: CleaningStats) -> dict[str, Any]:
         "raw": {"bytes": raw.size, "md5": md5, "is_enwik8": md5 == MD5},
         "note": note,
         "cleaning": {"pages": pages, **sizes, "kept_share": sizes["characters_out"] / max(1, sizes["characters_in"])}
-        | {"removed": table, "empty_headings": figures["empty_headings"]},
+        | {"removed": table, "empty_headings": counts["empty_headings"]},
     }
 
 
 def _expected_size(path: Path) -> int:
-    """Bytes after unpacking, as far as the file states it: for the progress bar only."""
-    packed = path.suffix.lower()
-    if packed == ".zip":
+    """Size in bytes after decompression, as far as the file states it; only for the progress bar."""
+    suffix = path.suffix.lower()
+    if suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             return sum(info.file_size for info in archive.infolist())
-    if packed == ".gz":
+    if suffix == ".gz":
         with path.open("rb") as file:
             file.seek(-4, os.SEEK_END)
             return int(struct.unpack("<I", file.read(4))[0])
-    return SIZE if suffix_of(path.name) != packed else path.stat().st_size
+    return SIZE if suffix_of(path.name) != suffix else path.stat().st_size

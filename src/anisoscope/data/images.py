@@ -1,4 +1,4 @@
-"""Images from anywhere, one at a time: files, folders, archives, datasets, or the pictures that are made on the fly."""
+"""Reading images one at a time as RGB arrays: from files, folders, archives, datasets, or synthetic pictures."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from anisoscope.data.synthetic import SHAPES, make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.modality import IMAGES_DATA
 
-EMBEDDED = (60, 128)  # pictures, and pixels of a side
+EMBEDDED = (60, 128)  # number of synthetic pictures, and pixels of a side
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One context: red, green and blue, 0 to 255."""
+    """One context: an RGB image, values 0 to 255."""
 
     array: np.ndarray  # [H, W, 3] uint8
     group: str = ""
@@ -80,8 +80,8 @@ def _opened(item: Item) -> Any:
 def as_rgb(image: Any) -> np.ndarray:
     """The pixels [H, W, 3] of a Pillow image (its first frame) or an array of any mode.
 
-    Sixteen bits are scaled to 0 … 255, floats by their largest value where that is above one. What is transparent lies
-    on white.
+    Sixteen bits are scaled to 0 … 255, floats by their largest value where that is above one. Transparent
+    pixels are blended onto white.
 
     >>> as_rgb(np.array([[0, 65535]], dtype=np.uint16))[0, :, 0].tolist()
     [0, 255]
@@ -111,7 +111,7 @@ def _eight_bits(array: np.ndarray) -> np.ndarray:
             raise ValueError("its pixels are not all finite")
         top = float(array.max(initial=0.0))
         return np.clip(array * (255.0 if top <= 1.0 else 255.0 / top), 0, 255).astype(np.uint8)
-    # Pillow gives sixteen bits as int32, too: there only the values tell them from eight.
+    # Pillow reads 16-bit images as int32, too, where only the values tell them from 8-bit ones.
     top = 65535 if array.dtype == np.uint16 or array.max(initial=0) > 255 else 255
     return np.clip(array.astype(np.float64) * (255.0 / top), 0, 255).astype(np.uint8)
 

@@ -1,8 +1,8 @@
-"""A MediaWiki export such as enwik8: from XML with wiki markup to plain articles, one at a time.
+"""Converting a MediaWiki export such as enwik8 from XML with wiki markup to plain articles, one at a time.
 
-Nothing of the markup stays: no templates, tables, media, references, formulas, code, tags, entities or addresses.
-For speed most patterns begin with a character that is rare in prose (a line feed, a bracket), and a plain search tells
-first whether an article holds a mark at all.
+All markup is removed: no templates, tables, media, references, formulas, code, tags, entities or addresses.
+For speed most patterns begin with a character that is rare in prose (a line feed, a bracket), and a substring test
+comes before each regular expression.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from anisoscope.data.text import BLOCK, Document, entries, readable
 from anisoscope.errors import AnisoscopeError, missing_path
 
-HEAD = 4 << 20  # bytes within which an export shows its first page
+HEAD = 4 << 20  # bytes within which the first page of an export must begin
 
 # Code points whose UTF-8 holds a byte that is no symbol of enwik8 (see `enwik8.SYMBOLS`): controls, Thaana, NKo and
 # others, private use, the planes from 4 on.
@@ -65,7 +65,7 @@ def clean(raw: str | bytes | Iterable[bytes], *, stats: CleaningStats | None = N
 
 
 def _pages(blocks: Iterable[bytes], stats: CleaningStats) -> Iterator[str]:
-    """Whole pages; what stands between them is skipped, and a page without its end is counted as truncated."""
+    """The complete <page> elements; a page without its end is counted as truncated."""
     rest, offset = b"", 0  # offset: of `rest` in the stream
     for block in blocks:
         rest += block
@@ -81,7 +81,7 @@ def _pages(blocks: Iterable[bytes], stats: CleaningStats) -> Iterator[str]:
                     f"{offset + begin + error.start}); it is damaged or was re-encoded: copy or download it again."
                 ) from error
             yield page
-        if begin < 0:  # no page is open: only the beginning of its mark can matter
+        if begin < 0:  # no page is open: keep only what may be the beginning of its tag
             end = max(end, len(rest) - len(b"<page>"))
             if not stats.pages and offset + end > HEAD:
                 raise AnisoscopeError(
@@ -94,7 +94,7 @@ def _pages(blocks: Iterable[bytes], stats: CleaningStats) -> Iterator[str]:
 def _article(page: str, stats: CleaningStats) -> Document | None:
     title, text = _TITLE.search(page), _TEXT.search(page)
     wiki = text[1] if text else ""
-    # One level of escaping goes; `&` last, so that a doubly escaped entity stays an entity for later.
+    # undo one level of escaping; `&` last, so that a doubly escaped entity is decoded later
     for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&amp;", "&")):
         wiki = wiki.replace(entity, character)
     if not title or not wiki:
@@ -117,7 +117,7 @@ def _article(page: str, stats: CleaningStats) -> Document | None:
 
 @dataclass
 class CleaningStats:
-    """What was kept and what was removed."""
+    """Counts of what the cleaning kept and removed."""
 
     pages: int = 0
     articles: int = 0
@@ -147,17 +147,19 @@ class CleaningStats:
     symbols: int = 0  # invisible ones, and those outside of the vocabulary
     characters_in: int = 0  # of the wiki text of articles
     characters_out: int = 0
-    removed: dict[str, int] = field(default_factory=dict)  # characters by kind; with `characters_out` they sum to `_in`
+    removed: dict[str, int] = field(
+        default_factory=dict
+    )  # characters by kind; sum: characters_in − characters_out
 
     def note(self, kind: str, count: int, characters: int) -> None:
-        """Add to what was removed; `spaces` (white space, and what holes leave) has no count."""
+        """Add to the counts of what was removed; `spaces` (white space, and text left by removals) has no count."""
         if kind != "spaces":
             setattr(self, kind, getattr(self, kind) + count)
         self.removed[kind] = self.removed.get(kind, 0) + characters
 
 
-SENTENCE = 8  # words that make a preformatted line worth keeping
-DEPTH = 32  # links inside of links that are followed
+SENTENCE = 8  # a preformatted line with as many words is kept
+DEPTH = 32  # levels of nested links that are resolved
 
 _I, _S = re.IGNORECASE, re.DOTALL
 _WORD = re.compile(r"\b[A-Za-z]{2,}\b")
@@ -182,7 +184,7 @@ _HTML = (
 )
 # Names of one letter and unknown names only within a line and when short: "a<b and c>d" takes no paragraph with it.
 _TAG = re.compile(rf"<[/!?]?(?:{_HTML})\b[^<>]*>|<[/!?]?[a-z][^<>\n]{{0,80}}>", _I)
-_LESS = re.compile(r"<(?=[a-zA-Z/!?])")  # no tag, but would look like one
+_LESS = re.compile(r"<(?=[a-zA-Z/!?])")  # not a tag, but looks like one
 
 _SCHEME = r"(?:https?|ftp|gopher|irc|news|mailto|telnet|nntp)"
 _EXTERNAL = re.compile(rf"\[(?:{_SCHEME}:|//)[^\s\[\]]*[ \t]*((?:[^\[\]\n]|\[\[[^\[\]]*\]\])*)\]", _I)
@@ -201,16 +203,16 @@ _LANGUAGE = re.compile(
     r"\s*(?:[a-z]{2,3}|simple|zh-[a-z-]+|[a-z]{2,3}-[a-z]{2,8}|roa-[a-z]+|be-x-old|tokipona)\s*:(?!:)"
 )
 _PREFIX = re.compile(r"^:?(?:[\w -]+:)*")
-_SHOWN = re.compile(r"\s*:\s*(?:Category|[a-z]{2,3})\s*:\s*", _I)  # [[:Category:Birds]] is a link to it
+_SHOWN = re.compile(r"\s*:\s*(?:Category|[a-z]{2,3})\s*:\s*", _I)  # [[:Category:Birds]] is a visible link
 _PARENTHESIS = re.compile(r"\s*\([^()]*\)$")
 
 _HEADING = re.compile(r"\n[ \t]*(={2,6})[ \t]*([^\n]*?)[ \t]*\1=*[ \t]*|\n[ \t]*(=)[ \t]*([^=\n]*)=[ \t]*(?=\n)")
 _HALF_HEADING = re.compile(r"\n[ \t]*={2,}[ \t]*|[ \t]*={2,}[ \t]*(?=\n)")
 _BULLET = re.compile(r"\n[ \t]*[*#:;]+[ \t]*")
-_LEADING = re.compile(r"\n[*#:;,]+ ?")  # the same when removals have brought it, or a comma, to the beginning
+_LEADING = re.compile(r"\n[*#:;,]+ ?")  # the same, or a comma, that removals left at the beginning of a line
 _RULE = re.compile(r"\n[ \t]*-{4,}")
 _TABLE_LINE = re.compile(r"\n[ \t]*(?:\|[^\n]*|![^\n]*\|[^\n]*|\{\|[^\n]*)")
-_NAMELESS = re.compile(r"&(#?\w+);")  # looks like an entity, is none
+_NAMELESS = re.compile(r"&(#?\w+);")  # looks like an entity, but is unknown
 _MAGIC = re.compile(r"__[A-Z]+__|~~~+")
 _QUOTES = re.compile(r"'''*")
 _STRAYS = ("[[", "]]", "{{", "}}", "{|", "|}")
@@ -226,7 +228,7 @@ _NO_QUOTE = re.compile(r"\"\s*\"(?=\s*[,;)])")
 _NO_SOUND = re.compile(r"(?<![/\w])//(?![\w/])")  # what is left of a pronunciation
 _COMMAS = re.compile(r",(?: ?,)+")
 _NO_WORDS = re.compile(r"\n[ ,;.:()|\"'-]+(?=\n)")
-_SECTION = "\x01"  # marks a heading, with its level, until it is known whether anything stands under it
+_SECTION = "\x01"  # marks a heading and its level until it is known whether its section has text
 
 
 def clean_article(wiki: str, stats: CleaningStats | None = None) -> str:
@@ -257,12 +259,12 @@ def _drop(text: str, pattern: re.Pattern[str], kind: str, stats: CleaningStats, 
 
 
 def _apostrophe(match: re.Match[str]) -> str:
-    """Marks of emphasis; four quotes are three of them and an apostrophe."""
+    """Replacement of quotes that mark emphasis; four of them are three and an apostrophe."""
     return "'" if len(match.group()) == 4 else ""
 
 
 def _without_hidden(text: str, stats: CleaningStats) -> str:
-    """Comments, references, formulas, code, galleries and HTML tables."""
+    """Remove comments, references, formulas, code, galleries and HTML tables."""
     if "<" not in text:
         return text
     text = _drop(text, _COMMENT, "comments", stats)
@@ -276,8 +278,8 @@ def _without_hidden(text: str, stats: CleaningStats) -> str:
 
 
 def _without_nested(text: str, stats: CleaningStats) -> str:
-    """Templates {{…}} and tables {|…|}, nested in each other to any depth; one pass, linear in the text."""
-    opened: list[tuple[str, int]] = []  # kind, and where its opening stands
+    """Remove templates {{…}} and tables {|…|}, nested in each other to any depth, in one linear pass."""
+    opened: list[tuple[str, int]] = []  # opening token, and its position
     closed: list[tuple[int, int, str]] = []
     for match in _NESTING.finditer(text):
         token, begin = match.group(), match.start()
@@ -290,15 +292,15 @@ def _without_nested(text: str, stats: CleaningStats) -> str:
         if token in ("{{", "{|"):
             opened.append((token, begin))
             continue
-        wanted, kind = ("{{", "templates") if token == "}}" else ("{|", "tables")
-        partner = next((i for i in range(len(opened) - 1, -1, -1) if opened[i][0] == wanted), None)
+        opening, kind = ("{{", "templates") if token == "}}" else ("{|", "tables")
+        partner = next((i for i in range(len(opened) - 1, -1, -1) if opened[i][0] == opening), None)
         if partner is not None:  # the innermost opening of its kind
             closed.append((opened[partner][1], match.end(), kind))
             del opened[partner:]
             stats.note(kind, 1, 0)
     kept, start = [], 0
     for begin, end, kind in sorted(closed):
-        if begin >= start:  # else it lies inside of one that is cut out already
+        if begin >= start:  # otherwise it lies inside one that is cut out already
             kept.append(text[start:begin])
             stats.note(kind, 0, end - begin)
             start = end
@@ -306,32 +308,32 @@ def _without_nested(text: str, stats: CleaningStats) -> str:
 
 
 def _without_preformatted(text: str, stats: CleaningStats) -> str:
-    """Lines that begin with a space are shown as typed: code, drawings, tables – unless they hold a whole sentence."""
+    """Remove preformatted lines, which begin with a space (code, drawings, tables), unless they hold a sentence."""
     if "\n " not in text and not text.startswith(" "):
         return text
     kept = []
     for line in text.split("\n"):
-        typed = line.startswith(" ") and line.lstrip()[:1] not in _MARKS
-        if typed and len(_WORD.findall(line)) < SENTENCE:
+        preformatted = line.startswith(" ") and line.lstrip()[:1] not in _MARKS
+        if preformatted and len(_WORD.findall(line)) < SENTENCE:
             stats.note("preformatted", 1, len(line) + 1)
         else:
             kept.append(line)
     if not kept:
-        stats.removed["preformatted"] -= 1  # as many line feeds as there were
+        stats.removed["preformatted"] -= 1  # the text had one line feed fewer than lines
     return "\n".join(kept)
 
 
 def _without_links(text: str, stats: CleaningStats) -> str:
-    """Links become their labels, from the inside out; media, categories and other languages disappear."""
+    """Replace links by their labels, innermost first; remove media, categories and links to other languages."""
     if "[" in text:
         text = _drop(text, _EXTERNAL, "external_links", stats, by=r"\1")
         for _ in range(DEPTH):
             if "[[" not in text:
                 break
-            text, found = _unwrapped(text, stats)
-            if not found:  # links whose label holds single brackets: [[Image:a.jpg|at 20 [°C]]]
-                text, found = _LOOSE_LINK.subn(partial(_unwrapped_loosely, stats=stats), text)
-            if not found:
+            text, count = _unwrapped(text, stats)
+            if not count:  # links whose label holds single brackets: [[Image:a.jpg|at 20 [°C]]]
+                text, count = _LOOSE_LINK.subn(partial(_unwrapped_loosely, stats=stats), text)
+            if not count:
                 break
         text = _drop(text, _OPEN_MEDIA, "media", stats) if "[[" in text else text
         text = _drop(text, _EXTERNAL, "external_links", stats, by=r"\1")
@@ -339,16 +341,16 @@ def _without_links(text: str, stats: CleaningStats) -> str:
 
 
 def _unwrapped(text: str, stats: CleaningStats) -> tuple[str, int]:
-    """All links without brackets inside become their labels; how many there were."""
+    """(the text with all links without inner brackets replaced by their labels, the number of links)"""
     first, *pieces = text.split("[[")
-    kept, found, hidden, size = [first], 0, 0, 0
+    kept, count, hidden, size = [first], 0, 0, 0
     for piece in pieces:
         body, closed, rest = piece.partition("]]")
         inner = body.lstrip("[")
         if not closed or "[" in inner or "]" in inner:
             kept += "[[", piece
             continue
-        found += 1
+        count += 1
         kept.append(body[: len(body) - len(inner)])
         if ":" in inner and (kind := _hidden_kind(inner)):
             stats.note(kind, 1, len(inner) + 4)
@@ -357,8 +359,8 @@ def _unwrapped(text: str, stats: CleaningStats) -> tuple[str, int]:
         else:
             kept += _label(inner), rest
     joined = "".join(kept)
-    stats.note("links", found - hidden, len(text) - len(joined) - size)
-    return joined, found
+    stats.note("links", count - hidden, len(text) - len(joined) - size)
+    return joined, count
 
 
 def _unwrapped_loosely(match: re.Match[str], stats: CleaningStats) -> str:
@@ -369,7 +371,7 @@ def _unwrapped_loosely(match: re.Match[str], stats: CleaningStats) -> str:
 
 
 def _hidden_kind(body: str) -> str:
-    """The kind of a link of which nothing is shown in the text, else ""."""
+    """The kind of a link that shows no text (media, categories, interlanguage), else ""."""
     target, piped, _ = body.partition("|")
     if _MEDIA.match(target) and not (piped and target.lstrip().startswith(":")):
         return "media"
@@ -397,7 +399,7 @@ def _without_addresses(text: str, stats: CleaningStats) -> str:
 
 
 def _without_tags(text: str, stats: CleaningStats) -> str:
-    """Tags and entities, also those that were escaped twice or more."""
+    """Remove tags and decode entities, also those that were escaped several times."""
     for _ in range(4):
         if "<" in text:
             text = _drop(text, _BREAK, "tags", stats, by="\n")
@@ -413,7 +415,7 @@ def _without_tags(text: str, stats: CleaningStats) -> str:
 
 
 def _plain_lines(text: str, stats: CleaningStats) -> str:
-    """Clean headings, lists and remains of tables; then white space and the gaps that removals leave."""
+    """Unwrap headings and lists, remove remains of tables, then tidy white space and the gaps that removals left."""
     text = f"\n{text}\n"
     text = _drop(text, _INVISIBLE, "symbols", stats)
     text = text if text.isascii() else _drop(text, OUTSIDE, "symbols", stats)
@@ -435,21 +437,21 @@ def _plain_lines(text: str, stats: CleaningStats) -> str:
 
 
 def _marked_heading(match: re.Match[str]) -> str:
-    level, words = (match[1], match[2]) if match[1] else (match[3], match[4])
-    return f"\n{_SECTION}{len(level)}{words}\n"
+    level, heading = (match[1], match[2]) if match[1] else (match[3], match[4])
+    return f"\n{_SECTION}{len(level)}{heading}\n"
 
 
 def _without_holes(text: str) -> str:
-    """Single spaces, at most one blank line, no empty brackets, no repeated commas."""
+    """Tidy what removals left: repeated spaces, blank lines and commas, and empty brackets."""
     text = _ODD_SPACES.sub(" ", text)
-    for _ in range(4):  # a hole may be filled with holes
+    for _ in range(4):  # removing an empty bracket may leave another
         before = text
         while "  " in text:
             text = text.replace("  ", " ")
         text = text.replace(" \n", "\n").replace("\n ", "\n").replace(" )", ")").replace("( ", "(").replace(" ,", ",")
         text = text.replace("(, ", "(").replace("(; ", "(").replace("(: ", "(")
-        for found, pattern, mark in _BEFORE:
-            text = pattern.sub(mark, text) if found in text else text
+        for spaced_mark, pattern, mark in _BEFORE:
+            text = pattern.sub(mark, text) if spaced_mark in text else text
         text = _HOLLOW.sub("", text) if "(" in text else text
         text = _NO_BRACKET.sub("", text) if "[" in text else text
         text = _NO_QUOTE.sub("", text) if '""' in text or '" "' in text else text
@@ -471,11 +473,11 @@ def _without_empty_sections(text: str, stats: CleaningStats) -> str:
     below = 0  # level of the section kept last, which comes after this one
     for section in reversed(sections):
         level = int(section[0])
-        words, _, body = section[1:].partition("\n")
+        heading, _, body = section[1:].partition("\n")
         body = body.strip()
         if not body and below <= level:
             stats.empty_headings += 1
             continue
-        kept.append("\n\n".join(filter(None, (words.strip(), body))))
+        kept.append("\n\n".join(filter(None, (heading.strip(), body))))
         below = level
     return "\n\n".join(filter(None, (first.strip(), *reversed(kept))))

@@ -1,4 +1,4 @@
-"""Sounds and pictures at a path or in a dataset, one at a time; files that cannot be read are counted and named."""
+"""Finding audio and image files at a path or in a dataset, one item at a time; unreadable ones are recorded."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from anisoscope.errors import AnisoscopeError, missing_path
 from anisoscope.results.modality import MEDIA, Medium
 
 TABLES = (".parquet", ".arrow")
-_STREAM = re.compile(r"\s*<_io\.[^<>]*>")  # how readers name a file that they were given open
-SHOWN = 5  # names of skipped files that a sentence lists
+_STREAM = re.compile(r"\s*<_io\.[^<>]*>")  # how libraries name an open stream in their errors
+SHOWN = 5  # names that a message lists at most
 
 
 @dataclass(frozen=True)
 class Item:
-    """One file, member of an archive, or value of a column; `value` where a dataset has decoded it already."""
+    """One file, member of an archive, or value of a column; `value` is what a dataset decoded itself."""
 
     name: str
     group: str = ""
     open: Callable[[], BinaryIO] = field(default=io.BytesIO, repr=False)
-    text: str = ""  # what is said in it, where a text file lies beside it
+    text: str = ""  # transcript, from a text file of the same name beside it
     value: Any = field(default=None, repr=False)
 
 
 @dataclass
 class MediaCounts:
-    """Counts of what was read, and of what was not."""
+    """Counts of what was read and what was skipped or dropped."""
 
     files: int = 0
     skipped: list[str] = field(default_factory=list)  # why each unreadable file was left out
@@ -41,12 +41,12 @@ class MediaCounts:
     seconds: float = 0.0
 
     def skip(self, item: Item, error: Exception) -> None:
-        said = _STREAM.sub("", str(error)).strip()  # the name of the file stands before it
-        self.skipped.append(f"{item.name}: {said.splitlines()[0] if said else type(error).__name__}")
+        reason = _STREAM.sub("", str(error)).strip()
+        self.skipped.append(f"{item.name}: {reason.splitlines()[0] if reason else type(error).__name__}")
 
     @property
     def unread(self) -> str:
-        """How many files were left out, and why the first few; empty where there were none."""
+        """A sentence on the number of skipped files and the reasons for the first few; empty if there are none."""
         count, more = len(self.skipped), len(self.skipped) - SHOWN
         if not count:
             return ""
@@ -55,19 +55,19 @@ class MediaCounts:
         return f"{files} skipped: {shown}"
 
     def refuse_nothing(self, source: str, medium: Medium) -> None:
-        """An error where not one file could be read."""
+        """Raise an error if not a single file could be read."""
         if self.files:
             return
         count = len(self.skipped)
         why = "nothing at all"
         if count:
-            said = "one file, not" if count == 1 else f"{count} files, none of them"
-            why = f"{said} readable; the first, {self.skipped[0]}"
+            unread = "one file, not" if count == 1 else f"{count} files, none of them"
+            why = f"{unread} readable; the first, {self.skipped[0]}"
         raise AnisoscopeError(f"{source!r} holds no {medium.name} ({why}); give readable files.")
 
 
 def medium_of(source: str) -> Medium | None:
-    """The medium by the suffix of a path, or of most files of a folder or archive; None where there is none.
+    """The medium that the suffix of a path, or of most files of a folder or archive, stands for; None if none does.
 
     >>> medium_of("a/b.WAV").name, medium_of("notes.txt")
     ('audio', None)
@@ -110,13 +110,15 @@ def items(source: str, medium: Medium, *, column: str | None = None, group_by: s
     import datasets
 
     for name, feature in (getattr(rows, "features", None) or {}).items():
-        if type(feature).__name__ == medium.feature:  # as bytes, which are decoded here without further libraries
+        if (
+            type(feature).__name__ == medium.feature
+        ):  # as bytes: decoding in `datasets` needs more libraries
             rows = rows.cast_column(name, getattr(datasets, medium.feature)(decode=False))
     return _of_rows(source, rows, medium, column=column, group_by=group_by)
 
 
 def has_columns(source: str) -> bool:
-    """Whether media come out of columns: of a table, or of a dataset, which is neither a file nor a folder.
+    """Whether a source has columns: a table file, or the name of a dataset.
 
     >>> has_columns("faces.parquet"), has_columns("org/faces"), has_columns("embedded")
     (True, True, False)
@@ -180,7 +182,7 @@ def _group(inside: str, group_by: str | None) -> str:
 def _of_rows(
     name: str, rows: Iterable[Any], medium: Medium, *, column: str | None, group_by: str | None
 ) -> Iterator[Item]:
-    """The media in a column of a table: bytes, paths of files, or what a dataset has decoded itself."""
+    """The items in a column of a table: bytes, paths of files, or values that a dataset decoded itself."""
     for number, record in enumerate(rows):
         place = f"{name}[{number}]"
         chosen, known = column or _column(record, medium, name), ", ".join(map(str, record))

@@ -1,11 +1,11 @@
-"""Frequency as a causal intervention: windows drawn with weights that move the unigram distribution to a target.
+"""Resampling of a corpus: weights of its windows that move the unigram distribution towards a target.
 
 Notation: N windows of T tokens, aᵢ(v) = share of type v in window i, w = window weights (Σ w = 1), u = equal weights,
 p_w(v) = Σᵢ wᵢ aᵢ(v) = unigram distribution that training sees, q = target over the observed types.
 
-The weights minimise  KL(p_w ‖ q) + μ KL(w ‖ u),  a convex problem (for the flat target: the entropy of p_w is made as
-large as can be). Its solution is an exponential (maximum-entropy) tilt, wᵢ ∝ exp(Σᵥ θᵥ aᵢ(v)), with
-p_w ∝ q e^{−μθ}, found in the dual, which is smooth, concave and without constraints:
+The weights minimise  KL(p_w ‖ q) + μ KL(w ‖ u),  a convex problem (the flat target maximises the entropy of p_w). Its
+solution is an exponential (maximum-entropy) tilt, wᵢ ∝ exp(Σᵥ θᵥ aᵢ(v)), with p_w ∝ q e^{−μθ}, found in the dual,
+which is smooth, concave and without constraints:
 
     maximise  −log Σᵥ qᵥ e^{−μθᵥ} − μ log( (1/N) Σᵢ exp(Σᵥ θᵥ aᵢ(v)) ).
 
@@ -22,14 +22,14 @@ import numpy as np
 
 from anisoscope.errors import AnisoscopeError
 
-LEAST_SAMPLE = 0.1  # effective number of windows over their number, at least
-STEEPEST = 10.0  # exponent of Zipf's law that may be asked for
+LEAST_SAMPLE = 0.1  # lower bound of the effective number of windows over their number
+STEEPEST = 10.0  # largest exponent of Zipf's law allowed
 ROWS = 1 << 13  # windows counted together
-_FIRST = 64.0  # a μ at which the weights are nearly equal
-_FACTOR = 4.0  # from one μ to the next on the way down
-_LAST = 1e-7
-_HALVINGS = 6  # of log μ once the bound is crossed
-_SETTLED = 1e-3  # relative change of the divergence below which a smaller μ is not worth it
+_FIRST = 64.0  # first μ: the weights are nearly equal there
+_FACTOR = 4.0  # ratio of one μ to the next smaller one
+_LAST = 1e-7  # smallest μ tried
+_HALVINGS = 6  # bisection steps of log μ once the bound is crossed
+_SETTLED = 1e-3  # relative change of the divergence below which μ is not lowered further
 NOTE = "contexts are drawn whole, so the target distribution is approached, not reached"
 
 
@@ -66,7 +66,7 @@ def resample(
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Weights of the windows that bring the unigram distribution as near to the target as the sample size allows.
 
-    The weights [N] sum to 1; a report of what they achieve comes with them. Ids below `specials` are special tokens
+    Returns the weights [N], which sum to 1, and a report of what they achieve. Ids below `specials` are special tokens
     and are not counted.
     """
     exponent = parse_frequency(frequency)
@@ -132,10 +132,10 @@ def zipf_exponent(frequencies: np.ndarray) -> float:
     logs = np.log(np.arange(1, len(present) + 1))
     if len(present) < 2:
         return 0.0
-    wanted = float(present @ logs)
-    if wanted >= logs.mean():  # flat: the ranks say nothing
+    mean_log_rank = float(present @ logs)
+    if mean_log_rank >= logs.mean():  # no steeper than a flat distribution
         return 0.0
-    return float(brentq(lambda s: _normalised(np.exp(-s * logs)) @ logs - wanted, 0.0, 64.0, xtol=1e-12))
+    return float(brentq(lambda s: _normalised(np.exp(-s * logs)) @ logs - mean_log_rank, 0.0, 64.0, xtol=1e-12))
 
 
 def _normalised(values: np.ndarray) -> np.ndarray:
@@ -149,21 +149,21 @@ def tilted(shares: Any, target: np.ndarray, *, least: float = LEAST_SAMPLE) -> n
     theta = np.log(target / solve.natural) / mu  # the solution while the tilt is slight
     weights = np.full(shares.shape[0], 1 / shares.shape[0])
     while mu > _LAST:
-        trial, drawn = solve(mu, theta)
-        if sample_share(drawn) < least:
+        trial_theta, trial_weights = solve(mu, theta)
+        if sample_share(trial_weights) < least:
             return _on_the_bound(solve, (mu, mu * _FACTOR), theta=theta / _FACTOR, within=weights, least=least)
-        weights, now = drawn, divergence(solve.across @ drawn, target)
+        weights, now = trial_weights, divergence(solve.across @ trial_weights, target)
         if sample_share(weights) < 0.99 and before - now <= _SETTLED * now:
-            break  # as near as contexts of this text come
-        # μθ = log(q/p_w) changes slowly along the way: the next solution is near θ times the factor
-        theta, mu, before = trial * _FACTOR, mu / _FACTOR, now
+            break  # a smaller μ brings the distribution no nearer
+        # μθ = log(q/p_w) changes slowly with μ, so the next solution is near θ times the factor
+        theta, mu, before = trial_theta * _FACTOR, mu / _FACTOR, now
     return weights
 
 
 def _on_the_bound(
     solve: _Dual, mus: tuple[float, float], *, theta: np.ndarray, within: np.ndarray, least: float
 ) -> np.ndarray:
-    """Bisection of log μ between one that breaks the bound and one, with solution θ, that keeps it."""
+    """Bisect log μ between mus[0], which violates the sample-size bound, and mus[1], whose solution θ satisfies it."""
     low, high = mus
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
@@ -176,7 +176,7 @@ def _on_the_bound(
 
 
 class _Dual:
-    """The dual problem at any μ, from a start: θ and the weights it gives."""
+    """Solver of the dual problem: called with μ and a start, it returns θ [types] and the weights [N]."""
 
     def __init__(self, shares: Any, target: np.ndarray) -> None:
         self.shares, self.across = shares, shares.T.tocsr()
@@ -188,24 +188,24 @@ class _Dual:
     def __call__(self, mu: float, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         from scipy.optimize import minimize
 
-        # the root of the Hessian's diagonal under equal weights: with it a few dozen steps are enough
+        # preconditioned by the root of the Hessian's diagonal under equal weights: a few dozen steps are enough
         scale = np.sqrt(mu * (mu * self.natural + self.variance))
-        done = minimize(
+        result = minimize(
             lambda x: self._value(x / scale, mu, scale),
             start * scale,
             jac=True,
             method="L-BFGS-B",
             options={"maxiter": 300, "maxcor": 30, "gtol": 1e-6, "ftol": 1e-8},
         )
-        theta = done.x / scale
+        theta = result.x / scale
         return theta, _weights(self.shares @ theta)[0]
 
     def _value(self, theta: np.ndarray, mu: float, scale: np.ndarray) -> tuple[float, np.ndarray]:
-        """Minus the dual and its gradient."""
+        """The negative dual and its gradient with respect to the scaled variable."""
         weights, log_mean = _weights(self.shares @ theta)
-        wanted, log_sum = _weights(self.logs - mu * theta)
+        target, log_sum = _weights(self.logs - mu * theta)
         value = log_sum + math.log(len(theta)) + mu * log_mean
-        return value, mu * (self.across @ weights - wanted) / scale
+        return value, mu * (self.across @ weights - target) / scale
 
 
 def _weights(scores: np.ndarray) -> tuple[np.ndarray, float]:
@@ -228,7 +228,7 @@ def divergence(found: np.ndarray, target: np.ndarray) -> float:
 
 
 def shape(frequencies: np.ndarray, target: np.ndarray) -> dict[str, float]:
-    """How uneven a unigram distribution is, and how far from the target."""
+    """Zipf exponent, entropy and number of types of a unigram distribution, and its divergence from the target."""
     present = frequencies[frequencies > 0]
     entropy, far = float(-(present @ np.log2(present))), max(0.0, divergence(frequencies, target))
     exponent = zipf_exponent(frequencies)
@@ -236,8 +236,8 @@ def shape(frequencies: np.ndarray, target: np.ndarray) -> dict[str, float]:
 
 
 def _note(before: dict[str, float], after: dict[str, float], target: dict[str, float]) -> str:
-    """What was reached, in words. Where frequencies follow no power law, they can come nearer and the exponent not."""
-    first, last, goal = (found["zipf_exponent"] for found in (before, after, target))
+    """The note of the report; says so where the divergence fell but the exponent moved away from the target's."""
+    first, last, goal = (values["zipf_exponent"] for values in (before, after, target))
     if (goal - first) * (last - first) >= 0:
         return NOTE
     return (

@@ -1,4 +1,4 @@
-"""Sounds and pictures made on the fly: speech-like clips and textured shapes with a known class, from numpy alone."""
+"""Synthetic media with known classes, made with numpy alone: speech-like clips and pictures of textured shapes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLIP_STREAM, PICTURE_STREAM = 1, 2
 
 
 def make_clip(index: int, *, seconds: float = 2.0, rate: int = 16_000, seed: int = 0) -> tuple[np.ndarray, int]:
-    """Return (samples float32 [T] within ±1, class): syllables of one vowel, index modulo ten, in a voice of their own.
+    """Return (samples float32 [T] within ±1, class): syllables of vowel number `index` mod 10 in a random voice.
 
     A voiced pulse train whose harmonics are weighted by three formant resonances, in syllables with a
     rising and falling pitch, a burst of noise before each and a short pause after it.
@@ -38,7 +38,7 @@ def make_clip(index: int, *, seconds: float = 2.0, rate: int = 16_000, seed: int
         end = min(start + length, samples.size)
         samples[start:end] = sound[: end - start]
         start = end + round(random.uniform(0.02, 0.1) * rate)
-    samples += 0.003 * random.standard_normal(samples.size)  # a room is never silent
+    samples += 0.003 * random.standard_normal(samples.size)  # background noise
     return (0.7 * samples / max(float(np.abs(samples).max()), 1e-9)).astype(np.float32), label
 
 
@@ -60,7 +60,7 @@ def _syllable(random: np.random.Generator, *, length: int, rate: int, pitch: flo
 
 
 def make_picture(index: int, *, size: int = 64, seed: int = 0) -> tuple[np.ndarray, int]:
-    """Return (pixels uint8 [size, size, 3], class): one of ten textured shapes, index modulo ten, on a textured ground.
+    """Return (pixels uint8 [size, size, 3], class): textured shape number `index` mod 10 on a textured ground.
 
     >>> pixels, label = make_picture(4, size=32)
     >>> pixels.shape, str(pixels.dtype), SHAPES[label]
@@ -91,7 +91,7 @@ def _texture(random: np.random.Generator, *, size: int) -> np.ndarray:
 
 
 def _shape(random: np.random.Generator, *, name: str, size: int) -> np.ndarray:
-    """Return bool [size, size]: the named shape at a place, size and angle of its own."""
+    """Return bool [size, size]: the named shape at a random place, size and angle."""
     y, x = (np.mgrid[0:size, 0:size] + 0.5) / size * 2 - 1
     angle, scale = random.uniform(-0.35, 0.35), random.uniform(0.5, 0.8)
     x, y = x - random.uniform(-0.15, 0.15), y - random.uniform(-0.15, 0.15)

@@ -1,7 +1,7 @@
-"""Small tasks for linear probes: made from plain text without any download, or read from a file of labelled texts.
+"""Classification tasks for linear probes: derived from plain text without any download, or read from labelled texts.
 
-A *unit* is one context with its labels: a number for the whole context, or one for each token (−1 = none). Units that
-were made of one another (a text and its shuffled twin) share a key, so that both lie on the same side of a split.
+A *unit* is one context with its labels: one class for the whole context, or one per token (−1 = none). A unit and the
+shuffled copy derived from it share a key, so that both lie on the same side of a train–test split.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from anisoscope.errors import AnisoscopeError, missing_path, unknown_name
 from anisoscope.models.tokenizer import plain_ids, special_frame
 
 NONE = -1  # the label of a token that has none
-PLACES = 4  # places in a word that are told apart, the last one open
+PLACES = 4  # classes of the position in a word; the last one is open-ended
 MOST_CLASSES = 1000
 _VOWELS = frozenset("aeiouyàâäæéèêëíîïóôöœúûü")
 Label = int | np.ndarray
@@ -59,11 +59,11 @@ class Unit:
     context: Context
     key: int
     labels: Mapping[str, Label] = field(default_factory=dict)
-    natural: bool = True  # False for a twin that only serves one task
+    natural: bool = True  # False for a shuffled copy, which serves the task `order` only
 
 
 def check_tasks(names: Sequence[str]) -> tuple[str, ...]:
-    """The same names, or an error that names the nearest task."""
+    """The names as a tuple; an unknown one is an error that suggests the nearest task."""
     for name in names:
         if name not in TASKS:
             raise unknown_name("task", name, TASKS)
@@ -80,30 +80,30 @@ def spread_contexts(
     """Contexts of at most `length` tokens from several documents, about equally many of each; none twice."""
     wanted = max(1, -(-tokens // length))
     each = max(1, -(-wanted // articles))
-    found: dict[int, Context] = {}
+    chosen: dict[int, Context] = {}
     for number, document in enumerate(documents):
-        mine = 0
+        count = 0
         for piece in contexts([document], tokenizer, length=length):
-            if len(piece) < length // 2 and mine:  # the short rest of a long document
+            if len(piece) < length // 2 and count:  # the short rest of a long document
                 continue
-            before = len(found)
-            found.setdefault(key_of(piece), Context(piece.ids, piece.special, str(number)))
-            mine += len(found) - before
-            if mine >= each or len(found) >= wanted:
+            before = len(chosen)
+            chosen.setdefault(key_of(piece), Context(piece.ids, piece.special, str(number)))
+            count += len(chosen) - before
+            if count >= each or len(chosen) >= wanted:
                 break
-        if len(found) >= wanted:
+        if len(chosen) >= wanted:
             break
-    return list(found.values())
+    return list(chosen.values())
 
 
 def embedded_units(
     pieces: Sequence[Context], tokenizer: Any, *, names: Sequence[str] = tuple(TASKS), articles: int = 8, seed: int = 0
 ) -> tuple[list[Unit], dict[str, Task]]:
-    """Contexts with the labels of the tasks that can be made of them."""
+    """Units with the labels of the derived tasks, and the tasks; `article` is left out with fewer than two articles."""
     names = check_tasks(names)
     texts = PieceTexts(tokenizer)
     tasks = {name: TASKS[name] for name in names}
-    # documents with enough contexts to learn from and to test on, the first ones
+    # the first documents that have enough contexts for training and testing
     counts = Counter(piece.group for piece in pieces if "article" in names)
     groups = [group for group, n in counts.items() if n >= 6][:articles]
     if len(groups) < 2:
@@ -112,25 +112,25 @@ def embedded_units(
         tasks["article"] = replace(TASKS["article"], classes=tuple(groups))
     units = []
     for piece in pieces:
-        made = token_labels([texts.text(i) for i in piece.ids.tolist()], piece.special)
-        labels: dict[str, Label] = {name: label for name, label in made.items() if name in tasks}
+        by_task = token_labels([texts.text(i) for i in piece.ids.tolist()], piece.special)
+        labels: dict[str, Label] = {name: label for name, label in by_task.items() if name in tasks}
         if "article" in tasks and piece.group in groups:
             labels["article"] = groups.index(piece.group)
         if "order" in tasks:
             labels["order"] = 0
         units.append(Unit(piece, key_of(piece), labels))
     if "order" in tasks:
-        units += [_twin(unit, texts, seed=seed) for unit in list(units)]
+        units += [_shuffled_copy(unit, texts, seed=seed) for unit in list(units)]
     return units, tasks
 
 
 class PieceTexts:
-    """The text of an id as it stands in a sentence: a space in front where it begins a word."""
+    """The text of single token ids, with a leading space where a token begins a word."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        words = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
-        self.pieces = any(word.startswith("##") and len(word) > 2 for word in words)
+        vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+        self.pieces = any(token.startswith("##") and len(token) > 2 for token in vocabulary)
         self.special = set(tokenizer.all_special_ids)
 
         self.text = functools.cache(self._text)
@@ -140,12 +140,12 @@ class PieceTexts:
             return ""
         if not hasattr(self.tokenizer, "convert_ids_to_tokens"):
             return str(self.tokenizer.decode([token]))
-        word = str(self.tokenizer.convert_ids_to_tokens(token) or "")
+        piece = str(self.tokenizer.convert_ids_to_tokens(token) or "")
         if self.pieces:
-            return word[2:] if word.startswith("##") and len(word) > 2 else f" {word}"
-        if word.startswith("<0x") and word.endswith(">") and len(word) == 6:  # a byte that has no piece of its own
-            return chr(int(word[3:5], 16))
-        return word.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n").replace("ĉ", "\t")
+            return piece[2:] if piece.startswith("##") and len(piece) > 2 else f" {piece}"
+        if piece.startswith("<0x") and piece.endswith(">") and len(piece) == 6:  # byte fallback of SentencePiece
+            return chr(int(piece[3:5], 16))
+        return piece.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n").replace("ĉ", "\t")
 
 
 def token_labels(texts: Sequence[str], special: np.ndarray) -> dict[str, np.ndarray]:
@@ -157,22 +157,22 @@ def token_labels(texts: Sequence[str], special: np.ndarray) -> dict[str, np.ndar
     """
     n = len(texts)
     usable = np.array([bool(text) for text in texts]) & ~special
-    begins = np.array([text[:1].isspace() for text in texts])
-    kind, place, follows = (np.full(n, NONE, dtype=np.int64) for _ in range(3))
-    position, fresh = 0, True
+    after_space = np.array([text[:1].isspace() for text in texts])
+    kind, place, space_next = (np.full(n, NONE, dtype=np.int64) for _ in range(3))
+    position, new_word = 0, True
     for t in range(n):
         if not usable[t]:
-            position, fresh = 0, True
+            position, new_word = 0, True
             continue
         kind[t] = _class_of(texts[t])
         if texts[t].isspace():
-            fresh = True
+            new_word = True
         else:
-            position = 0 if fresh or begins[t] else position + 1
-            place[t], fresh = min(position, PLACES - 1), texts[t][-1:].isspace()
+            position = 0 if new_word or after_space[t] else position + 1
+            place[t], new_word = min(position, PLACES - 1), texts[t][-1:].isspace()
         if t + 1 < n and usable[t + 1]:
-            follows[t] = int(begins[t + 1])
-    return {"space_next": follows, "token_class": kind, "place_in_word": place}
+            space_next[t] = int(after_space[t + 1])
+    return {"space_next": space_next, "token_class": kind, "place_in_word": place}
 
 
 def _class_of(text: str) -> int:
@@ -186,10 +186,10 @@ def _class_of(text: str) -> int:
     return 2 if first.isupper() else 0 if first in _VOWELS else 1
 
 
-def _twin(unit: Unit, texts: PieceTexts, *, seed: int) -> Unit:
-    """The same context with its words in a random order, each with the space before it.
+def _shuffled_copy(unit: Unit, texts: PieceTexts, *, seed: int) -> Unit:
+    """A copy of the context with its words, each with the space before it, in random order.
 
-    Special tokens stay where they are, and so does the beginning, which has no space before it.
+    Special tokens and the first word, which has no space before it, stay in place.
     """
     context = unit.context
     plain = np.flatnonzero(~context.special)
@@ -205,7 +205,7 @@ def _twin(unit: Unit, texts: PieceTexts, *, seed: int) -> Unit:
 def labelled_units(
     path: str | Path, tokenizer: Any, *, length: int, text_field: str = "text", label_field: str = "label"
 ) -> tuple[list[Unit], dict[str, Task]]:
-    """Texts with their labels: one for a text, or a list with one for each word (or token) of it."""
+    """Units of labelled texts: one label per text, or a list with one per word (or token)."""
     records = list(_records(Path(path).expanduser(), text_field, label_field))
     lists = [isinstance(label, list | tuple | np.ndarray) for _, label in records]
     if any(lists) != all(lists):
@@ -217,14 +217,14 @@ def labelled_units(
     task = Task("labels", "token" if many else "context", tuple(names), f"which {label_field}?")
     classes, frame = {name: i for i, name in enumerate(names)}, special_frame(tokenizer)
     room = length - len(frame)
-    # WordPiece drops the space before a word itself; other tokenizers make it part of the word
+    # WordPiece ignores the space before a word; other tokenizers make it part of the word
     gap = "" if PieceTexts(tokenizer).pieces else " "
     units: dict[int, Unit] = {}
     for number, (text, label) in enumerate(records, start=1):
         where = f"record {number} of {str(path)!r}"
         given: list[int] = []
         if many:
-            ids, given = _token_ids(text, [classes[_name(one)] for one in label], tokenizer, gap=gap, where=where)
+            ids, given = _token_ids(text, [classes[_name(value)] for value in label], tokenizer, gap=gap, where=where)
         elif isinstance(text, str):
             ids = plain_ids(tokenizer, text)
         else:
@@ -240,7 +240,7 @@ def labelled_units(
 
 
 def _token_ids(text: Any, labels: list[int], tokenizer: Any, *, gap: str, where: str) -> tuple[list[int], list[int]]:
-    """Ids and the label of each: given for the words of a text, or for its tokens."""
+    """(ids, label of each id) from labels given per word or per token."""
     words = text.split() if isinstance(text, str) else [str(word) for word in text]
     if len(words) == len(labels):
         parts = [plain_ids(tokenizer, (gap if i else "") + word) for i, word in enumerate(words)]
@@ -274,10 +274,10 @@ def _records(path: Path, text_field: str, label_field: str) -> Iterator[tuple[An
 
 
 def _class_names(records: Sequence[tuple[Any, Any]], *, path: str, many: bool) -> list[str]:
-    labels = [one for _, label in records for one in (label if many else [label])]
-    if any(isinstance(one, float) and one != int(one) for one in labels):
+    labels = [value for _, label in records for value in (label if many else [label])]
+    if any(isinstance(value, float) and value != int(value) for value in labels):
         raise AnisoscopeError(f"{path!r} has labels with fractions; expected classes (words or whole numbers).")
-    names = sorted({_name(one) for one in labels})
+    names = sorted({_name(value) for value in labels})
     if len(names) < 2:
         raise AnisoscopeError(
             f"{path!r} holds {len(records)} labelled texts of {len(names)} class{'es' if len(names) != 1 else ''}; "

@@ -1,4 +1,4 @@
-"""Text from anywhere, one document at a time: files, folders, archives, records, datasets, the embedded corpus.
+"""Reading text one document at a time: from files, folders, archives, records, datasets, or the embedded corpus.
 
 Files are read lazily and in bounded memory; bytes that cannot be decoded are an error.
 """
@@ -24,12 +24,12 @@ from typing import Any, BinaryIO, cast
 from anisoscope.errors import AnisoscopeError, missing_path, near_miss
 from anisoscope.models.source import hub_reachable
 
-PART = 1 << 23  # characters; a longer plain text comes in parts, so that memory stays bounded
+PART = 1 << 23  # characters; a longer plain text is read in parts, so that memory stays bounded
 BLOCK = 1 << 20  # bytes decoded at a time
 JSON_LIMIT = 1 << 30  # a JSON list has to be parsed whole
 SEPARATOR = "\n\f\n"  # between the articles of the embedded corpus
 ARTICLES = "\n\n\n"  # between the articles of a text that `anisoscope data enwik8` made: two blank lines
-PREPARED = ("enwik8.txt", "enwik8.bin")  # a text, and its ids beside it, that were made so
+PREPARED = ("enwik8.txt", "enwik8.bin")  # files of a folder that `anisoscope data enwik8` made: text and token ids
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".tex", ".org")
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv", ".tsv")
 SUPPORTED = (*TEXT_SUFFIXES, *RECORD_SUFFIXES, ".zip")
@@ -37,10 +37,10 @@ _UNPACKERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open,
 _PREPARED_SIDECARS = {"vocabulary.json", "stats.json"}
 _DATASET_SIDECARS = {"dataset_info.json", "state.json", "dataset_dict.json"}  # what `datasets` writes beside its data
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
-_BAD = re.compile("[\udc80-\udcff\ufffd]")  # what a lenient decoder leaves where bytes were bad
+_BAD = re.compile("[\udc80-\udcff\ufffd]")  # what a lenient decoder writes for undecodable bytes
 _ENCODINGS = {
     codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark is the beginning of this one
+    codecs.BOM_UTF32_LE: "utf-32",  # tested before UTF-16, whose byte-order mark is a prefix of this one
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -62,8 +62,8 @@ def read_documents(
 ) -> Iterator[Document]:
     """Documents of `source`, read lazily; `None` or `"embedded"` is the corpus that ships with the package.
 
-    A plain text file is one document; of records (JSON lines, JSON, Parquet, CSV, a dataset) each is one, and each
-    article of a folder that `anisoscope data enwik8` made.
+    A document is a plain text file, a record (of JSON lines, JSON, Parquet, CSV or a dataset), or an article of a
+    folder that `anisoscope data enwik8` made.
     `group_by` names a field of the records, or the pseudo-field `file`.
 
     >>> next(read_documents(None)).source
@@ -82,12 +82,12 @@ def read_documents(
     if not looks_like_dataset(name):
         raise missing_path(path)
     records = iter(open_dataset(name))
-    found = _from_records(records, text_field, group_by, name=name, label=name)
-    return _not_empty(found, name=name)
+    documents = _from_records(records, text_field, group_by, name=name, label=name)
+    return _not_empty(documents, name=name)
 
 
 def looks_like_dataset(name: str) -> bool:
-    """Whether a name that is no path here can be one of the `datasets` library.
+    """Whether a name that is not a local path can be the name of a dataset of the `datasets` library.
 
     >>> [looks_like_dataset(n) for n in ("wikitext:wikitext-2-raw-v1", "org/name", "./name", "corpus.txt", "a/b/c")]
     [True, True, False, False, False]
@@ -105,7 +105,7 @@ def _embedded() -> Iterator[Document]:
 
 
 def _not_empty(documents: Iterable[Document], *, name: str) -> Iterator[Document]:
-    """Documents that hold more than white space; an error when there is none."""
+    """The documents that hold more than white space; an error if there is none."""
     count = 0
     for document in documents:
         if document.text and not document.text.isspace():
@@ -141,19 +141,19 @@ def _articles(blocks: Iterable[str], separator: str) -> Iterator[str]:
 
 
 def _parts(blocks: Iterable[str]) -> Iterator[str]:
-    """The whole text, or parts of about `PART` characters cut at a line end where there is one."""
-    held: list[str] = []
+    """The whole text, or parts of about `PART` characters, cut at line ends where possible."""
+    blocks_read: list[str] = []
     size = 0
     for block in blocks:
-        held.append(block)
+        blocks_read.append(block)
         size += len(block)
         if size >= PART:
-            head, found, tail = "".join(held).rpartition("\n")
-            yield head + found if found else tail
-            held = [tail] if found else []
-            size = len(tail) if found else 0
+            head, line_end, tail = "".join(blocks_read).rpartition("\n")
+            yield head + line_end if line_end else tail
+            blocks_read = [tail] if line_end else []
+            size = len(tail) if line_end else 0
     if size:
-        yield "".join(held)
+        yield "".join(blocks_read)
 
 
 def _from_records(
@@ -187,12 +187,9 @@ def _field(record: Record, field: str, name: str, *, option: str) -> object:
     return record[field]
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class FileEntry:
-    """One readable stream: a file, or a member of an archive. `label` is its short name, `suffix` tells the format."""
+    """One readable stream: a file, or a member of an archive. `label` is its short name, `suffix` its format."""
 
     name: str
     label: str
@@ -209,9 +206,9 @@ def entries(path: Path) -> Iterator[FileEntry]:
     found = files_in(path)
     usable = [p for p in found if _supported(p.name) and not (p.name in _PREPARED_SIDECARS and is_prepared(p.parent))]
     if not usable:
-        seen = files_seen([p.name for p in found], none="none that can be read as text")
+        description = files_seen([p.name for p in found], none="none that can be read as text")
         raise AnisoscopeError(
-            f"the folder {str(path)!r} holds {seen}; expected {', '.join(SUPPORTED)} (also packed as .gz)."
+            f"the folder {str(path)!r} holds {description}; expected {', '.join(SUPPORTED)} (also packed as .gz)."
         )
     for file in usable:
         yield from _file_entries(file, label=file.relative_to(path).as_posix())
@@ -233,7 +230,7 @@ def _is_hidden(path: Path | PurePosixPath) -> bool:
 
 
 def files_seen(names: list[str], *, none: str) -> str:
-    """The files of a place without usable ones, in words.
+    """A description of the files found where none is usable, for error messages.
 
     >>> files_seen([], none="none that is audio"), files_seen(["a.png"], none="none that is audio")
     ('no files', '1 file with suffix .png, none that is audio')
@@ -246,7 +243,7 @@ def files_seen(names: list[str], *, none: str) -> str:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether `anisoscope data enwik8` made this folder: a text of many articles, and files that are not text."""
+    """Whether `anisoscope data enwik8` made this folder."""
     return all((folder / name).is_file() for name in PREPARED)
 
 
@@ -255,7 +252,7 @@ def _supported(name: str) -> bool:
 
 
 def suffix_of(name: str) -> str:
-    """The suffix that tells the format, without that of the packing.
+    """The suffix of the file format, without that of the compression.
 
     >>> suffix_of("a/b.jsonl.gz"), suffix_of("notes"), suffix_of("enwik8.GZ")
     ('.jsonl', '', '')
@@ -287,7 +284,7 @@ def _unpacked(name: str, opener: Callable[[], BinaryIO]) -> Callable[[], BinaryI
 
 @contextlib.contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Turns the many exceptions of a damaged or unreadable file into one sentence."""
+    """Turn the exceptions of a damaged or unreadable file into an AnisoscopeError that names it."""
     try:
         yield
     except (EOFError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
@@ -297,7 +294,7 @@ def readable(name: str) -> Iterator[None]:
 
 
 def decoded(entry: FileEntry) -> Iterator[str]:
-    """The text of a stream in blocks: UTF-8 (a byte-order mark is allowed), or UTF-16/32 with its mark."""
+    """The text of a stream in blocks: UTF-8 (a byte-order mark is allowed), or UTF-16/32 with a byte-order mark."""
     with readable(entry.name), entry.open() as stream:
         block = stream.read(BLOCK)
         encoding = next((name for mark, name in _ENCODINGS.items() if block.startswith(mark)), "utf-8")
@@ -317,7 +314,7 @@ def decoded(entry: FileEntry) -> Iterator[str]:
 
 
 def _undecodable(entry: FileEntry, encoding: str) -> AnisoscopeError:
-    """Where the first bad byte is and how many there are, over the whole stream."""
+    """An error that gives the offset of the first undecodable byte and their number in the whole stream."""
     strict, block = codecs.getincrementaldecoder(encoding)("strict"), b""
     first, count, offset = -1, 0, 0
     lenient = codecs.getincrementaldecoder(encoding)("surrogateescape" if encoding.startswith("utf-8") else "replace")
@@ -340,19 +337,16 @@ def _undecodable(entry: FileEntry, encoding: str) -> AnisoscopeError:
 
 
 def _lines(blocks: Iterable[str]) -> Iterator[str]:
-    """Lines without their end, split at line feeds only (U+2028 and form feed belong to the text)."""
+    """Lines without their line feeds; other separators (U+2028, form feed) belong to the text."""
     rest: list[str] = []
     for block in blocks:
-        head, found, tail = block.rpartition("\n")
-        if found:
+        head, line_end, tail = block.rpartition("\n")
+        if line_end:
             yield from ("".join(rest) + head).split("\n")
             rest = []
         rest.append(tail)
     if last := "".join(rest):
         yield last
-
-
-# -- records -----------------------------------------------------------------------------------------------------------
 
 
 def read_records(entry: FileEntry, columns: list[str]) -> Iterator[Record]:
@@ -378,7 +372,7 @@ def _json_lines(entry: FileEntry) -> Iterator[Record]:
 
 
 def _json(entry: FileEntry) -> Iterator[Record]:
-    """A list of records, an object with one such list such as {"data": [...]}, or an object that is one record."""
+    """Records of a JSON list, of an object with one such list ({"data": [...]}), or of an object that is one record."""
     try:
         content = json.loads("".join(decoded(entry)))
     except json.JSONDecodeError as error:
@@ -414,7 +408,7 @@ def _csv(entry: FileEntry) -> Iterator[Record]:
 
 
 class Columns(dict[str, Any]):
-    """A record with the names of all columns of its file, also of those that were not read."""
+    """A record of the columns read, with the names of all columns of its file in `fields`."""
 
     def __init__(self, values: Record, fields: list[str]) -> None:
         super().__init__(values)
@@ -428,7 +422,7 @@ def _columnar(entry: FileEntry, columns: list[str]) -> Iterator[Record]:
     kind = entry.suffix[1:].capitalize()
     with readable(entry.name), entry.open() as stream:
         try:
-            is_file = kind == "Arrow" and stream.read(6) == b"ARROW1"  # else a stream
+            is_file = kind == "Arrow" and stream.read(6) == b"ARROW1"  # the file format; otherwise the stream format
             stream.seek(0)
             source = pa.PythonFile(stream, mode="r")
             if kind == "Parquet":
@@ -452,7 +446,7 @@ def _columnar(entry: FileEntry, columns: list[str]) -> Iterator[Record]:
 
 
 def open_dataset(name: str) -> Any:
-    """The part `train` of a dataset of the `datasets` library, named `name` or `name:config`; streamed if possible."""
+    """The split `train` of a dataset of the `datasets` library, `name` or `name:config`; streamed if the hub is up."""
     try:
         import datasets
     except ImportError as error:
@@ -465,7 +459,7 @@ def open_dataset(name: str) -> Any:
     datasets.config.HF_HUB_OFFLINE = before or not online
     try:
         return datasets.load_dataset(path, config or None, split="train", streaming=online)
-    except Exception as error:  # the library raises many kinds; each becomes the same sentence
+    except Exception as error:  # the library raises exceptions of many types
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = "" if online else ", and the hub cannot be reached from here"
         raise AnisoscopeError(

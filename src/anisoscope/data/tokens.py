@@ -1,7 +1,7 @@
-"""From documents to token ids: vocabularies, contexts in pieces that a model takes, and batches of them.
+"""Tokenisation: vocabularies, documents cut into contexts of bounded length, padded batches and masking.
 
-A vocabulary is the bytes of the training text, the 205 of enwik8, or byte-level BPE, saved for transformers; a byte
-that has no token becomes [UNK]. What is dropped on the way is counted. Shapes: B contexts, T positions.
+A vocabulary is the distinct bytes of the training text, the 205 byte values of enwik8, or byte-level BPE, saved in
+transformers' format; a byte without a token becomes [UNK]. Dropped tokens are counted. Shapes: B contexts, T positions.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from anisoscope.models.tokenizer import Frame, plain_ids, special_frame, special
 from anisoscope.numerics.hashing import mix, row_hash
 
 SLICE = 100_000  # characters tokenised at a time, so that memory does not grow with a document
-FEWEST = 2  # ordinary tokens that a context needs to be one
+FEWEST = 2  # ordinary (not special) tokens of a context, at least
 IGNORED = -100  # label of a position that is not predicted
 RATE = 0.15  # share of the positions that a masked language model predicts
 SPECIALS = ("[PAD]", "[UNK]", "[MASK]", "[SEP]")  # the first ids of every vocabulary, so that all arms share them
 PAD, UNK, MASK, SEP = range(len(SPECIALS))
-BYTES = ("char", "enwik8")  # kinds of tokens that are single bytes
+BYTES = ("char", "enwik8")  # vocabularies whose tokens are single bytes
 SMALLEST = len(SPECIALS) + 256 + 1  # a byte-level BPE vocabulary with one merge
 _GROUP = 4 << 20  # bytes encoded at a time: enough for all threads of the tokenizer
 _WHITE = (" ", "\n", "\t")
@@ -54,9 +54,9 @@ class TextCounts:
 
     documents: int = 0
     contexts: int = 0
-    tokens: int = 0  # rows given, special tokens included
+    tokens: int = 0  # positions of all contexts, special tokens included
     special: int = 0
-    unknown: int = 0  # positions that the tokenizer had no word for
+    unknown: int = 0  # positions with the unknown token
     dropped_pieces: int = 0  # with fewer than two ordinary tokens
     dropped_tokens: int = 0
 
@@ -91,7 +91,7 @@ def contexts(
     tokens: int | None = None,
     counts: TextCounts | None = None,
 ) -> Iterator[Context]:
-    """Each document in pieces of at most `length` tokens, special tokens included; no piece crosses documents.
+    """Cut each document into contexts of at most `length` tokens, special tokens included; none crosses documents.
 
     Pieces with fewer than two ordinary tokens are dropped and counted in `counts`. Stops after the context that
     reaches `tokens`.
@@ -108,19 +108,19 @@ def contexts(
             f"a context of {length} tokens leaves room for {room} beside {len(frame)} special tokens; "
             f"ask for at least {len(frame) + FEWEST}."
         )
-    return _counted(documents, tokenizer, frame=frame, room=room, tokens=tokens, counts=counts)
+    return _cut(documents, tokenizer, frame=frame, room=room, tokens=tokens, counts=counts)
 
 
-def _counted(
+def _cut(
     documents: Iterable[Document], tokenizer: Any, *, frame: Frame, room: int, tokens: int | None, counts: TextCounts
 ) -> Iterator[Context]:
-    known = np.array(sorted(special_ids(tokenizer)), dtype=np.int64)
-    unknown = -1 if tokenizer.unk_token_id in (None, *known) else tokenizer.unk_token_id
+    special_tokens = np.array(sorted(special_ids(tokenizer)), dtype=np.int64)
+    unknown_id = -1 if tokenizer.unk_token_id in (None, *special_tokens) else tokenizer.unk_token_id
     for document in documents:
         counts.documents += 1
         for piece in _pieces(document.text, tokenizer, room):
             context = framed(frame, piece)
-            special = context.special | np.isin(context.ids, known)
+            special = context.special | np.isin(context.ids, special_tokens)
             ordinary = int((~special).sum())
             if ordinary < FEWEST:
                 counts.dropped_pieces += 1
@@ -129,7 +129,7 @@ def _counted(
             counts.contexts += 1
             counts.tokens += len(context)
             counts.special += int(special.sum())
-            counts.unknown += int((context.ids == unknown).sum())
+            counts.unknown += int((context.ids == unknown_id).sum())
             yield Context(context.ids, special, document.group)
             if tokens is not None and counts.tokens >= tokens:
                 return
@@ -147,14 +147,14 @@ def _pieces(text: str, tokenizer: Any, room: int) -> Iterator[list[int]]:
 
 
 def framed(frame: Frame, piece: list[int]) -> Context:
-    """Ids with the special tokens before and after them."""
+    """A context of the ids `piece` with the tokenizer's special tokens before and after them."""
     ids = np.array([*frame.before, *piece, *frame.after], dtype=np.int64)
     place = np.arange(len(ids))
     return Context(ids, (place < len(frame.before)) | (place >= len(ids) - len(frame.after)))
 
 
 def slices(text: str, *, size: int = SLICE) -> Iterator[str]:
-    """Slices of about `size` characters, cut before white space where there is some nearby, so no word is split.
+    """Split a text into slices of about `size` characters, before white space where possible, so no word is split.
 
     >>> list(slices("one two three", size=9))
     ['one two', ' three']
@@ -174,7 +174,7 @@ def batches(
 ) -> Iterator[Batch]:
     """Padded batches in the order of the contexts.
 
-    With `decoder_start` an encoder-decoder model's decoder reads the same text, shifted right by that start token.
+    With `decoder_start` they also hold the inputs of a decoder: the same ids shifted right behind that start token.
     """
     if side not in ("right", "left"):
         raise AnisoscopeError(f"padding side {side!r} is not one of right, left.")
@@ -203,7 +203,7 @@ def _padded(rows: list[np.ndarray], *, fill: int | bool, side: str) -> Tensor:
 def mask_batch(inputs: dict[str, Tensor], special: Tensor, tokenizer: Any, *, seed: int = 0) -> Any:
     """Hide 15 % of the ordinary positions: of those 80 % become the mask token, 10 % another token, 10 % stay.
 
-    Which ones depends on the content of the context and the seed alone, so neither batch nor order matters.
+    The choice depends only on the content of the context and the seed, not on batching or order.
     """
     mask_id = getattr(tokenizer, "mask_token_id", None)
     if mask_id is None:
@@ -215,23 +215,20 @@ def mask_batch(inputs: dict[str, Tensor], special: Tensor, tokenizer: Any, *, se
     keys = torch.stack([mix(row_hash(row, torch.arange(len(row))).sum()) for row in content])
     position = real.long().cumsum(1) - 1  # within the context, whichever side is padded
     chance = (row_hash(keys[:, None].expand_as(ids), position, seed=seed) >> 1) & ((1 << 62) - 1)
-    # in each context the round(0.15·n) usable positions with the smallest numbers, at least one
+    # choose the round(0.15·n) usable positions of each context with the smallest hashes, at least one
     usable = real & ~special
-    last = torch.where(usable, chance, torch.iinfo(torch.int64).max)
-    order = last.argsort(dim=1, stable=True).argsort(dim=1, stable=True)
-    chosen = usable & (order < (usable.sum(1, keepdim=True) * RATE).round().clamp_min(1))
-    other = (mix(chance + 1) >> 3) & ((1 << 60) - 1)
-    noise = (other // 10) % max(1, len(tokenizer))
-    shown = torch.where(other % 10 < 8, mask_id, torch.where(other % 10 == 8, noise, ids))
+    sort_key = torch.where(usable, chance, torch.iinfo(torch.int64).max)
+    rank = sort_key.argsort(dim=1, stable=True).argsort(dim=1, stable=True)
+    chosen = usable & (rank < (usable.sum(1, keepdim=True) * RATE).round().clamp_min(1))
+    second_draw = (mix(chance + 1) >> 3) & ((1 << 60) - 1)
+    noise = (second_draw // 10) % max(1, len(tokenizer))
+    replacement = torch.where(second_draw % 10 < 8, mask_id, torch.where(second_draw % 10 == 8, noise, ids))
     labels = torch.where(chosen, ids, IGNORED)
-    return {**inputs, "input_ids": torch.where(chosen, shown, ids), "labels": labels}
-
-
-# -- vocabularies ------------------------------------------------------------------------------------------------------
+    return {**inputs, "input_ids": torch.where(chosen, replacement, ids), "labels": labels}
 
 
 def parse_tokens(tokens: str) -> int:
-    """The size asked for by `bpe:N`, or 0 for `char` and `enwik8`, whose tokens are bytes.
+    """The vocabulary size N of `bpe:N`, or 0 for `char` and `enwik8`, whose tokens are bytes.
 
     >>> parse_tokens("char"), parse_tokens("enwik8"), parse_tokens("bpe:8192")
     (0, 0, 8192)
@@ -252,19 +249,19 @@ def parse_tokens(tokens: str) -> int:
 
 
 def make_vocabulary(tokens: str, documents: Iterable[bytes]) -> Any:
-    """The `tokenizers` tokenizer of some training documents (UTF-8); that of `enwik8` is the same for every text."""
+    """Build a `tokenizers.Tokenizer` from training documents (UTF-8 bytes); `enwik8` does not depend on them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     size = parse_tokens(tokens)
     if size:
         model = models.BPE()
-    else:  # each byte a token: merges are what makes a BPE model more than its letters, and this one has none
+    else:  # one token per byte: a BPE model without merges
         seen = np.zeros(256, dtype=bool)
         seen[list(SYMBOLS)] = tokens == "enwik8"
         for document in documents if tokens == "char" else ():
             seen[np.frombuffer(document, dtype=np.uint8)] = True
-        words = [*SPECIALS, *(letter for letter, there in zip(byte_letters(), seen, strict=True) if there)]
-        model = models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[], unk_token=SPECIALS[UNK])
+        vocabulary = [*SPECIALS, *(letter for letter, present in zip(byte_letters(), seen, strict=True) if present)]
+        model = models.BPE(vocab={token: i for i, token in enumerate(vocabulary)}, merges=[], unk_token=SPECIALS[UNK])
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=size > 0)
     tokenizer.decoder = decoders.ByteLevel()
@@ -281,45 +278,45 @@ def make_vocabulary(tokens: str, documents: Iterable[bytes]) -> Any:
 
 
 def byte_letters() -> list[str]:
-    """The printable letter that byte-level tokenizers write for each byte: itself where it is printable.
+    """The printable character that byte-level tokenizers write for each of the 256 bytes.
 
     >>> byte_letters()[65], byte_letters()[32]
     ('A', 'Ġ')
     """
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    substitutes = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(substitutes)) for byte in range(256)]
 
 
 def encoded(documents: Iterable[bytes], tokenizer: Any, *, tokens: str) -> Iterator[np.ndarray]:
-    """The ids of each document (UTF-8), int32; words of the text that look like special tokens stay text."""
+    """The token ids of each document (UTF-8 bytes), int32; text such as "[MASK]" is encoded as ordinary text."""
     tokenizer.encode_special_tokens = True
-    if tokens in BYTES:  # by table, which is a hundred times faster
-        known = tokenizer.get_vocab()
-        table = np.array([known.get(letter, UNK) for letter in byte_letters()], dtype=np.int32)
+    if tokens in BYTES:  # a lookup table is a hundred times faster
+        vocabulary = tokenizer.get_vocab()
+        table = np.array([vocabulary.get(letter, UNK) for letter in byte_letters()], dtype=np.int32)
         yield from (table[np.frombuffer(document, dtype=np.uint8)] for document in documents)
         return
-    held: list[bytes] = []
+    pending: list[bytes] = []
     size = 0
     for document in documents:
-        held.append(document)
+        pending.append(document)
         size += len(document)
         if size >= _GROUP:
-            yield from _encoded_group(held, tokenizer)
-            held, size = [], 0
-    yield from _encoded_group(held, tokenizer)
+            yield from _encoded_group(pending, tokenizer)
+            pending, size = [], 0
+    yield from _encoded_group(pending, tokenizer)
 
 
 def _encoded_group(documents: list[bytes], tokenizer: Any) -> Iterator[np.ndarray]:
     pieces = [list(slices(document.decode("utf-8"))) for document in documents]
     encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)  # without offsets
-    found = iter(encode([p for of in pieces for p in of], add_special_tokens=False))
-    for of in pieces:
-        yield np.concatenate([np.empty(0, np.int32), *(np.asarray(next(found).ids, dtype=np.int32) for _ in of)])
+    encodings = iter(encode([p for parts in pieces for p in parts], add_special_tokens=False))
+    for parts in pieces:
+        yield np.concatenate([np.empty(0, np.int32), *(np.asarray(next(encodings).ids, dtype=np.int32) for _ in parts)])
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Files from which `AutoTokenizer` makes the same tokenizer; it adds no tokens around a text."""
+    """Write the files that `AutoTokenizer` loads; the tokenizer adds no special tokens around a text."""
     from transformers import PreTrainedTokenizerFast
 
     roles = {"pad_token": PAD, "unk_token": UNK, "mask_token": MASK, "sep_token": SEP}
