@@ -41,9 +41,7 @@ from anisoscope.errors import AnisoscopeError
 MD5 = "a1fa5ffddb56f4953e226637dabbb36a"  # of the plain 100,000,000 bytes
 SIZE = 100_000_000
 RULES = 2  # version of the cleaning rules; every version has its own fingerprint
-FINGERPRINT = (
-    "1a84883e4709453682a3d2eab3f9959e6d4ed5c116d7c3f80f9319c8fb0cfae9"  # of the original enwik8, cleaned
-)
+FINGERPRINT = "1a84883e4709453682a3d2eab3f9959e6d4ed5c116d7c3f80f9319c8fb0cfae9"  # of the original enwik8, cleaned
 EMBEDDED = "embedded"
 _MEGABYTE = 10**6
 _CLOCKS = 10.0  # seconds by which process start times and file times may differ

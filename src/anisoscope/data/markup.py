@@ -147,9 +147,7 @@ class CleaningStats:
     symbols: int = 0  # invisible ones, and those outside of the vocabulary
     characters_in: int = 0  # of the wiki text of articles
     characters_out: int = 0
-    removed: dict[str, int] = field(
-        default_factory=dict
-    )  # characters by kind; sum: characters_in − characters_out
+    removed: dict[str, int] = field(default_factory=dict)  # characters by kind; sum: characters_in − characters_out
 
     def note(self, kind: str, count: int, characters: int) -> None:
         """Add to the counts of what was removed; `spaces` (white space, and text left by removals) has no count."""

@@ -110,9 +110,7 @@ def items(source: str, medium: Medium, *, column: str | None = None, group_by: s
     import datasets
 
     for name, feature in (getattr(rows, "features", None) or {}).items():
-        if (
-            type(feature).__name__ == medium.feature
-        ):  # as bytes: decoding in `datasets` needs more libraries
+        if type(feature).__name__ == medium.feature:  # as bytes: decoding in `datasets` needs more libraries
             rows = rows.cast_column(name, getattr(datasets, medium.feature)(decode=False))
     return _of_rows(source, rows, medium, column=column, group_by=group_by)
 
