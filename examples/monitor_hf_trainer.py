@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from anisoscope.integrations.hf_trainer import MonitorCallback
 from anisoscope.monitor.schedule import every
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 torch.manual_seed(0)
 walk = torch.randint(0, 4, (256, 32)).cumsum(1) % 50  # each token is one of four that may follow the one before

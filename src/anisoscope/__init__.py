@@ -25,7 +25,7 @@ _PUBLIC = {
     "AnisoscopeError": "errors",
     "Site": "capture.sites.site",
     "Capture": "capture.capture",
-    "Table": "results.table",
+    "Table": "results.query",
     "measure": "measurement.measure",
     "measure_rows": "metrics.catalogue",
     "profile": "commands.pipeline",
@@ -65,4 +65,4 @@ if TYPE_CHECKING:
     from anisoscope.measurement.measure import measure as measure
     from anisoscope.metrics.catalogue import measure_rows as measure_rows
     from anisoscope.metrics.engine.estimation import Estimate as Estimate
-    from anisoscope.results.table import Table as Table
+    from anisoscope.results.query import Table as Table

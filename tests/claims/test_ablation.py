@@ -15,7 +15,7 @@ from anisoscope.claims.engine.correlation import rank_correlation
 from anisoscope.claims.engine.evidence import arm_of, model_roles
 from anisoscope.commands.page import joint_table
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.view.sections.findings import unmeasured, verdict_claims, verdict_counts
 from support.fake_profiles import Sheet, Truth, bell, flat, joined
 

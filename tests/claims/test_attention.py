@@ -11,7 +11,7 @@ import pytest
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import Verdict
 from anisoscope.claims.inherent.attention import random_cosine
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from support.fake_modalities import STEPS, Course, media_table
 from support.fake_training import edited
 

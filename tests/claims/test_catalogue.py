@@ -9,7 +9,7 @@ import pytest
 
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import t_interval
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from support.fake_training import edited, table
 
 ENERGY = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm")
@@ -132,7 +132,7 @@ def test_arms_are_ordered_by_the_entropy_of_their_tokens_not_by_their_names() ->
     """Contexts are resampled whole, so a `zipf1.1` arm may well have less bias than the natural one."""
     from anisoscope.claims.engine.evidence import studies
     from anisoscope.claims.revisiting.comparison import bias_of
-    from anisoscope.results.table import Table
+    from anisoscope.results.query import Table
 
     place = {"kind": "training", "layer": 0, "step": 0, "variant": "", "group": "", "stack": "single", "seed": 0}
     rows = [
@@ -148,7 +148,7 @@ def test_arms_are_ordered_by_the_entropy_of_their_tokens_not_by_their_names() ->
 
 def test_models_of_other_widths_are_judged_at_their_own_rank() -> None:
     from anisoscope.claims.engine.evidence import most_common_ranks
-    from anisoscope.results.table import Table
+    from anisoscope.results.query import Table
 
     rows = [
         {"model": "wide", "metric": "gradient_energy", "variant": "fit=refit;proxy=pca;rank=16", "value": 0.5},

@@ -10,7 +10,7 @@ import pytest
 
 from anisoscope.claims.catalogue import claims, evaluate_claims
 from anisoscope.claims.engine.claim import Verdict
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from support.fake_training import edited, table
 from support.planted_claims import BOTH, verdict
 

@@ -13,7 +13,7 @@ from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import Verdict
 from anisoscope.claims.shape.depth import Curve, bell_parts, isotonic, roughness, up_down
 from anisoscope.results.quantity import Quantity
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from support.fake_profiles import Sheet, Truth, bell, flat, joined
 
 SHAPE = ("bell_shaped", "flat_profile")

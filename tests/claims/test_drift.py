@@ -13,7 +13,7 @@ from anisoscope.claims.engine.claim import Verdict
 from anisoscope.claims.engine.correlation import correlated, rank_correlation
 from anisoscope.claims.inherent.drift import correlations, pooled
 from anisoscope.results.quantity import Quantity
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from support.fake_modalities import Media, media_table
 from support.fake_training import edited
 

@@ -14,7 +14,7 @@ import pytest
 from anisoscope.claims.catalogue import claims, evaluate_claims
 from anisoscope.claims.engine.claim import Verdict, verdicts_from_dicts, verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from support.fake_training import edited, table
 from support.planted_claims import ARMS, BOTH, ENERGY, verdict
 

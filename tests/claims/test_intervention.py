@@ -12,7 +12,7 @@ import pytest
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import Verdict
 from anisoscope.claims.inherent.intervention import ADDED_MARGIN, FALL_MARGIN, NO_DRIFT, RISE_MARGIN
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.studies.untrained.protocol import CLAIMS
 from support.fake_profiles import Sheet, joined
 

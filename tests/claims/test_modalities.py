@@ -15,7 +15,7 @@ from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import Verdict
 from anisoscope.claims.inherent.modalities import modality_table
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.view.sections.findings import unmeasured
 from support.fake_modalities import Media, media_table
 from support.fake_training import edited

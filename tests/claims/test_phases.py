@@ -9,7 +9,7 @@ import pytest
 
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import Verdict
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from support.fake_profiles import Sheet, Truth, hump, joined
 
 STEPS = (0, 1, 4, 16, 64, 256, 1000)

@@ -36,7 +36,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.studies.study import Study
 
 

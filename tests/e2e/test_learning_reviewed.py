@@ -17,7 +17,7 @@ import torch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.store import MonitorStore
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.studies.published import REVISITING_MODELS
 from anisoscope.studies.revisiting import RevisitingConfig
 

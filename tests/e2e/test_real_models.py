@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 Command = Callable[..., Any]
 METRICS = "average_cosine,svd_ratio,svd_ratio_squared,participation_ratio,iso_score,two_nn"

@@ -22,7 +22,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.integrations.hf_trainer import MonitorCallback
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at, every
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.tangent.proxy import StepRows
 from support.trainings import (
     MODELS,

@@ -20,7 +20,7 @@ from transformers import (
 from anisoscope.errors import AnisoscopeError
 from anisoscope.integrations.hf_trainer import MonitorCallback, _refuse_unsupported
 from anisoscope.monitor.schedule import at, every
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.tangent.proxy import StepRows
 from support.trainings import (
     MODELS,

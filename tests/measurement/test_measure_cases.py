@@ -15,7 +15,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, Setup
 from anisoscope.measurement.evaluation import evaluate_bank
 from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from support import references
 from support.measured import LENGTHS, MAIN, NEARLY_ALL, TEXT, batches, fed_bank, hidden, rows_of, same_tables
 from support.tiny_models import contexts, padded, tiny

@@ -12,8 +12,7 @@ import torch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, load_bank, save_bank
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.query import variant_name
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table, variant_name
 from support.tiny_profiles import config
 
 

@@ -17,7 +17,7 @@ from anisoscope.capture.sites.layout import find_layout
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.stats.trace import Trace
 from support.gradient_models import batch_of, hooks_of
 from support.monitored import compare, trained

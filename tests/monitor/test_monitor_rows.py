@@ -13,7 +13,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.measure import measure
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.tangent.study import TangentPlan
 
 WIDTH, LENGTH, CONTEXTS = 16, 10, 24

@@ -11,7 +11,7 @@ import pytest
 
 from anisoscope.integrations.follower import Follower
 from anisoscope.monitor.schedule import at
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from support.monitored import PLAN, probe_of, trained
 
 

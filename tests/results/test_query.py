@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.query import Query, pairs, with_options
-from anisoscope.results.table import Table
+from anisoscope.results.query import Query, Table, pairs, with_options
 
 
 def row(step: int | None, layer: int, value: float | None, variant: str = "", **more: Any) -> dict[str, Any]:

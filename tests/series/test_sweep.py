@@ -16,7 +16,7 @@ from anisoscope import sweep
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.series import SweepConfig
 from anisoscope.series.measurer import CheckpointMeasurer
 from anisoscope.series.sweep import Sweeper

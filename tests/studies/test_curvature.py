@@ -18,8 +18,7 @@ from anisoscope.commands.page import write_study_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.manifolds import make_manifold
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.query import Query
-from anisoscope.results.table import SCHEMA, Table
+from anisoscope.results.query import SCHEMA, Query, Table
 from anisoscope.studies.curvature import CurvatureConfig
 from anisoscope.studies.curvature.protocol import (
     Curvature,

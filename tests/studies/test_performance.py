@@ -30,7 +30,7 @@ from anisoscope.metrics.catalogue import registry
 from anisoscope.models.tokenizer import ByteTokenizer
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.studies.performance.rows import (
     FREE,
     SHARE,

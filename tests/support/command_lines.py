@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 GPT = "gpt2:n_layer=2,n_embd=32,n_head=2,vocab_size=300"
 SIZES = "num_hidden_layers=3,hidden_size=32,num_attention_heads=2,intermediate_size=48,vocab_size=300"

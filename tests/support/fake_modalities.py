@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from support.fake_profiles import Sheet
 
 STEPS = (0, 1, 4, 16, 64, 256, 1000)

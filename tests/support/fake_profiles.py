@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 FOLDS = 8
 Truth = Callable[[Any, float], float]  # of the step and the relative depth

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.view.subjects import RunView
 
 HOSTILE = "<script>alert('x')</script>&\"[bold]$\\frac$"

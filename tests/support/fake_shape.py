@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anisoscope.results.folder import MAP_SCHEMA
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 ARMS = ("causal-next", "causal-masked", "bidirectional-masked")
 STEPS = (0, 1, 4, 16, 64, 256, 1000, 4000)

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.query import variant_name
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table, variant_name
 
 FOLDS = 8
 BINS = 5

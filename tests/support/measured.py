@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from anisoscope.capture import Capture, find_layout
 from anisoscope.measurement.bank import Bank, make_plan
 from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from support.clouds import METRICS
 from support.tiny_models import contexts, padded
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from anisoscope.capture.sites.site import Site
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at, log_spaced
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.tangent.study import TangentPlan
 from support.gradient_models import batch_of, hooks_of, parts
 from support.tiny_models import VOCABULARY, tiny

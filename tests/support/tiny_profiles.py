@@ -12,7 +12,7 @@ import pytest
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.profile import Profiler
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 GPT2 = "gpt2:n_layer=2,n_embd=32,n_head=2,vocab_size=300,n_positions=64"
 

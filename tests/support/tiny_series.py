@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 SIZES = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 258, "bos_token_id": 1, "eos_token_id": 2}
 ARCHITECTURE = "gpt2:" + ",".join(f"{name}={value}" for name, value in SIZES.items())

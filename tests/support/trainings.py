@@ -26,7 +26,7 @@ from transformers import (
 from anisoscope.capture.sites.site import Site
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import every
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.tangent.proxy import StepRows
 from anisoscope.tangent.study import TangentPlan
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from anisoscope.commands.page import write_report
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.view.page import TEMPLATES, Controls
 from anisoscope.view.sections import attention
 from anisoscope.view.sections.attention import Carried, Heads, attention_sections, carried, head_numbers

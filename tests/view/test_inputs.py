@@ -18,7 +18,7 @@ from anisoscope.claims.inherent.drift import correlations
 from anisoscope.claims.inherent.modalities import modality_table
 from anisoscope.commands.page import compare, report_runs, write_report
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.view.console import short_tables
 from anisoscope.view.figure import Figure, Panel
 from anisoscope.view.matplotlib_renderer import draw, few_powers

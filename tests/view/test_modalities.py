@@ -11,7 +11,7 @@ import pytest
 
 from anisoscope.claims.inherent.drift import correlations, pooled
 from anisoscope.commands.page import compare, write_report
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.view.figure import Figure
 from anisoscope.view.page import DataTable
 from anisoscope.view.sections.drift import (

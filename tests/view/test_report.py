@@ -18,7 +18,7 @@ from rich.console import Console
 
 from anisoscope.commands.page import write_report
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.view.console import short_table, table_html
 from anisoscope.view.page import script_json
 from anisoscope.view.sections.findings import block_rows, find, mean_over_blocks

@@ -13,7 +13,7 @@ import pytest
 from anisoscope.commands.page import write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import registry
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.view.sections.ablation import designs, effects_of
 from anisoscope.view.sections.rows import row_maps
 from anisoscope.view.sections.shape import SIZE, arm_line, arms_of, make_shape, measures_of, sites_of

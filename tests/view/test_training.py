@@ -13,8 +13,7 @@ import pytest
 from anisoscope.commands.page import run_view, write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.query import Query
-from anisoscope.results.table import Table
+from anisoscope.results.query import Query, Table
 from anisoscope.view.figure import Time
 from anisoscope.view.sections.findings import verdict_claims
 from anisoscope.view.sections.gradients import Gradients

@@ -14,7 +14,7 @@ from anisoscope.commands.page import write_study_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.studies.page import over_seeds
 from anisoscope.studies.untrained.figures import (
     LINES,

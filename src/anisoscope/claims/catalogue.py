@@ -15,7 +15,7 @@ from anisoscope.claims.inherent import attention, drift, intervention, modalitie
 from anisoscope.claims.revisiting import comparison, tangent, training
 from anisoscope.claims.shape import ablation, depth, phases
 from anisoscope.errors import unknown_name
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 # in the order in which a reader meets them
 _MODULES = (tangent, training, comparison, depth, phases, ablation, modalities, drift, attention, intervention)

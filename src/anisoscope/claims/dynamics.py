@@ -23,8 +23,7 @@ from anisoscope.claims.engine import claim as engine
 from anisoscope.claims.engine.claim import Finding, Part, Parts, Status, Verdict, judge, outcome, span, verdict_of
 from anisoscope.claims.engine.evidence import Cell, figure
 from anisoscope.results.quantity import correlate, jackknife
-from anisoscope.results.query import Query, Row, variant_name
-from anisoscope.results.table import Table
+from anisoscope.results.query import Query, Row, Table, variant_name
 
 MARGIN = 0.1
 FLAT = "flat"

@@ -27,8 +27,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.compare import run_cka
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.folder import RunFolder, slug
-from anisoscope.results.query import Query
-from anisoscope.results.table import Table
+from anisoscope.results.query import Query, Table
 from anisoscope.studies.catalogue import STUDIES
 from anisoscope.view import console, report
 from anisoscope.view.report import PAGE, write_page

@@ -21,7 +21,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.profile import Profiler
 from anisoscope.results.folder import RunFolder, slug
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.series import SweepConfig
 from anisoscope.series.sweep import Sweeper
 from anisoscope.studies.arms import training_monitor

@@ -22,7 +22,7 @@ from anisoscope.capture.gradients.gradient_pass import original
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import Schedule, as_schedule
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 SAVED = "monitor.pt"  # what Monitor.save writes into a folder
 

@@ -20,7 +20,7 @@ from anisoscope.metrics.similarity import hollow_kernel, kernel_cka
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.modality import MODALITIES
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.table import is_missing
+from anisoscope.results.query import is_missing
 
 _STREAM = ("embed", "resid", "final")
 FEWEST = 64  # rows in common, below which a similarity is not worth a number

@@ -20,7 +20,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan, prepare
 from anisoscope.measurement.evaluation import Progress, evaluate_bank, row_notes
 from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 _CHUNK = 4096
 

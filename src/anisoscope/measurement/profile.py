@@ -44,7 +44,7 @@ from anisoscope.models.source import load_rows, parse_model
 from anisoscope.numerics.hashing import row_hash
 from anisoscope.results.folder import RunFolder, replace_file, slug
 from anisoscope.results.manifest import new_manifest
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 LONGEST = 100  # letters of a model in the names of its files, which have a limit of their own
 LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer", "device_map")

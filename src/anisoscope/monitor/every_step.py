@@ -22,8 +22,7 @@ from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_alignment
 from anisoscope.results.folder import replace_file
-from anisoscope.results.query import SCHEMA, SCHEMA_VERSION
-from anisoscope.results.table import Table
+from anisoscope.results.query import SCHEMA, SCHEMA_VERSION, Table
 from anisoscope.stats.trace import QUANTITIES, Trace, wide
 
 ROWS = 2048  # of one forward pass

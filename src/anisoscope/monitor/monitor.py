@@ -41,7 +41,7 @@ from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
 from anisoscope.monitor.sink import ResultSink, ResultSinks
 from anisoscope.monitor.store import MonitorStore
 from anisoscope.results.folder import replace_file
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record
 from anisoscope.tangent.parameters import EmbeddingWatch
 from anisoscope.tangent.row_map import RowMap, write_map

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 
 class ResultSink(Protocol):

@@ -16,7 +16,7 @@ import torch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.manifest import new_manifest
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 
 class MonitorStore:

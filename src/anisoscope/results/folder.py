@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 _OURS = {"run.json", "table.parquet", "arrays", "rows", "report.html", "figures", "partial", "parts"}
 _OURS |= {"state", "verdicts.json", "concepts.json", "map.parquet", "every_step.parquet"}

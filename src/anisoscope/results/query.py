@@ -1,8 +1,7 @@
-"""The columns of the long table and its one reader: filter by column or variant key, group, walk along steps or layers.
+"""The long table that everything downstream reads, and its one reader: filter by column or variant key, group, walk.
 
-    rows of (proxy = pca, control left out) by site, in order of steps:
+For example, the rows of proxy = pca without those of its controls, by site, in order of steps:
 
-    >>> from anisoscope.results.table import Table
     >>> energy = {"metric": "gradient_energy", "layer": 1, "kind": "resid"}
     >>> table = Table.from_records([
     ...     {**energy, "step": 9, "value": 0.5, "variant": "proxy=pca;rank=4"},
@@ -20,17 +19,26 @@ Nobody else takes a variant apart.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from anisoscope.errors import unknown_name
 from anisoscope.results.quantity import Quantity
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+DRAWING = "anisoscope.commands.page"  # the module that draws tables, imported when the first one is drawn
 SCHEMA_VERSION = 1
 FIRST_OUTLIER = "the first position is an outlier here"  # the note of a row with first=out where it is one
 SCHEMA = pa.schema(
@@ -61,17 +69,78 @@ SCHEMA = pa.schema(
         ("replicates", pa.list_(pa.float64())),  # leave-one-fold-out values, for paired differences
     ]
 )
-
-
 _COLUMNS = frozenset(SCHEMA.names)
 _NUMBERS = frozenset(f.name for f in SCHEMA if pa.types.is_floating(f.type))
 
 
-class HasArrow(Protocol):
-    """A table of results, or whatever else holds one."""
+@dataclass(frozen=True)
+class Table:
+    """Rows of results with the columns of `SCHEMA`; `about` is the run's record (see run.json)."""
 
-    @property
-    def arrow(self) -> pa.Table: ...
+    arrow: pa.Table
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_records(cls, records: Iterable[Mapping[str, Any]], about: dict[str, Any] | None = None) -> Table:
+        rows = list(records)
+        columns: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in SCHEMA.names}
+        columns["schema"] = [SCHEMA_VERSION] * len(rows)
+        return cls(pa.table(columns, schema=SCHEMA), about or {})
+
+    @classmethod
+    def read(cls, path: str | Path) -> Table:
+        return cls(pq.read_table(path, schema=SCHEMA))
+
+    @classmethod
+    def concat(cls, tables: Iterable[Table]) -> Table:
+        tables = list(tables)
+        return cls(pa.concat_tables([t.arrow for t in tables]), tables[0].about if len(tables) == 1 else {})
+
+    def __len__(self) -> int:
+        return self.arrow.num_rows
+
+    def where(self, **fields: Any) -> Table:
+        """Rows whose columns and variant keys equal the values given; a list means any of them, None none at all.
+
+        >>> table = Table.from_records([{"layer": 1, "variant": "first=out"}, {"layer": 2, "variant": ""}])
+        >>> len(table.where(layer=[1, 2], first="out")), len(table.where(first=None))
+        (1, 1)
+        """
+        query = Query(self)
+        known = query.fields() if any(name not in SCHEMA.names for name in fields) else SCHEMA.names
+        for name in fields:
+            if name not in known:
+                raise unknown_name("column", name, known)
+        return Table(query.where(**fields).arrow(), self.about) if fields else self
+
+    def value(self, **fields: Any) -> float:
+        """The value of the single row that matches; an error when there is none or more than one."""
+        found = self.where(**fields)
+        if len(found) != 1:
+            raise LookupError(f"{len(found)} rows match {fields}, expected exactly one")
+        return float(found.arrow["value"][0].as_py())
+
+    def records(self) -> list[dict[str, Any]]:
+        return self.arrow.to_pylist()
+
+    def to_arrow(self) -> pa.Table:
+        return self.arrow
+
+    def to_pandas(self) -> pd.DataFrame:
+        return self.arrow.to_pandas()
+
+    def metrics(self) -> list[str]:
+        return sorted(set(self.arrow["metric"].to_pylist()))
+
+    def finite(self) -> Table:
+        return Table(self.arrow.filter(pc.is_finite(self.arrow["value"])), self.about)
+
+    def plot(self, metric: str | None = None) -> Any:
+        """An interactive figure of one metric (or the main ones) over layers."""
+        return importlib.import_module(DRAWING).profile_figure(self, metric)
+
+    def _repr_html_(self) -> str:
+        return str(importlib.import_module(DRAWING).table_html(self))
 
 
 @lru_cache(maxsize=65536)
@@ -162,7 +231,7 @@ class Row:
 class _Columns:
     """The columns of one or several tables, decoded when first asked for."""
 
-    def __init__(self, tables: Sequence[HasArrow]) -> None:
+    def __init__(self, tables: Sequence[Table]) -> None:
         arrow = [t.arrow for t in tables]
         self.arrow = pa.concat_tables(arrow).combine_chunks() if arrow else SCHEMA.empty_table()
         self.sources = np.repeat(np.arange(len(arrow)), [t.num_rows for t in arrow])
@@ -225,7 +294,7 @@ class _Columns:
 class Query:
     """Rows of one or several tables; `where` narrows it down, nothing is copied."""
 
-    def __init__(self, *tables: HasArrow, _columns: _Columns | None = None, _rows: np.ndarray | None = None) -> None:
+    def __init__(self, *tables: Table, _columns: _Columns | None = None, _rows: np.ndarray | None = None) -> None:
         self._columns = _columns or _Columns(tables)
         self._rows = np.arange(len(self._columns.sources)) if _rows is None else _rows
 
@@ -253,8 +322,7 @@ class Query:
     def tagged(self, name: str, words: Sequence[Any]) -> Query:
         """The same query with a computed field: a value for each of its rows; other rows of its tables have None.
 
-        >>> from anisoscope.results.table import Table
-        >>> found = Query(Table.from_records([{"layer": 1}, {"layer": 2}])).tagged("half", ["low", "high"])
+            >>> found = Query(Table.from_records([{"layer": 1}, {"layer": 2}])).tagged("half", ["low", "high"])
         >>> [row.layer for row in found.where(half="high")]
         [2]
         """
@@ -355,3 +423,7 @@ def pairs(one: Iterable[Row], two: Iterable[Row], *by: str) -> dict[Any, tuple[R
     """Rows of two series that agree in some fields: for differences of runs, controls or variants."""
     other = {tuple(row[name] for name in by): row for row in two}
     return {key: (row, other[key]) for row in one if (key := tuple(row[name] for name in by)) in other}
+
+
+def is_missing(value: float | None) -> bool:
+    return value is None or math.isnan(value)

@@ -26,7 +26,7 @@ from anisoscope.models.source import parse_model
 from anisoscope.monitor.store import MonitorStore, in_order
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.manifest import new_manifest
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.series import SweepConfig, discovery, integrity
 from anisoscope.series.discovery import Checkpoint, CheckpointSeries
 from anisoscope.series.integrity import NON_FINITE, REPEATED, Entry

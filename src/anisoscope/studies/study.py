@@ -18,7 +18,7 @@ from anisoscope.studies.config import PAPER, ArmRun, Progress, StudyArm
 
 if TYPE_CHECKING:
     from anisoscope.results.folder import RunFolder
-    from anisoscope.results.table import Table
+    from anisoscope.results.query import Table
     from anisoscope.studies.arms import Executor
 
 REVISITING, SHAPE, INHERENT = "2604.08764", "2311.05928", "2401.12143"  # on arXiv
@@ -200,7 +200,7 @@ class ArmsStudy(Study):
     def conclude(self) -> None:
         """Join the tables of the arms, judge them, and join their maps of gradient energy."""
         from anisoscope.results.folder import MAP_FILE, write_joined
-        from anisoscope.results.table import Table
+        from anisoscope.results.query import Table
 
         if not self.tables:
             return

@@ -36,7 +36,7 @@ from anisoscope.metrics.engine.metric import STREAM_KINDS
 from anisoscope.models.load import quiet
 from anisoscope.results.folder import RunFolder, replace_file, room_on_disk
 from anisoscope.results.manifest import new_manifest
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.training.config import CommonTrainConfig
 
 WAIT = 10  # steps whose numbers are fetched together on a GPU: each fetch makes it wait

@@ -29,7 +29,7 @@ from anisoscope.view.subjects import ProfileRows, RunView, known, place_of
 from anisoscope.view.words import Catalogue, estimate, number
 
 if TYPE_CHECKING:
-    from anisoscope.results.table import Table
+    from anisoscope.results.query import Table
 
 _LABELS = {"load": "loading the model", "forward": "rows", "metrics": "metrics (sites)", "rows": "reading rows"}
 _LABELS |= {"report": "drawing the report"}

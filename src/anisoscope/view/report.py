@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 from anisoscope.view.matplotlib_renderer import write_figures
 from anisoscope.view.page import DataTable, LegendEntry, Page, Piece, Section, TableCell, render
 from anisoscope.view.sections import profiles, record

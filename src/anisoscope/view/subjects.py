@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from anisoscope.results.modality import modality_in
-from anisoscope.results.query import Query, Row, options_of
-from anisoscope.results.table import Table
+from anisoscope.results.query import Query, Row, Table, options_of
 from anisoscope.view.words import site_name
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.quantity import Quantity, mean
-from anisoscope.results.query import Query, Row, with_options
-from anisoscope.results.table import Table
+from anisoscope.results.query import Query, Row, Table, with_options
 
 T = TypeVar("T")
 ROLES = ("encoder", "decoder", "encoder-decoder")

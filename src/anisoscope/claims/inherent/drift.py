@@ -33,8 +33,7 @@ from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, FEWEST_SITES, 
 from anisoscope.claims.engine.evidence import BlockStack, Cell, Missing, NotHere, Readings, Study, figure, stacks
 from anisoscope.results import modality
 from anisoscope.results.quantity import Quantity, combine, mean
-from anisoscope.results.query import Row
-from anisoscope.results.table import Table
+from anisoscope.results.query import Row, Table
 
 SOURCE = "Godey et al. 2024, Anisotropy Is Inherent to Self-Attention in Transformers, arXiv:2401.12143"
 MODALITIES = tuple(modality.MODALITIES)

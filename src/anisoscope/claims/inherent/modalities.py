@@ -22,7 +22,7 @@ from anisoscope.claims.inherent import drift
 from anisoscope.claims.inherent.drift import CONVOLUTION, MODALITIES, SOURCE, Stream, trained_streams, uncounted_note
 from anisoscope.results.modality import VISION
 from anisoscope.results.quantity import Quantity, among, combine, mean, t_quantile, t_tail
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table
 
 ANISOTROPIC = 0.1
 BEYOND = 0.2  # average cosine from which a block counts in `share_beyond`

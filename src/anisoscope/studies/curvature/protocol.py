@@ -35,8 +35,7 @@ from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.numerics import manifolds
 from anisoscope.numerics.host import one_thread
 from anisoscope.numerics.manifolds import Frames, Manifold, displace, expected_variances, unit_sample
-from anisoscope.results.query import options_of, variant_name
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table, options_of, variant_name
 from anisoscope.studies.curvature import REFERENCE_ZIPF, CurvatureConfig
 from anisoscope.studies.study import Study
 

@@ -31,8 +31,7 @@ from anisoscope.models.tokenizer import special_ids, tokenizer_fingerprint
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of
 from anisoscope.numerics.linear_fits import LinearProbe, Repair, choose_probe, fit_centroids, fit_probe, fit_repairs
 from anisoscope.results.folder import slug
-from anisoscope.results.query import variant_name
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table, variant_name
 from anisoscope.series.discovery import Checkpoint, find_series, refuse_lossless
 from anisoscope.studies.config import Progress
 from anisoscope.studies.performance import AUTO, PerformanceConfig

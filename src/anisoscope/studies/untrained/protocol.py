@@ -39,8 +39,7 @@ from anisoscope.models.placement import choose_device
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.folder import slug
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.query import with_options
-from anisoscope.results.table import Table
+from anisoscope.results.query import Table, with_options
 from anisoscope.studies.study import Study
 from anisoscope.studies.untrained import BlockArm, UntrainedConfig
 from anisoscope.studies.untrained import block as blocks

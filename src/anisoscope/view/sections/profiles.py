@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.results.query import Query, Row, with_options
-from anisoscope.results.table import Table
+from anisoscope.results.query import Query, Row, Table, with_options
 from anisoscope.view import figure, subjects
 from anisoscope.view.figure import Axis, Depth, Figure, Grid, Panel, Series, brief, wants_log
 from anisoscope.view.page import DataTable, Fold, Heading, Key, Prose, Ramp, Section, TableCell, text

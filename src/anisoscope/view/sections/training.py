@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.results.query import Query
-from anisoscope.results.table import Table
+from anisoscope.results.query import Query, Table
 from anisoscope.view import figure, page, subjects
 from anisoscope.view.figure import Figure, Panel, Series, Time, series, value_axis
 from anisoscope.view.page import DataTable, Fold, Heading, Key, Page, Prose, Section, Swatch, Swatches, TableCell, text
