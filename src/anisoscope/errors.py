@@ -1,4 +1,4 @@
-"""The one exception that a user is meant to read, and errors for names and paths that are not known."""
+"""The exception class whose message is shown to users, and constructors of errors for unknown names and paths."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 
 class AnisoscopeError(Exception):
-    """Bad input, told in one sentence: what was seen, what was expected, what to do.
+    """Invalid input; the message is one sentence: what was found, what was expected, what to do.
 
     The command line prints it without a traceback and exits with 2.
     """
 
 
 class TooFewRows(AnisoscopeError):
-    """A metric was asked of fewer usable rows than it can be computed from."""
+    """There are fewer usable rows than the metric needs."""
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> AnisoscopeError:
-    """An error for a name that is not in a vocabulary, with the nearest one suggested.
+    """An error for a name that is not in `known`; it suggests the most similar known name.
 
     >>> str(unknown_name("site", "residual", ["resid", "embed"]))
     "unknown site 'residual'; did you mean 'resid'? Known: embed, resid."
@@ -31,19 +31,19 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> AnisoscopeError:
 
 
 def check_known(what: str, name: str, known: Iterable[str]) -> None:
-    """Refuse a name that is not in a vocabulary."""
+    """Raise `unknown_name` unless `name` is in `known`."""
     if name not in (names := list(known)):
         raise unknown_name(what, name, names)
 
 
 def missing_path(path: str | Path) -> AnisoscopeError:
-    """An error for a path that is not there, with the nearest names beside it suggested."""
+    """An error for a path that does not exist; it suggests similar names in the same folder."""
     hint = near_miss(path) or "check the spelling."
     return AnisoscopeError(f"there is no file or folder {str(path)!r}; {hint}")
 
 
 def near_miss(path: str | Path) -> str:
-    """A question that names files or folders spelled almost like a path that is not there, or nothing."""
+    """The question "did you mean …?" with existing paths named almost like `path`; empty where there are none."""
     path = Path(path)
     parent = path.parent
     while not parent.is_dir() and parent != parent.parent:

@@ -1,10 +1,10 @@
-"""Options of the command line, declared on the fields of the configurations that they fill.
+"""Command-line options, declared as annotations on the dataclass fields that they set, and parsers of their values.
 
     tokens: Annotated[int, Option("Rows to look at.")] = 65_536
 
-is a field of a dataclass and `--tokens` of the command that takes this dataclass; `commands.command` makes the one
-from the other. A field without an Option is no option. This module is read before the help is printed: it and the
-modules with configurations import no heavy library.
+declares a dataclass field and the option `--tokens` of the command that takes this dataclass; `commands.command` builds
+the option from the field. A field without an Option is not settable from the command line. This module is imported
+before the help is printed, so it and the modules with configurations import no heavy library.
 """
 
 from __future__ import annotations
@@ -18,96 +18,96 @@ from anisoscope.errors import AnisoscopeError
 
 @dataclass(frozen=True)
 class Option:
-    """How one field is given on the command line."""
+    """How one dataclass field is set on the command line."""
 
     help: str
-    name: str = ""  # --memory, where it is not the name of the field
-    parse: Callable[[Any, str], Any] | None = None  # (what was typed, name of the option) -> value of the field
-    typed: type = str  # what is typed where it is parsed
+    name: str = ""  # such as --memory, if it differs from the field's name
+    parse: Callable[[Any, str], Any] | None = None  # (value as typed, name of the option) -> value of the field
+    typed: type = str  # type of the argument of `parse`
     least: int | None = None
-    argument: bool = False  # by its place, not by a name
+    argument: bool = False  # positional instead of named
     metavar: str | None = None
-    preset: str = ""  # "paper": for published models alone, "trained": for arms that are trained; refused elsewhere
+    preset: str = ""  # the only preset it is valid with: "paper" (published models) or "trained" (models trained here)
 
 
 def listed(text: str, option: str = "a list") -> tuple[str, ...]:
-    """`a,b,a` as words; an option that is given but empty is a slip, not a wish for everything.
+    """The items of a comma-separated list; an empty list is an error, since it is more likely a typo than "everything".
 
     >>> listed("a, b,a")
     ('a', 'b', 'a')
     """
-    words = tuple(filter(None, (word.strip() for word in text.split(","))))
-    if not words:
+    items = tuple(filter(None, (item.strip() for item in text.split(","))))
+    if not items:
         raise AnisoscopeError(f"{option} is empty; name something, or leave it out.")
-    return words
+    return items
 
 
 def distinct(text: str, option: str = "a list") -> tuple[str, ...]:
-    """`a,b,a` as words, each once."""
+    """The items of a comma-separated list, without repetitions."""
     return tuple(dict.fromkeys(listed(text, option)))
 
 
 def listed_or_none(text: str, option: str = "a list") -> tuple[str, ...]:
-    """`a,b` as words; `none` is no word at all."""
+    """The items of a comma-separated list; `none` is the empty list."""
     return () if text.strip() == "none" else listed(text, option)
 
 
 def layer_numbers(text: str, option: str = "--layers") -> tuple[int, ...]:
-    """`0,3,5-8` as numbers, each once, in their order.
+    """The numbers of a list such as `0,3,5-8`, ascending and without repetitions.
 
     >>> layer_numbers("3,0-1,0")
     (0, 1, 3)
     """
-    return tuple(sorted({number for word in listed(text, option) for number in _span(word, option)}))
+    return tuple(sorted({number for item in listed(text, option) for number in _span(item, option)}))
 
 
 def seed_numbers(text: str, option: str = "--seeds") -> tuple[int, ...]:
-    """`0,1,2` or `0-2` as numbers; one that is named twice stays twice, and is refused where the runs are known."""
-    words = listed(text, option)
-    if below := [word for word in words if word.startswith("-")]:
-        raise AnisoscopeError(f"{option} has {below[0]!r}; seeds are whole numbers from 0 on, such as 0,1,2.")
-    return tuple(number for word in words for number in _span(word, option))
+    """The numbers of a list such as `0,1,2` or `0-2`; repetitions are kept and rejected later, with the runs named."""
+    items = listed(text, option)
+    if negative := [item for item in items if item.startswith("-")]:
+        raise AnisoscopeError(f"{option} has {negative[0]!r}; seeds are whole numbers from 0 on, such as 0,1,2.")
+    return tuple(number for item in items for number in _span(item, option))
 
 
-def _span(word: str, option: str) -> range:
-    """`5-8` or `5` as numbers."""
-    start, _, end = word.partition("-")
+def _span(item: str, option: str) -> range:
+    """The numbers of a range `5-8` or of a single `5`."""
+    start, _, end = item.partition("-")
     try:
         numbers = range(int(start), int(end or start) + 1)
     except ValueError as error:
-        raise AnisoscopeError(f"{option} has {word!r}; expected numbers such as 0,3,5-8.") from error
+        raise AnisoscopeError(f"{option} has {item!r}; expected numbers such as 0,3,5-8.") from error
     if not numbers:
-        raise AnisoscopeError(f"{option} has {word!r}, which runs backwards; expected {end}-{start}.")
+        raise AnisoscopeError(f"{option} has {item!r}, which runs backwards; expected {end}-{start}.")
     return numbers
 
 
 def numbers(kind: type, example: str) -> Callable[[str, str], tuple[Any, ...]]:
-    """A parser of `1e-4,0.01` as numbers of a kind.
+    """A parser of comma-separated numbers of a type (int or float); `example` is shown in its error.
 
     >>> numbers(float, "0,0.5")("0.1,2", "--biases")
     (0.1, 2.0)
     """
 
     def parse(text: str, option: str) -> tuple[Any, ...]:
-        words = listed(text, option)
+        items = listed(text, option)
         try:
-            return tuple(kind(word) for word in words)
+            return tuple(kind(item) for item in items)
         except ValueError as error:
-            whole = "whole numbers" if kind is int else "numbers"
-            raise AnisoscopeError(f"{option} is {text!r}; expected {whole} such as {example}.") from error
+            expected = "whole numbers" if kind is int else "numbers"
+            raise AnisoscopeError(f"{option} is {text!r}; expected {expected} such as {example}.") from error
 
     return parse
 
 
 def check_least(config: Any, least: Mapping[str, int]) -> None:
-    """Refuse a configuration with numbers below their least; a number that is None is as the preset has it."""
+    """Raise an error if a field of `config` is below its minimum; None (the preset's value) is always accepted."""
     for name, bound in least.items():
         value = getattr(config, name)
         if value is not None and value < bound:
             raise AnisoscopeError(f"{name} is {value}; expected at least {bound}.")
 
 
-# -- options that several commands have --------------------------------------------------------------------------------
+# Options that several commands share
 
 Text = Annotated[str, Option("Text file, folder, .gz, .zip, .jsonl, .csv, .parquet, a datasets name, or 'embedded'.")]
 Device = Annotated[str, Option("auto, cpu, cuda, cuda:1, mps.")]

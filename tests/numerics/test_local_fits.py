@@ -97,5 +97,5 @@ def test_a_flat_manifold_has_no_relative_error() -> None:
 
 
 def test_a_tangent_space_as_wide_as_the_rows_is_refused() -> None:
-    with pytest.raises(AnisoscopeError, match="dimension 7 was asked of rows of width 7"):
+    with pytest.raises(AnisoscopeError, match="dimension 7 was requested for rows of width 7"):
         fit_groups(torch.randn(20, 7), torch.zeros(20, dtype=torch.long), groups=1, dim=7)

@@ -78,7 +78,7 @@ def test_a_row_that_a_step_would_make_worse_keeps_its_code(monkeypatch: pytest.M
     largest = nnls_module._largest_eigenvalue
     monkeypatch.setattr(nnls_module, "_largest_eigenvalue", lambda gram: 0.3 * largest(gram))
     assert bool((heights(descent(gram, target, start, steps=20)[0]) <= heights(start) + 1e-12).all())
-    monkeypatch.setattr(nnls_module, "_heights", lambda codes, gram, target: codes.new_zeros(len(codes)))
+    monkeypatch.setattr(nnls_module, "_objective", lambda codes, gram, target: codes.new_zeros(len(codes)))
     unguarded = descent(gram, target, start, steps=20)[0]
     assert bool((heights(unguarded) > heights(start)).any()), "the counter-test: steps too long do make rows worse"
 

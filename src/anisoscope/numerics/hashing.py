@@ -1,4 +1,4 @@
-"""Hashes of row keys: the same row gets the same number on every device, in every batch and order."""
+"""Hashes of (context, position) keys of rows, equal on every device and for any batching and order."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _HALF_SALT = 0x5EED_4A1F
 
 
 def _signed(value: int) -> int:
-    """The int64 with the same bits."""
+    """The signed int64 with the same bits as an unsigned 64-bit value."""
     value &= 0xFFFF_FFFF_FFFF_FFFF
     return value - (1 << 64) if value >> 63 else value
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift: torch's own is arithmetic on int64."""
+    """Logical right shift; `>>` of torch is arithmetic on int64."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -28,7 +28,7 @@ def mix(x: Tensor) -> Tensor:
 
 
 def row_hash(context: Tensor, position: Tensor, *, seed: int = 0) -> Tensor:
-    """A uniform int64 for every (context, position)."""
+    """A uniformly distributed int64 for every (context, position)."""
     salted = mix(context + _signed(0x9E3779B97F4A7C15 * (seed + 1)))
     return mix(salted ^ mix(position + 1))
 

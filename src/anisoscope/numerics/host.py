@@ -1,4 +1,4 @@
-"""Threads and memory of the host: many small problems side by side, one core each, and buffers that are used again."""
+"""CPU threads and buffers: run many small problems in parallel, one core each, and reuse scratch memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from torch import Tensor
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _LOCK = threading.Lock()
-_limits = 0  # of NumPy's threads, that are in force
-_MOST = 4 << 20  # elements of a buffer that is kept for the next call: fresh pages cost more than sums taken in them
+_limits = 0  # active `one_blas_thread` contexts
+_MOST = 4 << 20  # elements of the largest buffer kept for reuse, which saves the page faults of new memory
 _LOCAL = threading.local()
 
 
 def together(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """What `act` gives for each item, in their order; `act` must spend its time in torch or in NumPy's products and
-    spectra, which let others run.
+    """`act(item)` for each item, in order, by a thread pool with one core per item.
+
+    This is parallel only as far as `act` runs inside torch or NumPy linear algebra, which release the GIL.
 
     >>> together(lambda n: n + 1, [1, 2, 3])
     [2, 3, 4]
@@ -36,13 +37,13 @@ def together(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Resul
 
 
 def each_on_host(act: Callable[[Item], Result], items: Sequence[Item], device: str) -> list[Result]:
-    """The same, but one after another where the work is a device's: there the host only hands it over."""
+    """As `together`, but sequential if the work runs on an accelerator, where the host only launches it."""
     return together(act, items) if device == "cpu" else [act(item) for item in items]
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Thousands of small operations: handing each to several threads costs many times what it saves."""
+    """One thread for torch and NumPy: for many small operations the overhead of threads exceeds their gain."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -54,9 +55,9 @@ def one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """One thread for NumPy's linear algebra: several that wait for each other at every column are slower when busy.
+    """One thread for NumPy's linear algebra: on a busy machine its threads spend their time waiting for each other.
 
-    Within another such limit nothing is done: setting it takes longer than a small spectrum.
+    A nested use does nothing, because setting the limit takes longer than a small spectrum.
     """
     global _limits
     with _LOCK:
@@ -71,14 +72,14 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def _blas() -> Any:
-    """The threads of NumPy's own linear algebra, which torch does not know of."""
+    """The controller of the BLAS threads of NumPy, which torch.set_num_threads does not affect."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")
 
 
 def float64_copy(x: Tensor) -> Tensor:
-    """A contiguous float64 copy of x, the caller's to overwrite – but only until the next call in this thread.
+    """A contiguous float64 copy of x in a buffer that the caller may overwrite; valid until this thread's next call.
 
     >>> float64_copy(torch.tensor([1.0, 2.0])).tolist()
     [1.0, 2.0]
@@ -89,7 +90,7 @@ def float64_copy(x: Tensor) -> Tensor:
 
 
 def room(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Memory of this thread on the host, whatever was left in it: the same as long as the name and the type are.
+    """An uninitialised host tensor; calls of one thread with the same name and dtype share its memory.
 
     >>> room("doctest", (2, 3), torch.float64).shape
     torch.Size([2, 3])
@@ -99,6 +100,6 @@ def room(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype)
     kept = _LOCAL.__dict__.get(key)
     if kept is None or kept.numel() < size:
-        with torch.inference_mode(False):  # it outlives the mode that it happens to be made in
+        with torch.inference_mode(False):  # the buffer is used again outside the caller's inference mode
             _LOCAL.__dict__[key] = kept = torch.empty(size, dtype=dtype)
     return kept[:size].view(tuple(shape))

@@ -1,12 +1,12 @@
-"""Spectra and subspaces; leading directions, and the largest direction of many covariances, by Krylov spaces.
+"""Linear algebra for statistics: spectra, subspaces, and leading directions by Krylov iteration.
 
-Block Krylov iteration with restarts (Musco and Musco 2015, arXiv:1504.05477): the rows are read a few times, and the
-best directions within everything they were mapped to are taken. Small problems are solved exactly.
+Block Krylov iteration with restarts (Randomized Block Krylov Methods for Stronger and Faster Approximate Singular Value
+Decomposition, arXiv:1504.05477) needs few passes over the rows. Small problems are solved exactly.
 Notation: S d×d scatter of rows, λ its eigenvalues in descending order, σ = √λ the singular values of the rows; X n×d
 rows (leading dimensions are carried along), V d×q orthonormal, T = XV, θ = the squared norms of the columns of T,
-descending; V are the leading right singular vectors, θ the squared singular values. For many covariances of the same
-rows, of which none is formed: W n×r zeros and ones (which rows belong to each of r sets), C_j the scatter of set j
-about its own mean, Q the Krylov basis, T its tridiagonal matrix, θ the largest eigenvalue of T.
+descending; V are the leading right singular vectors, θ the squared singular values. In `largest_directions`, which
+forms no covariance: W n×r zeros and ones (which rows belong to each of r sets), C_j the scatter of set j about its own
+mean, Q the Krylov basis, T its tridiagonal matrix, θ the largest eigenvalue of T.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.host import one_blas_thread, room
 
-_WIDE = 2048  # columns from which a spectrum is worth several threads
-_NARROW = 64  # columns under which handing a matrix over costs more than it saves
-_EMPTY = 1e-6  # of the largest singular value: directions with less are none
-_SPARE = 4  # columns of a block beyond the wanted ones
-_DEPTH = 6  # blocks of one cycle; narrower problems are exact
+_WIDE = 2048  # columns from which several threads make a spectrum faster
+_NARROW = 64  # columns below which NumPy's faster LAPACK does not make up for the call
+_EMPTY = 1e-6  # singular values below this share of the largest count as 0
+_SPARE = 4  # oversampling: columns of a block beyond the wanted ones
+_DEPTH = 6  # blocks of one cycle; narrower problems are solved exactly
 _CYCLES = 12
-_PRECISE = {torch.float32: 2e-4, torch.float64: 1e-7}  # ‖XᵀXv − θv‖ / θ at which a direction counts as found
-_BLOCK = 16  # steps between two looks at the convergence
-_STILL = 1e-7  # of θ: how little it may move in a block of steps when no gap lets its vector settle
-_SQUARINGS = 16  # T to the power 65536: directions within 1e-5 of the largest eigenvalue count as one
-# residual in units of θ; the error of θ is its square over the gap: 1e-8 in trials, 1e-5 where the spectrum is flat
+_PRECISE = {torch.float32: 2e-4, torch.float64: 1e-7}  # ‖XᵀXv − θv‖ / θ below which a direction has converged
+_BLOCK = 16  # Lanczos steps between two convergence tests
+_STILL = 1e-7  # relative change of θ in a block of steps that counts as converged, even if its vector has not settled
+_SQUARINGS = 16  # T to the power 65536: eigenvalues within 1e-5 of the largest are not separated
+# relative residual at convergence; the relative error of θ was 1e-8 in trials, 1e-5 on flat spectra
 _CLOSE = 1e-4
 
 
@@ -42,7 +42,7 @@ def has_float64(device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def full_float32() -> Iterator[None]:
-    """No TF32 inside a statistic, whatever the training loop has chosen for itself."""
+    """Disable TF32 matrix products, whatever the surrounding training loop has set."""
     chosen = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
@@ -52,27 +52,27 @@ def full_float32() -> Iterator[None]:
 
 
 def as_float64(x: Tensor) -> Tensor:
-    """The same in float64, on the host where its device has none."""
+    """x in float64; moved to the host if its device has no float64."""
     return x.double() if has_float64(x.device) else x.cpu().double()
 
 
 def norms_of(rows: Tensor) -> Tensor:
-    """Norms of rows [..., n, 1] to divide by: 1 where a row is zero."""
+    """Norms [..., n, 1] by which rows [..., n, d] can be divided: 1 where a row is zero."""
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return torch.where(norms > 0, norms, 1.0)
 
 
 def add_gram(out: Tensor, x: Tensor) -> None:
-    """Add XᵀX of float64 rows […, n, d] to `out`, in place; on the host a half or a quarter of the work is saved."""
+    """Add XᵀX of float64 rows […, n, d] to `out` in place; on the host its symmetry saves up to half of the work."""
     half = x.shape[-1] // 2
     if x.device.type != "cpu" or x.ndim > 2 or half < _NARROW // 2:
         out += x.mT @ x
-    elif torch.get_num_threads() == 1:  # NumPy sees that both factors are one array: a symmetric update
+    elif torch.get_num_threads() == 1:  # NumPy recognises xᵀx and calls the symmetric product (syrk)
         product = room("product", out.shape, torch.float64)
         with one_blas_thread():
             np.matmul(x.numpy().T, x.numpy(), out=product.numpy())
         out += product
-    else:  # NumPy's threads and torch's would wait for each other; here the lower left quarter is the upper right one
+    else:  # NumPy's threads and torch's would block each other; by symmetry one off-diagonal quarter is copied
         left, right = x[:, :half], x[:, half:]
         out[:half, :half].addmm_(left.T, left)
         out[half:, half:].addmm_(right.T, right)
@@ -82,14 +82,14 @@ def add_gram(out: Tensor, x: Tensor) -> None:
 
 
 def eigenvalues(scatter: Tensor) -> Tensor:
-    """Eigenvalues of a symmetric positive matrix, descending; those that are rounding noise are 0.
+    """Eigenvalues of a positive semi-definite matrix, descending; those that are rounding noise are set to 0.
 
-    Under d·ε·λ₁ (ε = 2.2e-16) an eigenvalue is noise of the float64 sums: σ below √(d·ε)·σ₁, 4e-7·σ₁ at d = 768, has
-    no correct digit, and its square root would still count in Σσ (a layer norm leaves one direction exactly empty).
+    Below d·ε·λ₁ (ε = 2.2e-16) an eigenvalue is noise of the float64 sums: σ below √(d·ε)·σ₁, 4e-7·σ₁ at d = 768, has
+    no correct digit but would still add to Σσ (a layer norm leaves one direction exactly empty).
     """
     if scatter.device.type != "cpu" or scatter.shape[-1] < _NARROW:
         ascending = torch.linalg.eigvalsh(scatter)
-    else:  # by NumPy, whose LAPACK is the quicker one on most processors
+    else:  # NumPy's LAPACK is faster than torch's on most processors
         with one_blas_thread() if scatter.shape[-1] <= _WIDE else contextlib.nullcontext():
             ascending = torch.from_numpy(np.linalg.eigvalsh(scatter.numpy()))
     values = ascending.flip(-1).clamp_min(0.0)
@@ -113,9 +113,9 @@ def orthonormal_basis(rows: Tensor) -> Tensor:
 
 
 def orthonormal_bases(rows: Tensor) -> list[Tensor]:
-    """A d×r orthonormal basis of the row space of each of several matrices [b, k, d], all in one go.
+    """A d×r orthonormal basis of the row space of each of several matrices [b, k, d], batched.
 
-    Through the k×k Gram matrix, which is exact enough where every matrix has full rank; else one by one.
+    Uses the k×k Gram matrices, which are accurate enough if every matrix has full rank; otherwise one SVD for each.
     """
     rows = rows.double()
     values, vectors = torch.linalg.eigh(rows @ rows.mT)
@@ -126,31 +126,31 @@ def orthonormal_bases(rows: Tensor) -> list[Tensor]:
 
 
 def _bases(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    one, two = orthonormal_basis(first), orthonormal_basis(second)
-    if len(one) != len(two):
+    Q1, Q2 = orthonormal_basis(first), orthonormal_basis(second)
+    if len(Q1) != len(Q2):
         raise AnisoscopeError(
-            f"the rows have widths {len(one)} and {len(two)}; expected the same space, align them first"
+            f"the rows have widths {len(Q1)} and {len(Q2)}; expected the same space, align them first"
         )
-    return one, two
+    return Q1, Q2
 
 
 def principal_angles(first: Tensor, second: Tensor) -> Tensor:
     """Angles in radians, ascending, between the row spaces of two matrices of the same width."""
-    two, one = sorted(_bases(first, second), key=lambda basis: basis.shape[1])  # angles do not depend on the order
-    cosines = torch.linalg.svdvals(one.T @ two).clamp(0.0, 1.0)
-    # arccos loses half of the digits near 1; the sine of the small angles comes from the residual instead
-    sines = torch.linalg.svdvals(two - one @ (one.T @ two)).flip(0)[: len(cosines)].clamp(0.0, 1.0)
+    narrow, wide = sorted(_bases(first, second), key=lambda basis: basis.shape[1])
+    cosines = torch.linalg.svdvals(wide.T @ narrow).clamp(0.0, 1.0)
+    # arccos loses half of the digits near 1; small angles come from the sines of the residual instead
+    sines = torch.linalg.svdvals(narrow - wide @ (wide.T @ narrow)).flip(0)[: len(cosines)].clamp(0.0, 1.0)
     return torch.where(cosines > 0.7, torch.arcsin(sines), torch.arccos(cosines))
 
 
 def subspace_overlap(first: Tensor, second: Tensor) -> float:
-    """‖Q₁ᵀQ₂‖_F² / min(r₁, r₂): 1 when one row space contains the other, about r/d by chance.
+    """‖Q₁ᵀQ₂‖_F² / min(r₁, r₂): 1 when one row space contains the other; chance level r/d, r the larger rank.
 
     >>> subspace_overlap(torch.eye(4)[:2], torch.eye(4)[1:3])
     0.5
     """
-    one, two = _bases(first, second)
-    return float((one.T @ two).square().sum() / min(one.shape[1], two.shape[1]))
+    Q1, Q2 = _bases(first, second)
+    return float((Q1.T @ Q2).square().sum() / min(Q1.shape[1], Q2.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -160,13 +160,13 @@ class Leading:
     directions: Tensor
     scores: Tensor
     energies: Tensor
-    passes: int = 1  # products with X and its transpose in turn
+    passes: int = 1  # passes over the rows: products with X and its transpose
 
 
 def leading(X: Tensor, count: int, *, keep: int | None = None, seed: int = 0, cycles: int = _CYCLES) -> Leading:
-    """The `count` leading directions of X [..., n, d], and those after them up to `keep`, less precisely.
+    """The `count` leading directions of X [..., n, d] and, less accurately, those after them up to `keep`.
 
-    One cycle is enough for a start; with more, every one of the `count` directions satisfies XᵀXv = θv.
+    With one cycle the result is an approximation; with more, each of the `count` directions satisfies XᵀXv = θv.
 
     >>> found = leading(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
     >>> found.energies.tolist()
@@ -193,15 +193,15 @@ def leading(X: Tensor, count: int, *, keep: int | None = None, seed: int = 0, cy
         if cycles > 1 and bool((_residuals(X, found, count) <= _PRECISE[X.dtype]).all()):
             break
     else:
-        if cycles > 1:  # a flat spectrum: the long way
+        if cycles > 1:  # no convergence: the spectrum is flat
             return _exact(X, keep)
     return Leading(found.directions[..., :keep], found.scores[..., :keep], found.energies[..., :keep], passes)
 
 
 def _orthogonal(block: Tensor, against: Tensor) -> Tensor:
-    """An orthonormal basis of the block's part that is orthogonal to `against`; twice, so that it really is.
+    """An orthonormal basis of the part of `block` that is orthogonal to `against`; a redundant column is 0.
 
-    From the eigenvectors of its small Gram matrix, many at a time on a device; a column too many is 0.
+    Uses the eigenvectors of the small Gram matrix, which batch well on a GPU; a second round removes rounding errors.
     """
     for _ in range(2):
         block = block - against @ (against.mT @ block)
@@ -212,7 +212,7 @@ def _orthogonal(block: Tensor, against: Tensor) -> Tensor:
 
 
 def _best(space: Tensor, image: Tensor, *, keep: int) -> Leading:
-    """Rayleigh and Ritz: the directions within a space that hold the most energy."""
+    """Rayleigh–Ritz: the `keep` directions of largest energy within a space [..., d, m] with image X·space."""
     wide = image.double()
     values, turn = torch.linalg.eigh(wide.mT @ wide)
     turn = turn.flip(-1)[..., :keep]
@@ -222,12 +222,12 @@ def _best(space: Tensor, image: Tensor, *, keep: int) -> Leading:
 def _residuals(X: Tensor, found: Leading, count: int) -> Tensor:
     theta = found.energies[..., None, :count]
     gap = (X.mT @ found.scores[..., :count]).double() - found.directions[..., :count] * theta
-    noise = 1e-12 * theta[..., :1].squeeze(-2)  # directions without energy are whatever they are
+    noise = 1e-12 * theta[..., :1].squeeze(-2)  # directions without energy are arbitrary and count as converged
     return torch.linalg.vector_norm(gap, dim=-2) / theta.squeeze(-2).clamp_min(noise)
 
 
 def _exact(X: Tensor, keep: int) -> Leading:
-    """From the smaller of the two Gram matrices, in float64."""
+    """The leading directions by the smaller of the two Gram matrices, in float64."""
     wide = X.double()
     if X.shape[-2] >= X.shape[-1]:
         turn = torch.linalg.eigh(wide.mT @ wide)[1].flip(-1)[..., :keep]
@@ -239,7 +239,9 @@ def _exact(X: Tensor, keep: int) -> Leading:
 
 
 def largest_directions(x: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
-    """λ₁ [r] of each C_j, and the unit vectors that belong to them [r, d]; by Lanczos, fully reorthogonalised.
+    """The largest eigenvalue of each C_j [r] and its unit eigenvectors [r, d], by Lanczos with reorthogonalisation.
+
+    `member` is W [n, r].
 
     >>> rows = torch.tensor([[-2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, -1.0]], dtype=torch.float64)
     >>> top, _ = largest_directions(rows, torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 1.0]]))
@@ -251,9 +253,9 @@ def largest_directions(x: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
 
     def scatter(v: Tensor) -> Tensor:
         along = (v @ x.T - (mean * v).sum(1, keepdim=True)) * member
-        return along @ x  # the rows of a set sum to nothing along any direction, so the mean drops out
+        return along @ x  # `along` sums to 0 over each set, so subtracting the mean from x would change nothing
 
-    spread = torch.linspace(-1.0, 1.0, len(x), dtype=x.dtype, device=x.device).add(0.37).cos()  # any start will do
+    spread = torch.linspace(-1.0, 1.0, len(x), dtype=x.dtype, device=x.device).add(0.37).cos()  # an arbitrary start
     basis = x.new_zeros(len(member), _BLOCK + 1, x.shape[1])
     basis[:, 0], _ = _unit(scatter((member * spread) @ x))
     diagonal, beside = x.new_zeros(0, len(member)), x.new_zeros(0, len(member))
@@ -263,14 +265,14 @@ def largest_directions(x: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
         diagonal, beside = torch.cat([diagonal, more_diagonal]), torch.cat([beside, more_beside])
         top, weight = _ritz(diagonal, beside)
         settled = (beside[-1] * weight[-1].abs() <= _CLOSE * top) | ((top - before).abs() <= _STILL * top)
-        if bool(settled.all()) or len(diagonal) >= x.shape[1]:  # as many steps as dimensions leave nothing to find
+        if bool(settled.all()) or len(diagonal) >= x.shape[1]:  # after d steps the Krylov space is complete
             return top.clamp_min(0.0), torch.einsum("rmd,mr->rd", basis[:, :-1], weight)
         before = top
         basis = torch.cat([basis, basis.new_zeros(len(member), _BLOCK, x.shape[1])], 1)
 
 
 def _extend(scatter: Callable[[Tensor], Tensor], basis: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """A block of steps: the basis is filled in place, the new entries of T are returned."""
+    """_BLOCK Lanczos steps: extends the basis in place and returns the new diagonal and off-diagonal entries of T."""
     diagonal, beside = [], []
     scale = known.amax(0) if len(known) else torch.zeros_like(known.sum(0))
     for step in range(len(known), len(known) + _BLOCK):
@@ -278,7 +280,7 @@ def _extend(scatter: Callable[[Tensor], Tensor], basis: Tensor, known: Tensor) -
         diagonal.append((ahead * basis[:, step]).sum(1))
         scale = torch.maximum(scale, diagonal[-1])
         so_far = basis[:, : step + 1]
-        for _ in range(2):  # twice is enough (Parlett 1998)
+        for _ in range(2):  # two rounds of reorthogonalisation suffice (Parlett, The Symmetric Eigenvalue Problem)
             along = torch.bmm(so_far, ahead.unsqueeze(2))
             ahead = torch.baddbmm(ahead.unsqueeze(1), along.mT, so_far, alpha=-1.0).squeeze(1)
         basis[:, step + 1], length = _unit(ahead, floor=scale)
@@ -287,16 +289,16 @@ def _extend(scatter: Callable[[Tensor], Tensor], basis: Tensor, known: Tensor) -
 
 
 def _unit(vectors: Tensor, *, floor: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
-    """Rows of length 1, and their lengths; what is rounding noise beside `floor` becomes 0 and stays it."""
+    """Unit rows and their lengths; a row that is rounding noise relative to `floor` becomes 0, with length 0."""
     length = torch.linalg.vector_norm(vectors, dim=1)
     there = length > 1e-12 * floor
     return torch.where(there.unsqueeze(1), vectors / length.unsqueeze(1), 0.0), torch.where(there, length, 0.0)
 
 
 def _ritz(diagonal: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
-    """θ [r] and the weights of the basis vectors that make its vector [m, r], from T.
+    """θ [r] and the coefficients of its eigenvector in the basis [m, r], from the entries of T.
 
-    High powers of T by squaring: many small products at once are quicker than many small eigenvalue problems.
+    By repeated squaring of T: batched small products are faster than batched small eigenvalue problems.
     """
     off = beside[:-1].T
     band = torch.diag_embed(diagonal.T) + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)

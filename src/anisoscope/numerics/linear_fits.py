@@ -1,4 +1,4 @@
-"""Linear maps fitted on rows: repairs of a cloud, and probes that read classes from it.
+"""Linear maps fitted on rows: repairs of anisotropy, and probes that predict classes.
 
 Repairs are affine maps that remove the mean of rows, their top directions or their unequal variances.
 Notation: X n×d rows to fit on, μ their mean, C = (X−μ)ᵀ(X−μ)/n their covariance, U its eigenvectors by falling
@@ -9,20 +9,20 @@ eigenvalues λ. A repair is an affine map r(x) = (x − m) M, fitted on some row
     all_but_top  m = μ, M = I − U_D U_Dᵀ                    (Mu and Viswanath 2018)
     whitened     m = μ, M = U Λ^(−½) Uᵀ, Λ = (1−s) λ + s·median λ   (ZCA; Bell and Sejnowski 1997)
 
-The shrinkage is s = d/(n + d) unless it is given: the share of an eigenvalue that is the chance of the sample. It is
-towards the median and not, as in Ledoit and Wolf (2004), towards the mean of the eigenvalues: where one direction has
-nearly all the variance, which is when one whitens, the mean is that direction's, and shrinking towards it would leave
-all others as they were. A direction without variance carries nothing but rounding, and whitening would blow that up to
-the size of everything else: such directions are mapped to 0.
+The shrinkage is s = d/(n + d) unless it is given, about the relative sampling error of an eigenvalue. It is towards the
+median and not, as in Ledoit and Wolf (2004), towards the mean of the eigenvalues: whitening is used where one direction
+has nearly all the variance; that direction then determines the mean, and shrinking towards it would leave the others
+as unequal as before. Directions without variance hold only rounding errors, which whitening would amplify to the size
+of everything else: they are mapped to 0.
 
 Linear probes are multinomial logistic regression, and the nearest class mean by cosine.
 Notation: X n×d rows, y their classes 0 … K−1, W d×K weights, b K intercepts, λ penalty.
 
     minimise  (1/n) Σᵢ −log softmax(xᵢ W + b)[yᵢ]  +  (λ v/2) ‖W‖²,   v = tr C/d the mean variance of the fit rows
 
-The intercept is free, so a shift of the rows changes nothing at all. Without a penalty no invertible affine map of the
-rows changes the minimum: raw, mean-removed and whitened rows then give the same probabilities, and what difference
-there is between them comes from the penalty. λ is relative to the variance, so that a common factor does not count.
+The intercept is not penalised, so a shift of the rows changes nothing. Without a penalty no invertible affine map of
+the rows changes the minimum: raw, mean-removed and whitened rows give the same probabilities, and differences between
+them come from the penalty alone. λ is relative to the variance, so that scaling all rows changes nothing.
 
 The minimum is found by L-BFGS in float64, in the coordinates W = U (S ∘ V): U the principal axes of the rows, and
 S_jk = (λ_j π_k (1 − π_k) + λ v)^(−½) with λ_j the variance along axis j and π_k the share of class k. There the problem
@@ -41,22 +41,22 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 
-_ULPS = 8  # rounding steps that a norm or a sum in the precision of the rows may leave
+_ULPS = 8  # bound on the rounding error of a row's norm or sum, in units of the precision of the rows
 REPAIRS = ("raw", "mean", "all_but_top", "whitened")
 STEPS = 100  # L-BFGS iterations at most
-TOLERANCE = 1e-4  # nats that the minimum may lie lower, by ½‖g‖² in the coordinates V, where the curvature is about 1
-ROUGH = 10.0  # times the tolerance, while penalties are compared
+TOLERANCE = 1e-4  # nats above the minimum, estimated by ½‖g‖² in the coordinates V, where the curvature is about 1
+ROUGH = 10.0  # factor on the tolerance while penalties are compared
 GRID = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 
 
 @dataclass(frozen=True)
 class Repair:
-    """A fitted affine map of rows; `removed` directions of the fit rows do not come through it."""
+    """A fitted affine map of rows; `removed` is the number of directions that it maps to 0."""
 
     name: str
     shift: Tensor | None = None  # [d]
     matrix: Tensor | None = None  # [d, d], symmetric
-    scale: float = 1.0  # mean norm of the fit rows before over after: brings repaired rows back to the usual size
+    scale: float = 1.0  # mean norm of the fit rows before the repair / after it; restores their usual size
     removed: int = 0
     shrinkage: float = 0.0
 
@@ -103,7 +103,7 @@ def fit_repair(name: str, x: Tensor, *, directions: int | None = None, shrinkage
     if shrinkage is not None and not 0 <= shrinkage <= 1:
         raise AnisoscopeError(f"the shrinkage is {shrinkage}; expected a share from 0 to 1.")
     share = d / (n + d) if shrinkage is None else float(shrinkage)
-    # variances that are rounding noise: of the float64 sums, or of the numbers as they were stored
+    # variances below these are rounding noise: of the float64 sums, or of the precision the rows were stored in
     sums = d * torch.finfo(torch.float64).eps * float(values[0])
     stored = (_ULPS * torch.finfo(x.dtype).eps) ** 2 * float(rows.square().mean()) if x.is_floating_point() else 0.0
     alive = values > max(sums, stored)
@@ -120,7 +120,7 @@ def fit_repairs(x: Tensor, *, directions: int | None = None, shrinkage: float | 
 
 
 def directions_of(width: int, directions: int | None) -> int:
-    """How many top directions all_but_top takes away.
+    """The number of top directions that all_but_top removes.
 
     >>> directions_of(768, None), directions_of(64, None), directions_of(64, 3)
     (7, 1, 3)
@@ -134,14 +134,14 @@ def directions_of(width: int, directions: int | None) -> int:
 
 
 def _scaled(repair: Repair, rows: Tensor) -> Repair:
-    """The same repair with the factor that gives the fit rows their mean norm back."""
+    """The same repair with `scale` set from the rows that it was fitted on."""
     before, after = (float(torch.linalg.vector_norm(r, dim=1).mean()) for r in (rows, repair(rows)))
     return replace(repair, scale=before / after if after > 0 else 1.0)
 
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """Fitted weights; `excess` is how much lower the minimum may lie, in nats."""
+    """Fitted weights; `excess` estimates how far the loss is above its minimum, in nats."""
 
     weight: Tensor  # [d, K]
     bias: Tensor  # [K]
@@ -156,7 +156,7 @@ class LinearProbe:
         return torch.nn.functional.cross_entropy(self.logits(x), y.to(x.device), reduction="none")
 
     def hits(self, x: Tensor, y: Tensor) -> Tensor:
-        """1 where the likeliest class is the right one [n]."""
+        """1.0 where the most likely class is the true one, else 0.0 [n]."""
         return (self.logits(x).argmax(1) == y.to(x.device)).double()
 
 
@@ -170,7 +170,7 @@ def fit_probe(
     steps: int = STEPS,
     tolerance: float = TOLERANCE,
 ) -> LinearProbe:
-    """Multinomial logistic regression with a relative penalty λ and a free intercept; `start` only saves time.
+    """Multinomial logistic regression with penalty λ; a `start` near the solution saves time and changes nothing else.
 
     >>> x = torch.tensor([[-1.0], [-2.0], [1.0], [2.0]])
     >>> fit_probe(x, torch.tensor([0, 0, 1, 1]), classes=2).hits(x, torch.tensor([0, 0, 1, 1])).tolist()
@@ -186,7 +186,7 @@ def fit_probe(
 
 @dataclass(frozen=True)
 class _Problem:
-    """The loss in the coordinates in which it is well conditioned: principal axes, each entry with its own scale."""
+    """The loss in the well-conditioned coordinates V: weights along the principal axes, divided by S."""
 
     rows: Tensor  # [n, d] centred, in the principal axes
     target: Tensor
@@ -206,12 +206,13 @@ class _Problem:
         alive = values > centred.shape[1] * torch.finfo(torch.float64).eps * values[-1]
         cost = penalty * max(float(values.mean()), torch.finfo(torch.float64).tiny)
         shares = torch.bincount(target, minlength=classes).double().clamp_min(0.5) / len(target)
-        bend = shares * (1 - shares).clamp_min(1e-3)  # curvature of the loss in the logit of each class
-        scale = (values[:, None] * bend + cost).clamp_min(1e-300).rsqrt() * alive[:, None]  # empty axes get no weight
-        return cls(centred @ axes, target, mean, axes, torch.cat([scale, bend.rsqrt()[None]]), cost, shares)
+        curvature = shares * (1 - shares).clamp_min(1e-3)  # of the loss in the logit of each class
+        scale = (values[:, None] * curvature + cost).clamp_min(1e-300).rsqrt()
+        scale = torch.cat([scale * alive[:, None], curvature.rsqrt()[None]])  # axes without variance get no weight
+        return cls(centred @ axes, target, mean, axes, scale, cost, shares)
 
     def start(self, probe: LinearProbe | None) -> Tensor:
-        """[d + 1, K]: the entries of V, and the intercepts last."""
+        """The coordinates [d + 1, K] of a probe, or of zero weights: V, and the intercepts in the last row."""
         if probe is None:
             plain = torch.cat([torch.zeros_like(self.scale[:-1]), self.shares.log()[None]])
         else:
@@ -219,7 +220,7 @@ class _Problem:
         return torch.where(self.scale > 0, plain / self.scale.clamp_min(1e-300), 0.0)
 
     def loss(self, at: Tensor) -> tuple[float, Tensor]:
-        """The loss and its gradient."""
+        """The loss and its gradient at coordinates [d + 1, K]."""
         plain = self.scale * at
         logits = torch.addmm(plain[-1], self.rows, plain[:-1])
         normal = logits.logsumexp(1)
@@ -248,7 +249,7 @@ def _checked_labels(x: Tensor, y: Tensor, *, classes: int, penalty: float) -> Te
 
 
 def _search(problem: _Problem, at: Tensor, *, steps: int, tolerance: float, memory: int = 10) -> float:
-    """L-BFGS with backtracking, in place; ½‖g‖² at the end (Nocedal and Wright, section 7.2)."""
+    """Minimise by L-BFGS with backtracking, in place at `at`; returns ½‖g‖² (Nocedal and Wright, section 7.2)."""
     value, gradient = problem.loss(at)
     pairs: list[tuple[Tensor, Tensor, float]] = []
     for _ in range(steps):
@@ -256,7 +257,7 @@ def _search(problem: _Problem, at: Tensor, *, steps: int, tolerance: float, memo
             break
         direction = _direction(gradient, pairs)
         slope = float((direction * gradient).sum())
-        if slope >= 0:  # not downhill any more: rounding has eaten the curvature
+        if slope >= 0:  # no descent direction because of rounding: restart with the gradient
             direction, pairs = -gradient, []
             slope = -float(gradient.square().sum())
         found = _line(problem, at, direction, value=value, slope=slope)
@@ -273,7 +274,7 @@ def _search(problem: _Problem, at: Tensor, *, steps: int, tolerance: float, memo
 
 
 def _direction(gradient: Tensor, pairs: Sequence[tuple[Tensor, Tensor, float]]) -> Tensor:
-    """−H g by the two-loop recursion."""
+    """The quasi-Newton direction −H g by the two-loop recursion."""
     q, kept = gradient.clone(), []
     for moved, change, curve in reversed(pairs):
         share = float((moved * q).sum()) / curve
@@ -290,7 +291,7 @@ def _direction(gradient: Tensor, pairs: Sequence[tuple[Tensor, Tensor, float]]) 
 def _line(
     problem: _Problem, at: Tensor, direction: Tensor, *, value: float, slope: float
 ) -> tuple[float, float, Tensor] | None:
-    """A step that lowers the loss enough (Armijo), its loss and gradient; None where rounding allows no more."""
+    """A step length that meets the Armijo condition, with loss and gradient there; None if rounding prevents any."""
     step = 1.0
     for _ in range(30):
         lower, gradient = problem.loss(at + step * direction)
@@ -302,19 +303,19 @@ def _line(
 
 
 def choose_probe(x: Tensor, y: Tensor, held: Tensor, *, classes: int, grid: Sequence[float] = GRID) -> LinearProbe:
-    """The probe with the penalty of `grid` that does best on the rows in `held` (bool), fitted again on all rows.
+    """The probe with the penalty of `grid` that has the lowest loss on the rows in `held` (bool), refitted on all rows.
 
-    Strong penalties first, each search starting where the one before ended, until two in a row
-    do worse than the best so far. Without held rows the middle one is taken.
+    From strong to weak penalties, each fit starting at the previous one, until two in a row are worse than the best.
+    Without held-out rows the middle of the grid is used.
     """
     ordered = sorted(grid, reverse=True)
-    mine, theirs = (~held).nonzero().squeeze(1), held.nonzero().squeeze(1)
+    fit_rows, held_rows = (~held).nonzero().squeeze(1), held.nonzero().squeeze(1)
     rough: dict[str, Any] = {"classes": classes, "tolerance": ROUGH * TOLERANCE}
     probe = chosen = None
     best, least, worse = ordered[len(ordered) // 2], math.inf, 0
-    for penalty in ordered if len(theirs) and len(mine) > 1 and len(ordered) > 1 else ():
-        probe = fit_probe(x[mine.to(x.device)], y[mine], penalty=penalty, start=probe, **rough)
-        loss = float(probe.losses(x[theirs.to(x.device)], y[theirs]).mean())
+    for penalty in ordered if len(held_rows) and len(fit_rows) > 1 and len(ordered) > 1 else ():
+        probe = fit_probe(x[fit_rows.to(x.device)], y[fit_rows], penalty=penalty, start=probe, **rough)
+        loss = float(probe.losses(x[held_rows.to(x.device)], y[held_rows]).mean())
         worse = worse + 1 if loss >= least else 0
         if worse == 2:
             break
@@ -325,7 +326,7 @@ def choose_probe(x: Tensor, y: Tensor, held: Tensor, *, classes: int, grid: Sequ
 
 @dataclass(frozen=True)
 class CentroidProbe:
-    """Class means as directions: a row belongs to the class whose mean it makes the smallest angle with."""
+    """Predicts the class whose mean direction has the largest cosine with the row."""
 
     directions: Tensor  # [K, d], unit or zero
 
@@ -334,7 +335,7 @@ class CentroidProbe:
 
 
 def fit_centroids(x: Tensor, y: Tensor, *, classes: int) -> CentroidProbe:
-    """The nearest class mean by cosine: unlike a linear probe it sees every change of the geometry."""
+    """Fit class mean directions; unlike a linear probe, this classifier changes with every change of the geometry."""
     target = _checked_labels(x, y, classes=classes, penalty=0.0)
     rows = torch.nn.functional.normalize(x.double(), dim=1)
     sums = rows.new_zeros(classes, rows.shape[1]).index_add_(0, target, rows)

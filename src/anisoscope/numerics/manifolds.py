@@ -1,4 +1,4 @@
-"""Manifolds in R^D whose tangent space and second fundamental form are known at every point, and local fits of rows.
+"""Manifolds in R^D with known tangent spaces and second fundamental forms, and local PCA fits to compare with them.
 
 Notation: m dimension, D width of the ambient space, c = D − m codimension; w chart coordinates [m], x = embed(w) [D];
 J = ∂x/∂w [D, m] and H = ∂²x/∂w² [D, m, m], by exact differentiation of the chart in float64; G = JᵀJ the metric;
@@ -10,7 +10,7 @@ u tangent coordinates in units of length: the point is x + T u + ½ N II(u, u) +
 Local PCA and quadratic fits, of many groups at once: rows x [n, D], each of one of g groups with n_g rows; T̂ [g, D, m]
 the top m principal directions of a group, λ its eigenvalues; v = T̂ᵀ(x − x̄) tangent coordinates of a row;
 S [g, D, m, m] the estimated second fundamental form, from x ≈ a + L v + ½ S(v, v) with S projected off T̂. Groups have
-unequal sizes, so everything is a sum over rows scattered to groups: no loop over groups, no padding.
+unequal sizes, so sums over groups are scatter-adds of rows, without a loop over groups and without padding.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Frames:
     normal: Tensor  # [..., D, c] orthonormal
     form: Tensor  # [..., c, m, m] second fundamental form
     root: Tensor  # [..., m, m] G^(−1/2): unit lengths to chart coordinates
-    connection: Tensor  # [..., m, m, m] the Christoffel symbols in the orthonormal basis, by root
+    connection: Tensor  # [..., m, m, m] Christoffel symbols in the orthonormal basis
 
     def take(self, index: Tensor | int, *, bases: bool = True) -> Frames:
-        """The frames at these places of the batch; without bases only what `displace` needs, for very many rows."""
+        """The frames at these batch indices; `bases=False` keeps only what `displace` needs, to save memory."""
         bulky = () if bases else ("position", "tangent", "normal", "form")
         picked = {f.name: getattr(self, f.name) for f in fields(self)}
         return Frames(**{name: value[:0] if name in bulky else value[index] for name, value in picked.items()})
@@ -50,7 +50,7 @@ class Frames:
 
 @dataclass(frozen=True)
 class Manifold:
-    """A chart, and where the space it maps into lies in R^D.
+    """A chart [m] → [width], and an isometric placement of its image in R^D.
 
     >>> earth = sphere(2, radius=2.0).rotated(10)
     >>> earth.dim, earth.ambient, round(earth.curvature(earth.centre), 9)
@@ -61,8 +61,8 @@ class Manifold:
     dim: int
     map: Embed  # [..., m] to [..., width]
     placement: Tensor  # [D, width], orthonormal columns
-    centre: Tensor  # [m] a point in general position
-    draw: Draw  # n points spread over the manifold, in chart coordinates
+    centre: Tensor  # [m] a typical point, in chart coordinates
+    draw: Draw  # samples n points of the manifold, in chart coordinates
 
     @property
     def ambient(self) -> int:
@@ -73,7 +73,7 @@ class Manifold:
         return self.map(torch.as_tensor(chart).double()) @ self.placement.T
 
     def frames(self, chart: Tensor) -> Frames:
-        """Everything known about the points with these chart coordinates [m] or [points, m]."""
+        """The frames at the points with these chart coordinates [m] or [points, m]."""
         chart = torch.as_tensor(chart).double()
         if chart.ndim == 1:
             return self.frames(chart[None]).take(0)
@@ -104,7 +104,7 @@ class Manifold:
         return self.draw(n, torch.Generator().manual_seed(seed))
 
     def rotated(self, ambient: int, *, seed: int = 0) -> Manifold:
-        """The same manifold, turned at random inside a space of this width."""
+        """The same manifold under a random rotation in R^ambient."""
         width = self.placement.shape[1]
         if ambient < width:
             raise AnisoscopeError(
@@ -118,7 +118,7 @@ class Manifold:
 def largest_curvature(form: Tensor) -> Tensor:
     """κ = max over unit a of ‖II(a, a)‖ for second fundamental forms [..., c, m, m].
 
-    Alternates between the best normal for a direction and the best direction for a normal; neither step can lower it.
+    By alternating maximisation over the direction a and the normal; neither step can lower the value.
 
     >>> largest_curvature(torch.diag(torch.tensor([1.0, -3.0]))[None])
     tensor(3., dtype=torch.float64)
@@ -204,12 +204,12 @@ def _ramp(first: float, last: float, count: int) -> Tensor:
 
 
 def _made(name: str, dim: int, embed: Embed, *, width: int, centre: Tensor, draw: Draw) -> Manifold:
-    """A manifold in its own space."""
+    """A manifold in the space its chart maps to, not yet placed in a larger one."""
     return Manifold(name, dim, embed, torch.eye(width, dtype=torch.float64), centre, draw)
 
 
 def _stretched_sphere(name: str, dim: int, axes: Tensor | float) -> Manifold:
-    """The unit sphere in R^(m+1), seen from its equatorial plane from the pole w = ∞, times these half axes."""
+    """The unit sphere in R^(m+1) by stereographic projection, each coordinate multiplied by its half axis."""
 
     def embed(w: Tensor) -> Tensor:
         square = w.square().sum(-1, keepdim=True)
@@ -217,7 +217,7 @@ def _stretched_sphere(name: str, dim: int, axes: Tensor | float) -> Manifold:
 
     def draw(n: int, generator: torch.Generator) -> Tensor:
         x = torch.nn.functional.normalize(torch.randn(n, dim + 1, dtype=torch.float64, generator=generator), dim=-1)
-        return x[:, :dim] / (1 + x[:, dim:].abs())  # half of the sphere: at the missing pole the chart is useless
+        return x[:, :dim] / (1 + x[:, dim:].abs())  # one hemisphere: the chart is singular at the other pole
 
     return _made(name, dim, embed, width=dim + 1, centre=0.3 * _ramp(1.0, -1.0, dim), draw=draw)
 
@@ -283,7 +283,7 @@ def quadratic_patch(dim: int, *, codim: int = 3, curvature: float = 1.0, seed: i
 
 
 def flat(dim: int) -> Manifold:
-    """R^m itself: the control without curvature."""
+    """R^m: the control without curvature."""
     centre = 0.2 * torch.ones(dim).double()
     return _made("flat", dim, lambda w: w * 1.0, width=dim, centre=centre, draw=_draw_normal(dim, 1))
 
@@ -300,7 +300,7 @@ MANIFOLDS: dict[str, Callable[[int], Manifold]] = {
 
 
 def make_manifold(name: str, *, dim: int = 2, ambient: int | None = None, seed: int = 0) -> Manifold:
-    """A manifold by name, turned at random inside R^ambient (its own space where none is given).
+    """A manifold by name, randomly rotated in R^ambient (default: the space its chart maps to).
 
     >>> make_manifold("torus", dim=3, ambient=20).embed(torch.zeros(3)).shape
     torch.Size([20])
@@ -320,7 +320,7 @@ def make_manifold(name: str, *, dim: int = 2, ambient: int | None = None, seed: 
 
 @dataclass(frozen=True)
 class LocalFits:
-    """What was estimated in each group; NaN for groups with fewer than `fewest_rows(m)` rows."""
+    """The estimates of each group; NaN for groups with fewer than `fewest_rows(m)` rows."""
 
     count: Tensor  # [g] rows
     tangent: Tensor  # [g, D, m]
@@ -334,7 +334,7 @@ class LocalFits:
 
 
 def fewest_rows(dim: int) -> int:
-    """Rows that a group must have: twice the coefficients of the quadratic fit, and at least ten.
+    """The minimum number of rows of a group: twice the coefficients of the quadratic fit, and at least ten.
 
     >>> fewest_rows(2), fewest_rows(4)
     (12, 30)
@@ -359,7 +359,7 @@ def fit_groups(rows: Tensor, group: Tensor, *, groups: int, dim: int) -> LocalFi
     rows = rows.double()
     if dim < 1 or dim >= rows.shape[1]:
         raise AnisoscopeError(
-            f"a tangent space of dimension {dim} was asked of rows of width {rows.shape[1]}; "
+            f"a tangent space of dimension {dim} was requested for rows of width {rows.shape[1]}; "
             f"expected 1 to {rows.shape[1] - 1}."
         )
     centred, count = centre_groups(rows, group, groups)
@@ -374,7 +374,7 @@ def fit_groups(rows: Tensor, group: Tensor, *, groups: int, dim: int) -> LocalFi
 
 
 def _quadratic(centred: Tensor, group: Tensor, tangent: Tensor, spread: Tensor) -> Tensor:
-    """S of each group by least squares, the tangent coordinates in units of their spread for the sake of the solver."""
+    """S of each group by least squares; tangent coordinates are in units of their spread for better conditioning."""
     groups, _, dim = tangent.shape
     v = torch.einsum("nD,nDm->nm", centred, tangent[group]) / spread[group]
     i, j = torch.triu_indices(dim, dim)

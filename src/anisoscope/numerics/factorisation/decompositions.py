@@ -1,4 +1,4 @@
-"""Directions of rows by six methods behind one interface, so that the choice itself can be compared.
+"""Decompositions of rows into directions and codes by six methods with one interface, so that they can be compared.
 
 Notation: X n×d rows, Z n×k codes, D k×d directions, m the mean for the methods that centre; X ≈ Z D + m.
 
@@ -28,7 +28,7 @@ from anisoscope.numerics.linalg import leading, norms_of
 
 Fitted = tuple[Tensor, Tensor | None, list[Tensor]]  # directions [b, k, d], their mean [b, d], the objective by step
 Fit = Callable[..., Fitted]
-_ICA_TOL = 1e-8  # of a cosine: the components turn by less than 1e-4
+_ICA_TOL = 1e-8  # 1 − cosine between successive components at convergence: an angle of about 1e-4
 
 
 def decompose(
@@ -42,7 +42,7 @@ def decompose(
     tol: float | None = None,
     mask: Any = None,
 ) -> Factors:
-    """`rank` directions of the rows by one of METHODS, with codes; `init` is for semi-NMF alone.
+    """`rank` directions of the rows, with codes, by one of METHODS; `init` is valid only for semi-NMF.
 
     >>> x = torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.5]))
     >>> decompose(x, 2, method="svd").directions.abs().round(decimals=4).tolist()
@@ -68,9 +68,9 @@ def decompose(
 def fit_directions(
     X: Tensor, rank: int, *, method: str = "semi_nmf", seed: int = 0, init: Tensor | None = None
 ) -> Tensor:
-    """The directions [..., k, d] of each matrix of X [..., n, d], as `decompose` finds them, all in one go.
+    """The directions [..., k, d] of each matrix of X [..., n, d], as by `decompose`, but batched and without codes.
 
-    Many small fits, one for each site of a model: on a device they cost hardly more than one. No codes are kept.
+    On a GPU many small fits, such as one for each site of a model, cost hardly more than one.
 
     >>> fit_directions(torch.randn(3, 40, 8, generator=torch.Generator().manual_seed(0)), 2, method="pca").shape
     torch.Size([3, 2, 8])
@@ -99,7 +99,7 @@ def _fit_of(method: str, init: Any) -> Fit:
 
 
 def _fit_svd(X: Tensor, rank: int, *, seed: int, **_: Any) -> Fitted:
-    """The leading right singular vectors; the sign makes the largest loading positive."""
+    """The leading right singular vectors, with signs that make the entry of largest magnitude positive."""
     found = leading(X, rank, seed=seed).directions[..., :rank].mT
     largest = found.gather(-1, found.abs().argmax(-1, keepdim=True))
     return torch.where(largest < 0, -found, found).to(X.dtype), None, []
@@ -113,7 +113,7 @@ def _fit_pca(X: Tensor, rank: int, *, seed: int, **_: Any) -> Fitted:
 def _fit_ica(X: Tensor, rank: int, *, seed: int, max_iter: int, **_: Any) -> Fitted:
     """Symmetric FastICA with tanh (Hyvärinen 1999, doi:10.1109/72.761722) on the whitened scores of the PCA.
 
-    Sources are turned so that their third moment is positive, and ordered by the energy they explain.
+    Signs of sources are chosen so that their third moment is positive; sources are ordered by explained energy.
     """
     mean = X.mean(-2, dtype=torch.float64).to(X.dtype)
     found = leading(X - mean.unsqueeze(-2), rank, seed=seed)
@@ -136,7 +136,7 @@ def _fit_ica(X: Tensor, rank: int, *, seed: int, max_iter: int, **_: Any) -> Fit
 
 
 def _independent(white: Tensor, *, seed: int, max_iter: int) -> Tensor:
-    """The rotation [b, k, k] whose rows make independent sources, in float64."""
+    """The rotation [b, k, k], in float64, of whitened scores to independent sources."""
     n, k = white.shape[-2:]
     generator = torch.Generator().manual_seed(seed)
     first = torch.linalg.qr(torch.randn(k, k, generator=generator, dtype=torch.float64))[0]

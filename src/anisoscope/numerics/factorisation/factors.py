@@ -1,9 +1,9 @@
-"""What a decomposition of rows is, what it can be asked for, and how codes are found: non-negative ones, and k-means.
+"""The result of a decomposition of rows (`Factors`), and the solvers of its codes: non-negative least squares, k-means.
 
-Exact non-negative least squares, for many rows at once, is block principal pivoting (Kim and Park 2011,
-doi:10.1137/110821172): guess which codes are positive, solve for these alone, exchange all that violate the optimality
-conditions, fall back to one at a time where that would cycle. Rows with the same guess share one inverse. Everything in
-float64.
+Exact non-negative least squares for many rows at once is block principal pivoting (Fast Nonnegative Matrix
+Factorization: An Active-Set-Like Method and Comparisons, doi:10.1137/110821172): guess which codes are positive, solve
+for these alone, exchange all that violate the optimality conditions, or only one where exchanging all would cycle. Rows
+with the same guess share one inverse. All computations are in float64.
 Notation: X n×d rows, m their centre (0 unless the method centres), Z n×k codes, D k×d directions, X ≈ Z D + m; G = DDᵀ,
 b = Dx of a row, z ≥ 0 its code, y = Gz − b the gradient; at the optimum z ≥ 0, y ≥ 0, zᵀy = 0. For k-means D are the
 centroids and Z the one-hot memberships.
@@ -25,20 +25,20 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.linalg import full_float32, norms_of, orthonormal_basis
 
-_BLOCK = 1 << 18  # elements of a residual at a time
+_BLOCK = 1 << 18  # elements of the residual computed at a time
 _INVERSES = {"cpu": 1 << 22, "cuda": 1 << 25}  # elements of the k×k inverses held at a time
-_WIDENED = 1 << 17  # elements of the rows in float64 at a time
-_RIDGE = 1e-11  # on unit directions, in the inverse alone: with a direction given twice there still is one
-_REFINED = 2
-_SLACK = 1e-10  # relative to the row: what counts as a violation
-_GUESSES = 30  # steps towards the first guess
+_WIDENED = 1 << 17  # elements of rows converted to float64 at a time
+_RIDGE = 1e-11  # added to the Gram matrix of unit directions, so that it is invertible with duplicate directions
+_REFINED = 2  # steps of iterative refinement, which remove the effect of the ridge
+_SLACK = 1e-10  # relative tolerance of the optimality conditions
+_GUESSES = 30  # gradient steps towards the first guess
 _FULL = 3  # full exchanges without improvement before only one is exchanged
-_ROUNDS = 50  # plus 5 per direction; what is left then is solved one by one
+_ROUNDS = 50  # pivoting rounds, plus 5 per direction; rows not solved by then are solved one by one
 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Codes and directions of a fit, `error` = ‖X − decode(codes)‖² / ‖X‖² of the rows used, and how it came about.
+    """Codes [n, k] and directions [k, d] of a fit, and `error` = ‖X − decode(codes)‖² / ‖X‖² of the rows used.
 
     >>> import anisoscope.numerics.factorisation.semi_nmf as s
     >>> fit = s.semi_nmf(torch.eye(4)[[0, 0, 1, 2, 3, 1]] * 2, 4)
@@ -57,19 +57,19 @@ class Factors:
 
     @property
     def iterations(self) -> int:
-        """How often the rows were gone through both ways: `passes` of the start, then one for each improvement.
+        """Passes over the rows (products with X and Xᵀ): `passes` of the initialisation, then one per iteration.
 
-        The start counts because each of its passes is such an improvement too, only without the sign of the codes.
+        The initialisation counts because each of its passes costs as much as an iteration.
         """
         return self.passes + len(self.history) - 1
 
     @property
     def shares(self) -> Tensor:
-        """The part of each concept in the explained energy: ‖z_j‖²‖d_j‖², summing to 1."""
+        """The share of each concept in the explained energy [k]: ‖z_j‖²‖d_j‖², normalised to sum 1."""
         return energy_shares(self.codes, self.directions)
 
     def encode(self, Y: Any) -> Tensor:
-        """The codes of other rows: the least squares ones (non-negative for semi-NMF), or the nearest centroid."""
+        """The codes of new rows: least squares (non-negative for semi-NMF), or one-hot of the nearest centroid."""
         rows = as_rows(Y, width=self.directions.shape[1])
         if rows.device != self.directions.device:
             raise AnisoscopeError(
@@ -79,7 +79,7 @@ class Factors:
             return encode_rows(rows - self.mean.to(rows.dtype), self.directions, method=self.method).to(rows.dtype)
 
     def decode(self, Z: Any) -> Tensor:
-        """The rows that codes stand for: Z D + m."""
+        """The rows reconstructed from codes: Z D + m."""
         codes = as_rows(Z, width=self.directions.shape[0]).to(self.directions.device)
         dtype = torch.promote_types(codes.dtype, self.directions.dtype)
         with exact_products(codes.device):
@@ -111,20 +111,20 @@ def energy_shares(codes: Tensor, directions: Tensor) -> Tensor:
 
 
 def squared_error(rows: Tensor, codes: Tensor, directions: Tensor) -> Tensor:
-    """‖X − Z D‖² [...] in float64, from the residual itself: a difference of squares would lose its digits."""
-    return sum((squares(surplus) for _, surplus in _surpluses(rows, codes, directions)), rows.new_zeros(()).double())
+    """‖X − Z D‖² [...] in float64, from the residual, because a difference of squares would lose its digits."""
+    return sum((squares(residual) for _, residual in _residuals(rows, codes, directions)), rows.new_zeros(()).double())
 
 
-def missed(rows: Tensor, codes: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """‖R‖² [...] and −ZᵀR [..., k, d] of R = X − Z D, in float64."""
-    value = pulled = rows.new_zeros(()).double()
-    for z, surplus in _surpluses(rows, codes, directions):
-        value, pulled = value + squares(surplus), pulled + (z.mT @ surplus).double()
-    return value, pulled
+def error_and_gradient(rows: Tensor, codes: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """‖R‖² [...] and −ZᵀR [..., k, d], half its gradient in D, of R = X − Z D, in float64."""
+    value = gradient = rows.new_zeros(()).double()
+    for z, residual in _residuals(rows, codes, directions):
+        value, gradient = value + squares(residual), gradient + (z.mT @ residual).double()
+    return value, gradient
 
 
-def _surpluses(rows: Tensor, codes: Tensor, directions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Z and Z D − X, on the host by blocks of rows: they stay in the cache, where fresh memory would cost as much."""
+def _residuals(rows: Tensor, codes: Tensor, directions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Z and Z D − X, on the host in blocks of rows that fit into the cache."""
     n = rows.shape[-2]
     step = max(16, _BLOCK * n // rows.numel()) if rows.device.type == "cpu" else n
     for i in range(0, n, step):
@@ -139,7 +139,7 @@ def squares(X: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
-    """No gradients, no autocast and no TF32 inside, whatever the training loop around has chosen."""
+    """Disable gradients, autocast and TF32, whatever the surrounding training loop has set."""
     half = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
     full = torch.autocast(device.type, enabled=False) if half else contextlib.nullcontext()
     with torch.no_grad(), full_float32(), full:
@@ -147,10 +147,7 @@ def exact_products(device: torch.device) -> Iterator[None]:
 
 
 def as_rows(x: Any, *, width: int | None = None, layers: bool = False) -> Tensor:
-    """An n×d float tensor, float32 or float64, from a NumPy or torch array; or an error that names what is wrong.
-
-    With `layers`, one of three dimensions is taken too.
-    """
+    """A NumPy or torch array as a float32 or float64 tensor [n, d], with `layers` also [layers, n, d]; or an error."""
     try:
         rows = torch.as_tensor(x).detach()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -167,7 +164,7 @@ def as_rows(x: Any, *, width: int | None = None, layers: bool = False) -> Tensor
 
 
 def as_floats(rows: Tensor) -> Tensor:
-    """Half precision and whole numbers promoted; complex ones refused."""
+    """Rows in float32 or float64: other real types are converted, complex ones are an error."""
     if rows.is_complex():
         raise AnisoscopeError("the array is complex; expected real numbers, take its real part or its modulus first.")
     if rows.dtype in (torch.float32, torch.float64):
@@ -176,9 +173,9 @@ def as_floats(rows: Tensor) -> Tensor:
 
 
 def rows_to_fit(x: Any, rank: int, mask: Any = None, *, layers: bool = False) -> Tensor:
-    """The chosen rows, checked: finite, not all zero, and enough of them for the rank.
+    """The rows chosen by `mask`, checked: finite, not all zero, and enough of them for the rank.
 
-    With `layers` they may be [layers, n, d], the mask then choosing the same rows of each.
+    With `layers` they may be [layers, n, d]; the mask then selects the same rows of each layer.
     """
     rows = as_rows(x, layers=layers)
     if mask is not None:
@@ -194,7 +191,7 @@ def rows_to_fit(x: Any, rank: int, mask: Any = None, *, layers: bool = False) ->
 
 
 def check_fit(rows: Tensor, rank: int) -> None:
-    """Refuse rows [..., n, d] that no fit of this rank can be made of."""
+    """Raise an error if no fit of this rank is possible for rows [..., n, d]."""
     n, d = rows.shape[-2:]
     if isinstance(rank, bool) or not isinstance(rank, numbers.Integral) or rank < 1:
         raise AnisoscopeError(f"rank is {rank!r}; expected a whole number of at least 1.")
@@ -203,7 +200,7 @@ def check_fit(rows: Tensor, rank: int) -> None:
         raise AnisoscopeError(f"rank {rank} is larger than {what}; expected at most {min(n, d)}, give a smaller rank.")
     energy = torch.linalg.vector_norm(rows, dim=(-2, -1))
     if bool((energy.isfinite() & (energy > 0)).all()):
-        return  # one look at the rows; only where something is odd, what it is
+        return  # one reduction suffices for valid rows; the cause of a failure is looked for below
     finite = rows.isfinite().all(-1)
     if not bool(finite.all()):
         raise AnisoscopeError(f"{int((~finite).sum())} of {finite.numel()} rows are not finite; drop or mask them.")
@@ -214,7 +211,7 @@ def check_fit(rows: Tensor, rank: int) -> None:
 def nonnegative_codes(rows: Tensor, directions: Tensor, *, start: Tensor | None = None) -> Tensor:
     """argmin over z ≥ 0 of ‖x − zD‖² for each row of [..., n, d], in float64 [..., n, k].
 
-    `start` holds codes near the solution: only their signs are used, and only time depends on them.
+    `start` holds codes near the solution; their positive entries are the first guess, which only affects the run time.
 
     >>> nonnegative_codes(torch.tensor([[3.0, -1.0]]), torch.eye(2)).tolist()
     [[3.0, 0.0]]
@@ -224,7 +221,7 @@ def nonnegative_codes(rows: Tensor, directions: Tensor, *, start: Tensor | None 
     unit = wide / norms
     gram = unit @ unit.mT
     target = wide_products(rows, unit)
-    if start is None:  # a few steps from the unconstrained codes, cut at 0
+    if start is None:  # a few gradient steps from the unconstrained codes, clipped at 0
         ridge = _RIDGE * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         free = torch.cholesky_solve(target.mT, torch.linalg.cholesky_ex(gram + ridge)[0]).mT.clamp_min(0.0)
         start, _ = descent(gram, target.to(rows.dtype), free.to(rows.dtype), steps=_GUESSES)
@@ -238,10 +235,10 @@ def nonnegative_codes(rows: Tensor, directions: Tensor, *, start: Tensor | None 
 
 
 def descent(gram: Tensor, target: Tensor, start: Tensor, *, steps: int) -> tuple[Tensor, Tensor]:
-    """Codes [..., n, k] ≥ 0 nearer to the least squares ones than `start`, and by how much ‖R‖² fell [...].
+    """Codes [..., n, k] ≥ 0 with a lower error than `start`, and the decrease of ‖R‖² [...].
 
-    Accelerated projected gradient: Nesterov's steps of length 1/λ, λ ≥ the largest eigenvalue of G. They may overshoot;
-    a row for which they did keeps its start, so that no row gets worse.
+    Accelerated projected gradient: Nesterov's steps of length 1/λ, λ ≥ the largest eigenvalue of G. Rows whose error
+    they raise keep their start.
     """
     bound = _largest_eigenvalue(gram)[..., None, None]
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
@@ -253,18 +250,18 @@ def descent(gram: Tensor, target: Tensor, start: Tensor, *, steps: int) -> tuple
         t, before = (1.0 + math.sqrt(1.0 + 4.0 * t * t)) / 2.0, t
         ahead = torch.lerp(codes, moved, 1.0 + (before - 1.0) / t)
         codes = moved
-    mine = gram.to(target.dtype)
-    fall = _heights(start, mine, target) - _heights(codes, mine, target)
+    gram = gram.to(target.dtype)
+    fall = _objective(start, gram, target) - _objective(codes, gram, target)
     return torch.where((fall < 0).unsqueeze(-1), start, codes), 2.0 * fall.clamp_min(0.0).sum(-1, dtype=torch.float64)
 
 
-def _heights(codes: Tensor, gram: Tensor, target: Tensor) -> Tensor:
-    """½ zᵀGz − zᵀb of each row, what is being minimised."""
+def _objective(codes: Tensor, gram: Tensor, target: Tensor) -> Tensor:
+    """½ zᵀGz − zᵀb of each row [..., n], which the codes minimise."""
     return ((codes @ gram).mul_(0.5).sub_(target).mul_(codes)).sum(-1)
 
 
 def _largest_eigenvalue(gram: Tensor) -> Tensor:
-    """‖G¹⁶‖^(1/16): never below the largest eigenvalue, at most k^(1/32) above it, and without waiting for a device."""
+    """‖G¹⁶‖^(1/16): 1 to k^(1/32) times the largest eigenvalue, without device–host synchronisation."""
     bound, power = 1.0, gram
     for doubling in range(5):
         norm = torch.linalg.matrix_norm(power).clamp_min(torch.finfo(gram.dtype).tiny)
@@ -275,7 +272,7 @@ def _largest_eigenvalue(gram: Tensor) -> Tensor:
 
 
 def wide_products(rows: Tensor, unit: Tensor) -> Tensor:
-    """X Dᵀ in float64; rows of less precision are widened a block at a time, which stays in the cache."""
+    """X Dᵀ in float64; rows of lower precision are converted in blocks that fit into the cache."""
     if rows.dtype == torch.float64 or rows.device.type != "cpu":
         return rows.double() @ unit.mT
     step = max(1, _WIDENED // rows.shape[-1])
@@ -284,7 +281,7 @@ def wide_products(rows: Tensor, unit: Tensor) -> Tensor:
 
 
 def _pivot(gram: Tensor, owner: Tensor, target: Tensor, passive: Tensor) -> Tensor:
-    """Block principal pivoting of some rows; `owner` says which Gram matrix is theirs."""
+    """Codes by block principal pivoting; `owner` is the index of each row's Gram matrix, `passive` the first guess."""
     k = gram.shape[-1]
     codes = torch.zeros_like(target)
     left = torch.arange(len(target), device=target.device)
@@ -311,35 +308,35 @@ def _pivot(gram: Tensor, owner: Tensor, target: Tensor, passive: Tensor) -> Tens
 
 
 def _solve(gram: Tensor, owner: Tensor, target: Tensor, passive: Tensor) -> tuple[Tensor, Tensor]:
-    """z of the passive set and the gradient y; what the ridge has done to z is undone step by step."""
+    """z of the passive set and the gradient y; iterative refinement removes the effect of the ridge."""
     first, tile_of, place = _tiles(owner, passive)
     m = passive[first].to(target.dtype)
     masked = gram[owner[first]] * m.unsqueeze(1) * m.unsqueeze(2)
     masked.diagonal(dim1=-2, dim2=-1).add_(1.0 - m + _RIDGE)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(masked)[0])[tile_of]
-    inside, mine = m[tile_of].unsqueeze(1), gram[owner[first][tile_of]] if len(gram) > 1 else gram[0]
+    inside, tile_gram = m[tile_of].unsqueeze(1), gram[owner[first][tile_of]] if len(gram) > 1 else gram[0]
     k = target.shape[1]
     tiled = target.new_zeros(len(tile_of) * place[1], k).index_copy_(0, place[0], target).view(-1, place[1], k)
     z = (tiled * inside) @ inverse  # the matrices are symmetric
     for _ in range(_REFINED):
-        z = z + ((tiled - z @ mine) * inside) @ inverse
-    y = z @ mine - tiled
+        z = z + ((tiled - z @ tile_gram) * inside) @ inverse
+    y = z @ tile_gram - tiled
     return z.reshape(-1, k)[place[0]], y.reshape(-1, k)[place[0]]
 
 
 def _tiles(owner: Tensor, passive: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, int]]:
-    """The first row of every distinct (owner, passive set), and the rows laid out in tiles that share one.
+    """Group the rows by (owner, passive set), in tiles of equal size, so that rows of a group share one inverse.
 
-    A tile holds the mean number of rows of a set: few matrices where many rows share one, little room in vain where
-    they do not. Returned beside the first rows: the set of each tile, the place of each row, and the rows of a tile.
+    Returns the first row of each group, the group of each tile, and the place of each row with the rows per tile. A
+    tile has the mean size of a group, a compromise between the number of matrices and the padding.
     """
-    # a random 64-bit sum for each set, wrapping around: were two sets to collide, the optimality test would tell
+    # groups are told apart by random 64-bit hashes; a collision would only make the optimality test fail
     weights = _weights(passive.shape[1] + 1).to(owner.device)
     order = ((passive * weights[1:]).sum(1) + owner * weights[0]).sort(stable=True)
     _, counts = torch.unique_consecutive(order.values, return_counts=True)
     size = max(1, len(owner) // len(counts))
     before, tiles = counts.cumsum(0) - counts, (counts + size - 1) // size
-    shift = (tiles.cumsum(0) - tiles) * size - before  # of a set's places against the sorted rows
+    shift = (tiles.cumsum(0) - tiles) * size - before  # from the index of a sorted row to its place in the tiles
     place = torch.empty_like(order.indices)
     place[order.indices] = torch.arange(len(owner), device=owner.device) + shift.repeat_interleave(counts)
     sets = torch.arange(len(counts), device=owner.device)
@@ -352,7 +349,7 @@ def _weights(count: int) -> Tensor:
 
 
 def _one_by_one(gram: Tensor, owner: Tensor, target: Tensor) -> Tensor:
-    """Lawson and Hanson's active set method for the rows on which pivoting did not settle."""
+    """Codes by Lawson and Hanson's active set method, for the rows on which pivoting did not converge."""
     from scipy.optimize import nnls
 
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
@@ -379,7 +376,7 @@ def k_means(X: Tensor, rank: int, *, seed: int, max_iter: int = 100, tol: float 
     >>> k_means(torch.tensor([[0.0], [1.0], [9.0], [10.0]]), 2, seed=0).centroids.sort(0).values.tolist()
     [[0.5], [9.5]]
     """
-    shift = X.mean(-2, keepdim=True)  # a common mean would drown the distances
+    shift = X.mean(-2, keepdim=True)  # a large common mean would cost the distances their digits
     rows = X - shift
     centroids = _spread(rows, rank, seed=seed)
     assigned = nearest_centroid(rows, centroids)
@@ -400,14 +397,14 @@ def k_means(X: Tensor, rank: int, *, seed: int, max_iter: int = 100, tol: float 
 
 
 def _spread(rows: Tensor, rank: int, *, seed: int) -> Tensor:
-    """k-means++: each further centroid is a row drawn with a chance that grows with its squared distance."""
+    """Initial centroids by k-means++: each is a row drawn with probability proportional to its squared distance."""
     generator = torch.Generator().manual_seed(seed)
     n = rows.shape[-2]
     waits = torch.empty(rank, n, dtype=torch.float64).exponential_(generator=generator).to(rows.device)
     chosen: list[Tensor] = []
     gaps = torch.ones(rows.shape[:-1], dtype=torch.float64, device=rows.device)
     for wait in waits:
-        # the least of exponential waits at these rates is a draw with these chances
+        # the argmin of exponential variables with rates `gaps` is a draw with probabilities proportional to them
         pick = (wait / gaps.clamp_min(torch.finfo(torch.float64).tiny)).argmin(-1, keepdim=True)
         chosen.append(rows.gather(-2, pick.unsqueeze(-1).expand(*pick.shape, rows.shape[-1])))
         gap = torch.linalg.vector_norm(rows - chosen[-1], dim=-1).double().square()

@@ -1,23 +1,22 @@
 """Semi-non-negative matrix factorisation: X ≈ Z D with Z ≥ 0 (Ding, Li and Jordan 2010, doi:10.1109/TPAMI.2008.277).
 
-In turn: the directions by least squares, and the codes by accelerated projected gradient on the r×r Gram matrix, no row
-ever getting worse. The objective never increases. The start decides nearly everything: from there a handful of steps
-suffice, where the multiplicative updates of the paper need thousands.
-Notation: X n×d rows, Z n×r codes, D r×d directions, R = X − Z D, all with leading dimensions: many fits in one go.
+Alternates between the directions, by least squares, and the codes, by accelerated projected gradient on the r×r Gram
+matrix; the error of a row never increases in the second step, nor the objective in either. With the initialisation
+below a few iterations suffice, where the multiplicative updates of the paper need thousands.
+Notation: X n×d rows, Z n×r codes, D r×d directions, R = X − Z D, all with leading dimensions for batches of fits.
 
-It starts from cones that hold the rows. X ≈ Z D with Z ≥ 0 says that the rows lie near the cone of r directions. How
-well the best such cone can do depends on one thing only: the columns of Z span a space S of n-vectors, the error is
-that of projecting X on S, and S has a non-negative basis as soon as it holds *one* positive vector w (any basis,
-shifted along w, is non-negative; Gillis and Kumar 2015, arXiv:1410.7220). So the best error is that of one non-negative
-vector beside a free space of r − 1: at or below the SVD of rank r − 1, and that of rank r where the rows lie in a
-half-space. On centred rows w = max(0, Xy) for the best y. Both are found here from the leading scores alone, so that
-the iteration proper starts near its end.
+Initialisation: X ≈ Z D with Z ≥ 0 means that the rows lie near the cone of r directions. The columns of Z span a space
+S of n-vectors, and the error is that of projecting X on S. S has a non-negative basis if it holds *one* positive vector
+w, because any basis shifted along w is non-negative (Exact and Heuristic Algorithms for Semi-Nonnegative Matrix
+Factorization, arXiv:1410.7220). So the best error is that of one non-negative vector and a free space of r − 1: at most
+that of the SVD of rank r − 1, and equal to that of rank r where the rows lie in a half-space. On centred rows
+w = max(0, Xy) for the best y. Two initial cones are computed from the leading scores alone:
 
-- the *wide* cone: w by fixed-point iteration, then the shift along w that makes the scores non-negative. In which
-  basis? In that of a regular simplex in the whitened scores, turned until its corners point along their heavy tails.
-- the *tight* cone: where each concept has rows of its own, the extreme rows are the concepts (successive projections,
-  Araújo et al. 2001; Gillis and Vavasis 2014, arXiv:1208.1237). It is preferred where it fits, for the factors
-  are then determined and not only their span.
+- the *wide* cone: w by fixed-point iteration, then a shift along w that makes the scores non-negative. Their basis is
+  a regular simplex in the whitened scores, rotated so that its corners point along their heavy tails.
+- the *tight* cone: if each concept has rows that no other concept contributes to, the extreme rows are the concepts
+  (Fast and Robust Recursive Algorithms for Separable Nonnegative Matrix Factorization, arXiv:1208.1237). It is
+  preferred where it fits, because then the factors are determined and not only their span.
 
 Notation: T n×q leading scores of the rows, θ their energies, w n ≥ 0, E q×(r−1) the free directions, W whitened scores
 n×(r−1), S r×(r−1) corners of the simplex, R its rotation, P = W R Sᵀ.
@@ -39,17 +38,17 @@ from anisoscope.numerics.linalg import Leading, leading, norms_of
 
 INITS = ("svd", "random", "kmeans")
 MAX_ITER = 200
-TOL_NEAR, TOL_FAR = 1e-3, 1e-5  # of the error: what an iteration must gain, from a good start and from a plain one
-_INNER = 20  # steps on the codes for each of the directions
-_CARRY, _FASTER, _MOST_CARRY = 0.5, 1.05, 0.98  # how far codes are carried on, its growth while that helps, its bound
+TOL_NEAR, TOL_FAR = 1e-3, 1e-5  # relative decrease of the error that ends a fit, from a good start and from others
+_INNER = 20  # gradient steps on the codes per update of the directions
+_CARRY, _FASTER, _MOST_CARRY = 0.5, 1.05, 0.98  # extrapolation of the codes: first factor, its growth, its maximum
 _W_STEPS = 12
 _TURNS = 12
 _SHIFTS = (1.0, 1.5, 2.5, 4.0, 6.5, 10.0, 16.0)  # of the scores along w, in units of its root mean square
-_WORSE = 0.05  # of what w gains over the SVD of rank r − 1: what a smaller shift may cost
-_FITS = 0.1  # of the energy of the r-th singular vector: what the tight cone may miss
-_CLEAR = 5.0  # deviations of the noise above which a row may be a corner
-_STEPS = 100  # of projected gradient for the codes of the tight cone
-_POINTED = 0.99  # of the energy in one half-space, below which no tight cone is looked for
+_WORSE = 0.05  # share of the gain of w over the SVD of rank r − 1 that a small shift may give up
+_FITS = 0.1  # largest error of an accepted tight cone, in units of the energy of the r-th singular vector
+_CLEAR = 5.0  # standard deviations above the noise from which a row may be a corner
+_STEPS = 100  # projected gradient steps for the codes of the tight cone
+_POINTED = 0.99  # share of the energy in one half-space below which no tight cone is tried
 
 
 def semi_nmf(
@@ -62,18 +61,18 @@ def semi_nmf(
     tol: float | None = None,
     mask: Any = None,
 ) -> Any:
-    """X ≈ Z D with Z ≥ 0, of the rows as they are: whoever wants them centred centres them before.
+    """Fit X ≈ Z D with Z ≥ 0; rows are not centred here.
 
-    For rows [n, d] the `Factors` of a fit; for [layers, n, d] the list of those of every layer, all fitted in one go.
+    Returns `Factors` for rows [n, d], and a list of them, fitted in one batch, for [layers, n, d].
 
     `init` is `svd`, `random`, `kmeans`, an earlier fit, or r×d directions (for layers: a list of fits, or
     layers×r×d); from the last two the concepts keep their order, otherwise the one with the most energy comes first.
-    The fit ends when an iteration would lower the error by less than `tol` of itself: 1e-3 unless told from `svd` and
-    earlier fits, which start near the end, 1e-5 from the others. Directions have norm 1. `mask` chooses the rows that
-    count (of each layer the same); the codes are those of these rows.
+    The fit ends when an iteration would lower the error by less than the relative `tol`; default: 1e-3 for `svd` and
+    earlier fits, which start near the solution, 1e-5 for the others. Directions have norm 1. `mask` selects the rows
+    that are fitted (the same in each layer); codes are returned for these rows.
 
-    On centred rows the error is nearly the only thing that is determined: the codes of all concepts share a common
-    part, the non-negative vector w that the factorisation cannot do without (`tangent.concepts` has codes without it).
+    On centred rows the factors are not unique: the codes of all concepts share a common part, the non-negative vector
+    w that the factorisation needs (`tangent.concepts` computes codes without it).
 
     >>> fit = semi_nmf(torch.eye(3)[[0, 1, 2, 0, 1, 2]], 3)
     >>> round(fit.error, 6), fit.directions.shape, fit.codes.shape
@@ -83,10 +82,10 @@ def semi_nmf(
     """
     rows = factors.rows_to_fit(X, rank, mask, layers=True)
     top = float(rows.abs().max())
-    # a power of two, which changes no digit, to divide rows by whose squares would leave the range of their type
+    # rows whose squares would overflow or underflow are divided by a power of two, which is exact
     scale = 1.0 if 1e-12 < top < 1e12 else 2.0 ** math.frexp(top)[1]
     with factors.exact_products(rows.device):
-        start, guess = start_directions(rows, rank, init), _guessed(rows, rank, init)
+        start, guess = start_directions(rows, rank, init), _earlier_codes(rows, rank, init)
         flat = rows if rows.ndim == 3 else rows.unsqueeze(0)
         if scale != 1.0:
             flat, guess = flat / scale, None
@@ -98,8 +97,8 @@ def semi_nmf(
     return fits if rows.ndim == 3 else fits[0]
 
 
-def _guessed(rows: Tensor, rank: int, init: Any) -> Tensor | None:
-    """The codes [b, n, r] of earlier fits, where they are of as many rows."""
+def _earlier_codes(rows: Tensor, rank: int, init: Any) -> Tensor | None:
+    """The codes [b, n, r] if `init` is one or several earlier fits of as many rows, else None."""
     fits = [init] if isinstance(init, Factors) else init
     if isinstance(fits, str | Tensor) or not all(isinstance(fit, Factors) for fit in fits):
         return None
@@ -108,7 +107,7 @@ def _guessed(rows: Tensor, rank: int, init: Any) -> Tensor | None:
 
 
 def _finish(rows: Tensor, state: State, *, seed: int) -> list[Factors]:
-    """Exact codes, and the error from the residual itself, of each of [b, n, d]."""
+    """The results for rows [b, n, d], with exact codes and the error computed from the residual."""
     codes = factors.nonnegative_codes(rows, state.directions, start=state.codes).to(rows.dtype)
     total = squares(rows)
     errors = (factors.squared_error(rows, codes, state.directions) / total).tolist()
@@ -116,21 +115,21 @@ def _finish(rows: Tensor, state: State, *, seed: int) -> list[Factors]:
     centre = rows.new_zeros(rows.shape[-1])
     fits = []
     for z, D, error, past, passes in zip(codes, state.directions, errors, running, state.passes, strict=True):
-        # the running values are exact up to rounding; what was found in the end bounds them all
-        history = (*(max(value, error) for value in _own(past)), error)
+        # rounding of the running values must not make them smaller than the final error
+        history = (*(max(value, error) for value in _without_repeats(past)), error)
         fits.append(Factors(z, D, centre, error, history, "semi_nmf", seed, passes))
     return fits
 
 
-def _own(past: list[float]) -> list[float]:
-    """The values of a fit without those at the end at which only the others of its batch went on."""
+def _without_repeats(past: list[float]) -> list[float]:
+    """The history of a fit without the repeated last value, which it has while others of its batch continue."""
     while len(past) > 1 and past[-1] == past[-2]:
         past = past[:-1]
     return past
 
 
 def start_directions(rows: Tensor, rank: int, init: Any) -> str | Tensor:
-    """A name of a start, or r×d directions that fit the rows."""
+    """`init`, checked: the name of an initialisation, or directions [..., r, d] in the type of the rows."""
     if isinstance(init, str):
         if init not in INITS:
             raise unknown_name("init", init, INITS)
@@ -149,13 +148,13 @@ def start_directions(rows: Tensor, rank: int, init: Any) -> str | Tensor:
 
 @dataclass
 class State:
-    """Codes [b, n, r] and directions [b, r, d] of fits in progress, ‖R‖² of each, and what it was before."""
+    """A batch of fits in progress: codes [b, n, r], directions [b, r, d], ‖R‖² [b] and its earlier values."""
 
     codes: Tensor
     directions: Tensor
     value: Tensor
     history: list[Tensor]
-    passes: list[int]  # of each fit: over the rows, both ways, that its start took
+    passes: list[int]  # passes over the rows that the initialisation of each fit took
 
 
 def fit(
@@ -168,10 +167,10 @@ def fit(
     tol: float | None = None,
     guess: Tensor | None = None,
 ) -> State:
-    """Fits of X [b, n, d], each until it has converged; directions have norm 1, the concept with most energy first.
+    """Fit each of X [b, n, d] until it has converged; directions have norm 1.
 
-    Only where directions were given do the concepts keep their order. `guess` holds codes of nearly the same rows for
-    given directions: a few steps from there stand for the exact codes.
+    Concepts are sorted by energy, largest first, unless `init` is directions, whose order is kept. `guess` holds codes
+    of nearly the same rows for these directions: a few steps from there replace the exact codes.
     """
     codes, passes = _first_codes(X, rank, seed=seed, init=init, guess=guess)
     directions = least_squares(codes, codes.mT @ X).to(X.dtype)
@@ -180,9 +179,9 @@ def fit(
     value = factors.squared_error(X, codes, directions)
     state = State(codes, directions, value, [value], passes)
     if isinstance(init, str) and init != "svd":
-        _go_far(X, state, max_iter=max_iter, tol=TOL_FAR if tol is None else tol)
+        _iterate(X, state, max_iter=max_iter, tol=TOL_FAR if tol is None else tol)
     else:
-        _go_near(X, state, max_iter=max_iter, tol=TOL_NEAR if tol is None else tol)
+        _refine(X, state, max_iter=max_iter, tol=TOL_NEAR if tol is None else tol)
     if isinstance(init, str):
         order = torch.argsort(factors.energy_shares(state.codes, state.directions), descending=True, stable=True)
         state.codes = state.codes.gather(-1, order.unsqueeze(-2).expand_as(state.codes))
@@ -190,38 +189,38 @@ def fit(
     return state
 
 
-def _go_near(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
-    """From a good start: ended once better codes gain so little that an iteration would gain less than `tol`.
+def _refine(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
+    """Iterate from a good start; a fit ends when the update of the codes shows that an iteration gains less than `tol`.
 
-    Half an iteration tells, since the gains of its halves fall in turn. Going on would take long, towards ever flatter
-    cones, for little: less than a hundredth of the error on activations, up to a few hundredths where noise is low.
+    The gains of half-iterations decrease, so twice the gain of the codes bounds that of an iteration. Continuing would
+    take long for little: less than 1 % of the error on activations, up to a few per cent where noise is low.
     """
     floor = _rounding(X)
     done = state.value <= floor
     for _ in range(max_iter):
         going = ~done
-        codes, gain = _coded(X, state.directions, state.codes)
-        state.codes = torch.where(going[:, None, None], codes, state.codes)  # no row is worse
+        codes, gain = _improve_codes(X, state.directions, state.codes)
+        state.codes = torch.where(going[:, None, None], codes, state.codes)
         done = done | (2.0 * gain <= tol * state.value)
         if bool(done.all()):
             break
         before = state.value
-        better = _turn(X, state, ~done)
-        # the gain of codes of rows that fit well is mostly rounding: what the whole iteration gained tells as well
+        better = _improve_directions(X, state, ~done)
+        # the gain of the codes is mostly rounding if the fit is good, so the gain of the iteration is tested as well
         done = done | ~better | (before - state.value <= tol * before) | (state.value <= floor)
 
 
-def _coded(X: Tensor, directions: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """A few steps from some codes towards the best for the directions, and by how much ‖R‖² fell."""
+def _improve_codes(X: Tensor, directions: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes after a few gradient steps from `start` at fixed directions, and the decrease of ‖R‖² [b]."""
     wide = directions.double()
     return descent(wide @ wide.mT, X @ directions.mT, start, steps=_INNER)
 
 
-def _turn(X: Tensor, state: State, going: Tensor) -> Tensor:
-    """The best directions for the codes, in those fits that are going on; whether that lowered the error."""
-    value, pulled = factors.missed(X, state.codes, state.directions)
-    change = least_squares(state.codes, pulled)  # from the residual, which loses no digits
-    value = value - (change * pulled).sum((-2, -1))
+def _improve_directions(X: Tensor, state: State, going: Tensor) -> Tensor:
+    """Set the least squares directions of the fits that are `going`; returns which fits [b] have a lower error."""
+    value, projected = factors.error_and_gradient(X, state.codes, state.directions)
+    change = least_squares(state.codes, projected)  # a correction from the residual loses no digits
+    value = value - (change * projected).sum((-2, -1))
     better = going & (value < state.value)
     directions = (state.directions.double() - change).to(X.dtype)
     norms = norms_of(directions)
@@ -233,11 +232,11 @@ def _turn(X: Tensor, state: State, going: Tensor) -> Tensor:
     return better
 
 
-def _go_far(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
-    """From a plain start: ended once an iteration lowers the error by less than `tol` of itself.
+def _iterate(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
+    """Iterate from a random or k-means start until an iteration lowers the error by less than the relative `tol`.
 
-    Each step goes on from codes that are carried a little farther the way they went (Ang and Gillis 2019,
-    arXiv:1805.06604); where that raises the error the step is not taken, and the next one goes from where it was.
+    Codes are extrapolated along their last change (Accelerating Nonnegative Matrix Factorization Algorithms Using
+    Extrapolation, arXiv:1805.06604); a step that raises the error is rejected, and the next is not extrapolated.
     """
     floor = _rounding(X)
     done = state.value <= floor
@@ -247,8 +246,8 @@ def _go_far(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
             break
         before, codes = state.value, state.codes
         ahead = torch.lerp(last, codes, 1.0 + carry.to(codes.dtype)[:, None, None]).clamp_(min=0.0)
-        tried = State(_coded(X, state.directions, ahead)[0], state.directions, state.value, [], [])
-        better = _turn(X, tried, ~done)
+        tried = State(_improve_codes(X, state.directions, ahead)[0], state.directions, state.value, [], [])
+        better = _improve_directions(X, tried, ~done)
         small = (before - tried.value <= tol * before) | (tried.value <= floor)
         done = done | torch.where(better, small, carry == 0)
         carry = torch.where(better, (carry * _FASTER).clamp(_CARRY / 2, _MOST_CARRY), 0.0)
@@ -260,17 +259,17 @@ def _go_far(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
 
 
 def _rounding(X: Tensor) -> Tensor:
-    """The error of rows that were only rounded."""
+    """‖R‖² [b] that rounding of the rows alone would give."""
     return 4.0 * torch.finfo(X.dtype).eps ** 2 * squares(X)
 
 
 def _first_codes(
     X: Tensor, rank: int, *, seed: int, init: str | Tensor, guess: Tensor | None
 ) -> tuple[Tensor, list[int]]:
-    """Codes to start from, and the passes over the rows that they took in each fit."""
+    """Initial codes [b, n, r], and the passes over the rows that they took in each fit."""
     none = [0] * len(X)
     if isinstance(init, Tensor) and guess is not None:
-        return _coded(X, init, guess)[0], none
+        return _improve_codes(X, init, guess)[0], none
     if isinstance(init, Tensor):
         return factors.nonnegative_codes(X, init).to(X.dtype), none
     if init == "svd":
@@ -280,14 +279,14 @@ def _first_codes(
     if init == "random":
         return torch.rand(X.shape[-2], rank, generator=generator).to(X).expand(*X.shape[:-1], rank), none
     found = factors.k_means(X, rank, seed=seed, max_iter=20)
-    steps = [len(_own(past)) for past in torch.stack(found.history, -1).tolist()]
-    return found.assigned.to(X.dtype) + 0.2, steps  # as Ding et al. start
+    steps = [len(_without_repeats(past)) for past in torch.stack(found.history, -1).tolist()]
+    return found.assigned.to(X.dtype) + 0.2, steps  # 0.2 as in the paper
 
 
 def start_codes(X: Tensor, rank: int, *, seed: int) -> tuple[Tensor, int]:
-    """Non-negative codes [..., n, r] to start from, for rows [..., n, d], and the passes over the rows they took.
+    """Initial non-negative codes [..., n, r] of rows [..., n, d], and the passes over the rows that they took.
 
-    Their least squares error is near the best.
+    The error of the least squares directions for them is near the minimum.
 
     >>> codes, passes = start_codes(torch.eye(3), 2, seed=0)
     >>> codes.shape, passes
@@ -313,43 +312,43 @@ def start_codes(X: Tensor, rank: int, *, seed: int) -> tuple[Tensor, int]:
 
 
 def positive_vector(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """w [..., n] ≥ 0 with root mean square 1, the free directions E [..., q, r−1] and the error of both together.
+    """w [..., n] ≥ 0 with root mean square 1, the free directions E [..., q, r−1], and the energy of X outside both.
 
-    min over w ≥ 0 of the energy of X outside w and the r − 1 leading directions of what w leaves: in turn, E by
-    eigenvectors and w by one step of the power method on what E leaves, cut at 0. Neither raises the error.
+    Alternates between E, the leading eigenvectors of what w leaves, and w, one power step on what E leaves, clipped at
+    0. Neither step raises the error.
     """
     T, theta = found.scores, found.energies
     w = _first_w(T, theta, rank)
     best, free, error = w, theta.new_zeros(()), torch.full_like(theta[..., 0], torch.inf)
     for _ in range(_W_STEPS):
-        pulled = (T.mT @ w.unsqueeze(-1)).squeeze(-1).double()
-        value, directions = _beside(theta, pulled, rank)
+        projected = (T.mT @ w.unsqueeze(-1)).squeeze(-1).double()
+        value, directions = _free_directions(theta, projected, rank)
         better = value < error
         best = torch.where(better.unsqueeze(-1), w, best)
         free = torch.where(better[..., None, None], directions, free)
         error = torch.where(better, value, error)
-        outside = pulled - (directions @ (directions.mT @ pulled.unsqueeze(-1))).squeeze(-1)
+        outside = projected - (directions @ (directions.mT @ projected.unsqueeze(-1))).squeeze(-1)
         moved = _unit((T @ outside.to(T.dtype).unsqueeze(-1)).squeeze(-1).clamp_min(0.0))
         w = torch.where(moved.any(-1, keepdim=True), moved, w)
     return best * T.shape[-2] ** 0.5, free, error
 
 
 def _first_w(T: Tensor, theta: Tensor, rank: int) -> Tensor:
-    """The best of: each leading score cut at 0 on its lighter side, and what of a constant lies in their span."""
+    """The first w: the best of the leading scores and of a constant projected on their span, clipped at 0."""
     lead = T[..., :rank]
     sides = torch.where((lead.square() * lead).sum(-2, keepdim=True) < 0, -lead, lead)
     floor = 1e-9 * theta[..., :1]
     level = lead @ (lead.sum(-2).double() / theta[..., :rank].clamp_min(floor)).to(T.dtype).unsqueeze(-1)
     tried = _unit(torch.cat([sides, level], -1).clamp_min(0.0), dim=-2)
-    pulled = (T.mT @ tried).double().mT
-    value, _ = _beside(theta.unsqueeze(-2), pulled, rank)
+    projected = (T.mT @ tried).double().mT
+    value, _ = _free_directions(theta.unsqueeze(-2), projected, rank)
     value = torch.where(tried.any(-2), value, torch.inf)
     return tried.gather(-1, value.argmin(-1)[..., None, None].expand(*tried.shape[:-1], 1)).squeeze(-1)
 
 
-def _beside(theta: Tensor, pulled: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The energy outside w and the r − 1 leading directions beside it, and these; `pulled` = Tᵀw, ‖w‖ = 1."""
-    left = torch.diag_embed(theta.expand(pulled.shape)) - pulled.unsqueeze(-1) * pulled.unsqueeze(-2)
+def _free_directions(theta: Tensor, projected: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The energy outside w and the r − 1 leading directions orthogonal to it, and these; `projected` = Tᵀw, ‖w‖ = 1."""
+    left = torch.diag_embed(theta.expand(projected.shape)) - projected.unsqueeze(-1) * projected.unsqueeze(-2)
     values, vectors = torch.linalg.eigh(left)
     others = values.shape[-1] - (rank - 1)
     return values[..., :others].sum(-1), vectors[..., others:]
@@ -360,7 +359,7 @@ def _unit(x: Tensor, *, dim: int = -1) -> Tensor:
 
 
 def _corners(signed: Tensor, rank: int, *, seed: int) -> Tensor:
-    """P [..., n, r]: how far each row lies towards each corner of the simplex; Σ over corners is 0."""
+    """P [..., n, r]: the coordinate of each row along each corner of the simplex; corners sum to 0."""
     if rank == 1:
         return signed.new_zeros(*signed.shape[:-1], 1)
     wide = signed.double()
@@ -371,26 +370,26 @@ def _corners(signed: Tensor, rank: int, *, seed: int) -> Tensor:
     # r unit vectors in r − 1 dimensions, all at the same angle
     simplex = torch.linalg.eigh(torch.eye(rank, dtype=torch.float64) - 1.0 / rank)[1][:, 1:]
     simplex = (simplex / torch.linalg.vector_norm(simplex, dim=1, keepdim=True)).to(signed)
-    return W @ _turned(W, simplex, seed=seed) @ simplex.mT * ((rank - 1) / rank)
+    return W @ _rotation_to_tails(W, simplex, seed=seed) @ simplex.mT * ((rank - 1) / rank)
 
 
-def _turned(W: Tensor, simplex: Tensor, *, seed: int) -> Tensor:
-    """The rotation R for which Σ max(0, W R Sᵀ)³ is large: a convex function, so that each polar step raises it."""
+def _rotation_to_tails(W: Tensor, simplex: Tensor, *, seed: int) -> Tensor:
+    """The rotation R that (locally) maximises Σ max(0, W R Sᵀ)³, a convex function that no polar step lowers."""
     size = simplex.shape[1]
     generator = torch.Generator().manual_seed(seed)
     R = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0].to(W)
     R = R.expand(*W.shape[:-2], size, size)
     for _ in range(_TURNS):
-        slope = (W @ (R @ simplex.mT)).clamp_(0.0, 7.0).square_()  # beyond 7 deviations one row would decide alone
+        slope = (W @ (R @ simplex.mT)).clamp_(0.0, 7.0).square_()  # clipped so that one outlier does not dominate
         left, _, right = torch.linalg.svd((W.mT @ slope @ simplex).double())
         R = (left @ right).to(W.dtype)
     return R
 
 
 def _shifted(found: Leading, corners: Tensor, w: Tensor, error: Tensor, rank: int) -> Tensor:
-    """The corners shifted along w, by the least shift that is nearly as good as an endless one.
+    """Non-negative codes: the corner coordinates plus the smallest multiple of w with an error near that of w → ∞.
 
-    Rows in which w is too small for the shift get as much of it as they need.
+    Rows in which that is not enough are shifted until they are non-negative.
     """
     T, theta = found.scores, found.energies
     needed = -corners.amin(-1)
@@ -399,24 +398,24 @@ def _shifted(found: Leading, corners: Tensor, w: Tensor, error: Tensor, rank: in
     for shift in _SHIFTS:
         codes = corners + torch.maximum(shift * w, needed).unsqueeze(-1)
         chosen = torch.where(settled[..., None, None], chosen, codes)
-        pulled = (codes.mT @ T).double()
-        explained = (least_squares(codes, pulled) * pulled).sum((-2, -1))  # the energy of T in the span of the codes
+        projected = (codes.mT @ T).double()
+        explained = (least_squares(codes, projected) * projected).sum((-2, -1))  # energy of T in the span of codes
         settled = settled | (theta.sum(-1) - explained <= allowed)
     return chosen.clamp_min(0.0)
 
 
-def least_squares(codes: Tensor, pulled: Tensor) -> Tensor:
-    """D = argmin ‖X − Z D‖² in float64, from ZᵀX; codes that are all zero, or double, get the smaller directions."""
+def least_squares(codes: Tensor, projected: Tensor) -> Tensor:
+    """D = argmin ‖X − Z D‖² in float64 from Z and `projected` = ZᵀX; a small ridge makes it unique."""
     wide = codes.double()
     norms = torch.linalg.vector_norm(wide, dim=-2).unsqueeze(-1)
     norms = torch.where(norms > 0, norms, 1.0)
     gram = (wide.mT @ wide) / norms / norms.mT
     gram.diagonal(dim1=-2, dim2=-1).add_(1e-11)
-    return torch.cholesky_solve(pulled.double() / norms, torch.linalg.cholesky_ex(gram)[0]) / norms
+    return torch.cholesky_solve(projected.double() / norms, torch.linalg.cholesky_ex(gram)[0]) / norms
 
 
 def _half_space(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """How far each row lies along the normal of the best half-space, the share of energy inside it, and ‖normal‖."""
+    """The height of each row along the normal of the best half-space, the share of energy inside it, and ‖normal‖."""
     lead, theta = found.scores[..., :rank], found.energies[..., :rank]
     normal = lead.sum(-2).double() / theta.clamp_min(1e-9 * theta[..., :1])  # the least squares fit of a constant
     height = (lead @ normal.to(lead.dtype).unsqueeze(-1)).squeeze(-1)
@@ -426,7 +425,7 @@ def _half_space(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _tight(found: Leading, rank: int, *, height: Tensor, steepness: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes in the cone of the extreme rows, and what it misses in units of the energy of the r-th direction."""
+    """Codes in the cone of the extreme rows, and their error in units of the energy of the r-th direction."""
     lead = found.scores[..., :rank]
     lowest = torch.maximum(_CLEAR * noise.sqrt() * steepness, 1e-3 * height.square().mean(-1).sqrt())
     high = height > lowest.unsqueeze(-1)
@@ -441,10 +440,10 @@ def _tight(found: Leading, rank: int, *, height: Tensor, steepness: Tensor, nois
 
 
 def _extreme(lead: Tensor, seen: Tensor, blur: Tensor, high: Tensor) -> Tensor:
-    """The corners [..., r, r] of rows seen from the apex: each the farthest from the span of those before it.
+    """The corners [..., r, r] of the cone by successive projection: each is the row farthest from the span of the last.
 
-    Farthest beyond doubt: twice the deviation that noise gives to a row is taken off. Rows that noise cannot tell
-    from the one picked are averaged with it.
+    `seen` are the rows divided by their height. From each distance twice its standard deviation by noise is
+    subtracted, and rows within noise of the chosen one are averaged with it.
     """
     rest, corners = seen, []
     for _ in range(lead.shape[-1]):

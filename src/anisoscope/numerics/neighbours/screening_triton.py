@@ -1,7 +1,7 @@
-"""The screening of neighbours as one kernel: of all products only the two best keys of every group are written.
+"""The screening of neighbours as one Triton kernel, which writes only the two largest keys of each group of columns.
 
-A key carries the place of its column within the group in its last bits, so that one comparison finds both. A group
-whose second best key may be a neighbour as well is looked at as a whole; all others are their best key alone.
+The last bits of a key hold the place of its column within the group, so that a maximum finds both. Where the second
+largest key may also be a neighbour, the whole group becomes candidates; otherwise only its largest key.
 Notation as in `screening`.
 """
 
@@ -21,28 +21,28 @@ from anisoscope.numerics.neighbours.screening import Candidates, Rounded, rounde
 PLACES = 32  # columns of a group
 _TALL, _BROAD, _DEEP, _BESIDE = 128, 256, 64, 8
 _PLACE_BITS = PLACES - 1
-_LOWEST = -3.0e38  # finite: setting the last bits of an infinity would make it no number
-_STRIP_BYTES = 2 << 30  # of the keys of some rows
-_MOST_GROUPS = 8  # of a row that are looked at as a whole; with more it is searched again
-_PACKED = 2.0**-17  # what the bits of the place add to γ
+_LOWEST = -3.0e38  # finite, because setting the last bits of an infinity would make it NaN
+_STRIP_BYTES = 2 << 30  # memory of the keys of a strip of rows
+_MOST_GROUPS = 8  # whole groups that a row may have as candidates; with more the row is searched again
+_PACKED = 2.0**-17  # addition to γ for the bits that hold the place
 
 
 @triton.jit
 def _best_of_groups(
-    mine, numbers, rows, half, first, second, blocks, columns, groups,
+    part, numbers, rows, half, first, second, blocks, columns, groups,
     WIDE: tl.constexpr, TALL: tl.constexpr, BROAD: tl.constexpr, DEEP: tl.constexpr, PLACES: tl.constexpr,
     BESIDE: tl.constexpr, LOWEST: tl.constexpr,
 ):  # fmt: skip
-    """A TALL × BROAD block of keys, of which the two best of each group of PLACES columns are stored."""
+    """Compute a TALL × BROAD block of keys; store the two largest of each group of PLACES columns."""
     program = tl.program_id(0)
-    band = program // (BESIDE * columns)  # a few blocks of rows beside each other read the same columns from the cache
+    band = program // (BESIDE * columns)  # consecutive programs share columns, which then come from the cache
     size = min(blocks - band * BESIDE, BESIDE)
     within = program % (BESIDE * columns)
     block, column = band * BESIDE + within % size, within // size
     line = (block * TALL + tl.arange(0, TALL)).to(tl.int64)
     other = column * BROAD + tl.arange(0, BROAD)
     depth = tl.arange(0, DEEP)
-    left = mine + line[:, None] * WIDE + depth[None, :]
+    left = part + line[:, None] * WIDE + depth[None, :]
     right = rows + other.to(tl.int64)[None, :] * WIDE + depth[:, None]
     total = tl.zeros((TALL, BROAD), dtype=tl.float32)
     for _ in range(0, WIDE, DEEP):
@@ -75,10 +75,10 @@ def _squared_differences(rows, one, two, out, width, stride, BLOCK: tl.constexpr
 
 
 def distances(x: Tensor, one: Tensor, two: Tensor) -> Tensor:
-    """‖x_i − x_j‖ of pairs of rows in float64; the rows must lie one after the other."""
+    """‖x_i − x_j‖ of pairs of rows in float64; each row of x must be contiguous."""
     out = torch.empty(len(one), dtype=torch.float64, device=x.device)
     if len(one):
-        one, two = one.contiguous(), two.contiguous()  # the kernel counts on it
+        one, two = one.contiguous(), two.contiguous()  # the kernel assumes it
         _squared_differences[(len(one),)](x, one, two, out, x.shape[1], x.stride(0), BLOCK=256, num_warps=2)
     return out.sqrt_()
 
@@ -88,37 +88,37 @@ def screen_fused(x: Tensor, precision: str, *, rows: Tensor, k: int, wanted: int
     low = rounded(x, precision, pad=_BROAD, width=_DEEP, fused=True)
     low = replace(low, gamma=low.gamma + _PACKED)
     step = max(_TALL, _STRIP_BYTES // (8 * len(low.rows) // PLACES) // _TALL * _TALL)
-    for mine in rows.split(step):
-        best, next_best = _groups(low, mine)
-        yield _chosen(low, best, next_best, rows=mine, k=k, wanted=wanted)
+    for part in rows.split(step):
+        best, next_best = _groups(low, part)
+        yield _chosen(low, best, next_best, rows=part, k=k, wanted=wanted)
 
 
-def _groups(low: Rounded, mine: Tensor) -> tuple[Tensor, Tensor]:
+def _groups(low: Rounded, part: Tensor) -> tuple[Tensor, Tensor]:
     """The best and the next best key of every group of columns [rows, groups] for some rows."""
     tall, wide = low.rows.shape
-    blocks, columns = -(-len(mine) // _TALL), tall // _BROAD
-    numbers = torch.nn.functional.pad(mine, (0, blocks * _TALL - len(mine)))  # the first row stands in for no row
-    own = low.rows[numbers]
-    best = torch.empty(len(own), tall // PLACES, dtype=torch.float32, device=own.device)
+    blocks, columns = -(-len(part) // _TALL), tall // _BROAD
+    numbers = torch.nn.functional.pad(part, (0, blocks * _TALL - len(part)))  # padded with row 0, cut off below
+    left_rows = low.rows[numbers]
+    best = torch.empty(len(left_rows), tall // PLACES, dtype=torch.float32, device=left_rows.device)
     next_best = torch.empty_like(best)
-    deep, stages = (_DEEP, 3) if own.dtype == torch.bfloat16 else (_DEEP // 2, 3)
+    deep, stages = (_DEEP, 3) if left_rows.dtype == torch.bfloat16 else (_DEEP // 2, 3)
     _best_of_groups[(blocks * columns,)](
-        own, numbers, low.rows, low.half, best, next_best, blocks, columns, tall // PLACES,
+        left_rows, numbers, low.rows, low.half, best, next_best, blocks, columns, tall // PLACES,
         WIDE=wide, TALL=_TALL, BROAD=_BROAD, DEEP=deep, PLACES=PLACES, BESIDE=_BESIDE, LOWEST=_LOWEST,
         num_warps=8, num_stages=stages,
     )  # fmt: skip
-    return best[: len(mine)], next_best[: len(mine)]
+    return best[: len(part)], next_best[: len(part)]
 
 
 def _chosen(low: Rounded, best: Tensor, next_best: Tensor, *, rows: Tensor, k: int, wanted: int) -> Candidates:
-    """The columns that may be among the k nearest: best keys of groups, and whole groups where one is not enough."""
+    """The columns that may be among the k nearest: largest keys of groups, or whole groups."""
     listed = min(wanted, best.shape[1] - 1)
     value, group = best.topk(listed + 1, dim=1)
     norm = low.norm[rows]
     reach = norm.square() - 2.0 * value[:, -1].double()
     value, group = value[:, :-1].contiguous(), group[:, :-1]
-    column = group * PLACES + (value.view(torch.int32) & _PLACE_BITS)  # a key's last bits are its place
-    index = column.clamp_max(len(low.norm) - 1)  # padding has the lowest key, so it is never needed
+    column = group * PLACES + (value.view(torch.int32) & _PLACE_BITS)
+    index = column.clamp_max(len(low.norm) - 1)  # columns of padding have the lowest key and are dropped below
     squared, error = squared_range(low, value, index, rows=rows)
     top = (squared + error).kthvalue(k, dim=1, keepdim=True).values
     needed = (squared - error <= top) & (value > _LOWEST / 2)
@@ -134,7 +134,7 @@ def _chosen(low: Rounded, best: Tensor, next_best: Tensor, *, rows: Tensor, k: i
 
 
 def _whole_groups(crowded: Tensor, group: Tensor, rows: Tensor, *, n: int) -> tuple[Tensor, Tensor]:
-    """All columns of the groups that are marked, with the lines they belong to."""
+    """The pairs (line, column) of all columns of the groups marked in `crowded`, without padding and the row itself."""
     line, slot = crowded.nonzero(as_tuple=True)
     column = (group[line, slot].unsqueeze(1) * PLACES + torch.arange(PLACES, device=line.device)).flatten()
     line = line.repeat_interleave(PLACES)

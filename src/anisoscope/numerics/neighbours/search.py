@@ -1,7 +1,7 @@
-"""Exact nearest neighbours.
+"""Exact k-nearest-neighbour search.
 
-Products of low precision on centred rows *find* candidates (`screening`); the distances of those are computed from
-differences in float64. Each row's list is proved to hold its neighbours, or that row is searched again in float64.
+Low-precision products of centred rows give candidates (`screening`), whose distances are computed from differences in
+float64. A row whose candidates are not proved to contain its k nearest neighbours is searched again in float64.
 Notation: n rows, k neighbours.
 """
 
@@ -21,13 +21,13 @@ from anisoscope.numerics.neighbours.screening import GROUP, Candidates, blocks, 
 
 _BLOCK = (512, 4096)  # rows and columns of a block of distances in float64
 _DEVICE_BLOCK = (4096, 32768)  # the same on a GPU, where few large blocks are quicker
-_PAIR_BYTES = 1 << 20  # of the differences of some pairs, which should stay in the cache
+_PAIR_BYTES = 1 << 20  # differences computed at a time, which should fit into the cache
 _DEVICE_BYTES = 1 << 30
-_LISTED, _DEVICE_LISTED = 2, 4  # candidates listed for each neighbour that is wanted, and a few more
-_TRIED = 64  # rows on which it is tried whether low precision will do
-_MOST_REDONE = 0.1  # of those; else float32 is taken, which costs twice as much and tells far more rows apart
-_EQUAL = 1e-9  # what squared distances may differ by, relatively: rows of a lattice have many at the same
-_GAMMA = 0.002  # γ of bfloat16, about, and half of its rounding unit
+_LISTED, _DEVICE_LISTED = 2, 4  # candidates listed per wanted neighbour; a constant number is added
+_TRIED = 64  # rows on which bfloat16 is tried
+_MOST_REDONE = 0.1  # share of these with too long lists above which float32 is used: twice the cost, far more precise
+_EQUAL = 1e-9  # relative difference up to which squared distances count as equal (rows of a lattice have many)
+_GAMMA = 0.002  # approximate γ of bfloat16, and half of its rounding unit
 
 
 @dataclass
@@ -36,12 +36,12 @@ class Search:
 
     distance: Tensor
     index: Tensor
-    sure: Tensor  # of which rows the candidates are proved to hold the nearest of all; the others were searched again
-    precision: str  # of the products that found the candidates
+    sure: Tensor  # [n] whether the candidates were proved to contain the nearest; other rows were searched again
+    precision: str  # of the products that gave the candidates
 
     @classmethod
     def among(cls, x: Tensor, candidates: Iterator[Candidates], precision: str, *, k: int) -> Search:
-        """The nearest of what was looked at."""
+        """The k nearest among the candidates."""
         parts = [_settled(x, found, k=k) for found in candidates]
         distance, index, sure = (torch.cat(part) for part in zip(*parts, strict=True))
         return cls(distance, index, sure, precision)
@@ -53,14 +53,14 @@ class Search:
 
 
 def first_equal(x: Tensor) -> Tensor:
-    """For every row the index of the first one that equals it, which is its own where it is the first.
+    """For every row the index of the first row that equals it (possibly itself) [n].
 
     >>> first_equal(torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0]])).tolist()
     [0, 0, 2]
     """
     weights = torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device=x.device).sqrt()
-    # a row sum in a fixed order per row: equal rows get equal projections, whatever the batch, and seldom others
-    projection = torch.cat([(x[mine] * weights).sum(1) for mine in blocks(x)])
+    # summed in the same order for each row, so that equal rows have bit-equal projections; different rows rarely have
+    projection = torch.cat([(x[part] * weights).sum(1) for part in blocks(x)])
     _, inverse, counts = torch.unique(projection, return_inverse=True, return_counts=True)
     candidates = (counts[inverse] > 1).nonzero().squeeze(1)
     found = torch.arange(len(x), device=x.device)
@@ -83,9 +83,9 @@ def nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return found.distance, found.index
 
 
-@torch.inference_mode(False)  # threads of the pool know nothing of the caller's mode
+@torch.inference_mode(False)  # threads of the pool do not inherit the caller's mode
 def search(x: Tensor, k: int, *, precision: str | None = None) -> Search:
-    """The k nearest other rows of every row; `precision` is that of the screening, else the quickest that will do.
+    """The k nearest other rows of every row; `precision` is that of the screening (default: the fastest suitable one).
 
     >>> search(torch.tensor([[0.0], [1.0], [3.0]]), 1).redone
     0.0
@@ -93,7 +93,7 @@ def search(x: Tensor, k: int, *, precision: str | None = None) -> Search:
     x = (x if has_float64(x.device) else x.cpu()).contiguous()
     k = min(k, len(x) - 1)
     with exact_products(x.device):  # the bounds are for float32 sums
-        enough = len(x) >= 64 * (_DEVICE_LISTED * k + 28)  # rows for the groups of a kernel
+        enough = len(x) >= 64 * (_DEVICE_LISTED * k + 28)  # the kernel needs more groups than listed candidates
         fused = precision != "float32" and enough and _has_kernels(x.device.type)
         found = _fused(x, k, precision) if fused else _by_products(x, k, precision)
         again = (~found.sure).nonzero().squeeze(1)
@@ -103,7 +103,7 @@ def search(x: Tensor, k: int, *, precision: str | None = None) -> Search:
 
 
 def _by_products(x: Tensor, k: int, precision: str | None) -> Search:
-    """By plain products of blocks of rows, each of which serves its rows and its columns."""
+    """Search with plain matrix products for the screening."""
     chosen, wanted = _plan(x, k)
     if precision not in (None, chosen):
         chosen, wanted = precision or "", _LISTED * k + 14
@@ -112,7 +112,7 @@ def _by_products(x: Tensor, k: int, precision: str | None) -> Search:
 
 
 def _fused(x: Tensor, k: int, precision: str | None) -> Search:
-    """By a kernel of our own: all rows in bfloat16, and what that leaves open in TF32."""
+    """Search with the Triton kernel: all rows in bfloat16, then those without proof in TF32."""
     from anisoscope.numerics.neighbours.screening_triton import screen_fused
 
     first, *others = (precision,) if precision else ("bfloat16", "tfloat32")
@@ -130,7 +130,7 @@ def _fused(x: Tensor, k: int, precision: str | None) -> Search:
 
 @cache
 def _has_kernels(device: str) -> bool:
-    """Whether there is a Triton that works, tried once on a few rows; all goes without it, only slower."""
+    """Whether the Triton kernels work here, tried once on a few rows; without them the search is only slower."""
     if device != "cuda" or torch.version.hip:
         return False
     try:
@@ -140,16 +140,16 @@ def _has_kernels(device: str) -> bool:
         for precision in ("bfloat16", "tfloat32"):
             for found in screen_fused(x, precision, rows=torch.arange(1024, device=device), k=1, wanted=4):
                 distances(x, found.line, found.column).sum().item()
-    except Exception:  # whatever is wrong with a compiler, the plain way needs none
+    except Exception:  # a broken compiler can raise anything; plain products need none
         return False
     return True
 
 
 def _plan(x: Tensor, k: int) -> tuple[str, int]:
-    """The precision of the products and how many candidates each row lists, from a look at a few rows.
+    """The precision of the products and the number of candidates per row, from a trial on a few rows.
 
-    bfloat16 where it is quick, with a list as long as nearly all of these rows need; unless too many of them have more
-    rows within its error than are worth listing.
+    bfloat16 if it is fast here, with lists long enough for 95 % of the tried rows, unless too many rows need longer
+    lists than are worthwhile.
     """
     plain = "float32", k + 8
     if x.device.type != "cpu" or len(x) <= 8 * _TRIED or quick_precision() == "float32":
@@ -168,7 +168,7 @@ def _plan(x: Tensor, k: int) -> tuple[str, int]:
 
 
 def _settled(x: Tensor, found: Candidates, *, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The k nearest of some rows' candidates, and for which rows they are proved to be the nearest of all."""
+    """Distances and indices [rows, k] of the nearest candidates, and whether they are proved to be the nearest rows."""
     line, device = found.line, x.device
     count = torch.bincount(line, minlength=len(found.rows))
     slot = torch.arange(len(line), device=device) - (count.cumsum(0) - count)[line]
@@ -181,7 +181,7 @@ def _settled(x: Tensor, found: Candidates, *, k: int) -> tuple[Tensor, Tensor, T
 
 
 def _smallest(far: Tensor, where: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k smallest of each line, equal ones by their index."""
+    """The k smallest of each line, ties in the order of their index."""
     where, order = where.sort(dim=1)
     far, again = far.gather(1, order).sort(dim=1, stable=True)
     return far[:, :k], where.gather(1, again)[:, :k]
@@ -195,22 +195,22 @@ def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
         return distances(x, first, second)
     step = max(1, (_PAIR_BYTES if x.device.type == "cpu" else _DEVICE_BYTES) // (8 * x.shape[1]))
 
-    # of two near rows each is mostly among the candidates of the other: once is enough
+    # pairs mostly occur in both orders: each distance is computed once
     pairs, place = torch.unique(
         torch.minimum(first, second) * len(x) + torch.maximum(first, second), return_inverse=True
     )
     first, second = pairs // len(x), pairs % len(x)
 
     def some(start: int) -> Tensor:
-        mine = slice(start, start + step)
-        return torch.linalg.vector_norm(x[second[mine]].double().sub_(x[first[mine]]), dim=1)
+        part = slice(start, start + step)
+        return torch.linalg.vector_norm(x[second[part]].double().sub_(x[first[part]]), dim=1)
 
     return torch.cat(together(some, range(0, max(1, len(first)), step)))[place]
 
 
 def _redone(x: Tensor, rows: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
-    """The k nearest of some rows by products in float64; where even these are too coarse, by differences alone."""
-    wanted = min(k + 7, len(x))  # one of them is the row itself
+    """The k nearest of some rows by float64 products, or by differences where these are not precise enough."""
+    wanted = min(k + 7, len(x))  # includes the row itself
     shift = centre(x)
     squared, index = _nearest_products(x, rows, wanted, shift=shift)
     far = _distances(x, rows.repeat_interleave(wanted), index.flatten()).view(index.shape)
@@ -226,23 +226,23 @@ def _redone(x: Tensor, rows: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _nearest_products(x: Tensor, rows: Tensor, wanted: int, *, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared distances, ascending, and indices of the nearest of all rows, itself included, by plain products.
+    """Squared distances, ascending, and indices [rows, wanted] of the nearest rows, the row itself included.
 
-    Rows are taken about `shift`, in its precision.
+    By matrix products of rows minus `shift`, in its precision.
     """
     dtype = shift.dtype
     tall, broad = _BLOCK if x.device.type == "cpu" else _DEVICE_BLOCK
     found = []
-    for mine in rows.split(tall):
-        own = (x[mine] - shift).to(dtype)
-        value = torch.full((len(mine), 0), torch.inf, dtype=dtype, device=x.device)
-        index = torch.zeros(len(mine), 0, dtype=torch.int64, device=x.device)
+    for part in rows.split(tall):
+        left = (x[part] - shift).to(dtype)
+        value = torch.full((len(part), 0), torch.inf, dtype=dtype, device=x.device)
+        index = torch.zeros(len(part), 0, dtype=torch.int64, device=x.device)
         for start in range(0, len(x), broad):
-            other = (x[start : start + broad] - shift).to(dtype)
-            squared = torch.addmm(other.square().sum(1).unsqueeze(0), own, other.T, alpha=-2.0)
+            right = (x[start : start + broad] - shift).to(dtype)
+            squared = torch.addmm(right.square().sum(1).unsqueeze(0), left, right.T, alpha=-2.0)
             near, where = squared.topk(min(wanted, squared.shape[1]), dim=1, largest=False)
             value, order = torch.cat([value, near], 1).sort(dim=1)
             value, index = value[:, :wanted], torch.cat([index, where + start], 1).gather(1, order[:, :wanted])
-        found.append((value + own.square().sum(1, keepdim=True), index))
+        found.append((value + left.square().sum(1, keepdim=True), index))
     value, index = (torch.cat(part) for part in zip(*found, strict=True))
     return value, index
