@@ -1,1 +1,1 @@
-"""One file per verb: options, a run, its verdicts, its page."""
+"""The command line: one module per command, and the shared steps that run, evaluate claims and write the report."""

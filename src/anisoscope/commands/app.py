@@ -1,4 +1,4 @@
-"""The command line: every verb and its options, and how an error ends a command."""
+"""The typer application with all commands, and `main`, which turns errors into one-line messages and exit codes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "study": ("The protocol of one paper, from data to verdicts.", studies()),
 }
 _INTERRUPTED = 130
-_AGAIN = {  # what to do about a command that broke off, by whether it has --resume
+_ADVICE = {  # what to do after a command was aborted, by whether it has --resume
     True: "what was finished is in the run folder, and the same command with --resume goes on.",
     False: "nothing was written: run the same command again.",
 }
-_UsageError: Any = typer.BadParameter.__bases__[0]  # of whichever click this typer carries
+_UsageError: Any = typer.BadParameter.__bases__[0]  # click's UsageError, from the click that this typer uses
 
 
 def _version(value: bool) -> None:
@@ -56,14 +56,14 @@ def _options(
 
 
 def _build() -> typer.Typer:
-    words = "The geometry of a network's representations, layer by layer, with intervals and controls."
-    app = typer.Typer(name="anisoscope", help=words, add_completion=False, pretty_exceptions_enable=False, **_SETTINGS)
+    text = "The geometry of a network's representations, layer by layer, with intervals and controls."
+    app = typer.Typer(name="anisoscope", help=text, add_completion=False, pretty_exceptions_enable=False, **_SETTINGS)
     app.callback()(_options)
     for act in _VERBS:
         app.command(act.__name__.rstrip("_"))(act)
-    for name, (words, acts) in _GROUPS.items():
-        group = typer.Typer(name=name, help=words, **_SETTINGS)
-        group.callback()(lambda: None)  # without one, typer would run the one command of a group in place of the group
+    for name, (text, acts) in _GROUPS.items():
+        group = typer.Typer(name=name, help=text, **_SETTINGS)
+        group.callback()(lambda: None)  # without a callback typer turns a group of one command into that command
         for verb, act in acts.items():
             group.command(verb)(act)
         app.add_typer(group)
@@ -76,36 +76,36 @@ app = _build()
 def main(run: Callable[..., Any] = app) -> None:
     """The entry point: an error is one sentence and a non-zero exit, a traceback only with --debug."""
     try:
-        # standalone, the parser would swallow Ctrl-C and draw boxes around its errors
-        code = run(standalone_mode=False, **_called())
+        # in standalone mode click itself handles Ctrl-C and prints usage errors
+        code = run(standalone_mode=False, **_program_name())
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
     except _UsageError as error:
-        _refuse(error)
+        _fail_on_usage(error)
     except Exception as error:
         if "--debug" in sys.argv:
             raise
         fail(*_explain(error))
     if code == _INTERRUPTED:
-        fail(f"interrupted; {_AGAIN[_can_resume()]}", code)
+        fail(f"interrupted; {_ADVICE[_can_resume()]}", code)
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
-def _called() -> dict[str, str]:
-    """The command's name in its help: that of the entry point, unless python was told to run the package."""
+def _program_name() -> dict[str, str]:
+    """The program name in help texts, as a keyword of `run`; none under `python -m anisoscope`: click finds it."""
     return {} if Path(sys.argv[0]).name == "__main__.py" else {"prog_name": "anisoscope"}
 
 
 def _can_resume() -> bool:
-    """Whether the command that was typed has --resume; read from its words, as nothing else is left of it by then."""
+    """Whether the typed command has --resume; parsed from sys.argv, since an error leaves no parser context behind."""
     command: Any = typer.main.get_command(app)
     for word in sys.argv[1:]:
         command = getattr(command, "commands", {}).get(word, command)
     return any("--resume" in option.opts for option in command.params)
 
 
-def _refuse(error: Any) -> NoReturn:
-    """What is wrong with the words of a command; nothing to say where there were none and the help was printed."""
+def _fail_on_usage(error: Any) -> NoReturn:
+    """Exit with code 2 and one sentence about a usage error; without a sentence where the help was already printed."""
     message = str(error.format_message()).strip()
     if not message or "\n" in message:
         raise SystemExit(2)
@@ -114,13 +114,13 @@ def _refuse(error: Any) -> NoReturn:
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    """An error in one sentence, and the exit code."""
+    """The one-line message and the exit code for an exception."""
     if isinstance(error, AnisoscopeError):
         return str(error), 2
-    words = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else ""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-        return f"{words}; make room or rights: {_AGAIN[_can_resume()]}", 1
-    if isinstance(error, MemoryError) or "out of memory" in words.lower() or "can't allocate memory" in words.lower():
-        less = "use a smaller --batch-size or --context, --dtype bfloat16, or fewer --layers."
-        return f"out of memory ({words}); {less}", 1
-    return f"{type(error).__name__}: {words}; run again with --debug for the traceback.", 1
+        return f"{text}; make room or rights: {_ADVICE[_can_resume()]}", 1
+    if isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower():
+        advice = "use a smaller --batch-size or --context, --dtype bfloat16, or fewer --layers."
+        return f"out of memory ({text}); {advice}", 1
+    return f"{type(error).__name__}: {text}; run again with --debug for the traceback.", 1

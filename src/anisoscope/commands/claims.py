@@ -12,7 +12,7 @@ from anisoscope.errors import check_known
 from anisoscope.option import distinct
 
 _FORMS = ("table", "json")
-_SHOWN = 8  # flagged checkpoints that are named
+_SHOWN = 8  # flagged checkpoints listed by name
 
 
 def claims(
@@ -31,20 +31,20 @@ def claims(
     wanted = distinct(names, "--claims") if names is not None else None
     check_known("format", format, _FORMS)
     table = joint_table(open_runs(runs))
-    found = verdicts_to_dicts(evaluate_claims(table, wanted, proxy=proxy, fit=fit))
+    verdicts = verdicts_to_dicts(evaluate_claims(table, wanted, proxy=proxy, fit=fit))
     if flagged := _flagged(table):
         print_line(flagged, error=format == "json")
     if format == "json":
-        print_json(found)
+        print_json(verdicts)
     else:
-        print_verdicts(found, every=wanted is not None)
+        print_verdicts(verdicts, every=wanted is not None)
 
 
 def _flagged(table: Any) -> str:
-    """A line about the checkpoints with which something is wrong, or nothing."""
+    """One line that names the flagged checkpoints of a series; empty when there are none."""
     rows = [row for row in table.where(metric="checkpoint", kind="training").records() if row["value"] == 0]
-    found = [f"{row['revision']} ({re.split('[:,]', row['note'])[0]})" for row in rows]
-    if not found:
+    names = [f"{row['revision']} ({re.split('[:,]', row['note'])[0]})" for row in rows]
+    if not names:
         return ""
-    shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
     return f"checkpoints flagged: {shown}; verdicts over steps rest on them"

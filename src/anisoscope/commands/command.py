@@ -1,4 +1,4 @@
-"""What all commands share: options that come from a configuration, and the terminal that a command was typed in.
+"""Shared by all commands: typer options generated from configurations, progress bars, signals and failure.
 
 The fields of a configuration that declare an Option become the options that typer shows and parses.
 """
@@ -31,7 +31,7 @@ Metric = Annotated[str | None, typer.Option(help="Only these metrics, comma-sepa
 
 @dataclasses.dataclass(frozen=True)
 class DeclaredField:
-    """A field of a configuration that is an option: its name, its type, its default and how it is given."""
+    """A configuration field that is a command-line option: name, type, default and its `Option` declaration."""
 
     name: str
     type: Any
@@ -39,12 +39,12 @@ class DeclaredField:
     option: Option
 
     @property
-    def word(self) -> str:
-        """What is typed: `--batch-size`."""
+    def flag(self) -> str:
+        """The option as typed: `--batch-size`."""
         return self.option.name or f"--{self.name.replace('_', '-')}"
 
     def parameter(self) -> inspect.Parameter:
-        """The parameter of a function that typer reads as this option."""
+        """The keyword parameter that typer reads as this option or argument."""
         o, kind, default = self.option, self.type, self.default
         if o.argument:
             required = default is dataclasses.MISSING
@@ -55,37 +55,37 @@ class DeclaredField:
         else:
             if o.parse is not None:
                 kind, default = (bool, False) if o.typed is bool else (o.typed | None, None)
-            spelled = (self.word,) if kind is bool or o.name else ()
+            spelled = (self.flag,) if kind is bool or o.name else ()
             info = typer.Option(*spelled, help=o.help, min=o.least)
         annotation: Any = Annotated[kind, info]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
-    def explained(self, words: str | None) -> DeclaredField:
-        """With another help text, where there is one."""
-        return self if words is None else dataclasses.replace(self, option=dataclasses.replace(self.option, help=words))
+    def with_help(self, text: str | None) -> DeclaredField:
+        """A copy with another help text; the same field for None."""
+        return self if text is None else dataclasses.replace(self, option=dataclasses.replace(self.option, help=text))
 
     def value(self, typed: Any) -> Any:
-        """What was typed as the value of the field."""
+        """The value of the field, parsed from what typer read."""
         if self.option.argument:
             return tuple(typed) if isinstance(typed, list) else typed
-        return typed if self.option.parse is None else self.option.parse(typed, self.word)
+        return typed if self.option.parse is None else self.option.parse(typed, self.flag)
 
 
 def declared_fields(source: Any) -> dict[str, DeclaredField]:
-    """The fields of a configuration, or the parameters of a function that makes one, that are options; in order."""
+    """The options among the fields of a dataclass, or the parameters of a function, by name and in order."""
     hints = typing.get_type_hints(source, include_extras=True)
     if dataclasses.is_dataclass(source):
         defaults = {field.name: field.default for field in dataclasses.fields(source)}
     else:
         plain = inspect.signature(source).parameters.values()
         defaults = {p.name: dataclasses.MISSING if p.default is p.empty else p.default for p in plain}
-    found: dict[str, DeclaredField] = {}
+    declared: dict[str, DeclaredField] = {}
     for name, default in defaults.items():
         if typing.get_origin(hints[name]) is Annotated:
             kind, *notes = typing.get_args(hints[name])
             for option in (note for note in notes if isinstance(note, Option)):
-                found[name] = DeclaredField(name, kind, default, option)
-    return found
+                declared[name] = DeclaredField(name, kind, default, option)
+    return declared
 
 
 def configured(
@@ -97,38 +97,37 @@ def configured(
     first: Sequence[str] = (),
     help: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn a function of (config, …) into a command whose options are the fields of `config` and its other parameters.
+    """Turn `act(config, …)` into a command whose options are the fields of `config` and the other parameters of `act`.
 
-    `build` makes the configuration where it takes more than its fields, and may declare further options. `only` chooses
-    among the fields, `without` leaves out fields and other parameters, `first` come first in the help, `help` says of
-    some what they mean here. An option that is None because it was not given leaves the field as the configuration has
-    it.
+    `build` constructs the configuration in place of `config` and may declare further options. `only` selects fields,
+    `without` removes fields and other parameters, `first` moves fields to the front of the help, `help` replaces help
+    texts. An option that was not given (None) keeps the default of the configuration.
     """
 
-    def made(act: Callable[..., None]) -> Callable[..., None]:
+    def decorate(act: Callable[..., None]) -> Callable[..., None]:
         fields = declared_fields(config) | (declared_fields(build) if build is not None else {})
         order = only or [*first, *(name for name in fields if name not in (*first, *without))]
-        chosen = {name: fields[name].explained((help or {}).get(name)) for name in order}
+        chosen = {name: fields[name].with_help((help or {}).get(name)) for name in order}
         _, *more = inspect.signature(act, eval_str=True).parameters.values()
-        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in more if p.name not in without]
+        extra = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in more if p.name not in without]
 
         def command(**typed: Any) -> None:
-            rest = {p.name: typed.pop(p.name) for p in own}
+            rest = {p.name: typed.pop(p.name) for p in extra}
             values = {name: chosen[name].value(typed[name]) for name in typed if typed[name] is not None}
             act((build or config)(**values), **rest)
 
-        parameters = [*(field.parameter() for field in chosen.values()), *own]
+        parameters = [*(field.parameter() for field in chosen.values()), *extra]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         command.__name__, command.__doc__ = act.__name__, act.__doc__
         return command
 
-    return made
+    return decorate
 
 
 @contextlib.contextmanager
-def under_way() -> Iterator[Callable[[str, int, int], None]]:
-    """Around what takes long: progress bars; SIGTERM ends it as Ctrl-C does, with everything finished on disk."""
+def progress_shown() -> Iterator[Callable[[str, int, int], None]]:
+    """Progress bars around long work; yields their callback. SIGTERM interrupts as Ctrl-C does, saving results."""
     from anisoscope.view.console import progress_bars
 
     def stop(*_: object) -> None:
@@ -144,12 +143,12 @@ def under_way() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextlib.contextmanager
 def requested(out: Path | None, name: str, *, resume: bool) -> Iterator[RunRequest]:
-    """A run as the command line asks for it: into `out`, or a new folder of that name, with progress bars."""
+    """The `RunRequest` of a command, with progress bars: into `out`, or into a new folder called `name`."""
     from anisoscope.commands.pipeline import RunRequest, run_path
     from anisoscope.view.console import print_note
 
     path = run_path(out, name, resume=resume)
-    with under_way() as tell:
+    with progress_shown() as tell:
         yield RunRequest(path, resume, ["anisoscope", *sys.argv[1:]], tell, print_note)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from anisoscope.commands.command import Debug, under_way
+from anisoscope.commands.command import Debug, progress_shown
 
 
 def enwik8(
@@ -22,7 +22,7 @@ def enwik8(
     from anisoscope.data.enwik8 import prepare_enwik8
     from anisoscope.view.console import print_note, print_page, print_prepared
 
-    with under_way() as tell:
+    with progress_shown() as tell:
         prepared = prepare_enwik8(path, out, limit=limit, progress=tell)
     if not prepared.made:
         print_note(f"{out} was made of the same before; nothing was done again.", style="yellow")

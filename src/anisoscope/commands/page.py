@@ -1,6 +1,6 @@
-"""Run folders as pages show them: read, judged and compared where there are several, and drawn.
+"""Build report pages from run folders: read them, evaluate claims over several runs, write the HTML.
 
-The view itself knows no metric; here it is given their declarations.
+The package `view` imports no metrics; this module passes it their declarations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from anisoscope.view.words import finite
 
 
 def run_view(folder: RunFolder) -> RunView:
-    """Everything the report shows of one run."""
+    """Everything the report shows of one run: table, spectra, CKA, verdicts and concepts."""
     about, table = folder.about(), folder.table()
     spectra: dict[str, np.ndarray] = {}
     cka = {}
@@ -49,25 +49,25 @@ def run_view(folder: RunFolder) -> RunView:
         spectra |= {prefix + k.removesuffix("/spectrum"): v for k, v in arrays.items() if k.endswith("/spectrum")}
         if (found := run_cka(folder, entry["key"])) is not None:
             cka[entry["name"]] = found
-    arms = sorted((folder.path / "arms").glob("*/concepts.json"))  # a study has the concepts of all its arms
-    concepts = _listed(folder.path / "concepts.json") or [
-        concept | {"arm": path.parent.name} for path in arms for concept in _listed(path)
+    arms = sorted((folder.path / "arms").glob("*/concepts.json"))  # a study shows the concepts of all its arms
+    concepts = _read_records(folder.path / "concepts.json") or [
+        concept | {"arm": path.parent.name} for path in arms for concept in _read_records(path)
     ]
-    told = {"verdicts": _listed(folder.path / "verdicts.json"), "concepts": concepts}
-    return RunView(table, about, spectra, cka or None, str(folder.path), **told)
+    verdicts = _read_records(folder.path / "verdicts.json")
+    return RunView(table, about, spectra, cka or None, str(folder.path), verdicts=verdicts, concepts=concepts)
 
 
-def _listed(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON file; none where there is no such file."""
+def _read_records(path: Path) -> list[dict[str, Any]]:
+    """The list of records in a JSON file; empty when the file does not exist."""
     if not path.is_file():
         return []
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        records = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise AnisoscopeError(f"{str(path)!r} is not readable JSON ({error}); restore or delete it.") from error
-    if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise AnisoscopeError(f"{str(path)!r} holds no list of records; restore or delete it.")
-    return found
+    return records
 
 
 def write_report(
@@ -80,14 +80,14 @@ def write_report(
 
 def compare(runs: Sequence[RunView]) -> Comparison:
     """Anisotropy and drift of all stacks of all runs; empty where neither was measured."""
-    # a table over training has a hundred times as many rows as the readers need
+    # for speed: a table over training has a hundred times as many rows as these readers need
     narrow = [Table(Query(run.table).where(head=None, metric=METRICS).arrow(), dict(run.about)) for run in runs]
     if not any(map(len, narrow)):
         return Comparison()
     table = joint(narrow, [run.path for run in runs])
-    told = {"pooled": pooled(table), "beyond": BEYOND, "fewest": FEWEST_LAYERS, "near_identity": NEAR_IDENTITY}
-    found = Comparison.named(correlations(table), modality_table(table), **told)
-    units = []  # the ranks of the stacks that are pooled, as `claims.inherent.drift.pooled` takes them
+    constants = {"pooled": pooled(table), "beyond": BEYOND, "fewest": FEWEST_LAYERS, "near_identity": NEAR_IDENTITY}
+    found = Comparison.named(correlations(table), modality_table(table), **constants)
+    units = []  # ranks of the pooled stacks, computed as in `claims.inherent.drift.pooled`
     for record in (r for r in found.scattered if not r["untrained"]):
         sites = [p for p in record["points"] if p["counted"] and finite(p["drift"]) is not None]
         if len(sites) >= FEWEST_SITES and finite(record["spearman"]) is not None:
@@ -98,10 +98,10 @@ def compare(runs: Sequence[RunView]) -> Comparison:
 
 
 def report_runs(paths: list[Path], out: Path | None = None) -> Path:
-    """Make the page of one or several runs again; `out` is a folder, or a page by its name (`x.html`).
+    """Write the page of one or several existing runs; `out` is a folder or the path of the page (`x.html`).
 
-    By default one run has its page in its folder; several have theirs in a folder of their own beside the first, so
-    that no run loses its page.
+    By default the page of one run goes into its folder, and the page of several into a new folder beside the first, so
+    that the page of no run is overwritten.
     """
     folders = open_runs(paths)
     study = str(folders[0].about().get("study") or "") if len(folders) == 1 else ""
@@ -115,7 +115,7 @@ def report_runs(paths: list[Path], out: Path | None = None) -> Path:
         return write_study_report(folder, study)
     views = [run_view(folder) for folder in folders]
     if len(views) > 1 and any(view.verdicts for view in views):
-        views = _judged_together(views)
+        views = _with_joint_verdicts(views)
     page = _page_path(folders, out)
     return write_report(page.parent, views, name=page.name)
 
@@ -138,7 +138,7 @@ def write_study_report(folder: str | Path, study: str) -> Path:
     """Write the page and the figures of a finished study into its folder; the path of the page."""
     run = RunFolder.open(folder)
     about = run.about()
-    finished = about.get("status") == "complete" or study == "sharpness"  # arms that are done can be compared
+    finished = about.get("status") == "complete" or study == "sharpness"  # its finished arms can already be compared
     if about.get("study") != study or not finished:
         raise AnisoscopeError(
             f"{str(folder)!r} holds no finished {study} study (study: {about.get('study')!r}, "
@@ -147,19 +147,19 @@ def write_study_report(folder: str | Path, study: str) -> Path:
     verdicts = run.path / "verdicts.json"
     if not verdicts.is_file():
         raise AnisoscopeError(f"{str(verdicts)!r} cannot be read (it is not there); run the study again.")
-    view = RunView(run.table(), about, path=str(run.path), verdicts=_listed(verdicts))
+    view = RunView(run.table(), about, path=str(run.path), verdicts=_read_records(verdicts))
     declared: Any = _figures_of(study)
     arrays = {"histograms": run.arrays("histograms")} if study == "untrained" else {}
     return write_page(run.path, declared.study_page(view, registry(), **arrays))
 
 
 def _figures_of(study: str) -> ModuleType | None:
-    """The module that declares the figures of a study; None where its page is that of a training or of models."""
+    """The `figures` module of a study; None for a study that uses the general report page."""
     folder = f"anisoscope.studies.{study}"
     if study not in STUDIES or getattr(importlib.import_module(folder), "__path__", None) is None:
         return None
-    known = importlib.util.find_spec(f"{folder}.figures") is not None
-    return importlib.import_module(f"{folder}.figures") if known else None
+    exists = importlib.util.find_spec(f"{folder}.figures") is not None
+    return importlib.import_module(f"{folder}.figures") if exists else None
 
 
 def study_summary(folder: RunFolder, study: str) -> Iterator[Any]:
@@ -169,47 +169,47 @@ def study_summary(folder: RunFolder, study: str) -> Iterator[Any]:
 
 
 def open_runs(paths: Sequence[Path]) -> list[RunFolder]:
-    """The run folders, each once."""
+    """The run folders at these paths, without duplicates."""
     return [RunFolder.open(path) for path in {path.resolve(): path for path in paths}.values()]
 
 
-def _judged_together(views: Sequence[RunView]) -> list[RunView]:
-    """The claims asked of all runs at once: what each run said by itself may be false of them together."""
-    found = []
+def _with_joint_verdicts(views: Sequence[RunView]) -> list[RunView]:
+    """The runs with claims evaluated on their joint table: verdicts of single runs need not hold for all of them."""
+    renamed = []
     for view, names in zip(views, new_names([v.table for v in views], [v.path for v in views]), strict=True):
         about = {**view.about, "models": _renamed(view.about.get("models", []), "name", names)}
         concepts = _renamed(view.concepts, "model", names)
-        found.append(replace(view, table=renamed_table(view.table, names), about=about, concepts=concepts))
-    verdicts = verdicts_to_dicts(evaluate_claims(joined([view.table for view in found])))
-    return [replace(view, verdicts=verdicts if i == 0 else ()) for i, view in enumerate(found)]
+        renamed.append(replace(view, table=renamed_table(view.table, names), about=about, concepts=concepts))
+    verdicts = verdicts_to_dicts(evaluate_claims(joined([view.table for view in renamed])))
+    return [replace(view, verdicts=verdicts if i == 0 else ()) for i, view in enumerate(renamed)]
 
 
 def _renamed(records: Iterable[Mapping[str, Any]], key: str, names: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Records that name a model under this key, with other names."""
+    """Copies of the records with the model name under `key` replaced according to `names`."""
     return [{**record, key: names.get(record.get(key) or "", record.get(key))} for record in records]
 
 
 def joint_table(folders: Sequence[RunFolder]) -> Table:
-    """The tables of some runs as one, in which models of the same name are told apart."""
+    """One table of the rows of all runs; models that share a name get their run appended to it."""
     return joint([folder.table() for folder in folders], [str(folder.path) for folder in folders])
 
 
 def joint(tables: Sequence[Table], paths: Sequence[str]) -> Table:
-    """The tables of the runs at these paths as one."""
+    """As `joint_table`, from tables and the paths of their runs."""
     renamed = new_names(tables, paths)
     return joined([renamed_table(table, names) for table, names in zip(tables, renamed, strict=True)])
 
 
 def joined(tables: Sequence[Table]) -> Table:
-    """Some tables as one, with what each says about its models: claims ask which are encoders."""
+    """The concatenated tables, with the model entries of all (claims read there which models are encoders)."""
     models = [entry for table in tables for entry in table.about.get("models") or ()]
     return Table(Table.concat(tables).arrow, tables[0].about if len(tables) == 1 else {"models": models})
 
 
 def new_names(tables: Sequence[Table], paths: Sequence[str]) -> list[dict[str, str]]:
-    """For each run in which a model has a name that another run uses for the same seed: all its names, with the run.
+    """For each table the new names of its models, empty when no (model, seed) of it occurs in another table.
 
-    All of them, because arms are paired by their names. Other seeds of one model keep its name: they repeat it.
+    All models of such a run are renamed, because arms are paired by name. Other seeds of a model are its replicates.
     """
     groups = [table.arrow.select(["model", "seed"]).group_by(["model", "seed"]).aggregate([]) for table in tables]
     owned = [{(pair["model"] or "", pair["seed"]) for pair in group.to_pylist()} for group in groups]
@@ -221,7 +221,7 @@ def new_names(tables: Sequence[Table], paths: Sequence[str]) -> list[dict[str, s
 
 
 def _run_names(paths: Sequence[str]) -> list[str]:
-    """The last part of each path, or as much more as tells them apart.
+    """The last component of each path, or as many components as make the names unique.
 
     >>> _run_names(["runs/a", "runs/b"]), _run_names(["x/run", "y/run"])
     (['a', 'b'], ['x/run', 'y/run'])
@@ -235,7 +235,7 @@ def _run_names(paths: Sequence[str]) -> list[str]:
 
 
 def renamed_table(table: Table, names: Mapping[str, str]) -> Table:
-    """The same rows with other names of models, in its record too."""
+    """The same table with models renamed, in the rows and in `about`."""
     if not names:
         return table
     entries = _renamed(table.about.get("models") or (), "name", names)
@@ -246,7 +246,7 @@ def renamed_table(table: Table, names: Mapping[str, str]) -> Table:
     return Table(arrow, {**table.about, "models": entries} if entries else table.about)
 
 
-# -- single tables with the declared titles of their metrics: the public functions of `anisoscope.view`, `Table.plot` --
+# -- views of single tables, with metric titles from the registry: public as `anisoscope.view` and `Table.plot` --------
 
 
 def profile_figure(table: Table, metric: str | None = None, *, catalogue: Mapping[str, Any] | None = None) -> Any:

@@ -1,7 +1,7 @@
-"""Run, judge, draw: what a command does, and the function of the same name in Python.
+"""Run, evaluate claims, write the report: what each command does, and the Python functions of the same name.
 
-Every run ends with the same folder, whoever asked for it: `run_profile`, `run_sweep`, `run_train` and `run_study` take
-a configuration and are what the command line calls; `profile`, `sweep` and `train` take plain values.
+Both write the same run folder. The command line calls `run_profile`, `run_sweep`, `run_train` and `run_study` with a
+configuration and a `RunRequest`; `profile`, `sweep` and `train` are called from Python with plain values.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class RunRequest:
-    """How a run is carried out, whatever it is: nothing here decides a number."""
+    """Where and how a run is executed; nothing here affects its numbers."""
 
     out: Path
     resume: bool = False
     command: Sequence[str] = ()
     progress: Progress | None = None
-    note: Callable[[str], None] = field(default=lambda words: None)  # told what a user should know before the end
+    note: Callable[[str], None] = field(default=lambda text: None)  # receives messages for the user during the run
     report: bool = True
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run folder whose table is complete, judged and, where asked for, drawn."""
+    """A completed run folder with its verdicts and, where requested, its page."""
 
     folder: RunFolder
     result: Any  # what the run itself returned
@@ -67,7 +67,7 @@ def run_path(out: str | Path | None, name: str, *, resume: bool) -> Path:
 def _carry_out(
     request: RunRequest, run: Callable[[], Any], judge: Callable[[RunFolder], None] | None = None
 ) -> FinishedRun:
-    """Run, judge, draw; what was finished is drawn also when the rest fails."""
+    """Run, evaluate claims, write the page; a run that fails still gets a page of what it had finished."""
     from anisoscope.commands.page import report_runs
 
     folder, page, tell = request.out, None, request.progress or (lambda what, done, total: None)
@@ -75,7 +75,7 @@ def _carry_out(
         result = run()
     except BaseException:
         if request.report and (folder / "table.parquet").is_file():
-            try:  # what goes wrong here must not hide why the run failed
+            try:  # an error here must not replace the error of the run
                 request.note(f"unfinished; what was measured is in {report_runs([folder])}")
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
@@ -88,7 +88,7 @@ def _carry_out(
         tell("report", 0, 1)
         try:
             page = report_runs([folder])
-        except Exception as error:  # the numbers are there all the same
+        except Exception as error:  # the table is complete, only the page is missing
             raise AnisoscopeError(
                 f"the run is complete and its table is in {str(folder)!r}, but its report could not be drawn "
                 f"({type(error).__name__}: {error}); mend that, then `anisoscope report {folder}`."
@@ -107,7 +107,7 @@ def run_profile(config: ProfileConfig, request: RunRequest) -> FinishedRun:
     noted: set[str] = set()
 
     def tell(what: str, done: int, total: int) -> None:
-        if profiler.estimate and profiler.estimate not in noted:  # of memory, once it is known, before the first rows
+        if profiler.estimate and profiler.estimate not in noted:  # of memory; known before the first rows
             noted.add(profiler.estimate)
             request.note(profiler.estimate)
         if request.progress is not None:
@@ -140,7 +140,7 @@ def profile(
 
 
 def run_sweep(config: SweepConfig, request: RunRequest) -> FinishedRun:
-    """Measure a series of checkpoints or one model, judge all claims, draw the page."""
+    """Measure a series of checkpoints or one model, evaluate all claims, write the page."""
     how: dict[str, Any] = {"resume": request.resume, "command": request.command, "progress": request.progress}
     sweeper = Sweeper.at(config, request.out, **how)
 
@@ -180,9 +180,9 @@ def sweep(
 
 
 def run_train(config: CommonTrainConfig, watch: Mapping[str, Any], request: RunRequest, **options: Any) -> FinishedRun:
-    """Train under a monitor with the options `watch`, judge the claims, draw the page."""
+    """Train under a monitor with the options `watch`, evaluate the claims, write the page."""
     schedule_of(watch["when"], config.steps)
-    RunFolder.create(request.out, options_of(config, watch), resume=request.resume)  # refused before a page is drawn
+    RunFolder.create(request.out, options_of(config, watch), resume=request.resume)  # a foreign folder fails here
     watched = watch["monitor"] != "none"
 
     def attach(model: Any, stream: Any, optimizer: Any, training: Any, path: Path) -> Any:
@@ -226,7 +226,7 @@ def train(
 
 
 def run_study(entry: StudyEntry, config: Any, request: RunRequest, **options: Any) -> FinishedRun:
-    """Run a study, which judges its claims itself, and draw its page; `options` as its protocol takes them (jobs)."""
+    """Run a study, which evaluates its claims itself, and write its page; `options` go to its class (such as jobs)."""
     folder = RunFolder.create(request.out, asdict(config), resume=request.resume)
     module, _, name = entry.protocol.partition(":")
     study = getattr(importlib.import_module(module), name)

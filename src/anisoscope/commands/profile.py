@@ -30,7 +30,7 @@ def profile(config: ProfileConfig, out: Out = None, resume: Resume = False, debu
 
 
 def missing_everywhere(table: Any) -> str:
-    """A sentence when some metric has no value at any site, or some site lost all its rows; empty when all is well."""
+    """An error sentence if a metric has no value at any site, or a site lost all its rows; otherwise empty."""
     by_metric: dict[str, list[dict[str, Any]]] = {}
     by_site: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in table.records():

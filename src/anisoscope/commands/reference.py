@@ -1,4 +1,4 @@
-"""The reference pages docs/metrics.md, docs/sites.md and docs/claims.md, written from the declarations.
+"""Write the reference pages docs/metrics.md, docs/sites.md and docs/claims.md from the declarations in the code.
 
 python -m anisoscope.commands.reference docs
 """

@@ -1,4 +1,4 @@
-"""`anisoscope study NAME`: a command for each row of the catalogue of studies."""
+"""`anisoscope study NAME`: one command for each study in `studies.catalogue`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def studies() -> dict[str, Callable[..., None]]:
 
 
 def _command(entry: StudyEntry) -> Callable[..., None]:
-    """The command of one study; --jobs and --resume where it has them."""
+    """The command of one study; with --jobs and --resume only where the study supports them."""
 
     def run(
         config: Any, ctx: typer.Context, jobs: Any = None, out: Out = None, resume: Resume = False, debug: Debug = False
@@ -28,7 +28,7 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
         from anisoscope.view.console import print_run_end
 
         if entry.jobs_help:
-            _refuse_idle(ctx, config)
+            _refuse_unused(ctx, config)
         preset = getattr(config, "preset", "")
         with requested(out, f"{entry.name}-{preset}" if preset else entry.name, resume=resume) as request:
             done = run_study(entry, config, request, **({"jobs": jobs} if entry.jobs_help else {}))
@@ -36,16 +36,16 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
 
     run.__annotations__["jobs"] = Annotated[int | None, typer.Option(help=entry.jobs_help, min=1)]
     run.__doc__ = entry.help
-    lacking = [name for name, there in (("jobs", entry.jobs_help), ("resume", entry.resumes)) if not there]
-    return configured(entry.config, build=entry.build, without=lacking)(run)
+    unsupported = [name for name, has in (("jobs", entry.jobs_help), ("resume", entry.resumes)) if not has]
+    return configured(entry.config, build=entry.build, without=unsupported)(run)
 
 
-def _refuse_idle(ctx: typer.Context, config: Any) -> None:
-    """Options that would do nothing in the preset that was asked for."""
+def _refuse_unused(ctx: typer.Context, config: Any) -> None:
+    """Raise if an option was typed that has no effect with the chosen preset."""
     paper = config.preset == "paper"
-    idle = [f for f in declared_fields(type(config)).values() if f.option.preset == ("trained" if paper else "paper")]
-    options = {field.name: field.word for field in idle} | ({"jobs": "--jobs"} if paper else {})
-    sources = {word: ctx.get_parameter_source(name) for name, word in options.items()}
-    if typed := [word for word, source in sources.items() if source is not None and source.name == "COMMANDLINE"]:
+    unused = [f for f in declared_fields(type(config)).values() if f.option.preset == ("trained" if paper else "paper")]
+    options = {field.name: field.flag for field in unused} | ({"jobs": "--jobs"} if paper else {})
+    sources = {flag: ctx.get_parameter_source(name) for name, flag in options.items()}
+    if typed := [flag for flag, source in sources.items() if source is not None and source.name == "COMMANDLINE"]:
         where = "the presets that train, tiny and small" if paper else "--preset paper"
         raise AnisoscopeError(f"{typed[0]} belongs to {where}; leave it out, or take another preset.")

@@ -33,7 +33,7 @@ def train(
     from anisoscope.view.console import print_page, print_run_end
 
     watch: dict[str, Any] = {"monitor": monitor, "when": when, "contexts": contexts, "rank": rank}
-    watch |= {"every_step": True} if every_step else {}  # a run without it goes on as it was begun
+    watch |= {"every_step": True} if every_step else {}  # --resume compares these options with run.json
     with requested(out, f"train-{config.arm}", resume=resume) as request:
         run = run_train(config, watch, request)
     if run.page is None:
