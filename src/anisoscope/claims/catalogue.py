@@ -1,6 +1,6 @@
-"""All claims, and their evaluation on a table: every seed is judged by itself and, of several, all together.
+"""The catalogue of claims, and `evaluate_claims`, which tests them on a table for each seed and over all seeds.
 
-A mean over seeds that end at different steps is taken at the last step that all of them have.
+Seeds whose series end at different steps are compared at the last step that all of them have.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from anisoscope.claims.shape import ablation, depth, phases
 from anisoscope.errors import unknown_name
 from anisoscope.results.query import Table
 
-# in the order in which a reader meets them
+# in the order of pages and documentation
 _MODULES = (tangent, training, comparison, depth, phases, ablation, modalities, drift, attention, intervention)
-Found = list[tuple[int, Finding]]  # by the number of the study
+SeedFindings = list[tuple[int, Finding]]  # index of the study (one per seed) and its finding
 
 
 def claims() -> dict[str, Claim]:
@@ -54,29 +54,29 @@ def _verdicts(declared: Claim, series: list[Study]) -> list[Verdict]:
     if not series:
         nothing = missing(NotHere("rows", "measure a model first"), margin=declared.margin)
         return [verdict_of(declared.name, declared.statement, nothing, subject="", about={})]
-    found: dict[str, Found] = {}
+    by_subject: dict[str, SeedFindings] = {}
     for i, study in enumerate(series):
         for subject, finding in declared.function(study).items():
             first = (run.of(declared.metrics[0]).where(head=None) for run in _runs(study, subject))
             if finding.details.get("missing") is False and not any(map(len, first)):
-                # what it rests on was not measured at all
+                # the main metric of the claim was not measured at all
                 finding = replace(finding, details={**finding.details, "missing": True})
-            found.setdefault(subject, []).append((i, finding))
+            by_subject.setdefault(subject, []).append((i, finding))
     verdicts = []
-    for subject, findings in found.items():
+    for subject, findings in by_subject.items():
         alone, refusal = len(findings) == 1, ""
         usable = [(i, finding) for i, finding in findings if _has_numbers(finding)]
         if len(usable) > 1:
-            moved, refusal = at_one_step([finding for _, finding in usable])
-            at = dict(zip([i for i, _ in usable], moved, strict=True))
-            findings = [(i, at.get(i, finding)) for i, finding in findings]
+            aligned, refusal = at_one_step([finding for _, finding in usable])
+            at_step = dict(zip([i for i, _ in usable], aligned, strict=True))
+            findings = [(i, at_step.get(i, finding)) for i, finding in findings]
         single = []
         for i, finding in findings:
             seed = _runs(series[i], subject)[0].seed
-            about = {**_about(series[i]), "seed": seed, "measured_again": _again([series[i]], subject)}
+            about = {**_about(series[i]), "seed": seed, "measured_again": _repeat_notes([series[i]], subject)}
             scope = finding.scope if alone else f"for seed {seed}"
-            words = declared.name, declared.statement, finding
-            single.append(verdict_of(*words, subject=subject, scope=scope, about=about))
+            judged = declared.name, declared.statement, finding
+            single.append(verdict_of(*judged, subject=subject, scope=scope, about=about))
         if not alone:
             verdicts.append(_over_seeds(declared, subject, findings, series=series, single=single, refusal=refusal))
         verdicts += single if alone or not findings[0][1].replicate else []
@@ -88,34 +88,34 @@ def _has_numbers(finding: Finding) -> bool:
 
 
 def _over_seeds(
-    declared: Claim, subject: str, findings: Found, *, series: list[Study], single: list[Verdict], refusal: str
+    declared: Claim, subject: str, findings: SeedFindings, *, series: list[Study], single: list[Verdict], refusal: str
 ) -> Verdict:
-    """One verdict over the seeds in which the claim could be looked at."""
+    """The verdict over all seeds that have numbers for the claim."""
     kept = ("status", "effect", "low", "high", "p")
     usable = [(i, f) for i, f in findings if _has_numbers(f)] or findings
     seeds = [_runs(series[i], subject)[0].seed for i, _ in usable]
     scope = f"over {len(usable)} seeds" if len(usable) > 1 else f"for seed {seeds[0]}"
     finding = pool([f for _, f in usable], refusal) if len(usable) > 1 else usable[0][1]
     about = {**_about(series[usable[0][0]]), "pooled": True, "seeds": seeds}
-    about["measured_again"] = _again([series[i] for i, _ in findings], subject)
+    about["measured_again"] = _repeat_notes([series[i] for i, _ in findings], subject)
     about["missing"] = all(f.details.get("missing") for _, f in findings)
     about["per_seed"] = [{"seed": v.details["seed"], **{name: getattr(v, name) for name in kept}} for v in single]
     return verdict_of(declared.name, declared.statement, finding, subject=subject, scope=scope, about=about)
 
 
 def _runs(study: Study, subject: str) -> list[Run]:
-    """The model that a verdict is about (or the model of the stack that it is about), or all of them."""
+    """The runs of the model named by `subject` (a model, or a stack of one); all runs if it names none."""
     named = [model for model in study if subject == model or subject.startswith(f"{model}, ")]
     return [study[max(named, key=len)]] if named else list(study.values())
 
 
-def _again(series: list[Study], subject: str) -> dict[str, list[str]]:
-    """What to say of seeds that were left out, by model, for the models that a verdict may rest on."""
-    found: dict[str, list[str]] = {}
-    for run in (run for study in series for run in _runs(study, subject) if run.again):
-        named = f"seeds {listed(run.again)} are" if len(run.again) > 1 else f"seed {run.again[0]} is"
-        found.setdefault(run.model, []).append(f"{named} the same run as seed {run.seed}, measured again")
-    return found
+def _repeat_notes(series: list[Study], subject: str) -> dict[str, list[str]]:
+    """Notes on seeds that were left out as repeated measurements of one run, by model."""
+    notes: dict[str, list[str]] = {}
+    for run in (run for study in series for run in _runs(study, subject) if run.repeats):
+        seeds = f"seeds {listed(run.repeats)} are" if len(run.repeats) > 1 else f"seed {run.repeats[0]} is"
+        notes.setdefault(run.model, []).append(f"{seeds} the same run as seed {run.seed}, measured again")
+    return notes
 
 
 def _about(study: Study) -> dict[str, Any]:
@@ -124,26 +124,26 @@ def _about(study: Study) -> dict[str, Any]:
 
 
 def at_one_step(findings: Sequence[Finding]) -> tuple[list[Finding], str]:
-    """The findings of the seeds, all at the last step that they share; where there is none, why they cannot be pooled.
+    """The findings re-evaluated at the last step that all seeds share, and "" or why they cannot be pooled.
 
-    A finding says its step in `details["step"]` and can be asked for again with `until`; those that say none are left
-    alone. Step 0 does not count as shared where a seed went on: it is no result of training. A finding at another step
-    than the last says so, and so does one whose models ended apart (`details["ends"]`, by model).
+    `details["step"]` is the step of a finding and `until` evaluates it at an earlier one; findings without a step are
+    returned unchanged. Step 0 does not count as shared if a seed has later steps: it is no result of training. A note
+    is added if the step changed, or if models of a claim ended at different steps (`details["ends"]`, by model).
     """
-    own, found = [_step(finding) for finding in findings], list(findings)
-    ends = listed("no step" if step is None else step for step in own)
+    last_steps, aligned = [_step(finding) for finding in findings], list(findings)
+    ends = listed("no step" if step is None else step for step in last_steps)
     apart = f"the seeds end at different steps ({ends}) and share none after step 0 to be compared at"
-    while len(steps := {_step(finding) for finding in found}) > 1:
+    while len(steps := {_step(finding) for finding in aligned}) > 1:
         if None in steps:
             return list(findings), apart
-        nearest = min(step for step in steps if step is not None)
-        found = [f if _step(f) == nearest or f.until is None else f.until(nearest) for f in found]
-        if nearest == 0 or {_step(finding) for finding in found} == steps:
+        earliest = min(step for step in steps if step is not None)
+        aligned = [f if _step(f) == earliest or f.until is None else f.until(earliest) for f in aligned]
+        if earliest == 0 or {_step(finding) for finding in aligned} == steps:
             return list(findings), apart
-    note = _mixed([finding.details.get("ends", {}) for finding in found])
-    if [_step(finding) for finding in found] != own:
-        note = f"step {_step(found[0])} is the last that all {len(found)} seeds have"
-    return [replace(finding, note=note) for finding in found] if note else found, ""
+    note = _mixed([finding.details.get("ends", {}) for finding in aligned])
+    if [_step(finding) for finding in aligned] != last_steps:
+        note = f"step {_step(aligned[0])} is the last that all {len(aligned)} seeds have"
+    return [replace(finding, note=note) for finding in aligned] if note else aligned, ""
 
 
 def _step(finding: Finding) -> int | None:
@@ -151,13 +151,13 @@ def _step(finding: Finding) -> int | None:
 
 
 def _mixed(ends: list[dict[str, Any]]) -> str:
-    """Which models of a claim about several were judged at different steps.
+    """A note on models that were evaluated at different steps in different seeds; `ends`: last step by model, per seed.
 
     >>> _mixed([{"m": 200}, {"m": 100}, {"m": None}])
     'the seeds were judged at different steps, those of m at steps 200, 100 and no step'
     """
-    told = []
-    for name in (name for name in ends[0] if all(name in one for one in ends)):
-        steps = ["no step" if one[name] is None else one[name] for one in ends]
-        told += [f"those of {name} at steps {listed(steps)}"] if len(set(steps)) > 1 else []
-    return f"the seeds were judged at different steps, {' and '.join(told)}" if told else ""
+    notes = []
+    for name in (name for name in ends[0] if all(name in seed for seed in ends)):
+        steps = ["no step" if seed[name] is None else seed[name] for seed in ends]
+        notes += [f"those of {name} at steps {listed(steps)}"] if len(set(steps)) > 1 else []
+    return f"the seeds were judged at different steps, {' and '.join(notes)}" if notes else ""

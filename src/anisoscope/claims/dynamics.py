@@ -1,13 +1,13 @@
 """Verdicts of the curvature study and of the performance study, from their tables.
 
-Curvature: each claim must hold on every curved manifold, the flat one is the control. A claim names a zone for its
-effect, margin included. It holds where the 95 % interval over independent repetitions lies in the zone, fails where the
-interval lies outside, and is undecided otherwise.
+Curvature: each claim must hold on every curved manifold; the flat one is the control. A claim gives a zone of allowed
+effects, margin included. It holds when the 95 % interval over independent repetitions lies inside the zone, fails when
+the interval lies outside, and is undecided otherwise.
 
-Performance: does the geometry of representations go with it? A correlation has two intervals, because there are two
-kinds of chance: over *contexts* (leave one fold of test contexts out of both quantities: measurement noise) and over
-*points* (leave one checkpoint or layer out: does it hang on one?). Layers of one model and checkpoints of one run are
-not independent samples, so no p-value of these correlations means what it would for a sample; it describes.
+Performance: is the geometry of representations correlated with it? A correlation has two intervals, one per source of
+variation: over *contexts* (leave one fold of test contexts out of both quantities: measurement noise) and over
+*points* (leave one checkpoint or layer out: does the result depend on a single one?). Layers of one model and
+checkpoints of one run are not independent samples, so the p-values of these correlations are descriptive only.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _SLOPE_WORDS = {
     "visibility": ("visibility_t2", "The visibility of curvature, normal over tangent variance, grows as t²"),
 }
 Interval = tuple[float, float]
-FEWEST = 4  # points of a correlation
-FEW = 6  # points below which one of them decides
-ACCURACY = 0.01  # one point in a hundred
+FEWEST = 4  # points needed for a correlation
+FEW = 6  # with fewer points a single one can decide the correlation
+ACCURACY = 0.01  # one percentage point
 NATS = 0.01
 CORRELATION = 0.3
 REPAIRED = {
@@ -45,7 +45,7 @@ REPAIRED = {
     "all_but_top": "Removing the mean and the top directions",
     "whitened": "Whitening",
 }
-_WORSE = (  # over which points, what gets worse with which sign, in words
+_WORSE = (  # points, performance quantity, sign of a change for the worse, its wording
     ("checkpoints", "loss", 1, "a higher loss"),
     ("checkpoints", "probe", -1, "worse linear probes"),
     ("layers", "readout", 1, "a higher readout loss"),
@@ -62,15 +62,15 @@ GEOMETRY: MetricName = ("svd_ratio", {"repair": "raw"})
 
 @dataclass(frozen=True)
 class ZonePart(Part):
-    """The effect on one manifold, which must lie in a zone: not too small, not too large."""
+    """The effect on one manifold, which must lie inside a zone (least, most)."""
 
     zone: Interval = (-math.inf, math.inf)
 
     @classmethod
     def over(cls, name: str, values: np.ndarray, zone: Interval, *, log: bool = False) -> ZonePart:
-        """The mean over repetitions with Student's interval, on the log scale (a geometric mean) for ratios.
+        """The mean over repetitions with Student's t interval; on the log scale (a geometric mean) for ratios.
 
-        p is the larger of the one-sided ones at the bounds that there are (two one-sided tests, Schuirmann 1987).
+        p is the larger of the one-sided p-values at the finite bounds (two one-sided tests, Schuirmann 1987).
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             x, (least, most) = (np.log(values), np.log(np.maximum(zone, 0.0))) if log else (values, zone)
@@ -87,16 +87,16 @@ class ZonePart(Part):
         return self.name.replace("_", " ")
 
     def words(self, form: str) -> str:
-        """The effect with its interval, in digits such as `.3f`."""
+        """The effect with its interval, formatted with a format specification such as `.3f`."""
         return f"{self.effect:{form}} [{self.low:{form}}, {self.high:{form}}]"
 
     @property
     def measured(self) -> bool:
-        return True  # one without a number is told as such
+        return True  # parts without a number are reported too
 
     @property
     def lead(self) -> float:
-        """How far inside the zone the interval lies."""
+        """Distance of the interval from the nearer bound of the zone; negative where it reaches beyond."""
         return min(self.low - self.zone[0], self.zone[1] - self.high)
 
     @property
@@ -114,7 +114,7 @@ class ZonePart(Part):
 
 
 def repetitions(row: Row | None, *, log: bool = False) -> np.ndarray:
-    """The values of the n repetitions, from their mean m and the means l without one: n·m − (n − 1)·l."""
+    """The values of the n repetitions [n], from their mean m and the leave-one-out means l: n·m − (n − 1)·l."""
     if row is None or not row.folds:
         return np.full(2, math.nan)
     mean, left = np.array(row.value), np.array(row.folds)
@@ -125,7 +125,7 @@ def repetitions(row: Row | None, *, log: bool = False) -> np.ndarray:
 
 
 def curvature_verdicts(table: Table) -> list[Verdict]:
-    """Every claim of the study, in the order of its parts; the settings are those in run.json."""
+    """The verdicts of the curvature study, in the order of its parts; settings are read from `table.about`."""
     study = _Curvature(table)
     verdicts = [study.slope(of, study.curved) for of in EXPECTED_SLOPES]
     if FLAT in study.manifolds:
@@ -135,7 +135,7 @@ def curvature_verdicts(table: Table) -> list[Verdict]:
 
 
 class _Curvature:
-    """The table of one run of the study, and what it was run with."""
+    """The table and the configuration of one run of the curvature study, with a method for each claim."""
 
     def __init__(self, table: Table) -> None:
         self.rows = Query(table)
@@ -263,7 +263,7 @@ class _Curvature:
 def _over_manifolds(
     claim: str, statement: str, parts: Sequence[ZonePart], *, why: Callable[[Any], str], scope: str, **more: Any
 ) -> Verdict | None:
-    """The verdict over manifolds, none without any; `more` may have a subject and details."""
+    """The verdict over manifolds, None without parts; `more` may give a subject and details."""
     if not parts:
         return None
     about = {**more.get("details", {}), "hangs_on": judge(parts)[1].name}
@@ -277,14 +277,14 @@ def _over_manifolds(
 
 @dataclass(frozen=True)
 class ScoreSeries:
-    """A quantity over layers or checkpoints, with its leave-one-fold-out values."""
+    """A quantity at each layer or checkpoint, with its leave-one-fold-out values."""
 
     value: np.ndarray  # [points]
     folds: np.ndarray  # [points, folds], NaN where a fold is empty
 
 
 class ScoreCorrelation(NamedTuple):
-    """A correlation with its interval and the values without one fold, or one point."""
+    """A correlation with its interval and its leave-one-out values (over folds or over points)."""
 
     value: float
     low: float
@@ -293,14 +293,14 @@ class ScoreCorrelation(NamedTuple):
 
 
 def over_contexts(x: ScoreSeries, y: ScoreSeries, method: str) -> ScoreCorrelation:
-    """The correlation with its interval over context folds."""
+    """The correlation of two series with its jackknife interval over context folds."""
     folds = [(x.folds[:, j], y.folds[:, j]) for j in range(x.folds.shape[1])]
     left = [correlate(*pair, method) if np.isfinite(pair).all() else math.nan for pair in folds]
     return _with_interval(x, y, method, left)
 
 
 def over_points(x: ScoreSeries, y: ScoreSeries, method: str) -> ScoreCorrelation:
-    """The same with its interval over the points: each layer or checkpoint is left out once."""
+    """The correlation of two series with its jackknife interval over points (layers or checkpoints)."""
     left = [correlate(np.delete(x.value, i), np.delete(y.value, i), method) for i in range(len(x.value))]
     return _with_interval(x, y, method, left)
 
@@ -311,7 +311,7 @@ def _with_interval(x: ScoreSeries, y: ScoreSeries, method: str, left: Sequence[f
 
 
 def descriptive_p(x: ScoreSeries, y: ScoreSeries, method: str) -> float:
-    """The two-sided p of no correlation, as if the points were independent, which they are not."""
+    """The two-sided p of no correlation for independent points; descriptive, since these points are not independent."""
     from scipy import stats
 
     r, n = correlate(x.value, y.value, method), len(x.value)
@@ -323,7 +323,7 @@ def descriptive_p(x: ScoreSeries, y: ScoreSeries, method: str) -> float:
 
 
 class PerformanceResults:
-    """The table of one model as series."""
+    """The rows of one model in the table of the performance study, read as series over layers or checkpoints."""
 
     def __init__(self, table: Table, model: str) -> None:
         self.model = model
@@ -341,7 +341,7 @@ class PerformanceResults:
         return self._found[key]
 
     def series(self, names: Sequence[MetricName], places: Sequence[tuple[int | None, SiteKey]]) -> ScoreSeries | None:
-        """The mean of some quantities at each place; None where one is missing."""
+        """The mean of some quantities at each place (step and site); None where one is missing."""
         found = [[self._rows(*name).get(Cell(step, *site)) for name in names] for step, site in places]
         if any(row is None or not row.known for rows in found for row in rows):
             return None
@@ -361,7 +361,7 @@ class PerformanceResults:
         return self.query.where(metric="probe_selectivity").values("task")
 
     def performances(self) -> dict[str, list[MetricName]]:
-        """What performance is: the model's own loss, a fresh readout's, the probes' accuracy."""
+        """Measures of performance in the table: the model's own loss, the loss of a fresh readout, probe accuracy."""
         found: dict[str, list[MetricName]] = {
             "loss": [("lm_loss", {"reading": "patched", "repair": "raw"})],
             "readout": [("lm_loss", {"reading": "readout", "repair": "raw"})],
@@ -374,13 +374,13 @@ class PerformanceResults:
 
 
 def performance_verdicts(results: PerformanceResults) -> list[Verdict]:
-    """Every finding about one model, at its last checkpoint and over its checkpoints."""
+    """The verdicts on one model, at its last checkpoint and over its checkpoints."""
     gains = [verdict for repair, words in REPAIRED.items() for verdict in _repair(results, repair, words)]
     return [*gains, *_with_geometry(results)]
 
 
 def _repair(results: PerformanceResults, repair: str, words: str) -> Iterator[Verdict]:
-    """What one repair of the rows does at the last checkpoint, each against raw rows."""
+    """Verdicts on the effect of one repair at the last checkpoint, compared with raw rows."""
     against = {"against": "raw", "repair": repair}
     probes: list[MetricName] = [("probe_accuracy", {**against, "task": task}) for task in results.tasks()]
     cosines: list[MetricName] = [(metric, {**options, "probe": "cosine"}) for metric, options in probes]
@@ -404,7 +404,7 @@ def _repair(results: PerformanceResults, repair: str, words: str) -> Iterator[Ve
 def _gain(
     results: PerformanceResults, names: Sequence[MetricName], *, margin: float, sign: int, told: str, remark: str
 ) -> Finding | None:
-    """The mean of a paired difference over sites (and tasks), with its jackknife over context folds."""
+    """The mean paired difference over sites (and tasks), with its jackknife interval over context folds."""
     step = results.steps[-1]
     series = results.mean_over(names, [step]) if names else None
     if series is None:
@@ -432,7 +432,7 @@ def _change(name: str, series: ScoreSeries, sign: int, **more: Any) -> Part:
 
 
 def _with_geometry(results: PerformanceResults) -> Iterator[Verdict]:
-    """Whether anisotropy goes with worse performance, over checkpoints and over the layers of the last one."""
+    """Verdicts on whether anisotropy goes with worse performance, over checkpoints and over layers of the last one."""
     places = [(results.steps[-1], site) for site in results.sites]
     for points, performance, sign, words in _WORSE:
         of = results.performances().get(performance)
@@ -456,7 +456,7 @@ def _with_geometry(results: PerformanceResults) -> Iterator[Verdict]:
 def _correlation(
     results: PerformanceResults, claim: str, statement: str, x: ScoreSeries, y: ScoreSeries, *, sign: int, points: str
 ) -> Verdict:
-    """Both intervals must lie beyond the margin: over contexts and over checkpoints (or layers)."""
+    """The verdict on a correlation: its intervals over contexts and over points must both lie beyond the margin."""
     turned = ScoreSeries(sign * y.value, sign * y.folds)
     found = {"over contexts": over_contexts(x, turned, "spearman")}
     found[f"over {points}"] = over_points(x, turned, "spearman")
@@ -476,4 +476,4 @@ def _correlation(
         return f"{text}; they are not independent, so this describes"
 
     verdict = verdict_of(claim, statement, Finding([part, *told], sentence, aspects=None), subject=results.model)
-    return replace(verdict, p=descriptive_p(x, turned, "spearman"))  # beside the verdict, not a part of it
+    return replace(verdict, p=descriptive_p(x, turned, "spearman"))  # descriptive: it plays no part in the verdict

@@ -1,8 +1,8 @@
-"""Arms: training runs of a study, each under a monitor and into a run folder of its own, and where they run.
+"""Train the arms of a study, each with a monitor and its own run folder, and the executors that run them.
 
-An executor runs them, by default in processes on this machine. A child is in a session of its own, so that Ctrl-C
-reaches this process alone; it is passed on once, and every child saves where it stands. A child whose parent is gone
-notices it when it next reports progress, and ends.
+The default executor uses processes on this machine. Each child process has its own session, so that Ctrl-C reaches only
+the parent, which forwards it once; every child then saves a checkpoint. A child whose parent has died notices this
+when it next reports progress, and exits.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from anisoscope.training.language_model import IGNORED
 from anisoscope.training.loop import train
 from anisoscope.training.media import train_media
 
-Work = Callable[[StudyArm, Progress | None], None]  # a function of a module, so that another process can import it
-_PROBED, _PROBED_ON_DEVICE = 32, 128  # contexts of a probe that are looked at together
-_PATIENCE = 5.0  # seconds between looks at children that report nothing
+Work = Callable[[StudyArm, Progress | None], None]  # a module-level function, so that it can be pickled
+_PROBED, _PROBED_ON_DEVICE = 32, 128  # batch size of the probe, on the CPU and on an accelerator
+_PATIENCE = 5.0  # seconds between checks on children that report nothing
 
 
 def train_arm(arm: StudyArm, progress: Progress | None = None) -> None:
-    """Train one arm under its monitor, whatever it reads; an arm that was interrupted goes on."""
+    """Train one arm (text or other data) with its monitor; resumes an interrupted arm."""
 
     def attach(model: Any, stream: Any, optimizer: Any, training: CommonTrainConfig, folder: Path) -> Any:
         return training_monitor(model, stream, optimizer, training, folder, name=arm.model, **arm.watch)
@@ -63,10 +63,10 @@ def training_monitor(
     clean: bool = False,
     every_step: bool = False,
 ) -> Any:
-    """The monitor of a training run of ours: a held-out probe, its folder, and of text its frequencies and optimizer.
+    """The monitor of a training run: a held-out probe, its folder and, for text, token frequencies and the optimizer.
 
-    `monitor` is what it measures: a preset by cost, or metrics. With `clean` a masked language model is looked at
-    without masks, on the same text as a model that predicts the next token.
+    `monitor` is a preset by cost, or metrics. With `clean` a masked language model is measured on unmasked text, the
+    same as a model that predicts the next token.
     """
     together = _PROBED if stream.device.type == "cpu" else _PROBED_ON_DEVICE
     batches = stream.probe_batches(contexts, batch_size=together)
@@ -82,10 +82,10 @@ def training_monitor(
 
 
 class CleanMonitor(Monitor):
-    """A Monitor of a masked language model that is looked at without masks, so that it can be compared with others.
+    """A Monitor that measures a masked language model on unmasked text, to compare it with next-token models.
 
-    `masked` are batches with masks and labels, `probe` the text itself. The loss on held-out text is still that of the
-    training objective, on masked text.
+    `masked` are the probe batches with masks and labels, `probe` the same text without masks. The held-out loss is
+    still that of the training objective, on masked text.
     """
 
     def __init__(self, model: Any, *, masked: Sequence[Mapping[str, Tensor]], **options: Any) -> None:
@@ -94,7 +94,7 @@ class CleanMonitor(Monitor):
 
     @contextlib.contextmanager
     def step(self, step: int, **words: Any) -> Iterator[Monitor]:
-        """As Monitor's; a measured step also gets its loss on masked text: mean cross-entropy of the masked tokens."""
+        """As in Monitor; a measured step also logs the mean cross-entropy of the masked tokens as `probe_loss`."""
         with super().step(step, **words) as monitor:
             yield monitor
         if step not in self.done or (step, "probe_loss") in self.logged:
@@ -108,13 +108,13 @@ class CleanMonitor(Monitor):
 
 
 def unmasked(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Batches of a masked language model as the text was, nothing in it to be predicted.
+    """Batches of a masked language model with the original tokens restored and no labels.
 
     >>> import torch
     >>> unmasked([{"input_ids": torch.tensor([[5, 2]]), "labels": torch.tensor([[-100, 7]])}])[0]
     {'input_ids': tensor([[5, 7]]), 'labels': tensor([[-100, -100]])}
     """
-    pairs = ((batch["input_ids"], batch["labels"]) for batch in batches)  # labels: what stood under the masks
+    pairs = ((batch["input_ids"], batch["labels"]) for batch in batches)  # labels hold the original tokens
     return [
         {"input_ids": labels.where(labels >= 0, ids), "labels": torch.full_like(labels, IGNORED)}
         for ids, labels in pairs
@@ -125,17 +125,17 @@ def unmasked(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Executor(Protocol):
-    """What runs arms: on this machine, or on others. An arm is plain values, and its folder is its result."""
+    """Runs arms, on this machine or others. An arm is picklable, and its result is its run folder."""
 
     def map(self, work: Work, arms: Sequence[StudyArm], progress: Progress | None = None) -> dict[str, str]:
-        """Run every arm to its end; why arms failed, by the names of their folders."""
+        """Run all arms; returns the reasons of failed arms by the names of their folders."""
 
 
 @dataclass(frozen=True)
 class LocalExecutor:
-    """`jobs` arms at a time on this machine: one after the other in this process, several in processes of their own.
+    """Runs `jobs` arms at a time on this machine: with one job in this process, else in child processes.
 
-    A finished arm costs nothing. An arm that fails does not stop the others; an interruption stops all.
+    Finished arms are skipped. A failed arm does not stop the others; an interruption stops all.
     """
 
     jobs: int = 1
@@ -145,7 +145,7 @@ class LocalExecutor:
             raise AnisoscopeError(f"jobs is {self.jobs}; expected at least 1.")
 
     def map(self, work: Work, arms: Sequence[StudyArm], progress: Progress | None = None) -> dict[str, str]:
-        """Run every arm; why arms failed, by the names of their folders."""
+        """Run all arms; returns the reasons of failed arms by the names of their folders."""
         if self.jobs > 1:
             arms = [arm for arm in arms if RunFolder(arm.path).about().get("status") != "complete"]
             return _Pool(list(arms), self.jobs, work, progress).run()
@@ -163,19 +163,19 @@ def _named(arm: StudyArm, progress: Progress | None) -> Progress | None:
 
 
 def error_line(error: Exception, folder: os.PathLike[str]) -> str:
-    """One line about an error; where it was not foreseen, its traceback is left in the folder of the arm."""
+    """One line about an error; the traceback of an unexpected one is written into the folder of the arm."""
     lines = str(error).strip().splitlines()
     first = lines[0] if lines else ""
     if isinstance(error, AnisoscopeError):
         return first
     with contextlib.suppress(OSError), open(os.path.join(folder, "error.txt"), "w", encoding="utf-8") as file:
-        file.write("".join(traceback.format_exception(error)))  # the disk may be what is wrong
+        file.write("".join(traceback.format_exception(error)))  # may fail: the disk may be full
     return f"{type(error).__name__}: {first}".rstrip(": ")
 
 
 @dataclass
 class _Pool:
-    """Children under way, and what they say: ("progress", what, done, of), ("failed", why) or ("done",)."""
+    """Running child processes; their messages are ("progress", what, done, of), ("failed", why) or ("done",)."""
 
     waiting: list[StudyArm]
     jobs: int
@@ -201,14 +201,14 @@ class _Pool:
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_child, args=(self.work, arm, theirs, self.jobs), daemon=True)
         process.start()
-        theirs.close()  # so that the pipe ends with the child
+        theirs.close()  # so that the pipe closes when the child exits
         self.running[ours] = process, arm
 
     def _hear(self, pipe: Connection) -> None:
         process, arm = self.running[pipe]
         try:
             word, *rest = pipe.recv()
-        except (EOFError, OSError):  # it ended without a report: killed, or out of memory
+        except (EOFError, OSError):  # the child exited without a message: killed, or out of memory
             word, rest = "ended", []
         if word == "progress":
             if (tell := _named(arm, self.progress)) is not None:
@@ -221,14 +221,14 @@ class _Pool:
         pipe.close()
 
     def _stop(self) -> None:
-        """Let every child save where it stands; a second interruption does not wait for that."""
+        """Interrupt all children and wait until they have saved; a second interruption does not wait."""
         for process, _ in self.running.values():
             process.terminate()
         try:
             for pipe, (process, _) in self.running.items():
                 with contextlib.suppress(EOFError, OSError):
                     while True:
-                        pipe.recv()  # a child that writes into a full pipe would never end
+                        pipe.recv()  # drain: a child that writes into a full pipe would block
                 process.join()
         finally:
             for process, _ in self.running.values():
@@ -236,7 +236,7 @@ class _Pool:
 
 
 def _child(work: Work, arm: StudyArm, pipe: Connection, jobs: int) -> None:
-    """What runs in a process of its own."""
+    """The main function of a child process."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

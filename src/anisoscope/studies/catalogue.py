@@ -1,7 +1,7 @@
-"""All studies: a row here and a file or folder beside it is all that a new one takes. Imports no torch.
+"""The table of all studies; a new study needs an entry here and a module or folder beside it. Imports no torch.
 
 A study is a configuration (a dataclass whose fields are options of the command) and a class whose `run` writes the run
-folder, in one file where nothing heavy is imported, else in `protocol` of its folder; `figures` is what its page shows.
+folder: both in one file if that needs no heavy imports, else the class in `protocol`; its page is in `figures`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from anisoscope.studies.untrained import UntrainedConfig
 
 @dataclass(frozen=True)
 class StudyEntry:
-    """One study: its configuration, and the class that runs it, imported when it is run."""
+    """One study: its configuration, and the class that runs it (imported when it runs)."""
 
     name: str
     help: str
     config: type[Any]
     protocol: str  # module:class
-    build: Callable[..., Any] | None = None  # makes the configuration where it takes more than its fields
+    build: Callable[..., Any] | None = None  # constructs the configuration from further options
     resumes: bool = True
-    parallel: bool = False  # trains arms at the same time; its configuration is an ArmsConfig
+    parallel: bool = False  # trains arms in parallel; its configuration is an ArmsConfig
 
     @property
     def jobs_help(self) -> str:
-        """What --jobs says, with the defaults of the presets; nothing where arms are not trained side by side."""
+        """The help text of --jobs with the defaults of the presets; empty for studies without parallel arms."""
         if not self.parallel:
             return ""
         tiny, small = (self.config.presets[name].jobs for name in ("tiny", "small"))

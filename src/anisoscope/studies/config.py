@@ -1,7 +1,7 @@
-"""What the configurations of studies that train arms have in common: presets, shared options, and checks of the runs.
+"""Base classes for configurations of studies that train arms: presets, shared options, and checks of the runs.
 
-An arm is one kind of training; a run is one arm at one size with one seed. No configuration of a study imports torch:
-the command line reads them before it prints its help.
+An arm is one kind of training; a run is one arm at one size with one seed. No configuration of a study imports torch,
+because the command line reads all of them to print its help.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from anisoscope.option import Device, Option, Text, listed, seed_numbers
 
 PAPER = "paper"  # the preset that measures published models and trains nothing
 SYMBOLS = "enwik8"  # a fixed vocabulary of 205 symbols, also on other text
-PRENORM = "prenorm"  # the one family with both masks and both objectives, with the same parameters
+PRENORM = "prenorm"  # the only family that supports both masks and both objectives with the same parameters
 _SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
-Progress = Callable[[str, int, int], None]  # what, done, of
+Progress = Callable[[str, int, int], None]  # (what, done, total)
 
 PaperPreset = Annotated[str, Option("tiny (2 cores, minutes), small (one GPU), paper (hub models).")]
 TrainedPreset = Annotated[str, Option("tiny (2 cores, minutes) or small (one GPU).")]
@@ -40,14 +40,14 @@ RemoveDownloads = Annotated[bool, Option("Delete what was downloaded for a model
 
 @dataclass(frozen=True)
 class Preset:
-    """How large a study is: what its arms are trained with, and when and on what they are measured."""
+    """The size of a study: training fields of its arms, and when and on how many contexts they are measured."""
 
-    train: Mapping[str, Any]  # fields of the training of every arm
+    train: Mapping[str, Any]  # training fields of every arm
     seeds: tuple[int, ...] = (0,)
-    sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # layers x width -> seeds, steps of its own
-    contexts: int = 96  # of the probe
+    sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # layers x width -> its own seeds, steps
+    contexts: int = 96  # contexts of the probe
     when: str = "log"
-    jobs: int = 1  # arms at the same time
+    jobs: int = 1  # arms trained in parallel
 
 
 class ArmRun(NamedTuple):
@@ -60,21 +60,21 @@ class ArmRun(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyArm:
-    """The training run of an arm: plain values only, so that it can be sent to a process of its own."""
+    """The training run of an arm; picklable, so that it can be sent to another process."""
 
-    model: str  # what it is called in the table
+    model: str  # its name in the table
     path: Path
-    training: Any  # a CommonTrainConfig, or whatever else the work of a study takes
+    training: Any  # a CommonTrainConfig, or what the work function of a study takes
     watch: Mapping[str, Any]  # options of `training_monitor`
-    corpus: Path  # the data as trainings read it, shared by all arms that read the same
+    corpus: Path  # prepared data, shared by all arms that read the same
     command: tuple[str, ...] = ()
 
 
 class ArmsConfig(ABC):
-    """Checks and runs of a configuration whose study trains arms; what is None or empty is as the preset has it."""
+    """Base of configurations of studies that train arms; fields that are None or empty default to the preset."""
 
     presets: ClassVar[Mapping[str, Preset]] = {}
-    measures_published: ClassVar[bool] = False  # whether there is the preset `paper`
+    measures_published: ClassVar[bool] = False  # whether the study has the preset `paper`
     preset: str
     seeds: tuple[int, ...]
     steps: int | None
@@ -87,23 +87,23 @@ class ArmsConfig(ABC):
 
     @property
     def size(self) -> Preset:
-        """The preset that was asked for."""
+        """The chosen preset."""
         return self.presets[self.preset]
 
     @property
     def watch(self) -> dict[str, Any]:
-        """The options of the monitor of every arm."""
+        """Options of `training_monitor` for every arm."""
         contexts = getattr(self, "contexts", None) or self.size.contexts
         when = self.when or self.size.when
         return {"monitor": self.metrics, "when": when, "contexts": contexts, "rank": getattr(self, "rank", None)}
 
     def check_preset(self) -> None:
-        """Refuse a preset that is not there."""
+        """Raise for an unknown preset."""
         known = [*self.presets, PAPER] if self.measures_published else list(self.presets)
         check_known("preset", self.preset, known)
 
     def check_runs(self) -> None:
-        """Check every run before the first one is trained; none twice. A preset without training has none."""
+        """Validate all runs before training, and raise for duplicates; a preset without training has no runs."""
         if self.preset == PAPER:
             return
         runs = self.runs()
@@ -117,7 +117,7 @@ class ArmsConfig(ABC):
 
 @dataclass(frozen=True)
 class SizedArmsConfig(ArmsConfig):
-    """Arms that differ in a few fields of their training, each trained at some sizes."""
+    """A configuration whose arms differ in a few training fields and are trained at several sizes."""
 
     preset: TrainedPreset = "tiny"
     data: Text = "embedded"
@@ -132,7 +132,7 @@ class SizedArmsConfig(ArmsConfig):
     metrics: str = ""
     device: Device = "auto"
 
-    differences: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # what each arm has of its own
+    differences: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # training fields of each arm
 
     def __post_init__(self) -> None:
         self.check_preset()
@@ -167,7 +167,7 @@ class SizedArmsConfig(ArmsConfig):
 
 
 def schedule_of(when: str, steps: int) -> Any:
-    """The steps that are measured, none of them after the last update.
+    """The schedule of measured steps; raises for steps after the last update.
 
     >>> str(schedule_of("0,10", 10))
     'at([0, 10])'

@@ -1,4 +1,4 @@
-"""What the pages of studies share: marks with their intervals, prose, tables, verdicts, the record and the glossary."""
+"""Shared by the pages of studies: values with intervals, prose, tables, verdicts, the record and the glossary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORD = (
 
 
 class Mark(NamedTuple):
-    """A number with its interval, NaN where there is none, and how many rows and contexts it is about."""
+    """A value with its interval (NaN without one), and the numbers of rows and contexts behind it."""
 
     value: float
     low: float = math.nan
@@ -42,7 +42,7 @@ def words_of(mark: Mark | None) -> str:
 
 
 def over_seeds(values: Sequence[float], *, bounds: Bounds = (None, None), widen: float = 1.0) -> Mark | None:
-    """Mean and Student's 95 % interval over seeds, cut to what is possible; no interval for fewer than three.
+    """Mean and Student's 95 % interval over seeds, clipped to `bounds`; no interval with fewer than three seeds.
 
     >>> over_seeds([2.0]).value, over_seeds([])
     (2.0, None)
@@ -58,22 +58,22 @@ def over_seeds(values: Sequence[float], *, bounds: Bounds = (None, None), widen:
 
 
 def prose(words: str, **values: Any) -> Prose:
-    """A paragraph of markup with values filled in."""
+    """A paragraph from a markup template, with `values` filled in."""
     return Prose(text(words, **values))
 
 
 def caption(words: str, **values: Any) -> Prose:
-    """What is said beneath a figure."""
+    """The caption below a figure, from a markup template."""
     return Prose(text(words, **values), css="says")
 
 
 def numeric(*words: str, **look: Any) -> list[TableCell]:
-    """Cells of numbers, or the headings above them."""
+    """Right-aligned table cells, for numbers or their headings."""
     return [TableCell(word, css="num", **look) for word in words]
 
 
 def files(stem: str, panels: Sequence[Panel], **look: Any) -> Figure:
-    """Panels side by side, also as a vector file."""
+    """A figure of panels side by side that is also written as a vector file `stem`."""
     return Figure(tuple(panels), files={stem: {}}, **look)
 
 
@@ -95,9 +95,9 @@ def page_of(
     heading: str = "",
     record: str = RECORD,
 ) -> Page:
-    """A page that ends with the record, what was warned about, and the glossary."""
+    """A page of some sections, followed by warnings, the record of the run and the glossary."""
     started, about = str(run.about.get("started", ""))[:10], run.about
-    warned = [Prose(str(words)) for words in about.get("warnings") or []]
+    warned = [Prose(str(warning)) for warning in about.get("warnings") or []]
     recorded = Section("record", "Record", [*warned, *record_section([run], text(record)).parts], "Record")
     deck = f"{deck}{', ' + started if started else ''}."
     whole = [*sections, recorded, terms_section(_terms(terms))]
@@ -105,10 +105,10 @@ def page_of(
 
 
 def _terms(words: str) -> list[tuple[str, list[str], str, list[Markup]]]:
-    """Terms divided by empty lines: `title | names | formula`, and beneath what is said of it, as markup."""
-    found = []
+    """Parse the glossary: entries separated by empty lines, `title | names | formula` and then lines of markup."""
+    terms = []
     for entry in words.strip().split("\n\n"):
         first, *rest = entry.split("\n")
         title, names, formula = (part.strip() for part in first.split("|"))
-        found.append((title, names.split(), formula, [Markup(" ".join(rest))] if rest else []))
-    return found
+        terms.append((title, names.split(), formula, [Markup(" ".join(rest))] if rest else []))
+    return terms

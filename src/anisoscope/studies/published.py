@@ -1,4 +1,4 @@
-"""The models of the papers by their hub ids: each is measured in a run of its own, one at a time."""
+"""The published models of the papers by hub id, and how a study measures each in its own run, one at a time."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from anisoscope.studies.study import ArmsStudy
 
 @dataclass(frozen=True)
 class PaperModel:
-    """A model, or the series of its checkpoints: its revisions, or `others` under ids of their own, in order."""
+    """A model, or a series of its checkpoints in order: revisions of one id, or `others` with their own ids."""
 
     spec: str
     series: bool = False
     revisions: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
-    large: bool = False  # may be spread over devices
+    large: bool = False  # may be distributed over several devices
     data: Medium = TEXT_DATA
 
 
@@ -37,7 +37,7 @@ def _series(spec: str, revisions: Sequence[str]) -> PaperModel:
     return PaperModel(spec, series=bool(revisions), revisions=tuple(revisions))
 
 
-# revisions are as the authors of the models name them
+# names of revisions as on the hub
 _PYTHIA_FEW = tuple(f"step{step}" for step in (0, 1, 8, 64, 512, 4000, 32000, 143000))
 _PYTHIA = (0, 1, 4, 16, 64, 256, 512, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 128000, 143000)
 _OLMO = ("step1000-tokens4B", "step10000-tokens41B", "step100000-tokens419B", "step738020-tokens3095B")
@@ -83,7 +83,7 @@ INHERENT_MODELS: tuple[PaperModel, ...] = (
     *(PaperModel(name) for name in (*_TEXT, *_CHARACTERS)),
     *(PaperModel(name, data=SOUNDS_DATA) for name in _AUDIO),
     *(PaperModel(name, data=IMAGES_DATA) for name in _IMAGES),
-    PaperModel(_MULTIBERTS[0], series=True, others=_MULTIBERTS[1:]),  # queries and keys over training
+    PaperModel(_MULTIBERTS[0], series=True, others=_MULTIBERTS[1:]),  # for queries and keys over training
 )
 _ELSEWHERE = "transformers has no such model; load it as a plain module and give it to anisoscope.measure"
 ABSENT: dict[str, str] = {
@@ -94,7 +94,7 @@ ABSENT: dict[str, str] = {
 
 
 def chosen_models(names: Sequence[str], models: Sequence[PaperModel]) -> list[PaperModel]:
-    """The models of those names, or all."""
+    """The models with these names; all if none are given."""
     known = {model.spec: model for model in models}
     for name in names:
         check_known("model of the paper", name, known)
@@ -104,10 +104,9 @@ def chosen_models(names: Sequence[str], models: Sequence[PaperModel]) -> list[Pa
 def measure_models(
     study: ArmsStudy, models: Sequence[PaperModel], measure: Callable[[PaperModel, Path], None], *, named: bool = False
 ) -> None:
-    """Measure what can be had and say what cannot; one model is in memory at a time, and on disk if so asked.
+    """Measure all models that can be loaded and record the others as skipped; only one is in memory at a time.
 
-    A model that is finished is not looked at again, whatever became of the others. With `named` a model is called by
-    the last part of its id.
+    Finished models are not measured again. With `named` a model is named after the last part of its id.
     """
     for number, model in enumerate(models):
         study.tell("models", number, len(models))
@@ -117,8 +116,8 @@ def measure_models(
         except (AnisoscopeError, OSError, RuntimeError, ValueError) as error:  # gated, gone, too large, out of memory
             study.skip(model.spec, " ".join(str(error).split()) or type(error).__name__)
         finally:
-            gc.collect()  # the memory of a model is given back before the next one is loaded
-            torch.cuda.empty_cache()  # does nothing without CUDA
+            gc.collect()  # free the memory of this model before the next one is loaded
+            torch.cuda.empty_cache()  # no effect without CUDA
             study.join(path, **({"name": model.spec.split("/")[-1], "seed": 0} if named else {}))
     if not study.tables:
         raise AnisoscopeError(
@@ -131,7 +130,7 @@ def measure_models(
 def sweep_model(
     study: ArmsStudy, model: PaperModel, path: Path, *, remove_downloads: bool = False, **options: Any
 ) -> None:
-    """One sweep: over the checkpoints of a series, or of one model; `options` as in SweepConfig."""
+    """Run a sweep over the checkpoints of a series, or over one model; `options` as in SweepConfig."""
     config = SweepConfig(
         model.spec,
         model.revisions,
@@ -150,7 +149,7 @@ def sweep_model(
 
 @contextlib.contextmanager
 def downloaded(model: PaperModel, folder: RunFolder) -> Iterator[None]:
-    """The weights of a single model while they are needed; a sweep over revisions does that for each of them."""
+    """A context in which the weights of a single model are on disk; a sweep over revisions does this for each."""
     if model.series or Path(model.spec).exists() or folder.about().get("status") == "complete":
         yield
         return

@@ -1,6 +1,6 @@
-"""Revisiting Anisotropy (arXiv 2604.08764): train a decoder and an encoder with the monitor on, and test the claims.
+"""The study *Revisiting Anisotropy* (arXiv 2604.08764): train a decoder and an encoder with a monitor, test the claims.
 
-Each arm is a training run of its own under arms/, resumable; the study joins their tables and asks the claims.
+Each arm is a resumable training run under arms/; the study joins their tables and evaluates the claims.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from anisoscope.studies.config import ArmRun, ArmsConfig, PaperPreset, Preset, S
 from anisoscope.studies.study import ArmsStudy
 
 _ARM = re.compile(r"(?:decoder|encoder)(?:-flat|-zipf\d+(?:\.\d+)?)?")
-ARMS = ("decoder", "encoder", "decoder-flat")  # the last one is the intervention on token frequency
-# a post-norm BERT of this size does not leave the unigram plateau in so few steps, a pre-norm encoder does
+ARMS = ("decoder", "encoder", "decoder-flat")  # decoder-flat is the intervention on token frequency
+# pre-norm, because a post-norm BERT of this size stays on the unigram plateau for so few steps
 FAMILIES = {"decoder": "gpt2", "encoder": "modernbert"}
 _TINY = {"layers": 4, "width": 96, "heads": 4, "context": 96, "steps": 300, "batch_size": 16, "lr": 2e-3}
 _SMALL = {"layers": 12, "width": 512, "heads": 8, "context": 256, "steps": 4000, "batch_size": 64, "lr": 6e-4}
@@ -70,11 +70,11 @@ class RevisitingConfig(ArmsConfig):
 
     @property
     def watch(self) -> dict[str, Any]:
-        """As every study has it; `standard` is measured where nothing else is asked for."""
+        """As in the base class; the monitor defaults to `standard`."""
         return {**super().watch, "monitor": self.metrics or "standard"}
 
     def runs(self) -> list[ArmRun]:
-        """Every run: all arms of a seed after each other, however their frequency is written."""
+        """Every run, seed by seed; equivalent spellings of a frequency (zipf1.5, zipf1.50) give one name."""
         trainings = [self._training(arm, seed) for seed in self.seeds for arm in self.arms]
         return [ArmRun(training.arm, training, training.seed) for training in trainings]
 
@@ -97,23 +97,23 @@ class Revisiting(ArmsStudy):
     name: ClassVar[str] = "revisiting"
 
     def train(self) -> None:
-        """The arms one after the other; one that fails ends the study."""
+        """Train the arms in sequence; a failed arm ends the study."""
         from anisoscope.studies.arms import train_arm
 
         for run in self.config.runs():
             arm = self.arm(run)
             try:
                 train_arm(arm, self.progress_of(arm.path.name))
-            finally:  # of an arm that broke off, too: what it measured counts
+            finally:  # also join what a failed or interrupted arm measured
                 self.join(arm.path, name=arm.model, seed=run.seed)
 
     def arm(self, run: ArmRun) -> StudyArm:
-        """The training run of an arm; its folder names the seed only where there are several."""
+        """The training run of an arm; its folder name includes the seed only if there are several."""
         arm = super().arm(run)
         return arm if len(self.config.seeds) > 1 else replace(arm, path=arm.path.with_name(run.model))
 
     def measure_published(self) -> None:
-        """The paper's models, with the checkpoints that their authors published."""
+        """Measure the models of the paper, with their published checkpoints."""
         from anisoscope.studies.published import REVISITING_MODELS, measure_models, sweep_model
 
         options: dict[str, Any] = {"data": self.config.data, "rank": self.config.rank}

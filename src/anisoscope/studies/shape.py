@@ -1,8 +1,8 @@
-"""The Shape of Learning (arXiv 2311.05928): profiles over depth and training, and what causes them.
+"""The study *The Shape of Learning* (arXiv 2311.05928): profiles over depth and training, and what causes them.
 
-Three arms of one architecture, with the same weights at the start and the same text: causal attention with the next
-token, causal attention with masked tokens, attention to both sides with masked tokens. What the mask does is the third
-minus the second, what the objective does the second minus the first. The preset `paper` measures published models.
+Three arms of one architecture with the same initial weights and text: causal attention and next-token prediction,
+causal attention and masked tokens, bidirectional attention and masked tokens. The mask effect is the third minus the
+second, the objective effect the second minus the first. The preset `paper` measures published models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from anisoscope.option import Option, listed, seed_numbers
 from anisoscope.studies.config import PaperModels, PaperPreset, Preset, RemoveDownloads, SizedArmsConfig
 from anisoscope.studies.study import SHAPE, ArmsStudy
 
-ARMS: dict[str, dict[str, Any]] = {  # what a position sees, and what it predicts
+ARMS: dict[str, dict[str, Any]] = {  # attention and objective of each arm
     "causal-next": {"arch": "decoder", "objective": "next"},
     "causal-masked": {"arch": "decoder", "objective": "masked"},
     "bidirectional-masked": {"arch": "encoder", "objective": "masked"},
@@ -27,7 +27,7 @@ PRESETS = {
         sizes={"6x64": {}},
         contexts=192,
         when="log:6",
-        jobs=3,  # three arms of one thread each keep two cores busier than one of two
+        jobs=3,  # on two cores, three single-threaded arms are faster than one arm with two threads
     ),
     "small": Preset(
         {"context": 256, "steps": 2000, "batch_size": 64, "lr": 6e-4, "checkpoints": "0,64,512,every:2000"},
@@ -65,7 +65,7 @@ class ShapeConfig(SizedArmsConfig):
 
     @property
     def watch(self) -> dict[str, Any]:
-        """Halves of the contexts beside the whole, and masked models looked at without masks, on the same text."""
+        """As in the base class, with groups for halves of the contexts, and masked models measured on unmasked text."""
         return {**super().watch, "halves": True, "clean": True}
 
 
@@ -78,7 +78,7 @@ class ShapeStudy(ArmsStudy):
     paper: ClassVar[str] = SHAPE
 
     def measure_published(self) -> None:
-        """The paper's models, or those of them that were named."""
+        """Measure the models of the paper, or those that were named."""
         from anisoscope.studies.published import SHAPE_MODELS, chosen_models, measure_models, sweep_model
 
         c = self.config

@@ -1,6 +1,6 @@
-"""One run of a study: run.json at its beginning and end, its arms, its claims; nothing is measured twice.
+"""Base classes of studies: `Study` writes run.json at start and end, `ArmsStudy` trains arms and evaluates claims.
 
-Heavy libraries are imported when a study runs, not before: the command line reads studies for their options.
+Heavy libraries are imported only when a study runs, because the command line imports studies for their options.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from anisoscope.results.query import Table
     from anisoscope.studies.arms import Executor
 
-REVISITING, SHAPE, INHERENT = "2604.08764", "2311.05928", "2401.12143"  # on arXiv
+REVISITING, SHAPE, INHERENT = "2604.08764", "2311.05928", "2401.12143"  # arXiv numbers
 
 
 @dataclass
 class Study(ABC):
-    """One run of a study into a run folder; a subclass says in `measure` what it does."""
+    """One run of a study into a run folder; subclasses implement `measure`."""
 
     config: Any
     folder: RunFolder
@@ -37,15 +37,15 @@ class Study(ABC):
 
     @abstractmethod
     def measure(self) -> None:
-        """Measure everything; what was finished before an interruption is not measured again."""
+        """Measure everything, except what was finished before an interruption."""
 
     def run(self) -> Path:
-        """Measure, judge, and write how it ended; a study that is complete is left as it is."""
+        """Measure, conclude, and record the final status in run.json; a complete study is not run again."""
         old = self.folder.about()
-        if old.get("status") == "complete" and not old.get("skipped"):  # what was skipped is tried again
+        if old.get("status") == "complete" and not old.get("skipped"):  # skipped models are tried again
             return self.folder.path
-        words = self.manifest_fields()
-        self.about = new_manifest(asdict(self.config), command=self.command, seed=self.seed, old=old, **words)
+        fields = self.manifest_fields()
+        self.about = new_manifest(asdict(self.config), command=self.command, seed=self.seed, old=old, **fields)
         self.folder.write_about(self.about)
         started = time.monotonic()
         try:
@@ -58,24 +58,24 @@ class Study(ABC):
 
     @property
     def seed(self) -> int:
-        """The seed that run.json names."""
+        """The seed recorded in run.json."""
         return int(self.config.seed)
 
     def manifest_fields(self) -> dict[str, Any]:
-        """What run.json says about the study from the beginning on."""
+        """Fields of run.json that are written at the start."""
         return {"kind": "study", "study": self.name}
 
     def conclude(self) -> None:
-        """What is made of that which was measured, also by a study that broke off."""
+        """Process what was measured (tables, verdicts); also called after a failure or interruption."""
         return
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """Report progress, if anybody listens."""
+        """Report progress to the callback, if there is one."""
         if self.progress is not None:
             self.progress(what, done, total)
 
     def progress_of(self, name: str) -> Progress:
-        """The progress of a part of the study, under its name."""
+        """A progress callback for a part of the study, which prefixes its name."""
         return lambda what, done, total: self.tell(f"{name}: {what}", done, total)
 
     def _end(self, status: str, started: float, error: BaseException | None = None) -> None:
@@ -83,7 +83,7 @@ class Study(ABC):
         if error is not None and str(error):
             self.about["error"] = str(error).splitlines()[0]
         self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 1)
-        if error is not None:  # it is known how it ended, whatever becomes of the conclusions
+        if error is not None:  # record the failure first: `conclude` may fail too
             self.folder.write_about(self.about)
         self.conclude()
         self.folder.write_about(self.about)
@@ -91,21 +91,20 @@ class Study(ABC):
 
 @dataclass
 class ArmsStudy(Study):
-    """A study whose arms are trained here, or whose models are published ones.
+    """A study that trains arms, or measures published models.
 
-    Each is a run of its own under arms/; the study joins their tables and judges. What an arm measured counts also when
-    it broke off. `jobs` arms are trained at the same time (None: as the preset has it), by `executor` where one is
-    given.
+    Each has its own run folder under arms/; the study joins their tables, also those of interrupted arms, and evaluates
+    the claims. `jobs` arms are trained in parallel (None: the default of the preset), by `executor` if one is given.
     """
 
     jobs: int | None = None
     executor: Executor | None = None
     tables: list[Table] = field(default_factory=list)
     joined: list[Path] = field(default_factory=list)
-    paper: ClassVar[str] = REVISITING  # whose claims are judged in any case
+    paper: ClassVar[str] = REVISITING  # arXiv number of the paper whose claims are always evaluated
 
     def measure(self) -> None:
-        """The models of the preset: trained here, or the paper's own."""
+        """Train the arms of the preset, or measure the published models of the paper."""
         if self.config.preset == PAPER:
             self.measure_published()
         else:
@@ -133,7 +132,7 @@ class ArmsStudy(Study):
         return StudyArm(run.model, path, run.training, self.config.watch, corpus, tuple(self.command))
 
     def prepare(self, arms: Sequence[StudyArm]) -> None:
-        """Tokenise the text once, before arms that run at the same time would all do so."""
+        """Tokenise the text once, before parallel arms would each do so."""
         from anisoscope.training.corpus import prepare_corpus
 
         training = arms[0].training
@@ -142,41 +141,41 @@ class ArmsStudy(Study):
         self.tell("corpus", 1, 1)
 
     def run_arms(self, arms: Sequence[StudyArm]) -> dict[str, str]:
-        """Train the arms and take in what they measured; why arms failed, by the names of their folders."""
+        """Train the arms and join their tables; returns the reasons of failed arms by the names of their folders."""
         from anisoscope.studies.arms import LocalExecutor, train_arm
 
         executor = self.executor or LocalExecutor(self.config.size.jobs if self.jobs is None else self.jobs)
         try:
             return executor.map(train_arm, arms, self.progress)
-        finally:  # of arms that broke off, too: what they measured counts
+        finally:  # also join what failed or interrupted arms measured
             for arm in arms:
                 self.join(arm.path, name=arm.model, seed=arm.training.seed)
 
-    def join(self, path: Path, **words: Any) -> None:
-        """Take in what an arm measured; `words` are put into its models' descriptions (name, seed)."""
+    def join(self, path: Path, **fields: Any) -> None:
+        """Add the table, models and warnings of an arm; `fields` (name, seed) are set in its model entries."""
         from anisoscope.results.folder import RunFolder
 
         if not (path / "table.parquet").is_file():
             return
-        found = RunFolder.open(path)
-        self.tables.append(found.table())
+        arm = RunFolder.open(path)
+        self.tables.append(arm.table())
         self.joined.append(path)
-        about = found.about()
-        self.about["models"] += [{**model, **words, "key": ""} for model in about.get("models", [])]
-        name = words.get("name") or path.name
+        about = arm.about()
+        self.about["models"] += [{**model, **fields, "key": ""} for model in about.get("models", [])]
+        name = fields.get("name") or path.name
         self.about["warnings"] += [f"{name}: {text}" for text in [*about.get("warnings", []), *_unfinished(about)]]
         for part in ("device", "data"):
             self.about.setdefault(part, about.get(part))
         self.folder.write_about(self.about)
 
     def skip(self, model: str, reason: str) -> None:
-        """Note an arm that could not be had; the others go on."""
+        """Record a model that could not be measured in run.json."""
         self.about["skipped"].append({"model": model, "reason": reason})
         self.about["warnings"].append(f"{model} was skipped: {reason}")
         self.folder.write_about(self.about)
 
     def refuse(self, failed: Mapping[str, str], number: int) -> None:
-        """Note the arms that failed, of so many, and end with a sentence about them; nothing where none did."""
+        """Record the failed arms (of `number`) in run.json and raise an error about them; nothing if none failed."""
         self.about["failed"] = [{"arm": name, "reason": reason} for name, reason in failed.items()]
         if not failed:
             return
@@ -194,11 +193,11 @@ class ArmsStudy(Study):
         return self.config.seeds[0] if self.config.seeds else 0
 
     def manifest_fields(self) -> dict[str, Any]:
-        """With the arms that could not be had."""
+        """As in the base class, with an empty list of skipped models."""
         return {**super().manifest_fields(), "skipped": []}
 
     def conclude(self) -> None:
-        """Join the tables of the arms, judge them, and join their maps of gradient energy."""
+        """Write the joint table of the arms, evaluate the claims on it, and join the maps of rows of the arms."""
         from anisoscope.results.folder import MAP_FILE, write_joined
         from anisoscope.results.query import Table
 
@@ -212,19 +211,19 @@ class ArmsStudy(Study):
 
 
 def _unfinished(about: Mapping[str, Any]) -> list[str]:
-    """What to say of an arm that did not come to its end: its last step is not the last one asked for.
+    """The warning for an arm that did not finish its steps; empty for a complete one.
 
     >>> _unfinished({"status": "interrupted", "steps": 20, "config": {"steps": 40}})
     ['unfinished, after 20 of 40 updates; --resume goes on']
     """
     if about.get("status") == "complete":
         return []
-    done, asked = about.get("steps"), (about.get("config") or {}).get("steps")
-    return [f"unfinished, after {done} of {asked} updates; --resume goes on" if done and asked else "unfinished"]
+    done, total = about.get("steps"), (about.get("config") or {}).get("steps")
+    return [f"unfinished, after {done} of {total} updates; --resume goes on" if done and total else "unfinished"]
 
 
 def judge(folder: RunFolder, table: Table, *, paper: str = REVISITING) -> None:
-    """Write verdicts.json: the claims of one paper, and any other that the table has the main metric of."""
+    """Write verdicts.json: all claims of one paper, and any other claim whose main metric is in the table."""
     from anisoscope.claims.catalogue import claims, evaluate_claims
     from anisoscope.claims.engine.claim import verdicts_to_dicts
 

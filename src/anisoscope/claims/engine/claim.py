@@ -1,18 +1,18 @@
-"""A claim of the literature = a statement and a test over the results table that ends in a verdict.
+"""What a claim is: a statement of the literature and a test on the results table that returns a verdict.
 
-A claim rests on parts, each an effect with its interval and the margin it must pass. A part holds when its 95 %
+A claim consists of parts, each an effect with its interval and a margin to exceed. A part holds when its 95 %
 interval lies wholly beyond the margin (and, where random draws test it, p ≤ .05), fails when the interval lies wholly
 short of it, and is undecided otherwise. A claim holds when every needed part does, and fails when one does: an
-intersection–union test (Berger 1982), which needs no correction for the number of parts. A claim that holds where any
-one of several parts does needs one: `looks` of such a part says how many there are.
+intersection–union test (Berger 1982), which needs no correction for the number of parts. A claim that holds when any
+one of several parts does needs that correction: `looks` of such a part is the number of parts.
 
-Adding one is one function under `@claim(...)` that returns a finding, in a module that `claims.catalogue` lists. The
-catalogue evaluates them, each seed by itself and all of them together.
+To add a claim, write a function under `@claim(...)` that returns a `Finding`, in a module listed in
+`claims.catalogue`, which evaluates all claims, for each seed and over all seeds.
 
-What `Verdict.details` holds: `parts` (each effect with interval, margin, p and status), `aspects` (sub-claims with a
-status of their own), `proxy`, `rank`, `fit`, `pooled` (whether it speaks for several seeds), `seed` or `seeds` (then
-`per_seed` too), `measured_again` (seeds left out because they are another seed's run, by model), `missing` (the table
-has nothing that the claim could be tested on), and what the claim adds for the report (`cells`, `steps`, `layers`, …).
+Keys of `Verdict.details`: `parts` (each effect with interval, margin, p and status), `aspects` (sub-claims with a
+status of their own), `proxy`, `rank`, `fit`, `pooled` (whether it is over several seeds), `seed` or `seeds` (then
+`per_seed` too), `measured_again` (by model: seeds left out because they repeat the run of another seed), `missing`
+(the table has no rows to test the claim on), and what a claim adds for the report (`cells`, `steps`, `layers`, …).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from anisoscope.results.quantity import FEWEST_FOLDS, Quantity, among, no_effect
 
 Status = Literal["holds", "fails", "undecided"]
 ALPHA = 0.05
-FEWEST_SEEDS = 3  # for a claim about more than one run
+FEWEST_SEEDS = 3  # needed for a verdict that generalises beyond one run
 ONE_MODEL = "for this model"
 Bounds = tuple[float | None, float | None]
 CORRELATION = (-1.0, 1.0)  # bounds of a correlation or a cosine
-SHARE = (None, 1.0)  # of what a share explains
+SHARE = (None, 1.0)  # bounds of an explained share
 ONE_REPLICATE = f"one seed decides nothing: seeds are the replicates here, and {FEWEST_SEEDS} are needed"
 TOO_FEW = f"too few contexts were tested: an interval needs them in {FEWEST_FOLDS} of the 8 folds at least"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One effect and the margin it is held against; without a margin it only describes.
+    """One effect and the margin it is compared with; a part without a margin is descriptive.
 
     >>> Part("normal", 3.0, 2.5, 3.5, margin=0.5).status
     'holds'
@@ -52,12 +52,12 @@ class Part:
     margin: float = math.nan
     p: float = math.nan
     needed: bool = True
-    tested: bool = False  # holds only with p ≤ .05
-    guard: bool = False  # a condition of the claim; where all hold, another part tells the effect
-    reason: str = ""  # why it stays undecided whatever the interval says
-    looks: int = 1  # parts of which the best is chosen; the intervals of all hold at once
-    below: bool = False  # it must lie below its margin, not beyond it
-    bounds: Bounds = (None, None)  # what is possible; the interval is cut to it, never past the effect itself
+    tested: bool = False  # holds only if also p ≤ .05
+    guard: bool = False  # a precondition of the claim: when all parts hold, the verdict reports another one
+    reason: str = ""  # if not empty, why the part stays undecided whatever its interval
+    looks: int = 1  # number of parts from which the best is chosen; widens the interval (Bonferroni)
+    below: bool = False  # whether the effect must lie below its margin instead of beyond it
+    bounds: Bounds = (None, None)  # possible values; the interval is clipped to them but keeps the effect
 
     def __post_init__(self) -> None:
         least, most = self.bounds
@@ -68,7 +68,7 @@ class Part:
 
     @classmethod
     def of(cls, name: str, quantity: Quantity, *, margin: float = math.nan, **more: Any) -> Part:
-        """A part from a quantity; p is that of no effect at all unless another is given."""
+        """A part from a quantity; p defaults to the test of no effect."""
         low, high = quantity.interval_among(more.get("looks", 1))
         more.setdefault("p", no_effect_p(quantity) if math.isfinite(margin) else math.nan)
         if math.isfinite(margin) and not math.isfinite(quantity.value):
@@ -79,7 +79,7 @@ class Part:
 
     @classmethod
     def described(cls, name: str, quantity: Quantity | float, *, bounds: Bounds = (None, None)) -> Part:
-        """A number that is told, not judged."""
+        """A descriptive part: reported, not tested."""
         if not isinstance(quantity, Quantity):
             quantity = Quantity.constant(quantity)
         if quantity.fixed:
@@ -87,13 +87,13 @@ class Part:
         return cls.of(name, quantity, needed=False, bounds=bounds)
 
     @classmethod
-    def told(cls, numbers: Mapping[str, Quantity | float], *, bounds: Bounds = (None, None)) -> list[Part]:
-        """Several of them."""
+    def describe_all(cls, numbers: Mapping[str, Quantity | float], *, bounds: Bounds = (None, None)) -> list[Part]:
+        """Descriptive parts, by name."""
         return [cls.described(name, number, bounds=bounds) for name, number in numbers.items()]
 
     @classmethod
     def absent(cls, name: str, reason: str | Missing, *, margin: float) -> Part:
-        """A part that could not be measured."""
+        """A part that could not be measured, undecided for this reason."""
         return cls(name, math.nan, margin=margin, reason=str(reason))
 
     @property
@@ -101,19 +101,19 @@ class Part:
         return math.isfinite(self.effect)
 
     def __neg__(self) -> Part:
-        """The same effect, counted in the other direction."""
+        """The part with the sign of its effect reversed."""
         return replace(self, effect=-self.effect, low=-self.high, high=-self.low)
 
     @property
     def lead(self) -> float:
-        """How far beyond its margin it lies for sure: at the near end of its interval, or itself without one."""
+        """Distance beyond the margin of the nearer end of the interval; of the effect where there is no interval."""
         near = self.high if self.below else self.low
         near = near if math.isfinite(near) else self.effect
         return self.margin - near if self.below else near - self.margin
 
     @property
     def reach(self) -> float:
-        """How far beyond its margin it may lie at most."""
+        """Distance beyond the margin of the farther end of the interval."""
         return self.margin - self.low if self.below else self.high - self.margin
 
     @property
@@ -139,24 +139,24 @@ def by_name(parts: Sequence[Part]) -> dict[str, Part]:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a claim found in one study: its parts, and how to say them in a sentence."""
+    """The result of a claim on one subject: its parts, and functions that word and judge them."""
 
     parts: Sequence[Part]
-    sentence: Callable[[Parts, Status, Part], str]  # parts, the outcome, the part it hangs on
+    sentence: Callable[[Parts, Status, Part], str]  # of parts, status and binding part
     details: dict[str, Any] = field(default_factory=dict)  # for the verdict's details
-    settle: Callable[[dict[str, Part]], dict[str, Part]] = dict  # joins parts before they are judged
-    doubt: Callable[[Parts], str] = lambda parts: ""  # a reason not to call it holding
-    # groups of parts judged by themselves too; None where the verdict does not list them
+    settle: Callable[[dict[str, Part]], dict[str, Part]] = dict  # combines or amends parts before they are judged
+    doubt: Callable[[Parts], str] = lambda parts: ""  # a reason that turns "holds" into "undecided"
+    # groups of parts that also get a status of their own; None: the verdict has no key `aspects`
     aspects: Mapping[str, tuple[str, ...]] | None = field(default_factory=dict)
-    scope: str = ONE_MODEL  # what a single seed speaks for
-    until: Callable[[int], Finding] | None = None  # the same with nothing after a step
-    note: str = ""  # said at the end of the sentence
+    scope: str = ONE_MODEL  # what a verdict on a single seed is about
+    until: Callable[[int], Finding] | None = None  # evaluates again without data after a step
+    note: str = ""  # appended to the sentence
     several: Callable[[Sequence[Finding]], Callable[[Parts, Status, Part], str]] | None = None  # sentence over seeds
-    replicate: bool = False  # one seed is a sample, not a subject: beside a verdict over all it has none of its own
+    replicate: bool = False  # seeds are samples: single ones get no verdict beside the pooled one
 
 
 def judge(parts: Sequence[Part]) -> tuple[Status, Part]:
-    """The outcome of parts that must all hold, and the part it hangs on.
+    """The status of parts that must all hold, and the part that decides it (the binding part).
 
     >>> judge([Part("a", 3, 2, 4, margin=0.5), Part("b", 1, 0, 2, margin=0.5)])[0]
     'undecided'
@@ -164,22 +164,22 @@ def judge(parts: Sequence[Part]) -> tuple[Status, Part]:
     failing = [part for part in parts if part.status == "fails"]
     if failing:
         return "fails", min(failing, key=lambda part: part.reach)
-    open_ones = [part for part in parts if part.status == "undecided"]
-    if open_ones:  # those without a reason first, the one furthest from its margin before the others
-        order = [(bool(p.reason), p.lead if math.isfinite(p.lead) else math.inf) for p in open_ones]
-        return "undecided", open_ones[order.index(min(order))]
-    telling = [part for part in parts if not part.guard] or parts
-    return "holds", min(telling, key=lambda part: part.lead)
+    undecided = [part for part in parts if part.status == "undecided"]
+    if undecided:  # parts without a reason first, then the one that leads its margin least
+        order = [(bool(p.reason), p.lead if math.isfinite(p.lead) else math.inf) for p in undecided]
+        return "undecided", undecided[order.index(min(order))]
+    effects = [part for part in parts if not part.guard] or parts
+    return "holds", min(effects, key=lambda part: part.lead)
 
 
 def pool(findings: Sequence[Finding], refusal: str = "") -> Finding:
     """One finding over several seeds: each part's mean over seeds with its t interval (from three seeds on).
 
-    `refusal` says why the seeds cannot be judged together, and leaves the claim open.
+    `refusal`, if not empty, is the reason why the seeds cannot be pooled; all parts are then undecided.
     """
     first = findings[0]
     named = [by_name(finding.parts) for finding in findings]
-    parts = [_pooled([mine[name] for mine in named]) for name in named[0] if all(name in mine for mine in named)]
+    parts = [_pooled([seed[name] for seed in named]) for name in named[0] if all(name in seed for seed in named)]
     if refusal:
         parts = [replace(part, reason=refusal) if math.isfinite(part.margin) else part for part in parts]
     details = {"step": first.details["step"]} if "step" in first.details and not refusal else {}
@@ -188,7 +188,7 @@ def pool(findings: Sequence[Finding], refusal: str = "") -> Finding:
 
 
 def _pooled(parts: Sequence[Part]) -> Part:
-    """The mean over seeds; a test against random subspaces must be passed by every seed, so its largest p counts."""
+    """The mean of a part over seeds; every seed must pass a test against random subspaces, so the largest p is kept."""
     first = parts[0]
     effects = [part.effect for part in parts if math.isfinite(part.effect)]
     if not effects:
@@ -205,7 +205,7 @@ def _pooled(parts: Sequence[Part]) -> Part:
         p = math.nan
     low, high = centre - half, centre + half
     if half == 0 and all(math.isfinite(part.low) for part in parts):
-        # ranks are coarse: seeds that agree to the last digit say nothing about how far others might lie
+        # rank correlations are coarse: seeds may be exactly equal, which would give an interval of width 0
         low, high = min(part.low for part in parts), max(part.high for part in parts)
         p = max(part.p for part in parts)
     reason = reason if first.needed else ""
@@ -213,7 +213,7 @@ def _pooled(parts: Sequence[Part]) -> Part:
 
 
 def t_interval(values: Sequence[float], *, looks: int = 1) -> tuple[float, float]:
-    """Half-width of the 95 % t interval of the mean (of `looks` such means at once), and the one-sided p of a mean ≤ 0.
+    """Half-width of the 95 % t interval of the mean (simultaneous for `looks` means), and the one-sided p of mean ≤ 0.
 
     >>> half, p = t_interval([1.0, 2.0, 3.0])
     >>> round(half, 3), round(p, 4)
@@ -226,14 +226,14 @@ def t_interval(values: Sequence[float], *, looks: int = 1) -> tuple[float, float
 
 
 def left_open(parts: dict[str, Part], *, reason: str) -> dict[str, Part]:
-    """Parts that decide nothing, over several seeds neither; as they are where there is no reason."""
+    """The parts with the needed ones made undecided for a reason (also when pooled); unchanged if it is empty."""
     return {name: replace(p, reason=reason or p.reason) if p.needed else p for name, p in parts.items()}
 
 
 def agreement(parts: Sequence[Part], name: str, *, what: str) -> Part:
-    """One part for several that should agree: the weakest where all hold or all fail, else undecided with the count.
+    """One part for several that should agree: the binding one if all hold or all fail, else undecided with the counts.
 
-    `what` names them in the plural.
+    `what` is a plural noun for the parts.
     """
     statuses = [part.status for part in parts]
     status, binding = judge(parts)
@@ -248,7 +248,7 @@ def agreement(parts: Sequence[Part], name: str, *, what: str) -> Part:
 
 
 def span(part: Part) -> str:
-    """A number with its interval, as it is read in a sentence.
+    """An effect with its interval as text.
 
     >>> span(Part("", 3.14159, 3.0, 3.3))
     '3.14 [3, 3.3]'
@@ -258,7 +258,7 @@ def span(part: Part) -> str:
 
 
 def outcome(status: Status, part: Part) -> str:
-    """How an effect lies to its margin, as the end of a sentence.
+    """How an effect compares with its margin, as the end of a sentence.
 
     >>> outcome("fails", Part("a", 0.1, 0.0, 0.2, margin=0.5))
     'short of the margin of 0.5'
@@ -300,18 +300,18 @@ class Verdict:
         object.__setattr__(self, "details", json_safe({"pooled": False, "missing": False, **self.details}))
 
     def to_dict(self) -> dict[str, Any]:
-        """A dictionary for JSON: what is not a number is null."""
+        """A dictionary for JSON; NaN and infinities become null."""
         return json_safe(asdict(self))
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Verdict:
-        """The verdict that `to_dict` wrote down."""
+        """The verdict from the output of `to_dict`."""
         numbers = {name: math.nan if record[name] is None else float(record[name]) for name in _NUMBERS}
         return cls(**{**record, **numbers})
 
 
 def verdicts_to_dicts(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
-    """Verdicts as they lie in verdicts.json."""
+    """Verdicts as dictionaries for verdicts.json."""
     return [verdict.to_dict() for verdict in verdicts]
 
 
@@ -321,7 +321,7 @@ def verdicts_from_dicts(records: Iterable[Mapping[str, Any]]) -> list[Verdict]:
 
 
 def json_safe(value: Any) -> Any:
-    """The same value with NaN and infinities as None, tuples as lists, keys as text, numbers to eight digits.
+    """A value for JSON: NaN and infinities become None, tuples lists, keys strings, floats eight significant digits.
 
     >>> json_safe({1: (0.5, float("nan"))})
     {'1': [0.5, None]}
@@ -337,9 +337,9 @@ def json_safe(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Claim:
-    """A declared claim; calling `function` on a study gives a finding for each subject.
+    """A declared claim; `function` maps a study to a finding for each subject.
 
-    The first of `metrics` is the one without which there is nothing to test.
+    Without rows of the first of `metrics` the claim counts as not measured.
     """
 
     name: str
@@ -349,7 +349,7 @@ class Claim:
     margin: float
     function: Callable[[Study], dict[str, Finding]]
     description: str
-    module: str  # where it is declared
+    module: str  # where the claim is declared
 
 
 def claim(
@@ -361,10 +361,10 @@ def claim(
     margin: float,
     of: Callable[[Study], Mapping[str, Any]],
 ) -> Callable[[Callable[[Any], Finding]], Claim]:
-    """Declare a claim: the statement, where it comes from, the metrics it reads, its margin.
+    """Declare a claim: its statement, source, the metrics it reads, and its margin.
 
-    The function returns a finding about one of what `of` finds in a study, by subject: its `models`, their `stacks`,
-    all models together (`whole`). Where that is `Missing`, the finding says so.
+    `of` splits a study into subjects (`models`, their `stacks`, or the `whole` study), and the decorated function is
+    called for each. If it raises `Missing`, the finding reports what is missing. Its docstring is shown on pages.
     """
 
     def declare(function: Callable[[Any], Finding]) -> Claim:
@@ -379,9 +379,9 @@ def claim(
 
 
 def judged(function: Callable[[Any], Finding], given: Any, *, margin: float) -> Finding:
-    """What the function found, or a finding that says what is missing.
+    """The finding of the function, or one that reports what is missing.
 
-    Of evidence that can be `ended` at a step it can be asked for again with nothing after that step.
+    Evidence with a method `ended(step)` gives a finding with `until`, which evaluates again without later steps.
     """
     try:
         if isinstance(given, Missing):
@@ -395,7 +395,7 @@ def judged(function: Callable[[Any], Finding], given: Any, *, margin: float) -> 
 
 
 def missing(gap: Missing, *, margin: float) -> Finding:
-    """A finding without numbers."""
+    """A finding without numbers, which reports what the table lacks."""
     part = Part.absent("missing", str(gap), margin=margin)
     return Finding((part,), lambda parts, status, part: part.reason, {"missing": isinstance(gap, NotHere)})
 
@@ -409,23 +409,23 @@ def verdict_of(
     scope: str = ONE_MODEL,
     about: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """A finding judged and told in one sentence; `about` goes into the details."""
+    """The verdict on a finding, with its sentence; `about` is added to the details."""
     parts = finding.settle(by_name(finding.parts))
     needed = [part for part in parts.values() if part.needed]
     status, binding = judge(needed)
     measured = [part for part in needed if part.measured]
-    # where the binding part has no number, the weakest of those that have one is told
+    # if the binding part has no number, report the weakest part that has one
     shown = binding if binding.measured or not measured else judge(measured)[1]
     doubt = binding.reason if status == "undecided" else finding.doubt(parts) if status == "holds" else ""
-    told = finding.sentence(parts, shown.status, shown) if shown.measured or not doubt else ""
-    told += f"; {finding.note}" if told and finding.note else ""
+    text = finding.sentence(parts, shown.status, shown) if shown.measured or not doubt else ""
+    text += f"; {finding.note}" if text and finding.note else ""
     details: dict[str, Any] = {"parts": [part.record() for part in parts.values()]}
     if finding.aspects is not None:
         details["aspects"] = {}
         for aspect, names in finding.aspects.items():
-            if there := [parts[n] for n in names if n in parts]:
-                decided, part = judge(there)
-                details["aspects"][aspect] = {**part.record(), "status": decided}
+            if present := [parts[n] for n in names if n in parts]:
+                aspect_status, part = judge(present)
+                details["aspects"][aspect] = {**part.record(), "status": aspect_status}
     return Verdict(
         claim=name,
         statement=statement,
@@ -435,20 +435,20 @@ def verdict_of(
         high=shown.high,
         p=max((part.p for part in needed if math.isfinite(part.p)), default=math.nan),
         margin=shown.margin,
-        why=_sentence(told, doubt, scope=scope, again=(about or {}).get("measured_again", {})),
+        why=_sentence(text, doubt, scope=scope, repeats=(about or {}).get("measured_again", {})),
         scope=scope,
         subject=subject,
         details={**details, **(about or {}), **finding.details},
     )
 
 
-def _sentence(text: str, doubt: str, *, scope: str, again: Mapping[str, list[str]]) -> str:
-    """One sentence: what was found, a doubt that leaves it undecided, over which seeds, and which were left out."""
-    text = "; undecided because ".join(words for words in (text, doubt) if words)
-    remarks = {model: "; ".join(found) for model, found in again.items()}
+def _sentence(text: str, doubt: str, *, scope: str, repeats: Mapping[str, list[str]]) -> str:
+    """One sentence: scope, result, the doubt that leaves it undecided, and notes by model on repeated seeds."""
+    text = "; undecided because ".join(clause for clause in (text, doubt) if clause)
+    remarks = {model: "; ".join(notes) for model, notes in repeats.items()}
     different = list(dict.fromkeys(remarks.values()))
-    for words in different:
-        models = " and ".join(model for model, said in remarks.items() if said == words)
-        text += f"; {words}" if len(different) == 1 else f"; in {models} {words}"
+    for note in different:
+        models = " and ".join(model for model, remark in remarks.items() if remark == note)
+        text += f"; {note}" if len(different) == 1 else f"; in {models} {note}"
     text = f"{scope}: {text}" if "seed" in scope else text
     return text[0].upper() + text[1:].rstrip(".") + "."

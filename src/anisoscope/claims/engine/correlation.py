@@ -6,8 +6,8 @@ Notation
            however deep its model is; for the linear correlation, the value in standard deviations of the unit
     ρ      pooled over units: Σ z_x z_y / √(Σ z_x² Σ z_y²); for one unit it is Spearman's (linear: Pearson's)
     Z      Fisher's atanh(r), whose error is about 1/√(n − 3) (Spearman: √((1 + r²/2)/(n − 3)), Bonett & Wright 2000)
-An interval over the layers of one model knows that they are few; it takes them for draws, which neighbours are not, so
-that it and p describe more than they test.
+An interval over the layers of one model accounts for their number, but treats them as independent draws, which
+neighbouring layers are not: it and p are descriptive.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import numpy as np
 from anisoscope.results.quantity import Quantity, combine, t_quantile
 
 FEWEST_SITES = 3  # two points always lie on a line
-FEWEST_CLUSTERS = 3  # two models say nothing about others
-FEWEST_FISHER = 4  # sites from which Fisher's Z has an error
-MOST_ORDERED = 9  # sites up to which every order of them is tried: 9! = 362,880
+FEWEST_CLUSTERS = 3  # models needed for an interval over models
+FEWEST_FISHER = 4  # sites needed for the standard error of Fisher's Z
+MOST_ORDERED = 9  # sites up to which all permutations are enumerated: 9! = 362,880
 NORMAL_95 = 1.959964
 RANGE = (-1.0, 1.0)
 DRAWS = 9999
@@ -33,7 +33,7 @@ DESCRIPTIVE = "descriptive: layers of one model are not independent"
 
 
 def pearson(one: Sequence[float], two: Sequence[float]) -> float:
-    """Pearson's correlation; NaN where a side is constant or holds what is no number.
+    """Pearson's correlation; NaN where a side is constant or not finite.
 
     >>> round(pearson([1, 2, 3, 4], [1, 3, 2, 4]), 3)
     0.8
@@ -47,7 +47,7 @@ def pearson(one: Sequence[float], two: Sequence[float]) -> float:
 
 
 def rank_correlation(one: Sequence[float], two: Sequence[float]) -> float:
-    """Spearman's correlation; ties share their mean rank, and a constant profile has none.
+    """Spearman's correlation; ties share their mean rank; NaN where a side is constant.
 
     >>> round(rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]), 3)
     0.8
@@ -56,7 +56,7 @@ def rank_correlation(one: Sequence[float], two: Sequence[float]) -> float:
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0, ties sharing their mean; all NaN where one value is.
+    """Ranks from 0, ties sharing their mean; all NaN if any value is NaN.
 
     >>> ranks(np.array([3.0, 1.0, 3.0])).tolist()
     [1.5, 0.0, 1.5]
@@ -69,7 +69,7 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 
 def two_sided_p(correlation: float, n: int) -> float:
-    """p of no correlation between n independent pairs, by t = r √((n−2)/(1−r²)) with n − 2 degrees of freedom.
+    """Two-sided p of no correlation for n independent pairs, by t = r √((n−2)/(1−r²)) with n − 2 degrees of freedom.
 
     >>> round(two_sided_p(0.8, 5), 4)
     0.1041
@@ -85,9 +85,9 @@ def two_sided_p(correlation: float, n: int) -> float:
 
 
 def order_p(one: Sequence[float], two: Sequence[float]) -> float:
-    """Two-sided p of Pearson's r: the share of the orders of `two` that give as much, exact; by t beyond nine sites.
+    """Two-sided p of Pearson's r: the share of permutations of `two` with as large an |r|; by t above nine sites.
 
-    Of ranks it is that of Spearman's.
+    For ranks it is the p of Spearman's correlation.
 
     >>> order_p([1, 2, 3, 4], [1, 2, 3, 4])  # 2 of 24 orders
     0.08333333333333333
@@ -96,7 +96,7 @@ def order_p(one: Sequence[float], two: Sequence[float]) -> float:
     if n < FEWEST_SITES or not math.isfinite(r):
         return math.nan
     if n > MOST_ORDERED:
-        return max(two_sided_p(r, n), 2 / math.factorial(n))  # no order is rarer than one and its reverse
+        return max(two_sided_p(r, n), 2 / math.factorial(n))  # the smallest possible p: one permutation and its reverse
     x, y = (np.asarray(side, dtype=float) - np.mean(side) for side in (one, two))
     products = np.abs(y[_orders(n)] @ x)
     return float(np.mean(products >= abs(float(x @ y)) * (1 - 1e-9)))
@@ -108,9 +108,9 @@ def _orders(n: int) -> np.ndarray:
 
 
 def fisher_interval(correlation: float, n: int, *, ranked: bool) -> tuple[float, float]:
-    """The 95 % interval of a correlation over n independent pairs, by Fisher's Z; all of [−1, 1] below four.
+    """The 95 % interval of a correlation over n independent pairs, by Fisher's Z; [−1, 1] below four pairs.
 
-    Ranks are coarse: a Spearman's correlation of 1 stands for all beyond half a step to the next, 1 − 6/(n(n² − 1)).
+    Spearman's correlation is discrete: ±1 enters Z as half a step to the next value, ±(1 − 6/(n(n² − 1))).
 
     >>> [round(end, 2) for end in fisher_interval(0.6, 5, ranked=True)]
     [-0.67, 0.98]
@@ -126,15 +126,15 @@ def fisher_interval(correlation: float, n: int, *, ranked: bool) -> tuple[float,
 
 
 def _inside(correlation: float, n: int | None) -> float:
-    """A correlation that has a Z."""
+    """The correlation moved off ±1, so that atanh is finite."""
     most = 1 - (6 / (n * (n**2 - 1)) if n else 1e-12)
     return max(-most, min(most, correlation))
 
 
 def sites_interval(quantity: Quantity, n: int, *, ranked: bool) -> tuple[float, float]:
-    """The interval of a correlation over n sites, as wide as contexts (jackknife) or sites (Fisher's Z) make it.
+    """The interval of a correlation over n sites: the wider of the jackknife over contexts and Fisher's Z over sites.
 
-    Without folds there is none: what other contexts would have given is not known.
+    NaN without folds, since the variation over contexts is then unknown.
     """
     low, high = quantity.interval()
     if not math.isfinite(low):
@@ -146,9 +146,9 @@ def sites_interval(quantity: Quantity, n: int, *, ranked: bool) -> tuple[float, 
 def correlated(
     one: Sequence[Quantity], two: Sequence[Quantity], function: Callable[[Sequence[float], Sequence[float]], float]
 ) -> Quantity:
-    """A correlation over sites with its leave-one-fold-out values; without common folds it has no interval.
+    """A correlation over sites with its leave-one-fold-out values; no interval unless all quantities share the folds.
 
-    Half-widths cannot be carried through ranks, so numbers without replicates give a number without an interval.
+    Half-widths cannot be propagated through ranks, so quantities without replicates give a value without an interval.
 
     >>> correlated([Quantity(1.0), Quantity(2.0)], [Quantity(3.0), Quantity(5.0)], pearson).value
     1.0
@@ -163,7 +163,7 @@ def correlated(
 
 @dataclass(frozen=True)
 class CorrelationUnit:
-    """z of the sites of one stack, and the model they belong to."""
+    """z of the sites of one stack for both quantities, and the model of the stack."""
 
     cluster: str
     one: np.ndarray
@@ -181,7 +181,7 @@ class CorrelationUnit:
 
 
 def pooled_correlation(units: Sequence[CorrelationUnit]) -> float:
-    """ρ over all units, each in its own z; NaN where a side is constant in all of them."""
+    """ρ pooled over all units; NaN where a side is constant in every unit."""
     sums = [_sums(unit) for unit in units]
     return _ratio(*np.sum(sums, axis=0)) if sums else math.nan
 
@@ -195,7 +195,7 @@ def _ratio(product: float, one: float, two: float) -> float:
 
 
 def permutation_p(units: Sequence[CorrelationUnit], *, draws: int = DRAWS) -> float:
-    """Two-sided p of ρ when the sites of one side are shuffled within every unit; exact where that is cheaper.
+    """Two-sided permutation p of ρ, shuffling the sites of one side within each unit; exact where that is cheaper.
 
     >>> permutation_p([CorrelationUnit.of("m", [1, 2, 3, 4], [1, 2, 3, 4])])  # 2 of 24 orders are as extreme
     0.08333333333333333
@@ -216,10 +216,10 @@ def permutation_p(units: Sequence[CorrelationUnit], *, draws: int = DRAWS) -> fl
 
 
 def models_interval(units: Sequence[CorrelationUnit]) -> tuple[float, float]:
-    """The 95 % interval of ρ over models (all stacks and seeds of a model together); NaN below three.
+    """The 95 % interval of ρ over models (all stacks and seeds of a model left out together); NaN below three models.
 
-    Leaving out one model after another gives the error of Z(ρ), with t of one degree less than there are models; where
-    models agree better than so few sites can (Fisher's Z of all of them), that counts.
+    The jackknife over models gives the standard error of Z(ρ), with t of (models − 1) degrees of freedom; the interval
+    always includes that of Fisher's Z over all sites.
     """
     clusters: dict[str, np.ndarray] = {}
     for unit in units:
@@ -239,10 +239,9 @@ def models_interval(units: Sequence[CorrelationUnit]) -> tuple[float, float]:
 
 
 def welch(one: Sequence[float], two: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of one minus mean of two over models, its jackknife error, and Welch's degrees of freedom.
+    """Difference of the means of two groups of models, its jackknife error, and Welch's degrees of freedom.
 
-    Leaving out one model after another of each side gives the error √(s₁²/n₁ + s₂²/n₂); with fewer than two models on a
-    side there is none.
+    Leaving out one model at a time gives the error √(s₁²/n₁ + s₂²/n₂); NaN with fewer than two models in a group.
 
     >>> welch([1.0, 3.0], [0.0, 2.0])
     (1.0, 1.4142135623730951, 2.0)

@@ -1,12 +1,12 @@
-"""What the table says about one model trained from one seed: rows by metric, options and group, and its blocks.
+"""Access to the table for claims: `Run` (one model, one seed), its stacks of blocks, arms of ablations, studies.
 
-A `Run` reads the table through `results.query`; rows come as a dictionary by `Cell` (step and site, and head where the
-rows are those of single heads), so that two of them can be paired. A `BlockStack` has the blocks 1 … L of a stack; the
-embedding and what comes after the final norm are no blocks. A model with an encoder and a decoder has two stacks, each
-judged by itself; `Arms` of an ablation are compared with each other.
+A `Run` reads the table through `results.query` and returns rows as a dictionary by `Cell` (step and site, and head for
+rows of single heads), so that two metrics can be paired. A `BlockStack` is the blocks 1 … L of a stack, without the
+embedding and the output of the final norm. A model with an encoder and a decoder has two stacks, each judged
+separately; `Arms` of an ablation are compared with each other.
 
-A general claim rests on independent trainings. The seed of a table may be that of the measurement alone (random
-directions, starts of a fit) on the same weights; such seeds have the same losses, digit by digit, and count as one run.
+A general claim needs independent trainings. The seed in a table may be that of the measurement only (random directions,
+starts of a fit) on the same weights; such seeds have identical losses and count as one run.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from anisoscope.results.query import Query, Row, Table, with_options
 T = TypeVar("T")
 ROLES = ("encoder", "decoder", "encoder-decoder")
 MEASURE = "the monitor's preset 'full' measures it"
-LEARNED = 0.1  # share by which the loss of a model that has learned must have fallen
+LEARNED = 0.1  # relative fall of the loss from which a model counts as having learned
 LOSSES = ("probe_loss", "loss")
 ENERGY = "gradient_energy"
-CLOSE = 1e-12  # two trainings do not agree to so many digits
-_BLOCKS = ("resid", "stage", "query", "scores")  # a stack that has one of these has blocks
+CLOSE = 1e-12  # losses this close (relative) come from the same training
+_BLOCKS = ("resid", "stage", "query", "scores")  # kinds of sites that only stacks with blocks have
 _ARM_ROLES = {"causal-next": "decoder", "causal-masked": "neither", "bidirectional-masked": "encoder"}
-_WORD = re.compile(r"^(encoder|decoder)(?![a-z])")
+_ROLE_PREFIX = re.compile(r"^(encoder|decoder)(?![a-z])")
 
 
 class Missing(Exception):
-    """What a claim needs and the table does not hold, and how to get it."""
+    """Raised where the table lacks something that a claim needs; the message says how to get it."""
 
     def __init__(self, what: str, how: str = MEASURE) -> None:
         super().__init__(f"the table has no {what} ({how})")
 
 
 class NotHere(Missing):
-    """A question that does not arise for a table: no series of steps, no arms to compare."""
+    """`Missing` where the claim does not apply to the table at all: no series of steps, no arms to compare."""
 
 
 class Cell(NamedTuple):
-    """One site at one step, and one of its heads where the rows are those of single heads."""
+    """One site at one step, and one of its heads for rows of single heads."""
 
     step: int | None
     stack: str
@@ -70,7 +70,7 @@ Readings = dict[Cell, Row]
 
 
 def by_cell(query: Query) -> Readings:
-    """The rows that have a number, by cell and in order; two different numbers for one cell are an error."""
+    """The rows that have a value by cell, sorted; two different values for one cell raise an error."""
     known = query.known()
     found: Readings = {}
     for row, *place in zip(known, *map(known.column, Cell._fields), strict=True):
@@ -86,50 +86,50 @@ def by_cell(query: Query) -> Readings:
 
 @dataclass(frozen=True)
 class Run:
-    """One model trained from one seed, seen through one choice of tangent directions (proxy, rank, fit)."""
+    """One model trained from one seed, read with one choice of tangent directions (proxy, rank, fit)."""
 
-    query: Query = field(repr=False)  # rows of the model at its sites, of all its seeds
+    query: Query = field(repr=False)  # rows of the model at its sites, for all seeds
     model: str
     seed: int | None
     proxy: str
     rank: int | None
     fit: str
-    again: tuple[int, ...] = ()  # seeds under which the same run was measured again
-    role: str = ""  # encoder | decoder | encoder-decoder | neither; "" where it is not known
-    entry: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # of the model in run.json
-    losses: Mapping[int, float] = field(default_factory=dict, repr=False, compare=False)  # of the training, by step
-    _seen: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    repeats: tuple[int, ...] = ()  # other seeds that are measurements of the same run
+    role: str = ""  # encoder | decoder | encoder-decoder | neither; "" = unknown
+    entry: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # the model in run.json
+    losses: Mapping[int, float] = field(default_factory=dict, repr=False, compare=False)  # training loss by step
+    _cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """What several claims ask for is computed once."""
-        if key not in self._seen:
-            self._seen[key] = compute()
-        return self._seen[key]
+        """The cached result of `compute` for this key: several claims read the same rows."""
+        if key not in self._cache:
+            self._cache[key] = compute()
+        return self._cache[key]
 
     def of(self, metric: str) -> Query:
-        """All rows of a metric."""
+        """All rows of a metric, for all seeds."""
         return self.once(("metric", metric), lambda: self.query.where(metric=metric))
 
     def rows(self, metric: str, group: str = "", *, heads: bool = False, **options: Any) -> Readings:
-        """A metric with exactly these options by cell, of whole sites or of single heads; empty where there is none."""
+        """The rows of a metric with exactly these options by cell, for whole sites or single heads; may be empty."""
 
         def find() -> Readings:
             found = self.of(metric).where(group=group, head=... if heads else None).exactly(**options)
-            return by_cell(found.where(seed=self.seed)) or by_cell(found.where(seed=None))  # rows that name no seed
+            return by_cell(found.where(seed=self.seed)) or by_cell(found.where(seed=None))  # rows without a seed
 
         return self.once((metric, group, heads, *sorted(options.items())), find)
 
     def directions(self, **options: Any) -> dict[str, Any]:
-        """The options of a metric about the chosen directions, without those that are None."""
+        """The options that select the chosen tangent directions, and `options`, without those that are None."""
         options = {"fit": self.fit, "proxy": self.proxy, "rank": self.rank, **options}
         return {key: value for key, value in sorted(options.items()) if value is not None}
 
     def tangent(self, metric: str, group: str = "", **options: Any) -> Readings:
-        """A metric about the chosen directions by cell; empty where the table has none."""
+        """The rows of a metric for the chosen tangent directions by cell; may be empty."""
         return self.rows(metric, group, **self.directions(**options))
 
     def needed(self, metric: str, group: str = "", **options: Any) -> Readings:
-        """The same, or `Missing` with what was looked for and how to get it: other directions that were measured."""
+        """As `tangent`, but raises `Missing` if there are no rows, naming other directions that were measured."""
         found = self.tangent(metric, group, **options)
         if found:
             return found
@@ -138,8 +138,8 @@ class Run:
             return with_options(variant, fit=None, proxy=None, rank=None)
 
         wanted = self.directions(**options)
-        mine = self.of(metric).where(seed=self.seed, group="", head=None).values("variant")
-        near = sorted(name for name in mine if undirected(name) == undirected(with_options("", **wanted)))
+        variants = self.of(metric).where(seed=self.seed, group="", head=None).values("variant")
+        near = sorted(name for name in variants if undirected(name) == undirected(with_options("", **wanted)))
         where = f" for group {group}" if group else ""
         how = f"it was measured with {' and '.join(near[:3])}" if near else MEASURE
         raise Missing(f"{metric}{where} with {listing(wanted)}", how)
@@ -153,17 +153,17 @@ class Run:
         return sorted(self.of(metric).where(seed=self.seed, head=None).values("group"))
 
     def fall(self, step: int | None) -> tuple[int, float, float] | None:
-        """The first step with a loss, that loss, and the last one until the step that is judged."""
+        """The first step with a loss, its loss, and the last loss up to `step`; None with fewer than two losses."""
         course = {at: loss for at, loss in self.losses.items() if step is None or at <= step}
         return (min(course), course[min(course)], course[max(course)]) if len(course) > 1 else None
 
     def learned(self, step: int | None) -> bool:
-        """Whether the loss is known to have fallen by a tenth or more."""
+        """Whether the loss is known to have fallen by more than a tenth."""
         found = self.fall(step)
         return found is not None and found[2] < (1 - LEARNED) * found[1]
 
     def hardly_learned(self, step: int | None) -> str:
-        """Words for a model whose loss has hardly fallen since step 0; empty where it has, or where nobody knows."""
+        """A phrase for a model whose loss has hardly fallen since step 0; empty if it has fallen or is unknown."""
         found = self.fall(step)
         if found is None or found[0] > 0 or self.learned(step):
             return ""
@@ -175,12 +175,12 @@ Numbers = Mapping[Cell, Row | Quantity]
 
 
 def models(study: Study) -> Study:
-    """What a claim about each model by itself is asked of."""
+    """The subjects of a claim about each model: the runs by model (for `claim(of=…)`)."""
     return study
 
 
 def whole(subject: str) -> Callable[[Study], dict[str, Study]]:
-    """What a claim about all models together is asked of, by what its verdict calls them."""
+    """The single subject of a claim about all models together, under this name (for `claim(of=…)`)."""
     return lambda study: {subject: study}
 
 
@@ -188,7 +188,7 @@ def whole(subject: str) -> Callable[[Study], dict[str, Study]]:
 
 
 def figure(value: float) -> str:
-    """A number for a sentence: three digits that count, four decimals at most.
+    """A number as text: three significant digits, at most four decimals.
 
     >>> figure(-0.00123456), figure(float("nan")), figure(12345.6)
     ('−0.0012', 'unknown', '12346')
@@ -200,7 +200,7 @@ def figure(value: float) -> str:
 
 
 def listing(options: Mapping[str, Any]) -> str:
-    """Options as they are read in a sentence.
+    """Options as text.
 
     >>> listing({"proxy": "pca", "rank": 4})
     'proxy=pca, rank=4'
@@ -209,7 +209,7 @@ def listing(options: Mapping[str, Any]) -> str:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names or numbers one after another.
+    """Names or numbers as an enumeration.
 
     >>> listed(["a", "b", "c"])
     'a, b and c'
@@ -219,7 +219,7 @@ def listed(names: Iterable[object]) -> str:
 
 
 def at_step(step: int | None) -> str:
-    """Words for when; none outside a series."""
+    """The phrase " at step N"; empty outside a series."""
     return "" if step is None else f" at step {step}"
 
 
@@ -236,9 +236,9 @@ def last_step(cells: Iterable[Cell]) -> int | None:
 
 
 def average(numbers: Numbers, cells: Iterable[Cell]) -> Quantity:
-    """The mean over those of the cells that have a number."""
-    mine = (numbers[cell] for cell in cells if cell in numbers)
-    return mean([number.quantity if isinstance(number, Row) else number for number in mine])
+    """The mean over those of the cells that have a value."""
+    known = (numbers[cell] for cell in cells if cell in numbers)
+    return mean([number.quantity if isinstance(number, Row) else number for number in known])
 
 
 def means_by(numbers: Numbers, key: Callable[[Cell], Hashable]) -> dict[Any, Quantity]:
@@ -271,7 +271,7 @@ def site_record(site: tuple[str, int, str]) -> dict[str, Any]:
 
 
 def need_series(readings: Iterable[Cell], *, fewest: int = 2) -> None:
-    """`Missing` where there are too few measured steps."""
+    """Raise `Missing` where there are too few measured steps."""
     found = len(steps_of(readings))
     what, how = f"series of {fewest} steps or more", "sweep the checkpoints of a model or watch its training"
     if found < fewest:
@@ -279,10 +279,10 @@ def need_series(readings: Iterable[Cell], *, fewest: int = 2) -> None:
 
 
 def shared_steps(courses: Iterable[Iterable[Cell]]) -> tuple[list[int], list[int]]:
-    """The blocks measured at the last step in all of them, and the steps at which all of those blocks were.
+    """The blocks measured at the last step in all courses, and the steps at which all of these blocks were measured.
 
-    A block that has no number at the end is left out at every step, and a step at which one of the others has none is
-    left out for all: a mean over other blocks would be another number.
+    A block without a value at the end is left out at every step, and a step at which one of the others has no value is
+    left out altogether, so that all means are over the same blocks.
     """
     common = set.intersection(*({(c.step, c.layer) for c in cells if c.step is not None} for cells in courses))
     last = max((step for step, _ in common), default=None)
@@ -299,7 +299,7 @@ class BlockStack:
     """One stack of blocks of one model, over all steps."""
 
     run: Run
-    name: str | None = None  # None = the only one
+    name: str | None = None  # None: the model has a single stack
     kind: str = "resid"
     until: int | None = None  # nothing after this step is read
 
@@ -311,26 +311,26 @@ class BlockStack:
         return self.name if self.run.role == "encoder-decoder" and self.name else self.run.role
 
     def blocks(self, metric: str, group: str = "", **options: Any) -> Readings:
-        """A metric at the blocks."""
+        """The rows of a metric at the blocks, by cell."""
         found = self.sites(metric, group, **options)
         return {cell: row for cell, row in found.items() if cell.kind == self.kind and cell.layer > 0}
 
     def sites(self, metric: str, group: str = "", *, heads: bool = False, **options: Any) -> Readings:
-        """A metric at all sites of this stack, whatever their kind, with nothing after the step that ends it."""
+        """The rows of a metric at all sites of this stack up to step `until`, by cell."""
         found = self.run.rows(metric, group, heads=heads, **options)
         end = math.inf if self.until is None else self.until
-        mine = {cell: row for cell, row in found.items() if self.name in (None, cell.stack)}
-        return {cell: row for cell, row in mine.items() if cell.step is None or cell.step <= end}
+        in_stack = {cell: row for cell, row in found.items() if self.name in (None, cell.stack)}
+        return {cell: row for cell, row in in_stack.items() if cell.step is None or cell.step <= end}
 
     def needed(self, metric: str, **options: Any) -> Readings:
-        """A metric at the blocks, or `Missing`."""
+        """As `blocks`, but raises `Missing` instead of returning nothing."""
         found = self.blocks(metric, **options)
         if not found:
             raise self.gap(metric, f"{metric} with {listing(options)}" if options else metric)
         return found
 
     def gap(self, metric: str, words: str = "", *, how: str = "") -> Missing:
-        """Why a metric is not there at the blocks: it may have been measured at the ends of stages alone."""
+        """The `Missing` for a metric without rows at blocks; says so if it was measured only at the ends of stages."""
         if any(cell.kind == "stage" for cell in self.sites(metric)):
             stages = "it was measured at the ends of stages; ask for --sites resid too"
             return NotHere(f"{words or metric} after every block", stages)
@@ -338,7 +338,7 @@ class BlockStack:
 
 
 def stacks(study: Study) -> dict[str, BlockStack]:
-    """The stacks of every model, by what a verdict calls them."""
+    """The stacks of every model, by the subject of their verdicts."""
     found: dict[str, BlockStack] = {}
     for model, run in study.items():
         names = run.stacks()
@@ -351,11 +351,11 @@ def stacks(study: Study) -> dict[str, BlockStack]:
 
 @dataclass(frozen=True)
 class Arms:
-    """Models of one size that differ in one thing, by the name of the arm."""
+    """Models of one size that differ in one factor, by the name of the arm."""
 
     runs: Mapping[str, Run]
     until: int | None = None  # nothing after this step is read
-    name: str = ""  # the arm that is judged, where it is one of several
+    name: str = ""  # the arm that is judged, if it is one of several
 
     def ended(self, step: int) -> Arms:
         return replace(self, until=step)
@@ -365,7 +365,7 @@ class Arms:
 
 
 def arms_of(study: Study, names: Iterable[str], *, needed: Iterable[str]) -> dict[str, Arms]:
-    """The arms of an ablation by size, where all that are needed are there."""
+    """The arms of an ablation by size, for sizes that have all needed arms."""
     found: dict[str, dict[str, Run]] = {}
     for model, run in study.items():
         if (arm := arm_of(model, names)) is not None:
@@ -374,7 +374,7 @@ def arms_of(study: Study, names: Iterable[str], *, needed: Iterable[str]) -> dic
 
 
 def arm_of(model: str, names: Iterable[str] = tuple(_ARM_ROLES)) -> tuple[str, str] | None:
-    """The arm (of the causal ablation, or of these names) that a model's name stands for, and its size.
+    """The arm (one of `names`) and the size in a model's name; None for other models.
 
     >>> arm_of("causal-masked-6x256"), arm_of("gpt2"), arm_of("uniform-2x8 (runs/a)", ["uniform"])
     (('causal-masked', '6x256'), None, ('uniform', '2x8 (runs/a)'))
@@ -389,18 +389,18 @@ def arm_of(model: str, names: Iterable[str] = tuple(_ARM_ROLES)) -> tuple[str, s
 def studies(
     table: Table, metrics: Iterable[str], *, proxy: str = "semi_nmf", rank: int | None = None, fit: str = "refit"
 ) -> list[Study]:
-    """The runs of a table, one study for each seed, without runs that were measured again under another seed."""
+    """The runs of a table, one study per seed; repeated measurements of a run under another seed are left out."""
     query = Query(table)
-    read = query.where(metric=set(metrics), layer=...)  # the training log belongs to no site
+    read = query.where(metric=set(metrics), layer=...)  # without the training log, which has no site
     rows, roles = read.groups("model"), model_roles(table)
-    ranks = most_common_ranks(table)  # models of other widths have other ranks
+    ranks = most_common_ranks(table)  # by model: models of different widths have different ranks
     entries: dict[str, dict[str, Any]] = {}
-    for entry in table.about.get("models") or ():  # of several runs of one model, whatever any of them says
+    for entry in table.about.get("models") or ():  # merge the entries of several runs of one model
         entries[str(entry.get("name"))] = {**entry, **entries.get(str(entry.get("name")), {})}
     losses: dict[tuple[str, int | None], dict[int, float]] = {}
-    for metric in LOSSES:  # that of the held-out probe where there is one
-        for place, mine in query.where(metric=metric, step=...).known().groups("model", "seed").items():
-            losses.setdefault(place, dict(zip(mine.column("step"), mine.column("value"), strict=True)))
+    for metric in LOSSES:  # held-out probe loss first
+        for key, logged in query.where(metric=metric, step=...).known().groups("model", "seed").items():
+            losses.setdefault(key, dict(zip(logged.column("step"), logged.column("value"), strict=True)))
     seeds: dict[str, set[int]] = {model: set() for model in query.values("model") if model}
     for model, seed in read.where(head=None).groups("model", "seed"):
         seeds.setdefault(model, set()).update(() if seed is None else (seed,))
@@ -408,17 +408,17 @@ def studies(
 
     def run(model: str, seed: Any) -> Run:
         chosen = ranks.get(model) if rank is None else rank
-        again, entry = tuple(kept[model].get(seed, ())), entries.get(model, {})
+        copies, entry = tuple(kept[model].get(seed, ())), entries.get(model, {})
         course = losses.get((model, seed)) or losses.get((model, None)) or {}
-        mine = rows.get(model, Query())
-        return Run(mine, model, seed, proxy, chosen, fit, again, roles.get(model, ""), entry, course)
+        of_model = rows.get(model, Query())
+        return Run(of_model, model, seed, proxy, chosen, fit, copies, roles.get(model, ""), entry, course)
 
     aligned = _aligned({model: list(found) or [None] for model, found in kept.items()})
     return [{model: run(model, seed) for model, seed in study.items()} for study in aligned]
 
 
 def _aligned(seeds: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """The seed of every model in every study: the same one where all models share some, else the i-th of each.
+    """The seed of each model in each study: equal seeds together if all models share one, else the i-th seed of each.
 
     >>> _aligned({"a": [0, 2], "b": [0, 1, 2]})
     [{'a': 0, 'b': 0}, {'b': 1}, {'a': 2, 'b': 2}]
@@ -433,64 +433,64 @@ def _aligned(seeds: dict[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def most_common_ranks(table: Table) -> dict[str, int]:
-    """For each model the rank that most of its rows of tangent metrics have; none where it has no such rows."""
+    """The most common rank in the rows of tangent metrics of each model that has any."""
     votes: dict[str, Counter[int]] = {}
     tangent = Query(table).where(proxy=..., rank=lambda rank: rank is not None and rank.isdigit())
     for (model, rank), rows in tangent.groups("model", "rank").items():
         votes.setdefault(model, Counter())[int(rank)] += len(rows)
-    every = sum(votes.values(), Counter())  # of two that are equally common, the one that other models have, too
-    return {model: max(mine, key=lambda rank: (mine[rank], every[rank], -rank)) for model, mine in votes.items()}
+    every = sum(votes.values(), Counter())  # breaks ties in favour of the rank of other models
+    return {model: max(own, key=lambda rank: (own[rank], every[rank], -rank)) for model, own in votes.items()}
 
 
 def model_roles(table: Table) -> dict[str, str]:
-    """Encoder, decoder, encoder-decoder or neither, for every model whose role is known.
+    """The role of every model where it is known: encoder, decoder, encoder-decoder or neither.
 
-    The name of an arm says more than run.json, where both causal arms are decoders; where neither says it, a model
-    called `decoder-…`, or one whose only stack is called so, is taken at its word.
+    The name of an arm takes precedence over run.json, which calls both causal arms decoders; then come run.json, a
+    model name such as `decoder-…`, and the names of its stacks.
     """
-    told = {str(entry.get("name")): str(entry.get("type")) for entry in table.about.get("models") or ()}
+    recorded = {str(entry.get("name")): str(entry.get("type")) for entry in table.about.get("models") or ()}
     stacks: dict[str, set[str]] = {}
     for model, stack in Query(table).groups("model", "stack"):
         stacks.setdefault(model, set()).add(stack)
-    found = {}
-    for model, own in stacks.items():
-        arm, word, only = arm_of(model), _WORD.match(model), sorted(own & {"encoder", "decoder"})
+    roles = {}
+    for model, names in stacks.items():
+        arm, prefix, known = arm_of(model), _ROLE_PREFIX.match(model), sorted(names & {"encoder", "decoder"})
         if arm is not None:
-            found[model] = _ARM_ROLES[arm[0]]
-        elif told.get(model) in ROLES:
-            found[model] = told[model]
-        elif word:
-            found[model] = word[1]
-        elif only:
-            found[model] = only[0] if len(only) == 1 else "encoder-decoder"
-    return found
+            roles[model] = _ARM_ROLES[arm[0]]
+        elif recorded.get(model) in ROLES:
+            roles[model] = recorded[model]
+        elif prefix:
+            roles[model] = prefix[1]
+        elif known:
+            roles[model] = known[0] if len(known) == 1 else "encoder-decoder"
+    return roles
 
 
-Series = dict[tuple[Any, ...], float]  # by step, and by whatever else a value belongs to
+Series = dict[tuple[Any, ...], float]  # values by (step, further columns)
 
 
 def repeats(query: Query, seeds: Mapping[str, Sequence[int]]) -> dict[str, dict[int, list[int]]]:
-    """For every model the seeds to keep, each with the later ones that are the same run, measured again."""
+    """For every model the seeds to keep, each with the later seeds that are measurements of the same run."""
     several = [model for model, found in seeds.items() if len(found) > 1]
-    # the values that can tell two runs apart: nothing that was drawn at random
+    # compare only values that do not depend on the random draws of the measurement
     fixed = {"control": None, "proxy": lambda name: not (name or "").startswith("random")}
     rows = query.where(model=several, metric=[*LOSSES, ENERGY], head=None, **fixed).known()
     runs: dict[tuple[str, int], dict[str, Series]] = {}
-    for (model, seed, metric), mine in rows.groups("model", "seed", "metric").items():
-        places = zip(*map(mine.column, ("step", "stack", "layer", "kind", "group", "variant")), strict=True)
-        runs.setdefault((model, seed), {})[metric] = dict(zip(places, mine.column("value"), strict=True))
+    for (model, seed, metric), values in rows.groups("model", "seed", "metric").items():
+        places = zip(*map(values.column, ("step", "stack", "layer", "kind", "group", "variant")), strict=True)
+        runs.setdefault((model, seed), {})[metric] = dict(zip(places, values.column("value"), strict=True))
     kept: dict[str, dict[int, list[int]]] = {model: {} for model in seeds}
     for model, seed in ((model, seed) for model, numbers in seeds.items() for seed in numbers):
-        own = runs.get((model, seed), {})
-        original = next((k for k in kept[model] if same_run(runs.get((model, k), {}), own)), None)
+        current = runs.get((model, seed), {})
+        original = next((k for k in kept[model] if same_run(runs.get((model, k), {}), current)), None)
         kept[model].setdefault(seed, []) if original is None else kept[model][original].append(seed)
     return kept
 
 
 def same_run(one: Mapping[str, Series], two: Mapping[str, Series]) -> bool:
-    """Whether two seeds share a loss at all common steps or, without losses, the gradient energies of one step.
+    """Whether two seeds have equal losses at all common steps or, without losses, equal gradient energies at one step.
 
-    A loss at step 0 alone proves nothing: an output head that starts at zero gives every seed the same one.
+    A loss at step 0 alone is not enough: an output head initialised to zero gives every seed the same loss.
 
     >>> same_run({"loss": {(0,): 5.6, (9,): 2.1}}, {"loss": {(0,): 5.6, (9,): 2.1}})
     True
@@ -499,9 +499,9 @@ def same_run(one: Mapping[str, Series], two: Mapping[str, Series]) -> bool:
     """
     equal: dict[str, dict[int | None, bool]] = {name: {} for name in (*LOSSES, ENERGY)}  # by metric and step
     for name, steps in equal.items():
-        mine, other = one.get(name, {}), two.get(name, {})
-        for key in mine.keys() & other.keys():
-            same = math.isclose(mine[key], other[key], rel_tol=CLOSE, abs_tol=CLOSE)
+        first, second = one.get(name, {}), two.get(name, {})
+        for key in first.keys() & second.keys():
+            same = math.isclose(first[key], second[key], rel_tol=CLOSE, abs_tol=CLOSE)
             steps[key[0]] = steps.get(key[0], True) and same
     courses = [equal[name] for name in LOSSES if any(step != 0 for step in equal[name])]
     if courses:

@@ -1,13 +1,13 @@
 """Claims about queries and keys over training: they drift in parallel, and attention becomes sharper.
 
 Notation
-    ρ      Spearman's correlation of a number with the training step, in each layer; the mean over layers is told
+    ρ      Spearman's correlation of a quantity with the training step in each layer, averaged over layers
     |c|    |cos(mean q, mean k)| of a head, mean over the heads of a layer
-    d      width of a head; two random directions have |cos| = √(2/(πd)) on average. Rotation leaves of a mean over
-           positions only the slow channels, so that means after rotation have fewer: d holds before it
-The number of a layer is the mean over its heads. Intervals are the jackknife over context folds: they know the
-contexts, not the course of another training. Steps of one run follow from each other, so that no p is given: ρ
-describes this run. Where the loss fell by less than a tenth since step 0 the claims stay open.
+    d      width of a head; two random directions have |cos| = √(2/(πd)) on average. Averaging rotated vectors over
+           positions cancels the fast rotary channels, so this holds for d channels only before rotation
+The value of a layer is the mean over its heads. Intervals are the jackknife over context folds: they cover variation
+over contexts, not over trainings. Steps of one run are not independent, so no p is given: ρ describes this run. If
+the loss fell by less than a tenth since step 0, the claims are undecided.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from anisoscope.results.quantity import Quantity, combine
 
 TREND_MARGIN = 0.5
 RISE_MARGIN = 0.05  # a twentieth of the way from even attention to a single key
-FEWEST_STEPS = 5  # fewer are in order by chance too often
+FEWEST_STEPS = 5  # fewer steps are too often monotone by chance
 _QUERY, _KEY, _ALIGNED, _RANDOM = "mean query", "mean key", "alignment", "beyond random directions"
 _BEFORE = "before rotation: "
 _HOW = "sweep or watch a training with --preset attention"
 _ROTATED = "it rotates its queries and keys, whose random directions are known before rotation only (measure "
 _ROTATED += "query_unrotated and key_unrotated too, as --preset attention does)"
-_ROTARY = (  # how the names of classes begin whose attention rotates
+_ROTARY = (  # prefixes of model classes with rotary positions
     *("Llama", "GPTNeoX", "GPTJ", "CodeGen", "Mistral", "Mixtral", "Ministral", "Qwen", "Gemma", "Phi", "Starcoder2"),
     *("StableLm", "Falcon", "Olmo", "ModernBert", "EuroBert", "NomicBert", "RoFormer", "Esm", "Cohere", "Granite"),
     *("SmolLM3", "Deepseek", "Glm", "Helium", "JetMoe", "Persimmon", "Exaone", "GptOss", "Moonshine"),
@@ -103,13 +103,13 @@ def _details(courses: Mapping[str, Course]) -> dict[str, Any]:
 
 
 def _settle(stack: BlockStack, step: int) -> Any:
-    """Leaves a claim open for a model that hardly learned: what training does to attention is not seen there."""
+    """A `settle` function that leaves the claim undecided for a model whose loss has hardly fallen."""
     words = stack.run.hardly_learned(step)
     return functools.partial(left_open, reason=f"the model {words}" if words else "")
 
 
 def _courses(stack: BlockStack, suffix: str) -> dict[str, Course]:
-    """The three numbers at the steps and layers that all of them have."""
+    """‖mean q‖, ‖mean k‖ and |c| at the steps and layers that all three have."""
     query, key = (_course(replace(stack, kind=f"{kind}{suffix}"), "drift") for kind in ("query", "key"))
     aligned = _alignment(stack, f"query{suffix}")
     for readings, words in ((query, "drift at queries"), (key, "drift at keys"), (aligned, "qk_cosine by head")):
@@ -123,9 +123,9 @@ def _course(stack: BlockStack, metric: str, **options: Any) -> Course:
 
 
 def _alignment(stack: BlockStack, kind: str) -> Course:
-    """|c| of every layer and step: heads may be parallel or opposed, so the sign goes before the mean over heads.
+    """|c| of every layer and step: the absolute value is taken per head, since heads may be parallel or opposed.
 
-    Only heads with a number at every step count, so that the mean is always over the same ones.
+    Only heads with a value at every step are averaged, so that every mean is over the same heads.
     """
     found = {c: r for c, r in stack.sites("qk_cosine", heads=True).items() if c.kind == kind and c.layer > 0}
     steps = len({cell.step for cell in found})
@@ -138,7 +138,7 @@ def _alignment(stack: BlockStack, kind: str) -> Course:
 
 
 def _shared(courses: Mapping[str, Course]) -> dict[str, Course]:
-    """The courses at the steps and layers that all have; refused with fewer than five steps."""
+    """The courses restricted to common steps and layers; raises `Missing` with fewer than five steps."""
     evidence.need_series(next(iter(courses.values())), fewest=FEWEST_STEPS)
     layers, steps = evidence.shared_steps(courses.values())
     if len(steps) < FEWEST_STEPS:
@@ -148,7 +148,7 @@ def _shared(courses: Mapping[str, Course]) -> dict[str, Course]:
 
 
 def _trend(course: Course, layers: Sequence[int] | None = None) -> Quantity:
-    """ρ, mean over layers, with its leave-one-fold-out values; without folds it has no interval."""
+    """ρ averaged over layers, with its leave-one-fold-out values; no interval without folds."""
     chosen = sorted({cell.layer for cell in course} if layers is None else layers)
     rows = [sorted((cell for cell in course if cell.layer == layer), key=Cell.order) for layer in chosen]
     cells = [cell for row in rows for cell in row]
@@ -161,7 +161,7 @@ def _trend(course: Course, layers: Sequence[int] | None = None) -> Quantity:
 
     parts = [course[cell] for cell in cells]
     counts = {len(part.folds) for part in parts}
-    if len(counts) > 1 or 0 in counts:  # a half-width cannot be carried through ranks
+    if len(counts) > 1 or 0 in counts:  # a half-width cannot be propagated through ranks
         return Quantity(statistic([part.value for part in parts]))
     return combine(parts, statistic)
 
@@ -173,26 +173,26 @@ def _trend_part(name: str, course: Course, *, falls: bool = False, needed: bool 
 
 
 def _random_part(stack: BlockStack, courses: Mapping[str, Course], suffix: str) -> Part:
-    """|c| at the last step minus what random directions have; the margin is what they reach by luck."""
+    """|c| at the last step minus its mean for random directions; the margin is 1.96 standard errors of that mean."""
     course, entry = courses[_ALIGNED], stack.run.entry
     last = steps_of(course)[-1]
-    # the heads of all layers, as far as the table has them one by one; queries that share a key have fewer keys
+    # count key heads of all layers where the table has single heads; grouped queries share a key head
     cells = {**stack.sites("qk_cosine", heads=True), **stack.sites("drift", heads=True)}
     queries, keys = (
         {(c.layer, c.head) for c in cells if (c.step, c.kind) == (last, f"{kind}{suffix}") and c.layer > 0}
         for kind in ("query", "key")
     )
     heads = len({head for _, head in queries})
-    told, total = entry.get("head_width"), entry.get("width")  # as run.json has it, or the model's width over its heads
+    recorded, total = entry.get("head_width"), entry.get("width")  # from run.json, else width / heads
     width = total // heads if isinstance(total, int) and heads and total >= heads else None
-    width = told if isinstance(told, int) and told > 0 else width
+    width = recorded if isinstance(recorded, int) and recorded > 0 else width
     rotates = str(entry.get("architecture") or "").startswith(_ROTARY)
     reason = "the width of a head is not known, so that it cannot be told from random directions"
     if width is None or (not suffix and rotates):
         return Part.absent(_RANDOM, reason if width is None else _ROTATED, margin=TREND_MARGIN)
-    luck = 1.96 * math.sqrt((1 - 2 / math.pi) / width / min(len(queries), len(keys) or len(queries)))
+    margin = 1.96 * math.sqrt((1 - 2 / math.pi) / width / min(len(queries), len(keys) or len(queries)))
     level = block_mean(course, last) - Quantity.constant(random_cosine(width))
-    return Part.of(_RANDOM, level, margin=luck, p=math.nan, guard=True, bounds=CORRELATION)
+    return Part.of(_RANDOM, level, margin=margin, p=math.nan, guard=True, bounds=CORRELATION)
 
 
 def random_cosine(width: int) -> float:
@@ -238,7 +238,7 @@ def attention_sharpens(stack: BlockStack) -> Finding:
     ends = {"at the start": block_mean(courses[first], steps[0]), "at the end": block_mean(courses[first], steps[-1])}
     rise = ends["at the end"] - ends["at the start"]
     parts.append(Part.of(_RISE, rise, margin=RISE_MARGIN, p=math.nan, guard=True, bounds=CORRELATION))
-    parts += Part.told(ends)
+    parts += Part.describe_all(ends)
     aspects = {_NO_FIRST: tuple(part.name for part in others)} if others else {}
     sentence = functools.partial(_sharp_sentence, steps=steps, what=_SHARP[first])
     more: dict[str, Any] = {"aspects": aspects, "settle": _settle(stack, steps[-1])}
@@ -246,7 +246,7 @@ def attention_sharpens(stack: BlockStack) -> Finding:
 
 
 def _without_first(scores: BlockStack, first: str) -> list[Part]:
-    """The same without the first key, where both measures have it."""
+    """The same measures without the first key, if both were measured so."""
     names = {_SHARPER: first, _ENTROPY: "attention_entropy"}
     given = {word: _course(scores, metric, first=0) for word, metric in names.items()}
     try:

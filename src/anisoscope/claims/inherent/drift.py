@@ -1,17 +1,16 @@
-"""Whether the drift of the representations explains their anisotropy, in each model and over all of them.
+"""Claim: the drift of representations explains their anisotropy, in each model and over all models.
 
-Claims about every modality read the stream of each stack of each model, at its last measured step. Blocks are the rows
-of kind `stage` where a model has stages, and of kind `resid` otherwise; the embedding is a site but no block, and what
-comes after the final norm is apart. Which modality a stack belongs to is told by run.json; a run that does not say is
-text.
+Claims about modalities read the residual stream of each stack of each model at its last measured step. Blocks are the
+rows of kind `stage` where a model has stages, and of kind `resid` otherwise; the embedding is a site but not a block,
+and the output of the final norm is reported separately. The modality of a stack is read from run.json; default: text.
 
 Notation
     A      average cosine of a site; drift ‖mean(h)‖, unnormalised
-    n      sites of a stack: the embedding and its blocks (what comes after the final norm is told apart)
+    n      sites of a stack: the embedding and its blocks, without the final norm
     share  explained by drift, 1 − A(centred)/A, median over the sites
-The drift in units of the mean norm, ‖mean(h)‖ / mean ‖h‖, is a near-identity of the average cosine: its square follows
-A by construction, so it is shown and explains nothing. The share is near 1 by construction where the rows have much the
-same norm; it tells the rows apart whose mean is made by a few long ones.
+The square of the relative drift, ‖mean(h)‖ / mean ‖h‖, nearly equals A by construction, so it is shown but explains
+nothing. The share is near 1 by construction where all rows have similar norms; it is lower where a few long rows
+dominate the mean.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ MODALITIES = tuple(modality.MODALITIES)
 CONVOLUTION = modality.CONVOLUTION.name
 METRICS = ("average_cosine", "drift", "mean_norm", "relative_drift", "explained_by_drift")
 UNTRAINED = "has untrained weights"
-MOST_NAMED = 4  # in a sentence
+MOST_NAMED = 4  # models named in a sentence
 _ATTENTION = ("query", "key", "scores")
 _NOT_MEASURED = "measure it with --metrics average_cosine,drift,mean_norm,explained_by_drift"
 CORRELATION_MARGIN = 0.3
 SHARE_MARGIN = 0.5
-FEWEST_LAYERS = 6  # for a verdict: five points reach p ≤ .05 only in perfect order
+FEWEST_LAYERS = 6  # needed for a verdict: five points reach p ≤ .05 only in perfect order
 _FEW_MODELS = f"an interval over models needs {FEWEST_CLUSTERS} of them"
 NEAR_IDENTITY = "a near-identity of the average cosine, which it follows by construction"
 ALL = "all models"
@@ -59,12 +58,12 @@ _HOW = "measure it with --metrics explained_by_drift"
 class Stream(BlockStack):
     """One stack of one model at its last measured step, from the embedding to the final norm."""
 
-    subject: str = ""  # what a verdict calls it
+    subject: str = ""  # its name in verdicts
     step: int | None = None
 
     @classmethod
     def of(cls, subject: str, stack: BlockStack) -> Stream:
-        """The stream of a stack; `NotHere` where no block has an average cosine."""
+        """The stream of a stack; raises `NotHere` where no block has an average cosine."""
         cells = [cell for cell in stack.sites("average_cosine") if cell.layer > 0]
         kinds = {cell.kind for cell in cells}
         kind = "stage" if "stage" in kinds else "resid"
@@ -74,12 +73,12 @@ class Stream(BlockStack):
         return cls(stack.run, stack.name, kind, stack.until, subject, step)
 
     def sites(self, metric: str, group: str = "", *, heads: bool = False, **options: Any) -> Readings:
-        """A metric at all sites of the stack at the step of the stream; layers count from 0, the embedding."""
+        """The rows of a metric at all sites of the stack, at the step of the stream; layer 0 is the embedding."""
         found = super().sites(metric, group, heads=heads, **options)
         return {cell: row for cell, row in found.items() if cell.step == self.step}
 
     def counted(self, metric: str, **options: Any) -> Readings:
-        """A metric at the embedding and the blocks."""
+        """The rows of a metric at the embedding and the blocks."""
         return {c: row for c, row in self.sites(metric, **options).items() if c.kind in ("embed", self.kind)}
 
     @property
@@ -88,29 +87,29 @@ class Stream(BlockStack):
 
     @property
     def stack_name(self) -> str:
-        """As the table calls it."""
+        """The name of the stack in the table."""
         return next(cell.stack for cell in self.sites("average_cosine") if cell.kind == self.kind)
 
     @property
     def modality(self) -> str:
-        """As run.json has it: one word for all stacks, or one for each."""
+        """The modality from run.json, which has one for all stacks or one for each."""
         told = self.run.entry.get("modality") or {}
         if isinstance(told, str):
             return told
         return str(told.get(self.stack_name) or next(iter(told.values()), modality.TEXT.name))
 
     def noted(self, words: str) -> bool:
-        """Whether a note on the model in run.json begins so."""
+        """Whether a note on the model in run.json begins with these words."""
         return any(str(note).startswith(words) for note in self.run.entry.get("notes") or ())
 
     @property
     def untrained(self) -> bool:
-        """Whether its weights are those of an initialisation."""
+        """Whether the weights are random."""
         return self.step == 0 or self.noted("random weights")
 
     @property
     def doubt(self) -> str:
-        """Why it says nothing about what models learn, in words; empty where it may."""
+        """Why the model does not count among trained models, as a phrase; empty if it does."""
         if self.untrained:
             return UNTRAINED
         if self.noted("WRONG TEXT"):
@@ -119,7 +118,7 @@ class Stream(BlockStack):
 
     @property
     def attends(self) -> bool:
-        """Whether the model has attention; hybrids that are counted with the convolutions may have it."""
+        """Whether the model has attention; some hybrids in the modality convolution have it."""
         if self.modality != CONVOLUTION:
             return True
         told = {str(kind) for kind in self.run.entry.get("sites") or ()}
@@ -137,7 +136,7 @@ class Stream(BlockStack):
 
 
 def streams(study: Study) -> dict[str, Stream]:
-    """Every stack whose blocks have an average cosine, by what a verdict calls it."""
+    """Every stack whose blocks have an average cosine, by its name in verdicts."""
     found = {}
     for name, stack in stacks(study).items():
         try:
@@ -148,53 +147,52 @@ def streams(study: Study) -> dict[str, Stream]:
 
 
 def trained_streams(study: Study) -> dict[str, Stream]:
-    """Those of models that learned, on data they know, copies once.
+    """The streams of models that have learned, on data they know, without copies; raises `Missing` if there are none.
 
-    What an initialisation is like says nothing about what attention learns.
+    Random weights show nothing about what attention learns.
     """
-    found, twice = _trained(study)
-    if not found and any(stream.doubt != UNTRAINED for stream in streams(study).values()):
+    trained, copies = _trained(study)
+    if not trained and any(stream.doubt != UNTRAINED for stream in streams(study).values()):
         raise Missing("model that has learned, on data it knows", uncounted_note(study))
-    if not found:
+    if not trained:
         raise NotHere("average_cosine at the blocks of a trained model", _NOT_MEASURED)
-    return {name: stream for name, stream in found.items() if name not in twice}
+    return {name: stream for name, stream in trained.items() if name not in copies}
 
 
 def _trained(study: Study) -> tuple[dict[str, Stream], dict[str, str]]:
-    """Streams of models that learned; and those of them that have every number of an earlier one, with its name.
+    """The streams of models that have learned, and by name the copies among them with the name of the original.
 
-    Where all digits are the same, the leave-one-fold-out values too, one model stands under two names.
+    Streams with identical values and leave-one-fold-out values are one model under two names.
     """
-    found = {name: stream for name, stream in streams(study).items() if not stream.doubt}
+    trained = {name: stream for name, stream in streams(study).items() if not stream.doubt}
     first: dict[Any, str] = {}
-    twice = {}
-    for name, stream in found.items():
+    copies = {}
+    for name, stream in trained.items():
         rows = [(metric, c, row) for metric in METRICS for c, row in stream.counted(metric).items()]
         numbers = tuple((metric, c.layer, c.kind, row.value, row.quantity.folds) for metric, c, row in rows)
         if first.setdefault(numbers, name) != name:
-            twice[name] = first[numbers]
-    return found, twice
+            copies[name] = first[numbers]
+    return trained, copies
 
 
 def uncounted_note(study: Study) -> str:
-    """What is said at the end of a sentence where models do not count: untrained ones, doubtful ones and copies."""
+    """The end of a sentence that lists models that do not count: untrained ones, doubtful ones and copies."""
     doubts = {name: stream.doubt for name, stream in streams(study).items() if stream.doubt}
-    fresh = [name for name, words in doubts.items() if words == UNTRAINED]
-    words = "have untrained weights and do not count" if len(fresh) > 1 else f"{UNTRAINED} and does not count"
-    told = (
-        [f"{evidence.listed(fresh) if len(fresh) <= MOST_NAMED else f'{len(fresh)} stacks'} {words}"] if fresh else []
-    )
-    told += [f"{name} {words} and does not count" for name, words in doubts.items() if words != UNTRAINED]
-    twice = _trained(study)[1]
-    told += [f"{name} has the same numbers as {other} and counts once" for name, other in twice.items()]
-    return "; ".join(told)
+    fresh = [name for name, doubt in doubts.items() if doubt == UNTRAINED]
+    verb = "have untrained weights and do not count" if len(fresh) > 1 else f"{UNTRAINED} and does not count"
+    names = evidence.listed(fresh) if len(fresh) <= MOST_NAMED else f"{len(fresh)} stacks"
+    notes = [f"{names} {verb}"] if fresh else []
+    notes += [f"{name} {doubt} and does not count" for name, doubt in doubts.items() if doubt != UNTRAINED]
+    copies = _trained(study)[1]
+    notes += [f"{name} has the same numbers as {original} and counts once" for name, original in copies.items()]
+    return "; ".join(notes)
 
 
-# -- what the views read -----------------------------------------------------------------------------------------------
+# -- correlations, also shown by `view.sections.drift` -----------------------------------------------------------------
 
 
 def correlations(table: Table) -> list[dict[str, Any]]:
-    """Drift against average cosine over the sites of every stack of every model, at its last step, for each seed."""
+    """One record per stack, model and seed: correlations of drift with average cosine over sites at the last step."""
     return [_record(stream) for study in evidence.studies(table, METRICS) for stream in streams(study).values()]
 
 
@@ -233,7 +231,7 @@ def _record(stream: Stream) -> dict[str, Any]:
 
 
 def _correlation(name: str, pairs: Pairs, *, ranked: bool, **more: Any) -> Part:
-    """Drift with average cosine over sites, with the interval and the p that know how many sites there are."""
+    """The correlation of drift with average cosine over sites; interval and p account for the number of sites."""
     one, two = ([pair[side].quantity for pair in pairs] for side in (0, 1))
     function = over.rank_correlation if ranked else over.pearson
     quantity = over.correlated(one, two, function) if len(pairs) >= FEWEST_SITES else Quantity(math.nan)
@@ -248,7 +246,7 @@ def _columns(name: str, part: Part) -> dict[str, float]:
 
 
 def _note(stream: Stream, pairs: Pairs, linear: Part) -> str:
-    """Why a number is not there."""
+    """Why a correlation or its interval is missing; empty if nothing is."""
     if not stream.counted("drift"):
         return "drift was not measured"
     if len(pairs) < FEWEST_SITES:
@@ -262,7 +260,7 @@ def _note(stream: Stream, pairs: Pairs, linear: Part) -> str:
 
 
 def _points(stream: Stream) -> list[dict[str, Any]]:
-    """Every site with its numbers, the final norm too, which the correlation leaves out."""
+    """One record per site, including the final norm, which the correlation leaves out."""
     cosine, drift, norm, relative, share = (stream.sites(metric) for metric in METRICS)
     shown = [item for item in cosine.items() if item[0].kind in ("embed", stream.kind, "final")]
     points = []
@@ -272,13 +270,13 @@ def _points(stream: Stream) -> list[dict[str, Any]]:
         length, moved, given, explained = told
         found = {"layer": cell.layer, "depth": row.depth, "kind": cell.kind, "counted": cell.kind != "final"}
         found |= {"cosine": row.value, "low": low, "high": high, "drift": moved}
-        found["relative_drift"] = moved / length if cell in drift and length > 0 else given  # in units of the norm
+        found["relative_drift"] = moved / length if cell in drift and length > 0 else given  # in units of the mean norm
         points.append({**found, "explained": explained})
     return points
 
 
 def explained_share(stream: Stream) -> Quantity:
-    """The median over sites of the share that vanishes with the mean; NaN where it was not measured."""
+    """The median over sites of 1 − A(centred)/A; NaN where it was not measured."""
     parts = [reading.quantity for reading in stream.counted("explained_by_drift").values()]
     if not parts:
         return Quantity(math.nan)
@@ -295,11 +293,11 @@ def _status(stream: Stream) -> str:
 
 
 def pooled(table: Table) -> list[dict[str, Any]]:
-    """The correlations over within-model ranks and values, of all trained models and of each modality.
+    """Records of the correlations pooled within stacks, for all trained models and for each modality.
 
-    Spearman's takes the ranks within a stack, Pearson's the values in its own standard deviations. p from shuffling the
-    sites within every stack (9,999 draws, or all orders where they are fewer), the interval over models with all their
-    stacks and seeds, that of the claim; a model that is a copy of another is counted once.
+    Spearman's uses ranks within a stack, Pearson's values in standard deviations of the stack. p is from shuffling the
+    sites within every stack (9,999 draws, or all permutations where they are fewer); the interval is over models, with
+    all their stacks and seeds, as in the claim; copies of a model count once.
     """
     units: dict[str, list[tuple[CorrelationUnit, CorrelationUnit]]] = {name: [] for name in ("", *MODALITIES)}
     for study in evidence.studies(table, METRICS):
@@ -312,7 +310,7 @@ def pooled(table: Table) -> list[dict[str, Any]]:
 
 
 def _unit(stream: Stream, *, ranked: bool = True) -> CorrelationUnit | None:
-    """The ranks or values of a stack; none where there is nothing to rank."""
+    """The standardised ranks or values of a stack; None with too few or constant values."""
     pairs = [(drift.value, cosine.value) for drift, cosine in stream.pairs().values()]
     if len(pairs) < FEWEST_SITES or not math.isfinite(over.rank_correlation(*zip(*pairs, strict=True))):
         return None
@@ -320,7 +318,7 @@ def _unit(stream: Stream, *, ranked: bool = True) -> CorrelationUnit | None:
 
 
 def _pooled_part(units: Sequence[CorrelationUnit]) -> Part:
-    """The correlation over all units, with its interval over models and the p of shuffled sites."""
+    """The part for the pooled correlation, with its interval over models and its permutation p."""
     value, ends = over.pooled_correlation(units), over.models_interval(units)
     return Part("", value, *ends, p=over.permutation_p(units), bounds=CORRELATION)
 
@@ -339,7 +337,7 @@ def _pooled_record(name: str, units: Sequence[tuple[CorrelationUnit, Correlation
 
 
 def _stacks_and_all(study: Study) -> dict[str, BlockStack | Study]:
-    """Every stack, and all models together where there are several."""
+    """The subjects of the claim: every stack, and all models together where there are several."""
     return {**stacks(study), **({ALL: study} if len(study) > 1 else {})}
 
 
@@ -382,7 +380,7 @@ def _of_stack(stack: BlockStack) -> Finding:
 
 
 def _parts(stream: Stream) -> list[Part]:
-    """Both halves of the claim; the share stays open where it was not measured."""
+    """The parts of the claim: rank correlation and share; the share is undecided where it was not measured."""
     pairs = list(stream.pairs().values())
     if not stream.counted("drift"):
         raise NotHere("drift at blocks", "measure it with --metrics drift")
@@ -417,12 +415,12 @@ def _stack_sentence(parts: Parts, status: Status, part: Part, *, where: str) -> 
 
 
 def _tested(part: Part) -> str:
-    """A number with its interval and its p."""
+    """A correlation with its interval and its p as text."""
     return f"{span(part)}, p {'< 0.0001' if part.p < 1e-4 else f'= {figure(part.p)}'}"
 
 
 def _of_all(study: Study) -> Finding:
-    """All trained models together."""
+    """The finding over all trained models together."""
     found = trained_streams(study)
     units = {name: unit for name, stream in found.items() if (unit := _unit(stream)) is not None}
     if len({unit.cluster for unit in units.values()}) < 2:
@@ -442,7 +440,7 @@ def _of_all(study: Study) -> Finding:
 
 
 def _one_by_one(findings: Sequence[Finding]) -> Any:
-    """The sentence over several seeds: a stack holds or fails where it does so in each, else it is open."""
+    """The sentence over several seeds: a stack holds or fails if it does so in every seed, else it is undecided."""
     every = [finding.details["models"] for finding in findings]
     found = {name: {outcomes.get(name, "undecided") for outcomes in every} for name in every[0]}
     outcomes = {name: told.pop() if len(told) == 1 else "undecided" for name, told in found.items()}

@@ -1,19 +1,19 @@
-"""Claims that rest on interventions: a bias added to the inputs of untrained blocks, attention that cannot drift.
+"""Claims tested by interventions: a bias added to the inputs of untrained blocks, and attention without drift.
 
 Notation, for blocks at initialisation: N the size of the bias, A the average cosine. An arm is one initialisation,
 width and kind of inputs; a claim about a family must hold in every arm.
 
 Notation, for arms that differ in their attention alone
     A(s)     average cosine at step s, the mean over blocks 1 … L
-    rise     A(s) − A(0); s is the step at which the arm with ordinary attention (softmax) is most anisotropic: it is
-             chosen on another run than it is judged on
-    drift    ‖mean q‖ / mean ‖q‖ of queries as they meet keys, means over heads and blocks above and below; k alike.
-             Below 0.1 it counts as none (an average cosine of about 0.01)
+    rise     A(s) − A(0); s is the step at which the arm with ordinary attention (softmax) is most anisotropic, so it
+             is chosen on a run other than the one judged
+    drift    ‖mean q‖ / mean ‖q‖ of queries as used in the scores, numerator and denominator averaged over heads and
+             blocks; k alike. Below 0.1 it counts as none (an average cosine of about 0.01)
     fall     (a − b)/a, a and b the sharpness of attention with softmax and with the means removed, at the last step
 
-Seeds are the replicates (each has tokens, directions and weights of its own), and arms of one seed are compared with
-each other: verdicts rest on the t interval over three or more seeds. A single one decides nothing, however narrow its
-interval over contexts is, and is told only as one of those that a verdict rests on.
+Seeds are the replicates (each with its own tokens, directions and weights), and arms of the same seed are compared:
+verdicts use the t interval over three or more seeds. A single seed is undecided, however narrow its interval over
+contexts, and is reported only in the details of the pooled verdict.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from anisoscope.results.quantity import Quantity, combine
 SOURCE = "Godey et al. 2024, arXiv:2401.12143"
 OPEN_QUESTION = "an open question of Godey et al. 2024, Anisotropy Is Inherent to Self-Attention, arXiv:2401.12143"
 ADDED_MARGIN = 0.05
-BETWEEN = (0.25, 0.75)  # average cosines of inputs that leave room for a block to add to, or to take away from
+BETWEEN = (0.25, 0.75)  # average cosines of inputs that leave room for a rise and a fall
 RANK_MARGIN = 0.8
 FEWEST_BIASES = 4
 _HOW = "`anisoscope study untrained` measures it"
 ORDINARY, CENTRED, FLAT = "softmax", "mean-removed", "uniform"
 RISE_MARGIN = 0.05
-FALL_MARGIN = 0.2  # of the sharpness with ordinary attention
+FALL_MARGIN = 0.2  # relative to the sharpness with ordinary attention
 NO_DRIFT = 0.1
 UNIT: engine.Bounds = (0.0, 1.0)
 _OTHERS = ("qk-norm", "fixed-sharp")
@@ -69,7 +69,7 @@ class UntrainedArm(NamedTuple):
         return f"{self.init}, width {self.width}, {'normed' if self.norm else 'plain'} inputs"
 
 
-Biased = dict[float, Quantity]  # by the size of the bias, ascending
+Biased = dict[float, Quantity]  # by bias N, ascending
 
 
 @claim(
@@ -104,7 +104,7 @@ def anisotropic_at_initialisation(run: Run) -> Finding:
         told = {f"{arm}: inputs": known[bias], f"{arm}: outputs": there[bias]}
         told |= {f"{arm}: without bias": there[0.0]} if 0 in there else {}
         parts.append(_judged(str(arm), there[bias] - known[bias], margin=ADDED_MARGIN))
-        parts += Part.told(told, bounds=CORRELATION)
+        parts += Part.describe_all(told, bounds=CORRELATION)
     if not parts:
         raise NotHere("block at initialisation with a bias of its inputs", _HOW)
     sentence = functools.partial(_added_sentence, biases=biases)
@@ -112,12 +112,12 @@ def anisotropic_at_initialisation(run: Run) -> Finding:
 
 
 def _judged(name: str, quantity: Quantity, *, margin: float, bounds: engine.Bounds = CORRELATION) -> Part:
-    """A part of one seed, which the seed alone cannot settle: a correlation, or a difference of cosines."""
+    """A part measured in one seed, undecided until pooled over seeds: a correlation, or a difference of cosines."""
     return Part.of(name, quantity, margin=margin, reason=engine.ONE_REPLICATE, bounds=bounds)
 
 
 def _out_of_reach(arm: UntrainedArm, known: Biased) -> str:
-    """Why an arm has no bias to ask at, and which one would do: A = N²/(N² + ‖x‖²) is ½ at N = ‖x‖."""
+    """Why an arm has no bias within `BETWEEN`, and which bias to add: A = N²/(N² + ‖x‖²) is ½ at N = ‖x‖."""
     values = [quantity.value for quantity in known.values()]
     text = f"in {arm} no bias brings the inputs to an average cosine between {BETWEEN[0]} and {BETWEEN[1]} (they have "
     text += f"{' and '.join(map(figure, dict.fromkeys((min(values), max(values)))))})"
@@ -179,7 +179,7 @@ def _growth(arms: dict[UntrainedArm, Biased], what: str, *, inputs: Mapping[Untr
         for end, words in ((min(there), "smallest"), (max(there), "largest")):
             told = {f"{arm}: at the {words} bias": there[end]}
             told |= {f"{arm}: inputs at the {words} bias": inputs[arm][end]} if end in inputs.get(arm, {}) else {}
-            parts += Part.told(told, bounds=CORRELATION)
+            parts += Part.describe_all(told, bounds=CORRELATION)
     reach = max(max(there) for there in long.values())
 
     def sentence(parts: Parts, status: Status, part: Part) -> str:
@@ -197,7 +197,7 @@ def _growth(arms: dict[UntrainedArm, Biased], what: str, *, inputs: Mapping[Untr
 
 
 def _arms(run: Run, metric: str, kind: str) -> dict[UntrainedArm, Biased]:
-    """What the table has of a metric, by arm and bias."""
+    """The values of a metric by arm and bias."""
     found: dict[UntrainedArm, Biased] = {}
     mine = run.of(metric).where(kind=kind, group="", head=None)
     for same in (mine.where(seed=run.seed) or mine.where(seed=None)).groups("variant").values():
@@ -220,7 +220,7 @@ def _pairs(study: Study) -> Mapping[str, Arms | Missing]:
 
 
 def _each_without_drift(study: Study) -> Mapping[str, Arms | Missing]:
-    """Every arm without drift beside ordinary attention of the same size, by model."""
+    """Every arm without drift, paired with ordinary attention of the same size, by model."""
     found = {
         arms.runs[name].model: replace(arms, name=name)
         for arms in evidence.arms_of(study, _NAMES, needed=[ORDINARY]).values()
@@ -261,7 +261,7 @@ def anisotropy_without_drift(arms: Arms) -> Finding:
         _judged("rise", at["then"] - at["before"], margin=RISE_MARGIN),
         Part.of("rise at the end", at["at the end"] - at["before"], **more),
         Part.of("rise of softmax", usual["then"] - usual["before"], **more),
-        *Part.told({**at, **{f"softmax {when}": cosine for when, cosine in usual.items()}}, bounds=CORRELATION),
+        *Part.describe_all({**at, **{f"softmax {when}": cosine for when, cosine in usual.items()}}, bounds=CORRELATION),
         *_drift_parts(arms, arms.name, height),
         *_drift_parts(arms, ORDINARY, height, prefix="softmax: "),
         Part.described("height", height),
@@ -273,17 +273,17 @@ def anisotropy_without_drift(arms: Arms) -> Finding:
 
 
 def _drift_parts(arms: Arms, name: str, step: int | None, prefix: str = "") -> list[Part]:
-    """‖mean‖ / mean ‖·‖ of queries and keys, means over blocks of both; 0 where all of them are zero."""
-    told = {}
+    """Descriptive parts: relative drift of queries and keys, ‖mean‖ / mean ‖·‖ over blocks; 0 if all are zero."""
+    drifts = {}
     for kind, words in _SIDES.items():
         stack = arms.stack(name, kind)
         above, below = (block_mean(stack.needed(metric), step) for metric in ("drift", "mean_norm"))
-        told[f"{prefix}{words}"] = above.over(below) if below.value else Quantity.constant(0.0)
-    return Part.told(told, bounds=UNIT)
+        drifts[f"{prefix}{words}"] = above.over(below) if below.value else Quantity.constant(0.0)
+    return Part.describe_all(drifts, bounds=UNIT)
 
 
 def _settle(parts: dict[str, Part]) -> dict[str, Part]:
-    """Reasons that leave it open: drift that is still there, that never was, or no rise to be explained."""
+    """Make the parts undecided if the arm still drifts, softmax does not drift, or softmax does not rise."""
     reason = _drift_doubt(parts)
     usual = parts.get("rise of softmax")
     if not reason and usual is not None and usual.status != "holds" and parts["rise"].status != "holds":
@@ -293,7 +293,7 @@ def _settle(parts: dict[str, Part]) -> dict[str, Part]:
 
 
 def _drift_doubt(parts: Parts) -> str:
-    """Why an arm says nothing: it still drifts, or ordinary attention has no drift that it could do without."""
+    """Why the arms cannot be compared: the arm still drifts, or ordinary attention has no drift; else empty."""
     left = [parts[words] for words in _SIDES.values() if words in parts]
     over = [part for part in left if not (part.high if math.isfinite(part.high) else part.effect) < NO_DRIFT]
     if over:
@@ -312,7 +312,7 @@ def _drifts(parts: Parts, prefix: str = "") -> str:
 
 def _rise_sentence(parts: Parts, status: Status, part: Part, *, last: int, name: str) -> str:
     rise, later = parts["rise"], parts["rise at the end"]
-    transient = rise.low > RISE_MARGIN > later.high  # there is a rise, and none of it beyond the margin is left
+    transient = rise.low > RISE_MARGIN > later.high  # a rise at s that is back below the margin at the last step
     text = "without any scores (uniform attention)" if name == FLAT else ""
     text = text or f"with a relative drift of queries and keys of {_drifts(parts)} ({name})"
     text += f" the average cosine of the blocks goes from {span(parts['before'])} at step 0 to {span(parts['then'])} "
@@ -352,16 +352,16 @@ def sharpness_needs_drift(arms: Arms) -> Finding:
     fall = combine([a, b], lambda v: (v[0] - v[1]) / v[0] if v[0] else math.nan)
     parts = [
         _judged("fall", fall, margin=FALL_MARGIN, bounds=engine.SHARE),
-        *Part.told({ORDINARY: a, CENTRED: b}, bounds=UNIT),
+        *Part.describe_all({ORDINARY: a, CENTRED: b}, bounds=UNIT),
     ]
     beside: list[tuple[str, str, engine.Bounds]]
     beside = [("attention_entropy", _ENTROPY, UNIT), ("score_spread", _SPREAD, (0.0, None))]
     for metric, words, bounds in beside:
         measured = {name: arms.stack(name, "scores").blocks(metric) for name in (ORDINARY, CENTRED)}
         told = {f"{name}: {words}": block_mean(rows, last, layers) for name, rows in measured.items() if rows}
-        parts += Part.told(told, bounds=bounds)
+        parts += Part.describe_all(told, bounds=bounds)
     parts += [*_drift_parts(arms, CENTRED, last), *_drift_parts(arms, ORDINARY, last, prefix="softmax: ")]
-    for name in _OTHERS:  # arms whose queries and keys are normed, where they have this step
+    for name in _OTHERS:  # arms with normalised queries and keys, if measured at this step
         if name in arms.runs and any(cell.step == last for cell in found[name]):
             parts.append(Part.described(name, block_mean(found[name], last), bounds=UNIT))
             parts += _drift_parts(arms, name, last, prefix=f"{name}: ")

@@ -2,9 +2,9 @@
 
 Notation
     A      average cosine, mean over the blocks of a stack at its last measured step
-Models with attention are those that are not convolutional. Hybrids (CvT) are counted with the convolutions, as in the
-literature, but not among models without attention.
-A margin of .1 for "anisotropic" is ours: rows without a common direction have A near 0 in any modality.
+All models that are not convolutional count as models with attention. Hybrids (CvT) belong to the modality convolution,
+as in the literature, but do not count as models without attention.
+The margin of .1 for "anisotropic" is our choice: rows without a common direction have A near 0 in any modality.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from anisoscope.results.quantity import Quantity, among, combine, mean, t_quanti
 from anisoscope.results.query import Table
 
 ANISOTROPIC = 0.1
-BEYOND = 0.2  # average cosine from which a block counts in `share_beyond`
+BEYOND = 0.2  # average cosine above which a block counts in `share_beyond`
 DIFFERENCE_MARGIN = 0.1
 _GAP, _IMAGES = "attention minus convolution", "vision minus convolution"
-_DIFFERENCES = (-2.0, 2.0)  # of two cosines
+_DIFFERENCES = (-2.0, 2.0)  # bounds of a difference of two cosines
 RELU = "stages that end in a ReLU have a high cosine by that alone, from which this does not tell convolution apart"
 MORE = "profile models of other modalities too and give all runs to `anisoscope claims`"
 
 
-_KEPT = (  # of what `correlations` tells
+_KEPT = (  # keys taken over from the records of `correlations`
     *("model", "stack", "subject", "modality", "role", "seed", "step", "kind", "untrained", "doubt", "attends"),
     *("pearson", "pearson_low", "pearson_high", "pearson_p"),
     *("spearman", "spearman_low", "spearman_high", "spearman_p", "explained", "note"),
@@ -41,7 +41,7 @@ _KEPT = (  # of what `correlations` tells
 
 
 def modality_table(table: Table) -> list[dict[str, Any]]:
-    """One record for each stack of each model (and seed): how anisotropic it is, where, and whether drift explains it.
+    """One record per stack, model and seed: how anisotropic it is, at which block, and whether drift explains it.
 
     `share_beyond` is the share of blocks with an average cosine beyond .2.
     """
@@ -116,7 +116,7 @@ def anisotropic_in_every_modality(study: Study) -> Finding:
 
 
 def _modality_part(modality: str, found: Sequence[Stream]) -> Part:
-    """The mean over models; models that lie apart widen its interval."""
+    """The part for one modality: the mean over its models, with an interval that includes variation between models."""
     means = list(model_means(found).values())
     part = Part.of(modality, mean(means), margin=ANISOTROPIC, p=math.nan, bounds=CORRELATION)
     if len(means) < 2 or not math.isfinite(part.low):
@@ -129,7 +129,7 @@ def _modality_part(modality: str, found: Sequence[Stream]) -> Part:
 
 
 def model_means(found: Iterable[Stream]) -> dict[str, Quantity]:
-    """The average cosine over the blocks of each model, mean over its stacks."""
+    """By model: the average cosine over blocks, averaged over its stacks."""
     groups: dict[str, list[Quantity]] = {}
     for stream in found:
         groups.setdefault(stream.model, []).append(stream.mean())
@@ -150,7 +150,7 @@ def _modality_sentence(parts: Parts, status: Status, part: Part, *, members: Map
 
 
 def _averaged(names: Sequence[str]) -> str:
-    """What a mean is over, where it is over several.
+    """The names of the stacks that a mean is over, as a phrase.
 
     >>> _averaged(["m"]), _averaged(["m", "w, decoder stack"])
     ('m', 'mean of m and w (decoder stack)')
@@ -188,7 +188,7 @@ def convolution_differs(study: Study) -> Finding:
     if vision:
         parts.append(replace(difference(_IMAGES, vision, convolution, margin=DIFFERENCE_MARGIN), needed=False))
     sides = {"attention": model_means(attention), CONVOLUTION: model_means(convolution)}
-    parts += Part.told({name: mean(list(means.values())).value for name, means in sides.items()})
+    parts += Part.describe_all({name: mean(list(means.values())).value for name, means in sides.items()})
     details: dict[str, Any] = {"models": {n: {m: q.value for m, q in means.items()} for n, means in sides.items()}}
     details["counts"] = counts = {name: len(means) for name, means in sides.items()}
     details["ends"] = {name: stream.step for name, stream in found.items()}
@@ -200,12 +200,12 @@ def convolution_differs(study: Study) -> Finding:
 
 
 def difference(name: str, one: Iterable[Stream], two: Iterable[Stream], *, margin: float, looks: int = 1) -> Part:
-    """Mean over models of one side minus the other: interval over models, or over contexts where a side has one."""
+    """The part for a difference of means over models; interval over models, or contexts if a side has one model."""
     more: dict[str, Any] = {"margin": margin, "looks": looks, "bounds": _DIFFERENCES}
     sides = [list(model_means(side).values()) for side in (one, two)]
     gap, error, degrees = welch(*([q.value for q in side] for side in sides))
-    if not error > 0:  # one model on a side, or models that agree to the last digit
-        # other models read other contexts: their folds do not belong together
+    if not error > 0:  # one model on a side, or exactly equal models
+        # different models may read different contexts, so their folds cannot be paired
         apart = [mean(side).unpaired() for side in sides]
         return Part.of(name, apart[0] - apart[1], **more)
     half = t_quantile(degrees, among(looks)) * error
@@ -213,7 +213,7 @@ def difference(name: str, one: Iterable[Stream], two: Iterable[Stream], *, margi
 
 
 def _oriented(parts: dict[str, Part]) -> dict[str, Part]:
-    """A difference in the direction in which it was found; p counts both directions."""
+    """Orient the difference in its observed direction; p is two-sided."""
     part = -parts[_GAP] if parts[_GAP].effect < 0 else parts[_GAP]
     p = min(1.0, 2 * min(part.p, 1 - part.p)) if math.isfinite(part.p) else part.p
     return {**parts, _GAP: replace(part, p=p)}
@@ -233,12 +233,12 @@ def _models(count: int) -> str:
     return f"{count} model{'s' if count > 1 else ''}"
 
 
-# The counter-claim. Of K stacks with attention the best is chosen, and of the two routes the better: all intervals hold
-# at once (Bonferroni: 1 − .05/2K for each stack, 1 − .05/2 for the second route).
+# The counter-claim. The best of K stacks with attention is chosen, and the better of two routes, so the intervals are
+# simultaneous (Bonferroni: level 1 − .05/2K for each stack, 1 − .05/2 for the second route).
 
-FEWEST_WITH, FEWEST_WITHOUT = 3, 1  # trained models with attention and without any
+FEWEST_WITH, FEWEST_WITHOUT = 3, 1  # trained models needed with attention and without
 _WITHOUT = "without attention"
-_LARGEST = "largest cosine: "  # of the blocks of a stack
+_LARGEST = "largest cosine: "  # over the blocks of a stack
 
 
 @claim(
@@ -271,7 +271,7 @@ def not_inherent(study: Study) -> Finding:
     routes = 2 if without else 1
     more: dict[str, Any] = {"margin": ANISOTROPIC, "p": math.nan, "below": True, "bounds": CORRELATION}
     parts = []
-    for name, stream in attention.items():  # the largest average cosine of the blocks must lie below the margin
+    for name, stream in attention.items():  # the largest average cosine over blocks must lie below the margin
         cosines = [row.quantity for row in stream.blocks("average_cosine").values()]
         largest = combine(cosines, lambda values: max(values) if all(map(math.isfinite, values)) else math.nan)
         parts.append(Part.of(f"{_LARGEST}{name}", largest, looks=routes * len(attention), **more))
@@ -279,7 +279,7 @@ def not_inherent(study: Study) -> Finding:
         sides = (without.values(), attention.values())
         parts.append(difference(_WITHOUT, *sides, margin=-DIFFERENCE_MARGIN, looks=routes))
     models = [len({stream.model for stream in side.values()}) for side in (attention, without)]
-    few = ""  # why the table cannot decide
+    few = ""  # why the table has too few models to decide
     if models[0] < FEWEST_WITH or models[1] < FEWEST_WITHOUT:
         few = f"it takes {FEWEST_WITH} trained models with attention and {FEWEST_WITHOUT} without any, and the table "
         few += f"has {models[0]} and {models[1]}"
@@ -295,14 +295,14 @@ def not_inherent(study: Study) -> Finding:
 
 
 def _either(parts: dict[str, Part], *, few: str) -> dict[str, Part]:
-    """Only the better route decides; none does where the table has too few models."""
-    decides = _best(list(parts.values()))
-    told = {name: replace(part, needed=False) for name, part in parts.items()}
-    return {**told, decides.name: replace(decides, needed=True, reason=few or decides.reason)}
+    """Only the better route is needed; with too few models it is undecided."""
+    best = _best(list(parts.values()))
+    described = {name: replace(part, needed=False) for name, part in parts.items()}
+    return {**described, best.name: replace(best, needed=True, reason=few or best.reason)}
 
 
 def _best(parts: Sequence[Part]) -> Part:
-    """The one that holds most surely, or fails least."""
+    """The part that exceeds its margin most clearly, or fails least."""
     order = {"holds": 2, "undecided": 1, "fails": 0}
     return max(parts, key=lambda p: (order[p.status], p.lead if math.isfinite(p.lead) else -math.inf))
 

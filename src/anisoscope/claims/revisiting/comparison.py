@@ -1,8 +1,8 @@
-"""Claims that compare: frequent and rare tokens, encoders and decoders, semi-NMF and PCA, natural and resampled text.
+"""Claims that compare token frequencies, encoders with decoders, semi-NMF with PCA, natural with resampled text.
 
-Bins of frequency are of equal mass, 1 = the most frequent tokens. Effects between bins are relative (bin 1 over the
-rarest, minus 1), so that one margin serves every rank and width. In masked language models a bin pools masked and
-unmasked rows: no table has bins of each.
+Frequency bins have equal mass; bin 1 holds the most frequent tokens. Effects between bins are relative (bin 1 over the
+rarest, minus 1), so that one margin applies to every rank and width. In masked language models a bin pools masked and
+unmasked rows: tables have no bins for each.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, Stud
 from anisoscope.claims.revisiting.tangent import ENERGY_METRICS, MARGIN, SOURCE, control_parts, trained
 from anisoscope.results.quantity import Quantity
 
-RATIO_MARGIN = 0.1  # a tenth more
+RATIO_MARGIN = 0.1  # relative difference
 CORRELATION_MARGIN = 0.1
 _OVER_WORDS = {"context": "across contexts", "time": "over training"}
 _DISTANCES = {False: "plain distance", True: "distance relative to the norm"}
-_FITS = {"plain": None, "balanced": 1}  # the proxy fitted on rows as they come, or on equal rows per bin
+_FITS = {"plain": None, "balanced": 1}  # option `balanced`: fitted on all rows, or on equally many rows per bin
 _FIT_WORDS = {"plain": "on rows as they come", "balanced": "with equal rows of every bin"}
 _AHEAD = {"plain": "ahead of every other bin", "balanced": "ahead of every other bin, balanced fit"}
 ENERGY_MARGIN = 0.02
-_ARM = re.compile(r"-(?:flat|zipf:?(?P<exponent>\d+(?:\.\d+)?))(?=$| \()")  # a run may stand behind: "decoder-flat (a)"
-NATURAL_EXPONENT = 1.0  # of Zipf's law in natural text
+_ARM = re.compile(r"-(?:flat|zipf:?(?P<exponent>\d+(?:\.\d+)?))(?=$| \()")  # the run may follow: "decoder-flat (a)"
+NATURAL_EXPONENT = 1.0  # exponent of Zipf's law in natural text
 
 
 @claim(
@@ -57,12 +57,12 @@ def frequent_most_enriched(run: Run) -> Finding:
             continue
         first, rarest = found[min(found)], found[max(found)]
         parts.append(Part.of(name, first.over(rarest) - Quantity.constant(1.0), margin=RATIO_MARGIN))
-        # the most frequent bin minus the other bin that decides whether it lies above all of them
+        # the smallest lead of the most frequent bin over another bin
         others = [quantity for number, quantity in found.items() if number != min(found)]
         ahead.append(judge([Part.of(_AHEAD[name], first - other, margin=0.0, needed=False) for other in others])[1])
     plain = bins["plain"]
     ends = {"most frequent bin": plain[min(plain)], "rarest bin": plain[max(plain)]}
-    parts += [*Part.told({**ends, "rank trend": _trend(plain)}), *ahead]
+    parts += [*Part.describe_all({**ends, "rank trend": _trend(plain)}), *ahead]
     mixed = bool({"masked", "unmasked"} & set(run.groups("gradient_enrichment")))
     courses = {str(n): evidence.step_records(run.tangent("gradient_enrichment", f"frequency:{n}")) for n in plain}
     details: dict[str, Any] = {"bins": {name: _records(found) for name, found in bins.items()}}
@@ -73,7 +73,7 @@ def frequent_most_enriched(run: Run) -> Finding:
 
 
 def _bin_means(run: Run, balanced: int | None, *, by: str = "frequency") -> dict[int, Quantity]:
-    """Mean enrichment of every bin over the cells after initialisation that all bins share."""
+    """The mean enrichment of every bin over the cells after initialisation that all bins have."""
     found: dict[int, Readings] = {}
     for group in run.groups("gradient_enrichment"):
         name, _, number = group.partition(":")
@@ -87,7 +87,7 @@ def _bin_means(run: Run, balanced: int | None, *, by: str = "frequency") -> dict
 
 
 def _trend(bins: dict[int, Quantity]) -> float:
-    """Spearman's correlation of the bin's number with its enrichment: −1 when it falls from frequent to rare."""
+    """Spearman's correlation of bin number with enrichment: −1 if it falls from frequent to rare."""
     values = [bins[number].value for number in sorted(bins)]
     ranks = [sum(other < value for other in values) for value in values]
     n = len(values)
@@ -146,13 +146,13 @@ def rare_tokens_spread(run: Run) -> Finding:
 
 
 def _at_last(readings: Readings) -> Readings:
-    """Those of the last step."""
+    """The rows of the last step."""
     last = evidence.last_step(readings)
     return {cell: row for cell, row in readings.items() if cell.step == last}
 
 
 def _agreed(parts: dict[str, Part]) -> dict[str, Part]:
-    """One part across contexts and one over training, in front of the two distances that each is made of."""
+    """Put one combined part for each of the two comparisons in front of the two distances it is made of."""
     made = {}
     for over, words in _OVER_WORDS.items():
         members = [part for name, part in parts.items() if name.startswith(f"{over}: ")]
@@ -165,7 +165,7 @@ def _agreed(parts: dict[str, Part]) -> dict[str, Part]:
 
 
 def _spread_sentence(parts: Parts, status: Status, part: Part) -> str:
-    """Tells correlations as they are; the effect is minus the correlation."""
+    """The sentence of the verdict; it states correlations, whereas effects are minus the correlation."""
     told = []
     for over, words in _OVER_WORDS.items():
         plain, normalised = (parts.get(f"{over}: {distance}") for distance in _DISTANCES.values())
@@ -200,14 +200,14 @@ def encoder_and_decoder(study: Study) -> Finding:
 
 
 def is_encoder(run: Run) -> bool:
-    """Only a masked language model has masked rows."""
+    """Whether the run is a masked language model: only these have masked rows."""
     return bool(run.tangent("gradient_energy", "masked") or run.tangent("gradient_energy", "unmasked"))
 
 
 def _of_model(run: Run, kind: str) -> list[Part]:
-    """The weakest comparison of each kind of row; its name begins with the kind of model.
+    """The weakest comparison for each kind of row, as parts whose names begin with the kind of model.
 
-    Where only all rows together have controls, as with a frozen proxy, they are judged together.
+    Where controls were measured only for all rows together, as with a frozen proxy, the rows are judged together.
     """
     kinds = ("masked", "unmasked") if kind == "encoder" else ()
     groups = [g for g in kinds if run.tangent("gradient_energy", g, control="random")] or [""]
@@ -223,7 +223,7 @@ def _of_model(run: Run, kind: str) -> list[Part]:
 
 
 def _settled(parts: dict[str, Part]) -> dict[str, Part]:
-    """One part for each kind of model, in front of those it is made of, which only describe."""
+    """Put one part for each kind of model in front of the parts it is made of, which become descriptive."""
     made = {}
     for kind, what in (("encoder", "encoders and kinds of rows"), ("decoder", "decoders")):
         members = [part for name, part in parts.items() if name.startswith(f"{kind}: ")]
@@ -257,7 +257,7 @@ def semi_nmf_beats_pca(run: Run) -> Finding:
     gaps = {cell: ours[cell].quantity - theirs[cell].quantity for cell in ours if cell in theirs}
     parts = [
         Part.of("difference", average(gaps, cells), margin=ENERGY_MARGIN),
-        *Part.told({"semi-NMF": average(ours, cells), "PCA": average(theirs, cells)}),
+        *Part.describe_all({"semi-NMF": average(ours, cells), "PCA": average(theirs, cells)}),
     ]
     overlap = run.rows("proxy_overlap", rank=run.rank)
     if overlap:
@@ -277,7 +277,7 @@ def _pca_sentence(parts: Parts, status: Status, part: Part) -> str:
 
 
 def _arm_pairs(study: Study) -> dict[str, tuple[Run, Run] | Missing]:
-    """(more, less) frequency bias: every resampled arm with the natural one, or with each other where there is none."""
+    """Pairs of arms (more, less frequency bias): each resampled arm with the natural one, else with each other."""
     families: dict[str, list[Run]] = {}
     for model, run in study.items():
         families.setdefault(_ARM.sub("", model), []).append(run)
@@ -306,7 +306,7 @@ def frequency_intervention(arms: tuple[Run, Run]) -> Finding:
     high, low, paired = _averages(*(run.needed("gradient_enrichment") for run in arms))
     parts = [
         Part.of("enrichment", high.over(low) - Quantity.constant(1.0), margin=RATIO_MARGIN),
-        *Part.told({"more bias": high, "less bias": low}),
+        *Part.describe_all({"more bias": high, "less bias": low}),
     ]
     cosines = [run.rows("average_cosine") for run in arms]
     if all(cosines):
@@ -315,14 +315,14 @@ def frequency_intervention(arms: tuple[Run, Run]) -> Finding:
     details: dict[str, Any] = {"more": more.model, "less": less.model, "paired": paired}
     details["steps"] = {run.model: evidence.step_records(run.tangent("gradient_enrichment")) for run in arms}
     aspects = {"enrichment": ("enrichment",), "average cosine": ("average cosine",)}
-    # contexts are resampled, trainings are not: one run of each arm speaks for these two runs alone
+    # the interval is over contexts, not trainings: one run per arm supports a verdict on these two runs only
     return Finding(parts, _arms_sentence, details, aspects=aspects, scope="for these two runs only")
 
 
 def bias_of(run: Run) -> float:
-    """How uneven an arm's training tokens were: minus their entropy as sampled; by its name where that is not known.
+    """How uneven the training tokens of an arm were: minus the entropy of the sample; from its name where unknown.
 
-    Whole contexts are resampled, so a target is not always approached from the side that its name says.
+    Whole contexts are resampled, so the reached frequencies may differ from the target in the name.
     """
     entropy = run.rows("unigram_entropy")
     return -next(iter(entropy.values())).quantity.value if entropy else bias(run.model)
@@ -341,7 +341,7 @@ def bias(model: str) -> float:
 
 
 def _averages(one: Readings, two: Readings) -> tuple[Quantity, Quantity, bool]:
-    """Both arms over their common cells; without the same contexts the folds of the two do not belong together."""
+    """Means of both arms over common cells, and whether their folds can be paired (tested on the same contexts)."""
     cells = [cell for cell in trained(one) if cell in two]
     if not cells:
         raise Missing("site and step that both arms were measured at", "use the same schedule for both")

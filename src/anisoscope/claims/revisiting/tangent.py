@@ -1,13 +1,13 @@
-"""Claims of *Revisiting Anisotropy: The Geometry of Learning Dynamics*: where the gradients go.
+"""Claims of *Revisiting Anisotropy: The Geometry of Learning Dynamics* about gradients in tangent directions.
 
-Directions fitted on activations alone (the tangent proxy Q_T) are held against the true gradients of the same sites.
+Directions fitted on activations only (the tangent proxy Q_T) are compared with the true gradients at the same sites.
 
 Notation
-    E      energy(Q_T) at a site and step: the part of the gradient's square norm inside the tangent directions
+    E      energy(Q_T) at a site and step: the share of the squared gradient norm inside the tangent directions
     C      the same for a control of matched rank: normal, random, next, permuted
-    r/d    what a random subspace of r of d dimensions holds on average, the chance level; enrichment = E / (r/d)
-The effect is the mean of (E − C)/(r/d) over sites and over the measured steps after initialisation: no step is chosen
-by looking at the outcome.
+    r/d    the chance level: the mean energy of a random subspace of r of d dimensions; enrichment = E / (r/d)
+The effect is the mean of (E − C)/(r/d) over sites and over all measured steps after initialisation, so that no step is
+selected by its result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from anisoscope.results.query import Row
 
 SOURCE = "arXiv:2604.08764"
 CONTROLS = ("normal", "random", "next", "permuted")
-MARGIN = 0.5  # half of the chance level: less would not be called "unusually large"
+MARGIN = 0.5  # in units of the chance level; a smaller excess is not "unusually large"
 SHARE_MARGIN = 0.05
 ENERGY_METRICS = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm")
 _ROWS = {"masked": "masked rows", "unmasked": "unmasked rows"}  # groups of a masked language model
@@ -41,9 +41,9 @@ _CONTROL_WORDS = {
 
 
 def trained(readings: Readings) -> list[Cell]:
-    """Cells after initialisation, without those where a frozen proxy was fitted on the very step it is tested on.
+    """The cells after initialisation, without those at which a frozen proxy is tested on the step it was fitted on.
 
-    A model that was measured by itself has no step; it counts as trained.
+    A model measured outside a series has no step and counts as trained.
     """
     after = [cell for cell in readings if cell.step is None or cell.step > 0]
     unseen = [cell for cell in after if "in-sample" not in readings[cell].note]
@@ -54,7 +54,7 @@ def trained(readings: Readings) -> list[Cell]:
 
 
 def chance_levels(run: Run, group: str = "", **options: Any) -> dict[Cell, float]:
-    """r/d of every cell: energy over enrichment, or the mean of the random control where there is no enrichment."""
+    """r/d of every cell: energy over enrichment, or the mean of the random control where enrichment is missing."""
     energy, enrichment = (run.tangent(f"gradient_{name}", group, **options) for name in ("energy", "enrichment"))
     drawn = run.tangent("gradient_energy", group, control="random", **options)
     levels = {cell: reading.value for cell, reading in drawn.items()}
@@ -65,10 +65,10 @@ def chance_levels(run: Run, group: str = "", **options: Any) -> dict[Cell, float
 
 
 def control_quantity(control: str, drawn: Row, energy: Row) -> Quantity:
-    """The control's energy, fold by fold where that is known.
+    """The energy of a control, with leave-one-fold-out values where they are known.
 
-    Random subspaces hold r/d of any gradient. Those normal to Q_T hold r(1 − E)/(d − r), so without E's fold their mean
-    moves as 1 − E does.
+    Random subspaces have mean energy r/d for any gradient. Those normal to Q_T have r(1 − E)/(d − r), so their
+    leave-one-fold-out values scale with 1 − E.
     """
     if drawn.quantity.folds:
         return drawn.quantity
@@ -94,7 +94,7 @@ def differences(run: Run, control: str, group: str = "", **options: Any) -> dict
 
 
 def control_parts(run: Run, group: str = "", **options: Any) -> list[Part]:
-    """One part for each control; a control that was not measured is a part that stays open."""
+    """One part for each control; undecided for a control that was not measured."""
     cells = trained(run.needed("gradient_energy", group, **options))
     parts = []
     for control in CONTROLS:
@@ -110,10 +110,10 @@ def control_parts(run: Run, group: str = "", **options: Any) -> list[Part]:
 
 
 def random_p(run: Run, group: str = "", *, step: int | str | None = "last", **options: Any) -> float:
-    """p that no site is better than random subspaces at one step (default: the last): the smallest Holm-adjusted p.
+    """p of no site exceeding random subspaces at one step (default: the last): the smallest Holm-adjusted p.
 
-    The interval over contexts does not know that a random subspace may happen to lie well; this does. Without
-    `gradient_p_holm` it is Bonferroni's from `gradient_p`, and without that a bound from the mean and sd of the draws.
+    It covers the variation over random subspaces, which the interval over contexts does not. Without
+    `gradient_p_holm` it is Bonferroni's from `gradient_p`, and without that a bound from mean and sd of the draws.
     """
     adjusted = _values_at(run.tangent("gradient_p_holm", group, **options), step)
     return min(adjusted) if adjusted else exact_p(run, "gradient_energy", group, p="gradient_p", step=step, **options)
@@ -124,8 +124,8 @@ def exact_p(
 ) -> float:
     """Bonferroni's p over the sites of one step, from the metric named `p`.
 
-    Without it a bound for any metric with a random control, Cantelli's 1/(1 + z²): it holds whatever the draws are
-    like; the energies of random subspaces are skewed to the right, so that normal tails would promise too much.
+    Without that metric it is Cantelli's bound 1/(1 + z²) from the random control, valid for any distribution: energies
+    of random subspaces are skewed to the right, so normal tails would be too small.
     """
     values = _values_at(run.tangent(p, group, **options), step)
     if not values:
@@ -164,8 +164,8 @@ def tangent_energy(run: Run) -> Finding:
         "layer-steps above every control": [c["above"] for c in cells if c["step"] is None or c["step"] > 0],
         "layers beyond the margin": [layer["beyond"] for layer in layers],
     }
-    parts += Part.told({name: sum(v) / len(v) for name, v in shares.items() if v})
-    groups: dict[str, Any] = {}  # masked and unmasked rows of a masked language model, judged apart
+    parts += Part.describe_all({name: sum(v) / len(v) for name, v in shares.items() if v})
+    groups: dict[str, Any] = {}  # masked and unmasked rows of a masked language model, judged separately
     for group, rows in _ROWS.items():
         if run.tangent("gradient_energy", group):
             told = described_energy(run, group)
@@ -178,7 +178,7 @@ def tangent_energy(run: Run) -> Finding:
 
 
 def energy_sentence(parts: Parts, status: Status, part: Part, *, what: str = "gradients' energy") -> str:
-    """How many times chance, how much above the control that comes closest, where."""
+    """The sentence of the verdict: enrichment, distance from the closest control, and at how many layers."""
     text = f"the tangent directions hold {span(parts['enrichment'])} times as much of the {what} as chance would give; "
     text += f"their lead over the control that decides, {_CONTROL_WORDS[part.name]}, is {span(part)} in the same unit, "
     told = [f"at the last step {figure(parts['enrichment at the last step'].effect)} times chance"]
@@ -189,7 +189,7 @@ def energy_sentence(parts: Parts, status: Status, part: Part, *, what: str = "gr
 
 
 def _part_of(share: float) -> str:
-    """A share of layers in words.
+    """A share of layers as a phrase.
 
     >>> _part_of(1.0), _part_of(0.0), _part_of(0.25)
     ('all', 'none of the', '25 % of the')
@@ -198,7 +198,7 @@ def _part_of(share: float) -> str:
 
 
 def described_energy(run: Run, group: str = "", **options: Any) -> list[Part]:
-    """Mean enrichment after initialisation and at the last step, pooled and as a mean of per-row ratios."""
+    """Descriptive parts: mean enrichment after initialisation and at the last step, pooled and per row."""
     scaled = _scaled(run, group, **options)
     cells = [cell for cell in trained(run.needed("gradient_energy", group, **options)) if cell in scaled]
     last = max(-1 if cell.step is None else cell.step for cell in cells)
@@ -207,18 +207,18 @@ def described_energy(run: Run, group: str = "", **options: Any) -> list[Part]:
     rows = _scaled(run, group, average="row", **options)
     if any(cell in rows for cell in cells):
         told["enrichment of single rows"] = average(rows, cells)
-    return Part.told(told)
+    return Part.describe_all(told)
 
 
 def _scaled(run: Run, group: str = "", **options: Any) -> dict[Cell, Quantity]:
-    """Energy in units of chance at every cell."""
+    """Energy in units of the chance level r/d at every cell."""
     levels = chance_levels(run, group, **{k: v for k, v in options.items() if k != "average"})
     found = run.tangent("gradient_energy", group, **options)
     return {cell: reading.quantity / levels[cell] for cell, reading in found.items() if cell in levels}
 
 
 def cell_records(run: Run) -> list[dict[str, Any]]:
-    """Every site and step: enrichment with its interval, controls in the same unit, p, whether above all controls."""
+    """One record per site and step: enrichment, its interval, controls in the same unit, p, whether above them all."""
     energy, levels = run.needed("gradient_energy"), chance_levels(run)
     drawn = {c: run.tangent("gradient_energy", control=c) for c in CONTROLS}
     gaps = {c: differences(run, c) for c in CONTROLS}
@@ -236,7 +236,7 @@ def cell_records(run: Run) -> list[dict[str, Any]]:
 
 
 def _layers(run: Run) -> list[dict[str, Any]]:
-    """Every site, its mean distance from each control and whether all of them lie beyond the margin."""
+    """One record per site: its mean distance from each control, and whether all exceed the margin."""
     records: dict[tuple[Any, ...], dict[str, Any]] = {}
     for control in CONTROLS:
         for layer in evidence.layer_records(differences(run, control)):
@@ -264,9 +264,9 @@ def anisotropy_share(run: Run) -> Finding:
     if not gaps["normal"]:
         raise Missing("gradient_share with control=normal")
     parts = [Part.of("normal", average(gaps["normal"], cells), margin=SHARE_MARGIN)]
-    parts += Part.told({c: average(gaps[c], cells) for c in CONTROLS[1:] if gaps[c]})
+    parts += Part.describe_all({c: average(gaps[c], cells) for c in CONTROLS[1:] if gaps[c]})
     lacking = sum(_below(share[cell]) for cell in cells) / len(cells)
-    parts += Part.told({"share": average(share, cells), "sites and steps below average": lacking})
+    parts += Part.describe_all({"share": average(share, cells), "sites and steps below average": lacking})
     gain = run.tangent("gradient_isoscore_gain")
     isotropy = _above(gain, run.tangent("gradient_isoscore_gain", control="normal"))
     if isotropy:
@@ -282,7 +282,7 @@ def _above(readings: Readings, drawn: Readings) -> dict[Cell, Quantity]:
 
 
 def _signed(reading: Row) -> Quantity:
-    """A share that comes from too *little* gradient in the tangent directions counts against the claim."""
+    """The share with negative sign where the tangent directions hold *less* gradient than average."""
     return -reading.quantity if _below(reading) else reading.quantity
 
 
@@ -294,14 +294,14 @@ def _share_sentence(parts: Parts, status: Status, part: Part) -> str:
     text = f"the tangent directions hold a share of {span(parts['share'])} of the gradients' spectral anisotropy, the "
     text += f"unevenness of their energy over directions; compared with normal directions that is {span(part)} more, "
     text += outcome(status, part)
-    told, gain = [], parts.get("IsoScore* gain")
+    remarks, gain = [], parts.get("IsoScore* gain")
     lacking = parts["sites and steps below average"].effect
     if lacking > 0:
-        told.append(f"at {100 * lacking:.0f} % of the sites and steps it is a lack of gradient and counts as minus")
+        remarks.append(f"at {100 * lacking:.0f} % of the sites and steps it is a lack of gradient and counts as minus")
     if gain:
-        words = "more without them than without normal ones"
-        told.append(f"IsoScore*, a measure of evenness, changes by {span(gain)} {words}")
-    return text + (f" ({'; '.join(told)})" if told else "")
+        compared = "more without them than without normal ones"
+        remarks.append(f"IsoScore*, a measure of evenness, changes by {span(gain)} {compared}")
+    return text + (f" ({'; '.join(remarks)})" if remarks else "")
 
 
 def _share_doubt(parts: Parts) -> str:

@@ -1,7 +1,7 @@
 """Claims about how the tangent geometry forms: when it emerges, whether it stays, what training amplifies.
 
-The early step is the last measured one within the first tenth of training and the end is the last measured one: neither
-is chosen by looking at the outcome.
+The early step is the last measured one within the first tenth of training and the end is the last measured one, so that
+neither is selected by its result.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from anisoscope.claims.revisiting import tangent
 from anisoscope.claims.revisiting.tangent import ENERGY_METRICS, MARGIN, SOURCE, described_energy, trained
 from anisoscope.results.quantity import Quantity
 
-EARLY = 0.1  # part of training that counts as early
-START_MARGIN = MARGIN  # an enrichment that may be there at step 0 and still count as chance
+EARLY = 0.1  # share of training that counts as early
+START_MARGIN = MARGIN  # enrichment above 1 at step 0 that still counts as chance
 GROWTH_MARGIN = 0.05
 _SHARE = "share of growth"
 _SCHEDULE = "a schedule such as log_spaced() measures it"
@@ -60,10 +60,10 @@ def emerges_early_and_persists(run: Run) -> Finding:
         Part.of("early over chance", early_ - one, margin=MARGIN, **tests[early]),
         Part.of("early over the start", early_ - start_, margin=MARGIN),
         Part.of("end over chance", last_ - one, margin=MARGIN, **tests[last]),
-        # turned round: chance minus the start must not lie further down than the margin
+        # reversed: 1 minus the start must exceed minus the margin
         Part.of("at chance at the start", one - start_, margin=-START_MARGIN, p=math.nan, guard=True),
-        *Part.told({"at the start": start_, "early": early_, "at the end": last_}),
-        *Part.told({"early step": early, "last step": last}),
+        *Part.describe_all({"at the start": start_, "early": early_, "at the end": last_}),
+        *Part.describe_all({"early step": early, "last step": last}),
     ]
     aspects = {"emerges early": ("early over chance", "early over the start"), "persists": (parts[2].name,)}
     aspects["absent at the start"] = (parts[3].name,)
@@ -72,7 +72,7 @@ def emerges_early_and_persists(run: Run) -> Finding:
 
 
 def _courses(run: Run) -> dict[str, Any]:
-    """The course over training of all rows, and of masked and unmasked rows, with the step of onset."""
+    """Enrichment over training for all rows and for masked and unmasked rows, with the step of onset."""
     courses: dict[str, Any] = {}
     for group in ("", "masked", "unmasked"):
         if found := run.tangent("gradient_enrichment", group):
@@ -88,7 +88,7 @@ def _courses(run: Run) -> dict[str, Any]:
 
 
 def onset(course: dict[Any, Quantity]) -> int | None:
-    """The first step from which an interval lies beyond chance by the margin."""
+    """The first step at which the interval exceeds the chance level by the margin; None if there is none."""
     return next((step for step, q in course.items() if q.interval()[0] > 1 + MARGIN), None)
 
 
@@ -162,7 +162,7 @@ def embedding_updates_aligned(run: Run) -> Finding:
     if run.tangent("gradient_energy", of="update_raw"):
         raw = described_energy(run, of="update_raw")[0]
         parts.append(replace(raw, name="enrichment with weight decay left in"))
-    bins = {}  # enrichment of the updates in each frequency bin, where it was measured
+    bins = {}  # enrichment of the updates in each frequency bin
     for group in run.groups("gradient_enrichment"):
         readings = run.tangent("gradient_enrichment", group, of="update")
         if group.startswith("frequency:") and readings:

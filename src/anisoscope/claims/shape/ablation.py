@@ -1,4 +1,4 @@
-"""What the causal mask does to a model, and what the objective does: three arms that differ in one thing at a time.
+"""Claims about the effects of the causal mask and of the objective, from three arms that differ in one factor each.
 
 Notation
     arm 1  causal mask, next token (`causal-next-…`)
@@ -8,8 +8,8 @@ Notation
     objective effect  arm 2 − arm 1
     a, b              svd_ratio of the arm before the change and of the one after it; the effect is b − a
     relative fall     (a − b) / a, what the claims are judged by: positive where the effect is negative
-Each is of means over the blocks 1 … L, at the last step that has all blocks of both arms. With three seeds the pairs of
-a seed give the interval (a t interval over seeds); one seed has that of its contexts and speaks for its runs only.
+All are means over the blocks 1 … L, at the last step that has all blocks of both arms. With three seeds the interval is
+the t interval over pairs of one seed; one seed has an interval over contexts and supports a verdict on its runs only.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from anisoscope.claims.shape.depth import SOURCE
 from anisoscope.results.quantity import Quantity, combine
 from anisoscope.results.query import Row
 
-EFFECT_MARGIN = 0.2  # of the value before: σ₁/Σσ has no scale of its own, it shrinks with the width
-NEXT_TO_NOTHING = 0.1  # of the value before
+EFFECT_MARGIN = 0.2  # relative to the value before: the scale of σ₁/Σσ depends on the width
+NEXT_TO_NOTHING = 0.1  # relative to the value before
 METRICS = ("svd_ratio", "svd_ratio_squared", "two_nn", "attention_sharpness", "attention_entropy")
 MIDDLE = (0.2, 0.8)
 _FALL, _START = "relative fall of svd_ratio", "svd_ratio at step 0"
@@ -48,10 +48,10 @@ class Contrast:
     name: str
     before: str
     after: str
-    words: str  # what changes from the first to the second
+    words: str  # what changes from the first arm to the second
 
     def pairs(self, study: Study) -> Mapping[str, Arms | Missing]:
-        """The arms of every size that has both."""
+        """The arms by size, for sizes that have both."""
         both = (self.before, self.after)
         names = f"{self.before}-LxW and {self.after}-LxW of one size"
         gap = NotHere(f"models {names}", "`anisoscope study shape` trains them")
@@ -126,13 +126,13 @@ def _effect(contrast: Contrast, arms: Arms) -> Finding:
     }
     where = f"mean over {len(main.layers)} block{'s' if len(main.layers) > 1 else ''}{evidence.at_step(main.step)}"
     sentence = functools.partial(_sentence, contrast=contrast, where=where)
-    parts = [Part.of(_FALL, main.fall(), margin=EFFECT_MARGIN), *Part.told(told)]
+    parts = [Part.of(_FALL, main.fall(), margin=EFFECT_MARGIN), *Part.describe_all(told)]
     return Finding(parts, sentence, details, scope="for these two runs only")
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """A metric at all blocks of both arms, at one step."""
+    """The values of a metric at all blocks of both arms, at one step."""
 
     one: Readings
     two: Readings
@@ -141,25 +141,25 @@ class _Pair:
 
     @classmethod
     def at_the_end(cls, metric: str, arms: Arms, names: tuple[str, str]) -> _Pair:
-        """At the last step that has all blocks which the arms have in common."""
+        """The pair at the last step that has all blocks common to both arms; raises `Missing` if there is none."""
         one, two, layers, whole = _both(metric, arms, names)
         if not layers:
             raise Missing(f"{metric} at blocks of both arms at the same step", "measure both with the same schedule")
         last = max((step for step in whole if step is not None), default=None)
         started = any(cell.step for cell in one if cell in two)
-        if (last is None and None not in whole) or (last == 0 and started):  # step 0 is no result of training
+        if (last is None and None not in whole) or (last == 0 and started):  # step 0 is not a result of training
             raise Missing(f"step with {metric} at all {len(layers)} blocks of both arms", "measure every block")
         return cls(one, two, last, layers)
 
     @classmethod
     def at(cls, step: int | None, metric: str, arms: Arms, names: tuple[str, str]) -> _Pair | None:
-        """At this step; None where not all blocks of both arms have a number there."""
+        """The pair at this step; None unless all blocks of both arms have a value there."""
         one, two, layers, whole = _both(metric, replace(arms, until=step), names)
         return cls(one, two, step, layers) if step in whole else None
 
     @property
     def paired(self) -> bool:
-        """Whether folds belong together: the same contexts in as many folds, however many rows of them are left."""
+        """Whether folds of the arms can be paired: the same contexts in equally many folds."""
         sizes = [[(row.contexts, len(row.folds)) for row in self.rows(arm)] for arm in (self.one, self.two)]
         return sizes[0] == sizes[1] and all(contexts is not None for contexts, _ in sizes[0])
 
@@ -183,7 +183,7 @@ class _Pair:
 def _both(
     metric: str, arms: Arms, names: tuple[str, str]
 ) -> tuple[Readings, Readings, tuple[int, ...], list[int | None]]:
-    """A metric in both arms, the blocks that both have at some step, and the steps at which both have all of them."""
+    """The rows of a metric in both arms, their common blocks, and the steps at which both arms have all of these."""
     kind = "scores" if metric.startswith("attention") else "resid"
     one, two = (arms.stack(name, kind).blocks(metric) for name in names)
     common = {(cell.step, cell.layer) for cell in one if cell in two}
@@ -203,7 +203,7 @@ def _sentence(parts: Parts, status: Status, part: Part, *, contrast: Contrast, w
 
 
 def _reading(fall: Part, squared: Part | None) -> str:
-    """What the relative fall says, in words; a rise is called a rise.
+    """The relative fall as a clause; a negative fall is worded as a rise.
 
     >>> _reading(Part("", -0.75, -0.8, -0.7, margin=0.2), None)
     'it rises by 75 % [70, 80], against the claim and by more than the margin of 20 %'
@@ -229,7 +229,7 @@ def _within(part: Part, reach: float) -> bool:
 
 
 def _change(fall: Part) -> str:
-    """Falls or rises by so many percent, with the interval in the direction that is named."""
+    """ "falls" or "rises by N %", with the interval in that direction."""
     rises = fall.effect < 0
     sign = -100.0 if rises else 100.0
     low, high = sorted((sign * fall.low, sign * fall.high))

@@ -1,4 +1,4 @@
-"""Claims about anisotropy over depth: a bell in decoders, a flat line in encoders.
+"""Claims about anisotropy over depth: bell-shaped in decoders, flat in encoders.
 
 Notation
     y      a profile: one number for each block 1 … L, measured on all contexts: anisotropy (svd_ratio) at the last step
@@ -6,7 +6,7 @@ Notation
     bell   min(d*, 1 − d*) ≥ .2, y[d*] − y[1] and y[d*] − y[L] ≥ .05, and the largest distance of y from the best
            up–down curve ≤ 10 % of max y − min y
     flat   (max y − min y) / mean y < .2
-    y₍ⱼ₎   the same without context fold j, for the G folds that are live at every block
+    y₍ⱼ₎   the same without context fold j, for the G folds that have contexts at every block
     ȳ₍·₎   the mean of y₍ⱼ₎ over folds
     S      the jackknife covariance between blocks, (G−1)/G Σⱼ (y₍ⱼ₎ − ȳ₍·₎)(y₍ⱼ₎ − ȳ₍·₎)ᵀ: blocks share their contexts
 Draws of the profile for the interval of the peak are y + multivariate t with G − 1 degrees of freedom and scale S.
@@ -28,22 +28,22 @@ from anisoscope.claims.engine.evidence import BlockStack, Missing, Readings, Stu
 from anisoscope.results.quantity import FEWEST_FOLDS, THIN, Quantity
 
 SOURCE = "Razzhigaev et al. 2023, The Shape of Learning, arXiv:2311.05928"
-FEWEST_BLOCKS = 5  # fewer have no middle
+FEWEST_BLOCKS = 5  # with fewer blocks a bell has no middle
 DRAWS = 4000
-NORMAL_95 = 1.959964  # a half-width without folds is that of a normal interval
+NORMAL_95 = 1.959964  # half-widths without folds are those of normal intervals
 END_MARGIN = 0.05
-AWAY = 0.2 - 1e-9  # a peak at exactly a fifth counts
+AWAY = 0.2 - 1e-9  # tolerance: a peak at exactly .2 counts
 SMOOTH = 0.9
 FLAT = 0.8
 METRICS = ("svd_ratio", "svd_ratio_squared")
 _FIRST, _LAST, _PEAK, _SHAPE = ("above the first block", "above the last block", "peak from the ends", "up and down")
-_BELL = {  # what a bell is made of, and what decides
+_BELL = {  # the parts of a bell, and whether they decide
     _FIRST: "the height above the first block",
     _LAST: "the height above the last block",
     _PEAK: "the distance of the peak from the nearer end",
     _SHAPE: "one minus the largest distance from an up–down curve",
 }
-_FORMULAS: dict[str, tuple[str, dict[str, str], str]] = {  # the first that was measured decides, the others are told
+_FORMULAS: dict[str, tuple[str, dict[str, str], str]] = {  # the first measured one decides, the others are described
     "svd_ratio": ("svd_ratio", {}, "σ₁/Σσ"),
     "squared": ("svd_ratio_squared", {}, "σ₁²/Σσ²"),
     "without the first position": ("svd_ratio", {"first": "out"}, "σ₁/Σσ without the first position"),
@@ -52,18 +52,18 @@ _FORMULAS: dict[str, tuple[str, dict[str, str], str]] = {  # the first that was 
 
 @dataclass(frozen=True)
 class Curve:
-    """A profile over blocks with its leave-one-fold-out profiles; without those, the half-width at each block."""
+    """A profile over blocks with its leave-one-fold-out profiles; without folds, with half-widths at each block."""
 
     layers: tuple[int, ...]
     depths: np.ndarray  # [L], layer / number of blocks
     values: np.ndarray  # [L]
-    folds: np.ndarray  # [G, L]; G = 0 without live folds
+    folds: np.ndarray  # [G, L]; G = 0 without folds that have contexts at every block
     halves: np.ndarray  # [L]
-    thin: bool = False  # there are folds, but too few of them are live
+    thin: bool = False  # there are folds, but too few of them have contexts
 
     @classmethod
     def of(cls, layers: Sequence[int], depths: Sequence[float], numbers: Sequence[Quantity]) -> Curve:
-        """A curve from the numbers of its blocks; only folds that are live at every block count."""
+        """A curve from the values of its blocks; only folds that have contexts at every block are used."""
         counts = {len(number.folds) for number in numbers}
         folds = np.array([number.folds for number in numbers]).T if len(counts) == 1 else np.empty((0, len(numbers)))
         folds = folds.reshape(-1, len(numbers))
@@ -81,7 +81,7 @@ class Curve:
         return int(self.values.argmax())
 
     def draws(self, count: int = DRAWS) -> np.ndarray:
-        """Profiles as they may have come out on other contexts, [count, L]; none where there are no intervals."""
+        """Random profiles as expected for other contexts, [count, L]; empty without intervals."""
         random = np.random.default_rng(0)
         if self.thin or not (len(self.folds) or np.isfinite(self.halves).all()):
             return np.empty((0, len(self)))
@@ -93,7 +93,7 @@ class Curve:
         return self.values + random.normal(size=(count, g)) @ steps / scale
 
     def records(self) -> list[dict[str, Any]]:
-        """A profile for the report."""
+        """The profile as records for the report, one per block."""
         records = []
         for layer, depth, value, half in zip(
             self.layers, *(a.tolist() for a in (self.depths, self.values, self.halves)), strict=True
@@ -103,7 +103,7 @@ class Curve:
         return records
 
     def quantity(self, function: Callable[[np.ndarray], float]) -> Quantity:
-        """A number that a profile has, with its jackknife."""
+        """A function of the profile, with its jackknife values."""
         value = function(self.values)
         if self.thin:
             return Quantity(value, THIN)
@@ -114,11 +114,11 @@ class Curve:
         return Quantity(value, half=NORMAL_95 * spread)
 
     def above(self, block: int) -> Quantity:
-        """The peak minus one block (an index); the peak is chosen without the fold that it is then measured on.
+        """The peak minus the value at index `block`; the peak is located without the fold on which it is measured.
 
-        The largest of many noisy numbers is too large. With z₍ⱼ₎ = y + (G−1)(ȳ₍·₎ − y₍ⱼ₎), which is what fold j itself
-        says, the effect is the mean over j of z₍ⱼ₎[argmax y₍ⱼ₎] − z₍ⱼ₎[block]; where all folds choose the same block it
-        is the plain difference with its jackknife interval.
+        The maximum of noisy values is biased upwards. With z₍ⱼ₎ = y + (G−1)(ȳ₍·₎ − y₍ⱼ₎), the estimate of fold j alone,
+        the effect is the mean over j of z₍ⱼ₎[argmax y₍ⱼ₎] − z₍ⱼ₎[block]; if all folds have the same peak block, it is
+        the plain difference with its jackknife interval.
         """
         plain = float(self.values[self.peak] - self.values[block])
         if self.thin:
@@ -132,7 +132,7 @@ class Curve:
 
 
 def quantiles(values: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of draws; NaN without any."""
+    """The central 95 % interval of draws; NaN without draws."""
     if not len(values):
         return math.nan, math.nan
     low, high = np.quantile(values, [0.025, 0.975], method="inverted_cdf")
@@ -152,14 +152,14 @@ def roughness(profile: np.ndarray) -> float:
 def up_down(profile: np.ndarray) -> np.ndarray:
     """The least-squares curve that rises to some block and falls after it (either part may be empty).
 
-    Rising then falling pieces joined anywhere make such a curve, so every place of the join is tried.
+    Every position of the peak is tried, with an isotonic fit on either side.
     """
     fits = [np.concatenate([isotonic(profile[:k]), isotonic(profile[k:][::-1])[::-1]]) for k in range(len(profile) + 1)]
     return min(fits, key=lambda fit: float(np.square(profile - fit).sum()))
 
 
 def isotonic(values: np.ndarray) -> np.ndarray:
-    """The least-squares rising sequence, by pooling neighbours that are out of order (Ayer et al. 1955).
+    """The least-squares non-decreasing sequence, by pooling adjacent violators (Ayer et al. 1955).
 
     >>> isotonic(np.array([1.0, 3.0, 2.0, 4.0])).tolist()
     [1.0, 2.5, 2.5, 4.0]
@@ -181,7 +181,7 @@ def spread(profile: np.ndarray) -> float:
 
 
 def curve(readings: Readings, step: int | None) -> Curve:
-    """The profile over the blocks at one step; refused where there are too few or an end is missing."""
+    """The profile over the blocks at one step; raises `Missing` with too few blocks or without the first or last."""
     cells = sorted((cell for cell in readings if cell.step == step), key=lambda cell: cell.layer)
     told = [round(cell.layer / readings[cell].depth) for cell in cells if readings[cell].depth > 0]
     blocks = max([*told, *(cell.layer for cell in cells)])
@@ -198,12 +198,12 @@ Profiles = dict[str, tuple[Curve, int | None]]
 
 
 def _first(stack: BlockStack) -> Readings:
-    """The first formula that was measured."""
+    """The first formula that was measured at the stack."""
     return next((found for found in map(stack.blocks, METRICS) if found), {})
 
 
 def _profiles(stack: BlockStack) -> Profiles:
-    """The profile by each formula that was measured, and its step."""
+    """The profile for each measured formula, and the step."""
     found: Profiles = {}
     if not _first(stack):
         raise stack.gap("svd_ratio")
@@ -213,7 +213,7 @@ def _profiles(stack: BlockStack) -> Profiles:
         try:
             found |= {name: (curve(readings, step), step)} if readings else {}
         except Missing:
-            if not found:  # what decides must be whole, what is told beside it may have gaps
+            if not found:  # the deciding formula must be complete, the descriptive ones may have gaps
                 raise
     return found
 
@@ -221,9 +221,9 @@ def _profiles(stack: BlockStack) -> Profiles:
 def _by_formula(
     stack: BlockStack, parts_of: Callable[[Curve], list[Part]], *, names: Sequence[str], sentence: Callable[..., str]
 ) -> Finding:
-    """The parts of the formula that decides, and those of the others, named after it, which only describe.
+    """The finding from the parts of the deciding formula and, as descriptive parts named after it, of each other one.
 
-    The parts in `names` make up an aspect for each of the others.
+    Each of the others also gets an aspect made of its parts in `names`.
     """
     profiles = _profiles(stack)
     (decides, (profile, step)), *others = profiles.items()
@@ -257,10 +257,10 @@ def bell_shaped(stack: BlockStack) -> Finding:
 
 
 def bell_parts(profile: Curve) -> list[Part]:
-    """What a bell is made of, for one profile."""
+    """The parts of a bell for one profile."""
     smooth = profile.quantity(lambda y: 1 - roughness(y))
     depths, peaks = profile.depths, profile.draws().argmax(1)
-    near = np.minimum(depths, 1 - depths)  # how far a block lies from the nearer end
+    near = np.minimum(depths, 1 - depths)  # relative distance of each block from the nearer end
     away = {"margin": AWAY, "guard": True, "reason": TOO_FEW if profile.thin else ""}
     return [
         Part.of(_FIRST, profile.above(0), margin=END_MARGIN),
@@ -280,7 +280,7 @@ def _bell_sentence(parts: Parts, status: Status, part: Part, *, where: str) -> s
 
 
 def _others(parts: Parts, names: Iterable[str]) -> str:
-    """What the formulas say that do not decide."""
+    """A clause on the results of the formulas that do not decide."""
     told = []
     for name, (_, _, words) in _FORMULAS.items():
         mine = [parts[f"{name}: {n}"] for n in names if f"{name}: {n}" in parts]
@@ -304,7 +304,7 @@ def flat_profile(stack: BlockStack) -> Finding:
 
 
 def flat_parts(profile: Curve) -> list[Part]:
-    """What a flat profile is made of."""
+    """The parts of a flat profile."""
     return [
         Part.of("evenness", profile.quantity(lambda y: 1 - spread(y)), margin=FLAT, p=math.nan),
         Part.described("mean", float(profile.values.mean())),
@@ -344,7 +344,7 @@ def decoders_bell_encoders_flat(study: Study) -> Finding:
     for role, name in ((role, name) for role, names in kinds.items() for name in names):
         try:
             profile = next(iter(_profiles(found[name]).values()))[0]
-        except Missing as gap:  # too few blocks: this one stays open, the others are judged
+        except Missing as gap:  # too few blocks: this model is undecided, the others are judged
             parts.append(Part.absent(f"{role} {name}: profile", f"of {role} {name} {gap}", margin=END_MARGIN))
             continue
         made = bell_parts(profile) if role == "decoder" else flat_parts(profile)

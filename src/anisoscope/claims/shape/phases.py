@@ -3,10 +3,10 @@
 Notation
     D(s)   intrinsic dimension at step s, the mean over blocks 1 … L
     s*     the step where D is largest on the first half of the contexts (group half:1)
-    rise   D(s*)/D(first) − 1, fall 1 − D(last)/D(s*), both on the other half (group half:2): the largest of many noisy
-           numbers is too large on the contexts that it was chosen on
+    rise   D(s*)/D(first) − 1, fall 1 − D(last)/D(s*), both on the other half (group half:2): the maximum of noisy
+           values is biased upwards on the contexts on which it was located
 Local isotropy is judged by the share of variance along the first direction, inside clusters and outside of them. The
-average cosine of centred rows is about 0 by construction and says nothing.
+average cosine of centred rows is about 0 by construction, so it is not used.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ PHASE_MARGIN = 0.1
 GROWTH_MARGIN = 0.05
 ESTIMATORS = {"two_nn": "TwoNN", "levina_bickel": "Levina–Bickel", "gride": "GRIDE"}
 Halves = tuple[Readings, Readings]
-ENOUGH = 2  # estimators that must agree
+ENOUGH = 2  # estimators that must show both phases
 _CHOSEN, _TESTED = "half:1", "half:2"
 _LATER = "after step 0"
 _HALVES = "measure again with --halves: the peak is chosen on one half of the contexts and tested on the other"
 AGREEMENT_MARGIN = 0.5
 LOCAL_MARGIN = 0.05
-CONSIDERABLE = 0.1  # of all variance along one direction; rows without a preferred one have about 1/d
+CONSIDERABLE = 0.1  # share of variance along one direction; isotropic rows have about 1/d
 _PARTITIONS = {"clusters": {}, "random": {"partition": "random"}, "whole": {"partition": "none"}}
 _LESS = {"random": "less than at random", "whole": "less than the whole"}
 
@@ -54,7 +54,7 @@ def two_phases(stack: BlockStack) -> Finding:
     otherwise the rise is that from the initialisation alone, and the claim stays open.
     """
     measured: dict[str, Halves] = {}
-    for name in ESTIMATORS:  # on both halves, at the blocks and steps that both share
+    for name in ESTIMATORS:  # both halves, at their common blocks and steps
         one, two = (stack.blocks(name, group=group) for group in (_CHOSEN, _TESTED))
         layers, steps = shared_steps([one, two])
         if len(steps) > 2:
@@ -82,7 +82,7 @@ def _why_not(stack: BlockStack) -> Missing:
 
 
 def _phase_parts(name: str, halves: Halves) -> list[Part]:
-    """Rise and fall over all steps; where step 0 is among them also without it, and the peak's step."""
+    """Parts for rise and fall over all steps and, if step 0 is among them, without it; and the step of the peak."""
     steps = evidence.steps_of(halves[0])
     rise, fall, peak = _phases(halves, steps)
     parts = [
@@ -103,21 +103,21 @@ def _phase_parts(name: str, halves: Halves) -> list[Part]:
 def _phases(
     halves: Halves, steps: Sequence[int], layers: Sequence[int] | None = None
 ) -> tuple[Quantity, Quantity, int]:
-    """Rise and fall on the second half, around the peak of the first."""
+    """Rise and fall on the second half, around the peak of the first half."""
     one, two = halves
     peak = max(steps, key=lambda step: block_mean(one, step, layers).value)
     first, top, last = (block_mean(two, step, layers) for step in (steps[0], peak, steps[-1]))
     unit = Quantity.constant(1.0)
-    # a peak at an end is no rise, or no fall, whatever the contexts
+    # with the peak at an end there is no rise, or no fall
     rise = top.over(first) - unit if peak != steps[0] else Quantity(0.0, half=0.0)
     fall = unit - last.over(top) if peak != steps[-1] else Quantity(0.0, half=0.0)
     return rise, fall, peak
 
 
 def _second_best(parts: dict[str, Part]) -> dict[str, Part]:
-    """Only the estimator that is second best decides: two must hold.
+    """Only the second-best estimator is needed, since two must hold.
 
-    Where fewer were measured, the claim stays open whatever they say.
+    With fewer than two estimators the claim is undecided.
     """
     judged = {name: judge([parts[f"{name}: rise"], parts[f"{name}: fall"]]) for name in _names(parts)}
     ranks = {"holds": 0, "undecided": 1, "fails": 2}
@@ -153,7 +153,7 @@ def _hangs_on_step_0(parts: Parts) -> str:
 
 
 def _course(halves: Halves) -> dict[str, Any]:
-    """What the report draws: both halves over steps, and the phases of each block."""
+    """Records for the report: both halves over steps, and the phases of each block."""
     blocks = []
     for layer in sorted({cell.layer for cell in halves[0]}):
         rise, fall, peak = _phases(halves, evidence.steps_of(halves[0]), [layer])
@@ -196,7 +196,7 @@ def anisotropy_grows(stack: BlockStack) -> Finding:
     parts = [Part.of(name, gap, margin=GROWTH_MARGIN) for name, (_, gap) in grown.items()]
     parts.append(Part.described("at the end", block_mean(readings, last, layers)))
     others = _growth(stack.blocks("average_cosine"))
-    parts += Part.told({f"average cosine: {name}": gap for name, (_, gap) in others.items()})
+    parts += Part.describe_all({f"average cosine: {name}": gap for name, (_, gap) in others.items()})
 
     def sentence(parts: Parts, status: Status, part: Part) -> str:
         told = [f"{span(parts[name])} since step {start}" for name, (start, _) in grown.items() if name in parts]
@@ -211,7 +211,7 @@ def anisotropy_grows(stack: BlockStack) -> Finding:
 
 
 def _growth(readings: Readings) -> dict[str, tuple[int, Quantity]]:
-    """The last step minus step 0, and minus the first step after it: each start with the difference."""
+    """The last step minus step 0 and minus the first step after it: (start step, difference) for each."""
     layers, steps = shared_steps([readings])
     later = [step for step in steps if step > 0]
     starts = {"since step 0": 0} if len(steps) > 1 and steps[0] == 0 else {}
@@ -245,7 +245,7 @@ def locally_isotropic(stack: BlockStack) -> Finding:
     parts.append(Part.of("anisotropic as a whole", numbers["whole"], margin=CONSIDERABLE, p=math.nan, guard=True))
     ratios = stack.blocks("svd_ratio")
     told = {"svd_ratio": block_mean(ratios, evidence.last_step(ratios))} if ratios else {}
-    parts += Part.told({**numbers, **told})
+    parts += Part.describe_all({**numbers, **told})
     over = f"over {len(layers)} block{'s' if len(layers) > 1 else ''}{evidence.at_step(step)}"
 
     def sentence(parts: Parts, status: Status, part: Part) -> str:
