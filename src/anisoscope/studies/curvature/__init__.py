@@ -1,4 +1,4 @@
-"""When can the curvature of a manifold be seen in a sample of it? What decides the numbers, checked beforehand."""
+"""Configuration of the curvature study: when can the curvature of a manifold be seen in a sample of it?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anisoscope.option import Option, Seed, check_least
 
 MANIFOLDS = ("sphere", "ellipsoid", "paraboloid", "swiss_roll", "torus", "quadratic", "flat")
 REFERENCE_ZIPF = 1.0
-REFERENCE_BETA = 0.25  # assumed where none was measured
+REFERENCE_BETA = 0.25  # default if none was measured
 _LEAST = {"samples": 16, "replicates": 3, "types": 2, "tokens": 32, "neighbourhoods": 2, "neighbours": 12, "draws": 3}
 _LEAST |= {"seed": 0}
 _RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
@@ -35,7 +35,7 @@ def _ladder(first: float, last: float, count: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class CurvatureConfig:
-    """Everything that decides the numbers of the study; lengths are in units of the radius of curvature 1/κ."""
+    """The configuration of the study; lengths are in units of the radius of curvature 1/κ."""
 
     manifolds: tuple[str, ...] = MANIFOLDS
     dim: int = 2
@@ -44,20 +44,20 @@ class CurvatureConfig:
     scales: tuple[float, ...] = _ladder(3e-4, 0.3, 16)
     samples: int = 4096  # rows of one sample of the ladder
     replicates: int = 16  # independent samples of the ladder
-    floor: float = 1e-6  # ambient noise of the ladder
-    fit_limit: float = 0.03  # above it the next order of the expansion begins to count
+    floor: float = 1e-6  # sd of the ambient noise of the ladder
+    fit_limit: float = 0.03  # largest fitted scale; above it higher orders of the expansion matter
     zipf: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0)
     betas: tuple[float, ...] = (-0.1, 0.0, 0.1, 0.25, 0.5)
     types: int = 128
     tokens: int = 6144
     base_scale: float = 0.02  # t₀
-    noise: float = 0.0015  # ambient noise of what local PCA is given
+    noise: float = 0.0015  # sd of the ambient noise of the rows for local PCA
     neighbourhoods: int = 48
     neighbours: int = 96  # rows of one neighbourhood
     pca_scales: tuple[float, ...] = _ladder(0.01, 0.5, 9)
     draws: int = 6  # independent populations of types
     seed: Seed = 0
-    # measured in a real model: added to `betas`, and the one the verdicts are about
+    # measured in a real model; added to `betas` and used for the verdicts
     beta: Annotated[float | None, Option("Exponent of local scale over frequency; default: a ladder.")] = None
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class CurvatureConfig:
 
     @classmethod
     def quick(cls, **changes: Any) -> CurvatureConfig:
-        """Sizes for a look or a test: a few seconds."""
+        """Small sizes for a trial or a test, which takes a few seconds."""
         small: dict[str, Any] = {"samples": 1024, "replicates": 6, "types": 64, "tokens": 2048, "draws": 4}
         small |= {"scales": _ladder(1e-3, 0.1, 8), "pca_scales": (0.02, 0.05, 0.2), "zipf": (0.0, 1.0, 2.0)}
         small |= {"betas": (0.0, 0.25), "neighbourhoods": 32, "neighbours": 64}
@@ -86,12 +86,12 @@ class CurvatureConfig:
 
     @property
     def reference(self) -> tuple[float, float]:
-        """(Zipf exponent, β) that the verdicts are about."""
+        """(Zipf exponent, β) used for the verdicts."""
         return REFERENCE_ZIPF, REFERENCE_BETA if self.beta is None else self.beta
 
     @property
     def all_betas(self) -> tuple[float, ...]:
-        """The β of the curves, with that of the verdicts and the null among them."""
+        """The β of the curves, including that of the verdicts and the null, 0."""
         return tuple(sorted({0.0, *self.betas, self.reference[1]}))
 
     @property
@@ -102,7 +102,7 @@ class CurvatureConfig:
 def curvature_config(
     *, quick: Annotated[bool, Option("Fewer samples: a look, not a result.")] = False, **options: Any
 ) -> CurvatureConfig:
-    """The configuration that the command makes of its options."""
+    """The configuration from the options of the command."""
     return CurvatureConfig.quick(**options) if quick else CurvatureConfig(**options)
 
 

@@ -46,7 +46,7 @@ class ScaleCurves:
 
     @property
     def reference(self) -> tuple[float, float]:
-        """Zipf exponent and β that the verdicts are about."""
+        """Zipf exponent and β used for the verdicts."""
         return float(self.about["reference"]["zipf"]), float(self.about["reference"]["beta"])
 
     @property
@@ -66,7 +66,7 @@ class ScaleCurves:
         return sorted(float(beta) for beta in self.query.where(beta=...).values("beta"))
 
     def rows(self, model: str, metric: str, over: str, **fixed: Any) -> list[Row]:
-        """Rows whose variant is exactly `over` and `fixed`, those with a number, in order of `over`."""
+        """The rows with a value whose variant has exactly the keys `over` and `fixed`, sorted by `over`."""
         wanted = {key: f"{v:g}" if isinstance(v, float) else str(v) for key, v in fixed.items()}
         found = self.query.where(model=model, metric=metric, **{over: ...}, **wanted).known()
         return sorted((r for r in found if set(r.options) == {over, *wanted}), key=lambda row: float(row[over]))
@@ -76,7 +76,7 @@ class ScaleCurves:
         return next(iter(found), None)
 
     def line(self, label: str, where: tuple[str, str, str], look: Mapping[str, Any], **fixed: Any) -> list[Series]:
-        """A model's metric over a key, with whiskers for the intervals of its marks; none where there is nothing."""
+        """A metric over a key as a series with whiskers for the intervals; empty list without rows."""
         style = {"size": 5.0, "width": 1.6, **look}
         rows, over = self.rows(*where, **fixed), where[2]
         marks = rows if style["size"] else [Mark(row.value) for row in rows]
@@ -84,7 +84,7 @@ class ScaleCurves:
         return [points(label, x, marks, ends={"bars": "y"}, where=told, **style)] if rows else []
 
     def by_beta(self, model: str, *lines: tuple[str, str, Mapping[str, Any], Mapping[str, Any]]) -> list[Series]:
-        """Lines over the Zipf exponent for each β: a label (or none), a metric, a look, and what is fixed."""
+        """Lines over the Zipf exponent for each β; each entry gives a label, a metric, a style and fixed keys."""
         return [
             drawn
             for beta, shade in self.shades().items()
@@ -99,7 +99,7 @@ class ScaleCurves:
         return {"colour": series(hue), "marker": MARKERS[self.models.index(model) % len(MARKERS)]}
 
     def shades(self) -> dict[float, str]:
-        """Colours of β in order; the null is grey."""
+        """The colour of each β, in order; the null (β = 0) is grey."""
         hues = [beta for beta in self.betas if beta != 0]
         return {b: series(6) if b == 0 else sequence(hues.index(b) / max(1, len(hues) - 1)) for b in self.betas}
 
@@ -118,7 +118,7 @@ def _panel(x: Axis, y: Axis, drawn: Sequence[Series], words: str, number_of: int
 
 
 def scales_figure(curves: ScaleCurves) -> Figure:
-    """Variance against scale: the leading order dashed, the floor dotted, fitted scales left of the upright rule."""
+    """Variance against scale: leading order dashed, noise floor dotted, fitted scales left of the vertical line."""
     panels = []
     for n, of in enumerate(SLOPES):
         at = {"of": of, "sampling": curves.kind}
@@ -162,7 +162,7 @@ def slopes_figure(curves: ScaleCurves) -> Figure:
 
 
 def frequency_figure(curves: ScaleCurves) -> Figure:
-    """What of the curvature is visible when tokens are drawn by frequency."""
+    """Visibility of curvature when tokens are drawn by frequency."""
     shown, (zipf, beta) = curves.curved[0], curves.reference
     true = {"estimate": "true"}
     order = ("leading order", "curvature_visibility_expected", DASHED, {"sampling": "zipf"})
@@ -185,7 +185,7 @@ def frequency_figure(curves: ScaleCurves) -> Figure:
 
 
 def _raw_ratio(curves: ScaleCurves) -> list[Series]:
-    """The ratio local PCA gives away without knowing what is noise; on the flat control it is nothing but noise."""
+    """The normal-to-tangent ratio of local PCA without noise correction; on the flat control it is pure noise."""
     shown, beta = curves.curved[0], curves.reference[1]
     dotted: dict[str, Any] = {"dash": "dot", "hollow": True}
     lines = [(model, words, sampling, look, "pca") for model in (shown, *([FLAT] if FLAT in curves.models else []))
@@ -199,7 +199,7 @@ def _raw_ratio(curves: ScaleCurves) -> list[Series]:
 
 
 def manifolds_figure(curves: ScaleCurves) -> Figure:
-    """Visibility relative to a uniform draw, each manifold by itself; dotted with the scales kept as at s = 1."""
+    """Visibility relative to a uniform draw, one panel per manifold; dotted: scales fixed at those of s = 1."""
     panels, metric, at = [], "curvature_attenuation", {"estimate": "true"}
     fixed = ("scales as at s = 1", metric, {**DASHED, "dash": "dot", "width": 1.4}, {**at, "scales": "fixed"})
     for n, model in enumerate(curves.curved):
@@ -234,7 +234,7 @@ def pca_figure(curves: ScaleCurves) -> Figure:
 
 
 def parabola_figure(curves: ScaleCurves) -> Figure:
-    """The counter-example, drawn and measured."""
+    """The parabola counter-example: a drawing and the measured shares."""
     ends = [0.18, 0.34, 0.5]
     u = [*ends, *(-end for end in ends)]
     arc = [-0.62 + 0.0124 * i for i in range(101)]
@@ -253,9 +253,6 @@ def parabola_figure(curves: ScaleCurves) -> Figure:
     axes = Axis("scale t of u", log=True), Axis("Tangent share of the energy", rules=True, bounds=(-0.05, 1.08))
     second = _panel(*axes, shares, "Tangent at every row, normal in the sum", 1, legend=True)
     return files("curvature-parabola", (first, second), layout="pairs", columns=2, size=2.4)
-
-
-# the page
 
 
 def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:

@@ -8,13 +8,13 @@ Variance against scale. Notation: t scale, in units of the radius of curvature 1
 sample in the tangent and the normal space; visibility = tr C_N / tr C_T. To leading order tr C_T ~ t², tr C_N ~ t⁴,
 visibility ~ t² (numerics.manifolds.expected_variances has the constants).
 
-Tokens by frequency: what of the curvature is seen when rare types are spread more widely. Notation: types i = 1 … V,
+Tokens by frequency: how much curvature is visible when rare types are spread more widely. Notation: types i = 1 … V,
 frequency f_i ∝ i^(−s), each a point of the manifold with tokens scattered around it on the scale
 t_i = t₀ (f_i / f_max)^(−β), at most 0.5/κ_i. β = 0: every type has the same scale, so frequency cannot matter; β > 0:
 rare types are wider; β < 0: frequent types are. Lengths are in units of 1/κ at the manifold's centre. Two samplings of
 the *same* types are compared: by frequency (`zipf`) and every type equally often (`uniform`). With s both the draw and,
 through f_i, the scales change, so visibility alone need not be monotone in s; the ratio of the two samplings isolates
-what frequency hides.
+the effect of frequency.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ from anisoscope.studies.curvature import REFERENCE_ZIPF, CurvatureConfig
 from anisoscope.studies.study import Study
 
 FEWEST_SCALES = 3
-CLIP = 0.5  # the largest scale of a type, in units of 1/κ at its own point
+CLIP = 0.5  # the largest scale of a type, in units of 1/κ at its point
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """Variances of repeated samples at a ladder of scales, [repetitions, scales], the floor not yet taken off."""
+    """Variances of repeated samples at a ladder of scales, [repetitions, scales], noise floor included."""
 
     scales: np.ndarray  # [scales] in units of 1/κ
     variance: dict[str, np.ndarray]  # tangent, normal
-    floor: dict[str, np.ndarray]  # [repetitions]: the same of a sample of scale 0
+    floor: dict[str, np.ndarray]  # [repetitions]: variances of a sample of scale 0
     expected: dict[str, np.ndarray]  # [scales] to leading order
-    rounding: float  # variance that float64 alone produces
+    rounding: float  # variance due to float64 rounding
 
     def excess(self, of: str) -> np.ndarray:
-        """Variance above the floor, [repetitions, scales]; for `visibility` the ratio of the two."""
+        """Variance above the floor, [repetitions, scales]; for `visibility` the ratio normal / tangent."""
         if of == "visibility":
             with np.errstate(divide="ignore", invalid="ignore"):
                 return self.excess("normal") / self.excess("tangent")
         return self.variance[of] - self.floor[of][:, None]
 
     def leading(self, of: str) -> np.ndarray:
-        """What is expected of it, [scales]."""
+        """The expected value of `excess` to leading order, [scales]."""
         return self.expected["normal"] / self.expected["tangent"] if of == "visibility" else self.expected[of]
 
     def slopes(self, of: str, *, limit: float) -> tuple[np.ndarray, np.ndarray]:
-        """Log–log slope of every repetition over the scales above the floor, and which they are; NaN under 3 scales.
+        """Log–log slope of every repetition over scales above the floor, and their mask; NaN with fewer than 3.
 
-        A scale t ≤ limit is fitted with as much signal as floor in the mean, and some in every repetition.
+        A scale t ≤ limit is used if its mean excess is at least the floor and no repetition has an excess ≤ 0.
         """
         kept = self.scales <= limit * (1 + 1e-9)
         for part in ("tangent", "normal") if of == "visibility" else (of,):
@@ -106,7 +106,7 @@ def length_unit(curvature: float) -> float:
 
 @dataclass(frozen=True)
 class Parabola:
-    """Where the gradient of a linear map on the parabola (u, u²) lies, seen from its apex."""
+    """Tangent and normal parts, at the apex, of the gradient of a linear map on the parabola (u, u²)."""
 
     row_tangent: float  # share of Σ‖g x‖² along the tangent (1, 0)
     mean_tangent: float  # |tangent part| of the mean gradient
@@ -129,7 +129,7 @@ def parabola_gradient(scale: float, *, n: int = 4096, seed: int = 0) -> Parabola
     (0.0, True)
     """
     half = scale * torch.randn(n // 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).abs()
-    u = torch.stack([half, -half], 1)  # pairs are added first: the cancellation is exact, not to rounding
+    u = torch.stack([half, -half], 1)  # adjacent pairs, so that the tangent parts cancel exactly
     tangent, normal = u.sum(1).sum() / n, u.square().sum() / n
     rows = metrics.parabola_tangent(float(u.square().sum()), float(u.pow(4).sum()))
     return Parabola(rows, abs(float(tangent)), abs(float(normal)))
@@ -141,8 +141,8 @@ class Population:
 
     manifold: Manifold
     frames: Frames  # of the V types
-    unit: float  # 1/κ at the manifold's centre
-    widest: Tensor  # [V] 0.5/κ_i
+    unit: float  # length unit: 1/κ at the manifold's centre
+    widest: Tensor  # [V] largest scales, 0.5/κ_i
     bend: Tensor  # [V] ‖II_i‖² over its mean; 1 where nothing is curved
 
     @classmethod
@@ -161,7 +161,7 @@ class Population:
 
 
 def zipf_frequencies(types: int, exponent: float) -> Tensor:
-    """f_i ∝ i^(−s), adding up to 1.
+    """f_i ∝ i^(−s), normalised to sum 1, [types].
 
     >>> zipf_frequencies(2, 1.0)
     tensor([0.6667, 0.3333], dtype=torch.float64)
@@ -173,7 +173,7 @@ def zipf_frequencies(types: int, exponent: float) -> Tensor:
 def draw_rows(
     population: Population, scales: Tensor, group: Tensor, *, kind: str, generator: torch.Generator
 ) -> Tensor:
-    """One point of the manifold around the type of each token, [n, D]."""
+    """For each token a random point of the manifold around its type, [n, D]."""
     u = unit_sample(len(group), 1, dim=population.manifold.dim, kind=kind, generator=generator)
     frames = population.frames.take(group, bases=False)
     return displace(population.manifold, frames, scales[group, None, None] * u)[:, 0]
@@ -182,8 +182,8 @@ def draw_rows(
 def true_visibility(rows: Tensor, group: Tensor, population: Population) -> float:
     """Σ normal / Σ tangent squares about each type's centroid, in the true spaces of its point.
 
-    A type's normal squares are divided by its ‖II‖² over the mean of the population, so that it does not matter how
-    curved the places are on which the few frequent types happen to lie.
+    The normal squares of a type are divided by its ‖II‖² relative to the mean of the population, so that the result
+    does not depend on the local curvature at the few frequent types.
     """
     frames = population.frames
     centred, _ = manifolds.centre_groups(rows, group, len(frames.chart))
@@ -198,7 +198,7 @@ def see_tokens(
 ) -> dict[str, float]:
     """Draw tokens by these weights and measure the curvature they show; keys are `metric|variant`.
 
-    What is expected is to leading order; centring takes a degree of freedom from every type that occurs.
+    Expected values are to leading order; centring removes one degree of freedom for every type that occurs.
     """
     frames = population.frames
     group = torch.multinomial(weights, look.tokens, replacement=True, generator=generator)
@@ -219,7 +219,7 @@ def see_tokens(
 def see_neighbourhoods(
     population: Population, scales: Tensor, weights: Tensor, *, look: CurvatureConfig, generator: torch.Generator
 ) -> dict[str, float]:
-    """Neighbourhoods of equally many rows around types drawn by these weights: only the scale can differ."""
+    """Local PCA on neighbourhoods of equally many rows around types drawn by these weights: only scales differ."""
     chosen = torch.multinomial(weights, look.neighbourhoods, replacement=True, generator=generator)
     angle, error = fit_neighbourhoods(population, scales[chosen], chosen, look=look, generator=generator)
     summary = _summary(angle, error, torch.ones(len(chosen)))
@@ -229,7 +229,7 @@ def see_neighbourhoods(
 def fit_neighbourhoods(
     population: Population, scales: Tensor, chosen: Tensor, *, look: CurvatureConfig, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Angle and relative error of curvature of local PCA around the chosen types, one scale for each."""
+    """Angle and relative error of the curvature from local PCA around the chosen types, each at its scale."""
     frames = population.frames.take(chosen)
     u = unit_sample(len(chosen), look.neighbours, dim=population.manifold.dim, kind=look.kind, generator=generator)
     rows = displace(population.manifold, frames, scales[:, None, None] * u).flatten(0, 1)
@@ -240,7 +240,7 @@ def fit_neighbourhoods(
 
 
 def _summary(angle: Tensor, error: Tensor, weight: Tensor) -> dict[str, float]:
-    """Over tokens: medians of what was measured, and the share whose curvature was recovered (unmeasured is lost)."""
+    """Weighted medians over tokens, and the share of recovered curvatures (unmeasured ones count as not recovered)."""
     return {
         "local_pca_angle": metrics.local_pca_angle(angle, weight),
         "curvature_error": metrics.curvature_error(error, weight),
@@ -252,8 +252,8 @@ def _summary(angle: Tensor, error: Tensor, weight: Tensor) -> dict[str, float]:
 def over_replicates(values: Sequence[float], *, n: int = 0, log: bool = False, note: str = "") -> Estimate:
     """Mean and 95 % interval over repetitions, on the log scale (a geometric mean) for ratios and variances.
 
-    Repetitions of a simulation share nothing but the manifold, so Student's interval of their mean is the honest one; a
-    percentile bootstrap of a dozen values would cover the truth too rarely.
+    Repetitions of a simulation are independent, so Student's interval applies; a percentile bootstrap of a dozen values
+    would have too low a coverage.
 
     >>> over_replicates([1.0, 2.0, 3.0], n=3)
     Estimate(2 [-0.4841, 4.484], n=3, sd=1)
@@ -280,20 +280,20 @@ Seen = dict[tuple[str, str], float]  # (metric, variant) and its value
 
 @dataclass
 class Curvature(Study):
-    """One run of the study: records gather here until all manifolds are done."""
+    """One run of the study; records are collected until all manifolds are done."""
 
     config: CurvatureConfig
     records: list[dict[str, Any]] = field(default_factory=list)
     name: ClassVar[str] = "curvature"
 
     def manifest_fields(self) -> dict[str, Any]:
-        """With the Zipf exponent and β that the verdicts are about."""
+        """As in the base class, with the Zipf exponent and β used for the verdicts."""
         zipf, beta = self.config.reference
         reference = {"zipf": zipf, "beta": beta, "given": self.config.beta is not None}
         return {"study": self.name, "reference": reference, "device": "cpu"}
 
     def measure(self) -> None:
-        """Every manifold, then the parabola and the verdicts."""
+        """Measure every manifold, then the parabola, and write the verdicts."""
         c = self.config
         with one_thread():
             for number, name in enumerate(c.manifolds):
@@ -340,7 +340,7 @@ class Curvature(Study):
                 self._add(name, "curvature_constant", over_replicates(ratio.tolist(), n=n, log=True), **where)
 
     def _draws(self, manifold: Manifold, types: int, *, salt: int) -> Iterator[tuple[Population, torch.Generator]]:
-        """Independent populations of types, each with chance of its own."""
+        """Independent populations of types, each with its own random generator."""
         for draw in range(self.config.draws):
             seed = self.config.seed + _salt(manifold, draw + 1) + salt
             yield Population.draw(manifold, types, seed=seed), torch.Generator().manual_seed(seed + 1)
@@ -384,7 +384,7 @@ class Curvature(Study):
 
 
 def _salt(manifold: Manifold, part: int = 0) -> int:
-    """Added to the seed, so that manifolds and populations do not share their chance."""
+    """An offset of the seed, so that manifolds and populations have different random numbers."""
     return 100_000 * (1 + list(manifolds.MANIFOLDS).index(manifold.name)) + 100 * part
 
 
@@ -396,12 +396,12 @@ def _see_everything(
         frequency = zipf_frequencies(config.types, zipf)
         known: Seen = {}
         for beta in config.all_betas:
-            if zipf > 0 or not known:  # with s = 0 all types are equally frequent and wide, whatever β is
+            if zipf > 0 or not known:  # with s = 0 the result does not depend on β
                 scales = population.scales(frequency, beta, base=config.base_scale)
                 known = _see_both(population, config, frequency, scales, generator)
             yield from (((metric, variant, zipf, beta), value) for (metric, variant), value in known.items())
     reference = zipf_frequencies(config.types, REFERENCE_ZIPF)
-    for beta in config.all_betas:  # the scales kept as at s = 1: only the draw changes
+    for beta in config.all_betas:  # scales fixed at those of s = 1: only the draw changes
         scales = population.scales(reference, beta, base=config.base_scale)
 
         def visible(weights: Tensor, scales: Tensor = scales) -> float:
@@ -418,7 +418,7 @@ def _see_everything(
 def _see_both(
     population: Population, look: CurvatureConfig, frequency: Tensor, scales: Tensor, generator: torch.Generator
 ) -> Seen:
-    """One (s, β): what a draw by frequency and a uniform draw of the same types show, and their ratio."""
+    """For one (s, β): measurements of a draw by frequency and of a uniform draw of the same types, and their ratio."""
     uniform = torch.full_like(frequency, 1 / len(frequency))
     found: Seen = {}
     for name, weights in (("zipf", frequency), ("uniform", uniform)):

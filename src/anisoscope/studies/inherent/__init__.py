@@ -1,4 +1,4 @@
-"""What the study Anisotropy Is Inherent trains: one small model of each kind of data, by preset."""
+"""Configuration of the study *Anisotropy Is Inherent to Self-Attention*: arms of each kind of data, and presets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Med
 from anisoscope.studies import config as shared
 from anisoscope.studies.config import ArmRun, ArmsConfig, PaperPreset, Preset
 
-# -- further families with random weights, small: what the architecture alone does in each modality -------------------
+# -- further families with random weights: the effect of the architecture alone in each modality -----------------------
 
 LAYERS, WIDTH, HEADS, PIXELS = 4, 64, 4, 64
 _SIZES: dict[str, Any] = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
@@ -29,13 +29,13 @@ _SIDE = {"layers": LAYERS, "attention_heads": HEADS, "ffn_dim": 4 * WIDTH}
 
 @dataclass(frozen=True)
 class RandomFamily:
-    """One architecture of transformers at a small size, and what it reads."""
+    """A small configuration of a transformers architecture, and the data it reads."""
 
     model_type: str
     data: Medium
     fields: dict[str, Any] = field(default_factory=dict)
-    norms: bool = False  # has batch norms, which must see data before they do anything
-    words: bool = False  # reads the tokens that the text arms are trained on, not single bytes
+    norms: bool = False  # has batch norms, whose statistics must be filled from data
+    words: bool = False  # reads the tokens of the text arms instead of bytes
 
 
 _WHISPER: dict[str, Any] = {"d_model": WIDTH, "vocab_size": 512, "num_mel_bins": 40, "max_source_positions": 400}
@@ -48,7 +48,7 @@ _SWIN: dict[str, Any] = {"image_size": PIXELS, "patch_size": 4, "embed_dim": 32,
 _SWIN |= {"num_heads": [2, 4, 4], "window_size": 4}
 _RESNET: dict[str, Any] = {"embedding_size": 32, "hidden_sizes": [32, WIDTH, 128], "depths": [2, 2, 2]}
 _EFFICIENTNET: dict[str, Any] = {"image_size": PIXELS, "width_coefficient": 0.25, "depth_coefficient": 0.25}
-# transformers' 0.02 is so little here that variances fall below what the norms add to them
+# with the default of 0.02 variances would fall below the ε of the norms
 _EFFICIENTNET |= {"hidden_dim": 320, "initializer_range": 0.25}
 _MOBILENET: dict[str, Any] = {"image_size": PIXELS, "depth_multiplier": 0.35}
 _CVT: dict[str, Any] = {"embed_dim": [16, 32, WIDTH], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}
@@ -72,7 +72,7 @@ FAMILIES: dict[str, RandomFamily] = {
 
 
 def random_name(family: str) -> str:
-    """What such a model is called in the table.
+    """The name of such a model in the table.
 
     >>> random_name("swin")
     'swin-random'
@@ -81,7 +81,7 @@ def random_name(family: str) -> str:
 
 
 def write_configuration(family: str, folder: Path, *, vocabulary: int = 512) -> Path:
-    """The configuration of a family in a folder of its own, from which `profile --random-init` makes a model."""
+    """Write the configuration of a family into a folder for `profile --random-init`; returns the folder."""
     from anisoscope.models.checkpoint import fresh_config
 
     row = FAMILIES[family]
@@ -99,7 +99,7 @@ def write_configuration(family: str, folder: Path, *, vocabulary: int = 512) -> 
 # -- trained arms ------------------------------------------------------------------------------------------------------
 
 _MEDIA = (modality.CHARACTERS, modality.SPEECH, modality.VISION, modality.CONVOLUTION)
-ARMS: dict[str, Medium] = {  # with the data that each reads
+ARMS: dict[str, Medium] = {  # and the data that each reads
     **dict.fromkeys(("text-decoder", "text-encoder"), TEXT_DATA),
     **{modality.name: modality.medium for modality in _MEDIA},
 }
@@ -118,14 +118,14 @@ _LARGER: dict[str, Any] = {"layers": 6, "width": 256, "heads": 4, "steps": 2000,
 
 @dataclass(frozen=True)
 class InherentPreset(Preset):
-    """With what every arm has of its own, and the families with random weights."""
+    """A preset with training fields for each arm, and the families with random weights."""
 
     arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    rows: int = 2048  # of the probe of a model with random weights
+    rows: int = 2048  # rows of the probe of a model with random weights
     families: tuple[str, ...] = ()
 
     def fields(self, arm: str) -> dict[str, Any]:
-        """The fields of the training of an arm."""
+        """The training fields of an arm."""
         return {**self.train, **_KINDS[arm], **self.arms[arm]}
 
 
@@ -174,7 +174,7 @@ _RANDOM = "Families measured with random weights, such as swin,resnet; or none."
 
 @dataclass(frozen=True)
 class InherentConfig(ArmsConfig):
-    """What the study runs; what is None is as the preset has it.
+    """The configuration of the study; fields that are None default to the preset.
 
     >>> [(name, seed) for name, _, seed in InherentConfig(arms=("vision",), seeds=(0, 1)).runs()]
     [('vision', 0), ('vision', 1)]
@@ -220,17 +220,17 @@ class InherentConfig(ArmsConfig):
 
     @property
     def size(self) -> InherentPreset:
-        """The preset that was asked for."""
+        """The chosen preset."""
         return PRESETS[self.preset]
 
     @property
     def every_family(self) -> tuple[str, ...]:
-        """The families asked for, or those of the preset."""
+        """The given families, or those of the preset."""
         return self.size.families if self.families is None else self.families
 
     @property
     def every_seed(self) -> tuple[int, ...]:
-        """The seeds asked for, or those of the preset."""
+        """The given seeds, or those of the preset."""
         return self.seeds or self.size.seeds
 
     def runs(self) -> list[ArmRun]:

@@ -1,8 +1,8 @@
-"""Anisotropy Is Inherent to Self-Attention (arXiv 2401.12143): small models of every modality, over training.
+"""The study *Anisotropy Is Inherent to Self-Attention* (arXiv 2401.12143): small models of each modality over training.
 
-One model of tokens that predicts the next, one that fills in masked ones, one of characters, one of speech, one of
-pictures with attention and its twin with convolutions; each is looked at from its first random weights on. Beside them
-further families with random weights. The preset `paper` measures published models.
+A next-token and a masked model of tokens, a model of characters, one of speech, and for images one with attention and
+one with convolutions; each is measured from initialisation on. Further families are profiled with random weights. The
+preset `paper` measures published models.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from anisoscope.training.corpus import Corpus, prepare_corpus
 from anisoscope.training.media import MediaConfig
 from anisoscope.training.media_examples import prepare_examples
 
-CONTEXTS = 64  # that the statistics are taken from, at most
+CONTEXTS = 64  # at most so many contexts fill the batch-norm statistics
 NORMED = "batch norms have the statistics of one pass over the probe, in which nothing was learned"
-# warnings that are so by design: no warnings of the study
+# warnings about properties that are intended in this study
 _DESIGN = ("random weights", "no processor found", "no tokenizer found", ": no final", ": no query", NORMED)
 
 
@@ -47,18 +47,18 @@ class Inherent(ArmsStudy):
     """One run of the study."""
 
     config: InherentConfig
-    data_notes: list[str] = field(default_factory=list)  # what was left out of the data: told once, not for every arm
+    data_notes: list[str] = field(default_factory=list)  # notes on data that were left out, reported once for all arms
     name: ClassVar[str] = "inherent"
     paper: ClassVar[str] = INHERENT
 
     def measure(self) -> None:
-        """The models of the preset: trained here, or the paper's own."""
+        """Train the arms of the preset, or measure the published models of the paper."""
         read = {m.name: getattr(self.config, m.name) for m in (TEXT_DATA, IMAGES_DATA, SOUNDS_DATA)}
         self.about["data"] = {"name": ", ".join(f"{medium}: {name}" for medium, name in read.items()), **read}
         super().measure()
 
     def train(self) -> None:
-        """Train an arm of each kind of data, and profile families with random weights."""
+        """Train the arms, and profile families with random weights."""
         self._warn()
         arms = [self.arm(run) for run in self.config.runs()]
         self.prepare(arms)
@@ -81,11 +81,11 @@ class Inherent(ArmsStudy):
                 )
 
     def arm(self, run: ArmRun) -> StudyArm:
-        """The training run of an arm; arms that read the same share their data."""
+        """The training run of an arm; arms that read the same data share a corpus folder."""
         return replace(super().arm(run), corpus=self.folder.path / "corpus" / corpus_name(run.training))
 
     def prepare(self, arms: Sequence[StudyArm]) -> None:
-        """Read every kind of data once, before arms that run at the same time would all do so."""
+        """Prepare each kind of data once, before parallel arms would each do so."""
         different = {arm.corpus: arm.training for arm in arms}
         for number, (corpus, training) in enumerate(different.items()):
             self.tell("data", number, len(different))
@@ -100,14 +100,14 @@ class Inherent(ArmsStudy):
         self.tell("data", len(different), len(different))
 
     def _profile_random(self) -> None:
-        """Profiles of further families; one that cannot be had is skipped and said."""
+        """Profile further families with random weights; families that fail are recorded as skipped."""
         wanted = [(family, seed) for seed in self.config.every_seed for family in self.config.every_family]
         for number, (family, seed) in enumerate(wanted):
             self.tell("random weights", number, len(wanted))
             path = self.folder.path / "arms" / f"{random_name(family)}-seed{seed}"
             try:
                 self._profile(family, seed, path)
-            except Exception as error:  # one family's failure, foreseen or not, is no reason to lose the others
+            except Exception as error:  # any failure of one family must not stop the others
                 self.skip(random_name(family), error_line(error, path))
             self.join(path, seed=seed)
         if normed := [random_name(family) for family in self.config.every_family if FAMILIES[family].norms]:
@@ -116,8 +116,8 @@ class Inherent(ArmsStudy):
             self.tell("random weights", len(wanted), len(wanted))
 
     def _profile(self, family: str, seed: int, path: Path) -> None:
-        words = self._words() if FAMILIES[family].words else None
-        sizes = {} if words is None else {"vocabulary": words.vocab_size}
+        corpus = self._token_corpus() if FAMILIES[family].words else None
+        sizes = {} if corpus is None else {"vocabulary": corpus.vocab_size}
         spec = write_configuration(family, self.folder.path / "corpus" / "configurations", **sizes)
         config = ProfileConfig(
             models=(str(spec),),
@@ -125,7 +125,7 @@ class Inherent(ArmsStudy):
             tokens=self.config.size.rows,
             metrics=GEOMETRY.get(self.config.metrics, tuple(self.config.metrics.split(","))),
             random_init=True,
-            tokenizer=None if words is None else str(words.path / "tokenizer"),
+            tokenizer=None if corpus is None else str(corpus.path / "tokenizer"),
             device=self.config.device,
             seed=seed,
         )
@@ -135,20 +135,20 @@ class Inherent(ArmsStudy):
         work = NormedProfiler if FAMILIES[family].norms else Profiler
         work(config, folder, command=self.command).run()
 
-    def _words(self) -> Corpus:
-        """The text in the tokens of the trained models, which a family of token models reads as well."""
+    def _token_corpus(self) -> Corpus:
+        """The text in the tokens of the trained models, for families that read tokens."""
         tokens = self.config.size.fields("text-decoder")["tokens"]
         folder = self.folder.path / "corpus" / corpus_name(TrainConfig(tokens=tokens))
         return prepare_corpus(self.config.text, folder, tokens=tokens, limit=self.config.limit)
 
     def probe_data(self, medium: Medium) -> str:
-        """What a profile reads: the data of the study where it is text or a folder of such files, else what ships."""
+        """The data of a profile: that of the study if it is of this medium, else the embedded data."""
         data: str = getattr(self.config, medium.name)
         kind = medium_of(data) if Path(data).is_dir() else None
         return data if medium is TEXT_DATA or kind is medium else "embedded"
 
     def measure_published(self) -> None:
-        """The paper's models, or those of them that were named; what is not in transformers is named as such."""
+        """Measure the models of the paper, or those that were named; those not in transformers are listed as absent."""
         absent = published.ABSENT
         if not self.config.models:
             self.about["absent"] = [{"model": name, "reason": reason} for name, reason in absent.items()]
@@ -168,17 +168,17 @@ class Inherent(ArmsStudy):
         with published.downloaded(model, folder) if c.remove_downloads else contextlib.nullcontext():
             Profiler(config, folder, command=self.command, progress=self.progress_of(path.name)).run()
 
-    def join(self, path: Path, **words: Any) -> None:
-        """As the other studies do; every model says what it was looked at with, as the arms read different data."""
+    def join(self, path: Path, **fields: Any) -> None:
+        """As in the base class; model entries also record their data, since the arms read different data."""
         if (path / "table.parquet").is_file():
-            words["data"] = RunFolder.open(path).about().get("data")
+            fields["data"] = RunFolder.open(path).about().get("data")
         before = list(self.about["warnings"])
-        super().join(path, **words)
+        super().join(path, **fields)
         model = path.name.rpartition("-seed")[0]
         new = [text.replace(f"{path.name}: {model}: ", f"{model}: ") for text in self.about["warnings"][len(before) :]]
-        told = [text for text in new if text.partition(": ")[2] not in self.data_notes]
-        self.about["warnings"] = list(dict.fromkeys([*before, *told]))  # seeds of one model say the same
-        if self.config.preset != "paper":  # its own models say in their entries what is so by design
+        kept = [text for text in new if text.partition(": ")[2] not in self.data_notes]
+        self.about["warnings"] = list(dict.fromkeys([*before, *kept]))  # seeds of one model give the same warnings
+        if self.config.preset != "paper":  # published models note intended properties in their entries
             self.about["warnings"] = [text for text in self.about["warnings"] if not any(w in text for w in _DESIGN)]
 
 
@@ -193,12 +193,12 @@ def corpus_name(training: TrainConfig | MediaConfig) -> str:
 
 # -- batch norms of models that never learned --------------------------------------------------------------------------
 #
-# A fresh batch norm has mean 0 and variance 1 until training tells it otherwise, so a model looked at before that has
-# no norms at all: rows keep the offset that the norms are there to remove, and in deep ones they shrink to exact zeros.
+# A fresh batch norm has running mean 0 and variance 1, so before training it does not normalise: rows keep the offset
+# that the norms should remove, and in deep models they shrink to exact zeros.
 
 
 class NormedProfiler(Profiler):
-    """A profile of a model whose batch norms have seen its probe once; its weights are random all the same."""
+    """A profiler of models with random weights whose batch-norm statistics were filled with one pass over the probe."""
 
     def _network(self, key: str, spec: str, requests: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         records, entry = super()._network(key, spec, requests)
@@ -207,7 +207,7 @@ class NormedProfiler(Profiler):
 
 
 def with_statistics(config: ProfileConfig, folder: Path) -> ProfileConfig:
-    """The same profile of the same random weights, stored with batch norms that have seen the probe once."""
+    """The profile configuration for a stored copy of the random model with batch-norm statistics from the probe."""
     (spec,) = config.models
     place = folder / Path(spec).name
     if not (place / "config.json").is_file():
@@ -222,7 +222,7 @@ def with_statistics(config: ProfileConfig, folder: Path) -> ProfileConfig:
 
 
 def fill_batch_norms(model: nn.Module, inputs: dict[str, Tensor]) -> None:
-    """Run the model once with its batch norms as in training, which then keep the mean and variance that they saw."""
+    """Run the model once with its batch norms in training mode, so that they store mean and variance of the inputs."""
     for norm in (module for module in model.modules() if isinstance(module, _BatchNorm)):
         norm.momentum = 1.0
         norm.train()

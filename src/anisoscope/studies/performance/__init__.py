@@ -1,4 +1,4 @@
-"""Does the geometry of representations matter? What decides the numbers of the study, checked beforehand."""
+"""Configuration of the performance study: does the geometry of representations matter for performance?"""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.option import Option, check_least, distinct, numbers
 from anisoscope.studies.config import TrainedPreset
 
-AUTO = "auto"  # the held-out text of a training run of ours, else the embedded corpus
+AUTO = "auto"  # the held-out text of a run of `anisoscope train`, else the embedded corpus
 POOLS = ("mean", "cls", "last")
 PENALTIES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 
 
 @dataclass(frozen=True)
 class PerformancePreset:
-    """How large a study is; `train` are fields of the training of a model where none is given."""
+    """The size of a study; `train` are the training fields of the model that is trained if none is given."""
 
     train: Mapping[str, Any]
     tokens: int
@@ -40,7 +40,7 @@ _LEAST |= {"directions": 1}
 
 @dataclass(frozen=True)
 class PerformanceConfig:
-    """What the study looks at and how; what is None is as the preset has it."""
+    """The configuration of the study; fields that are None default to the preset."""
 
     models: Annotated[
         tuple[str, ...],
@@ -67,9 +67,9 @@ class PerformanceConfig:
     pool: Annotated[str, Option("One row of a context for its label: mean, cls or last.")] = "mean"
     tokens: Annotated[int | None, Option("Tokens to look at; half to fit on, half to test on.")] = None
     context: Annotated[int | None, Option("Tokens of a context.")] = None
-    # also the rows that geometry is measured on, at most
+    # also the largest number of rows for geometry metrics
     rows: Annotated[int | None, Option("Rows that a probe is fitted on, at most.")] = None
-    # the most frequent tokens
+    # number of most frequent tokens
     classes: Annotated[int, Option("Tokens that the fresh readout tells apart, at most.")] = 512
     articles: Annotated[int, Option("Documents that the contexts come from, and task `article` asks.")] = 8
     directions: Annotated[
@@ -115,19 +115,19 @@ class PerformanceConfig:
 
     @property
     def size(self) -> dict[str, int]:
-        """Tokens, context and rows as asked for, else as the preset has them."""
+        """Tokens, context and rows as given, else from the preset."""
         preset = PRESETS[self.preset]
         return {name: getattr(self, name) or getattr(preset, name) for name in ("tokens", "context", "rows")}
 
     @property
     def asked_tasks(self) -> tuple[str, ...]:
-        """The embedded tasks; with labels of the user's own only those that were named."""
+        """The embedded tasks; with labels from the user only those that were named."""
         from anisoscope.data.tasks import TASKS
 
         return self.tasks or (() if self.labels else tuple(TASKS))
 
     def training(self) -> Any:
-        """The TrainConfig of the model that is trained where none is given."""
+        """The TrainConfig of the model that is trained if none is given."""
         from anisoscope.training.config import TrainConfig
 
         fields = {**PRESETS[self.preset].train, "seed": self.seed, "device": self.device}

@@ -58,7 +58,7 @@ class ModelNumbers:
 
     @cached_property
     def places(self) -> list[Place]:
-        """Stack and site, in order of depth."""
+        """All (stack, site), in order of depth."""
         return sorted({(key[4], key[3]) for key in self.rows if key[3] and key[0] != "performance_correlation"})
 
     @cached_property
@@ -85,11 +85,11 @@ class ModelNumbers:
         return None if row is None else Mark(row.value, row.low, row.high, row.n or 0, row.contexts or 0)
 
     def readout(self, step: Step, place: Place) -> Mark | None:
-        """The loss of a fresh readout of raw rows."""
+        """The loss of a fresh readout from raw rows."""
         return self.value("lm_loss", step, place, reading="readout", repair="raw")
 
     def accuracy(self, step: Step, place: Place, repair: str, **variant: Any) -> Mark | None:
-        """The mean accuracy over tasks; its interval from the means of what is left when a fold is left out."""
+        """The mean accuracy over tasks, with its jackknife interval over folds."""
         rows = [self.row("probe_accuracy", step, place, task=task, repair=repair, **variant) for task in self.tasks]
         found = [row for row in rows if row is not None and row.known]
         if not found or len(found) < len(rows):
@@ -98,9 +98,6 @@ class ModelNumbers:
         low, high = whole.interval()
         ends = (low if math.isnan(low) else max(low, 0.0)), (high if math.isnan(high) else min(high, 1.0))
         return Mark(whole.value, *ends, min(r.n or 0 for r in found), min(r.contexts or 0 for r in found))
-
-
-# figures
 
 
 def depth_axis(found: ModelNumbers) -> Axis:
@@ -112,7 +109,7 @@ def depth_axis(found: ModelNumbers) -> Axis:
 
 
 def by_repair(found: ModelNumbers, title: str, metric: str, variant: Mapping[str, str], **look: Any) -> Panel:
-    """A metric over depth, a line for each repair, a little apart so that whiskers show; raw on top of them."""
+    """A metric over depth, one line per repair, slightly offset so that whiskers do not overlap; raw on top."""
     where, drawn = [site.name for _, site in found.places], []
     for i, (repair, name) in enumerate(REPAIRS.items()):
         x = [n + 0.05 * (i - 1.5) for n in range(len(found.places))]
@@ -124,7 +121,7 @@ def by_repair(found: ModelNumbers, title: str, metric: str, variant: Mapping[str
 
 
 def loss_figure(found: ModelNumbers, stem: str) -> Figure:
-    """Loss over depth: of the model that goes on from repaired rows, and of a fresh readout."""
+    """Loss over depth: of the model continued from repaired rows, and of a fresh readout."""
     own = found.value("lm_loss", found.last, found.places[-1], reading="patched", repair="raw")
     levels = () if own is None else (Level(own.value, "the model itself", dash="dash", colour="@ink"),)
     look: dict[str, Any] = {"y": "Loss (nats per token)", "levels": levels, "height": 280}
@@ -161,8 +158,8 @@ def geometry_figure(found: ModelNumbers, stem: str) -> Figure:
 
 
 def course_figure(found: ModelNumbers, stem: str) -> Figure:
-    """Over checkpoints: anisotropy, the model's own loss and the probes, each layer a line."""
-    x = [float(n) for n in range(len(found.steps))]  # steps are close to log-spaced anyway, and 0 has no logarithm
+    """Anisotropy, the model's own loss and probe accuracy over checkpoints, one line per layer."""
+    x = [float(n) for n in range(len(found.steps))]  # steps are roughly log-spaced, with step 0
     names = ["–" if step is None else step_words(step) for step in found.steps]
     where, last = [f"step {name}" for name in names], len(found.places) - 1
     columns: tuple[list[Series], list[Series], list[Series]] = ([], [], [])
@@ -186,7 +183,7 @@ def course_figure(found: ModelNumbers, stem: str) -> Figure:
 
 
 def together_figure(found: ModelNumbers, stem: str) -> Figure:
-    """Geometry against performance: a point for each layer (shape) and checkpoint (colour)."""
+    """Geometry against performance: one point per layer (marker) and checkpoint (colour)."""
     panels, several = [], len(found.steps) > 1
     for y_name, performance in (
         ("Readout loss (nats)", found.readout),
@@ -212,11 +209,8 @@ def together_figure(found: ModelNumbers, stem: str) -> Figure:
     return files(stem, panels, most=8, columns=4, size=2.0)
 
 
-# the page
-
-
 def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
-    """Verdicts, then everything about each model."""
+    """The page of the study: verdicts, then the sections of each model."""
     models, data = ModelNumbers.all(run), run.about.get("data") or {}
     named = str(data.get("name") or "")
     read = "the embedded corpus" if named == "embedded" else f"the {named}" if named.startswith("held-out") else named
@@ -273,7 +267,7 @@ def _model_section(found: ModelNumbers, *, alone: bool) -> Section:
 
 
 def _loss_table(found: ModelNumbers) -> DataTable:
-    """Loss by site and repair, both readings, and how many tokens it is about."""
+    """Loss by site and repair for both readings, with the number of tokens."""
     over = numeric(*(reading.capitalize() for reading in READINGS.values()), columns=len(REPAIRS))
     first = [TableCell("Site", rows=2), *over, *numeric("Test tokens", rows=2)]
     body = []
@@ -396,7 +390,7 @@ neighbouring checkpoints.
 
 
 def summary(run: RunView) -> Iterator[RichTable]:
-    """What the console shows: loss and mean accuracy by site and repair, at the last checkpoint of each model."""
+    """For the console: loss and mean accuracy by site and repair, at the last checkpoint of each model."""
     for found in ModelNumbers.all(run):
         step = found.last
         when = "" if step is None else f" at step {step:,}"

@@ -1,8 +1,8 @@
-"""`anisoscope study performance`: does the geometry of representations matter for what can be done with them?
+"""`anisoscope study performance`: does the geometry of representations matter for performance?
 
-Per layer: the model's own loss when its rows are repaired (`patched`), the loss of a fresh linear readout, the accuracy
-of linear probes, each for raw, mean-removed, all-but-the-top and whitened rows; the geometry of the same rows beside
-it; and how both go together over layers and checkpoints. docs/performance-study.md has the definitions.
+Per layer: the model's own loss when its rows are repaired (`patched`), the loss of a fresh linear readout, and the
+accuracy of linear probes, each for raw, mean-removed, all-but-the-top and whitened rows; the geometry of the same rows;
+and the correlation of both over layers and checkpoints. docs/performance-study.md has the definitions.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from anisoscope.training.loop import train
 LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer")
 GEOMETRY = ("svd_ratio", "average_cosine", "two_nn", "iso_score", "participation_ratio")
 COLUMNS = ("value", "low", "high", "sd", "n", "contexts", "dropped", "note")
-MEMORY = 1 << 29  # bytes of rows that are held at a time
+MEMORY = 1 << 29  # bytes of rows held in memory at a time
 AS_RAW = "the same fit as raw: the intercept is free, so a shift changes nothing"
 Found = tuple[str, dict[str, Any], Estimate]  # metric, variant, estimate
 
 
 class Labelled(NamedTuple):
-    """Rows with the class of each, and the context it comes from."""
+    """Rows with their classes and the contexts they come from."""
 
     x: Tensor
     key: Tensor
@@ -64,7 +64,7 @@ class PerformanceSubject:
     name: str
     spec: str
     checkpoints: tuple[Checkpoint, ...]
-    corpus: Path | None = None  # of a training run of ours: its held-out part is what is read
+    corpus: Path | None = None  # of a run of `anisoscope train`, whose held-out part is read
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Performance(Study):
     name: ClassVar[str] = "performance"
 
     def measure(self) -> None:
-        """Every checkpoint of every model, then correlations and verdicts; a finished one is never measured again."""
+        """Measure every checkpoint of every model except finished ones, then write correlations and verdicts."""
         subjects = [_subject(spec, self.config.revisions) for spec in self.config.models] or [self._trained()]
         names = [subject.name for subject in subjects]
         if twice := [name for name in names if names.count(name) > 1]:
@@ -89,13 +89,11 @@ class Performance(Study):
         self._judge(names)
 
     def _trained(self) -> PerformanceSubject:
-        """A small model that learns here and now, with its checkpoints."""
+        """Train a small model and return it with its checkpoints."""
         training = self.config.training()
         path = self.folder.path / "arms" / training.arm
         train(training, path, resume=True, progress=self.progress_of(training.arm), command=self.command)
         return PerformanceSubject(training.arm, str(path), _series(str(path)), path / "corpus")
-
-    # one model
 
     def _subject(self, subject: PerformanceSubject) -> None:
         for number, checkpoint in enumerate(subject.checkpoints):
@@ -149,14 +147,12 @@ class Performance(Study):
         about["data"] = {"name": name, "contexts": len(material.key.unique()), "tasks": list(material.tasks)}
         return Table.from_records(records, about)
 
-    # what it is shown
-
     def _held_out(self, subject: PerformanceSubject) -> Path | None:
-        """The corpus of a training run of ours whose held-out part is read, where no other text was asked for."""
+        """The corpus of a run of `anisoscope train` whose held-out part is read, unless other data was given."""
         return subject.corpus if self.config.data == AUTO else None
 
     def _material(self, subject: PerformanceSubject, loaded: Any) -> Material:
-        """Contexts and labels, made once for all checkpoints that share a tokenizer."""
+        """Contexts and labels, cached for all checkpoints that share a tokenizer."""
         c, size = self.config, self.config.size
         known = (subject.name, tokenizer_fingerprint(loaded.tokenizer))
         if known in self.material:
@@ -181,11 +177,11 @@ class Performance(Study):
             given, more = labelled_units(c.labels, loaded.tokenizer, length=long, **words)
             units, tasks = [*given, *(units if c.asked_tasks else [])], {**more, **tasks}
         shown = study_rows.make_material(loaded, units, tasks, asked=natural, batch_size=c.batch_size, seed=c.seed)
-        self.material = {known: shown}  # one at a time
+        self.material = {known: shown}  # keep only one in memory
         return shown
 
     def _judge(self, names: Sequence[str]) -> None:
-        """Correlations and verdicts."""
+        """Write correlations and verdicts."""
         measured = Table.concat(self.tables)
         found, verdicts = [], []
         for name in names:
@@ -200,7 +196,7 @@ class Performance(Study):
 
 
 def _subject(spec: str, revisions: Sequence[str]) -> PerformanceSubject:
-    """A run with checkpoints, a hub model with revisions, or a single model."""
+    """The subject behind a model name: a run with checkpoints, a hub model with revisions, or a single model."""
     name = spec.rstrip("/").split("/")[-1]
     path = Path(spec).expanduser()
     if revisions:
@@ -217,22 +213,22 @@ def _series(spec: str, revisions: Sequence[str] = ()) -> tuple[Checkpoint, ...]:
 
 
 def held_out_documents(corpus: Path) -> list[Document]:
-    """The text of a training run that its model was not trained on."""
+    """The documents of a training run that were held out from training."""
     found = Corpus.open(corpus)
     part = found.held_out
     pairs = zip(part.starts.tolist(), part.ends.tolist(), strict=True)
     return [Document(found.tokenizer.decode(part.tokens[a:b].tolist()), source="held-out") for a, b in pairs]
 
 
-# -- one model: at every site the geometry of raw and repaired rows, and what can be done with them -------------------
+# -- one model: geometry and performance of raw and repaired rows at every site ----------------------------------------
 #
-# Everything that is fitted (repairs, readouts, probes) is fitted on the fit half of the contexts; every number in the
-# table is about the test half.
+# Repairs, readouts and probes are fitted on the fit half of the contexts; every value in the table is measured on the
+# test half.
 
 
 @dataclass
 class Measurement:
-    """One model under the study."""
+    """The measurement of one model (one checkpoint)."""
 
     config: PerformanceConfig
     loaded: Any
@@ -249,7 +245,7 @@ class Measurement:
     def sites(self) -> list[Site]:
         kinds: list[str] = [kind for kind in ("embed", "resid", "final") if kind in self.layout.kinds]
         found = self.layout.sites(kinds, self.config.layers or None)
-        return [site for site in found if site.stack != "encoder"]  # an encoder's rows have no tokens to predict
+        return [site for site in found if site.stack != "encoder"]  # rows of an encoder stack predict no tokens
 
     @cached_property
     def reading(self) -> LabelConvention:
@@ -257,7 +253,7 @@ class Measurement:
 
     @cached_property
     def tested(self) -> list[TextPiece]:
-        """The test contexts of the loss."""
+        """The contexts of the test half on which losses are measured."""
         found = []
         for piece in self.material.asked:
             at, size = half_of(piece.key).bool().nonzero().squeeze(1), len(piece.key)
@@ -268,11 +264,11 @@ class Measurement:
 
     @cached_property
     def own(self) -> ProbeScores:
-        """The model's own loss, nothing replaced."""
+        """The model's own loss, without any repair."""
         return ProbeScores(*study_rows.token_losses(self.loaded.model, self.tested, reading=self.reading))
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Rows of the table, site by site; as many sites at a time as fit into memory."""
+        """Records of the table, site by site; rows are captured for as many sites at a time as fit into memory."""
         m, sites, depths = self.material, self.sites, {stack.name: stack.depth for stack in self.layout.stacks}
         rows = sum(int((piece.inputs["attention_mask"] != 0).sum()) for piece in (*m.asked, *m.pieces))
         width = int(getattr(getattr(self.loaded.model, "config", None), "hidden_size", 1024) or 1024)
@@ -291,8 +287,6 @@ class Measurement:
                     yield {**place, "metric": metric, "variant": variant_name(variant), **numbers}
                 if self.tell is not None:
                     self.tell(self.label, number, len(sites))
-
-    # one site
 
     def _site(self, site: Site, asked: RowSet, shown: RowSet) -> Iterator[Found]:
         c = self.config
@@ -319,7 +313,7 @@ class Measurement:
         for name, repair in repairs.items():
             x = repair(test.x) if name != "raw" else test.x
             for metric in GEOMETRY:
-                if metric == "two_nn" and name == "mean":  # a shift changes no distance
+                if metric == "two_nn" and name == "mean":  # a shift does not change distances
                     found = kept[metric]
                 else:
                     found = study_rows.metric_estimate(registry()[metric], x, test.key, seed=self.config.seed)
@@ -327,7 +321,7 @@ class Measurement:
                 yield metric, {"repair": name}, found
 
     def _patched(self, site: Site, repairs: dict[str, Repair]) -> Iterator[Found]:
-        """The model's own loss with the rows of this site repaired and given their usual mean norm back."""
+        """The model's own loss with the rows of this site repaired and rescaled to their original mean norm."""
         model, base = self.loaded.model, self.own
         for name, repair in repairs.items():
             scores = base
@@ -337,7 +331,7 @@ class Measurement:
             yield from _with_gain("lm_loss", {"reading": "patched", "repair": name}, scores, base, LOSS)
 
     def _readout(self, rows: RowSet, repairs: dict[str, Repair]) -> Iterator[Found]:
-        """The loss of a fresh softmax readout of what the model predicts at these rows."""
+        """The loss of a fresh softmax readout that predicts the model's targets from these rows."""
         rows = rows.keep(rows.target != NONE)
         target, kept = _frequent(rows.target, rows.test, most=self.config.classes)
         lost = int((rows.test & (target == NONE)).sum())
@@ -371,13 +365,13 @@ class Measurement:
         yield from self._task(name, fit, seen, repairs)
 
     def _task(self, name: str, fit_on: Labelled, test_on: Labelled, repairs: dict[str, Repair]) -> Iterator[Found]:
-        """Accuracy of the probes on one task, the shuffled control and the most frequent class beside it."""
+        """Accuracy of the probes on one task, with the shuffled control and the most frequent class."""
         present, answers = fit_on.label.unique(return_inverse=True)
         label, key = test_on.label, test_on.key
         if len(present) < 2 or len(label) < 2:
             self._note(f"task {name} is left out: its contexts to fit on show {len(present)} classes")
             return
-        wanted = torch.full_like(label, -2)  # a class that was never seen is never right
+        wanted = torch.full_like(label, -2)  # a class not seen in the fit half never counts as correct
         for number, value in enumerate(present.tolist()):
             wanted[label == value] = number
         most = int(answers.bincount().argmax())
@@ -405,10 +399,10 @@ class Measurement:
             yield from _with_gain("probe_accuracy", where, near, base.setdefault("cosine", near), SHARE)
 
     def _fit_rows(self, rows: RowSet, label: Tensor) -> tuple[RowSet, Tensor]:
-        """Rows to fit on, at most so many, with their labels."""
+        """The rows to fit on (at most the configured number) with their labels."""
         fit = rows.keep(~rows.test)
         order = torch.arange(len(rows))[~rows.test]
-        marked = RowSet(fit.x, fit.key, order, fit.position, fit.target, fit.special)  # `unit` carries their numbers
+        marked = RowSet(fit.x, fit.key, order, fit.position, fit.target, fit.special)  # `unit` carries the row indices
         chosen = marked.at_most(self.config.size["rows"], seed=self.config.seed)
         return chosen, label[chosen.unit]
 
@@ -424,14 +418,14 @@ class Measurement:
 def _with_gain(
     metric: str, variant: dict[str, Any], scores: ProbeScores, base: ProbeScores, bounds: study_rows.Bounds, **more: Any
 ) -> Iterator[Found]:
-    """The number, and what it is more than that of raw rows, test row by test row."""
+    """The estimate of the scores, and of their paired difference from the scores of raw rows."""
     yield metric, variant, scores.estimate(bounds, **more)
     if variant["repair"] != "raw":
         yield metric, {**variant, "against": "raw"}, scores.minus(base).estimate(FREE, **more)
 
 
 def _frequent(target: Tensor, test: Tensor, *, most: int) -> tuple[Tensor, int]:
-    """Targets as classes: the most frequent ones of the fit half, the others NONE; and how many classes."""
+    """Targets as class indices (the most frequent of the fit half; others NONE), and the number of classes."""
     if not bool((~test).any()):
         raise AnisoscopeError("no token is predicted in the contexts to fit on; give more --tokens.")
     values, counts = target[~test].unique(return_counts=True)
@@ -442,5 +436,5 @@ def _frequent(target: Tensor, test: Tensor, *, most: int) -> tuple[Tensor, int]:
 
 
 def _mixed(label: Tensor, *, seed: int) -> Tensor:
-    """The same labels in a random order."""
+    """The labels in random order."""
     return label[torch.randperm(len(label), generator=torch.Generator().manual_seed(seed))]

@@ -1,9 +1,8 @@
-"""The contexts of the study, the rows that a model makes of them, and the scores of rows.
+"""The contexts of the performance study, the rows a model computes from them, and scores of rows.
 
-Shapes: B contexts of a batch, T positions, n rows, d width. A context is in the fit half or in the test half by its
-key; the fold of its key says which part of the test half a jackknife leaves out. An interval says how far another
-sample of test contexts might have moved a number; the repair and the probe stay as they were fitted, so the chance in
-their own fit is not in it.
+Shapes: B contexts of a batch, T positions, n rows, d width. The key of a context assigns it to the fit half or the test
+half, and to a fold of the jackknife. Intervals cover the variation over test contexts; repairs and probes stay as
+fitted, so the variation of their fit is not included.
 """
 
 from __future__ import annotations
@@ -45,28 +44,28 @@ from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import variant_name
 from anisoscope.series.measurer import labelled_batch
 
-VALIDATION = 2  # folds of the fit half that the penalty is chosen on
+VALIDATION = 2  # folds of the fit half used to choose the penalty
 FEWEST_CONTEXTS = 24
 _LABELS = ("key", "unit", "position", "target", "special")
 
 
 @dataclass(frozen=True, eq=False)
 class TextPiece:
-    """Some contexts as a model takes them."""
+    """A batch of contexts as model inputs."""
 
     inputs: dict[str, Any]
-    units: Tensor  # [B] numbers of the contexts
+    units: Tensor  # [B] indices of the contexts
     key: Tensor  # [B]
 
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """Everything that is shown to a model: contexts for its loss, and contexts with labels for the probes."""
+    """All inputs of a model: contexts for its loss, and contexts with labels for the probes."""
 
     units: list[Unit]
     tasks: dict[str, Task]
-    pieces: list[TextPiece]  # of the units, as they are
-    asked: list[TextPiece]  # the natural contexts with labels for the loss; masked in a masked language model
+    pieces: list[TextPiece]  # all contexts, unmasked
+    asked: list[TextPiece]  # the contexts of the loss with targets; masked for a masked language model
     length: int
 
     @property
@@ -74,11 +73,11 @@ class Material:
         return torch.tensor([unit.key for unit in self.units], dtype=torch.int64)
 
     def labels(self, task: str) -> Tensor:
-        """A label for every context [units], NONE where it has none."""
+        """A class label for every context, [units]; NONE for unlabelled contexts."""
         return torch.tensor([int(unit.labels.get(task, NONE)) for unit in self.units])
 
     def token_labels(self, task: str, rows: RowSet) -> Tensor:
-        """A label for every row [n], NONE where it has none."""
+        """A class label for every row, [n]; NONE for unlabelled rows."""
         table = torch.full((len(self.units), self.length), NONE, dtype=torch.int64)
         for number, unit in enumerate(self.units):
             label = unit.labels.get(task)
@@ -89,13 +88,13 @@ class Material:
 
 @dataclass(frozen=True, eq=False)
 class RowSet:
-    """Rows of one site and what they are; all on the host except `x`."""
+    """Rows of one site with their metadata; all on the host except `x`."""
 
     x: Tensor  # [n, d]
     key: Tensor
     unit: Tensor
     position: Tensor
-    target: Tensor  # NONE where nothing is predicted there
+    target: Tensor  # NONE where nothing is predicted
     special: Tensor  # bool
 
     @property
@@ -103,12 +102,12 @@ class RowSet:
         return half_of(self.key).bool()
 
     def keep(self, chosen: Tensor) -> RowSet:
-        """Some rows, by mask or by number."""
+        """A subset of the rows, by mask or by indices."""
         at = chosen.nonzero().squeeze(1) if chosen.dtype == torch.bool else chosen
         return RowSet(self.x[at.to(self.x.device)], **{name: getattr(self, name)[at] for name in _LABELS})
 
     def at_most(self, count: int, *, seed: int = 0) -> RowSet:
-        """So many rows, shuffled by their hashes whatever the batching was."""
+        """At most `count` rows, shuffled by their hashes, so that the choice does not depend on batching."""
         if len(self.key) <= count:
             return self
         return self.keep(row_hash(self.key, self.position, seed=seed).argsort()[:count])
@@ -118,7 +117,7 @@ class RowSet:
 
 
 def make_material(loaded: Any, units: list[Unit], tasks: dict[str, Task], *, asked: list[Unit], **how: Any) -> Material:
-    """Batches of the contexts for one model; `asked` are those of the loss."""
+    """Batches of contexts and labels for one model; `asked` are the contexts of the loss."""
     length = max(len(unit.context) for unit in (*units, *asked))
     pieces = list(_pieces(loaded, units, labelled=False, **how))
     losses = list(_pieces(loaded, asked, labelled=True, **how))
@@ -128,7 +127,7 @@ def make_material(loaded: Any, units: list[Unit], tasks: dict[str, Task], *, ask
 
 
 def refuse_few(key: Tensor, what: str) -> None:
-    """Both halves must hold enough contexts for an interval over folds."""
+    """Raise if there are too few contexts for a fit half and an interval over folds of the test half."""
     distinct = key.unique()
     test = half_of(distinct).bool()
     if len(distinct) < FEWEST_CONTEXTS or not bool(test.any()) or bool(test.all()):
@@ -143,7 +142,7 @@ def _pieces(loaded: Any, units: Sequence[Unit], *, labelled: bool, batch_size: i
     key, start = torch.tensor([unit.key for unit in units], dtype=torch.int64), 0
     for batch in batches((unit.context for unit in units), batch_size=batch_size, **settings):
         inputs = dict(batch.inputs)
-        if labelled:  # also a model with causal attention may fill in masked tokens
+        if labelled:  # a causal model may be a masked language model, too
             fills = type(unwrapped(loaded.model)).__name__.endswith("ForMaskedLM")
             inputs = labelled_batch(loaded, batch, seed=seed, following=loaded.predicts_next and not fills)
         mine = torch.arange(start, start + len(inputs["input_ids"]))
@@ -152,9 +151,9 @@ def _pieces(loaded: Any, units: Sequence[Unit], *, labelled: bool, batch_size: i
 
 
 def label_convention(model: nn.Module, pieces: Sequence[TextPiece]) -> LabelConvention:
-    """How the model reads its labels, tried on its first contexts."""
+    """The label convention of the model, determined on its first contexts."""
     inputs = pieces[0].inputs
-    with quiet(), untouched(model), evaluating(model), torch.no_grad():  # it says which loss it fell back on
+    with quiet(), untouched(model), evaluating(model), torch.no_grad():  # transformers logs which loss it fell back to
         return find_reading(model, forward(model, inputs), inputs["labels"])
 
 
@@ -167,9 +166,9 @@ def collect_rows(
     special: Tensor,
     reading: LabelConvention | None = None,
 ) -> dict[Site, RowSet]:
-    """The rows of some sites over all contexts, which are of special tokens, and targets where the labels are read.
+    """The rows of some sites over all contexts, with flags for special tokens and, given a convention, targets.
 
-    Rows that are not finite are left out.
+    Rows with non-finite values are left out.
     """
     found: dict[Site, list[RowSet]] = {site: [] for site in sites}
     for piece in pieces:
@@ -203,7 +202,7 @@ def _row_set(rows: Any, piece: TextPiece, reading: LabelConvention | None, speci
 
 
 def pooled(rows: RowSet, how: str, *, units: int) -> tuple[Tensor, Tensor]:
-    """One row for each context [m, d] and the number of the context [m]: mean (special tokens out), cls or last."""
+    """One row per context [m, d] and the index of the context [m]: mean (without special tokens), cls or last."""
     if how == "mean":
         plain = rows.keep(~rows.special) if bool((~rows.special).any()) else rows
         unit = plain.unit.to(plain.x.device)
@@ -220,7 +219,7 @@ def pooled(rows: RowSet, how: str, *, units: int) -> tuple[Tensor, Tensor]:
     return rows.x[order[first].to(rows.x.device)].double(), unit[first]
 
 
-# -- the loss of a model that goes on from changed rows: what its later layers make of a repair ------------------------
+# -- the loss of a model that continues from replaced rows -------------------------------------------------------------
 
 Change = Callable[[Tensor], Tensor]
 """Rows [n, d] to the rows that take their place [n, d]."""
@@ -228,10 +227,10 @@ Change = Callable[[Tensor], Tensor]
 
 @contextlib.contextmanager
 def patching(model: nn.Module, layout: Layout, site: Site, change: Change, *, real: Tensor) -> Iterator[None]:
-    """While open, the rows of `site` at the positions in `real` [B, T] are replaced; padding is left as it is."""
+    """A context in which the rows of `site` at the positions in `real` [B, T] are replaced; padding is unchanged."""
     stack = layout.stack(site.stack)
     path = stack.final.path if site.kind == "final" else stack.blocks[max(0, site.layer - 1)]
-    # a shared block is called once for each of its layers
+    # a block with shared weights is called once per layer
     number = stack.blocks[: site.layer].count(path) if site.kind == "resid" else 1
     module = model.get_submodule(path)
     calls = itertools.count(1)
@@ -276,7 +275,7 @@ def _changed_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], replace: Chan
 
 
 def _changed(output: Any, replace: Change) -> Any:
-    """What a module returned, with its hidden states replaced."""
+    """The output of a module with its hidden states replaced."""
     if isinstance(output, Tensor):
         return replace(output)
     if isinstance(output, tuple):
@@ -296,7 +295,7 @@ def token_losses(
     reading: LabelConvention,
     patch: Callable[..., contextlib.AbstractContextManager[None]] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The cross-entropy of every target token in nats [n], and the key of its context [n]."""
+    """The cross-entropy of every target token in nats, [n], and the key of its context, [n]."""
     losses, keys = [], []
     for piece in pieces:
         real = piece.inputs.get("decoder_attention_mask", piece.inputs["attention_mask"]) != 0
@@ -320,13 +319,13 @@ FREE: Bounds = (None, None)
 
 @dataclass(frozen=True, eq=False)
 class ProbeScores:
-    """One number for each test row, and the context each belongs to."""
+    """One score per test row, and the key of its context."""
 
     value: Tensor  # [n] float64, on the host
     key: Tensor  # [n]
 
     def estimate(self, bounds: Bounds, *, note: str = "", dropped: int = 0) -> Estimate:
-        """The mean over rows; replicates in the order of the folds, NaN for a fold without contexts.
+        """The mean over rows with leave-one-fold-out replicates in fold order; NaN for a fold without contexts.
 
         >>> ProbeScores(torch.ones(100), torch.arange(100)).estimate((0.0, 1.0)).value
         1.0
@@ -344,22 +343,22 @@ class ProbeScores:
         return Estimate(total / size, low, high, **counted, note=note, replicates=tuple(left))
 
     def minus(self, other: ProbeScores) -> ProbeScores:
-        """Row by row: both must score the same rows."""
+        """The paired difference; both must score the same rows."""
         return ProbeScores(self.value - other.value, self.key)
 
 
 def metric_estimate(metric: Metric, x: Tensor, key: Tensor, *, seed: int = 0) -> Estimate:
-    """A geometry metric of rows, its replicates in the order of the folds."""
+    """A geometry metric of rows with leave-one-fold-out replicates in fold order."""
     try:
         found = metric(x, contexts=key, seed=seed)
-    except AnisoscopeError as error:  # too few distinct rows, say: a row without a number and with the reason
+    except AnisoscopeError as error:  # such as too few distinct rows: no value, the reason as note
         return Estimate(math.nan, n=len(x), contexts=int(key.unique().numel()), note=str(error))
     present = sorted(set(fold_of(key).tolist()))
     by_fold = dict(zip(present, found.replicates, strict=True)) if len(present) == len(found.replicates) else {}
     return replace(found, replicates=tuple(by_fold.get(fold, math.nan) for fold in range(FOLDS)))
 
 
-# -- rows of the table: how geometry goes with performance, over layers and over checkpoints ---------------------------
+# -- records of the table: correlations of geometry with performance over layers and over checkpoints ------------------
 
 
 METHODS = ("spearman", "pearson")
@@ -367,12 +366,12 @@ ANISOTROPY = ("svd_ratio", "average_cosine", "two_nn", "iso_score")
 
 
 def correlations(results: PerformanceResults) -> Iterator[dict[str, Any]]:
-    """Geometry with performance, over layers at every checkpoint and over checkpoints at every site."""
+    """Records of correlations: over layers at every checkpoint, and over checkpoints at every site."""
     for geometry in ANISOTROPY:
         names: list[MetricName] = [(geometry, {"repair": "raw"})]
         for performance, of in results.performances().items():
             words = {"geometry": geometry, "performance": performance}
-            for step in results.steps if performance != "loss" else ():  # the loss is one number for the whole model
+            for step in results.steps if performance != "loss" else ():  # the loss is one value for the whole model
                 places = [(step, site) for site in results.sites]
                 x, y = results.series(names, places), results.series(of, places)
                 if x is not None and y is not None and len(places) >= FEWEST:
@@ -397,14 +396,14 @@ def _over_checkpoints(
 
 
 def _changes(series: ScoreSeries) -> ScoreSeries:
-    """Differences between neighbouring checkpoints: what both merely do over time falls out."""
+    """Differences between successive checkpoints, which remove a common trend over time."""
     return ScoreSeries(np.diff(series.value), np.diff(series.folds, axis=0))
 
 
 def _rows(
     x: ScoreSeries, y: ScoreSeries, words: Mapping[str, str], *, step: int | None = None, site: SiteKey | None = None
 ) -> Iterator[dict[str, Any]]:
-    """One row for each method and interval: over contexts, and over layers or checkpoints."""
+    """One record per method and interval: over contexts, and over layers or checkpoints."""
     stack, layer, kind = site or ("single", None, "study")
     for method in METHODS:
         p = claim.descriptive_p(x, y, method)

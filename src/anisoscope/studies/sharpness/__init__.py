@@ -1,10 +1,10 @@
-"""Does anisotropy need queries and keys that drift, and does sharp attention? One decoder, five kinds of attention.
+"""The sharpness study: do anisotropy and sharp attention need drift of queries and keys? Five kinds of attention.
 
-Godey et al. (arXiv 2401.12143) see queries and keys drift in parallel while attention sharpens, and leave open which of
-the two needs the other. Here each is taken away from the same small decoder: drift (the means of queries and keys are
-removed), freedom of scale (normed, with a temperature that is learned or fixed and sharp), and scores altogether.
-Arms of a seed have the same initial weights, text and batches; only qk-norm has parameters beyond the others', a
-temperature for every head.
+*Anisotropy Is Inherent to Self-Attention* (arXiv 2401.12143) observes that queries and keys drift in parallel while
+attention sharpens, and leaves open which needs the other. Here each is removed from the same small decoder: drift
+(means of queries and keys are subtracted), free scale (normalised, with a learned or a fixed sharp temperature), and scores
+altogether. Arms of a seed have the same initial weights, text and batches; only qk-norm has additional parameters, one
+temperature per head.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from anisoscope.option import Option, listed
 from anisoscope.studies.config import Preset, SizedArmsConfig
 from anisoscope.studies.study import INHERENT, ArmsStudy
 
-ARMS = ("softmax", "qk-norm", "mean-removed", "fixed-sharp", "uniform")  # of models.attention_variant
+ARMS = ("softmax", "qk-norm", "mean-removed", "fixed-sharp", "uniform")  # as in models.attention_variant
 PRESETS = {
     "tiny": Preset(
         {"context": 64, "steps": 300, "batch_size": 16, "lr": 3e-3, "checkpoints": "none"},
@@ -37,7 +37,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class SharpnessConfig(SizedArmsConfig):
-    """What the study runs; what is None is as the preset has it.
+    """The configuration of the study; fields that are None default to the preset.
 
     >>> [(name, seed) for name, _, seed in SharpnessConfig(arms=("uniform",), seeds=(0, 1)).runs()]
     [('uniform-3x64', 0), ('uniform-3x64', 1)]
@@ -55,7 +55,7 @@ class SharpnessConfig(SizedArmsConfig):
 
 @dataclass
 class Sharpness(ArmsStudy):
-    """One run of the study: every kind of attention with every seed."""
+    """One run of the study: each kind of attention with each seed."""
 
     config: SharpnessConfig
     name: ClassVar[str] = "sharpness"

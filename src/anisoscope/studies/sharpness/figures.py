@@ -29,8 +29,8 @@ ARMS = {
 }
 HUES = dict(zip(ARMS, (6, 0, 2, 1, 3), strict=True))
 MARKERS = dict(zip(ARMS, ("circle", "square", "diamond", "triangle-up", "triangle-down"), strict=True))
-RELATIVE = "relative_drift"  # ‖mean‖ / mean ‖·‖, here from drift and mean norm
-QUESTIONS = ("anisotropy_without_drift", "sharpness_needs_drift")  # what the study was made for
+RELATIVE = "relative_drift"  # ‖mean‖ / mean ‖·‖, computed from drift and mean norm
+QUESTIONS = ("anisotropy_without_drift", "sharpness_needs_drift")  # the claims that the study tests
 LAST = (
     ("query", RELATIVE, "Relative drift of queries"),
     ("key", RELATIVE, "Relative drift of keys"),
@@ -65,7 +65,7 @@ class ArmNumbers:
 
     @classmethod
     def all(cls, run: RunView, declared: Mapping[str, Any] | None = None) -> list[ArmNumbers]:
-        """Those of every size that the table has arms of."""
+        """One for every size that has arms in the table."""
         query = Query(run.table).where(head=None, variant="", group="")
         names = query.values("model")
         sizes = dict.fromkeys(n.removeprefix(f"{arm}-") for n in names for arm in ARMS if n.startswith(f"{arm}-"))
@@ -74,7 +74,7 @@ class ArmNumbers:
 
     @cached_property
     def values(self) -> dict[tuple[Any, ...], float]:
-        """By model, seed, step, kind of site, layer and metric."""
+        """Values by (model, seed, step, kind of site, layer, metric)."""
         rows = self.query
         return {(row.model, row.seed, row.step, row.kind, row.layer, row.metric): row.value for row in rows}
 
@@ -93,15 +93,15 @@ class ArmNumbers:
 
     @cached_property
     def steps(self) -> list[int]:
-        """Steps that every run has: what is compared is compared at the same step."""
+        """The steps that every run has, at which arms are compared."""
         runs = self.query.where(kind="resid", step=...).groups("model", "seed")
         return sorted(set.intersection(*(set(rows.values("step")) for rows in runs.values()))) if runs else []
 
     def at(self, arm: str, seed: int, step: int, kind: str, metric: str, layer: int | None = None) -> float:
-        """A metric at one block, or its mean over blocks; NaN where one has none."""
+        """A metric at one block, or its mean over blocks; NaN if a value is missing."""
         if metric == RELATIVE:
             above, below = (self.at(arm, seed, step, kind, name, layer) for name in ("drift", "mean_norm"))
-            return above / below if below else 0.0  # queries and keys that are zero do not drift
+            return above / below if below else 0.0  # all queries and keys are zero: no drift
         layers = self.blocks if layer is None else [layer]
         model = f"{arm}-{self.size}"
         values = [self.values.get((model, seed, step, kind, each, metric), math.nan) for each in layers]
@@ -111,7 +111,7 @@ class ArmNumbers:
         return self.values.get((f"{arm}-{self.size}", seed, step, "training", None, "probe_loss"), math.nan)
 
     def over_seeds(self, value: Callable[[int], float], *, bounds: Bounds = (None, None)) -> Mark:
-        """The mean over the seeds that have one, with its interval from three of them on, cut to what is possible."""
+        """The mean over seeds with a value, with its interval for three or more seeds, clipped to `bounds`."""
         values = [found for found in map(value, self.seeds) if math.isfinite(found)]
         return over_seeds(values, bounds=bounds) or Mark(math.nan)
 
@@ -123,7 +123,7 @@ class ArmNumbers:
         return self.over_seeds(lambda seed: self.loss(arm, seed, step), bounds=(0.0, None))
 
     def loss_difference(self, arm: str, step: int) -> Mark:
-        """Loss minus that of ordinary attention from the same seed."""
+        """Loss minus that of ordinary attention with the same seed, over seeds."""
         return self.over_seeds(lambda seed: self.loss(arm, seed, step) - self.loss("softmax", seed, step))
 
     @cached_property
@@ -139,7 +139,7 @@ class ArmNumbers:
 
 
 def loss_sentence(found: ArmNumbers) -> str:
-    """What each kind of attention costs, in one sentence."""
+    """A sentence on the loss of each kind of attention relative to softmax."""
     last = found.steps[-1]
     own = found.loss_mark("softmax", last) if "softmax" in found.arms else Mark(math.nan)
     others = [(arm, found.loss_difference(arm, last)) for arm in found.arms if arm != "softmax"]
@@ -156,17 +156,14 @@ def _signed(gap: Mark) -> str:
     return f"{sign}{number(abs(gap.value), 2)}{ends}"
 
 
-# figures
-
-
 def _series(arm: str, x: Sequence[float], marks: Sequence[Mark], where: Sequence[str], **look: Any) -> Series:
-    """An arm with whiskers for the intervals over seeds."""
+    """An arm as a series with whiskers for the intervals over seeds."""
     look = {"width": 1.6, "size": 6.0, "colour": series(HUES[arm]), "marker": MARKERS[arm], **look}
     return points(ARMS[arm], x, marks, ends={"bars": "y"}, where=where, reach="95 % over seeds:", **look)
 
 
 def over_training(found: ArmNumbers, mark: Callable[[str, int], Mark], title: str, name: str = "") -> Panel:
-    """A line for each arm over the measured steps, evenly spaced; the arms a little apart, so that whiskers show."""
+    """One line per arm over the measured steps, evenly spaced; arms are offset so that whiskers do not overlap."""
     places = range(len(found.steps))
     drawn = []
     for i, arm in enumerate(found.arms):
@@ -189,7 +186,7 @@ def over_depth(found: ArmNumbers, step: int, title: str) -> Panel:
 
 
 def loss_figure(found: ArmNumbers, stem: str) -> Figure:
-    """Held-out loss over training, and at the end minus that of ordinary attention, seed by seed."""
+    """Held-out loss over training, and the final difference from ordinary attention by seed."""
     last = found.steps[-1]
     panels = [over_training(found, found.loss_mark, "(a) Loss of held-out text", "Loss (nats per token)")]
     others = [arm for arm in found.arms if arm != "softmax"]
@@ -209,7 +206,7 @@ def loss_figure(found: ArmNumbers, stem: str) -> Figure:
 
 
 def anisotropy_figure(found: ArmNumbers, stem: str) -> Figure:
-    """Average cosine of the blocks over training, and over depth where it is highest and at the end."""
+    """Average cosine of the blocks over training, and over depth at the step where it is highest and at the end."""
     height, last = found.height or found.steps[-1], found.steps[-1]
     cosine = partial(found.mark, kind="resid", metric="average_cosine")
     panels = [over_training(found, cosine, "(a) Mean over blocks", "average cosine")]
@@ -227,7 +224,7 @@ def multiples_figure(found: ArmNumbers, stem: str, shown: Sequence[tuple[str, st
 
 
 def together_figure(found: ArmNumbers, stem: str) -> Figure:
-    """A mark for each block of each seed at the last step: sharpness and the stream's anisotropy against drift."""
+    """One marker per block and seed at the last step: sharpness and anisotropy of the stream against drift."""
     last, panels = found.steps[-1], []
     places = list(product(found.seeds, found.blocks))
     where = [f"seed {s}, block {b}" for s, b in places]
@@ -248,11 +245,8 @@ def together_figure(found: ArmNumbers, stem: str) -> Figure:
     return files(stem, panels, layout="pairs", columns=2, size=2.3)
 
 
-# the page
-
-
 def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
-    """Verdicts on the two questions, then every size with its table and figures."""
+    """The page of the study: verdicts on the two questions, then table and figures of every size."""
     sizes = [found for found in ArmNumbers.all(run, declared) if found.steps]
     if not sizes:
         raise AnisoscopeError(f"{run.path!r} has no step that all arms were measured at; let the study finish.")
@@ -276,7 +270,7 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
 
 
 def _with_seeds(claim: dict[str, Any], verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A claim whose rows also say what each seed gave, and whether what holds is gone at the last step."""
+    """A claim whose rows also list the result of each seed, and whether an effect has vanished at the last step."""
     for row in claim["rows"]:
         mine = next(v for v in verdicts if (v["claim"], v["subject"]) == (claim["name"], row["subject"]))
         details = mine.get("details") or {}
@@ -345,7 +339,7 @@ def _size_section(found: ArmNumbers, *, alone: bool) -> Section:
 
 
 def _table(found: ArmNumbers) -> DataTable:
-    """Every arm beside the others: loss, anisotropy at three moments, queries, keys and scores at the last step."""
+    """A table of all arms: loss, anisotropy at three steps, queries, keys and scores at the last step."""
     last = found.steps[-1]
     rows: dict[str, Callable[[str], Mark]] = {
         "Held-out loss": partial(found.loss_mark, step=last),
@@ -386,7 +380,7 @@ Sharpness | attention_sharpness | (max p − 1/m) / (1 − 1/m)
 
 
 def summary(run: RunView) -> Iterator[str]:
-    """What the console shows: what each kind of attention costs in loss."""
+    """For the console: the loss of each kind of attention relative to softmax."""
     for found in ArmNumbers.all(run):
         if found.steps and (words := loss_sentence(found)):
             yield words

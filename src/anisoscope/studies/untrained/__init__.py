@@ -1,4 +1,4 @@
-"""Is a transformer block anisotropic before it has learned anything? What decides the numbers, checked beforehand."""
+"""Configuration of the study of untrained blocks: is a transformer block anisotropic before training?"""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.option import Device, Option, check_least, listed, numbers, seed_numbers
 
 INITS = ("normal", "xavier", "orthogonal", "own")  # see `block.INITS`
-HEAD_WIDTH = 64  # of a head, where the number of heads is not given
+HEAD_WIDTH = 64  # width of a head if the number of heads is not given
 INPUT_NORMS = {"both": (True, False), "yes": (True,), "no": (False,)}
 _BIASES = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
 
 
 @dataclass(frozen=True)
 class UntrainedPreset:
-    """How large a study is."""
+    """The size of a study."""
 
     widths: tuple[int, ...]
     seeds: tuple[int, ...]
     sequences: int
     length: int
-    rows: int = 32  # query rows of each sequence whose scores are looked at
+    rows: int = 32  # query rows of each sequence whose scores are measured
 
 
 PRESETS = {
@@ -35,7 +35,7 @@ PRESETS = {
 
 
 class BlockArm(NamedTuple):
-    """One block: what is measured and kept together."""
+    """One block (family, initialisation, width, seed), measured and stored as a unit."""
 
     family: str
     width: int
@@ -44,13 +44,13 @@ class BlockArm(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its part of the run is called."""
+        """The name of its files in the run folder."""
         return f"{self.family}-{self.init}-{self.width}-{self.seed}"
 
 
 @dataclass(frozen=True)
 class UntrainedConfig:
-    """Everything that decides the numbers; what is None is as the preset has it."""
+    """The configuration of the study; fields that are None default to the preset."""
 
     preset: Annotated[str, Option("tiny (2 cores, a minute or two) or full (BERT-base size; half an hour of CPU).")] = (
         "tiny"
@@ -106,13 +106,13 @@ class UntrainedConfig:
 
     @property
     def size(self) -> UntrainedPreset:
-        """Sizes as asked for, else as the preset has them."""
+        """Sizes as given, else from the preset."""
         names = ("widths", "seeds", "sequences", "length")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return replace(PRESETS[self.preset], **given)
 
     def heads_of(self, width: int) -> int:
-        """The heads of a width: as given, else one for every 64."""
+        """The number of heads of a width: as given, else width / 64."""
         heads = self.heads or width // HEAD_WIDTH
         if self.heads is None and (width < 1 or width % HEAD_WIDTH):
             raise AnisoscopeError(
@@ -126,15 +126,15 @@ class UntrainedConfig:
 
     @property
     def norms(self) -> tuple[bool, ...]:
-        """Whether inputs go through a LayerNorm before the bias, in the order of measuring."""
+        """Whether inputs are layer-normalised before the bias is added: the cases to measure, in order."""
         return INPUT_NORMS[self.input_norm]
 
     def arms(self) -> Iterator[BlockArm]:
-        """Every block; those that differ in nothing but the initialisation are neighbours."""
+        """All blocks; those that differ only in initialisation are adjacent, so that one model serves them."""
         parts = self.families, self.size.widths, self.size.seeds, self.inits
         return itertools.starmap(BlockArm, itertools.product(*parts))
 
     @property
     def points(self) -> int:
-        """Measurements of one block."""
+        """The number of measurements of one block."""
         return len(self.biases) * len(self.norms)

@@ -1,7 +1,7 @@
 """One transformer block at initialisation, taken out of a fresh model of its family and called alone.
 
-The family's own model prepares the call (mask, rotary positions, biases); the call is stopped before the block runs,
-and then repeated with rows of our own in place of the hidden states. So there is no code for any single family.
+The full model prepares the call of its first block (mask, rotary positions, biases); the call is intercepted before the
+block runs, and then repeated with our rows as hidden states. So no code is specific to a family.
 
 Notation: S sequences, T positions, d width, H heads, N the size of the bias.
 """
@@ -27,40 +27,40 @@ from anisoscope.models.load import quiet
 from anisoscope.models.source import ALIASES, architecture
 from anisoscope.training.config import FAMILIES
 
-PRENORM = "prenorm"  # our own: the blocks of GPT-NeoX, sublayers in sequence, attention to both sides
+PRENORM = "prenorm"  # our variant of GPT-NeoX blocks: sequential sublayers, bidirectional attention
 STANDARD_DEVIATION = 0.02
 _WIDTH = re.compile(r"(hidden_size|d_model|n_embd|dim|embedding_size|word_embed_proj_dim|pooler_hidden_size)$")
 _HEADS = re.compile(r"(n_heads?|num_heads|(num|encoder|decoder)_attention_heads)$")
 _INNER = r"intermediate_size|(encoder_|decoder_)?ffn_dim|ffn_hidden_size|d_ff|hidden_dim"
-_IMAGE = 224  # pixels along a side, where a family names none
-_SPARE = 8  # positions that some families keep for padding
-# what code of other people's models raises where it is given other rows or sizes than it was written for
+_IMAGE = 224  # default image size in pixels
+_SPARE = 8  # additional positions, which some families reserve for padding
+# exceptions that model code raises for unexpected shapes or sizes
 _FOREIGN: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 _FOREIGN += (ArithmeticError, AssertionError, ImportError)
 _SALTS = {"ids": 1, "direction": 2, "weights": 3, "rows": 4}
 
 
 def generator(seed: int, what: str) -> torch.Generator:
-    """Chance of its own for each purpose, so that one choice does not move another."""
+    """A random generator for one purpose, so that draws for different purposes are independent."""
     return torch.Generator().manual_seed(1_000 * seed + _SALTS[what])
 
 
 class _BlockReached(Exception):
-    """The model has prepared the call of its first block."""
+    """Raised to stop the full model once it has prepared the call of its first block."""
 
 
 @dataclass(frozen=True)
 class UntrainedBlock:
-    """A block, its attention, and the arguments beside the hidden states that its own model calls it with."""
+    """A block, its attention module, and its call with all arguments of the full model except the hidden states."""
 
     family: str
     width: int
     heads: int
     module: nn.Module
     attention: nn.Module
-    table: nn.Embedding | None  # of tokens, where the family reads tokens
+    table: nn.Embedding | None  # token embeddings, if the family reads tokens
     call: Callable[[Tensor], Any]
-    length: int | None = None  # positions that its own model gave it
+    length: int | None = None  # positions in the intercepted call
 
     def rows(self, sequences: int, length: int, *, seed: int) -> Tensor:
         """Embeddings [S, T, d] of random tokens, without positions or types; N(0, 0.02²) where there are no tokens."""
@@ -72,10 +72,10 @@ class UntrainedBlock:
             return self.table(ids.to(self.table.weight.device)).float()
 
     def run(self, x: Tensor) -> tuple[Tensor, Call]:
-        """What the block makes of rows [S, T, d], and what its attention was given."""
+        """The output of the block for rows [S, T, d], and the recorded call of its attention."""
         try:
             out, calls = self._called(x)
-        except _FOREIGN as error:  # its call was made for other rows
+        except _FOREIGN as error:  # the intercepted call was prepared for other shapes
             why = f"it fails on rows of width {x.shape[-1]} with {self.heads} heads"
             if self.length not in (None, x.shape[1]):
                 why = f"it takes the {self.length} positions of its own model only"
@@ -90,7 +90,7 @@ class UntrainedBlock:
             return first_tensor(self.family, self.call(x)), calls
 
     def check(self, own: Tensor) -> None:
-        """Refuse a block that does not even attend from everywhere to everywhere in what its own model gives it."""
+        """Raise if the block does not attend over all positions for the hidden states of its full model, `own`."""
         if own.dim() != 3:
             raise _refused(self.family, "its rows are a map of positions, not a sequence")
         try:
@@ -103,7 +103,7 @@ class UntrainedBlock:
 
 
 def _whole(family: str, calls: list[Call], *, length: int) -> Call:
-    """The one call that attends from every position to every position."""
+    """The single attention call, which must attend from every position to every position."""
     if not calls:
         raise _refused(family, "its attention shows no queries and keys")
     queries, keys = calls[0].query.shape[-2], calls[0].key.shape[-2]
@@ -130,7 +130,7 @@ def direction(width: int, *, seed: int) -> Tensor:
 
 
 def biased(x: Tensor, b: Tensor, *, bias: float, input_norm: bool) -> Tensor:
-    """x + N·b with x through a LayerNorm or as it is; the bias comes after the norm.
+    """x + N·b, with x layer-normalised (before the bias is added) if `input_norm`.
 
     >>> float(biased(torch.zeros(1, 4), torch.tensor([1.0, 0, 0, 0]), bias=3, input_norm=True).norm())
     3.0
@@ -139,19 +139,19 @@ def biased(x: Tensor, b: Tensor, *, bias: float, input_norm: bool) -> Tensor:
     return rows + bias * b.to(rows)
 
 
-# -- its weights: N(0, 0.02²), Xavier, orthogonal, or what its family begins with --------------------------------------
+# -- initialisation: N(0, 0.02²), Xavier, orthogonal, or the default of the family -------------------------------------
 
 INITS: dict[str, Callable[..., Any] | None] = {
     "normal": partial(nn.init.normal_, std=STANDARD_DEVIATION),
     "xavier": nn.init.xavier_uniform_,  # Glorot and Bengio 2010
     "orthogonal": nn.init.orthogonal_,  # Saxe et al. 2014
-    "own": None,  # as transformers builds the family
+    "own": None,  # the default initialisation of transformers
 }
 
 
 @torch.no_grad()
 def initialise(block: UntrainedBlock, init: str, *, seed: int) -> None:
-    """New weights for every matrix of a block; its biases become 0 and its norms stay the identity."""
+    """Redraw every weight matrix of a block; biases become 0 and norms stay the identity."""
     fill = INITS[init]
     if fill is None:
         return
@@ -162,7 +162,7 @@ def initialise(block: UntrainedBlock, init: str, *, seed: int) -> None:
             fresh = torch.empty(parameter.shape)
             long = 0 if fresh.shape[0] >= fresh.shape[1] else 1
             fused = fresh.shape[1 - long] == block.width and fresh.shape[long] % block.width == 0
-            # a fused projection is several square ones side by side: each gets weights of its own scale
+            # a fused projection is several square matrices side by side: each is initialised separately
             for piece in fresh.split(block.width, dim=long) if fused and id(parameter) in inside else (fresh,):
                 fill(piece, generator=random)
             parameter.copy_(fresh)
@@ -206,7 +206,7 @@ def block_config(family: str, *, width: int, heads: int, length: int) -> Any:
     own = {name: value for name, value in default.items() if isinstance(value, int) and not isinstance(value, bool)}
     before = next((value for name, value in own.items() if _WIDTH.match(name) and name != "embedding_size"), width)
     many = next((value for name, value in own.items() if _HEADS.match(name)), heads)
-    rules: dict[str, Callable[[int], int]] = {  # names of fields in any family, and their new value from their old one
+    rules: dict[str, Callable[[int], int]] = {  # field names of any family, and new value from old value
         r"n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers": lambda _: 1,
         _WIDTH.pattern: lambda _: width,
         _HEADS.pattern: lambda _: heads,
@@ -219,7 +219,7 @@ def block_config(family: str, *, width: int, heads: int, length: int) -> Any:
     sizes: dict[str, int] = {}
     for name, value in own.items():
         sizes |= next(({name: rule(value)} for pattern, rule in rules.items() if re.fullmatch(pattern, name)), {})
-    if "attention_types" in default:  # GPT-Neo lists its windows layer by layer
+    if "attention_types" in default:  # GPT-Neo lists its attention types by layer
         options = {**options, "attention_types": [[["global"], 1]]}
     config = fresh_config(kind, {**sizes, **options})
     if family == PRENORM:
@@ -235,7 +235,7 @@ def known_family(family: str) -> tuple[str, dict[str, Any]]:
 
 
 def _divisor(heads: int, wanted: float) -> int:
-    """The divisor of a number of heads that is nearest to what is wanted.
+    """The divisor of `heads` that is nearest to `wanted`.
 
     >>> _divisor(12, 3.4), _divisor(2, 0.5)
     (3, 1)
@@ -244,7 +244,7 @@ def _divisor(heads: int, wanted: float) -> int:
 
 
 def _token_table(model: nn.Module, width: int) -> nn.Embedding | None:
-    """The module that turns token ids into rows of the stream, or None."""
+    """The token embedding of the model with this width, or None."""
     if str(getattr(model, "main_input_name", "input_ids")) != "input_ids":
         return None
     with contextlib.suppress(AttributeError, NotImplementedError):
@@ -257,7 +257,7 @@ def _token_table(model: nn.Module, width: int) -> nn.Embedding | None:
 def _prepared_call(
     model: nn.Module, module: nn.Module, family: str, *, sequences: int, length: int, seed: int
 ) -> tuple[Callable[[Tensor], Any], Tensor]:
-    """The block as its own model calls it, with other hidden states; and those that its model gives it."""
+    """The call of the block by its full model as a function of hidden states; and the original hidden states."""
     seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -291,7 +291,7 @@ def _random_inputs(model: nn.Module, *, sequences: int, length: int, seed: int) 
         size = getattr(config, "image_size", _IMAGE)
         size = size if isinstance(size, int) else size[0]
         return {name: torch.randn(1, config.num_channels, size, size, generator=random)}
-    if name == "input_values":  # samples, or spectrograms by another name
+    if name == "input_values":  # waveforms or, in some families, spectrograms
         shape = (config.max_length, config.num_mel_bins) if hasattr(config, "num_mel_bins") else (16_000,)
         return {name: torch.randn(1, *shape, generator=random)}
     if name == "input_features":

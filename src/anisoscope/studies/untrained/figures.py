@@ -1,7 +1,7 @@
 """The page of the study of untrained blocks: verdicts, reference values, panels of curves over the bias.
 
-Curves are means over seeds with Student's interval; an interval ends where its quantity does: no average cosine lies
-beyond 1, no norm below 0.
+Curves are means over seeds with Student's interval, clipped to the bounds of the quantity: an average cosine is at most
+1, a norm at least 0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CurveArm(NamedTuple):
 
 
 INITS = {"normal": "N(0, 0.02²)", "xavier": "Xavier", "orthogonal": "orthogonal", "own": "the family’s own"}
-# normed inputs?, bias, average cosine in, out, entropy / log m; of BERT-base size, N(0, 0.02²), length 512
+# (input_norm, bias, average cosine of inputs, of outputs, entropy / log m): BERT-base size, N(0, 0.02²), length 512
 REFERENCE: tuple[tuple[bool, float, float, float, float | None], ...] = (
     (True, 0.0, 0.000, 0.012, 0.993),
     (True, 50.0, 0.765, 0.782, 0.968),
@@ -67,7 +67,7 @@ COLUMNS = {
     "Entropy / log m": ENTROPY,
     "Largest p": ("scores", "attention_max"),
 }
-# title: name of the upright axis, and whether it is logarithmic or from 0 to 1
+# panel title: title of the y axis, and its scale (logarithmic, or 0 to 1)
 PANELS = {
     "Average cosine": ("Average cosine", "unit"),
     "Norms of the stream": ("Norm", "log"),
@@ -77,7 +77,7 @@ PANELS = {
     "Entropy and sharpness": ("Entropy / log m, sharpness", "unit"),
     "Softmax of a row": ("Weight p", "log"),
 }
-# panel, place, label, hue, whether it is dashed
+# panel, place, label, colour, dashed
 LINES: tuple[tuple[str, Place, str, int, bool], ...] = (
     ("Average cosine", COSINE_IN, "input", 6, True),
     ("Average cosine", COSINE_OUT, "output", 0, False),
@@ -109,12 +109,12 @@ MARKERS = ("circle", "square", "diamond", "triangle-up")
 
 
 def inputs(norm: bool) -> str:
-    """How the rows come to the bias, in words."""
+    """A phrase for inputs with or without layer norm."""
     return "normed inputs" if norm else "plain inputs"
 
 
 def prediction(values: Sequence[float], *, bounds: Bounds = (None, None)) -> tuple[float, float]:
-    """The 95 % interval for the value of one further seed: mean ± t·sd·√(1 + 1/n); NaN with fewer than three."""
+    """The 95 % prediction interval for a further seed: mean ± t·sd·√(1 + 1/n); NaN with fewer than three seeds."""
     further = over_seeds(values, bounds=bounds, widen=math.sqrt(len(values) + 1)) or Mark(math.nan)
     return further.low, further.high
 
@@ -139,7 +139,7 @@ class BiasCurves:
 
     @cached_property
     def values(self) -> dict[tuple[CurveArm, str, str, float], list[float]]:
-        """The values of all seeds."""
+        """Values of all seeds, by arm, place and bias."""
         found = self.query.groups("model", "init", "width", "input_norm", "kind", "metric", "bias")
         return {
             (CurveArm(model, init, int(width), norm == "1"), kind, metric, float(bias)): rows.numbers().tolist()
@@ -156,16 +156,16 @@ class BiasCurves:
 
     @property
     def seeds(self) -> int:
-        """Seeds of the point that has most."""
+        """The largest number of seeds of any point."""
         return max(map(len, self.values.values()), default=0)
 
     def of_axis(self, name: str) -> list[Any]:
-        """The different values of a field of the arms, in their order; widths ascend."""
+        """The distinct values of a field of the arms, in order of occurrence; widths are sorted."""
         found = list(dict.fromkeys(getattr(arm, name) for arm in self.arms))
         return sorted(found) if name == "width" else found
 
     def leading_arms(self) -> list[CurveArm]:
-        """For each family and kind of inputs the arm that is shown in full: N(0, 0.02²) where it is there, widest."""
+        """For each family and kind of inputs the arm shown in full: N(0, 0.02²) if measured, and the largest width."""
         best: dict[tuple[str, bool], CurveArm] = {}
         for arm in self.arms:
             rival = best.get((arm.family, arm.norm))
@@ -174,7 +174,7 @@ class BiasCurves:
         return list(best.values())
 
     def bounds(self, metric: str) -> Bounds:
-        """Between what a metric lies, as it is declared; a weight of softmax is a share, and no other is negative."""
+        """The declared bounds of a metric; undeclared ones: 0 to 1 for softmax weights, else non-negative."""
         low, high = self.catalogue.entry(metric).bounds
         share = metric in ("attention_median", "attention_min")
         return (0.0, 1.0 if share else None) if low is None and high is None else (low, high)
@@ -187,7 +187,7 @@ class BiasCurves:
         return over_seeds(self.seeds_at(arm, bias, kind, metric), bounds=self.bounds(metric))
 
     def exponent(self, arm: CurveArm, *, last: int = 3) -> tuple[Mark | None, list[float]]:
-        """The slope of log mean |score| over log N at the largest biases, over seeds; and those biases."""
+        """The slope of log mean |score| over log N at the largest biases, over seeds; and these biases."""
         there = {bias: self.seeds_at(arm, bias, "scores", "score_magnitude") for bias in self.biases if bias > 0}
         biases = [bias for bias, seeds in there.items() if seeds][-last:]
         if len(biases) < 2:
@@ -199,7 +199,7 @@ class BiasCurves:
         return over_seeds(slopes), biases
 
     def lengths(self) -> dict[str, float]:
-        """How many times longer normed inputs are than plain ones, by family; where both were measured without bias."""
+        """The ratio of norms of normalised to plain inputs by family, where both were measured without bias."""
         found = {}
         for family in self.families:
             both = [[value for arm in self.arms if (arm.family, arm.norm) == (family, norm)
@@ -209,7 +209,7 @@ class BiasCurves:
         return found
 
     def fixed_norm(self, family: str) -> bool:
-        """Whether every output of a family has norm √d, whatever comes in: a norm after the last sum."""
+        """Whether all outputs of a family have norm √d (post-norm: a layer norm after the last residual sum)."""
         means = [
             abs(value / math.sqrt(arm.width) - 1) < 0.01
             for (arm, kind, metric, _), values in self.values.items()
@@ -219,7 +219,7 @@ class BiasCurves:
         return bool(means) and all(means)
 
     def reference_rows(self) -> list[dict[str, Any]]:
-        """The reference values beside ours; none where the block of the reference was not measured."""
+        """Reference values with our values; empty if the block of the reference was not measured."""
         config = {**self.about.get("config", {}), **self.about.get("size", {})}
         if config.get("length") != REFERENCE_LENGTH or config.get("heads") not in (None, 12):
             return []
@@ -229,7 +229,7 @@ class BiasCurves:
             for place, value in zip((COSINE_IN, COSINE_OUT, ENTROPY), expected, strict=True):
                 seeds = self.seeds_at(CurveArm(*REFERENCE_BLOCK, norm), bias, *place)
                 low, high = prediction(seeds, bounds=self.bounds(place[1]))
-                rounding = 0.0006  # the reference has three decimals
+                rounding = 0.0006  # the reference values have three decimals
                 inside = None if value is None or math.isnan(low) else low - rounding <= value <= high + rounding
                 cells.append({"expected": value, "mark": over_seeds(seeds), "inside": inside, "low": low, "high": high})
             if any(cell["mark"] is not None for cell in cells):
@@ -237,16 +237,13 @@ class BiasCurves:
         return rows
 
 
-# figures
-
-
 def bias_place(bias: float, least: float) -> float:
-    """Where a bias stands on an axis that is logarithmic above the least one and on which 0 has its place."""
+    """The x position of a bias: logarithmic for positive ones, with 0 placed left of the smallest."""
     return math.log10(bias / least) if bias > 0 else -0.5
 
 
 def bias_axis(biases: Sequence[float]) -> Axis:
-    """A logarithmic axis of the bias on which 0 has its place."""
+    """A logarithmic axis of the bias that also has a place for 0."""
     positive = [bias for bias in biases if bias > 0] or [1.0]
     least, most = min(positive), max(positive)
     decades = [10.0**e for e in range(-4, 7) if least <= 10.0**e <= most]
@@ -257,13 +254,13 @@ def bias_axis(biases: Sequence[float]) -> Axis:
 
 
 def bias_panel(curves: BiasCurves, y: Axis, drawn: Sequence[Series], **look: Any) -> Panel:
-    """Lines over the bias; left of the dotted rule stands 0."""
+    """A panel of lines over the bias; bias 0 is left of the dotted line."""
     zero = (Level(-0.25, upright=True, colour="@rule"),) if any(bias > 0 for bias in curves.biases) else ()
     return Panel(bias_axis(curves.biases), y, tuple(drawn), levels=zero, **look)
 
 
 def curve(curves: BiasCurves, arm: CurveArm, place: Place, label: str, *, log: bool, **look: Any) -> list[Series]:
-    """A line through the means with a band for their intervals; on a logarithmic axis what is positive."""
+    """A line through the means with a band for their intervals; only positive values on a logarithmic axis."""
     least = min([bias for bias in curves.biases if bias > 0] or [1.0])
     found = {bias: mark for bias in curves.biases if (mark := curves.at(arm, bias, *place)) is not None}
     if log:
@@ -275,7 +272,7 @@ def curve(curves: BiasCurves, arm: CurveArm, place: Place, label: str, *, log: b
 
 
 def upright_axis(scale: str, drawn: Sequence[Series], title: str = "") -> Axis:
-    """From 0 to 1, or logarithmic over at least a decade, so that noise does not look like an effect."""
+    """The y axis: 0 to 1, or logarithmic over at least a decade, so that noise does not look like an effect."""
     if scale == "unit":
         return Axis(title, rules=True, bounds=(-0.04, 1.04))
     values = [v for s in drawn for v in s.y if v is not None and math.isfinite(v)]
@@ -289,7 +286,7 @@ def upright_axis(scale: str, drawn: Sequence[Series], title: str = "") -> Axis:
 
 
 def block_figure(curves: BiasCurves, arm: CurveArm, histograms: Mapping[str, np.ndarray]) -> Figure:
-    """Everything that is measured of one block and one kind of inputs, against the bias."""
+    """All measurements of one block and one kind of inputs against the bias."""
     panels = []
     for title, (name, scale) in PANELS.items():
         drawn: list[Series] = []
@@ -305,7 +302,7 @@ def block_figure(curves: BiasCurves, arm: CurveArm, histograms: Mapping[str, np.
 
 
 def score_panels(curves: BiasCurves, arm: CurveArm, histograms: Mapping[str, np.ndarray]) -> list[Panel]:
-    """Densities of the scores at some biases, over all seeds, on an axis that is fine at 0; none without scores."""
+    """Densities of the scores at some biases over all seeds, on an axis that is fine near 0; empty without scores."""
     edges = np.asarray(histograms.get("edges", ()), dtype=float)
     shown = [curves.biases[i] for i in few(range(len(curves.biases)), 5)] if len(edges) else []
     drawn, far = [], 0.0
@@ -316,7 +313,7 @@ def score_panels(curves: BiasCurves, arm: CurveArm, histograms: Mapping[str, np.
         counts = np.sum(mine, axis=0)
         if not np.sum(counts):
             continue
-        density = counts / counts.sum() / np.diff(edges)  # bins widen away from 0: shares would show two false humps
+        density = counts / counts.sum() / np.diff(edges)  # bins widen away from 0: shares would have false humps
         there = np.flatnonzero(density * np.diff(edges) > 1e-4)
         far = max(far, *(abs(edges[[there[0], there[-1] + 1]]))) if len(there) else far
         y = [brief(float(d)) if d > 0 else None for d in density]
@@ -328,7 +325,7 @@ def score_panels(curves: BiasCurves, arm: CurveArm, histograms: Mapping[str, np.
     reach = float(np.arcsinh(far / 0.05))
     places, names = [float(np.arcsinh(t / 0.05)) for t in both], [f"{t:g}".replace("-", "−") for t in both]
     values = [v for s in drawn for v in s.y if v]
-    ends = max(1e-5 * max(values), min(values)), 2 * max(values)  # below it are single scores
+    ends = max(1e-5 * max(values), min(values)), 2 * max(values)  # below this are single scores
     x_axis = Axis("score before softmax", bounds=(-reach, reach), ticks=(places, names))
     y_axis = Axis("Density", log=True, rules=True, bounds=ends)
     alt = f"Densities of the scores of {arm.family}, {arm}."
@@ -336,7 +333,7 @@ def score_panels(curves: BiasCurves, arm: CurveArm, histograms: Mapping[str, np.
 
 
 def variants_figure(curves: BiasCurves, family: str, norm: bool) -> Figure | None:
-    """One family and kind of inputs: rows are quantities, columns initialisations, lines widths; grey: the inputs."""
+    """One family and kind of inputs: rows are quantities, columns initialisations, lines widths; inputs in grey."""
     inits, widths = curves.of_axis("init"), curves.of_axis("width")
     if len(inits) * len(widths) < 2:
         return None
@@ -363,13 +360,10 @@ def _widths(curves: BiasCurves, family: str, init: str, norm: bool, place: Place
     return found
 
 
-# the page
-
-
 def study_page(
     run: RunView, declared: Mapping[str, Any] | None = None, histograms: Mapping[str, np.ndarray] | None = None
 ) -> Page:
-    """Verdicts, reference values, how fast scores grow, and the curves of every family."""
+    """The page of the study: verdicts, reference values, growth of scores, and the curves of every family."""
     curves = BiasCurves.of(run, declared)
     size = run.about.get("size", {})
     deck = (
@@ -418,7 +412,7 @@ def _verdicts(curves: BiasCurves, run: RunView) -> Section:
 
 
 def lengths_in_words(curves: BiasCurves) -> str:
-    """How plain inputs compare to normed ones: some families begin with embeddings as long as a norm makes them."""
+    """A sentence that compares plain and normalised inputs: some families have embeddings as long as after a norm."""
     words = {family: f"{ratio:.2g} times shorter" if ratio > 1.1 else "as long as normed ones" if ratio > 0.9
              else f"{1 / ratio:.2g} times longer" for family, ratio in curves.lengths().items()}  # fmt: skip
     told = {word: listed([family for family in words if words[family] == word]) for word in words.values()}
@@ -453,12 +447,12 @@ def _reference_section(curves: BiasCurves) -> list[Section]:
 
 
 def _three(value: float) -> str:
-    """Three decimals, and no sign before a zero."""
+    """The value with three decimals, without a sign before zero."""
     return f"{round(value, 3) + 0.0:.3f}".replace("-", "−")
 
 
 def _growth_section(curves: BiasCurves) -> list[Section]:
-    """The exponent of mean |score| over the bias, for the arm of each family that is shown in full."""
+    """The growth exponent of mean |score| with the bias, for the leading arm of each family."""
     body = []
     for arm in curves.leading_arms():
         mark, biases = curves.exponent(arm)
@@ -532,7 +526,6 @@ Means over rows of the largest, median and smallest weight. <code>attention_shar
 (max p − 1/m)/(1 − 1/m).
 """
 
-# what the console shows
 
 _COLUMNS = {
     "cosine in": COSINE_IN,
@@ -546,7 +539,7 @@ _COLUMNS = {
 
 
 def summary(run: RunView) -> Iterator[RichTable]:
-    """The main curves of the leading arms, a line for each bias; means over seeds."""
+    """For the console: the main curves of the leading arms, one line per bias; means over seeds."""
     curves = BiasCurves.of(run)
     for arm in curves.leading_arms():
         table = new_table(f"{arm.family}, {arm}", (), ("bias", *_COLUMNS))

@@ -46,19 +46,19 @@ from anisoscope.studies.untrained import block as blocks
 from anisoscope.studies.untrained.block import UntrainedBlock, biased
 
 CLAIMS = ("anisotropic_at_initialisation", "anisotropy_grows_with_bias", "sharpness_grows_with_bias")
-HISTOGRAMS = "histograms"  # the file of arrays
+HISTOGRAMS = "histograms"  # name of the file of arrays
 DATA = "random tokens"
 KINDS = ("embed", "resid", "query", "key", "scores")
 METRICS: tuple[str, ...] = ("average_cosine", "drift", "mean_norm", "qk_cosine")
 METRICS += ("attention_entropy", "attention_sharpness", "attention_max", "score_spread")
-JUDGED = ("average_cosine", "attention_sharpness")  # claims read their folds; those of the others would only take room
+JUDGED = ("average_cosine", "attention_sharpness")  # claims use their folds; others are not stored
 _REACH, _FINE, _BINS = 1e4, 0.05, 160
-EDGES = _FINE * np.sinh(np.linspace(-1, 1, _BINS + 1) * math.asinh(_REACH / _FINE))  # fine at 0, wide far from it
+EDGES = _FINE * np.sinh(np.linspace(-1, 1, _BINS + 1) * math.asinh(_REACH / _FINE))  # fine near 0, wide far from it
 
 
 @dataclass(frozen=True)
 class BiasPoint:
-    """Where on the grid a measurement is: everything that its variant says."""
+    """The grid point of a measurement, from which its variant is made."""
 
     bias: float
     init: str
@@ -66,7 +66,7 @@ class BiasPoint:
     input_norm: bool
 
     def variant(self, own: str = "") -> str:
-        """The variant of a row of the table, with a metric's own options.
+        """The variant of a row of the table, with the options `own` of the metric.
 
         >>> BiasPoint(50.0, "normal", 768, True).variant()
         'bias=50;init=normal;input_norm=1;width=768'
@@ -76,19 +76,19 @@ class BiasPoint:
 
     @property
     def key(self) -> str:
-        """A name for arrays: what differs inside one (family, initialisation, width, seed)."""
+        """A key for arrays, unique within one (family, initialisation, width, seed)."""
         return f"input_norm={int(self.input_norm)}/bias={self.bias:g}"
 
 
 @cache
 def requests() -> tuple[Request, ...]:
-    """The metrics of the registry, each where it is declared."""
+    """Requests for the metrics of the registry, each at its declared kinds of sites."""
     return tuple(replace(request, named=False) for request in parse_requests(METRICS))
 
 
 @cache
 def sequence_numbers(count: int) -> tuple[int, ...]:
-    """Numbers of contexts that fall evenly into the folds of the jackknife.
+    """Context numbers that are evenly distributed over the folds of the jackknife.
 
     >>> fold_of(torch.tensor(sequence_numbers(10))).tolist()
     [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
@@ -99,7 +99,7 @@ def sequence_numbers(count: int) -> tuple[int, ...]:
 
 
 def row_index(sequences: int, length: int) -> Index:
-    """All positions of all sequences."""
+    """The row index of all positions of all sequences."""
     context = torch.tensor(sequence_numbers(sequences)).repeat_interleave(length)
     position = torch.arange(length).repeat(sequences)
     nothing = torch.full_like(context, -1)
@@ -109,7 +109,7 @@ def row_index(sequences: int, length: int) -> Index:
 def measure_point(
     block: UntrainedBlock, x: Tensor, point: BiasPoint, *, rows: int
 ) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """Records of the table for biased inputs [S, T, d], and the histogram of the scores on `EDGES`."""
+    """Records of the table for biased inputs [S, T, d], and the histogram of the scores over `EDGES`."""
     out, call = block.run(x)
     index = row_index(*x.shape[:2])
     bank = Bank(make_plan(requests(), KINDS, seed=0, sample_size=1, attention_rows=rows))
@@ -135,18 +135,18 @@ def measure_point(
 
 @dataclass(frozen=True)
 class ScoreRows:
-    """Scores of some query rows: s [S, H, R, T] and which keys each may see."""
+    """Scores of some query rows, s [S, H, R, T], and the mask of allowed keys."""
 
     scores: Tensor
     allowed: Tensor
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The row metrics, each the mean over rows and heads, with a jackknife over the sequences."""
+        """Records of the row metrics: means over rows and heads, with a jackknife over sequences."""
         counted = self.allowed.sum(-1).expand(self.scores.shape[:-1])
         enough = counted >= SMALLEST_ROW
         few = int((~enough).sum()) // max(1, self.scores.shape[1])
         p = self.scores.masked_fill(~self.allowed, -torch.inf).softmax(-1)
-        found = {  # of every row, [S, H, R]
+        found = {  # for every row, [S, H, R]
             "score_magnitude": score_magnitude(self.scores, self.allowed),
             "attention_median": attention_median(p, self.allowed),
             "attention_min": attention_min(p, self.allowed),
@@ -156,13 +156,13 @@ class ScoreRows:
             yield {"metric": metric, "group": "", "variant": "", **_mean(sums, enough.sum((1, 2)).double(), few)}
 
     def histogram(self) -> np.ndarray:
-        """Counts of all scores between `EDGES`; what lies beyond them is in the outermost bins."""
+        """Counts of all scores between `EDGES`; the outermost bins include what lies beyond."""
         seen = self.scores[self.allowed.expand_as(self.scores)].double().cpu().numpy()
         return np.histogram(np.clip(seen, EDGES[0], EDGES[-1]), bins=EDGES)[0]
 
 
 def _mean(sums: Tensor, counts: Tensor, dropped: int) -> dict[str, Any]:
-    """The columns of a mean whose interval leaves out one sequence at a time."""
+    """Columns of the table for a mean, with a leave-one-sequence-out jackknife."""
     total, count = float(sums.sum()), float(counts.sum())
     value = total / count if count else math.nan
     without = [(total - a) / (count - b) for a, b in zip(sums.tolist(), counts.tolist(), strict=True) if 0 < b < count]
@@ -172,10 +172,10 @@ def _mean(sums: Tensor, counts: Tensor, dropped: int) -> dict[str, Any]:
 
 
 def score_rows(call: Call, index: Index, rows: int) -> ScoreRows:
-    """The same query rows that the bank looks at, with all their scores."""
+    """The same query rows as the metric bank uses, with all their scores."""
     allowed, bias = call.parted()
     chosen = [positions for _, positions, _ in chosen_rows(index, rows, seed=0)]
-    picked = torch.stack(chosen).to(call.query.device)  # [S, R]; every sequence has all its positions
+    picked = torch.stack(chosen).to(call.query.device)  # [S, R]; there is no padding
     query = torch.stack([q[:, at] for q, at in zip(call.query, picked, strict=True)])
     key = call.key.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1)
     scores = call.scaling * query.float() @ key.float().mT
@@ -205,7 +205,7 @@ class Untrained(Study):
     _block: tuple[tuple[Any, ...], UntrainedBlock] | None = None
 
     def manifest_fields(self) -> dict[str, Any]:
-        """With the device, and the sizes that the preset gives."""
+        """As in the base class, with the device and the sizes of the preset."""
         return {**super().manifest_fields(), "device": str(self._device()), "size": asdict(self.config.size)}
 
     @property
@@ -214,13 +214,13 @@ class Untrained(Study):
         return self.config.size.seeds[0]
 
     def measure(self) -> None:
-        """Every block, then the verdicts; a finished block is never measured again."""
-        for family in self.config.families:  # a slip in the last name is told before the first is measured
+        """Measure every block except finished ones, then write the verdicts."""
+        for family in self.config.families:  # check all names before the first is measured
             blocks.known_family(family)
         parts = [self._arm(arm) for arm in self.config.arms()]
         table = Table.concat(parts)
         self.folder.write_table(table)
-        arrays = {"edges": EDGES}  # of the bins; counts of scores by block and point, [points of the same name]
+        arrays = {"edges": EDGES}  # bin edges; score counts by block and point
         for arm, counts in (item for part in parts for item in part.about["histograms"].items()):
             arrays |= {f"{arm}/{point}": np.asarray(values, dtype=np.int32) for point, values in counts.items()}
         self.folder.write_arrays(HISTOGRAMS, arrays)
@@ -228,7 +228,7 @@ class Untrained(Study):
         self.folder.write_json("verdicts.json", verdicts_to_dicts(verdicts))
 
     def run(self) -> Path:
-        """As every study; the parts of a run that is complete are removed."""
+        """As in the base class; then removes the intermediate files of a complete run."""
         path = super().run()
         self.folder.tidy()
         return path
@@ -268,18 +268,18 @@ class Untrained(Study):
         return Table.from_records(records, told)
 
     def _block_of(self, arm: BlockArm) -> UntrainedBlock:
-        """The block of a family, width and seed; built once for all initialisations that replace its weights."""
+        """The block of a family, width and seed; cached, since initialisations only replace its weights."""
         key = (arm.family, arm.width, arm.seed)
         if self._block is None or self._block[0] != key or arm.init == "own":
             size, heads = self.config.size, self.config.heads_of(arm.width)
             shape = {"width": arm.width, "heads": heads, "length": size.length, "sequences": size.sequences}
-            self._block = None  # the old one goes before the new one comes
+            self._block = None  # free the old block before the new one is built
             self._block = key, blocks.build_block(arm.family, **shape, seed=arm.seed, device=str(self._device()))
         return self._block[1]
 
 
 def _described(block: UntrainedBlock) -> dict[str, str]:
-    """What run.json says about a family."""
+    """The model entry of a family in run.json."""
     words = {row["name"]: row["about"] for row in list_families()}
     own = "GPT-NeoX blocks, norm before each sublayer, rotary, sees both sides" if block.family == "prenorm" else ""
     rows = "token embeddings of the family" if block.table is not None else "N(0, 0.02²), as it reads no tokens"

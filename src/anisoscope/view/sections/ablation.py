@@ -120,9 +120,6 @@ def _difference(
     return Effect(name, size, measure.metric, middle, middle - half, middle + half, told)
 
 
-# the section
-
-
 def ablation_section(
     rows: TrainingRows, catalogue: Catalogue, shape: Shape, verdicts: Sequence[Mapping[str, Any]]
 ) -> Section | None:

@@ -153,9 +153,6 @@ def head_numbers(runs: Sequence[RunView]) -> list[Heads]:
     return sorted(found, key=lambda heads: heads.turn)
 
 
-# what the page carries
-
-
 @dataclass(frozen=True)
 class Carried:
     """The heads and steps that the page shows, and their numbers as arrays."""
@@ -241,9 +238,6 @@ def _short(value: Any, digits: int) -> Any:
         return None
     shown = float(f"{value:.{digits}g}")
     return int(shown) if shown == int(shown) else shown
-
-
-# the sections
 
 
 def attention_sections(runs: Sequence[RunView], catalogue: Catalogue) -> list[Section]:

@@ -161,8 +161,6 @@ class Gradients:
             level = share * share * (int(self.rank) + 1) / int(self.rank)
         return () if level is None else (Level(level, label, colour="@ink"),)
 
-    # drawing
-
     def drawn(self, label: str, line: Sequence[Any], **look: Any) -> Series:
         """A line over steps."""
         x = [self.time.place(row.step or 0) for row in line]
@@ -289,9 +287,6 @@ def course_words(line: Sequence[Any]) -> str:
         return f"{number(first.value)} at step {first.step or 0:,}"
     ends = f"{number(first.value)} at step {first.step or 0:,} to {number(last.value)} at step {last.step or 0:,}"
     return f"{ends}, highest {number(peak.value)} at step {peak.step or 0:,}"
-
-
-# energy
 
 
 def energy_section(found: Gradients) -> Section | None:
@@ -432,9 +427,6 @@ def _depth(found: Gradients, metrics: Sequence[str], *, alone: bool) -> list[Any
     lead = _bands(found, metrics) if alone else Prose("The same lines and bands from the embedding to the final norm.")
     return [Heading(f"Over depth{when}"), lead, Controls(switch), found.swatches(found.keys(metrics)),
             Figure(panels, layout="pairs")]  # fmt: skip
-
-
-# maps
 
 
 def _measures(found: Gradients, metrics: Iterable[str]) -> list[Measure]:

@@ -135,9 +135,6 @@ def arm_line(rows: TrainingRows, arm: Arm, measure: Measure, site: DrawnSite) ->
     return seeds_mean([rows.line(one, measure.metric, site, measure.variant) for one in arm.subjects])
 
 
-# what the page carries
-
-
 @dataclass(frozen=True)
 class Shape:
     """The numbers of all measures, and what they are of; `there[m, a]`: the places at which an arm has a measure."""
@@ -288,9 +285,6 @@ def _by_step(line: Sequence[Any]) -> dict[int, Any]:
 
 def _cells(line: Mapping[int, Any], name: str, steps: Sequence[int]) -> list[float | None]:
     return figure.column((line.get(step) for step in steps), name, 4)
-
-
-# the sections
 
 
 def shape_sections(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) -> list[Section]:

@@ -132,9 +132,6 @@ def _entry(subject: Subject, hue: int, *, shown: bool) -> page.LegendEntry:
     return page.LegendEntry(subject.index, subject.label, hue % 8 + 1, role, subject.marker, shown)
 
 
-# the summary
-
-
 def _summary(
     rows: TrainingRows, comparison: Comparison, head: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]],
     claims: Sequence[Mapping[str, Any]], found: Gradients,
@@ -208,9 +205,6 @@ def _flag_parts(flags: Sequence[tuple[str, str, str]]) -> list[Any]:
     inside = Fold("All of them", [table]) if len(flags) > 12 else table
     title = Heading(f"{len(flags)} {what} should be")
     return [page.Box([title, inside], "flags", "Checkpoints that are not what they should be")]
-
-
-# the loss
 
 
 def _loss_section(rows: TrainingRows, catalogue: Catalogue, *, several_seeds: bool) -> Section | None:
@@ -307,9 +301,6 @@ def _left_out(parts: Sequence[str]) -> Section | None:
         return None
     words = "To stay a page that opens quickly, the figures carry {what}; <code>table.parquet</code> has everything."
     return Section("left-out", "", [Prose(text(words, what=", ".join(dict.fromkeys(parts))))])
-
-
-# in sentences
 
 
 def find_training(found: Gradients) -> list[page.PageFinding]:
