@@ -2,8 +2,8 @@
 
 *Anisotropy Is Inherent to Self-Attention* (arXiv 2401.12143) observes that queries and keys drift in parallel while
 attention sharpens, and leaves open which needs the other. Here each is removed from the same small decoder: drift
-(means of queries and keys are subtracted), free scale (normalised, with a learned or a fixed sharp temperature), and scores
-altogether. Arms of a seed have the same initial weights, text and batches; only qk-norm has additional parameters, one
+(means of queries and keys are subtracted), free scale (normalised, with a learned or a fixed sharp temperature), and
+all scores. Arms of a seed have the same initial weights, text and batches; only qk-norm has additional parameters, one
 temperature per head.
 """
 
