@@ -1,7 +1,7 @@
 """Metrics of direction, drift and outliers.
 
-Notation: h a row, u = h/‖h‖, n rows, d dimensions, A the average cosine, m the mean of all sampled rows, δ how far the
-mean of the rows that stay lies from m when a fold of contexts is left out.
+Notation: h a row, u = h/‖h‖, n rows, d dimensions, A the average cosine, m the mean of all sampled rows, m + δ their
+mean without one fold of contexts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from anisoscope.stats.directions import Coordinates, Directions
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
-_NOISE = 1e-13  # of the largest norm: what rounding of the mean leaves of equal rows is no direction
+_NOISE = 1e-13  # centred rows below this share of the largest norm are rounding errors and have no direction
 _EVERYWHERE = STREAM_KINDS | WEIGHT_KINDS | HEAD_KINDS
 _RIGID = ("rotation", "scale")
 _everywhere = partial(metric, Directions, default=True, kinds=_EVERYWHERE, batched=True)
@@ -34,20 +34,20 @@ def pair_cosines(units: Tensor, n: Tensor) -> Tensor:
 
 
 def without_direction(directions: Directions, _: dict[str, Any]) -> Tensor:
-    """Rows of zeros, which have no direction: a metric of cosines leaves them out."""
+    """The number of zero rows, which metrics of cosines leave out because they have no direction."""
     assert directions.zeros is not None
     return directions.zeros
 
 
 def too_few_directions(n: float) -> TooFewRows:
-    """What to say of an average over pairs of which there are none; more rows of zeros would not help."""
+    """The error for an average over pairs where fewer than two rows have a direction."""
     if n == 0:
         return TooFewRows("every row is exactly zero, so none has a direction; look at the model")
     return TooFewRows(f"an average over pairs needs at least 2 rows that are not zero, seen {int(n)}; give more")
 
 
 def _directed(directions: Directions) -> Tensor:
-    """Rows that have a direction."""
+    """The number of rows that have a direction."""
     assert directions.zeros is not None
     return directions.n - directions.zeros
 
@@ -161,14 +161,14 @@ def massive_activation(coordinates: Coordinates, sample: Sample) -> float:
 
 
 class Centred(SampleLines):
-    """Average cosines of sampled rows, as they are and about their mean, with every fold left out in turn.
+    """Average cosines of sampled rows, raw and centred, for all rows and with each fold left out.
 
-    One pass over the rows serves all folds: Σ (h − m − δ) / ‖h − m − δ‖ needs products of h − m with the few δ alone.
+    One pass over the rows serves all folds: Σ (h − m − δ) / ‖h − m − δ‖ needs only products of h − m with the few δ.
     """
 
     @property
     def plain(self) -> Tensor:
-        """The average cosine of the rows as they are, from Σ h/‖h‖ and how many rows have a direction, by line."""
+        """The average cosine of the raw rows, by line, from Σ h/‖h‖ and the number of rows that are not zero."""
 
         def sums() -> tuple[Tensor, Tensor]:
             there = self.staying(self.left_out or (-1,)).to(self.rows)
@@ -180,7 +180,7 @@ class Centred(SampleLines):
 
     @property
     def centred(self) -> Tensor:
-        """The same of h − m − δ: the rows about the mean of those that stay."""
+        """The average cosine by line of h − m − δ, the rows minus the mean of the line."""
 
         def sums() -> tuple[Tensor, Tensor]:
             there = self.staying(self.left_out or (-1,)).to(self.rows)
@@ -229,7 +229,7 @@ def explained_by_drift(rows: Centred) -> Tensor:
     """Share of the average cosine that vanishes when the mean is removed; unsteady where A is near 0."""
     plain = rows.plain
     words = "the average cosine is exactly 0, so nothing is there to explain"
-    unless(plain == 0.0, plain, words)  # said before what the centred rows lack
+    unless(plain == 0.0, plain, words)  # this error takes precedence over those of the centred rows
     return torch.where(plain == 0.0, torch.nan, 1.0 - rows.centred / plain)
 
 
@@ -268,7 +268,7 @@ def drift_alignment(moments: Moments) -> Tensor:
     mean, top = moments.mean, moments.eigenvalues()[..., 0]
     length = mean.square().sum(-1)
     along = (mean * (moments.scatter @ mean.unsqueeze(-1)).squeeze(-1)).sum(-1)
-    # rounding of the mean leaves equal rows a scatter of about 1e-32 of their energy: no direction
+    # equal rows have a scatter of about 1e-32 of their energy by rounding of the mean; it has no direction
     none = (top <= 1e-28 * moments.n * length) | (length == 0.0)
     words = "rows are equal or have no mean, so drift has no direction to compare; give other rows"
     return unless(none, along / (length * top), words)

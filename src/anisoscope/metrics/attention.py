@@ -1,6 +1,6 @@
-"""Metrics of attention: how sharp its rows are, and how queries and keys lie to each other, per head.
+"""Metrics of attention, per head: the sharpness of attention rows, and the relative drift of queries and keys.
 
-Rows are read without ever holding the whole matrix. Notation: s the scores of one query as fed to softmax,
+The whole attention matrix is never held in memory. Notation: s the scores of one query as fed to softmax,
 p = softmax(s), m the number of keys the mask allows.
 """
 
@@ -28,8 +28,8 @@ QUANTITIES = (
     "spread_unbiased",  # the same without additive bias
     "largest",  # max p
 )
-SMALLEST_ROW = 8  # rows that see fewer keys say nothing about sharpness
-_BLOCK = 2 << 20  # elements of scores held at a time
+SMALLEST_ROW = 8  # queries with fewer allowed keys are left out
+_BLOCK = 2 << 20  # elements of scores computed at a time
 PAIRS = {"query": "key", "query_unrotated": "key_unrotated", "cross_query": "cross_key"}
 """Queries, and the keys that belong to them."""
 _ROWS = f"mean over sampled query rows that see at least {SMALLEST_ROW} keys; the others are counted as dropped"
@@ -68,22 +68,22 @@ def row_sharpness(
 
 
 def _promoted(x: Tensor) -> Tensor:
-    """Half precision as float32; float32 and float64 as they are."""
+    """x in float32, or unchanged if it is float32 or float64."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def _of_heads(x: Tensor, heads: slice) -> Tensor:
-    """A mask or a bias of some heads; one may serve them all."""
+    """The part of a mask or bias for some heads; one with a single head applies to all."""
     return x[:, heads] if x.shape[1] > 1 else x
 
 
 def _at(x: Tensor, first: Tensor) -> Tensor:
-    """The column of each context's first key: [B, h, R] of [B, h, R, S]."""
+    """The entries of x [B, h, R, S] at each context's first key: [B, h, R]."""
     return x.gather(-1, first.expand(*x.shape[:-1], 1)).squeeze(-1)
 
 
 def _quantities(plain: Tensor, bias: Tensor | None, allowed: Tensor, *, first: Tensor) -> Tensor:
-    """The quantities of a block of heads, with the first key and without it; a forbidden key has score −∞."""
+    """The quantities of a block of heads, with the first key and without it; a masked key has score −∞."""
     count = allowed.sum(-1)
     scores = plain if bias is None else plain + bias
     spread = _spread(scores, allowed, count)
@@ -107,7 +107,7 @@ def _quantities(plain: Tensor, bias: Tensor | None, allowed: Tensor, *, first: T
 
 
 def _retaken(sink: Tensor, total: Tensor) -> bool:
-    """Whether the softmax of the rest is computed again: where too little of the sums is left, and on a device."""
+    """Whether the softmax without the first key is recomputed: on a GPU, or if subtraction would lose digits."""
     return total.device.type != "cpu" or bool((sink > 0.5 * total).any())
 
 
@@ -116,7 +116,7 @@ def _weights(masked: Tensor) -> tuple[Tensor, Tensor]:
     peak = masked.amax(-1, keepdim=True)
     shifted = masked - torch.where(peak.isfinite(), peak, 0.0)
     weights = shifted.exp()
-    return shifted.clamp_min_(-1e4), weights  # −1e4 stands in for −∞, since 0 · −∞ is not 0
+    return shifted.clamp_min_(-1e4), weights  # −1e4 instead of −∞, because 0 · −∞ is NaN
 
 
 def _row(total: Tensor, mean: Tensor, top: Tensor, count: Tensor) -> list[Tensor]:
@@ -130,14 +130,14 @@ def _row(total: Tensor, mean: Tensor, top: Tensor, count: Tensor) -> list[Tensor
 
 def _spread(scores: Tensor, allowed: Tensor, count: Tensor) -> Tensor:
     m = count.to(scores.dtype)
-    # filled, not multiplied: a forbidden key may hold NaN or infinity
+    # filled, not multiplied by 0: a masked key may hold NaN or infinity
     mean = scores.masked_fill(~allowed, 0.0).sum(-1, keepdim=True) / m.unsqueeze(-1)
     gap = (scores - mean).masked_fill_(~allowed, 0.0)
     return torch.where(count >= SMALLEST_ROW, torch.linalg.vector_norm(gap, dim=-1) / m.sqrt(), torch.nan)
 
 
 def _rows_left_out(quantity: str, without: str = "") -> Callable[[Attention, dict[str, Any]], Tensor]:
-    """Query rows that a metric of this quantity (`without` what its option switches off) is not computed from."""
+    """A function that counts the query rows without a value of a quantity (`without`: if its option is off)."""
 
     def left_out(attention: Attention, options: dict[str, Any]) -> Tensor:
         assert attention.count is not None
@@ -251,7 +251,7 @@ def attention_min(p: Tensor, allowed: Tensor) -> Tensor:
 )
 def qk_cosine(query: Directions, key: Keys) -> Tensor:
     """Whether the mean query and the mean key drift the same way: parallel (1), opposed (−1) or neither (0)."""
-    one, two = query.total, key.total  # their angle is that of the means
+    one, two = query.total, key.total  # sums have the same angle as means
     assert one is not None and two is not None
     below = torch.linalg.vector_norm(one, dim=-1) * torch.linalg.vector_norm(two, dim=-1)
     words = "the mean query or the mean key is zero, so they have no angle; look at the model"

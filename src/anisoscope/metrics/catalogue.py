@@ -1,4 +1,4 @@
-"""Every metric by name: the declarations of all files, requests in words, and several metrics of one array."""
+"""The registry of all metrics, the parser of metric requests, and `measure_rows` for several metrics of one array."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MODULES = (*_OF_ROWS, tangent, frequency, training, curvature, performance)
 
 
 def registry() -> dict[str, Metric]:
-    """Every declared metric by name, in the order of tables, whoever imported one of the files first."""
+    """Every declared metric by name, in the order of tables, which does not depend on the order of imports."""
     places = {module.__name__: place for place, module in enumerate(_MODULES)}
 
     modules = {name: (metric.batch or metric.function).__module__ for name, metric in REGISTRY.items()}
@@ -36,9 +36,9 @@ def registry() -> dict[str, Metric]:
 
 
 def parse_requests(names: Iterable[str] | str | None) -> list[Request]:
-    """Metrics from words such as `two_nn`, `svd_ratio:centred=0`, `all` and `default` (also when there are none).
+    """Requests from names such as `two_nn`, `svd_ratio:centred=0`, `all` and `default`; no names mean `default`.
 
-    One string may hold several, with commas between them, as on the command line.
+    A string may hold several names separated by commas, as on the command line.
 
     >>> [r.metric.name for r in parse_requests(["svd_ratio:centred=0"])]
     ['svd_ratio']
@@ -74,10 +74,10 @@ def measure_rows(
     seed: int = 0,
     interval: bool = True,
 ) -> dict[str, Estimate]:
-    """Several metrics of the rows of one n×d array (the default ones unless named), their statistics taken once.
+    """Several metrics (by default the default ones) of the rows of one n×d array, with shared statistics.
 
-    The keys are the words asked for; a metric that cannot be computed has the value NaN, and its note says why.
-    Without `interval` the values come alone, which is quicker.
+    The keys are the requested names; a metric that cannot be computed is NaN, and its note says why.
+    `interval=False` skips the intervals, which is faster.
 
     >>> found = measure_rows(torch.eye(16), ["participation_ratio", "svd_ratio:centred=0"])
     >>> {name: round(estimate.value, 4) for name, estimate in found.items()}

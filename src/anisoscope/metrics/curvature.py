@@ -1,4 +1,4 @@
-"""What of a manifold's curvature is seen in a sample: the numbers of the curvature study.
+"""How much of a manifold's curvature is visible in a sample: the metrics of the curvature study.
 
 Notation: t the scale of a sample in units of the radius of curvature 1/κ, C_T and C_N the covariance of the centred
 sample in the tangent and in the normal space, visibility = tr C_N / tr C_T. To leading order tr C_T ~ t², tr C_N ~ t⁴.

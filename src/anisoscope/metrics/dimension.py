@@ -1,4 +1,4 @@
-"""Intrinsic dimension and other metrics of neighbourhoods, and what estimators give on clouds of known dimension.
+"""Intrinsic dimension and other metrics of neighbourhoods, and their expected values at a known dimension.
 
 Notation: rᵢ distance to the i-th nearest distinct row, μ = r₂/r₁, N rows; d the true dimension, n the rows of a known
 cloud, E the mean of the estimate, b = E − d its bias. The reference cloud is flat: independent Gaussian rows.
@@ -25,14 +25,14 @@ from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
 from anisoscope.metrics.engine.folds import Neighbours, once, unless
 from anisoscope.metrics.engine.metric import metric
 
-FEWEST = 32  # distinct rows below which a dimension is not worth a number
-_NEWTON = 100  # steps at most; five are usual
+FEWEST = 32  # minimum number of distinct rows for an estimate
+_NEWTON = 100  # maximum number of Newton steps; five are usual
 DEFAULT_KEEP = 0.9
 DIMENSIONS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 18, 22, 27, 33, 40, 50, 60, 75, 100, 140, 200)
 SIZES = (256, 1024, 4096, 16_384, 65_536)
 ESTIMATORS = ("two_nn", "two_nn:method=ml", "levina_bickel", "gride:scale=2", "gride:scale=4", "gride:scale=8")
 SHAPE_ERROR = 0.08
-_WELL_DRAWN = 3  # sizes
+_WELL_DRAWN = 3  # first sizes of the table, for which it has many clouds
 _SAME = {"gride": "gride:scale=2", "gride:scale=1": "two_nn:method=ml"}  # the same formula under another name
 _RIGID = ("rotation", "scale", "shift")
 _neighbouring = partial(metric, Neighbours, invariant=_RIGID, batched=True)
@@ -41,14 +41,14 @@ _BATCHES = "mean over shuffled batches of 4096 rows in a profile, all rows on an
 
 
 def expected_dimension(dimension: float, n: int, *, estimator: str = "two_nn") -> float:
-    """E: what an estimator gives on average on a flat cloud of a dimension.
+    """E: the mean of an estimator over flat clouds of n rows and this dimension.
 
     >>> round(expected_dimension(20, 4096)), round(expected_dimension(50, 4096))
     (17, 33)
     """
     _check(dimension, n)
     means = _means(n, estimator)
-    # below the table, neighbours are so near that no edge is seen and the ratio stays what it is at 1
+    # below dimension 1, where the table begins, edges do not matter and E/d is constant
     inside = min(max(dimension, DIMENSIONS[0]), DIMENSIONS[-1])
     ratio = np.interp(np.log(inside), np.log(DIMENSIONS), np.log(means / DIMENSIONS))
     return float(dimension * np.exp(ratio))
@@ -71,24 +71,24 @@ def dimension_spread(dimension: float, n: int, *, estimator: str = "two_nn") -> 
     """
     _check(dimension, n)
     shares = (_columns("sd", estimator) / _columns("mean", estimator))[:, :_WELL_DRAWN]
-    # the relative spread is c/√n: c is pooled over the sizes of which the table has many clouds
+    # the relative spread is c/√n, with c pooled over the sizes for which the table has many clouds
     pooled = np.sqrt((np.square(shares) * SIZES[:_WELL_DRAWN]).mean(1))
     share = float(np.interp(np.log(dimension), np.log(DIMENSIONS), pooled)) / np.sqrt(n)
     return float(share * expected_dimension(dimension, n, estimator=estimator))
 
 
 def stated_error(dimension: float, n: int, *, estimator: str = "two_nn") -> float:
-    """How far from E an estimate may lie on a smooth cloud, flat or gently curved: 8 % of E and three spreads.
+    """The tolerance |estimate − E| on a smooth cloud, flat or gently curved: 8 % of E plus three standard deviations.
 
-    Closed surfaces and Gaussian tails differ in their edges, which is what the 8 % are for; a cloud with hard edges (a
-    cube) may lie 15 % lower.
+    The 8 % allow for edges, in which closed surfaces and Gaussian tails differ; a cloud with hard edges (a cube) may
+    lie 15 % lower.
     """
     expected = expected_dimension(dimension, n, estimator=estimator)
     return SHAPE_ERROR * expected + 3.0 * dimension_spread(dimension, n, estimator=estimator)
 
 
 def calibrated_dimension(value: float, n: int, *, method: str = "slope") -> float:
-    """The dimension of the flat cloud of n rows that gives a TwoNN value on average; the table's edge beyond it.
+    """The dimension of flat clouds of n rows whose mean TwoNN is `value`, at most the largest of the table.
 
     >>> round(calibrated_dimension(expected_dimension(37.0, 3000), 3000), 6)
     37.0
@@ -103,7 +103,7 @@ def calibrated_dimension(value: float, n: int, *, method: str = "slope") -> floa
 
 
 def in_table(dimension: float, n: int) -> bool:
-    """Whether the table reaches as far as a true dimension and a number of rows; below 1 it is flat and needs none.
+    """Whether the calibration table covers a true dimension (below 1 it is extrapolated) and a number of rows.
 
     >>> in_table(20.0, 4096), in_table(20.0, 50), in_table(200.0, 4096)
     (True, False, False)
@@ -116,13 +116,13 @@ def _of_method(method: str) -> str:
 
 
 def _means(n: int, estimator: str) -> np.ndarray:
-    """E of every dimension of the table at a number of rows."""
+    """E at a number of rows for every dimension of the table."""
     at = np.log(min(max(n, SIZES[0]), SIZES[-1]))
     return np.exp([np.interp(at, np.log(SIZES), np.log(row)) for row in _columns("mean", estimator)])
 
 
 def _columns(part: str, estimator: str) -> np.ndarray:
-    """[dimensions, sizes] of one estimator."""
+    """A part of the table (means or standard deviations) for one estimator [dimensions, sizes]."""
     name = _SAME.get(estimator, estimator)
     if name not in ESTIMATORS:
         raise unknown_name("estimator of a dimension", estimator, (*ESTIMATORS, *_SAME))
@@ -141,7 +141,7 @@ def _check(dimension: float, n: int) -> None:
 
 
 def _remarks(value: float, rows: int, options: dict[str, Any], graphs: list[Neighbours]) -> str:
-    """The bias of TwoNN, and a warning where neighbours 2 and 4 give another dimension than neighbours 1 and 2.
+    """Text on the bias of TwoNN, with a warning where neighbours 2 and 4 give another dimension than 1 and 2.
 
     A near-copy of every tenth row is enough to bring TwoNN from 14 down to 0.2, with a narrow interval.
     """
@@ -155,7 +155,7 @@ def _remarks(value: float, rows: int, options: dict[str, Any], graphs: list[Neig
 
 
 def _bias_there(value: float, rows: int, options: dict[str, Any]) -> str:
-    """How far TwoNN is off at this value and number of rows, in words."""
+    """Text on the bias of TwoNN at this value and number of rows."""
     if options.get("keep", DEFAULT_KEEP) != DEFAULT_KEEP:
         return ""
     if options.get("calibrated"):
@@ -167,7 +167,7 @@ def _bias_there(value: float, rows: int, options: dict[str, Any]) -> str:
 
 
 def _near(neighbours: Neighbours, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances to the k nearest, the rows that have that many, and how many those are (NaN: too few) by line."""
+    """By line: distances to the k nearest, which rows have k neighbours, and their number (NaN if below FEWEST)."""
     near, usable = neighbours.near(k)
     count = usable.sum(-1)
 
@@ -185,7 +185,7 @@ def _no_dimension() -> TooFewRows:
 
 
 def _quotient(above: Tensor | float, below: Tensor) -> Tensor:
-    """A dimension, or an error where neighbours lie at equal distances and therefore have none."""
+    """above / below; NaN or an error where `below` is 0 because the nearest rows are equally far."""
     return unless(~((below > 0.0) & (below < torch.inf)), above / below, _no_dimension)
 
 
@@ -221,12 +221,12 @@ def two_nn(
 
 
 def _two_nn(neighbours: Neighbours, *, method: str, keep: float) -> tuple[Tensor, Tensor]:
-    """The estimate as published, and the rows that it was made of, by line."""
+    """The published estimate, and the number of rows that it was computed from, by line."""
     near, usable, count = _near(neighbours, 2)
     log_mu = (near[..., 1] / near[..., 0]).log()
     if method == "ml":
         return _quotient(count, torch.where(usable, log_mu, 0.0).sum(-1)), count
-    log_mu = torch.where(usable, log_mu, torch.inf).sort(-1).values  # rows left out come last
+    log_mu = torch.where(usable, log_mu, torch.inf).sort(-1).values  # unusable rows are sorted to the end
     order = torch.arange(1, log_mu.shape[-1] + 1, dtype=torch.float64, device=log_mu.device)
     kept = order <= torch.minimum((keep * count).floor(), count - 1).unsqueeze(-1)
     x = torch.where(kept, log_mu, 0.0)
@@ -249,7 +249,7 @@ def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 
         raise AnisoscopeError(f"levina_bickel has k from {smallest} to {largest}; expected 2 ≤ smallest ≤ largest")
     near, usable, count = _near(neighbours, largest)
     logs = (near / near[..., -1:]).log_().masked_fill_(~usable.unsqueeze(-1), 0.0).sum(-2) / count.unsqueeze(-1)
-    # the mean of a difference is that of the means; up to k − 1 of them for the k at which they end
+    # (1/(k−1)) Σ_{j<k} log(r_k/r_j) = log r_k − (1/(k−1)) Σ_{j<k} log r_j: one cumulative sum serves all k
     k = torch.arange(smallest, largest + 1, device=logs.device)
     inverse = logs[..., smallest - 1 :] - logs.cumsum(-1)[..., smallest - 2 : -1] / (k - 1)
     values = torch.where((inverse > 0.0) & inverse.isfinite(), 1.0 / inverse, torch.nan).mean(-1)
@@ -300,7 +300,7 @@ def _gride(neighbours: Neighbours, scale: int) -> Tensor:
 
 @dataclass
 class _Root:
-    """Newton's search in log δ for the zero of one line's score, between the ends that its signs have shown."""
+    """Newton's method in log δ for the zero of one line's score, kept between the bounds found so far."""
 
     at: float
     count: float
@@ -309,7 +309,7 @@ class _Root:
     high: float = math.inf
 
     def move(self, inner: float, squares: float, *, scale: int) -> bool:
-        """One step, from Σ log μ/(1 − μ^−δ) and Σ of its squares times μ^−δ; whether it was needed."""
+        """One step, from Σ log μ/(1 − μ^−δ) and Σ of its squares times μ^−δ; returns False if already converged."""
         score = self.count / self.at + (scale - 1) * inner - (2 * scale - 1) * self.total
         slope = -self.count / self.at - (scale - 1) * squares * self.at  # in log δ
         if not abs(score) > 1e-12 * abs(slope):
@@ -334,7 +334,7 @@ def hubness(neighbours: Neighbours, *, k: int = 10) -> Tensor:
         raise AnisoscopeError(f"hubness has k {k}; expected 1 or more")
     _, usable, enough = _near(neighbours, k)
     there = torch.ones_like(usable) if neighbours.there is None else neighbours.there
-    # all lines are counted at once: the rows of each have numbers of their own, and what does not count the last one
+    # one bincount for all lines: rows are numbered through all lines, and a last bin collects what does not count
     first = torch.arange(0, there.numel(), there.shape[-1], device=there.device).view(*there.shape[:-1], 1, 1)
     chosen = torch.where(usable.unsqueeze(-1), neighbours.index[..., :k] + first, there.numel())
     counts = torch.bincount(chosen.flatten(), minlength=there.numel() + 1)[:-1].view(there.shape).double()

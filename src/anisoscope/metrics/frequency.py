@@ -1,4 +1,4 @@
-"""Token frequency: bins of equal mass, and whether frequent types lie closer together.
+"""Token frequency: bins of equal mass, and correlations of a type's frequency with the spread of its rows.
 
 Notation: c_v occurrences of type v in the training corpus, m occurrences of a type among the rows at hand.
 """
@@ -18,17 +18,17 @@ from anisoscope.metrics.engine.metric import measured
 
 STEPS = ("tangent", "sweep", "train")
 BINS = 5
-OCCURRENCES = 10  # rows of each type: fewer give no spread, more would make frequent types look wider
+OCCURRENCES = 10  # rows used of each type; the same for all, so that frequent types do not look wider
 FEWEST_TYPES = 8
 _ARTICLE = "Revisiting Anisotropy, arXiv:2604.08764"
 _over_types = partial(measured, *STEPS, reference=_ARTICLE, invariant=("rotation", "scale"))
-_TOGETHER = 1 << 21  # numbers of resamplings held at once
+_TOGETHER = 1 << 21  # elements of resamplings held at a time
 
 
 def equal_mass_bins(counts: Tensor, *, bins: int = BINS) -> Tensor:
-    """The bin of every type, 0 the most frequent: each bin holds about the same number of tokens; unseen types −1.
+    """The bin of every type: about as many tokens in each, 0 for the most frequent types, −1 for unseen types.
 
-    A type lies in the bin in which the middle of its own mass falls, so that one very frequent type fills bins alone.
+    A type is in the bin that contains the middle of its own mass; a very frequent type may leave bins empty.
 
     >>> equal_mass_bins(torch.tensor([50, 25, 15, 10, 0]), bins=2).tolist()
     [0, 1, 1, 1, -1]
@@ -66,14 +66,14 @@ def unigram_entropy(counts: Tensor) -> float:
 
 
 def bin_of(tokens: Tensor, bins: Tensor) -> Tensor:
-    """The bin of every row's token; −1 for none, for unseen types and for ids beyond the vocabulary."""
+    """The bin of every row's token; −1 for rows without a token, unseen types and ids beyond the vocabulary."""
     known = (tokens >= 0) & (tokens < len(bins))
     return torch.where(known, bins.to(tokens.device)[tokens.clamp(0, len(bins) - 1)], -1)
 
 
 @dataclass(frozen=True)
 class TypeSpread:
-    """One point per type: its log frequency, and the RMS distance of its rows to their centroid."""
+    """For each type: its log frequency, the RMS distance of its rows to their centroid, and their mean norm."""
 
     frequency: Tensor  # [types] log c
     distance: Tensor  # [types] √(Σ‖x − x̄‖² / (m − 1))
@@ -81,10 +81,7 @@ class TypeSpread:
 
 
 def contextual_spread(x: Tensor, tokens: Tensor, counts: Tensor, *, order: Tensor) -> TypeSpread:
-    """The spread of every type with at least OCCURRENCES rows, each over its first OCCURRENCES in `order`.
-
-    Equal numbers, because the largest of many distances would grow with the number; the divisor is m − 1.
-    """
+    """The spread of every type with at least OCCURRENCES rows, over its first OCCURRENCES rows in `order`."""
     m = OCCURRENCES
     tokens, counts = tokens.cpu(), counts.cpu().double()
     usable = (tokens >= 0) & (tokens < len(counts))
@@ -101,7 +98,7 @@ def contextual_spread(x: Tensor, tokens: Tensor, counts: Tensor, *, order: Tenso
 
 @dataclass
 class TemporalSpread:
-    """Rows of a weight table around their mean over time, from evenly spaced moments; a running sum, not a history."""
+    """The spread of each row of a weight table over evenly spaced training steps, from running sums."""
 
     n: int = 0
     total: Tensor | None = None  # [V, d]
@@ -111,14 +108,14 @@ class TemporalSpread:
     def update(self, table: Tensor) -> TemporalSpread:
         rows = table.detach().double()
         parts = {"total": rows, "squares": rows.square().sum(1), "norms": rows.norm(dim=1)}
-        for name, part in parts.items():  # a state that was read from disk lies on the host
+        for name, part in parts.items():  # a state read from disk is on the host
             kept = getattr(self, name)
             setattr(self, name, part.clone() if kept is None else kept.to(part.device).add_(part))
         self.n += 1
         return self
 
     def spread(self, counts: Tensor) -> TypeSpread:
-        """One point per type that occurs."""
+        """The spread of the types that occur."""
         if self.total is None or self.squares is None or self.norms is None or self.n < 2:
             empty = torch.empty(0, dtype=torch.float64)
             return TypeSpread(empty, empty, empty)
@@ -216,7 +213,7 @@ def _slope(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _resamplings(n: int, draws: int, seed: int) -> Iterable[tuple[Tensor, Tensor]]:
-    """Permutations and bootstrap samples of n points, some draws at a time: a vocabulary's would take gigabytes."""
+    """Permutations and bootstrap samples of n points, in batches: those of a whole vocabulary would take gigabytes."""
     size = max(1, _TOGETHER // n)
     if draws <= size:
         return (_few_resamplings(n, draws, seed),)
@@ -226,7 +223,7 @@ def _resamplings(n: int, draws: int, seed: int) -> Iterable[tuple[Tensor, Tensor
 
 @lru_cache(maxsize=8)
 def _few_resamplings(n: int, draws: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The same for every layer, so made once."""
+    """All draws at once; cached, because every layer uses the same."""
     return _resampled(n, draws, torch.Generator().manual_seed(seed))
 
 
@@ -241,7 +238,7 @@ def _pearson(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _ranks(x: Tensor) -> Tensor:
-    """Average ranks, so that ties do not depend on their order."""
+    """Ranks along each row; ties have their average rank."""
     _, inverse, count = torch.unique(x, return_inverse=True, return_counts=True)
     last = count.cumsum(0).double()
     return (last - (count.double() - 1) / 2)[inverse]

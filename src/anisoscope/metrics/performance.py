@@ -1,4 +1,4 @@
-"""What can be done with rows: losses and hits of the performance study, and how they go with geometry."""
+"""Metrics of the performance study: losses and probe accuracies, and their correlation with metrics of geometry."""
 
 from __future__ import annotations
 

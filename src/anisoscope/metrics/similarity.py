@@ -17,7 +17,7 @@ from anisoscope.metrics.engine.metric import STREAM_KINDS, as_rows, metric
 from anisoscope.stats.directions import Coherence, Directions
 from anisoscope.stats.sample import Sample
 
-OCCURRENCES = 5  # of a token type in the sample, below which it is left out
+OCCURRENCES = 5  # minimum occurrences of a token type in the sample
 _TYPES = f"token types with at least {OCCURRENCES} occurrences in the sample; minus the baseline (baseline=0: raw)"
 _similar = partial(
     metric,
@@ -30,13 +30,13 @@ _of_types = partial(_similar, Sample, convention=_TYPES)
 
 def _directed(sample: Sample) -> tuple[Tensor, Tensor]:
     """Rows that are not zero, in float64, and their tokens."""
-    rows = sample.rows.cpu().double()  # many small matrices follow: a device would wait for each
+    rows = sample.rows.cpu().double()  # many small matrices follow, which are faster on the host
     chosen = (rows != 0).any(1)
     return rows[chosen], sample.label("token")[chosen.cpu()]
 
 
 def _types(sample: Sample) -> list[Tensor]:
-    """Rows of each token type that occurs often enough; zero rows have no direction and are left out."""
+    """The rows of each token type that occurs often enough, without zero rows."""
     rows, tokens = _directed(sample)
     values, inverse, counts = torch.unique(tokens, return_inverse=True, return_counts=True)
     chosen = [i for i in range(len(values)) if counts[i] >= OCCURRENCES and values[i] >= 0]
@@ -98,7 +98,7 @@ def max_explainable_variance(sample: Sample, *, baseline: bool = True) -> float:
     values, start = [], 0
     for occurrences in types:
         m = len(occurrences)
-        start = 0 if start + m > len(rows) else start  # rows lie in hash order, so any run of them is a random draw
+        start = 0 if start + m > len(rows) else start  # rows are in hash order, so consecutive rows are a random draw
         values.append(_explained(occurrences) - (_explained(rows[start : start + m]) if baseline else 0.0))
         start += m
     return sum(values) / len(values)
@@ -118,7 +118,7 @@ def linear_cka(first: Any, second: Any) -> float:
 
 
 def hollow_kernel(rows: Any) -> Tensor:
-    """The linear kernel of centred rows, without its diagonal."""
+    """The linear kernel of centred rows with its diagonal set to 0."""
     x = as_rows(rows).double()
     bad = len(x) - int(x.isfinite().all(1).sum())
     if bad:
@@ -134,10 +134,10 @@ def kernel_cka(first: Tensor, second: Tensor) -> float:
     """Debiased CKA of two hollow kernels of the same rows."""
     if len(first) != len(second):
         raise AnisoscopeError(f"CKA compares the same rows, seen {len(first)} and {len(second)}; align them first")
-    cross, one, two = _hsic(first, second), _hsic(first, first), _hsic(second, second)
-    if one <= 0 or two <= 0:
+    cross, of_first, of_second = _hsic(first, second), _hsic(first, first), _hsic(second, second)
+    if of_first <= 0 or of_second <= 0:
         raise TooFewRows("the rows of one array have no structure beyond noise, so CKA is not defined; give more rows")
-    return cross / (one * two) ** 0.5
+    return cross / (of_first * of_second) ** 0.5
 
 
 def _hsic(k: Tensor, kernel: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Metrics of the spectrum of the rows, of all of them and inside clusters.
+"""Metrics of the spectrum of rows, and of the spectra inside k-means clusters.
 
 Notation: σ singular values of the (centred) n×d rows, λ = σ², p = σ/Σσ. Clusters are found by k-means with K by
 silhouette, once on the sampled rows: K clusters of n_k rows, σ those of a cluster's rows about their own mean.
@@ -39,13 +39,13 @@ Stretches = tuple[Tensor, Tensor, list[int]]  # σ₁²/Σσ² and rows of every
 
 
 def _energies(moments: Moments, *, centred: bool) -> Tensor:
-    """λ [..., d], NaN (or an error) when there is no spectrum to speak of."""
+    """λ [..., d]; NaN, or an error for a single spectrum, if there is no variance."""
     needed = 2 if centred else 1
     n = torch.as_tensor(moments.n)
     unless(n < needed, n, lambda: TooFewRows(f"a spectrum needs at least {needed} rows, seen {n}; give more tokens"))
     energies = moments.eigenvalues(centred=centred)
     total = moments.scatter.diagonal(dim1=-2, dim2=-1).sum(-1) + moments.n * moments.mean.square().sum(-1)
-    # the float64 mean of equal rows is off by 1e-16 of their norm; what that leaves is no direction
+    # the float64 mean of equal rows has a relative error of 1e-16, whose scatter must not count as a direction
     flat = energies[..., 0] <= 1e-28 * total
     unless(flat, total, lambda: TooFewRows(f"all {n} rows are equal, so there is no spectrum; give rows that differ"))
     return torch.where(((n < needed).to(flat.device) | flat).unsqueeze(-1), torch.nan, energies)
@@ -190,10 +190,9 @@ def singular_entropy(moments: Moments, *, centred: bool = False) -> Tensor:
 
 
 class Clusters(SampleLines):
-    """Sampled rows and, once asked for, their clusters; leaving a fold out keeps the labels of the rows that stay.
+    """Sampled rows and, at first use, their clusters; labels are kept when a fold is left out.
 
-    Rows lie about their mean, the largest entry between ½ and 1, and are looked at where they are: on a GPU all of
-    this runs there.
+    Rows are centred and scaled so that the largest entry is between ½ and 1; they stay on their device.
     """
 
     @classmethod
@@ -202,11 +201,11 @@ class Clusters(SampleLines):
         if not len(cloud.rows):
             return cloud
         rows = cloud.rows - cloud.rows.mean(0)
-        # shares do not depend on the unit; squares of rows far from 1 would leave float32
+        # shares are invariant to scale; squares of very large or small entries would not fit into float32
         return cls(rows / 2.0 ** math.frexp(float(rows.abs().max()))[1], cloud.fold)
 
     def stretch(self, *, clusters: int, partition: str) -> Tensor:
-        """Σ_k (n_k/n) σ₁²/Σσ² over the parts of a partition that are not too small, by line."""
+        """Σ_k (n_k/n) σ₁²/Σσ² over the parts with at least _SMALLEST rows, by line."""
 
         def why() -> TooFewRows:
             return TooFewRows(f"clusters need at least {FEWEST} sampled rows, seen {self.n}; give more tokens")
@@ -216,20 +215,20 @@ class Clusters(SampleLines):
         if bool(few.all()):
             return unless(few, torch.zeros(few.shape), why)
         shares, sizes, folds = once(self.known, (clusters, partition), lambda: self._stretches(clusters, partition))
-        # a fold of which none was sampled is the line of all rows
+        # leaving out a fold without sampled rows changes nothing
         columns = [folds.index(fold) if fold in folds else 0 for fold in self.left_out] if self.left_out else 0
         share, size = shares[:, columns], sizes[:, columns] * (sizes[:, columns] >= _SMALLEST)
         return unless(few, (share * size).sum(0) / size.sum(0), why)
 
     def labels(self, clusters: int = 0) -> Tensor:
-        """The k-means label of each row, with K given or chosen by the silhouette of some rows."""
+        """The k-means label of each row, with K given or (0) chosen by the silhouette of some rows."""
         return once(self.known, clusters, lambda: k_means(self.rows, clusters) if clusters else _chosen(self.rows))
 
     def _stretches(self, clusters: int, partition: str) -> Stretches:
         labels = torch.zeros(len(self.rows), dtype=torch.int64, device=self.rows.device)
         if partition != "none":
             labels = self.labels(clusters)
-        if partition == "random":  # sampled rows lie in hash order, so runs of them are random draws
+        if partition == "random":  # sampled rows are in hash order, so consecutive rows are a random draw
             labels = labels.sort().values
         folds = [-1, *sorted(set(self.fold.tolist()))]
         pieces = _pieces(self.rows, self.staying(folds).to(self.rows), labels.unique(return_inverse=True)[1])
@@ -257,14 +256,14 @@ def local_anisotropy(cloud: Clusters, *, clusters: int = 0, partition: str = "cl
 
 
 def _at_once(rows: Tensor) -> bool:
-    """Whether starting an operation costs more than what it works out, as on a GPU."""
+    """Whether to batch all parts: on a GPU, where launching an operation costs more than these operations."""
     return rows.device.type != "cpu"
 
 
 def _pieces(rows: Tensor, there: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Rows about the mean of their part, the sets they belong to, and ‖row‖²: part by part, or on a GPU all at once.
+    """Rows minus the mean of their part, the sets they belong to, and ‖row‖²: by part, or on a GPU all at once.
 
-    About the mean first: of the squares of tight, distant parts a difference would leave rounding alone.
+    Means are subtracted first, because a difference of squares of tight, distant parts would be rounding noise.
     """
     one_hot = torch.nn.functional.one_hot(labels).to(rows)
     means = one_hot.T @ rows / one_hot.sum(0).clamp_min(1.0).unsqueeze(1)
@@ -273,25 +272,25 @@ def _pieces(rows: Tensor, there: Tensor, labels: Tensor) -> Iterator[tuple[Tenso
         yield centred, (one_hot.unsqueeze(2) * there.unsqueeze(1)).flatten(1), energy
         return
     for k in range(one_hot.shape[1]):
-        mine = labels == k
-        yield centred[mine], there[mine], energy[mine]
+        part = labels == k
+        yield centred[part], there[part], energy[part]
 
 
 def _share(rows: Tensor, member: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
-    """σ₁²/Σσ² of some rows about their own mean, for each of several sets of them, and the rows of each.
+    """σ₁²/Σσ² about its mean of each set of rows (`member` [n, sets]), and the size of each set.
 
-    Rows that are all equal have no direction: 1. `energy` is ‖row‖² before a mean was taken away.
+    The share of equal rows is set to 1. `energy` is ‖row‖² [n] before a mean was subtracted.
     """
     sizes = member.sum(0)
     mean = member.T @ rows / sizes.clamp_min(1.0).unsqueeze(1)
     total = rows.square().sum(1) @ member - sizes * mean.square().sum(1)
     top, _ = largest_directions(rows, member)
-    flat = total <= 1e-28 * (energy @ member).clamp_min(1e-300)  # what rounding leaves of equal rows
+    flat = total <= 1e-28 * (energy @ member).clamp_min(1e-300)  # only rounding errors: the rows are equal
     return torch.where(flat, 1.0, (top / total).clamp(0.0, 1.0)), sizes
 
 
 def _chosen(rows: Tensor) -> Tensor:
-    """Labels with the K whose silhouette is highest."""
+    """The k-means labels for the K with the highest silhouette."""
     few = rows[:SILHOUETTE_ROWS]
     distances = torch.cdist(few, few)
     starts = _starts(rows, CHOICES[-1])
@@ -300,7 +299,7 @@ def _chosen(rows: Tensor) -> Tensor:
 
 
 def k_means(rows: Tensor, clusters: int) -> Tensor:
-    """The label of each row; the same for any order of the rows.
+    """The cluster of each row [n]; deterministic and independent of the order of the rows.
 
     >>> rows = torch.tensor([[0.0], [9.0], [0.1], [9.2]], dtype=torch.float64)
     >>> k_means(rows, 2).bincount().tolist()
@@ -310,9 +309,9 @@ def k_means(rows: Tensor, clusters: int) -> Tensor:
 
 
 def _starts(rows: Tensor, most: int) -> list[Tensor]:
-    """Centres of 1, 2, …, K clusters: the one with the largest scatter is cut in two across its longest direction.
+    """Initial centres of 1, 2, …, K clusters: the cluster with the largest scatter is split along its main direction.
 
-    After Su & Dy (2007): no draw, so the result depends on the rows and not on their order.
+    After Su & Dy (2007): nothing is drawn at random, so the result does not depend on the order of the rows.
     """
 
     def mean_scatter(part: Tensor) -> tuple[Tensor, Tensor]:
@@ -325,12 +324,12 @@ def _starts(rows: Tensor, most: int) -> list[Tensor]:
     while len(parts) < most:
         widest = int(torch.stack(scatter).argmax())
         part, centred = parts[widest], parts[widest] - means[widest]
-        direction = centred[centred.square().sum(1).argmax()]  # the farthest row, turned by powers of the scatter
+        direction = centred[centred.square().sum(1).argmax()]  # power iteration from the farthest row
         for _ in range(_POWERS):
             direction = (centred @ direction) @ centred
             direction = direction / torch.linalg.vector_norm(direction).clamp_min(1e-300)
         order = centred @ direction > 0
-        if not bool(order.any()):  # equal rows cannot be cut
+        if not bool(order.any()):  # equal rows cannot be split
             break
         cut = [part[~order], part[order]]
         parts[widest : widest + 1] = cut
@@ -340,14 +339,14 @@ def _starts(rows: Tensor, most: int) -> list[Tensor]:
 
 
 def _lloyd(rows: Tensor, starts: list[Tensor]) -> list[Tensor]:
-    """Lloyd's iterations from several starts side by side, 25 at most: labels of each, in the order of the starts.
+    """Labels by Lloyd's iteration (at most 25 steps) from each of several starts, batched.
 
-    Each row is compared with the centres of all starts in one product; a cluster that runs empty stays where it is.
+    One product compares each row with the centres of all starts; an empty cluster keeps its centre.
     """
     rows = rows.float() if rows.device.type == "cpu" else rows  # TF32 of a training loop would be too coarse
     centres = torch.cat(starts).to(rows)
     sizes = torch.tensor([len(start) for start in starts], device=rows.device)
-    first = torch.cumsum(sizes, 0) - sizes  # of each start's own centres among all
+    first = torch.cumsum(sizes, 0) - sizes  # index of each start's first centre
     slot = torch.arange(int(sizes.max()), device=rows.device)
     column = (first.unsqueeze(1) + slot).clamp_max(len(centres) - 1)  # [starts, slots]
     padding = slot >= sizes.unsqueeze(1)
@@ -377,9 +376,9 @@ def silhouette(distances: Tensor, labels: Tensor) -> float:
         return -1.0
     member = (labels.unsqueeze(1) == kinds).double()
     sums, sizes = distances.double() @ member, member.sum(0)
-    mine = member.bool()
-    inside = sums[mine] / (sizes[member.argmax(1)] - 1).clamp_min(1)
-    outside = (sums / sizes).masked_fill(mine, torch.inf).amin(1)
+    own = member.bool()
+    inside = sums[own] / (sizes[member.argmax(1)] - 1).clamp_min(1)
+    outside = (sums / sizes).masked_fill(own, torch.inf).amin(1)
     alone = sizes[member.argmax(1)] == 1
     score = (outside - inside) / torch.maximum(outside, inside)
     return float(torch.where(alone, 0.0, score).mean())

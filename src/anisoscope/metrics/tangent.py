@@ -1,4 +1,4 @@
-"""How much of the gradients lies in a subspace, how much would lie there by chance, and how fitted subspaces move.
+"""The energy of gradients in a subspace, random subspaces as a control, and how fitted subspaces change over steps.
 
 Notation: G n×d gradients of the summed loss, M = GᵀG their second moment, C = M / tr(M), Q d×r an orthonormal basis (of
 a tangent proxy), e = ‖GQ‖²/‖G‖² the energy of Q, A d×(J·r) Gaussian columns, r at a time a uniformly random subspace.
@@ -36,7 +36,7 @@ TIE = 1e-5  # relative: draws this close to the proxy's energy count as equal (t
 
 
 def check_rank(rank: int, *, width: int, rows: int | None = None) -> int:
-    """The rank, or a sentence on why it cannot be had.
+    """The rank, if it is valid for this width and number of rows; else an error.
 
     >>> check_rank(16, width=64)
     16
@@ -135,9 +135,9 @@ def gradient_isoscore_gain(C: Tensor, Q: Tensor) -> Tensor:
 
 
 class Anisotropy:
-    """How anisotropic second moments C [..., d, d] are: found once, for every subspace that is asked about.
+    """The anisotropy of second moments C [..., d, d], and the share of it in given subspaces.
 
-    An isotropic C has no anisotropy to share: NaN.
+    The share is NaN for an isotropic C.
     """
 
     def __init__(self, C: Tensor) -> None:
@@ -186,21 +186,21 @@ def _trace(C: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Control:
-    """What matched-rank random subspaces hold: one number per draw; shares only where they were asked for."""
+    """The energy in random subspaces of the same rank, one value per draw; shares and gains only if requested."""
 
     energy: Tensor  # [J]
     share: Tensor | None = None
     gain: Tensor | None = None
 
     def by_metric(self) -> dict[str, Tensor]:
-        """What was asked for, by its name in the table."""
+        """The values that were requested, by metric name."""
         found = {"gradient_energy": self.energy, "gradient_share": self.share, "gradient_isoscore_gain": self.gain}
         return {name: part for name, part in found.items() if part is not None}
 
 
 @lru_cache(maxsize=16)
 def _gaussian(d: int, r: int, draws: int, seed: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Gaussian columns A [d, J·r], their Gram blocks [J, r, r] and what orthonormalises each block of r columns."""
+    """Gaussian columns A [d, J·r], the Gram matrix of each block of r columns [J, r, r], and its whitener."""
     generator = torch.Generator().manual_seed(seed)
     A = torch.randn(d, draws * r, generator=generator).to(device)
     gram = _blocks(A, A, r)
@@ -244,7 +244,7 @@ class Draws:
         return Measured(self, C, image, _blocks(self.A, image, self.rank))
 
     def beyond(self, Q: Tensor) -> tuple[Tensor, Tensor]:
-        """T = QᵀA by blocks and what orthonormalises A − QT; the last one is kept, since several moments ask for it."""
+        """T = QᵀA by blocks and the whitener of A − QT; the last result is cached, because several moments need it."""
         if self._beyond is None or self._beyond[0] is not Q:
             T = _parts(Q.float().T @ self.A, self.rank)
             self._beyond = (Q, T, _whitener(self.gram - T.mT @ T))
@@ -279,7 +279,7 @@ class Measured:
 
     @full_float32()
     def random(self, *, shares: bool = True) -> Control:
-        """Subspaces of the whole space: the exact null of a uniformly random proxy."""
+        """The control by subspaces of the whole space: the exact null distribution of a uniformly random proxy."""
         if shares:
             return self._random
         white = self.draws.white
@@ -287,7 +287,7 @@ class Measured:
 
     @full_float32()
     def normal(self, Q: Tensor, *, shares: bool = True) -> Control:
-        """Subspaces of the orthogonal complement of Q."""
+        """The control by subspaces of the orthogonal complement of Q."""
         r, (T, white) = self.draws.rank, self.draws.beyond(Q)
         Q = Q.float()
         K = self.C.float() @ Q
@@ -375,7 +375,7 @@ def next_components(covariance: Tensor, Q: Tensor) -> Tensor:
     C, Q = covariance.double(), Q.double()
     inside = Q.T @ C
     rest = C - Q @ inside - inside.T @ Q.T + Q @ (inside @ Q) @ Q.T
-    rest = rest - _trace(C) * (Q @ Q.T)  # below everything else, so that Q never comes back where nothing is left
+    rest = rest - _trace(C) * (Q @ Q.T)  # gives Q the lowest eigenvalues, so that it is never chosen again
     _, vectors = torch.linalg.eigh(rest)
     return vectors[:, -Q.shape[1] :].flip(-1)
 
@@ -383,18 +383,18 @@ def next_components(covariance: Tensor, Q: Tensor) -> Tensor:
 def each_decomposed(
     act: Callable[..., tuple[Tensor, ...]], problems: Sequence[tuple[Tensor, ...]]
 ) -> list[tuple[Tensor, ...]]:
-    """What `act` finds for each of several eigenproblems of float64 matrices, where they came from.
+    """`act(*problem)` for several eigenproblems of float64 matrices, returned on their devices.
 
-    Narrow ones are solved on the host, one core each: a GPU takes them one after another, and longer for each.
+    Narrow problems are solved on the host, one core each, because a GPU solves them one at a time and more slowly.
     """
     if not problems or problems[0][0].shape[-1] > _WIDE:
         return [act(*problem) for problem in problems]
     found = together(lambda problem: act(*problem), [tuple(part.cpu() for part in problem) for problem in problems])
-    return [tuple(part.to(problem[0].device) for part in mine) for problem, mine in zip(problems, found, strict=True)]
+    return [tuple(x.to(problem[0].device) for x in result) for problem, result in zip(problems, found, strict=True)]
 
 
 def growth(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """The positive part of C_after − C_before, where variance was added, and the directions d×m that span it."""
+    """The positive part of C_after − C_before (the variance gained), and the directions d×m that span it."""
     values, vectors = torch.linalg.eigh((after - before).double())
     grew = vectors[:, values > 0]
     return (grew * values[values > 0]) @ grew.mT, grew
@@ -461,7 +461,7 @@ def concept_match(first: Tensor, second: Tensor) -> float:
 
 
 def match_concepts(first: Any, second: Any, *, signed: bool = True) -> tuple[Tensor, Tensor]:
-    """Pairs [m, 2] of concepts of two fits, one to one, with the largest sum of cosines, and these cosines.
+    """The one-to-one pairs [m, 2] of concepts of two fits with the largest sum of cosines, and these cosines [m].
 
     Codes are non-negative, so a direction and its opposite are different concepts; `signed=False` for components
     whose sign means nothing.
@@ -472,14 +472,13 @@ def match_concepts(first: Any, second: Any, *, signed: bool = True) -> tuple[Ten
     """
     from scipy.optimize import linear_sum_assignment
 
-    one, two = _units(first), _units(second)
-    if one.shape[1] != two.shape[1]:
-        raise AnisoscopeError(f"the directions have widths {one.shape[1]} and {two.shape[1]}; expected the same space.")
-    cosines = one @ two.T
+    a, b = _units(first), _units(second)
+    if a.shape[1] != b.shape[1]:
+        raise AnisoscopeError(f"the directions have widths {a.shape[1]} and {b.shape[1]}; expected the same space.")
+    cosines = a @ b.T
     if not signed:
         cosines = cosines.abs()
-    mine, theirs = linear_sum_assignment(-cosines.numpy())
-    pairs = torch.stack([torch.as_tensor(mine), torch.as_tensor(theirs)], 1)
+    pairs = torch.stack([torch.as_tensor(index) for index in linear_sum_assignment(-cosines.numpy())], 1)
     return pairs, cosines[pairs[:, 0], pairs[:, 1]]
 
 

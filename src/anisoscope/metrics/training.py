@@ -1,4 +1,4 @@
-"""Numbers of a training itself: what the loop, the probe and the series of checkpoints tell."""
+"""Metrics of training itself: losses, gradient norm, learning rate, and the state of checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of rows and of unit rows, norms and extremes: all that cosine, drift and outlier metrics need.
+"""Mergeable sums over rows (of rows, unit rows and norms) and maxima, for cosine, drift and outlier metrics.
 
 Notation: x a row, u = x/‖x‖. Leading dimensions (heads) are carried along.
 """
@@ -20,7 +20,7 @@ from anisoscope.numerics.linalg import has_float64
 
 @dataclass
 class Additive:
-    """Named tensors that merge by adding (or by the maximum), and how many rows they are of."""
+    """Named tensors over `n` rows that merge by addition or, for fields in `largest`, by the maximum."""
 
     n: int = 0
     largest: ClassVar[frozenset[str]] = frozenset()  # fields that are maxima, not sums
@@ -36,7 +36,7 @@ class Additive:
         return type(self)(n=self.n, **{name: value[index] for name, value in self._tensors().items()})
 
     def on_host(self) -> Self:
-        """The same sums on the host, where many small evaluations do not wait for a device."""
+        """The same sums on the host, where many small evaluations are faster than on an accelerator."""
         return type(self)(n=self.n, **{name: value.cpu() for name, value in self._tensors().items()})
 
     def state(self) -> dict[str, Tensor]:
@@ -52,26 +52,26 @@ class Additive:
 
     def _add(self, other: Self) -> None:
         self.n += other.n
-        mine = self._tensors()
-        for name, theirs in other._tensors().items():
-            if name in mine:
-                theirs = theirs.to(mine[name].device)  # resumed statistics lie on the host
-                theirs = torch.maximum(mine[name], theirs) if name in self.largest else mine[name] + theirs
-            setattr(self, name, theirs)
+        present = self._tensors()
+        for name, value in other._tensors().items():
+            if name in present:
+                value = value.to(present[name].device)  # statistics of a resumed run are on the host
+                value = torch.maximum(present[name], value) if name in self.largest else present[name] + value
+            setattr(self, name, value)
 
 
 @dataclass
 class Sums(Additive, ABC):
-    """Sums over rows [n, …, d], of each cell that rows are split into."""
+    """Sums over rows [n, …, d]; `split` computes them for each cell of a partition of the rows."""
 
     @classmethod
     @abstractmethod
     def _walk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
-        """The sums of the rows for each cell at once: every tensor has a leading dimension of cells."""
+        """The sums for all cells; every tensor has a leading dimension of `cells`."""
 
     @classmethod
     def split(cls, x: Tensor, cell: Tensor, cells: int) -> list[Self]:
-        """The sums of the rows of each cell 0…cells−1; one pass for all of them, since cells may be small."""
+        """The sums of the rows of each cell 0…cells−1, in one pass; `cell` [n] is the cell of each row."""
         counts = torch.bincount(cell, minlength=cells).tolist()
         cell = cell.to(x.device if has_float64(x.device) else "cpu")
         shares = torch.get_num_threads() if x.device.type == "cpu" and x.numel() >= _SHARED else 1
@@ -86,12 +86,12 @@ class Sums(Additive, ABC):
         return self
 
 
-_CHUNK, _CHUNK_ON_DEVICE = 3 << 17, 1 << 23  # numbers at a time: on the host their float64 copy stays in the cache
-_SHARED = 1 << 22  # numbers from which every core takes a share
+_CHUNK, _CHUNK_ON_DEVICE = 3 << 17, 1 << 23  # elements at a time; on the host their float64 copy fits into the cache
+_SHARED = 1 << 22  # elements from which the work is divided among the cores
 
 
 def _chunks(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Float64 copies of a few rows at a time, to be overwritten, and where they are from."""
+    """Slices of rows with their float64 copies, which the caller may overwrite."""
     size = max(1, (_CHUNK if x.device.type == "cpu" else _CHUNK_ON_DEVICE) // max(1, x.shape[1:].numel()))
     for start in range(0, len(x), size):
         part = x[start : start + size]
@@ -103,17 +103,17 @@ def _zeros(shape: Sequence[int], cell: Tensor) -> Tensor:
 
 
 def _inverse(norms: Tensor) -> Tensor:
-    """1/‖x‖ beside every coordinate; so large for a zero row that it stays one, but finite."""
+    """1/‖x‖ [..., 1]; large but finite for a zero row, so that its product with the row is 0."""
     return norms.clamp_min(1e-300).reciprocal_().unsqueeze(-1)
 
 
 def _add_cells(out: Tensor, cell: Tensor, values: Tensor) -> Tensor:
-    """Add the rows of each cell to its sum: [n, …] to [C, …]."""
+    """Add values [n, …] to the sums [C, …] of their cells, in place."""
     if len(out) == 1:
         out += values.sum(0)
     elif values.device.type == "cpu":
         out.index_add_(0, cell, values)
-    else:  # a device adds rows to the same few places one after another: multiply
+    else:  # on a GPU index_add_ serialises additions to the same few cells; a matrix product does not
         out += (_members(cell, len(out)).to(values).T @ values.reshape(len(values), -1)).view(out.shape)
     return out
 
@@ -123,7 +123,7 @@ def _cell_sums(cell: Tensor, cells: int, values: Tensor) -> Tensor:
 
 
 def _cell_largest(cell: Tensor, cells: int, values: Tensor) -> Tensor:
-    """The maximum of values ≥ 0 over the rows of each cell, 0 where it has none: [n, …] gives [C, …]."""
+    """The maximum [C, …] of values ≥ 0 [n, …] over the rows of each cell, 0 for a cell without rows."""
     if cells == 1:
         return values.amax(0, keepdim=True)
     flat = values.reshape(len(values), -1)
@@ -131,18 +131,18 @@ def _cell_largest(cell: Tensor, cells: int, values: Tensor) -> Tensor:
         out = flat.new_zeros(cells, flat.shape[1])
         out.scatter_reduce_(0, cell.unsqueeze(1).expand_as(flat), flat, reduce="amax")
     else:
-        out = torch.stack([(flat * mine.unsqueeze(1)).amax(0) for mine in _members(cell, cells).unbind(1)])
+        out = torch.stack([(flat * member.unsqueeze(1)).amax(0) for member in _members(cell, cells).unbind(1)])
     return out.view(cells, *values.shape[1:])
 
 
 def _members(cell: Tensor, cells: int) -> Tensor:
-    """Which rows belong to each cell: [n, C]."""
+    """Whether each row belongs to each cell: bool [n, C]."""
     return cell.unsqueeze(1) == torch.arange(cells, device=cell.device)
 
 
 @dataclass
 class Directions(Sums):
-    """Float64 sums over rows [n, …, d]; a zero row counts as a row without a direction.
+    """Float64 sums over rows [n, …, d]; a zero row adds nothing to `units` and is counted in `zeros`.
 
     >>> d = Directions().update(torch.tensor([[3.0, 4.0], [0.0, 2.0]]))
     >>> d.n, d.norms.item(), d.total.tolist()
@@ -182,7 +182,7 @@ class Keys(Directions):
 
 @dataclass
 class Coordinates(Sums):
-    """What single coordinates do: their share of the unit rows and their largest value.
+    """Statistics of single coordinates: sums of squares over unit rows, and largest absolute values.
 
     >>> Coordinates().update(torch.tensor([[3.0, 4.0], [0.0, -2.0]])).largest_value.tolist()
     [3.0, 4.0]
@@ -204,7 +204,7 @@ class Coordinates(Sums):
 
 @dataclass
 class Means(Additive):
-    """Counts and sums of per-row quantities [n, …] of any further shape; NaN are left out and counted apart.
+    """Sums, and counts of values that are not NaN, of per-row quantities [n, …]; NaN values are left out.
 
     >>> Means().update(torch.tensor([[1.0], [3.0], [float("nan")]])).mean().tolist()
     [2.0]
@@ -230,4 +230,4 @@ class Attention(Means):
 
 
 class Coherence(Means):
-    """Means over contexts of a context's mean cosine with its own mean row: rows [contexts]."""
+    """Means over contexts of the mean cosine between a context's rows and their mean: rows [contexts]."""

@@ -1,9 +1,9 @@
-"""First and second moments, mergeable and exact.
+"""Mergeable first and second moments of rows, in float64.
 
 Notation
     n, m, S   rows x, their mean and scatter Σ (x−m)(x−m)ᵀ, all in float64; leading dimensions (heads) are carried along
-    M, U      of gradients g: Σ ggᵀ (uncentred) and Σ ggᵀ/‖g‖² (every row counts the same): all that the split between
-              a subspace and its complement needs. Sums, so they merge by adding
+    M, U      of gradients g: Σ ggᵀ (uncentred) and Σ ggᵀ/‖g‖² (each row with equal weight), which give the energy in any
+              subspace and in its complement; both merge by addition
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from anisoscope.numerics.host import float64_copy
 from anisoscope.numerics.linalg import add_gram, eigenvalues, has_float64
 
 _WIDE = 2048  # columns
-_BLOCK, _BLOCK_ON_DEVICE = 3 << 19, 1 << 25  # numbers at a time: on the host their float64 copy stays near
-_BLOCK_ROWS = 1024  # at least, since every block writes the whole d×d matrix
+_BLOCK, _BLOCK_ON_DEVICE = 3 << 19, 1 << 25  # elements at a time; on the host their float64 copy fits into the cache
+_BLOCK_ROWS = 1024  # minimum rows of a block, because every block updates the whole d×d matrix
 
 
 class Moments:
     """(n, mean, scatter) of rows [n, …, d].
 
-    Rows wait in `pending` until there are as many as the width: that is never more memory than the scatter itself,
-    makes few large products out of many small ones, and a stream with few rows never needs a d×d matrix.
+    Rows are buffered until there are as many as the width. The buffer never takes more memory than the scatter, makes
+    few large products out of many small ones, and spares streams of few rows the d×d matrix.
 
     >>> m = Moments().update(torch.tensor([[0.0, 1.0], [2.0, 1.0]]))
     >>> m.n, m.mean.tolist(), m.scatter.tolist()
@@ -49,7 +49,7 @@ class Moments:
         if not self._pending and len(x) >= enough:
             self._take(x)
             return self
-        self._pending.append(x.clone())  # it may be a view of a batch that would be kept alive, or overwritten
+        self._pending.append(x.clone())  # x may be a view of a batch, which would be kept alive or overwritten
         if sum(map(len, self._pending)) >= enough:
             self._fold()
         return self
@@ -88,7 +88,7 @@ class Moments:
         return self.scatter + self._n * self.mean.unsqueeze(-1) * self.mean.unsqueeze(-2)
 
     def eigenvalues(self, *, centred: bool = True) -> Tensor:
-        """Squared singular values of the rows, descending; computed once."""
+        """Squared singular values of the rows, descending; cached."""
         if centred not in self._spectra:
             self._spectra[centred] = eigenvalues(self.scatter if centred else self.second_moment())
         return self._spectra[centred]
@@ -102,7 +102,7 @@ class Moments:
         return Moments.load({"n": torch.tensor(self.n), "mean": self.mean[index], "scatter": self.scatter[index]})
 
     def on_host(self) -> Moments:
-        """The same moments on the host, unless they are so wide that the device is the better place for a spectrum."""
+        """The same moments on the host, except very wide ones, whose spectra are faster on the device."""
         state = self.state()
         if "mean" not in state or self.width > _WIDE:
             return self
@@ -122,31 +122,31 @@ class Moments:
         return out
 
     def _fold(self) -> None:
-        """Turn the waiting rows into moments and add them."""
+        """Add the moments of the buffered rows."""
         if self._pending:
             x = self._pending[0] if len(self._pending) == 1 else torch.cat(self._pending)
             self._pending = []
             self._take(x)
 
     def _take(self, x: Tensor) -> None:
-        """Add the moments of rows, block after block."""
+        """Add the moments of rows, one block at a time."""
         for block in x.split(self.block_rows(x)):
             self._take_block(block.movedim(0, -2))  # heads first: [..., n, d]
 
     @staticmethod
     def block_rows(x: Tensor) -> int:
-        """How many rows [n, …, d] are best taken at a time."""
+        """The number of rows [n, …, d] per block."""
         size = _BLOCK if x.device.type == "cpu" else _BLOCK_ON_DEVICE
         return max(_BLOCK_ROWS, size // max(1, x.shape[1:].numel()))
 
     def _take_block(self, rows: Tensor) -> None:
-        """Rows are centred on their own mean, so that a large common mean costs no digits."""
+        """Add the moments of a block, centred on its own mean so that a large common mean costs no digits."""
         count = rows.shape[-2]
         if has_float64(rows.device):
             centred = float64_copy(rows)
             mean = centred.mean(-2)
             centred -= mean.unsqueeze(-2)
-            self._meet(count, mean)
+            self._merge_mean(count, mean)
             assert self._scatter is not None
             add_gram(self._scatter, centred.to(self._scatter.device))
         else:  # centred float32 products, summed on the host
@@ -157,12 +157,12 @@ class Moments:
             self._add(count, shift.squeeze(-2).cpu().double() + rest, scatter)
 
     def _add(self, n: int, mean: Tensor, scatter: Tensor) -> None:
-        self._meet(n, mean)
+        self._merge_mean(n, mean)
         assert self._scatter is not None
-        self._scatter += scatter.to(self._scatter.device)  # resumed statistics lie on the host
+        self._scatter += scatter.to(self._scatter.device)  # statistics of a resumed run are on the host
 
-    def _meet(self, n: int, mean: Tensor) -> None:
-        """All of the exact pairwise update of Chan, Golub and LeVeque (1983) but the other's own scatter."""
+    def _merge_mean(self, n: int, mean: Tensor) -> None:
+        """The pairwise update of Chan, Golub and LeVeque (1983), except for adding the scatter of the other part."""
         if self._mean is None or self._scatter is None:
             self._n, self._mean = n, mean
             self._scatter = mean.new_zeros(*mean.shape, mean.shape[-1])
@@ -177,14 +177,9 @@ class Moments:
         self._n = total
 
 
-# -- covariances with and without each context fold, from one pass --
-#
-# Notation: rows x about their mean s, so that a large mean costs no digits; by fold n, Σ(x−s), Σ(x−s)(x−s)ᵀ.
-
-
 @dataclass(frozen=True)
 class FoldCovariance:
-    """Sums by fold, from which the covariance of all rows, or of all but one fold, follows.
+    """n, Σ(x−s) and Σ(x−s)(x−s)ᵀ by context fold, s the mean of all rows: covariances with and without each fold.
 
     >>> x = torch.randn(100, 3, dtype=torch.float64)
     >>> torch.allclose(FoldCovariance.of(x, torch.arange(100)).covariance(), torch.cov(x.T))
@@ -202,7 +197,7 @@ class FoldCovariance:
         parts = [rows[fold == f] for f in range(FOLDS)]
         n = torch.tensor([float(len(part)) for part in parts], dtype=torch.float64, device=x.device)
         squares = torch.stack([p.mT @ p for p in parts])
-        upper = squares.triu()  # a product need not be symmetric to the last bit, but what comes back from disk is
+        upper = squares.triu()  # made exactly symmetric, as after a round trip through `packed`
         return cls(n, torch.stack([p.sum(0) for p in parts]), upper + upper.triu(1).mT)
 
     def covariance(self, without: int | None = None) -> Tensor:
@@ -228,7 +223,7 @@ class FoldCovariance:
         return (within - ((sums @ W) * sums).sum(-1) / n) / (n - 1)
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors by name, in float64: a run that goes on from them repeats one that was never interrupted."""
+        """Tensors by name, in float64, so that a resumed run equals an uninterrupted one."""
         return {"n": self.n.cpu(), "sums": self.sums.cpu(), "squares": packed(self.squares, torch.float64)}
 
     @classmethod
@@ -242,7 +237,7 @@ class FoldCovariance:
 
 @dataclass
 class GradientMoments:
-    """Moments of one site: by context fold, of unit rows, and of groups of rows.
+    """Second moments of the gradients at one site: by context fold, of unit rows, and by group of rows.
 
     >>> one = GradientMoments().update(torch.eye(4), context=torch.arange(4))
     >>> two = one.merge(one)
@@ -255,7 +250,7 @@ class GradientMoments:
     groups: dict[str, Tensor] = field(default_factory=dict)  # [d, d] each
     counts: dict[str, int] = field(default_factory=dict)  # rows of each group
     n: int = 0
-    still: int = 0  # rows without any gradient
+    still: int = 0  # rows whose gradient is zero
     contexts: int = 0
 
     @property
@@ -264,7 +259,7 @@ class GradientMoments:
         return self.folds.sum(0)
 
     def update(self, g: Tensor, *, context: Tensor, groups: Mapping[str, Tensor] | None = None) -> GradientMoments:
-        """Add rows; `groups` are masks [n] on the host. Contexts are counted by their hashes within one call."""
+        """Add gradients [n, d]; `groups` are masks [n] on the host. A context in two calls is counted twice."""
         rows, masks = g.double(), groups or {}
         fold = fold_of(context.cpu())
         folds = torch.stack([_moment(rows, fold == f) for f in range(FOLDS)])
@@ -293,7 +288,7 @@ class GradientMoments:
         return out
 
     def to(self, device: torch.device) -> GradientMoments:
-        """The same moments elsewhere."""
+        """The same moments on another device."""
         if self.folds is None or self.unit is None:
             return self
         groups = {name: moment.to(device) for name, moment in self.groups.items()}
@@ -323,8 +318,8 @@ class GradientMoments:
 
 
 def _moment(rows: Tensor, mask: Tensor) -> Tensor:
-    mine = rows[mask.nonzero().squeeze(1).to(rows.device)]
-    return mine.mT @ mine
+    chosen = rows[mask.nonzero().squeeze(1).to(rows.device)]
+    return chosen.mT @ chosen
 
 
 def packed(matrix: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,4 +1,4 @@
-"""A bounded sample of rows that is the same for any batching, order or sharding: the k smallest hashes."""
+"""A bounded sample of rows (those with the smallest hashes) that is the same for any batching, order or sharding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Sample:
     _rows: list[Tensor] = field(default_factory=list)
     _labels: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in _LABELS})
     _limit: int = torch.iinfo(torch.int64).max
-    _ordered: bool = False  # known to be one piece sorted by hash
+    _ordered: bool = False  # whether `_rows` is known to be one tensor sorted by hash
 
     def update(
         self,
@@ -83,11 +83,11 @@ class Sample:
         if not len(index):
             return Sample(self.size, self.seed)
         rows = self.rows
-        labels = {name: [self._labels[name][0][index]] for name in _LABELS}  # in order already
+        labels = {name: [self._labels[name][0][index]] for name in _LABELS}
         return Sample(self.size, self.seed, [rows[index.to(rows.device, non_blocking=True)]], labels, _ordered=True)
 
     def part(self, start: int, stop: int) -> Sample:
-        """The sample of consecutive rows, which share their memory with this one.
+        """The sample of rows start…stop−1; they share their memory with this one.
 
         >>> Sample(4).update(torch.eye(4), context=torch.arange(4)).part(1, 3).rows.shape
         torch.Size([2, 4])
@@ -97,7 +97,7 @@ class Sample:
         return Sample(self.size, self.seed, [rows], labels, _ordered=True)
 
     def one_per_context(self) -> Sample:
-        """Of each context the row with the smallest hash."""
+        """The row with the smallest hash of each context."""
         contexts = self.label("context")
         _, inverse = torch.unique(contexts, return_inverse=True)
         first = torch.full((int(inverse.max()) + 1 if len(inverse) else 0,), len(contexts), dtype=torch.int64)
@@ -107,7 +107,7 @@ class Sample:
         return self.select(mask)
 
     def relabel(self, name: str, numbers: Tensor) -> Sample:
-        """The same rows with one label renumbered: label i becomes numbers[i]."""
+        """The same rows with one label mapped: i becomes numbers[i]."""
         if not len(self):
             return self
         labels = {n: numbers[self.label(n)] if n == name else self.label(n) for n in _LABELS}
@@ -140,7 +140,7 @@ class Sample:
         return self
 
     def _compact(self) -> None:
-        """Sort by hash and keep the smallest; a row once above the limit can never come back."""
+        """Sort by hash, keep the `size` smallest, and lower the limit above which rows are ignored."""
         if self._ordered or not self._rows:
             return
         joined = len(self._rows) > 1

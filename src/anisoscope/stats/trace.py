@@ -1,7 +1,7 @@
-"""Moments of many places at once, on the device they lie on, without device–host synchronisation.
+"""Moments of the rows of many sites at once, on their device, without device–host synchronisation.
 
-Notation: S places, k rows of each, d wide, h a row, u = h/‖h‖; C the scatter of the kept rows, about their mean or,
-where a place is not centred, about 0 (gradients). Everything is float64 (float32 where a device has no float64).
+Notation: S sites, k rows of each, width d, h a row, u = h/‖h‖; C the scatter of the kept rows, about their mean or,
+for gradients, about 0. Everything is float64 (float32 where a device has no float64).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ QUANTITIES = ("n", "dropped", "average_cosine", "drift", "mean_norm", "participa
 
 @dataclass(frozen=True)
 class Trace:
-    """Sums over the rows of S places; `merge` adds those of other rows of the same places."""
+    """Sums over the rows of S sites; `merge` adds those of other rows of the same sites."""
 
-    centred: int  # how many of the places, from the first on, have their scatter about the mean
+    centred: int  # the first `centred` sites have their scatter about the mean, the others about 0
     n: Tensor  # [S], kept rows
-    dropped: Tensor  # [S], rows with something that is not finite
+    dropped: Tensor  # [S], rows that are not finite
     directed: Tensor  # [S], rows that are not zero
     norms: Tensor  # [S], Σ‖h‖
     total: Tensor  # [S, d], Σh
@@ -31,7 +31,7 @@ class Trace:
 
     @classmethod
     def of(cls, rows: Tensor, valid: Tensor, *, centred: int) -> Trace:
-        """The sums of rows [S, k, d]; those that are not `valid` [S or 1, k] are padding and count for nothing.
+        """The sums of rows [S, k, d]; rows that are not `valid` [S or 1, k] are padding and ignored.
 
         >>> rows = torch.tensor([[[0.0, 1.0], [2.0, 1.0], [9.0, 9.0]]])
         >>> found = Trace.of(rows, torch.tensor([[True, True, False]]), centred=1)
@@ -40,11 +40,11 @@ class Trace:
         """
         norm = torch.linalg.vector_norm(rows, dim=-1, dtype=wide(rows.device))
         kept = norm.isfinite() & valid  # a row that is not finite has no finite norm
-        x = torch.where(kept.unsqueeze(-1), rows, 0.0).to(norm.dtype)  # widened last: half the bytes go through memory
+        x = torch.where(kept.unsqueeze(-1), rows, 0.0).to(norm.dtype)  # converted last, to halve the memory traffic
         norm = torch.where(kept, norm, 0.0)
         ones, directed = kept.to(x.dtype), norm > 0
         n = ones.sum(-1)
-        # one product for both sums: of the rows, and of their directions
+        # one product for both sums, of rows and of unit rows
         sums = torch.stack((ones, torch.where(directed, norm.reciprocal(), 0.0)), dim=1) @ x
         total, units = sums[:, 0], sums[:, 1]
         about = total[:centred] / n[:centred].clamp(min=1).unsqueeze(-1)
@@ -64,11 +64,11 @@ class Trace:
 
     @property
     def mean(self) -> Tensor:
-        """[S, d], 0 where there is no row."""
+        """The mean rows [S, d]; 0 for a site without rows."""
         return self.total / self.n.clamp(min=1).unsqueeze(-1)
 
     def quantities(self) -> Tensor:
-        """QUANTITIES [S, 6]: what needs no eigenvalues; NaN where there are too few rows for a number."""
+        """The values of QUANTITIES [S, 6], which need no eigenvalues; NaN where there are too few rows."""
         pairs = self.directed * (self.directed - 1)
         cosine = (self.units.square().sum(-1) - self.directed) / pairs
         drift = torch.linalg.vector_norm(self.total, dim=-1) / self.n
@@ -79,5 +79,5 @@ class Trace:
 
 
 def wide(device: torch.device) -> torch.dtype:
-    """The widest type that a device calculates in."""
+    """The most precise floating-point type that a device supports."""
     return torch.float64 if has_float64(device) else torch.float32

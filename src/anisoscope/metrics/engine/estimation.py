@@ -1,6 +1,6 @@
-"""From statistics to an Estimate: what is declared of a metric, its value, its leave-one-fold-out replicates.
+"""From statistics to an Estimate: metric declarations, and the evaluation of values and leave-one-fold-out replicates.
 
-Declaring a metric, and calling one on an array, is `engine.metric`.
+`engine.metric` has the decorators that declare a metric, and calls of a metric on an array.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 NEIGHBOUR_BATCH = 4096
-_STARVED = 0.2  # of the rows, that may lack neighbours when a fold is left out
-_WIDE = 128  # columns from which a spectrum takes longer than handing it to another core
+_STARVED = 0.2  # largest share of rows that may lack neighbours when a fold is left out
+_WIDE = 128  # columns from which a spectrum is worth a thread
 Bounds = tuple[float | None, float | None]
 Remark = Callable[[float, int, dict[str, Any], list[Neighbours]], str]  # value, rows of one batch, options, graphs
 
@@ -62,7 +62,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Declaration:
-    """A named function of statistics, or of what a command measures, with all that is said about it."""
+    """A metric: a named function of statistics, or of what a command measures, with its documentation."""
 
     name: str
     function: Callable[..., Any]
@@ -75,23 +75,23 @@ class Declaration:
     bounds: Bounds = (None, None)
     needs: tuple[type, ...] = ()
     default: bool = False
-    kinds: frozenset[str] = frozenset()  # where it is measured unless it is asked for by name
+    kinds: frozenset[str] = frozenset()  # kinds of sites where it is measured unless it is requested by name
     options: dict[str, Any] = field(default_factory=dict)
-    neighbours: int = 0  # how many nearest neighbours it reads
-    remark: Remark | None = None  # what is to be said beside a value, such as its bias
-    batch: Callable[..., Tensor] | None = None  # the same of statistics with leading dimensions, NaN where it has none
-    left_out: Callable[[Any, dict[str, Any]], Tensor] | None = None  # rows of its first statistic that it cannot use
-    measured_by: tuple[str, ...] = ()  # commands that measure it, where it is no function of gathered statistics
+    neighbours: int = 0  # number of nearest neighbours it reads
+    remark: Remark | None = None  # text for the note of an estimate, such as its bias
+    batch: Callable[..., Tensor] | None = None  # the function for statistics with leading dimensions; NaN if undefined
+    left_out: Callable[[Any, dict[str, Any]], Tensor] | None = None  # counts rows of its first statistic it cannot use
+    measured_by: tuple[str, ...] = ()  # commands that measure it, if it is not a function of statistics
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The same options with values of the right type, or an error that names the nearest option."""
+        """The options with values of the right type; an unknown option is an error that suggests a similar one."""
         for key in options:
             if key not in self.options:
                 raise unknown_name(f"option of {self.name}", key, self.options)
         return {key: _cast(value, self.options[key], f"{self.name}:{key}") for key, value in options.items()}
 
     def reads(self, options: dict[str, Any]) -> tuple[type, ...]:
-        """The statistics it needs with these options: batches are drawn from the sample."""
+        """The statistics it needs with these options; with batches, also the sample they are drawn from."""
         return (*self.needs, Sample) if options.get("batches") and Sample not in self.needs else self.needs
 
     def variant(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -99,13 +99,13 @@ class Declaration:
         return {key: value for key, value in options.items() if value != self.options[key]}
 
     def refusal(self) -> AnisoscopeError:
-        """Why it cannot be asked of rows or of a profile: which commands measure it."""
+        """The error for requesting it of rows or in a profile; it names the commands that measure it."""
         commands = " or ".join(f"`anisoscope {command}`" for command in self.measured_by)
         return AnisoscopeError(f"{self.name} is not a metric of rows; it is measured by {commands}, use that.")
 
 
 def _cast(value: Any, default: Any, what: str) -> Any:
-    """A value in the type of the default; words come from the command line."""
+    """A value converted to the type of the default; values from the command line are strings."""
     kinds: tuple[type, ...] = (numbers.Integral, np.bool_) if isinstance(default, bool) else (numbers.Integral,)
     if isinstance(default, str | float):
         kinds = (str,) if isinstance(default, str) else (numbers.Real,)
@@ -124,18 +124,18 @@ def _cast(value: Any, default: Any, what: str) -> Any:
 class View:
     """The statistics of one selection of rows, by context fold."""
 
-    folds: list[dict[type, Any]]  # FOLDS of them, empty where a fold saw nothing; a statistic or a list of its parts
+    folds: list[dict[type, Any]]  # by fold: statistics (or lists of their parts) by type; empty if it has no rows
     sample: Sample | None = None
     graphs: Callable[[int], list[Graph]] | None = None  # wanted neighbours -> graphs
     without_first: bool = False
     contexts: int = 0
     dropped: int = 0
-    interval: bool = True  # else no fold is left out
+    interval: bool = True  # False: no replicates are computed
     _merged: dict[Any, Any] = field(default_factory=dict)
     _parts: list[View] = field(default_factory=list)
 
     def present(self) -> list[int]:
-        """Folds that saw rows; one that stands for all where there is no interval."""
+        """Folds that have rows; [0] if no interval is wanted."""
         if not self.interval:
             return [0]
         if any(self.folds):
@@ -143,24 +143,24 @@ class View:
         return sorted(set(self.sample.fold.tolist())) if self.sample is not None else []
 
     def pieces(self, need: type) -> list[Part]:
-        """A statistic's parts that saw rows, with their folds."""
+        """The (fold, part) pairs of a statistic that have rows."""
         found = [(i, fold.get(need, [])) for i, fold in enumerate(self.folds)]
         return [(i, part) for i, parts in found for part in (parts if isinstance(parts, list) else [parts]) if part.n]
 
     def lines(self, need: type) -> Any:
-        """A statistic over all folds, and over all folds but each that is present, as one; None where nothing is."""
+        """A statistic with one line for all folds and one without each fold; None if there are no rows."""
 
-        def made() -> Any:
-            gone = self.present() if len(self.present()) > 1 else []
+        def build() -> Any:
+            left_out = self.present() if len(self.present()) > 1 else []
             if issubclass(need, SampleLines):
-                return self.stat(need).without(-1, *gone)
+                return self.stat(need).without(-1, *left_out)
             pieces = self.pieces(need)
-            return folds.stack_lines(pieces, gone) if pieces else None
+            return folds.stack_lines(pieces, left_out) if pieces else None
 
-        return once(self._merged, (need, "lines"), made)
+        return once(self._merged, (need, "lines"), build)
 
     def stat(self, need: type, *, without: int = -1) -> Any:
-        """A statistic over all folds, or all but one."""
+        """A statistic over all folds, or over all but one."""
         if need is Sample:
             assert self.sample is not None
             return self.sample if without < 0 else self.sample.select(self.sample.fold != without)
@@ -168,14 +168,14 @@ class View:
             whole = once(self._merged, need, lambda: need.of(self.stat(Sample)))
             return whole if without < 0 else whole.without(without)
 
-        def made() -> Any:
+        def build() -> Any:
             lines, place = self.lines(need), [-1, *self.present()].index(without)
             return folds.line_of(lines, place) if lines is not None and lines.n.flatten()[place] > 0 else need()
 
-        return once(self._merged, (need, without), made)
+        return once(self._merged, (need, without), build)
 
     def parts(self) -> list[View]:
-        """Views of the moments of consecutive batches of the (shuffled) sample, made once; they have no folds."""
+        """Views of the moments of consecutive batches of the (shuffled) sample, without folds; cached."""
         if not self._parts and self.sample is not None:
             for batch in folds.batches(self.sample, NEIGHBOUR_BATCH):
                 moments = Moments().update(batch.rows.flatten(1))
@@ -193,8 +193,8 @@ def evaluate(metric: Declaration, view: View, options: dict[str, Any]) -> Estima
         raise _no_rows(metric, view)
     value, *replicates = _all_lines(metric, view, options)
     lead = view.stat(metric.needs[0])
-    gone = 0 if metric.left_out is None else int(metric.left_out(lead, options))
-    return _estimate(metric, view, value, replicates, lead=lead, left_out=gone)
+    left_out = 0 if metric.left_out is None else int(metric.left_out(lead, options))
+    return _estimate(metric, view, value, replicates, lead=lead, left_out=left_out)
 
 
 def _is_empty(metric: Declaration, view: View) -> bool:
@@ -206,12 +206,12 @@ def _no_rows(metric: Declaration, view: View) -> TooFewRows:
 
 
 def _all_lines(metric: Declaration, view: View, options: dict[str, Any]) -> list[float]:
-    """The value, and the values without each fold where there are several."""
+    """The value, and the replicate without each fold if there are several folds."""
     if metric.batch is not None:
         find_spectra([(view, {**options, "batches": False})] if Moments in metric.needs else [])
         found: list[float] = metric.batch(*map(view.lines, metric.needs), **options).tolist()
         if math.isnan(found[0]):
-            metric.function(*map(view.stat, metric.needs), **options)  # says why
+            metric.function(*map(view.stat, metric.needs), **options)  # raises the error that explains the NaN
         return found
     present = view.present()
     found = [metric.function(*map(view.stat, metric.needs), **options)]
@@ -224,14 +224,14 @@ def _all_lines(metric: Declaration, view: View, options: dict[str, Any]) -> list
 
 
 def by_head(metric: Declaration, options: dict[str, Any]) -> bool:
-    """Whether all heads of a site can be evaluated in one go."""
+    """Whether all heads of a site can be evaluated in one batch."""
     return metric.batch is not None and not options.get("batches") and not any(map(on_sample, metric.needs))
 
 
 def evaluate_heads(
     metric: Declaration, view: View, options: dict[str, Any], *, heads: int, share: int = 1
 ) -> list[Estimate]:
-    """One estimate for each head, in one go; `share` query heads have one key. A missing one's note says why."""
+    """An estimate for each head, or NaN with a note that says why; `share` query heads share one key head."""
     assert metric.batch is not None
     if _is_empty(metric, view):
         return [missing(view, _no_rows(metric, view))] * heads
@@ -244,8 +244,8 @@ def evaluate_heads(
     for head, ((value, *replicates), gone) in enumerate(zip(values, left_out.expand(heads).tolist(), strict=True)):
         try:
             if math.isnan(value):
-                mine = [stat.head(head // times) for stat, times in zip(whole, shares, strict=True)]
-                metric.function(*mine, **options)  # says why
+                of_head = [stat.head(head // times) for stat, times in zip(whole, shares, strict=True)]
+                metric.function(*of_head, **options)  # raises the error that explains the NaN
             found.append(_estimate(metric, view, value, replicates, lead=whole[0], left_out=int(gone)))
         except TooFewRows as error:
             found.append(missing(view, error))
@@ -253,7 +253,7 @@ def evaluate_heads(
 
 
 def _spread(lines: Any, times: int) -> Any:
-    """The same statistic with every head (the second dimension) there several times."""
+    """The same statistic with every head (the second dimension) repeated."""
     if times == 1:
         return lines
     values = {name: value.repeat_interleave(times, 1) for name, value in folds.tensors_of(lines).items()}
@@ -261,18 +261,18 @@ def _spread(lines: Any, times: int) -> Any:
 
 
 def missing(view: View, error: TooFewRows) -> Estimate:
-    """A missing value whose note says why."""
+    """A NaN estimate with the error as its note."""
     return Estimate(math.nan, n=0, contexts=view.contexts, dropped=view.dropped, note=str(error))
 
 
 def _estimate(
     metric: Declaration, view: View, value: float, replicates: list[float], *, lead: Any, left_out: int
 ) -> Estimate:
-    """`lead` is its first statistic; it had to leave out some rows beyond those that were not finite."""
+    """The estimate with its interval; `lead` is the first statistic, `left_out` its finite rows that were not used."""
     low, high = jackknife(value, replicates, bounds=metric.bounds)
     seen = len(lead) if isinstance(lead, Sample) else lead.n
-    words: dict[str, Any] = {"contexts": view.contexts, "dropped": view.dropped + left_out, "note": _note(lead)}
-    return Estimate(value, low, high, n=seen - left_out, **words, replicates=tuple(replicates))
+    fields: dict[str, Any] = {"contexts": view.contexts, "dropped": view.dropped + left_out, "note": _note(lead)}
+    return Estimate(value, low, high, n=seen - left_out, **fields, replicates=tuple(replicates))
 
 
 def _note(lead: Any) -> str:
@@ -282,8 +282,9 @@ def _note(lead: Any) -> str:
 
 
 def _evaluate_batches(metric: Declaration, view: View, options: dict[str, Any]) -> Estimate:
-    """The mean over the batches of the sample and their standard deviation; the interval stands at the value of all
-    rows, and leaving folds out of every batch would cost as many spectra again as there are batches and folds.
+    """The mean over the batches of the sample and their standard deviation.
+
+    No interval: leaving folds out of every batch would cost batches × folds more spectra.
     """
     parts = view.parts()
     if not parts:
@@ -291,12 +292,12 @@ def _evaluate_batches(metric: Declaration, view: View, options: dict[str, Any]) 
     find_spectra([(view, options)] if Moments in metric.needs else [])
     values = [_all_lines(metric, part, options)[0] for part in parts]
     note = "; ".join(filter(None, [f"mean over {len(parts)} batches", _note(parts[0].stat(metric.needs[0]))]))
-    words: dict[str, Any] = {"contexts": view.contexts, "dropped": view.dropped, "note": note}
-    return Estimate(sum(values) / len(values), n=sum(len(part.stat(Sample)) for part in parts), sd=_sd(values), **words)
+    n, sd = sum(len(part.stat(Sample)) for part in parts), _sd(values)
+    return Estimate(sum(values) / len(values), n=n, sd=sd, contexts=view.contexts, dropped=view.dropped, note=note)
 
 
 def find_spectra(wanted: Iterable[tuple[View, dict[str, Any]]]) -> None:
-    """The spectra that metrics of moments will ask for, several at a time; each is kept by its own moments."""
+    """Compute the spectra that metrics of moments will need, in parallel, and cache them in the moments."""
     found: dict[tuple[int, bool], MomentLines] = {}
     for view, options in wanted:
         centred = options.get("centred", True)
@@ -312,12 +313,12 @@ def find_spectra(wanted: Iterable[tuple[View, dict[str, Any]]]) -> None:
 
 
 def _sd(values: list[float]) -> float:
-    """Over batches; none where there is one batch only."""
+    """The standard deviation over batches; NaN with fewer than two."""
     return float(torch.tensor(values, dtype=torch.float64).std()) if len(values) > 1 else math.nan
 
 
 def neighbours_read(metric: Declaration, options: dict[str, Any]) -> int:
-    """How many neighbours the metric reads with these options."""
+    """The number of neighbours that the metric reads with these options."""
     chosen = {**metric.options, **options}
     return max(metric.neighbours, chosen.get("largest", 0), chosen.get("k", 0), 2 * chosen.get("scale", 0))
 
@@ -330,43 +331,43 @@ def _evaluate_graphs(metric: Declaration, view: View, options: dict[str, Any]) -
         graphs = folds.sample_graphs(view.sample.one_per_context(), wanted=read, batch=None)
     if not graphs:
         raise TooFewRows(f"{metric.name} needs rows, seen none; give more tokens")
-    gone = torch.cat([g.fold for g in graphs]).unique().tolist() if view.interval else []
-    lines = [g.lines(without_first=rest, folds=[-1, *(gone if len(gone) > 1 else [])]) for g in graphs]
+    present = torch.cat([g.fold for g in graphs]).unique().tolist() if view.interval else []
+    lines = [g.lines(without_first=rest, folds=[-1, *(present if len(present) > 1 else [])]) for g in graphs]
     assert metric.batch is not None
     found = [torch.cat([metric.batch(part, **options) for part in parts]).tolist() for parts in lines]
     for graph, values in zip(graphs, found, strict=True):
         if math.isnan(values[0]):
-            metric.function(graph.left(without_first=rest), **options)  # says why
+            metric.function(graph.left(without_first=rest), **options)  # raises the error that explains the NaN
     value, *replicates = (sum(line) / len(line) for line in zip(*found, strict=True))
-    shaky = _unstable(value, replicates) or (_starved(lines, read) if len(gone) > 1 else "")
-    low, high = (math.nan, math.nan) if shaky else jackknife(value, replicates, bounds=metric.bounds)
+    warning = _unstable(value, replicates) or (_starved(lines, read) if len(present) > 1 else "")
+    low, high = (math.nan, math.nan) if warning else jackknife(value, replicates, bounds=metric.bounds)
     used, duplicates = map(sum, zip(*(g.rows(without_first=rest) for g in graphs), strict=True))
-    said = [f"{duplicates} duplicates removed" if duplicates else "", shaky]
+    notes = [f"{duplicates} duplicates removed" if duplicates else "", warning]
     if metric.remark is not None:
-        said.append(metric.remark(value, used // len(graphs), options, [g.left(without_first=rest) for g in graphs]))
-    words: dict[str, Any] = {"note": "; ".join(filter(None, said)), "replicates": tuple(replicates)}
-    words |= {"contexts": view.contexts, "dropped": view.dropped + duplicates}
-    return Estimate(value, low, high, n=used, sd=_sd([value for value, *_ in found]), **words)
+        notes.append(metric.remark(value, used // len(graphs), options, [g.left(without_first=rest) for g in graphs]))
+    fields: dict[str, Any] = {"note": "; ".join(filter(None, notes)), "replicates": tuple(replicates)}
+    fields |= {"contexts": view.contexts, "dropped": view.dropped + duplicates}
+    return Estimate(value, low, high, n=used, sd=_sd([value for value, *_ in found]), **fields)
 
 
 def _starved(lines: list[list[Neighbours]], read: int) -> str:
-    """What to say where leaving out a fold, a very large one, leaves many rows without the neighbours they need.
+    """A warning if leaving out one (very large) fold leaves many rows with too few neighbours; else "".
 
-    A graph holds a few neighbours to spare, which is enough for folds of about the same size.
+    A graph holds spare neighbours, which suffice for folds of about equal size.
     """
     most = 0.0
     for part in (part for parts in lines for part in parts):
         _, enough = part.near(read)
         there = torch.ones_like(enough) if part.there is None else part.there
         most = max(most, float(((there & ~enough).sum(-1) / there.sum(-1).clamp_min(1)).max()))
-    words = f"{most:.0%} of the rows lack neighbours; give contexts of like size"
-    return "" if most <= _STARVED else f"no interval: without one fold of contexts {words}"
+    lack = f"{most:.0%} of the rows lack neighbours; give contexts of like size"
+    return "" if most <= _STARVED else f"no interval: without one fold of contexts {lack}"
 
 
 def _unstable(value: float, replicates: list[float]) -> str:
-    """What to say of a value that no set of contexts with one fold left out comes near to; "" where all is well.
+    """A warning if the value is far outside the range of its replicates; else "".
 
-    Near-copies of rows do that to TwoNN: once a tenth of the rows have one, their huge r₂/r₁ pass its cut.
+    Near-duplicate rows do that to TwoNN: once a tenth of the rows have one, their huge r₂/r₁ are no longer cut off.
     """
     live = [r for r in replicates if math.isfinite(r)]
     if len(live) < 3:
@@ -388,5 +389,5 @@ def context_cosines(x: Tensor, context: Tensor) -> Tensor:
     lengths = torch.linalg.vector_norm(rows, dim=1)
     below = lengths * torch.linalg.vector_norm(sums, dim=1)[inverse]
     cosine = torch.where(below > 0, (rows * sums[inverse]).sum(1) / below, 0.0)
-    sizes = torch.bincount(inverse[lengths > 0], minlength=count)  # a context of zero rows is 0/0: NaN, left out
+    sizes = torch.bincount(inverse[lengths > 0], minlength=count)  # a context of zero rows only gives 0/0 = NaN
     return torch.zeros(count, dtype=torch.float64, device=rows.device).index_add_(0, inverse, cosine) / sizes

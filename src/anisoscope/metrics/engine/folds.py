@@ -1,8 +1,8 @@
-"""Statistics with every fold of contexts left out in turn: sums and moments, sampled rows, neighbour graphs.
+"""Leave-one-fold-out versions of statistics: sums and moments, sampled rows, neighbour graphs.
 
-A statistic of all folds, and of all folds but each in turn, is one object with a leading dimension: its lines.
+One object holds a statistic of all folds and of all folds but each; its leading dimension are the *lines*.
 Notation: L lines (the first is everything), P parts of which a fold may have several, w [L, P] of zeros and ones: which
-parts a line takes. Sums are w @ parts: nothing is subtracted, so no digit is lost where one fold outweighs the others.
+parts a line includes. Sums are w @ parts: without subtraction no digits are lost if one fold dominates.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 Part = tuple[int, Any]  # fold, statistic
-_READ = 4  # neighbours that the warning beside TwoNN reads
-_ROUNDS = 8  # looks for near-duplicates: a row sees as many at a time as it has neighbours
-_BLOCK = 2**22  # distances of lines that are looked at together; those of many rows come one by one
+_READ = 4  # neighbours that the warning in the note of TwoNN reads
+_ROUNDS = 8  # rounds of removing near-duplicates; each finds at most as many per row as it has neighbours
+_BLOCK = 2**22  # distances per batch of lines
 
 
 def unless(bad: Tensor, value: Tensor, why: str | Callable[[], TooFewRows]) -> Tensor:
-    """The values, NaN where they cannot be had; a single one raises and says why.
+    """The values, NaN where `bad`; a single bad value raises `why` instead.
 
     >>> unless(torch.tensor([False, True]), torch.tensor([1.0, 2.0]), "the second is not there").tolist()
     [1.0, nan]
@@ -38,7 +38,7 @@ def unless(bad: Tensor, value: Tensor, why: str | Callable[[], TooFewRows]) -> T
 
 
 def once(known: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
-    """What is kept under a key, made when it is first asked for."""
+    """The cached value of a key; `make` is called at first use."""
     if key not in known:
         known[key] = make()
     return known[key]
@@ -46,7 +46,7 @@ def once(known: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
 
 @dataclass
 class MomentLines:
-    """Moments by line, on the host unless they are wide; reads as `Moments` does."""
+    """Moments by line, on the host unless they are very wide, with the interface of `Moments`."""
 
     n: Tensor  # [L] or [L, 1] where there are heads
     mean: Tensor  # [L, ..., d]
@@ -64,14 +64,14 @@ class MomentLines:
         return self.scatter + self.n[..., None, None] * self.mean.unsqueeze(-1) * self.mean.unsqueeze(-2)
 
     def eigenvalues(self, *, centred: bool = True) -> Tensor:
-        """Squared singular values of the rows of each line, descending; computed once."""
+        """Squared singular values of the rows of each line, descending; cached."""
         return once(self.spectra, centred, lambda: eigenvalues(self.matrix(centred=centred)))
 
 
 def stack_lines(parts: Sequence[Part], folds: Sequence[int]) -> Any:
-    """One statistic with a line for everything and one without each of these folds.
+    """One statistic with a line for all parts and one without each of these folds.
 
-    Every part has rows; a fold has one part where they are moments.
+    Every part must have rows; moments must have one part per fold.
     """
     w = torch.tensor([[float(fold != gone) for fold, _ in parts] for gone in (-1, *folds)], dtype=torch.float64)
     counts = w @ torch.tensor([float(part.n) for _, part in parts], dtype=torch.float64)
@@ -80,8 +80,8 @@ def stack_lines(parts: Sequence[Part], folds: Sequence[int]) -> Any:
     kind, states = type(parts[0][1]), [tensors_of(part) for _, part in parts]
     found: dict[str, Tensor] = {}
     for name, like in states[0].items():
-        stacked = torch.stack([state[name].to(like.device) for state in states]).cpu()  # resumed ones lie on the host
-        if name in getattr(kind, "largest", ()):  # none of them is negative; 0 where a line has none
+        stacked = torch.stack([state[name].to(like.device) for state in states]).cpu()  # resumed parts are on the host
+        if name in getattr(kind, "largest", ()):  # maxima of values ≥ 0; 0 for a line without parts
             found[name] = (w.view(*w.shape, *[1] * (stacked.ndim - 1)) * stacked).amax(1)
         else:
             found[name] = _sum(w, stacked)
@@ -90,7 +90,7 @@ def stack_lines(parts: Sequence[Part], folds: Sequence[int]) -> Any:
 
 
 def line_of(stacked: Any, index: int) -> Any:
-    """One line of a stacked statistic, as a plain one."""
+    """One line of a stacked statistic, as a plain statistic."""
     if isinstance(stacked, MomentLines):
         n = stacked.n.flatten()[index]
         return Moments.load({"n": n, "mean": stacked.mean[index], "scatter": stacked.scatter[index]})
@@ -123,10 +123,10 @@ def _moment_lines(parts: Sequence[Moments], w: Tensor, counts: Tensor) -> Moment
 
 
 def _left_out_sums(parts: Sequence[Tensor], w: Tensor) -> Tensor:
-    """w @ parts, where a line takes all parts or all but one, without a copy of them all: matrices are large."""
+    """w @ parts for lines of all parts or all but one, without stacking the (large) parts."""
     out = parts[0].new_zeros(len(w), *parts[0].shape)
     lacking = [row.index(0.0) if 0.0 in row else -1 for row in w.tolist()]
-    for places in (range(len(parts)), range(len(parts) - 1, -1, -1)):  # what lies before a part, what lies behind it
+    for places in (range(len(parts)), range(len(parts) - 1, -1, -1)):  # sums of the parts before, then after each part
         run = torch.zeros_like(parts[0])
         for p in places:
             if p in lacking:
@@ -140,38 +140,38 @@ def _left_out_sums(parts: Sequence[Tensor], w: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SampleLines:
-    """Sampled rows of which something is found once, for all rows and without each fold."""
+    """Sampled rows with cached results for all rows and without each fold; metrics subclass it."""
 
     rows: Tensor  # [n, d] float64
     fold: Tensor  # [n]
     left_out: tuple[int, ...] = ()  # a line for each; () for all rows
-    known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # shared with every fold left out
+    known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # cache, shared by all lines
 
     @classmethod
     def of(cls, sample: Sample) -> Self:
         return cls(as_float64(sample.rows.flatten(1)), sample.fold)
 
     def without(self, *folds: int) -> Self:
-        """Lines of the rows that stay when each of these folds is left out; −1 leaves out none."""
+        """The same rows with a line without each of these folds; −1 leaves out none."""
         return replace(self, left_out=folds)
 
     @property
     def n(self) -> int:
-        """Rows of the first line."""
+        """The number of rows of the first line."""
         return int((self.fold != self.left_out[0]).sum()) if self.left_out else len(self.rows)
 
     def staying(self, folds: Sequence[int]) -> Tensor:
-        """Which rows stay without each of these folds [n, folds], on the host."""
+        """Whether each row remains without each of these folds: bool [n, folds], on the host."""
         return self.fold.unsqueeze(1) != torch.tensor(folds)
 
 
 def on_sample(need: type) -> bool:
-    """Whether a statistic is made of the sampled rows, all at once."""
+    """Whether a statistic is computed from the sampled rows instead of by fold."""
     return issubclass(need, Sample | Neighbours | SampleLines)
 
 
 def spared(wanted: int) -> int:
-    """Neighbours held for a metric that reads `wanted`: leaving out a fold, a quarter of a half, seldom runs out.
+    """Neighbours stored for a metric that reads `wanted`: enough in most cases when a fold is left out.
 
     >>> spared(2), spared(20)
     (9, 36)
@@ -179,13 +179,13 @@ def spared(wanted: int) -> int:
     return wanted + 6 + wanted // 2
 
 
-def _standing(stands: Tensor) -> Tensor:
-    """Rows that stand for themselves."""
+def _representatives(stands: Tensor) -> Tensor:
+    """Indices of the rows that represent themselves."""
     return (stands == torch.arange(len(stands), device=stands.device)).nonzero().squeeze(1)
 
 
 def _numbered(stands: Tensor, kept: Tensor) -> Tensor:
-    """The place in `kept` of the row that stands for each; a row may stand for it by way of others.
+    """The position in `kept` of the row that represents each row, following chains of representatives.
 
     >>> _numbered(torch.tensor([0, 0, 2, 1]), torch.tensor([0, 2])).tolist()
     [0, 0, 1, 0]
@@ -197,42 +197,42 @@ def _numbered(stands: Tensor, kept: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Distances to the nearest distinct rows, ascending; rows that ran out of neighbours are dropped.
+    """The nearest-neighbour graph of distinct rows, distances ascending.
 
-    `wanted` is how many neighbours the metrics read; the graph holds a few more for leaving rows out. A leading
-    dimension, where there is one, are lines: the same rows with some of them left out, at infinite distances.
+    `wanted` is the number of neighbours that metrics read; the graph stores a few more, so that rows can be left out. A
+    leading dimension, if any, are lines: the same rows with some left out, which are at infinite distance.
     """
 
     distance: Tensor  # [..., n, k] float64
     index: Tensor  # [..., n, k]
     wanted: int
-    duplicates: int = 0  # rows removed because an equal one was there
-    there: Tensor | None = None  # [..., n] rows that were not left out, unless all are there
+    duplicates: int = 0  # rows removed as duplicates
+    there: Tensor | None = None  # [..., n] whether a row was not left out; None if none was
     known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, rows: Tensor, wanted: int, *, tolerance: float = 0.0, spare: bool = True) -> tuple[Neighbours, Tensor]:
-        """The graph of the distinct rows, and for every row the number of the distinct row that stands for it.
+        """The graph of the distinct rows, and for every row the index of the distinct row that represents it.
 
         Rows closer than `tolerance` times their norm count as equal: a causal model gives equal rows for equal
-        prefixes, but a float32 forward pass makes them bit-equal in some batches and not in others.
+        prefixes, but in a float32 forward pass whether they are bit-equal depends on the batch.
         """
         stands = first_equal(rows)
-        kept = _standing(stands)
+        kept = _representatives(stands)
         if len(kept) < 2:
             empty = torch.empty(len(kept), 0)
             return cls(empty.double(), empty.long(), wanted, len(rows) - len(kept)), torch.zeros(len(rows)).long()
         distinct, held = rows if len(kept) == len(rows) else rows[kept], spared(wanted) if spare else max(wanted, _READ)
         distance, index = nearest(distinct, held)
         for _ in range(_ROUNDS if tolerance else 0):
-            # of the rows within the tolerance the earliest stands: the sample's order, which no batching changes
+            # the earliest row within the tolerance represents the others: independent of batching, as a sample's order is
             limit = tolerance * torch.linalg.vector_norm(distinct.double(), dim=1, keepdim=True).to(distance.device)
-            own = torch.arange(len(distinct), device=index.device).unsqueeze(1)
-            earlier = torch.where((distance <= limit) & (index < own), index, own).amin(1).to(kept.device)
+            number = torch.arange(len(distinct), device=index.device).unsqueeze(1)
+            earlier = torch.where((distance <= limit) & (index < number), index, number).amin(1).to(kept.device)
             if bool((kept[earlier] == kept).all()):
                 break
             stands[kept] = kept[earlier]
-            kept = _standing(stands)
+            kept = _representatives(stands)
             if len(kept) < 2:
                 distance, index = distance[:1, :0], index[:1, :0]
                 break
@@ -245,16 +245,16 @@ class Neighbours:
         return len(self.distance)
 
     def near(self, k: int) -> tuple[Tensor, Tensor]:
-        """Distances to the k nearest [..., n, k], and which rows have that many [..., n]."""
+        """Distances to the k nearest [..., n, k], and whether a row has that many [..., n]."""
         near = self.distance[..., :k]
         if near.shape[-1] < k:
             near = torch.nn.functional.pad(near, (0, k - near.shape[-1]), value=torch.inf)
         return near, near[..., -1] < torch.inf
 
     def lines(self, there: Tensor) -> Neighbours:
-        """The graph among the rows where each line of a mask [lines, n] holds; rows keep their numbers."""
+        """The graph with a line for each row of a mask [lines, n] of the rows to keep; rows keep their indices."""
         left = there[:, self.index].logical_and_(there.unsqueeze(2))
-        # where each neighbour that is left comes to stand; the column behind the last takes what is not wanted
+        # the new column of each neighbour that is kept; an extra last column collects the others
         place = left.cumsum(-1).sub_(1).masked_fill_(left.logical_not_(), self.wanted).clamp_max_(self.wanted)
         shape = (*left.shape[:2], self.wanted + 1)
         distance = self.distance.new_full(shape, torch.inf).scatter_(2, place, self.distance.expand(left.shape))
@@ -262,16 +262,16 @@ class Neighbours:
         return Neighbours(distance[..., : self.wanted], index[..., : self.wanted], self.wanted, there=there)
 
     def cut(self, wanted: int) -> Neighbours:
-        """What a search for fewer neighbours would have found."""
+        """The graph that a search for fewer neighbours would give."""
         held = spared(wanted)
         return replace(self, distance=self.distance[:, :held], index=self.index[:, :held], wanted=wanted)
 
     def keep(self, mask: Tensor) -> Neighbours:
-        """The graph among the rows where the mask holds: the same distances, the others left out."""
-        gone = ~mask[self.index]
-        # a stable sort moves the neighbours that are left to the front without changing their order
-        order = gone.to(torch.int8).sort(dim=1, stable=True).indices[:, : self.wanted]
-        distance = self.distance.masked_fill(gone, torch.inf).gather(1, order)
+        """The graph of the rows where the mask [n] is True, renumbered."""
+        removed = ~mask[self.index]
+        # a stable sort moves the remaining neighbours to the front in their order
+        order = removed.to(torch.int8).sort(dim=1, stable=True).indices[:, : self.wanted]
+        distance = self.distance.masked_fill(removed, torch.inf).gather(1, order)
         renumbered = (torch.cumsum(mask, 0) - 1)[self.index.gather(1, order)]
         return Neighbours(distance[mask], renumbered[mask], self.wanted)
 
@@ -281,7 +281,7 @@ class Graph:
     """One batch's neighbour graph of its distinct rows, with the folds and first-position flags of all copies."""
 
     neighbours: Neighbours
-    stands: Tensor  # for every row of the batch, the distinct row that stands for it
+    stands: Tensor  # for every row of the batch, the index of the distinct row that represents it
     fold: Tensor
     first: Tensor
     _left: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -292,35 +292,35 @@ class Graph:
         return cls(neighbours, stands, sample.fold, sample.label("first").bool())
 
     def left(self, *, without_first: bool = False, fold: int = -1) -> Neighbours:
-        """The graph without the first rows of contexts, without a fold, or whole; made once for all metrics.
+        """The graph without the first rows of contexts, without a fold, or whole; cached for all metrics.
 
-        A row that was seen several times goes only with the last of its copies.
+        A row with several copies is removed only if all of its copies are.
         """
         graph = self.neighbours
 
-        def made() -> Neighbours:
+        def build() -> Neighbours:
             mask = self._there(without_first, [fold])[0]
             return graph if bool(mask.all()) else graph.keep(mask.to(graph.index.device))
 
-        return once(self._left, (without_first, fold), made)
+        return once(self._left, (without_first, fold), build)
 
     def lines(self, *, without_first: bool, folds: Sequence[int]) -> list[Neighbours]:
-        """The same without each of these folds (−1: none), as lines; in several parts where there are many rows."""
+        """The graph with a line without each of these folds (−1: none), in several parts if there are many rows."""
         index = self.neighbours.index
 
-        def made() -> list[Neighbours]:
+        def build() -> list[Neighbours]:
             there = self._there(without_first, folds).to(index.device)
             return [self.neighbours.lines(part) for part in there.split(max(1, _BLOCK // max(1, index.numel())))]
 
-        return once(self._left, ("lines", without_first, *folds), made)
+        return once(self._left, ("lines", without_first, *folds), build)
 
     def rows(self, *, without_first: bool) -> tuple[int, int]:
-        """Distinct rows, and how many were removed because an equal one was there."""
+        """The numbers of distinct rows and of rows removed as duplicates."""
         distinct = int(self._there(without_first, [-1]).sum())
         return distinct, int(self._rows(without_first, [-1]).sum()) - distinct
 
     def _there(self, without_first: bool, folds: Sequence[int]) -> Tensor:
-        """Which distinct rows are left without each of these folds: [folds, n]."""
+        """Whether each distinct row remains without each of these folds: bool [folds, n]."""
         found = torch.zeros(len(folds), len(self.neighbours), dtype=torch.int32)
         return found.index_add_(1, self.stands, self._rows(without_first, folds).to(torch.int32)) > 0
 
@@ -332,16 +332,16 @@ class Graph:
 def sample_graphs(
     sample: Sample, *, wanted: int, batch: int | None, tolerance: float = 0.0, spare: bool = True
 ) -> list[Graph]:
-    """Graphs of consecutive batches of the (hash-ordered, so shuffled) sample; a last short one only if it is alone.
+    """Graphs of consecutive batches of the sample, whose hash order is random; see `batches`.
 
-    `tolerance`: rows closer than this share of their norm are one row; without `spare` no rows can be left out.
+    Rows closer than `tolerance` times their norm are one row; without `spare` no rows can be left out later.
     """
     parts = batches(sample, batch or max(1, len(sample)))
     return [Graph.of(part, wanted=wanted, tolerance=tolerance, spare=spare) for part in parts]
 
 
 def batches(sample: Sample, size: int) -> list[Sample]:
-    """Consecutive batches of a size; a last short one is left out unless it is alone.
+    """Consecutive batches of `size` rows; a shorter last batch is dropped unless it is the only one.
 
     >>> ten = Sample(10).update(torch.eye(10), context=torch.arange(10))
     >>> [len(part) for part in batches(ten, 4)], [len(part) for part in batches(ten, 12)]

@@ -1,4 +1,4 @@
-"""Declaring a metric: one decorated function; and calling it: an n×d array in, an Estimate out.
+"""Decorators that declare metrics, and calling a metric on an n×d array to get an Estimate.
 
 `@metric` declares a pure function of statistics, which a profile evaluates and which can be called on arrays;
 `@measured` declares a function of something else (a subspace and gradients, a training log) that a command computes.
@@ -35,7 +35,7 @@ _INNER = frozenset({"attn_in", "attn_out", "mlp_in", "mlp_out"})
 STREAM_KINDS = frozenset({"embed", "resid", "stage", "stage_mean", "cls", "final", "module", "rows"}) | _INNER
 WEIGHT_KINDS = frozenset({"unembed", "embed_weight"})
 HEAD_KINDS = frozenset({"query", "key", "query_unrotated", "key_unrotated", "cross_query", "cross_key"})
-_BY_FOLD = {Moments, Directions, Coordinates, Coherence}  # what is gathered of plain rows, beside a sample
+_BY_FOLD = {Moments, Directions, Coordinates, Coherence}  # statistics of plain rows that are computed by fold
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -48,9 +48,9 @@ class Metric(Declaration):
     def __call__(
         self, x: Any, *, contexts: Any = None, tokens: Any = None, seed: int = 0, interval: bool = True, **options: Any
     ) -> Estimate:
-        """The metric of the rows of an n×d NumPy or torch array, with an interval over contexts (default: each row).
+        """The metric of the rows of an n×d NumPy or torch array, with an interval over contexts (default: one per row).
 
-        Without `interval` the value comes alone, which is quicker. Rows that are not finite are left out and counted.
+        `interval=False` skips the interval, which is faster. Rows that are not finite are left out and counted.
         """
         chosen = self.check(options)
         given = read_array(x, self.name, contexts, tokens, interval=interval)
@@ -59,15 +59,15 @@ class Metric(Declaration):
 
 @dataclass(frozen=True)
 class Request:
-    """A metric with the options it is to be computed with; `named` when the user asked for it by name."""
+    """A metric to compute, with its options; `named` if the user requested it by name."""
 
     metric: Metric
     options: dict[str, Any] = field(default_factory=dict)
     named: bool = False
 
 
-class Said(TypedDict, total=False):
-    """What can be said of a metric; see `Declaration`."""
+class MetricFields(TypedDict, total=False):
+    """The fields of a `Declaration` that the decorators take."""
 
     title: Required[str]
     formula: Required[str]
@@ -82,38 +82,39 @@ class Said(TypedDict, total=False):
     left_out: Callable[[Any, dict[str, Any]], Tensor] | None
 
 
-def metric(*needs: type, batched: bool = False, **said: Unpack[Said]) -> Callable[[Callable[..., Any]], Metric]:
+def metric(
+    *needs: type, batched: bool = False, **about: Unpack[MetricFields]
+) -> Callable[[Callable[..., Any]], Metric]:
     """Declare a metric; its keyword-only arguments become its options, its docstring its description.
 
-    A `batched` one is written for statistics with leading dimensions (folds left out, heads) and returns a tensor of
-    that shape: one call gives them all.
+    A `batched` function takes statistics with leading dimensions (lines, heads) and returns a tensor of that shape.
     """
 
     def declare(function: Callable[..., Any]) -> Metric:
         parameters = inspect.signature(function).parameters.values()
         options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         how = {"batch": function, "function": lambda *stats, **chosen: float(function(*stats, **chosen))}
-        return _register(function, said, needs=needs, options=options, **(how if batched else {"function": function}))
+        return _register(function, about, needs=needs, options=options, **(how if batched else {"function": function}))
 
-    said.setdefault("kinds", STREAM_KINDS | WEIGHT_KINDS)
+    about.setdefault("kinds", STREAM_KINDS | WEIGHT_KINDS)
     return declare
 
 
-def measured(*commands: str, **said: Unpack[Said]) -> Callable[[Function], Function]:
-    """Declare a number that these commands measure; the function stays as it is, and the commands call it."""
+def measured(*commands: str, **about: Unpack[MetricFields]) -> Callable[[Function], Function]:
+    """Declare a number that these commands measure by calling the function, which is returned unchanged."""
 
     def declare(function: Function) -> Function:
-        _register(function, said, function=function, measured_by=commands)
+        _register(function, about, function=function, measured_by=commands)
         return function
 
     return declare
 
 
-def _register(declared: Callable[..., Any], said: Said, **fields: Any) -> Metric:
-    """Add a metric under the name of its function, described by its docstring."""
-    about = " ".join((inspect.getdoc(declared) or "").partition(">>>")[0].split())
-    sets: dict[str, Any] = {name: frozenset(said.get(name, ())) for name in ("invariant", "kinds")}  # type: ignore[call-overload]
-    made = Metric(name=declared.__name__, description=about, **{**said, **sets, **fields})
+def _register(declared: Callable[..., Any], about: MetricFields, **fields: Any) -> Metric:
+    """Add a metric with the name of its function and the docstring as description to the registry."""
+    description = " ".join((inspect.getdoc(declared) or "").partition(">>>")[0].split())
+    sets: dict[str, Any] = {name: frozenset(about.get(name, ())) for name in ("invariant", "kinds")}  # type: ignore[call-overload]
+    made = Metric(name=declared.__name__, description=description, **{**about, **sets, **fields})
     object.__setattr__(made, "__doc__", made.description)
     REGISTRY[made.name] = made
     return made
@@ -121,13 +122,13 @@ def _register(declared: Callable[..., Any], said: Said, **fields: Any) -> Metric
 
 @dataclass(frozen=True)
 class ArrayRows:
-    """Finite rows with their labels; how many were left out."""
+    """The finite rows of an array with their labels, and the number of rows dropped."""
 
     rows: Tensor
     contexts: Tensor
     tokens: Tensor
     dropped: int
-    interval: bool = True  # else all rows are one fold, which cannot be left out
+    interval: bool = True  # False: all rows are one fold
 
     @property
     def fold(self) -> Tensor:
@@ -135,7 +136,7 @@ class ArrayRows:
 
 
 def read_array(x: Any, name: str, contexts: Any, tokens: Any, *, interval: bool) -> ArrayRows:
-    """The finite rows of an array, or an error that says for which metric there are none."""
+    """The finite rows of an array; an error that names the metric if there are none."""
     rows = as_rows(x)
     n = len(rows)
     labels = torch.arange(n) if contexts is None else _labels(contexts, n, "contexts")
@@ -146,30 +147,31 @@ def read_array(x: Any, name: str, contexts: Any, tokens: Any, *, interval: bool)
         rows, labels, kinds = rows[chosen.to(rows.device)], labels[chosen], kinds[chosen]
     if not len(rows):
         raise TooFewRows(f"{name} was given no row of finite numbers ({len(bad)} dropped); check the array")
-    if rows.dtype is not torch.float32:  # squares of squares must fit into float64; those of float32 always do
+    if rows.dtype is not torch.float32:  # fourth powers must not overflow float64; those of float32 never do
         top = max(abs(float(end)) for end in torch.aminmax(rows))
         if top > 1e60 or 0.0 < top < 1e-60:
-            words = f"the largest number of the array is {top:.0e}"
-            raise AnisoscopeError(f"{words}; expected 1e-60 to 1e60, rescale it first")
+            raise AnisoscopeError(
+                f"the largest number of the array is {top:.0e}; expected 1e-60 to 1e60, rescale it first"
+            )
     return ArrayRows(rows, labels, kinds, len(bad), interval)
 
 
 def _bad_rows(rows: Tensor) -> Tensor:
-    """The numbers of the rows that are not finite.
+    """The indices of the rows that are not finite.
 
-    The sum of a row that is not finite is not finite: only rows whose sum is not are looked at number by number.
+    Such a row has a sum that is not finite, so only rows with such a sum are checked entry by entry.
     """
     suspects = (~rows.sum(1).isfinite()).nonzero().squeeze(1)
     return suspects[~rows[suspects].isfinite().all(1)].cpu()
 
 
 def is_of_rows(metric: Declaration) -> bool:
-    """Whether plain rows are enough to compute it."""
+    """Whether a metric can be computed from plain rows."""
     return not metric.measured_by and all(on_sample(need) or need in _BY_FOLD for need in metric.needs)
 
 
 def array_view(wanted: Sequence[tuple[Declaration, dict[str, Any]]], given: ArrayRows, seed: int) -> View:
-    """The statistics that some metrics, with their options, need of plain rows, each taken once."""
+    """The statistics of plain rows that the wanted metrics need with their options, each computed once."""
     for metric, _ in wanted:
         if metric.measured_by:
             raise metric.refusal()
@@ -191,22 +193,22 @@ def array_view(wanted: Sequence[tuple[Declaration, dict[str, Any]]], given: Arra
 
 
 def _by_fold(need: type, given: ArrayRows) -> dict[int, Any]:
-    """One statistic of the rows of each fold that has any."""
+    """One statistic for each fold that has rows."""
     rows, fold = given.rows, given.fold
     if issubclass(need, Sums):
         parts = need.split(rows, fold, FOLDS if given.interval else 1)
         return {j: part for j, part in enumerate(parts) if part.n}
     index = {j: (fold == j).nonzero().squeeze(1) for j in fold.unique().tolist()}
     if need is Moments:
-        return _moments_by_fold(rows, {j: mine.to(rows.device) for j, mine in index.items()})
-    chosen = {j: (rows[mine.to(rows.device)], given.contexts[mine]) for j, mine in index.items()}
+        return _moments_by_fold(rows, {j: members.to(rows.device) for j, members in index.items()})
+    chosen = {j: (rows[members.to(rows.device)], given.contexts[members]) for j, members in index.items()}
     return {j: Coherence().update(estimation.context_cosines(*part)) for j, part in chosen.items()}
 
 
 def _moments_by_fold(rows: Tensor, index: dict[int, Tensor]) -> dict[int, Moments]:
-    """The moments of each fold; every core works on its own part of a fold, or on folds of its own."""
+    """The moments of each fold, in parallel over folds and, if there are more cores, over parts of folds."""
     shares = -(-torch.get_num_threads() // len(index)) if rows.device.type == "cpu" else 1
-    parts = [(j, part) for j, mine in index.items() for part in mine.chunk(shares)]
+    parts = [(j, part) for j, members in index.items() for part in members.chunk(shares)]
     found: dict[int, Moments] = {}
     for (j, _), part in zip(parts, together(lambda item: _moments(rows, item[1]), parts), strict=True):
         found[j] = found[j].merge(part) if j in found else part
@@ -214,7 +216,7 @@ def _moments_by_fold(rows: Tensor, index: dict[int, Tensor]) -> dict[int, Moment
 
 
 def _moments(rows: Tensor, index: Tensor) -> Moments:
-    """The moments of some of the rows, gathered a block at a time so that no copy of the array is made."""
+    """The moments of the rows at `index`, gathered in blocks so that the array is not copied."""
     out = Moments()
     first, last = int(index[0]), int(index[-1])
     if last - first + 1 == len(index):
@@ -229,7 +231,7 @@ def _moments(rows: Tensor, index: Tensor) -> Moments:
 
 
 def _graph_maker(sample: Sample, most: int, *, spare: bool) -> Callable[[int], list[Graph]]:
-    """Neighbour graphs from one search for as many neighbours as any metric reads, made when one first asks."""
+    """A function from a number of neighbours to graphs, from one search for the most that any metric reads."""
 
     @cache
     def found() -> list[Graph]:
@@ -243,9 +245,9 @@ def _graph_maker(sample: Sample, most: int, *, spare: bool) -> Callable[[int], l
 
 
 def as_rows(x: Any) -> Tensor:
-    """An n×d float tensor from a NumPy or torch array, half precision promoted; or an error that names the shape."""
+    """A NumPy or torch array as a float32 or float64 tensor [n, d]; otherwise an error that names the shape."""
     try:
-        if not isinstance(x, Tensor):  # torch reads arrays that are contiguous and in this machine's byte order
+        if not isinstance(x, Tensor):  # torch needs arrays that are contiguous and in native byte order
             filled = np.ma.filled(x.astype(np.float64), np.nan) if isinstance(x, np.ma.MaskedArray) else x
             array = np.ascontiguousarray(filled) if np.ndim(filled) else np.asarray(filled)
             x = torch.as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
@@ -264,7 +266,7 @@ def as_rows(x: Any) -> Tensor:
 
 
 def _labels(labels: Any, n: int, name: str) -> Tensor:
-    """One int64 per row; words are numbered in alphabetical order."""
+    """Labels as int64 [n]; labels that are not integers are numbered in sorted order."""
     try:
         values = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
         whole = values.dtype.kind in ("iub" if isinstance(labels, Tensor) else "iu")
