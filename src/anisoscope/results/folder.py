@@ -1,4 +1,4 @@
-"""The run folder: everything one run wrote, readable at every moment.
+"""The run folder: the files that a run writes; they are readable at any time during the run.
 
     run.json          what was run, with what, on what, and how it ended
     table.parquet     the long table
@@ -38,19 +38,19 @@ _FULL = ("enforce fail", "unexpected pos", "No space left", "os error 28")
 
 @contextlib.contextmanager
 def room_on_disk(path: Path) -> Iterator[None]:
-    """Say that the disk is full in the words of the system: torch and safetensors have their own."""
+    """Turn the errors of torch and safetensors for a full disk into OSError(ENOSPC)."""
     try:
         yield
     except OSError:
         raise
     except Exception as error:
-        if any(words in str(error) for words in _FULL):
+        if any(text in str(error) for text in _FULL):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write a file beside its place, flush it to disk, then rename it: complete or not there."""
+    """Write a file under a temporary name, flush it to disk and rename it, so that `path` is never incomplete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -80,7 +80,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """An existing run, or an error that says what is there."""
+        """An existing run folder; otherwise an error that names what the folder contains."""
         folder = Path(path)
         if not folder.exists():
             raise AnisoscopeError(f"run folder {str(path)!r} does not exist; give the folder of a run.")
@@ -91,7 +91,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any], *, resume: bool) -> RunFolder:
-        """A new run folder; or the same run again, to go on with; never one that holds something else."""
+        """A new run folder or, with `resume`, that of the same run; a folder with other content is an error."""
         folder = cls(Path(path))
         if folder.path.exists() and not folder.path.is_dir():
             raise AnisoscopeError(f"output {str(path)!r} is a file; give a folder with --out.")
@@ -113,20 +113,20 @@ class RunFolder:
         files = [path.relative_to(self.path) for path in self.path.rglob("*") if path.is_file()]
         results = [path for path in files if path.name != "run.json" and _PREPARED.isdisjoint(path.parts)]
         if old.get("status") in ("failed", "interrupted") and not results:
-            (self.path / "run.json").unlink()  # it came to nothing (a misspelt option, say): nothing to protect
-            (self.path / "sampling.npz").unlink(missing_ok=True)  # made with its options; the corpus says its own
+            (self.path / "run.json").unlink()  # the run failed without results (such as by a misspelt option)
+            (self.path / "sampling.npz").unlink(missing_ok=True)  # depends on its options; the corpus records its own
             return
         if not resume:
             how = "add --resume to go on with it, or " if old.get("status") != "complete" else ""
             there = f"output folder {str(self.path)!r} holds a run ({old.get('status', 'unknown')})"
             raise AnisoscopeError(f"{there}; {how}give another --out.")
-        theirs, mine = old.get("config", {}), json.loads(json.dumps(dict(config)))
-        different = sorted(k for k in {*theirs, *mine} if theirs.get(k) != mine.get(k))
+        old_config, new_config = old.get("config", {}), json.loads(json.dumps(dict(config)))
+        different = sorted(k for k in {*old_config, *new_config} if old_config.get(k) != new_config.get(k))
         if different:
             key = different[0]
             raise AnisoscopeError(
-                f"--resume found a run with {key} = {theirs.get(key)!r}, not {mine.get(key)!r}, in {str(self.path)!r}; "
-                "repeat its command, or give another --out."
+                f"--resume found a run with {key} = {old_config.get(key)!r}, not {new_config.get(key)!r}, in "
+                f"{str(self.path)!r}; repeat its command, or give another --out."
             )
 
     def about(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class RunFolder:
         replace_file(self.path / "run.json", lambda p: p.write_text(text + "\n", encoding="utf-8"))
 
     def write_json(self, name: str, value: Any) -> None:
-        """A list or dict beside the table: verdicts, concepts."""
+        """Write a JSON file next to the table, such as verdicts or concepts."""
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
         replace_file(self.path / name, lambda p: p.write_text(text + "\n", encoding="utf-8"))
 
@@ -165,7 +165,7 @@ class RunFolder:
         replace_file(self.path / "table.parquet", lambda p: pq.write_table(table.arrow, p))
 
     def write_part(self, name: str, table: Table) -> None:
-        """The finished table of one model of the run, or of one of its passes, with what is known about it."""
+        """Write the table, with its metadata, of one model of the run or of one pass over it."""
         arrow = table.arrow.replace_schema_metadata({"about": json.dumps(table.about)})
         replace_file(self.path / "parts" / f"{name}.parquet", lambda p: pq.write_table(arrow, p))
 
@@ -187,18 +187,18 @@ class RunFolder:
 
         # a model measured in several passes has a file for each
         paths = sorted((self.path / "arrays").glob(f"{glob.escape(name)}*.safetensors"))
-        mine = [p for p in paths if re.fullmatch(re.escape(name) + r"(\.\d+)?", p.stem)]
-        return {key: value for path in mine for key, value in load_file(path).items()}
+        matching = [p for p in paths if re.fullmatch(re.escape(name) + r"(\.\d+)?", p.stem)]
+        return {key: value for path in matching for key, value in load_file(path).items()}
 
     def partial_path(self, name: str) -> Path:
-        """Where a pass keeps what it has gathered so far."""
+        """The file with the statistics of an unfinished pass."""
         return self.path / "partial" / f"{name}.safetensors"
 
     def drop_partial(self, name: str) -> None:
         self.partial_path(name).unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Remove what only an unfinished run needs."""
+        """Remove the files that only an unfinished run needs."""
         for folder in ("partial", "parts"):
             if (self.path / folder).exists():
                 for path in (self.path / folder).iterdir():
@@ -218,19 +218,19 @@ MAP_SCHEMA = pa.schema(
 
 
 def write_rows(folder: Path, table: pa.Table, shares: Mapping[str, Any]) -> None:
-    """The shares go into the file too: a training run writes its run.json itself."""
-    told = table.replace_schema_metadata({_SHARES: json.dumps(shares)})
-    replace_file(folder / MAP_FILE, lambda path: pq.write_table(told, path, compression="zstd"))
+    """Write map.parquet with the variance shares of its axes as metadata, because training writes run.json itself."""
+    with_shares = table.replace_schema_metadata({_SHARES: json.dumps(shares)})
+    replace_file(folder / MAP_FILE, lambda path: pq.write_table(with_shares, path, compression="zstd"))
 
 
 def shares_in(table: pa.Table) -> dict[str, Any]:
-    """The share of variance of each axis, by model and site, as the file of a map has it."""
+    """The share of variance of each axis, by model and site, from the metadata of a map."""
     text = (table.schema.metadata or {}).get(_SHARES.encode())
     return dict(json.loads(text)) if text else {}
 
 
 def map_name(model: str, seed: int | None) -> str:
-    """Under which name the shares of a model's axes are kept.
+    """The key of a model and seed in the shares of a map's axes.
 
     >>> map_name("causal-next-6x256", 1), map_name("gpt2", None)
     ('causal-next-6x256-seed1', 'gpt2')
@@ -239,7 +239,7 @@ def map_name(model: str, seed: int | None) -> str:
 
 
 def join_maps(folders: Sequence[Path]) -> tuple[pa.Table, dict[str, Any]]:
-    """The maps of several runs in one table, and the shares of their axes; runs without a map have no rows in it."""
+    """The maps of several runs in one table, and the shares of their axes; runs without a map are skipped."""
     tables: list[pa.Table] = [MAP_SCHEMA.empty_table()]
     shares: dict[str, Any] = {}
     for folder in map(Path, folders):
@@ -251,7 +251,7 @@ def join_maps(folders: Sequence[Path]) -> tuple[pa.Table, dict[str, Any]]:
 
 
 def write_joined(out: Path, folders: Sequence[Path]) -> dict[str, Any]:
-    """Write the map of a study from those of its arms; what its run.json says of it under `map`."""
+    """Write the map of a study from those of its runs; returns the entry `map` of its run.json."""
     table, shares = join_maps(folders)
     if len(table):
         write_rows(Path(out), table, shares)

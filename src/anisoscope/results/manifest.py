@@ -1,4 +1,4 @@
-"""The first state of run.json: what is run, with what, on what, since when."""
+"""The initial content of run.json: command, configuration, versions, seed and start time of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anisoscope import __version__
 def new_manifest(
     config: Mapping[str, Any], *, command: Sequence[str], seed: int, old: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """The record of a run that begins, or that goes on from an `old` record; `more` is put beside it."""
+    """The manifest of a new run, or of one resumed from an `old` manifest; `more` are further entries."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {
         "schema": 1,
@@ -36,7 +36,7 @@ def new_manifest(
 
 
 def versions() -> dict[str, str]:
-    """The versions that numbers may depend on, read from the installed packages without importing them."""
+    """Versions of the software that results may depend on, read without importing the packages."""
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")},

@@ -1,4 +1,4 @@
-"""The table of modalities: what a model reads, what one row of it is, and the words for both.
+"""The table of modalities: the input of a model, what one row of it is, and the terms for both in texts.
 
 A new modality is one row in `MODALITIES`. Where its data is of a new kind, it also needs a `Medium` below and one file
 with a processor (`models.processor.PROCESSORS`) and a feed of batches (`measurement.feed`).
@@ -18,9 +18,9 @@ class Medium:
     noun: str
     shipped: str  # what the data that comes with the package is called
     inputs: tuple[str, ...]  # names under which a model's forward takes it
-    suffixes: tuple[str, ...] = ()  # of its files
-    columns: tuple[str, ...] = ()  # of a table or dataset that usually hold it
-    feature: str = ""  # the class of such a column in the `datasets` library
+    suffixes: tuple[str, ...] = ()  # file name suffixes
+    columns: tuple[str, ...] = ()  # usual names of its column in a table or dataset
+    feature: str = ""  # class of such a column in the `datasets` library
 
     def __str__(self) -> str:
         return self.name
@@ -50,7 +50,7 @@ MEDIA = {medium.name: medium for medium in (TEXT_DATA, SOUNDS_DATA, IMAGES_DATA)
 
 @dataclass(frozen=True)
 class Modality:
-    """What a stack of a model reads, and what one row of it is."""
+    """The kind of input of a stack of a model, and what one row of it is."""
 
     name: str
     medium: Medium
@@ -61,7 +61,7 @@ class Modality:
 
     @property
     def is_text(self) -> bool:
-        """Whether it reads tokens: then a first and a last position mean something."""
+        """Whether it reads tokens; only then are the first and the last position special."""
         return self.medium is TEXT_DATA
 
 
@@ -75,7 +75,7 @@ APART = "; class and register tokens are apart"
 
 
 def row_words(modalities: Mapping[str, str], apart: Collection[str] = ()) -> dict[str, str]:
-    """What a row is, by stack; stacks `apart` have tokens that are no part of the input, which are rows of their own.
+    """What a row is, by stack; stacks in `apart` have class or register tokens, which are separate rows.
 
     >>> row_words({"encoder": "speech"})
     {'encoder': 'one frame of audio'}
@@ -84,14 +84,14 @@ def row_words(modalities: Mapping[str, str], apart: Collection[str] = ()) -> dic
 
 
 def modality_in(entry: Mapping[str, object], stack: str) -> Modality | None:
-    """The modality that run.json states for a stack of a model; None where it states none.
+    """The modality of a stack by a model's entry in run.json; None if it is not stated.
 
-    Runs of earlier versions have one word for all stacks.
+    Runs of earlier versions have one modality for all stacks.
 
     >>> modality_in({"modality": {"encoder": "speech"}}, "encoder").name, modality_in({}, "single")
     ('speech', None)
     """
-    told = entry.get("modality")
-    words = told if isinstance(told, Mapping) else {"": told}
-    name = words.get(stack) or next(filter(None, words.values()), "")
+    stated = entry.get("modality")
+    by_stack = stated if isinstance(stated, Mapping) else {"": stated}
+    name = by_stack.get(stack) or next(filter(None, by_stack.values()), "")
     return MODALITIES.get(str(name))

@@ -1,4 +1,4 @@
-"""A number that remembers its folds, so that means and differences of such numbers keep honest intervals.
+"""A number with its leave-one-fold-out values, so that means and differences of such numbers have valid intervals.
 
 Notation
     θ      a number measured on all contexts
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FEWEST_FOLDS = 3  # fewer say next to nothing about the scatter between contexts
+FEWEST_FOLDS = 3  # minimum number of live folds for an interval
 THIN = (math.nan,)  # the folds of a number without live ones
 # two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom: FOLDS is 8, so 7 is the usual one
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365)
@@ -99,7 +99,7 @@ class Quantity:
         return {"value": self.value, "low": low, "high": high}
 
     def unpaired(self) -> Quantity:
-        """The same without its folds, where those of another number do not belong to the same contexts."""
+        """The same without its folds, for combination with a number measured on other contexts."""
         low, high = self.interval()
         return self if self.thin else Quantity(self.value, half=(high - low) / 2)
 
@@ -110,7 +110,7 @@ class Quantity:
         (-1.0, 1.0)
         """
         low, high = self.interval()
-        degrees = len(self.live) - 1 if self.folds else math.inf  # a half-width alone is that of a normal interval
+        degrees = len(self.live) - 1 if self.folds else math.inf  # without folds the half-width is of a normal interval
         if not math.isfinite(low) or count < 2:
             return low, high
         wider = t_quantile(degrees, among(count)) / t_quantile(degrees)
@@ -191,7 +191,7 @@ def no_effect_p(effect: Quantity) -> float:
 
 
 def among(count: int) -> float:
-    """The level of one end of an interval when `count` of them must hold at once (Bonferroni).
+    """The quantile level of an interval's upper end if `count` intervals must hold at once (Bonferroni).
 
     >>> among(1), among(5)
     (0.975, 0.995)

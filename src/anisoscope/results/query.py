@@ -1,4 +1,4 @@
-"""The long table that everything downstream reads, and its one reader: filter by column or variant key, group, walk.
+"""The long table of results (`Table`), and `Query` to filter its rows by column or variant key, group and order them.
 
 For example, the rows of proxy = pca without those of its controls, by site, in order of steps:
 
@@ -12,9 +12,9 @@ For example, the rows of proxy = pca without those of its controls, by site, in 
     >>> {site: [row.value for row in rows] for site, rows in lines.items()}
     {(1, 'resid'): [0.2, 0.5]}
 
-Every column of the table and every key of a variant is a *field*; so is `source`, the number of the table that a row is
-from, and what `tagged` adds. A field that a row does not have is None, and `None` as a wanted value means just that.
-Nobody else takes a variant apart.
+Every column of the table and every key of a variant is a *field*; so are `source`, the index of a row's table, and
+fields added by `tagged`. A field that a row does not have is None, and selecting `None` selects such rows. Variant
+strings are parsed only in this module.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 DRAWING = "anisoscope.commands.page"  # the module that draws tables, imported when the first one is drawn
 SCHEMA_VERSION = 1
-FIRST_OUTLIER = "the first position is an outlier here"  # the note of a row with first=out where it is one
+FIRST_OUTLIER = "the first position is an outlier here"  # note of rows with first=out
 SCHEMA = pa.schema(
     [
         ("schema", pa.int32()),
@@ -196,12 +196,12 @@ class Row:
 
     @property
     def source(self) -> int:
-        """Which of the tables of the query the row is from."""
+        """The index of the row's table in the query."""
         return int(self._columns.sources[self._at])
 
     @property
     def known(self) -> bool:
-        """Whether there is a number at all."""
+        """Whether the value is a number."""
         return math.isfinite(self.value)
 
     @property
@@ -215,7 +215,7 @@ class Row:
 
     @property
     def quantity(self) -> Quantity:
-        """The value with its leave-one-fold-out values, for means and differences with honest intervals."""
+        """The value with its leave-one-fold-out values, for means and differences with intervals."""
         if self._quantity is None:
             self._quantity = Quantity(self.value, self.folds, (self.high - self.low) / 2)
         return self._quantity
@@ -229,7 +229,7 @@ class Row:
 
 
 class _Columns:
-    """The columns of one or several tables, decoded when first asked for."""
+    """The columns of one or several tables, decoded at first use."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         arrow = [t.arrow for t in tables]
@@ -240,13 +240,13 @@ class _Columns:
         self.tag("source", self.sources, list(range(len(arrow))) or [0])
         self._floats: dict[str, np.ndarray] = {}
 
-    def tag(self, name: str, codes: np.ndarray, words: list[Any]) -> None:
-        """Add a computed field."""
+    def tag(self, name: str, codes: np.ndarray, values: list[Any]) -> None:
+        """Add a computed field: row i has values[codes[i]]."""
         self.tags.add(name)
-        self._codes[name] = (np.asarray(codes, dtype=np.int64), words)
+        self._codes[name] = (np.asarray(codes, dtype=np.int64), values)
 
     def coded(self, field: str) -> tuple[np.ndarray, list[Any]]:
-        """A field as codes and what they stand for; a variant key is decoded from the distinct variants."""
+        """A field as (codes, distinct values): row i has values[codes[i]]."""
         if field in self._codes:
             return self._codes[field]
         if field in _COLUMNS:
@@ -259,9 +259,9 @@ class _Columns:
             self._codes[field] = np.asarray(encoded.indices, dtype=np.int64), encoded.dictionary.to_pylist()
         else:
             codes, variants = self.coded("variant")
-            found = [options_of(variant).get(field) for variant in variants]
-            places = {word: i for i, word in enumerate(dict.fromkeys(found))}
-            self._codes[field] = np.array([places[word] for word in found], dtype=np.int64)[codes], list(places)
+            by_variant = [options_of(variant).get(field) for variant in variants]
+            number = {value: i for i, value in enumerate(dict.fromkeys(by_variant))}
+            self._codes[field] = np.array([number[value] for value in by_variant], dtype=np.int64)[codes], list(number)
         return self._codes[field]
 
     def floats(self, name: str) -> np.ndarray:
@@ -272,8 +272,8 @@ class _Columns:
     def value(self, name: str, at: int) -> Any:
         if name in _NUMBERS:
             return float(self.floats(name)[at])
-        codes, words = self.coded(name)
-        return words[codes[at]]
+        codes, values = self.coded(name)
+        return values[codes[at]]
 
     def field(self, name: str, at: int) -> Any:
         if name in _COLUMNS or name in self.tags:
@@ -292,7 +292,7 @@ class _Columns:
 
 
 class Query:
-    """Rows of one or several tables; `where` narrows it down, nothing is copied."""
+    """A selection of the rows of one or several tables; `where` narrows it without copying."""
 
     def __init__(self, *tables: Table, _columns: _Columns | None = None, _rows: np.ndarray | None = None) -> None:
         self._columns = _columns or _Columns(tables)
@@ -304,13 +304,13 @@ class Query:
     def where(self, keep: Callable[[Row], bool] | None = None, /, **fields: Any) -> Query:
         """Rows whose fields equal the values given.
 
-        A list, tuple or set means any of them, a function is asked of each distinct value, `...` means that the field
-        is there, whatever it is. Values of variant keys are compared as text: `rank=16` and `rank="16"` are the same.
+        A list, tuple or set selects any of its values, a function the values for which it is true, `...` rows that have
+        the field. Values of variant keys are compared as text: `rank=16` and `rank="16"` are the same.
         """
         rows = self._rows
         for name, wanted in fields.items():
-            codes, words = self._columns.coded(name)
-            hits = np.array([_matches(word, wanted, name) for word in words], dtype=bool)
+            codes, values = self._columns.coded(name)
+            hits = np.array([_matches(value, wanted, name) for value in values], dtype=bool)
             rows = rows[hits[codes[rows]]]
         found = self._only(rows)
         return found if keep is None else self._only(np.array([r._at for r in found if keep(r)], dtype=np.int64))
@@ -319,31 +319,31 @@ class Query:
         """Rows whose variant has these options and no others; an option that is None is left out."""
         return self.where(variant=with_options("", **options))
 
-    def tagged(self, name: str, words: Sequence[Any]) -> Query:
-        """The same query with a computed field: a value for each of its rows; other rows of its tables have None.
+    def tagged(self, name: str, values: Sequence[Any]) -> Query:
+        """The same query with a computed field, given one value per row; other rows of its tables have None.
 
-            >>> found = Query(Table.from_records([{"layer": 1}, {"layer": 2}])).tagged("half", ["low", "high"])
+        >>> found = Query(Table.from_records([{"layer": 1}, {"layer": 2}])).tagged("half", ["low", "high"])
         >>> [row.layer for row in found.where(half="high")]
         [2]
         """
-        distinct = list(dict.fromkeys([None, *words]))
-        index = {word: i for i, word in enumerate(distinct)}
+        distinct = list(dict.fromkeys([None, *values]))
+        index = {value: i for i, value in enumerate(distinct)}
         codes = np.zeros(len(self._columns.sources), dtype=np.int64)
-        codes[self._rows] = [index[word] for word in words]
+        codes[self._rows] = [index[value] for value in values]
         self._columns.tag(name, codes, distinct)
         return self
 
     def known(self) -> Query:
-        """Rows that have a number."""
+        """Rows whose value is a number."""
         return self._only(self._rows[np.isfinite(self._columns.floats("value")[self._rows])])
 
     @property
     def positions(self) -> np.ndarray:
-        """Where its rows stand in the tables, one after the other."""
+        """The indices of its rows in the concatenated tables."""
         return self._rows
 
     def first(self, count: int) -> Query:
-        """At most so many of its rows."""
+        """The first rows, at most `count`."""
         return self._only(self._rows[:count])
 
     def __len__(self) -> int:
@@ -358,35 +358,35 @@ class Query:
         return [*SCHEMA.names, *sorted(keys)]
 
     def column(self, field: str) -> list[Any]:
-        """A field row by row; NaN where a number is not there."""
+        """The values of a field, one per row; a missing number is NaN."""
         if field in _NUMBERS:
             return self.numbers(field).tolist()
-        codes, words = self._columns.coded(field)
-        return [words[code] for code in codes[self._rows].tolist()]
+        codes, values = self._columns.coded(field)
+        return [values[code] for code in codes[self._rows].tolist()]
 
     def values(self, field: str) -> list[Any]:
         """The distinct values of a field, in order of appearance."""
-        codes, words = self._columns.coded(field)
-        return [words[code] for code in dict.fromkeys(codes[self._rows].tolist())]
+        codes, values = self._columns.coded(field)
+        return [values[code] for code in dict.fromkeys(codes[self._rows].tolist())]
 
     def numbers(self, column: str = "value") -> np.ndarray:
-        """A column of numbers as an array, NaN where there is none."""
+        """A numeric column as an array; a missing number is NaN."""
         return self._columns.floats(column)[self._rows]
 
     def groups(self, *by: str) -> dict[Any, Query]:
         """The rows by the values of some fields, in order of appearance; the key is a tuple where there are several."""
         columns = [self._columns.coded(name) for name in by]
         key = np.zeros(len(self._rows), dtype=np.int64)
-        for codes, words in columns:
-            key = key * len(words) + codes[self._rows]
+        for codes, values in columns:
+            key = key * len(values) + codes[self._rows]
         order = np.argsort(key, kind="stable")
         starts = np.flatnonzero(np.diff(key[order], prepend=-1))
         parts = sorted(np.split(self._rows[order], starts[1:]), key=lambda rows: int(rows[0])) if len(order) else []
-        found = {tuple(words[codes[rows[0]]] for codes, words in columns): self._only(rows) for rows in parts}
+        found = {tuple(values[codes[rows[0]]] for codes, values in columns): self._only(rows) for rows in parts}
         return {key[0]: rows for key, rows in found.items()} if len(by) == 1 else found
 
     def lines(self, *by: str, along: str | Sequence[str] = "step") -> dict[Any, list[Row]]:
-        """The rows of each group in order of one or several fields; None comes first."""
+        """The rows of each group, sorted by one or several fields; None comes first."""
         order = (along,) if isinstance(along, str) else tuple(along)
         return {
             key: sorted(rows, key=lambda row: tuple((row[name] is not None, row[name]) for name in order))
@@ -394,7 +394,7 @@ class Query:
         }
 
     def one(self, **fields: Any) -> Row | None:
-        """The single row that matches, None where there is none; several are an error."""
+        """The only row that matches, or None; several are an error."""
         found = self.where(**fields) if fields else self
         if len(found) > 1:
             raise LookupError(f"{len(found)} rows match {fields}, expected at most one")
@@ -420,7 +420,7 @@ def _matches(word: Any, wanted: Any, field: str) -> bool:
 
 
 def pairs(one: Iterable[Row], two: Iterable[Row], *by: str) -> dict[Any, tuple[Row, Row]]:
-    """Rows of two series that agree in some fields: for differences of runs, controls or variants."""
+    """Pairs of rows from two series with equal values of some fields, for differences of runs, controls or variants."""
     other = {tuple(row[name] for name in by): row for row in two}
     return {key: (row, other[key]) for row in one if (key := tuple(row[name] for name in by)) in other}
 

@@ -2,8 +2,8 @@
 
 Notation
     n, m, S   rows x, their mean and scatter Σ (x−m)(x−m)ᵀ, all in float64; leading dimensions (heads) are carried along
-    M, U      of gradients g: Σ ggᵀ (uncentred) and Σ ggᵀ/‖g‖² (each row with equal weight), which give the energy in any
-              subspace and in its complement; both merge by addition
+    M, U      of gradients g: Σ ggᵀ (uncentred) and Σ ggᵀ/‖g‖² (each row with equal weight), which give the energy in
+              any subspace and in its complement; both merge by addition
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class Neighbours:
         distinct, held = rows if len(kept) == len(rows) else rows[kept], spared(wanted) if spare else max(wanted, _READ)
         distance, index = nearest(distinct, held)
         for _ in range(_ROUNDS if tolerance else 0):
-            # the earliest row within the tolerance represents the others: independent of batching, as a sample's order is
+            # the earliest row within the tolerance represents the others; a sample's order is independent of batching
             limit = tolerance * torch.linalg.vector_norm(distinct.double(), dim=1, keepdim=True).to(distance.device)
             number = torch.arange(len(distinct), device=index.device).unsqueeze(1)
             earlier = torch.where((distance <= limit) & (index < number), index, number).amin(1).to(kept.device)
