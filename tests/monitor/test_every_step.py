@@ -18,7 +18,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at
 from anisoscope.results.query import Table
-from anisoscope.stats.trace import Trace
+from anisoscope.stats.moments import Trace
 from support.gradient_models import batch_of, hooks_of
 from support.monitored import compare, trained
 from support.tiny_models import tiny

@@ -23,7 +23,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_alignment
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import SCHEMA, SCHEMA_VERSION, Table
-from anisoscope.stats.trace import QUANTITIES, Trace, wide
+from anisoscope.stats.moments import QUANTITIES, Trace, wide
 
 ROWS = 2048  # of one forward pass
 FILE = "every_step.parquet"
