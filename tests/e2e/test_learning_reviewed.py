@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.monitor.store import MonitorStore
+from anisoscope.monitor.sink import MonitorStore
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.query import Table
 from anisoscope.studies.published import REVISITING_MODELS

@@ -38,8 +38,7 @@ from anisoscope.metrics.tangent import check_rank
 from anisoscope.monitor.every_step import FILE, ROWS, EveryStep
 from anisoscope.monitor.instruments import Instruments, LossScale, make_probe
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
-from anisoscope.monitor.sink import ResultSink, ResultSinks
-from anisoscope.monitor.store import MonitorStore
+from anisoscope.monitor.sink import MonitorStore, ResultSink, ResultSinks
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record

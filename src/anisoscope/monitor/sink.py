@@ -1,13 +1,23 @@
-"""Where a monitor sends its rows beside the run folder: trackers and the like.
+"""Where the rows of a monitored run go: into its run folder, and to sinks such as experiment trackers.
 
-The folder is no sink: it also keeps the state that a resumed run needs, and a run that cannot be written must fail.
+The folder is not a sink: it also holds the state that a resumed run needs, and a run that cannot be written must fail.
+It has a table for each measured step and the state needed for the next one. A step counts as measured when both exist;
+the table is written first, so a step without a state is measured again and its table replaced.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import torch
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.results.folder import RunFolder, replace_file
+from anisoscope.results.manifest import new_manifest
 from anisoscope.results.query import Table
 
 
@@ -47,3 +57,161 @@ class ResultSinks:
                 self.sinks.remove(sink)
                 reason = f"{type(error).__name__}: {error}".rstrip(": ")
                 self.notes.append(f"the sink {type(sink).__name__} failed in {method} and was dropped ({reason})")
+
+
+class MonitorStore:
+    """A folder, or nothing at all where the results are only wanted in memory."""
+
+    def __init__(self, out: str | Path | None, *, resume: bool, about: dict[str, Any]) -> None:
+        self.folder = None if out is None else RunFolder(Path(out))
+        self.resume, self.about = resume, about
+        self.model: dict[str, Any] = {}  # its entry in run.json
+        self._options = _flat(json.loads(json.dumps(about, default=str)))
+        if self.folder is None:
+            return
+        try:
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AnisoscopeError(
+                f"monitor folder {str(out)!r} cannot be made ({error.strerror}); give another."
+            ) from error
+        for path in (p for name in ("parts", "state") for p in (self.folder.path / name).glob(".*")):
+            path.unlink(missing_ok=True)  # what a kill left half written
+        if not resume and (self._states() or list((self.folder.path / "parts").glob("step-*.parquet"))):
+            raise AnisoscopeError(
+                f"{str(out)!r} holds a monitored run; say resume=True to go on with it, or give another."
+            )
+
+    def describe(self, status: str, **more: Any) -> None:
+        """run.json of a loop that keeps none itself; a training run of ours writes its own."""
+        if self.folder is None:
+            return
+        old = self.folder.about()
+        if old and old.get("kind") != "monitor":
+            return
+        words = {"kind": "monitor", "models": [{**self.model, "notes": []}], **more, "status": status}
+        self.folder.write_about(new_manifest(self.about, command=[], seed=self.about.get("seed", 0), old=old, **words))
+
+    def _states(self) -> dict[int, Path]:
+        paths = sorted((self.folder.path / "state").glob("step-*.pt")) if self.folder is not None else ()
+        return {int(path.stem.partition("-")[2]): path for path in paths}
+
+    def write_step(
+        self, step: int, table: Table, state: dict[str, Any], window: Any = None, *, number: int | None = None
+    ) -> None:
+        """The table of a step, what an open window keeps of it, and the state after it.
+
+        States are numbered by their steps, or by `number` where steps may come in another order.
+        """
+        if self.folder is None:
+            return
+        self.folder.write_part(f"step-{step:09d}", table)
+        if window is not None and any(found is not None for found in window.values()):
+            replace_file(self.folder.path / "state" / f"window-{step:09d}.pt", lambda p: torch.save(window, p))
+        name = f"step-{step if number is None else number:09d}.pt"
+        replace_file(self.folder.path / "state" / name, lambda p: torch.save({**state, "about": self._options}, p))
+        for _, old in sorted(self._states().items())[:-3]:  # an older checkpoint of the training may need the last few
+            old.unlink()
+
+    def window(self, steps: list[int]) -> dict[int, dict[str, Any]]:
+        """What an open window kept of these steps."""
+        found: dict[int, dict[str, Any]] = {}
+        if self.folder is None:
+            return found
+        for step in steps:
+            path = self.folder.path / "state" / f"window-{step:09d}.pt"
+            if not path.is_file():
+                raise AnisoscopeError(
+                    f"the moments of step {step} are gone from {str(self.folder.path)!r}, because the run went on "
+                    "to its end; go on from a later checkpoint, or begin again in another folder."
+                )
+            found[step] = torch.load(path, map_location="cpu", weights_only=True)
+        return found
+
+    def rewind(self, done: set[int]) -> None:
+        """Forget states of steps that are to be measured again: a state without its table must not be found."""
+        for step, path in self._states().items():
+            if step not in done:
+                path.unlink()
+
+    def drop_window(self) -> None:
+        """The window is closed: its moments have been used.
+
+        A training run of ours that is killed goes back to its last checkpoint, which may be from before the window
+        closed: there the moments stay until the run is complete.
+        """
+        if self.folder is None:
+            return
+        about = self.folder.about()
+        if about.get("kind") != "training" or about.get("status") == "complete":
+            for path in (self.folder.path / "state").glob("window-*.pt"):
+                path.unlink()
+
+    def write_part(self, name: str, table: Table) -> None:
+        """The table of what was logged of a step, or of what only the end of a training gives."""
+        if self.folder is not None:
+            self.folder.write_part(name, table)
+
+    def newest(self) -> dict[str, Any] | None:
+        """The newest state, where there is one to go on from."""
+        states = self._states() if self.resume else {}
+        if not states:
+            return None
+        found: dict[str, Any] = torch.load(states[max(states)], map_location="cpu", weights_only=True)
+        # what was measured under other options does not belong into one table with what is to come
+        mine, theirs = self._options, found.get("about") or {}
+        for key in {**mine, **theirs} if mine and theirs else ():
+            if key != "total_steps" and theirs.get(key) != mine.get(key):  # a training may be made longer
+                raise AnisoscopeError(
+                    f"{str(states[max(states)].parents[1])!r} holds a run monitored with {key} = {theirs.get(key)!r}, "
+                    f"not {mine.get(key)!r}; repeat its options, or give another folder."
+                )
+        return found
+
+    def tables(self, done: set[int]) -> list[Table]:
+        """The tables of these steps; those of other steps came after the state and are forgotten."""
+        if self.folder is None:
+            return []
+        found: list[tuple[int, bool, Path]] = []
+        for path in sorted((self.folder.path / "parts").glob("*.parquet")):
+            name, _, number = path.stem.partition("-")
+            if number.isdigit() and int(number) in done:
+                found.append((int(number), name != "step", path))  # what was measured, then what was logged
+            else:
+                path.unlink()
+        return [Table.read(path) for _, _, path in sorted(found)]
+
+    def write_concepts(self, step: int, cards: list[dict[str, Any]]) -> None:
+        """The cards of one step; joined into concepts.json with the table."""
+        if self.folder is not None and cards:
+            self.folder.write_json(f"parts/concepts-{step:09d}.json", cards)
+
+    def write_table(self, table: Table, *, done: set[int]) -> None:
+        """Everything so far in one table, in an order that does not depend on interruptions, and the cards."""
+        if self.folder is None or not len(table):
+            return
+        self.folder.write_table(in_order(table))
+        paths = sorted((self.folder.path / "parts").glob("concepts-*.json"))
+        mine = (path for path in paths if int(path.stem.partition("-")[2]) in done)
+        if found := [card for path in mine for card in json.loads(path.read_text(encoding="utf-8"))]:
+            self.folder.write_json("concepts.json", found)
+
+
+def in_order(table: Table) -> Table:
+    """Rows by step, those of the training itself last; within these as they were written."""
+    steps = table.arrow["step"].fill_null(-1).to_numpy()
+    logged = np.asarray(table.arrow["kind"].to_pylist(), dtype=object) == "training"
+    return Table(table.arrow.take(np.lexsort((logged, steps))), table.about)
+
+
+def _flat(about: dict[str, Any]) -> dict[str, Any]:
+    """Options by name, those of the plan among them; a schedule that is a mere function has no name to compare.
+
+    >>> _flat({"seed": 0, "plan": {"rank": 4}})
+    {'seed': 0, 'plan.rank': 4}
+    """
+    found: dict[str, Any] = {}
+    for key, value in about.items():
+        inner = {f"{key}.{name}": part for name, part in _flat(value).items()} if isinstance(value, dict) else None
+        found |= {key: value} if inner is None else inner
+    return {key: value for key, value in found.items() if " at 0x" not in str(value)}

@@ -23,7 +23,7 @@ from anisoscope.metrics.training import checkpoint as checkpoint_intact
 from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.models.downloads import Downloads
 from anisoscope.models.source import parse_model
-from anisoscope.monitor.store import MonitorStore, in_order
+from anisoscope.monitor.sink import MonitorStore, in_order
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.manifest import new_manifest
 from anisoscope.results.query import Table

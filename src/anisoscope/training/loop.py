@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from anisoscope.monitor.store import MonitorStore
+from anisoscope.monitor.sink import MonitorStore
 from anisoscope.numerics.hashing import row_hash
 from anisoscope.results.folder import RunFolder
 from anisoscope.training.config import CommonTrainConfig, checkpoint_steps
