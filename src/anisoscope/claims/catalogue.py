@@ -12,13 +12,13 @@ from typing import Any
 from anisoscope.claims.engine.claim import DECLARED, Claim, Finding, Verdict, missing, pool, verdict_of
 from anisoscope.claims.engine.evidence import NotHere, Run, Study, listed, studies
 from anisoscope.claims.inherent import attention, drift, intervention, modalities
-from anisoscope.claims.revisiting import comparison, tangent, training
+from anisoscope.claims.revisiting import comparison, tangent
 from anisoscope.claims.shape import ablation, depth, phases
 from anisoscope.errors import unknown_name
 from anisoscope.results.query import Table
 
 # in the order of pages and documentation
-_MODULES = (tangent, training, comparison, depth, phases, ablation, modalities, drift, attention, intervention)
+_MODULES = (tangent, comparison, depth, phases, ablation, modalities, drift, attention, intervention)
 SeedFindings = list[tuple[int, Finding]]  # index of the study (one per seed) and its finding
 
 
