@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from anisoscope import measure
 from anisoscope.capture import Batch, Capture, find_layout, list_families
-from anisoscope.capture.rows.padding import unpadded_cells
+from anisoscope.capture.padding import unpadded_cells
 from anisoscope.capture.sites.block import Place
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.verification import verify

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from anisoscope import measure
 from anisoscope.capture import Capture, find_layout
-from anisoscope.capture.rows.row import channels_last
+from anisoscope.capture.row import channels_last
 from anisoscope.capture.sites.block import Place
 from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError

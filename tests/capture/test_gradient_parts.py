@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradients.gradient_pass import (
+from anisoscope.capture.gradient_pass import (
     IGNORED,
     GradientPass,
     LabelConvention,

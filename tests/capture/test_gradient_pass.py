@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradients.gradient_pass import IGNORED, LabelConvention
-from anisoscope.capture.gradients.step_hooks import LiveGradients, MicroBatch, live_pass
+from anisoscope.capture.gradient_pass import IGNORED, LabelConvention
 from anisoscope.capture.sites.layout import find_layout
+from anisoscope.capture.step_hooks import LiveGradients, MicroBatch, live_pass
 from anisoscope.errors import AnisoscopeError
 from support.gradient_models import (
     CAUSAL,

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradients.gradient_pass import IGNORED, find_reading, forward_rows, stream_readers
-from anisoscope.capture.gradients.step_hooks import LiveGradients
+from anisoscope.capture.gradient_pass import IGNORED, find_reading, forward_rows, stream_readers
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.sites.site import Site
+from anisoscope.capture.step_hooks import LiveGradients
 from anisoscope.errors import AnisoscopeError
 from support.gradient_models import batch_of, by_name, captured, hooks_of, language_model, live_batches
 from support.tiny_models import PAD, tiny

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture import Capture, Site, find_layout
-from anisoscope.capture.rows.padding import REPEATED, convolved, squeezed, trusted
+from anisoscope.capture.padding import REPEATED, convolved, squeezed, trusted
 from anisoscope.errors import AnisoscopeError
 from support.tiny_media import HONOURING, SAMPLES, SQUEEZED, media, media_inputs, mel_frames, padded_sound, sound, words
 from support.tiny_models import Record, captured

@@ -217,7 +217,7 @@ def test_the_tangent_study_of_real_decoder_weights_agrees_with_autograd(command:
     """PCA energy of the middle block from the table, and again by hand from the model's own hidden states."""
     from transformers import LlamaForCausalLM
 
-    from anisoscope.capture.rows.row import original_contexts
+    from anisoscope.capture.row import original_contexts
     from anisoscope.data.text import read_documents
     from anisoscope.data.tokens import contexts
     from anisoscope.models.tokenizer import ByteTokenizer

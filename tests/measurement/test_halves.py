@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope import Monitor, Table, measure
-from anisoscope.capture.rows.row import original_contexts
+from anisoscope.capture.row import original_contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, make_plan
 from anisoscope.measurement.evaluation import HALVES, selections

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture
-from anisoscope.capture.rows.row import Rows, Scores
+from anisoscope.capture.row import Rows, Scores
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.verification import probabilities
 from anisoscope.errors import AnisoscopeError

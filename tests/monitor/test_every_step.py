@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anisoscope.capture.gradients.step_hooks import SampledContexts, mask_of, spread
-from anisoscope.capture.rows.row import PositionChoice
+from anisoscope.capture.row import PositionChoice
 from anisoscope.capture.sites.layout import find_layout
+from anisoscope.capture.step_hooks import SampledContexts, mask_of, spread
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at
@@ -136,7 +136,7 @@ def test_every_position_has_the_same_chance() -> None:
 
 @pytest.mark.parametrize("shape", ["none", "flat", "square", "additive", "padding"])
 def test_a_mask_is_read_as_everywhere_else(shape: str) -> None:
-    from anisoscope.capture.rows.row import read_contexts
+    from anisoscope.capture.row import read_contexts
 
     ids = torch.tensor([[5, 6, 7, 1], [1, 8, 9, 1], [5, 1, 6, 7]])
     flat = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 0], [1, 1, 1, 1]])

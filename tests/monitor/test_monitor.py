@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradients.gradient_pass import IGNORED, LabelConvention
+from anisoscope.capture.gradient_pass import IGNORED, LabelConvention
 from anisoscope.metrics.frequency import equal_mass_bins
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at, every
@@ -84,7 +84,7 @@ def by_hand(name: str, model: nn.Module, batch: dict[str, Tensor], layer: int) -
 
 
 def test_the_energy_in_the_table_is_the_one_computed_by_hand() -> None:
-    from anisoscope.capture.rows.row import read_contexts
+    from anisoscope.capture.row import read_contexts
 
     model = tiny("gpt2", dtype=torch.float64)
     batch = probe_of("gpt2")
@@ -167,7 +167,7 @@ def test_the_training_batch_gives_what_a_probe_of_the_same_contexts_gives(name: 
 
 
 def test_the_loss_of_the_probe_is_its_mean_over_test_tokens() -> None:
-    from anisoscope.capture.rows.row import original_contexts
+    from anisoscope.capture.row import original_contexts
 
     batch = probe_of("bert-masked")
     model = tiny("bert-masked", dtype=torch.float64)
@@ -178,7 +178,7 @@ def test_the_loss_of_the_probe_is_its_mean_over_test_tokens() -> None:
 
 
 def test_bins_of_a_masked_model_are_those_of_the_original_token() -> None:
-    from anisoscope.capture.rows.row import original_contexts
+    from anisoscope.capture.row import original_contexts
 
     batch = probe_of("bert-masked")
     counts = COUNTS.clone()

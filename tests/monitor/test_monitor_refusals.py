@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradients.gradient_pass import IGNORED, LabelConvention
+from anisoscope.capture.gradient_pass import IGNORED, LabelConvention
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.tangent.study import TangentPlan
@@ -165,7 +165,7 @@ def test_a_model_under_somebody_elses_names_needs_no_config() -> None:
 
 def test_contexts_of_a_token_classifier_are_told_apart_by_their_text_not_by_their_tags() -> None:
     """Tags have the shape of the ids: were they taken for hidden tokens, all untagged texts would be one context."""
-    from anisoscope.capture.rows.row import original_contexts
+    from anisoscope.capture.row import original_contexts
 
     ids = torch.arange(32 * 16).view(32, 16) % 50
     tags = torch.zeros_like(ids)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from anisoscope.capture.gradients.gradient_pass import LabelConvention
+from anisoscope.capture.gradient_pass import LabelConvention
 from anisoscope.capture.sites.site import Site
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at, every

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from anisoscope.capture.gradients.gradient_pass import LabelConvention
+from anisoscope.capture.gradient_pass import LabelConvention
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.claims.dynamics import (

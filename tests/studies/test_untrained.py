@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from anisoscope.capture.attention.call import Call
+from anisoscope.capture.attention_call import Call
 from anisoscope.studies.untrained.block import UntrainedBlock, biased, build_block, direction, initialise
 from anisoscope.studies.untrained.figures import REFERENCE, prediction
 from anisoscope.studies.untrained.protocol import (

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradients.gradient_pass import IGNORED, GradientPass, LabelConvention, gradient_rows
-from anisoscope.capture.gradients.step_hooks import LiveGradients, MicroBatch
+from anisoscope.capture.gradient_pass import IGNORED, GradientPass, LabelConvention, gradient_rows
 from anisoscope.capture.sites.layout import find_layout
+from anisoscope.capture.step_hooks import LiveGradients, MicroBatch
 from support.tiny_models import FAMILIES, _config, contexts, padded, tiny
 
 MASK = 5

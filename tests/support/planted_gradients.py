@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.capture.gradients.gradient_pass import GradientPass, SiteRows, Words
-from anisoscope.capture.rows.row import Index
+from anisoscope.capture.gradient_pass import GradientPass, SiteRows, Words
+from anisoscope.capture.row import Index
 from anisoscope.capture.sites.site import Site
 from anisoscope.numerics.hashing import half_of, mix
 from anisoscope.tangent.proxy import Half, StepRows

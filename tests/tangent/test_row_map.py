@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anisoscope import sweep
-from anisoscope.capture.rows.row import Index, Rows
+from anisoscope.capture.row import Index, Rows
 from anisoscope.capture.sites.site import Site
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.results.folder import RunFolder, join_maps, shares_in, write_joined

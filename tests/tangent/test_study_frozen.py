@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from anisoscope.capture.gradients.gradient_pass import SiteRows
+from anisoscope.capture.gradient_pass import SiteRows
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_energy
 from anisoscope.stats.moments import GradientMoments

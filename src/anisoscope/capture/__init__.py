@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anisoscope.capture.capture import Capture
-    from anisoscope.capture.rows.row import Batch, Index, Rows, Scores, Sink
+    from anisoscope.capture.row import Batch, Index, Rows, Scores, Sink
     from anisoscope.capture.sites.family import list_families
     from anisoscope.capture.sites.layout import Layout, Stack, find_layout, weight_rows
     from anisoscope.capture.sites.site import KINDS, Site, check_kinds
@@ -20,7 +20,7 @@ _HOMES = {
     "sites.family": ("list_families",),
     "capture": ("Capture",),
     "sites.layout": ("Layout", "Stack", "find_layout", "weight_rows"),
-    "rows.row": ("Batch", "Index", "Rows", "Scores", "Sink"),
+    "row": ("Batch", "Index", "Rows", "Scores", "Sink"),
     "sites.site": ("KINDS", "Site", "check_kinds"),
     "verification": ("verify",),
 }

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.attention.reader import AttentionReader
-from anisoscope.capture.rows import row
-from anisoscope.capture.rows.row import Batch, Contexts, PositionChoice, Rows, Scores, Sink
+from anisoscope.capture import row
+from anisoscope.capture.attention_reader import AttentionReader
+from anisoscope.capture.row import Batch, Contexts, PositionChoice, Rows, Scores, Sink
 from anisoscope.capture.sites import layout as layouts
 from anisoscope.capture.sites.block import Place
 from anisoscope.capture.sites.layout import Layout, SpecialPositions, Stack, find_layout

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture
-from anisoscope.capture.rows.row import Batch, Index, Rows, Scores
+from anisoscope.capture.row import Batch, Index, Rows, Scores
 from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import CALLED_KINDS, Site
 from anisoscope.errors import AnisoscopeError

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anisoscope.capture.rows.row import content_hash
+from anisoscope.capture.row import content_hash
 from anisoscope.data.text import RECORD_SUFFIXES, Document, entries, read_records
 from anisoscope.data.tokens import FEWEST, Context, contexts, framed
 from anisoscope.errors import AnisoscopeError, missing_path, unknown_name

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.capture.rows.row import Batch
+from anisoscope.capture.row import Batch
 from anisoscope.data.enwik8 import SYMBOLS
 from anisoscope.data.text import Document
 from anisoscope.errors import AnisoscopeError

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anisoscope.capture.gradients.gradient_pass import original
+from anisoscope.capture.gradient_pass import original
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import Schedule, as_schedule

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from anisoscope.capture.rows.row import Index, Rows, Scores
+from anisoscope.capture.row import Index, Rows, Scores
 from anisoscope.capture.sites import site as vocabulary
 from anisoscope.capture.sites.block import ABSENT
 from anisoscope.capture.sites.layout import Layout, find_layout

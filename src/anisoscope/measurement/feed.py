@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from anisoscope.capture.capture import Capture
-from anisoscope.capture.rows.row import Batch, Rows, Scores
+from anisoscope.capture.row import Batch, Rows, Scores
 from anisoscope.capture.sites.layout import find_layout, pool_fits
 from anisoscope.capture.sites.site import Site
 from anisoscope.data.audio import SECONDS, read_audio

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from anisoscope.capture.capture import Capture
-from anisoscope.capture.rows.row import Batch
+from anisoscope.capture.row import Batch
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import EVERY, Site
 from anisoscope.capture.verification import verify

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture, Rule
-from anisoscope.capture.rows.row import Batch, Index, Rows, Scores, Sink
+from anisoscope.capture.row import Batch, Index, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import pool_fits, weight_rows
 from anisoscope.capture.sites.site import EVERY, Site, flow_order, names_of
 from anisoscope.errors import AnisoscopeError

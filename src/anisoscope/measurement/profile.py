@@ -26,7 +26,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from anisoscope.capture.rows.row import Batch, Rows, Scores
+from anisoscope.capture.row import Batch, Rows, Scores
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement import bank as banks

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anisoscope.capture import gradient_pass
 from anisoscope.capture.capture import Capture, Rule, by_rule
-from anisoscope.capture.gradients import gradient_pass
-from anisoscope.capture.gradients.gradient_pass import IGNORED, LabelConvention, LossRule, unlabelled, untouched
-from anisoscope.capture.gradients.step_hooks import MicroBatch, live_pass
-from anisoscope.capture.rows.row import Batch, Rows, Scores, Sink, original_contexts
+from anisoscope.capture.gradient_pass import IGNORED, LabelConvention, LossRule, unlabelled, untouched
+from anisoscope.capture.row import Batch, Rows, Scores, Sink, original_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
+from anisoscope.capture.step_hooks import MicroBatch, live_pass
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, Setup, make_plan
 from anisoscope.measurement.evaluation import Progress, evaluate_bank, row_counts, row_notes

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Rule
-from anisoscope.capture.gradients.gradient_pass import LossRule, original
-from anisoscope.capture.gradients.step_hooks import LiveGradients, MicroBatch
+from anisoscope.capture.gradient_pass import LossRule, original
 from anisoscope.capture.sites.layout import Layout, find_layout, refuse_compiled
 from anisoscope.capture.sites.site import Site
+from anisoscope.capture.step_hooks import LiveGradients, MicroBatch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, prepare
 from anisoscope.measurement.evaluation import Progress

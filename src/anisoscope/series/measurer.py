@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.capture.rows.row import Batch
+from anisoscope.capture.row import Batch
 from anisoscope.capture.sites.layout import Layout, find_layout
 from anisoscope.data.text import read_documents
 from anisoscope.data.tokens import contexts, mask_batch

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from anisoscope.capture.gradients.gradient_pass import untouched
+from anisoscope.capture.gradient_pass import untouched
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.results.folder import RunFolder

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradients.gradient_pass import joined
+from anisoscope.capture.gradient_pass import joined
 from anisoscope.capture.sites.site import Site
 from anisoscope.metrics.frequency import bin_of
 from anisoscope.metrics.tangent import Measured

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.capture.gradients.gradient_pass import GradientPass, SiteRows
+from anisoscope.capture.gradient_pass import GradientPass, SiteRows
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import bin_of

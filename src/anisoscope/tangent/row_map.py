@@ -19,7 +19,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from anisoscope.capture.rows.row import Rows, Scores
+from anisoscope.capture.row import Rows, Scores
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.metrics.frequency import bin_of, equal_mass_bins
 from anisoscope.results.folder import MAP_SCHEMA, map_name, replace_file, write_rows

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.rows.padding import convolved, squeezed
+from anisoscope.capture.padding import convolved, squeezed
 
 Blocks = Callable[[nn.Module, Any], "list[str]"]
 """(backbone, configuration) -> path of the block applied at each layer, relative to the backbone."""

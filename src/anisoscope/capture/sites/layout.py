@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.rows.row import Windows
+from anisoscope.capture.row import Windows
 from anisoscope.capture.sites import block as parts
 from anisoscope.capture.sites.block import Place, Trunk, find_trunk
 from anisoscope.capture.sites.family import OTHER, REFUSED, Family, family_of

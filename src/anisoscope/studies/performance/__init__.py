@@ -94,7 +94,7 @@ class PerformanceConfig:
     trust_remote_code: option.TrustRemoteCode = False
 
     def __post_init__(self) -> None:
-        from anisoscope.capture.rows.row import PositionChoice
+        from anisoscope.capture.row import PositionChoice
         from anisoscope.data.tasks import check_tasks
 
         check_known("preset", self.preset, PRESETS)

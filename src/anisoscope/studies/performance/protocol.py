@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from anisoscope.capture.gradients.gradient_pass import LabelConvention
+from anisoscope.capture.gradient_pass import LabelConvention
 from anisoscope.capture.sites.layout import Layout, find_layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.claims.dynamics import PerformanceResults, performance_verdicts

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture
-from anisoscope.capture.gradients.gradient_pass import (
+from anisoscope.capture.gradient_pass import (
     IGNORED,
     Collector,
     LabelConvention,

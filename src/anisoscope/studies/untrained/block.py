@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.attention.call import Call, watching
+from anisoscope.capture.attention_call import Call, watching
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.checkpoint import LoadOptions, fresh_config, fresh_model

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.capture.attention.call import Call
-from anisoscope.capture.rows.row import Index, Rows, Scores
+from anisoscope.capture.attention_call import Call
+from anisoscope.capture.row import Index, Rows, Scores
 from anisoscope.capture.sites.family import list_families
 from anisoscope.capture.sites.site import Site
 from anisoscope.claims.catalogue import evaluate_claims

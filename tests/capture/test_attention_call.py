@@ -118,7 +118,7 @@ class Largest(torch.overrides.TorchFunctionMode):
 
 
 def test_no_more_than_one_head_of_written_attention_is_held() -> None:
-    from anisoscope.capture.attention.call import _written
+    from anisoscope.capture.attention_call import _written
 
     query, key = torch.randn(2, 8, 40, 4), torch.randn(2, 8, 40, 4)
     scores = 0.5 * query @ key.mT

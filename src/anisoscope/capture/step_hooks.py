@@ -6,8 +6,7 @@ scaling, division by the number of micro-batches – is the gradient that arrive
 `LiveGradients` keeps all rows of the steps that are to be measured. `SampledRows` takes a fixed number of rows of every
 site at every step without device–host synchronisation: the mask stays on its device, where the rows are chosen.
 
-Shapes: B contexts, T positions, m of the B·T positions data, k rows taken.
-"""
+Shapes: B contexts, T positions, m of the B·T positions data, k rows taken."""
 
 from __future__ import annotations
 
@@ -19,11 +18,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from anisoscope.capture import gradient_pass, row
 from anisoscope.capture.capture import Capture, Rule, by_rule
-from anisoscope.capture.gradients import gradient_pass
-from anisoscope.capture.gradients.gradient_pass import GradientPass, LabelConvention, SiteRows, Words, output_part
-from anisoscope.capture.rows import row
-from anisoscope.capture.rows.row import Contexts, Index, PositionChoice, Rows, RowSelection, Scores, Sink
+from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, SiteRows, Words, output_part
+from anisoscope.capture.row import Contexts, Index, PositionChoice, Rows, RowSelection, Scores, Sink
 from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError

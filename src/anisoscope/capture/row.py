@@ -3,8 +3,7 @@
 Which positions are data is read from the arguments of the model's own forward.
 
 Shapes: B contexts, T positions, n kept rows, d width, H heads. Indices are on the host; those that take rows from an
-activation are moved to its device once per pass.
-"""
+activation are moved to its device once per pass."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.rows.padding import read_pixels, trusted, unpadded_cells, without_repeated_end
+from anisoscope.capture.padding import read_pixels, trusted, unpadded_cells, without_repeated_end
 from anisoscope.capture.sites.site import PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, MASKED, PIXEL_MASK, SOUND

@@ -8,8 +8,7 @@ fused attention call has all arguments. Otherwise the matrix product whose shape
 queries and keys, the factors it is multiplied with are the scaling, and what the softmax input holds beyond them is
 mask and bias. Where a model attends within chunks, the calls of all chunks are joined at the end of its forward.
 
-Shapes: B contexts, H heads (H_kv of keys), T queries, S keys, d head width; N = B·H where a model flattens both.
-"""
+Shapes: B contexts, H heads (H_kv of keys), T queries, S keys, d head width; N = B·H where a model flattens both."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The pass changes nothing: training modes and random states are restored, and `.grad` is not touched. A gradient of a
 *mean* loss depends on the batching, so gradients are always of the sum over target tokens; token and target token of
-every row are read from the labels and checked.
-"""
+every row are read from the labels and checked."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture, Rule
-from anisoscope.capture.rows.row import Index, Rows, Scores, Sink
+from anisoscope.capture.row import Index, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError

@@ -111,7 +111,7 @@ class Interrupting(Record):
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("name", ["llama", "gptj", "falcon-7b"])
 def test_rotary_functions_come_back_whatever_happens(name: str, error: type[BaseException]) -> None:
-    from anisoscope.capture.attention import reader
+    from anisoscope.capture import attention_reader as reader
 
     model = tiny(name)
     before, sites = _rotary_function(model), find_layout(model).sites(["query_unrotated"])

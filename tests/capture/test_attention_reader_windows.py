@@ -11,7 +11,7 @@ from torch import nn
 
 from anisoscope import measure
 from anisoscope.capture import Capture, find_layout
-from anisoscope.capture.attention.reader import partition
+from anisoscope.capture.attention_reader import partition
 from anisoscope.capture.sites.site import CALLED_KINDS
 from anisoscope.capture.verification import probabilities, verify
 from support import references

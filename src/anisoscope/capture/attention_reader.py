@@ -5,8 +5,7 @@ relatives). While a capture runs, a relay replaces it, records arguments and res
 Which result is a query, and which of its channels are rotated, is found by comparison with the queries and keys of the
 attention call: nothing is assumed about the order of arguments, dimensions or channels.
 
-Shapes: B contexts, W windows of a context (1 where a model has none), H heads, T queries, S keys, d head width.
-"""
+Shapes: B contexts, W windows of a context (1 where a model has none), H heads, T queries, S keys, d head width."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.attention.call import Call, watching
-from anisoscope.capture.rows.row import Contexts, Index, PositionChoice, Scores
+from anisoscope.capture.attention_call import Call, watching
+from anisoscope.capture.row import Contexts, Index, PositionChoice, Scores
 from anisoscope.capture.sites.block import rotary_functions
 from anisoscope.capture.sites.layout import Stack
 from anisoscope.capture.sites.site import CROSS_KINDS, ROTARY_KINDS, SELF_KINDS, Site
