@@ -86,7 +86,7 @@ def trained_on(x: Tensor) -> Tensor:
 
 def multiplicative(x: Tensor, rank: int, *, updates: int) -> tuple[float, float]:
     """The relative error after so many updates, and their time in seconds."""
-    from anisoscope.numerics.factorisation.factors import k_means
+    from anisoscope.numerics.factors import k_means
 
     start = time.perf_counter()
     z = k_means(x, rank, seed=0, max_iter=20).assigned.float() + 0.2
@@ -119,7 +119,7 @@ def place(x: Tensor, rank: int) -> Callable[[float], float]:
 
 
 def measured(n: int, d: int, rank: int, *, updates: int, repeats: int) -> dict[str, float]:
-    from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
+    from anisoscope.numerics.semi_nmf import semi_nmf
 
     x = activations(n, d)
     where = place(x, rank)
@@ -149,7 +149,7 @@ def beside_overcomplete(x: Tensor, rank: int, *, peers: str, repeats: int) -> di
     if not Path(peers).exists():
         print(f"{peers} is not there: overcomplete is left out", file=sys.stderr)
         return {}
-    from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
+    from anisoscope.numerics.semi_nmf import semi_nmf
 
     theirs, ours = [], []
     semi_nmf(x, rank)
@@ -176,7 +176,7 @@ def encoding(x: Tensor, rank: int, *, repeats: int) -> dict[str, float]:
     """Exact codes of all rows, beside scipy's row by row; the largest difference is relative to the largest code."""
     from scipy.optimize import nnls
 
-    from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
+    from anisoscope.numerics.semi_nmf import semi_nmf
 
     fit = semi_nmf(x, rank)
     ours = best_time(lambda: fit.encode(x), repeats) / len(x)
@@ -195,7 +195,7 @@ def beside_sklearn(n: int, d: int, rank: int, *, repeats: int) -> dict[str, floa
     from sklearn.cluster import KMeans
     from sklearn.decomposition import PCA, FastICA
 
-    from anisoscope.numerics.factorisation.decompositions import decompose
+    from anisoscope.numerics.decompositions import decompose
 
     x = activations(n, d)
     theirs = {

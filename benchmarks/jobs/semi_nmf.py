@@ -72,14 +72,14 @@ def warm(x: Tensor, rank: int = 8) -> dict[str, float]:
 
 def batched(x: Tensor, rank: int = 16) -> float:
     """The directions of all layers in one call."""
-    from anisoscope.numerics.factorisation.decompositions import fit_directions
+    from anisoscope.numerics.decompositions import fit_directions
 
     rows = len(x) // LAYERS
     return float(fit_directions(x[: LAYERS * rows].view(LAYERS, rows, -1), rank).sum())
 
 
 def one_by_one(x: Tensor, rank: int = 16) -> float:
-    from anisoscope.numerics.factorisation.decompositions import fit_directions
+    from anisoscope.numerics.decompositions import fit_directions
 
     rows = len(x) // LAYERS
     return float(sum(fit_directions(part, rank).sum() for part in x[: LAYERS * rows].split(rows)))

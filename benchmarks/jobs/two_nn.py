@@ -45,7 +45,7 @@ def alone(x: Tensor) -> float:
 
 
 def neighbours(x: Tensor) -> dict[str, Any]:
-    from anisoscope.numerics.neighbours.search import nearest
+    from anisoscope.numerics.neighbours import nearest
 
     distances, _ = nearest(x, 2)
     return {"distances": distances}
@@ -53,7 +53,7 @@ def neighbours(x: Tensor) -> dict[str, Any]:
 
 def redone(x: Tensor) -> float:
     """The share of rows whose candidates were not proved enough, so that they were searched exactly."""
-    from anisoscope.numerics.neighbours.search import search
+    from anisoscope.numerics.neighbours import search
 
     return search(x, 2).redone
 

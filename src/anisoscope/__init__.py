@@ -38,8 +38,8 @@ _PUBLIC = {
     "train": "commands.pipeline",
     "tangent_test": "tangent.energy",
     "evaluate_claims": "claims.catalogue",
-    "semi_nmf": "numerics.factorisation.semi_nmf",
-    "decompose": "numerics.factorisation.decompositions",
+    "semi_nmf": "numerics.semi_nmf",
+    "decompose": "numerics.decompositions",
     "principal_angles": "numerics.linalg",
     "subspace_overlap": "numerics.linalg",
 }

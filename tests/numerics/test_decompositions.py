@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.numerics.factorisation.decompositions import METHODS, decompose, fit_directions
-from anisoscope.numerics.factorisation.factors import k_means
+from anisoscope.numerics.decompositions import METHODS, decompose, fit_directions
+from anisoscope.numerics.factors import k_means
 from anisoscope.numerics.linalg import principal_angles, subspace_overlap
 
 OTHERS = [method for method in METHODS if method != "semi_nmf"]

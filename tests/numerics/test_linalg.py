@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.hashing import FOLDS, fold_of, mix, row_hash
 from anisoscope.numerics.linalg import eigenvalues, orthonormal_basis, principal_angles, subspace_overlap
-from anisoscope.numerics.neighbours.search import first_equal, nearest
+from anisoscope.numerics.neighbours import first_equal, nearest
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-import anisoscope.numerics.factorisation.factors as nnls_module
-from anisoscope.numerics.factorisation.decompositions import decompose, fit_directions
-from anisoscope.numerics.factorisation.factors import descent, nonnegative_codes
-from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
+import anisoscope.numerics.factors as nnls_module
+from anisoscope.numerics.decompositions import decompose, fit_directions
+from anisoscope.numerics.factors import descent, nonnegative_codes
 from anisoscope.numerics.linalg import principal_angles, subspace_overlap
+from anisoscope.numerics.semi_nmf import semi_nmf
 from support.factored import DTYPES, check, clustered, decaying, normal, planted
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.numerics.factorisation.decompositions import decompose, fit_directions
-from anisoscope.numerics.factorisation.factors import _one_by_one, nonnegative_codes
-from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
+from anisoscope.numerics.decompositions import decompose, fit_directions
+from anisoscope.numerics.factors import _one_by_one, nonnegative_codes
 from anisoscope.numerics.linalg import leading, principal_angles, subspace_overlap
+from anisoscope.numerics.semi_nmf import semi_nmf
 from support.factored import DTYPES, check, clustered, decaying, normal
 
 

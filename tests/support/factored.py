@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 
-from anisoscope.numerics.factorisation.factors import Factors
+from anisoscope.numerics.factors import Factors
 
 DTYPES = [torch.float32, torch.float64]
 

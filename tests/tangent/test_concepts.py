@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import concept_turn, match_concepts
-from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
+from anisoscope.numerics.semi_nmf import semi_nmf
 from anisoscope.tangent.concepts import concept_cards, distinctive_codes, example_rows, top_tokens
 
 

@@ -18,8 +18,8 @@ from anisoscope.measurement.measure import measure
 from anisoscope.metrics.catalogue import registry
 from anisoscope.metrics.tangent import Draws, gradient_energy, gradient_p, second_moment
 from anisoscope.models.placement import choose_device
-from anisoscope.numerics.factorisation.semi_nmf import semi_nmf
 from anisoscope.numerics.linalg import orthonormal_basis, subspace_overlap
+from anisoscope.numerics.semi_nmf import semi_nmf
 
 _RAW = (("baseline", False),)
 _LENGTHS = (40, 12, 25, 31)  # of the contexts of the tiny model

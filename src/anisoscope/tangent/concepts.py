@@ -1,7 +1,7 @@
 """What concepts stand for: their tokens, example rows in context, and cards that show them.
 
 Notation: Z n×k codes of rows, D k×d directions; a row is a token in a context. On centred rows the codes of semi-NMF
-share a common part (see numerics/factorisation/semi_nmf.py): the rows with the largest codes are then the same for
+share a common part (see numerics/semi_nmf.py): the rows with the largest codes are then the same for
 every concept, and tell nothing. The *distinctive* code is what a row has of a concept beyond what it has of all.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import match_concepts
-from anisoscope.numerics.factorisation.factors import encode_rows
+from anisoscope.numerics.factors import encode_rows
 from anisoscope.tangent.proxy import Half, Proxy
 
 TOKENS, EXAMPLES = 8, 5

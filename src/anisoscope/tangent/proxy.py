@@ -19,7 +19,7 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import bin_of
 from anisoscope.metrics.tangent import check_rank, next_components
-from anisoscope.numerics.factorisation.decompositions import fit_directions
+from anisoscope.numerics.decompositions import fit_directions
 from anisoscope.numerics.hashing import fold_of, row_hash
 from anisoscope.numerics.linalg import orthonormal_bases
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from anisoscope.errors import TooFewRows
 from anisoscope.numerics.linalg import as_float64, eigenvalues
-from anisoscope.numerics.neighbours.search import first_equal, nearest
+from anisoscope.numerics.neighbours import first_equal, nearest
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 

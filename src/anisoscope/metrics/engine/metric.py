@@ -22,7 +22,7 @@ from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.engine import estimation
 from anisoscope.metrics.engine.estimation import Bounds, Declaration, Estimate, Remark, View, evaluate
 from anisoscope.metrics.engine.folds import Graph, Neighbours, on_sample, sample_graphs
-from anisoscope.numerics.factorisation.factors import as_floats
+from anisoscope.numerics.factors import as_floats
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.numerics.host import room, together
 from anisoscope.stats.directions import Coherence, Coordinates, Directions, Sums

@@ -19,8 +19,7 @@ w = max(0, Xy) for the best y. Two initial cones are computed from the leading s
   preferred where it fits, because then the factors are determined and not only their span.
 
 Notation: T n×q leading scores of the rows, θ their energies, w n ≥ 0, E q×(r−1) the free directions, W whitened scores
-n×(r−1), S r×(r−1) corners of the simplex, R its rotation, P = W R Sᵀ.
-"""
+n×(r−1), S r×(r−1) corners of the simplex, R its rotation, P = W R Sᵀ."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.numerics.factorisation import factors
-from anisoscope.numerics.factorisation.factors import Factors, descent, squares
+from anisoscope.numerics import factors
+from anisoscope.numerics.factors import Factors, descent, squares
 from anisoscope.numerics.linalg import Leading, leading, norms_of
 
 INITS = ("svd", "random", "kmeans")

@@ -2,8 +2,7 @@
 
 Low-precision products of centred rows give candidates (`screening`), whose distances are computed from differences in
 float64. A row whose candidates are not proved to contain its k nearest neighbours is searched again in float64.
-Notation: n rows, k neighbours.
-"""
+Notation: n rows, k neighbours."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from anisoscope.numerics.factorisation.factors import exact_products
+from anisoscope.numerics.factors import exact_products
 from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import has_float64
-from anisoscope.numerics.neighbours.screening import GROUP, Candidates, blocks, centre, quick_precision, rounded, screen
+from anisoscope.numerics.screening import GROUP, Candidates, blocks, centre, quick_precision, rounded, screen
 
 _BLOCK = (512, 4096)  # rows and columns of a block of distances in float64
 _DEVICE_BLOCK = (4096, 32768)  # the same on a GPU, where few large blocks are quicker
@@ -113,7 +112,7 @@ def _by_products(x: Tensor, k: int, precision: str | None) -> Search:
 
 def _fused(x: Tensor, k: int, precision: str | None) -> Search:
     """Search with the Triton kernel: all rows in bfloat16, then those without proof in TF32."""
-    from anisoscope.numerics.neighbours.screening_triton import screen_fused
+    from anisoscope.numerics.screening_triton import screen_fused
 
     first, *others = (precision,) if precision else ("bfloat16", "tfloat32")
     wanted = _DEVICE_LISTED * k + 28
@@ -134,7 +133,7 @@ def _has_kernels(device: str) -> bool:
     if device != "cuda" or torch.version.hip:
         return False
     try:
-        from anisoscope.numerics.neighbours.screening_triton import distances, screen_fused
+        from anisoscope.numerics.screening_triton import distances, screen_fused
 
         x = torch.arange(4096.0, device=device).view(1024, 4).cos()
         for precision in ("bfloat16", "tfloat32"):
@@ -190,7 +189,7 @@ def _smallest(far: Tensor, where: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """‖x_i − x_j‖ of pairs of rows in float64, from differences."""
     if _has_kernels(x.device.type):
-        from anisoscope.numerics.neighbours.screening_triton import distances
+        from anisoscope.numerics.screening_triton import distances
 
         return distances(x, first, second)
     step = max(1, (_PAIR_BYTES if x.device.type == "cpu" else _DEVICE_BYTES) // (8 * x.shape[1]))

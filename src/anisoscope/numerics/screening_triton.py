@@ -2,10 +2,8 @@
 
 The last bits of a key hold the place of its column within the group, so that a maximum finds both. Where the second
 largest key may also be a neighbour, the whole group becomes candidates; otherwise only its largest key.
-Notation as in `screening`.
-"""
+Notation as in `screening`."""
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -16,7 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from anisoscope.numerics.neighbours.screening import Candidates, Rounded, rounded, squared_range
+from anisoscope.numerics.screening import Candidates, Rounded, rounded, squared_range
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 
 PLACES = 32  # columns of a group
 _TALL, _BROAD, _DEEP, _BESIDE = 128, 256, 64, 8

@@ -9,8 +9,7 @@ Notation: X n×d rows, Z n×k codes, D k×d directions, m the mean for the metho
 | svd | right singular vectors of the rows as they are | scores |
 | ica | of norm 1, from independent components in the space of the PCA | sources |
 | kmeans | centroids | one-hot |
-| random | orthonormalised Gaussian | projections |
-"""
+| random | orthonormalised Gaussian | projections |"""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.numerics.factorisation import factors
-from anisoscope.numerics.factorisation.factors import Factors
-from anisoscope.numerics.factorisation.semi_nmf import MAX_ITER, TOL_FAR, fit, semi_nmf, start_directions
+from anisoscope.numerics import factors
+from anisoscope.numerics.factors import Factors
 from anisoscope.numerics.linalg import leading, norms_of
+from anisoscope.numerics.semi_nmf import MAX_ITER, TOL_FAR, fit, semi_nmf, start_directions
 
 Fitted = tuple[Tensor, Tensor | None, list[Tensor]]  # directions [b, k, d], their mean [b, d], the objective by step
 Fit = Callable[..., Fitted]

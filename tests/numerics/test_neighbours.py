@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from anisoscope.numerics.neighbours import screening
-from anisoscope.numerics.neighbours import search as neighbors
-from anisoscope.numerics.neighbours.screening import Rounded, rounded, squared_range
-from anisoscope.numerics.neighbours.search import search
+from anisoscope.numerics import neighbours as neighbors
+from anisoscope.numerics import screening
+from anisoscope.numerics.neighbours import search
+from anisoscope.numerics.screening import Rounded, rounded, squared_range
 
 K = 9
 PRECISIONS = ("bfloat16", "float32", None)

@@ -4,8 +4,7 @@ Notation: c centred rows, N their norms, y the same rows rounded; key_ij = yᵢ�
 rows: D_ij = Nᵢ² − 2 key_ij is ‖cᵢ − cⱼ‖² up to γ (Nᵢ + Nⱼ)² + o |Nᵢ² + Nⱼ² − D_ij|. γ holds the
 rounding of the rows (measured, by Cauchy–Schwarz: ε = max ‖c − y‖/‖c‖), of the sums in the product (s) and of the key:
 2 (2ε + 3ε² + s) Nᵢ Nⱼ + 2⁻²³ (Nᵢ + Nⱼ)², where Nᵢ Nⱼ ≤ (Nᵢ + Nⱼ)²/4; o is the rounding of a product's result. The
-bound also has a term for float32 underflow, which matters where one row is 10¹⁸ times as large as the others.
-"""
+bound also has a term for float32 underflow, which matters where one row is 10¹⁸ times as large as the others."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ for these alone, exchange all that violate the optimality conditions, or only on
 with the same guess share one inverse. All computations are in float64.
 Notation: X n×d rows, m their centre (0 unless the method centres), Z n×k codes, D k×d directions, X ≈ Z D + m; G = DDᵀ,
 b = Dx of a row, z ≥ 0 its code, y = Gz − b the gradient; at the optimum z ≥ 0, y ≥ 0, zᵀy = 0. For k-means D are the
-centroids and Z the one-hot memberships.
-"""
+centroids and Z the one-hot memberships."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ _ROUNDS = 50  # pivoting rounds, plus 5 per direction; rows not solved by then a
 class Factors:
     """Codes [n, k] and directions [k, d] of a fit, and `error` = ‖X − decode(codes)‖² / ‖X‖² of the rows used.
 
-    >>> import anisoscope.numerics.factorisation.semi_nmf as s
+    >>> import anisoscope.numerics.semi_nmf as s
     >>> fit = s.semi_nmf(torch.eye(4)[[0, 0, 1, 2, 3, 1]] * 2, 4)
     >>> fit.codes.shape, bool((fit.codes >= 0).all()), round(fit.error, 6), fit.basis().shape
     (torch.Size([6, 4]), True, 0.0, torch.Size([4, 4]))
