@@ -1,7 +1,130 @@
-"""The entry point of the command line, `anisoscope.cli:main` and `python -m anisoscope.cli`; see commands.app."""
+"""The typer application with all commands, and `main`, which turns errors into one-line messages and exit codes."""
 
-from anisoscope.commands.app import app as app
-from anisoscope.commands.app import main as main
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from anisoscope.commands.claims import claims
+from anisoscope.commands.command import Debug, fail
+from anisoscope.commands.compare import compare
+from anisoscope.commands.data import enwik8
+from anisoscope.commands.list import list_
+from anisoscope.commands.profile import profile
+from anisoscope.commands.report import report
+from anisoscope.commands.selftest import selftest
+from anisoscope.commands.show import show
+from anisoscope.commands.study import studies
+from anisoscope.commands.sweep import sweep, tangent
+from anisoscope.commands.train import train
+from anisoscope.errors import AnisoscopeError
+
+_SETTINGS: dict[str, Any] = {"no_args_is_help": True, "context_settings": {"help_option_names": ["-h", "--help"]}}
+_VERBS = (profile, list_, show, compare, report, selftest, train, tangent, sweep, claims)
+_GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
+    "data": ("Prepare data: enwik8, cleaned and over its 205 symbols.", {"enwik8": enwik8}),
+    "study": ("The protocol of one paper, from data to verdicts.", studies()),
+}
+_INTERRUPTED = 130
+_ADVICE = {  # what to do after a command was aborted, by whether it has --resume
+    True: "what was finished is in the run folder, and the same command with --resume goes on.",
+    False: "nothing was written: run the same command again.",
+}
+_UsageError: Any = typer.BadParameter.__bases__[0]  # click's UsageError, from the click that this typer uses
+
+
+def _version(value: bool) -> None:
+    if value:
+        from anisoscope import __version__
+
+        typer.echo(f"anisoscope {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    debug: Debug = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """The options before a verb: --version ends here, --debug is read by `main`."""
+
+
+def _build() -> typer.Typer:
+    text = "The geometry of a network's representations, layer by layer, with intervals and controls."
+    app = typer.Typer(name="anisoscope", help=text, add_completion=False, pretty_exceptions_enable=False, **_SETTINGS)
+    app.callback()(_options)
+    for act in _VERBS:
+        app.command(act.__name__.rstrip("_"))(act)
+    for name, (text, acts) in _GROUPS.items():
+        group = typer.Typer(name=name, help=text, **_SETTINGS)
+        group.callback()(lambda: None)  # without a callback typer turns a group of one command into that command
+        for verb, act in acts.items():
+            group.command(verb)(act)
+        app.add_typer(group)
+    return app
+
+
+app = _build()
+
+
+def main(run: Callable[..., Any] = app) -> None:
+    """The entry point: an error is one sentence and a non-zero exit, a traceback only with --debug."""
+    try:
+        # in standalone mode click itself handles Ctrl-C and prints usage errors
+        code = run(standalone_mode=False, **_program_name())
+    except (KeyboardInterrupt, typer.Abort):
+        code = _INTERRUPTED
+    except _UsageError as error:
+        _fail_on_usage(error)
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        fail(*_explain(error))
+    if code == _INTERRUPTED:
+        fail(f"interrupted; {_ADVICE[_can_resume()]}", code)
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _program_name() -> dict[str, str]:
+    """The program name in help texts, as a keyword of `run`; none under `python -m anisoscope`: click finds it."""
+    return {} if Path(sys.argv[0]).name == "__main__.py" else {"prog_name": "anisoscope"}
+
+
+def _can_resume() -> bool:
+    """Whether the typed command has --resume; parsed from sys.argv, since an error leaves no parser context behind."""
+    command: Any = typer.main.get_command(app)
+    for word in sys.argv[1:]:
+        command = getattr(command, "commands", {}).get(word, command)
+    return any("--resume" in option.opts for option in command.params)
+
+
+def _fail_on_usage(error: Any) -> NoReturn:
+    """Exit with code 2 and one sentence about a usage error; without a sentence where the help was already printed."""
+    message = str(error.format_message()).strip()
+    if not message or "\n" in message:
+        raise SystemExit(2)
+    where = error.ctx.command_path if getattr(error, "ctx", None) is not None else "anisoscope"
+    fail(f"{message}{'' if message[-1] in '.?!' else '.'} See `{where} --help`.", 2)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """The one-line message and the exit code for an exception."""
+    if isinstance(error, AnisoscopeError):
+        return str(error), 2
+    text = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        return f"{text}; make room or rights: {_ADVICE[_can_resume()]}", 1
+    if isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower():
+        advice = "use a smaller --batch-size or --context, --dtype bfloat16, or fewer --layers."
+        return f"out of memory ({text}); {advice}", 1
+    return f"{type(error).__name__}: {text}; run again with --debug for the traceback.", 1
+
 
 if __name__ == "__main__":
     main()

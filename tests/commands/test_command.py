@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from anisoscope.commands.app import app
+from anisoscope.cli import app
 from anisoscope.commands.command import configured, declared_fields
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import Option, distinct, layer_numbers, listed, listed_or_none, numbers, seed_numbers

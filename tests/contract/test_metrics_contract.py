@@ -270,7 +270,7 @@ def test_a_measured_number_is_refused_with_the_command_that_measures_it(name: st
 def test_commands_that_measure_exist() -> None:
     import typer
 
-    from anisoscope.commands.app import app
+    from anisoscope.cli import app
 
     group: Any = typer.main.get_command(app)
     for words in {command for metric in MEASURED.values() for command in metric.measured_by}:

@@ -37,7 +37,7 @@ def commands() -> list[str]:
 
 def parse(words: list[str]) -> Any:
     """Parse a command as the command line would, without running it."""
-    from anisoscope.commands.app import app
+    from anisoscope.cli import app
 
     group: Any = typer.main.get_command(app)
     name, *rest = words

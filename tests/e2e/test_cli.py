@@ -259,10 +259,10 @@ def test_files_of_rows_are_profiled_as_they_are(profiled: Profiled, shelf: Path)
 
 
 def test_the_help_calls_the_command_by_its_name(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from anisoscope.commands import app
+    from anisoscope import cli
 
     assert "Usage: anisoscope profile" in command("profile", "--help").out
     monkeypatch.setattr(sys, "argv", ["/usr/bin/anisoscope", "list"])
-    assert app._called() == {"prog_name": "anisoscope"}
+    assert cli._program_name() == {"prog_name": "anisoscope"}
     monkeypatch.setattr(sys, "argv", ["/lib/anisoscope/__main__.py", "list"])
-    assert app._called() == {}, "python -m anisoscope is called so"
+    assert cli._program_name() == {}, "python -m anisoscope is called so"

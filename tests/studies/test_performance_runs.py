@@ -179,7 +179,7 @@ def test_bad_options_are_refused_in_one_sentence(options: dict[str, Any], messag
 def test_the_command_is_there_and_refuses_a_missing_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from typer.testing import CliRunner
 
-    from anisoscope.commands.app import app
+    from anisoscope.cli import app
 
     runner = CliRunner()
     assert "whiten" in runner.invoke(app, ["study", "performance", "--help"]).output.lower()
