@@ -1,4 +1,4 @@
-"""Everything that draws: figures, tables for people, and the report page. It reads the long table, never a tensor."""
+"""Figures, console tables and the report page, made from the results table; imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RunView", "profile_figure", "short_table", "table_html", "write_repo
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name on first use, so that importing the package draws nothing in."""
+    """Load a public name on first use, so that importing the package imports nothing else."""
     if name in _HOMES:
         return getattr(import_module(f"anisoscope.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

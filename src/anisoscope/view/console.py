@@ -1,4 +1,4 @@
-"""What people read outside of a page: a command's progress, tables, verdicts and paths; the table of a notebook.
+"""Terminal output of commands (progress, tables, verdicts, paths) and the HTML table for notebooks.
 
 Progress and notes go to standard error; tables, verdicts and paths to standard output.
 """
@@ -37,13 +37,13 @@ _FORMS = ("table", "csv", "json")
 _NUMBERS = ("metric", "variant", "value", "low", "high", "sd", "n", "contexts", "dropped", "note")
 _DIFFERENCES = ("stack", "layer", "other_layer", "kind", "head", "group", "metric", "variant", "first", "second")
 _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
-console = Console(width=None if sys.stdout.isatty() else 160)  # a pipe or a file has no width of its own
+console = Console(width=None if sys.stdout.isatty() else 160)  # a fixed width for pipes and files
 errors = Console(stderr=True)
 
 
 @contextmanager
 def progress_bars() -> Iterator[Any]:
-    """A callable (what, done, total) that draws one bar for each kind of work, on standard error."""
+    """Yields a callback (what, done, total) that draws one progress bar per kind of work on standard error."""
     columns: list[Any] = [progress.TextColumn("{task.description}"), progress.BarColumn()]
     columns += [progress.MofNCompleteColumn(), progress.TimeElapsedColumn()]
     columns += [progress.TextColumn("left"), progress.TimeRemainingColumn()]
@@ -52,7 +52,7 @@ def progress_bars() -> Iterator[Any]:
 
         def tell(what: str, done: int, total: int) -> None:
             if what in tasks and bars.tasks[tasks[what]].finished and done < total:
-                del tasks[what]  # the next model starts the same work again
+                del tasks[what]  # so that the next model starts a new bar
             if what not in tasks:
                 tasks[what] = bars.add_task(_LABELS.get(what, what), total=total)
             bars.update(tasks[what], completed=done, total=total)
@@ -60,39 +60,39 @@ def progress_bars() -> Iterator[Any]:
         yield tell
 
 
-# -- single lines ------------------------------------------------------------------------------------------------------
+# -- lines -------------------------------------------------------------------------------------------------------------
 
 
 def print_line(words: str, *, error: bool = False, style: str | None = None) -> None:
-    """One line as it is, on standard output or standard error."""
+    """Print one line without markup, to standard output or standard error."""
     (errors if error else console).print(words, style=style, highlight=False, soft_wrap=True, markup=False)
 
 
 def print_note(words: str, *, style: str | None = None) -> None:
-    """One line on standard error."""
+    """Print one line to standard error."""
     print_line(words, error=True, style=style)
 
 
 def print_page(path: Path | None) -> None:
-    """The path of what a command made, its last line."""
+    """Print the path of the result, the last line of a command."""
     print_line(str(path))
 
 
 def print_warnings(about: Mapping[str, Any]) -> None:
-    """The warnings of a run."""
+    """Print the warnings of a run."""
     for warning in about.get("warnings", []):
         print_note(f"note: {warning}", style="yellow")
 
 
 def print_memory(about: Mapping[str, Any]) -> None:
-    """How long a profile took, and its memory."""
+    """Print the duration and the peak memory of a profile."""
     took = f"{about['wall_seconds']:.0f} s, peak memory {about['peak_memory_mb']} MiB"
     estimated = about.get("memory_estimate_mb")
     print_note(f"{took} (estimated {estimated} MiB)" if estimated else took)
 
 
 def print_json(value: Any, *, indent: int = 2) -> None:
-    """A value for other programs."""
+    """Print a value as JSON."""
     sys.stdout.write(json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
@@ -100,7 +100,7 @@ def print_json(value: Any, *, indent: int = 2) -> None:
 
 
 def print_short(table: Any, catalogue: Mapping[str, Any]) -> None:
-    """The short tables of a profile; `catalogue` are the declared metrics."""
+    """Print the short tables of a profile; `catalogue` are the declared metrics."""
     for shown in short_tables(table, catalogue=catalogue):
         console.print(shown)
 
@@ -108,7 +108,7 @@ def print_short(table: Any, catalogue: Mapping[str, Any]) -> None:
 def print_run(
     table: Any, about: Mapping[str, Any], *, form: str, wanted: Mapping[str, Sequence[str]], heads: bool
 ) -> None:
-    """The long table of a run; `wanted` are values of columns, none of them meaning all."""
+    """Print the long table of a run; `wanted` are accepted values by column, empty for all."""
     for name, words in wanted.items():
         there = set(table.arrow[name].to_pylist())
         for word in words:
@@ -145,7 +145,7 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], form: str, columns: Sequence[
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN."""
+    """A value for JSON: NaN becomes None."""
     if isinstance(value, list):
         return [_plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -156,7 +156,7 @@ def _blank(value: Any) -> Any:
 
 
 def print_comparison(found: Any, *, form: str, metrics: Sequence[str]) -> None:
-    """Differences of two models, then CKA between their layers."""
+    """Print the differences of two models, then the CKA between their layers."""
     rows = [row for row in found.rows if not metrics or row["metric"] in metrics]
     if metrics and not rows:
         raise unknown_name("metric of this comparison", metrics[0], {row["metric"] for row in found.rows})
@@ -188,7 +188,7 @@ def print_comparison(found: Any, *, form: str, metrics: Sequence[str]) -> None:
 def print_run_end(
     folder: RunFolder, page: Path | None, drawing_seconds: float, *, summary: Iterable[RichTable | str] = ()
 ) -> None:
-    """What a judged run ends with: the short tables of a study, verdicts, warnings, seconds, and its page."""
+    """Print the end of a run with verdicts: tables of a study, verdicts, warnings, seconds, path of the page."""
     about = folder.about()
     for shown in summary:
         if isinstance(shown, str):
@@ -204,7 +204,7 @@ def print_run_end(
 
 
 def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False) -> None:
-    """A table of verdicts, each with its one sentence; claims that were not measured share a line, unless asked for."""
+    """Print a table of verdicts with their sentences; unmeasured claims share one line unless `every` is set."""
     table = RichTable(show_lines=True, header_style="bold")
     table.add_column("claim", overflow="fold", max_width=30)
     table.add_column("verdict")
@@ -229,7 +229,7 @@ def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False
 
 
 def print_two_columns(lines: Iterable[tuple[str, str]]) -> None:
-    """Names, each with its explanation."""
+    """Print names with their explanations."""
     table = RichTable(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -239,7 +239,7 @@ def print_two_columns(lines: Iterable[tuple[str, str]]) -> None:
 
 
 def print_metric(name: str, metric: Any) -> None:
-    """Everything that the declaration of a metric says."""
+    """Print the declaration of a metric."""
     star = " (default)" if metric.default else ""
     console.print(f"[bold]{name}[/bold]{star}  {metric.title}", highlight=False)
     told = {"": metric.description, "formula: ": metric.formula, "convention: ": metric.convention}
@@ -251,7 +251,7 @@ def print_metric(name: str, metric: Any) -> None:
 
 
 def print_control(result: Any) -> None:
-    """PASS or FAIL of one control of the self-test."""
+    """Print PASS or FAIL for one control of the self-test."""
     colour, word = ("green", "PASS") if result.passed else ("red", "FAIL")
     words = f"{result.metric:<26} {result.control:<34} {result.seen}"
     console.print(f"[{colour}]{word}[/{colour}]  {words}", highlight=False, soft_wrap=True)
@@ -266,9 +266,9 @@ _REMOVED |= {"spaces": "white space, empty headings and brackets"}
 
 
 def print_prepared(stats: Mapping[str, Any]) -> None:
-    """What was read, kept and removed of enwik8, in a few lines that explain themselves; of the removed the most first.
+    """Print what was read, kept and removed of enwik8; removed parts are sorted by size.
 
-    What has no words in `_REMOVED` is called by its own name: comments, references, templates, tables, …
+    Parts without a description in `_REMOVED` appear under their own name: comments, references, templates, tables, …
     """
     raw, cleaning, kept = stats["raw"], stats["cleaning"], stats["kept"]
     if raw is not None:
@@ -298,7 +298,7 @@ def print_prepared(stats: Mapping[str, Any]) -> None:
 
 
 def new_table(title: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> RichTable:
-    """A table with columns of words, then columns of numbers."""
+    """An empty table with columns for words, then right-aligned columns for numbers."""
     table = RichTable(title=title, title_justify="left", header_style="bold")
     for name in words:
         table.add_column(name)
@@ -310,10 +310,10 @@ def new_table(title: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> R
 # -- layers by metrics, in a notebook and in the terminal --------------------------------------------------------------
 
 MOST_ROWS = 64
-TERMINAL_ROWS = 40  # of one model; several models side by side get fewer rows and columns
+TERMINAL_ROWS = 40  # for one model; several models get fewer rows and columns
 TERMINAL_METRICS = 5
 
-# Colours are mixed from the notebook's own text colour, so that light and dark both read.
+# Colours are mixed from the notebook's text colour, so that they work on light and dark backgrounds.
 STYLE = """
 .anisoscope-table{overflow-x:auto;font-variant-numeric:tabular-nums}
 .anisoscope-table table{border-collapse:collapse;font-size:12.5px;line-height:1.35;margin:.3em 0}
@@ -329,7 +329,7 @@ color:inherit;white-space:nowrap;vertical-align:top}
 
 
 def table_html(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> str:
-    """A compact pivot, layers by main metrics, each value with its interval; safe to show whatever the names are."""
+    """A compact HTML table, layers by main metrics, with intervals; all names are escaped."""
     rows, entries = ProfileRows([RunView(table, table.about)]), Catalogue(catalogue)
     metrics = entries.main(rows.default_metrics())
     lines = []
@@ -361,14 +361,14 @@ def _html_cell(row: Row | None) -> str:
 
 
 def short_table(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> RichTable:
-    """What the terminal shows at the end of a run: a row per layer, or per model where that would be too long."""
+    """The short table at the end of a run: one row per layer, or per model where that would be too long."""
     return short_tables(table, catalogue=catalogue)[0]
 
 
 def short_tables(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> list[RichTable]:
-    """The residual stream, and a table of each further kind of site that was asked for by name.
+    """The table of the residual stream, and one for each further kind of site that was requested by name.
 
-    Of what is measured by head outside of the stream: the means over heads.
+    Metrics measured per head are shown as means over heads.
     """
     rows, entries = ProfileRows([RunView(table, table.about)]), Catalogue(catalogue)
     metrics = entries.ordered(rows.default_metrics())
@@ -386,7 +386,7 @@ def short_tables(table: Table, *, catalogue: Mapping[str, Any] | None = None) ->
 
 
 def _shortened(rows: ProfileRows, entries: Catalogue, places: Places, metrics: Sequence[str]) -> RichTable:
-    """A few metrics of all places, or their range over the places of each model where those are too many."""
+    """A few metrics at all places, or their range over the places of each model if there are too many."""
     several = len(rows.subjects) > 1
     few = metrics[: TERMINAL_METRICS - several]
     short = {i: [c for c in found.values() if any(m in c for m in few)] for i, found in places.items()}

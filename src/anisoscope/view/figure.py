@@ -1,13 +1,13 @@
-"""Figures as plain data, declared once and drawn twice: by plotly on the page, by matplotlib as vector files.
+"""Figures as plain data, rendered by plotly on the page and by matplotlib as vector files.
 
-A *figure* is one or several panels. On the page every panel is a drawing of its own, laid out by the style sheet; in a
-file they stand side by side. A *panel* has two axes and series of points, or a grid of cells. A *switch* is a row of
-selections (or a slider) that the reader sets; a panel may have a *view* for each combination of some of them, and
-numbers may be looked up in arrays that the page carries once (`Ref`).
+A *figure* is one or several panels. On the page every panel is a separate plot, laid out by the style sheet; in a file
+they are side by side. A *panel* has two axes and series of points, or a grid of cells. A *switch* is a row of select
+boxes (or a slider); a panel may have a *view* for each combination of some choices, and values may be references into
+arrays that the page contains once (`Ref`).
 
-Colours by role: a figure names roles as tokens, a theme says what they are, so that it serves light and dark.
+Colours are given as tokens for roles, which a theme maps to colours, so that light and dark both work.
 
-    @s1 … @s8   colours of series        @seq:0.4   a place on the ramp of depth or time
+    @s1 … @s8   colours of series        @seq:0.4   a place on the colour ramp of depth or time
     @ink, @soft, @rule, @paper, @accent  roles of the page       TOKEN/0.2   the same, transparent
 The page resolves tokens from its style sheet, vector files and notebooks by `resolve`.
 """
@@ -21,15 +21,15 @@ from typing import Any
 
 from anisoscope.view.words import few, step_words
 
-FINAL_GAP = 0.12  # of the whole depth: how far the final norm stands apart from the last block
+FINAL_GAP = 0.12  # distance of the final norm from the last block, as a share of the depth
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Numbers of an array that the page carries once, times a number, plus numbers.
+    """A reference to values of an array that the page contains once, scaled by a factor and shifted.
 
-    An index is a whole number, "*" for all, a list of some, "#" for the number of the series (`Series.each`), "$a.1"
-    for what is chosen in selection 1 of switch a, or "$a.1>name" for the entry of array `name` at that place.
+    An index is an integer, "*" for all, a list of integers, "#" for the index of the series (`Series.each`), "$a.1" for
+    the choice in selection 1 of switch a, or "$a.1>name" for the entry of array `name` at that choice.
     """
 
     array: str
@@ -69,12 +69,12 @@ def _scaled(found: Any, factor: Any, plus: Any) -> Any:
     return None if found is None else found * factor + (plus or 0.0)
 
 
-Values = Any  # numbers (None where there is none), or a Ref to them
+Values = Any  # numbers (None for missing ones), or a Ref to them
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points with one look: joined, marked, with a band or whiskers from `low` to `high`."""
+    """Points with one style: line, markers, and a band or whiskers from `low` to `high`."""
 
     label: str
     x: Values
@@ -83,30 +83,30 @@ class Series:
     low: Values | None = None
     high: Values | None = None
     bars: str = ""  # "y" or "x": whiskers along that axis instead of a band
-    reach: str = "interval"  # what low and high are, in the words of the hover
+    reach: str = "interval"  # what low and high are, in the hover text
     band: float = 0.16  # opacity of the band
     dash: str = "solid"
-    width: float = 1.6  # of the line; 0 = none
-    size: float = 0.0  # of the markers; 0 = none
+    width: float = 1.6  # of the line; 0 = no line
+    size: float = 0.0  # of the markers; 0 = no markers
     marker: str = "circle"
     hollow: bool | Sequence[bool] = False
-    shade: Values | None = None  # places on the ramp, point by point
-    where: Values = ()  # what each point is
+    shade: Values | None = None  # positions on the colour ramp, one per point
+    where: Values = ()  # name of each point in the hover text
     text: Values = ()  # the whole hover text, as markup
-    facts: tuple[tuple[str, Values], ...] = ()  # further numbers of each point
-    owner: int | None = None  # entry of the page's legend with which it is shown and hidden
-    quiet: bool = False  # neither hover nor legend
-    named: bool = True  # whether a legend names it
+    facts: tuple[tuple[str, Values], ...] = ()  # further values of each point in the hover text
+    owner: int | None = None  # index of the page's legend entry that shows and hides it
+    quiet: bool = False  # no hover text and no legend entry
+    named: bool = True  # whether it appears in a legend
     join: bool = False  # whether a line crosses missing points
     stairs: bool = False
-    start: tuple[Sequence[float], Sequence[float]] | None = None  # each point is the end of a stroke that starts here
+    start: tuple[Sequence[float], Sequence[float]] | None = None  # starts of line segments that end at the points
     right: bool = False  # on the panel's right axis
-    each: int = 0  # so many series of one look; "#" in a Ref is their number, lists of labels and colours go by it
+    each: int = 0  # number of series of one style; "#" in a Ref, and lists of labels and colours, are indexed by them
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells of a map: rows of values, from the first row on; None where there is none."""
+    """Cells of a heat map: rows of values; None for missing ones."""
 
     z: Values
     columns: Sequence[str]
@@ -114,9 +114,9 @@ class Grid:
     low: Values | None = None
     high: Values | None = None
     ends: tuple[float | None, float | None] = (None, None)
-    label: str = ""  # of the scale
+    label: str = ""  # of the colour scale
     reach: str = "interval"
-    by_row: bool = False  # whether each row has a scale of its own; a file writes the values into its cells
+    by_row: bool = False  # whether each row has its own scale; files then print the values into the cells
 
 
 @dataclass(frozen=True)
@@ -128,15 +128,15 @@ class Axis:
     ticks: tuple[Sequence[float], Sequence[str]] | None = None
     bounds: tuple[float, float] | Ref | None = None
     from_zero: bool = False
-    rules: bool = False  # whether lines go across the panel at the ticks
+    rules: bool = False  # whether grid lines are drawn at the ticks
     reverse: bool = False
     hidden: bool = False
-    most: int = 6  # ticks
+    most: int = 6  # largest number of ticks
 
 
 @dataclass(frozen=True)
 class Level:
-    """A straight line at a value: chance, zero, or a boundary; a band where it has an end."""
+    """A straight line at a value, such as chance or zero; a band if it has an end."""
 
     value: float | Ref
     label: str = ""
@@ -148,18 +148,18 @@ class Level:
 
 @dataclass(frozen=True)
 class Note:
-    """Words inside a panel: at a place of the axes, or at a share of the panel's size."""
+    """A text inside a panel, at axis coordinates or at a share of the panel's size."""
 
     text: str
     x: float
     y: float
-    inside: bool = False  # whether x and y are shares
+    inside: bool = False  # whether x and y are shares of the panel's size
     colour: str = "@soft"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Two axes and what is drawn on them; `views` by the choices of the selections named in `by`, joined by "|"."""
+    """Two axes with their contents; keys of `views` are the choices of the selections in `by`, joined by "|"."""
 
     x: Axis = Axis()
     y: Axis = Axis()
@@ -168,24 +168,24 @@ class Panel:
     levels: tuple[Level, ...] = ()
     notes: tuple[Note, ...] = ()
     title: str = ""
-    owner: str = ""  # beside the title: whose it is
-    heading: str = ""  # within the drawing; "{a.0}" stands for what is chosen
+    owner: str = ""  # the model, shown beside the title
+    heading: str = ""  # inside the plot; "{a.0}" is replaced by the choice
     alt: str = ""
     caption: str = ""
     formula: str = ""
-    height: int = 240  # pixels; 0 = as high as wide
-    line: int | None = None  # entry of the page's legend with which it goes
-    least: int = 0  # pixels: the least width on the page
-    equal: bool = False  # whether a unit is as long on both axes
-    legend: bool = False  # whether the page needs a legend inside it
+    height: int = 240  # pixels; 0 = square
+    line: int | None = None  # index of the page's legend entry that shows and hides it
+    least: int = 0  # minimum width on the page in pixels
+    equal: bool = False  # whether both axes have the same scale
+    legend: bool = False  # whether the panel has its own legend on the page
     right: Axis | None = None
     below: Panel | None = None  # a lower panel on the same x axis
     views: Mapping[str, Panel] = field(default_factory=dict)
     by: tuple[str, ...] = ()
-    page_by: str = ""  # selection whose choice decides whether the panel is there at all (no such view: hidden)
+    page_by: str = ""  # selection that hides the panel if it has no view for the choice
 
     def view(self, chosen: Mapping[str, int]) -> Panel:
-        """What is drawn for some choices."""
+        """The panel with the view for some choices."""
         if not self.views:
             return self
         key = "|".join(str(chosen.get(name, 0)) for name in self.by)
@@ -194,24 +194,24 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels that belong together; `files` says which choices are drawn as vector files, by their names."""
+    """Panels that belong together; `files` maps names of vector files to the choices drawn in them."""
 
     panels: tuple[Panel, ...]
-    id: str = ""  # of its drawings on the page
+    id: str = ""  # prefix of the ids of its plots on the page
     layout: str = "grid"  # grid | pairs | threes | single | narrow | wide | scroll
     arrays: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    each: bool = False  # a file for each panel, named after its title
-    most: int = 6  # panels of a file
+    each: bool = False  # one file per panel, named after its title
+    most: int = 6  # largest number of panels in a file
     columns: int = 3
-    size: float = 0.0  # inches: height of a row of panels in a file; 0 = by what it shows
-    shared: bool = False  # whether panels of a file share their value axis
-    shown: bool = True  # on the page
+    size: float = 0.0  # height of a row of panels in a file in inches; 0 = automatic
+    shared: bool = False  # whether panels of a file share the y axis
+    shown: bool = True  # whether it is on the page
 
 
 @dataclass(frozen=True)
 class SwitchOption:
-    """One thing to choose, and what to say of it once it is chosen."""
+    """One option of a selection, and the text shown when it is chosen."""
 
     label: str
     says: str = ""
@@ -219,7 +219,7 @@ class SwitchOption:
 
 @dataclass(frozen=True)
 class Choice:
-    """One selection of a switch; a slider where its options are moments."""
+    """One selection of a switch; a slider if its options are steps."""
 
     label: str
     options: tuple[SwitchOption, ...]
@@ -236,7 +236,7 @@ class Switch:
 
     @property
     def says(self) -> str:
-        """What the options chosen at first say."""
+        """The texts of the initially chosen options."""
         return " ".join(c.options[c.default].says for c in self.choices if c.options and c.options[c.default].says)
 
     @property
@@ -250,7 +250,7 @@ def choice(label: str, options: Iterable[str], default: int = 0, *, slider: bool
 
 @dataclass(frozen=True)
 class Time:
-    """A logarithmic axis of steps on which step 0, the initialisation, stands apart."""
+    """A logarithmic axis of steps with a separate place for step 0, the initialisation."""
 
     first: int  # the first step above 0
     last: int
@@ -268,7 +268,7 @@ class Time:
         return self.zero or self.last > self.first
 
     def place(self, step: int) -> float:
-        """Where a step stands.
+        """The x position of a step.
 
         >>> time = Time.of([0, 10, 1000])
         >>> time.place(1000), time.place(0) < time.place(10) - 0.2
@@ -299,13 +299,13 @@ class Time:
 
 @dataclass(frozen=True)
 class Depth:
-    """Where sites stand: by layer for one depth, by relative depth where depths differ or models are compared."""
+    """The x positions of sites: by layer for one depth, by relative depth if depths differ or models are compared."""
 
     blocks: int
     relative: bool = False
     final: bool = False
-    named: tuple[tuple[float, str], ...] = ()  # places that are no blocks: rows of a file, weight tables, modules
-    first: int = 0  # the first layer that has a place
+    named: tuple[tuple[float, str], ...] = ()  # positions that are not blocks: rows of a file, weight tables, modules
+    first: int = 0  # the first layer on the axis
 
     def place(self, layer: int, kind: str, blocks: int = 0, depth: float | None = None) -> float:
         if kind == "final":
@@ -339,12 +339,12 @@ class Depth:
 
 
 def wants_log(values: Sequence[float]) -> bool:
-    """Whether values span so many orders (massive activations do) that only a logarithmic axis shows them."""
+    """Whether values span so many orders of magnitude (as massive activations do) that they need a logarithmic axis."""
     return len(values) > 1 and min(values) > 0 and max(values) / min(values) > 100
 
 
 def value_axis(values: Iterable[float | None], title: str = "", *, log: bool = True) -> Axis:
-    """An axis that holds these values: from zero where that is near, logarithmic over orders."""
+    """An axis for these values: from zero if that is near, logarithmic if they span orders of magnitude."""
     known = [v for v in values if v is not None and math.isfinite(v)]
     if not known:
         return Axis(title, rules=True)
@@ -357,7 +357,7 @@ def value_axis(values: Iterable[float | None], title: str = "", *, log: bool = T
 
 
 def numbers_in(panels: Iterable[Panel]) -> list[float]:
-    """All values and ends of bands that are written out in some panels."""
+    """All values and ends of bands in some panels, without references."""
     drawn = [series for panel in panels for series in panel.series]
     parts = [part for s in drawn for part in (s.y, *((s.low, s.high) if s.band or s.bars else ()))]
     written = [v for part in parts if isinstance(part, Sequence) for v in part]
@@ -365,28 +365,28 @@ def numbers_in(panels: Iterable[Panel]) -> list[float]:
 
 
 def brief(value: float | None, digits: int = 5) -> float | None:
-    """A few digits: what a drawing can show; None where there is no number."""
+    """The value rounded to the precision of a plot; None if it is not finite."""
     return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None
 
 
 def column(rows: Iterable[Any], name: str = "value", digits: int = 5) -> list[float | None]:
-    """A field of rows as numbers that a drawing can show; None for what is no row."""
+    """A field of rows, rounded to the precision of a plot; None for missing rows."""
     return [brief(getattr(row, name, None), digits) for row in rows]
 
 
 def points(label: str, x: Values, rows: Sequence[Any], *, ends: Mapping[str, Any] | None = None, **look: Any) -> Series:
-    """Values as a series: with their intervals, drawn as `ends` says, where any has one; None leaves a gap."""
+    """Rows as a series with intervals, if any row has one, styled by `ends`; None leaves a gap."""
     both = {name: column(rows, name) for name in ("low", "high")}
     told = both | dict(ends or {}) if any(end is not None for end in both["low"]) else {}
     return Series(label, x, column(rows), **told, **look)
 
 
-# Okabe and Ito's hues, darkened or lightened until thin lines keep contrast on paper and on slate.
+# The hues of Okabe and Ito, darkened or lightened for contrast of thin lines on light and dark backgrounds.
 LIGHT = ("#0b6aa8", "#c8500a", "#00805c", "#9c4a86", "#a37400", "#3b8fc4", "#6b6660", "#7a3b12")
 SEQUENCE = ("#dd9a2b", "#c9572f", "#9b3163", "#5a3286", "#1f2f6b")
 HEAT = ("#f3efe4", "#c3d6d0", "#78adb3", "#34768f", "#173a5e")
 ROLES = {"ink": "#1d1b18", "soft": "#625d55", "rule": "#ddd7ca", "paper": "#ffffff", "accent": "#0b6aa8"}
-# In a notebook, whose background may be dark, text and rules are a middle grey.
+# Text and grid lines in notebooks are medium grey, because the background may be dark.
 NOTEBOOK = {"ink": "#77726b", "soft": "#77726b", "rule": "rgba(128,128,128,0.22)"}
 DASHES = ("solid", "dot", "dashdot", "longdash")
 
@@ -401,17 +401,17 @@ def series(i: int, alpha: float = 1.0) -> str:
 
 
 def sequence(t: float) -> str:
-    """The token of a place on the ramp, t in [0, 1]."""
+    """The token of a position t in [0, 1] on the colour ramp."""
     return f"@seq:{t:.3f}"
 
 
 def faded(token: str, alpha: float) -> str:
-    """The same colour, transparent."""
+    """The same colour with an opacity."""
     return token if alpha == 1 else f"{token.split('/')[0]}/{alpha:g}"
 
 
 def resolve(token: str) -> tuple[str, float]:
-    """The colour of a token on paper, and how opaque it is.
+    """The colour of a token on a light background, and its opacity.
 
     >>> resolve("@s2/0.2"), resolve("#123456"), resolve("@seq:0.000")
     (('#c8500a', 0.2), ('#123456', 1.0), ('#dd9a2b', 1.0))
@@ -426,7 +426,7 @@ def resolve(token: str) -> tuple[str, float]:
 
 
 def notebook_colour(token: str) -> str:
-    """A token as plotly's own notation in a notebook.
+    """The colour of a token in a notebook, in plotly's notation.
 
     >>> notebook_colour("@s1/0.2"), notebook_colour("@rule")
     ('rgba(11,106,168,0.2)', 'rgba(128,128,128,0.22)')

@@ -1,4 +1,4 @@
-"""Figures as vector files for papers: fonts embedded, no display needed, the same bytes every time."""
+"""Write figures as vector files with matplotlib: embedded fonts, no display, reproducible bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import XAxis, YAxis
     from matplotlib.figure import Figure as Drawing
 
-WIDTH, WIDE = 3.4, 7.0  # inches: one column, and two
+WIDTH, WIDE = 3.4, 7.0  # widths of one and two columns in inches
 DASHES: dict[str, Any] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (6, 2))}
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "circle-open": "o", "diamond-open": "D", "triangle-up": "^"}
 MARKERS |= {"triangle-down": "v", "cross": "P", "x": "X", "star": "*"}
@@ -33,7 +33,7 @@ RULES |= {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "anisoscop
 
 
 def write_figures(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, int]) -> list[Path]:
-    """A PDF and an SVG of every file that the figures declare, at the choices that the page opens with."""
+    """Write a PDF and an SVG for every file of the figures, with the initial choices of the page."""
     import matplotlib
 
     written: list[Path] = []
@@ -45,7 +45,7 @@ def write_figures(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, 
                 for name, shown in [(f"{stem}-{p.title}", [p]) for p in panels] if each else [(stem, panels)]:
                     folder.mkdir(parents=True, exist_ok=True)
                     drawing = draw(figure, shown, {**chosen, **changes})
-                    # a number where another model's name came out the same
+                    # append a number if another name gives the same slug
                     taken = {path.name.rsplit(".", 1)[0] for path in written}
                     names = [slug(name), *(f"{slug(name)}-{i}" for i in range(2, len(written) + 3))]
                     written += _save(drawing, folder / next(name for name in names if name not in taken))
@@ -53,7 +53,7 @@ def write_figures(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, 
 
 
 def slug(text: str) -> str:
-    """A file name that is safe everywhere.
+    """A portable file name.
 
     >>> slug("profile-<b>GPT 2</b>")
     'profile-b-gpt-2-b'
@@ -62,7 +62,7 @@ def slug(text: str) -> str:
 
 
 def _save(drawing: Drawing, stem: Path) -> list[Path]:
-    """Both formats, each by its own canvas (`savefig` draws twice); what is in a figure is arranged once."""
+    """Write both formats, each with its own canvas (`savefig` would draw twice); the layout is computed once."""
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
@@ -74,12 +74,12 @@ def _save(drawing: Drawing, stem: Path) -> list[Path]:
 
 
 def draw(figure: Figure, panels: Sequence[Panel], chosen: Mapping[str, int]) -> Drawing:
-    """Panels side by side with one legend above them."""
+    """Draw panels side by side with one legend above them."""
     from matplotlib.figure import Figure as Drawing
 
     shown = [panel.view(chosen) for panel in panels]
     grids = [panel.grid for panel in shown]
-    high = 1 + any(panel.below is not None for panel in panels)  # axes of a panel, one above the other
+    high = 1 + any(panel.below is not None for panel in panels)  # rows of axes per panel
     across = min(len(shown), figure.columns)
     down = -(-len(shown) // across)
     size = figure.size or max(0.7 + (0.19 if g.by_row else 0.14) * max(4, len(g.rows)) if g else 2.1 for g in grids)
@@ -104,7 +104,7 @@ def draw(figure: Figure, panels: Sequence[Panel], chosen: Mapping[str, int]) -> 
 
 
 class _Lookup:
-    """Numbers of a figure, looked up where they are references."""
+    """Resolves the values of a figure: numbers, or references into its arrays."""
 
     def __init__(self, arrays: Mapping[str, Any], chosen: Mapping[str, int]) -> None:
         self.arrays, self.chosen = arrays, chosen
@@ -117,7 +117,7 @@ class _Lookup:
 
 
 def _flat(values: Any) -> list[Any]:
-    """Numbers of nested lists, one after the other."""
+    """All numbers of nested lists, flattened."""
     return [v for part in values for v in (_flat(part) if isinstance(part, list | tuple) else [part])]
 
 
@@ -154,7 +154,7 @@ def _panel(axes: Axes, panel: Panel, lookup: _Lookup, *, title: str = "") -> Non
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib will not take for mathematics."""
+    """Text escaped so that matplotlib does not parse it as mathematics."""
     return re.sub(r"\{[^}]*\}", "", text).replace("$", r"\$")
 
 
@@ -190,7 +190,7 @@ def _series(axes: Axes, series: Series, lookup: _Lookup, each: int) -> None:
 
 
 def _marks(axes: Axes, series: Series, x: np.ndarray, y: np.ndarray, colour: str, alpha: float) -> None:
-    """Markers, hollow ones white inside; a line that has some takes them into the legend."""
+    """Draw markers, hollow ones filled with white; a line with markers shows them in the legend."""
     hollow = series.hollow if not isinstance(series.hollow, bool) else [series.hollow] * len(x)
     hollow = [h or series.marker.endswith("open") for h in hollow][: len(x)] or [False]
     symbol, size = MARKERS.get(series.marker, "o"), (0.45 if len(x) > 16 else 0.58) * series.size
@@ -206,7 +206,7 @@ def _marks(axes: Axes, series: Series, x: np.ndarray, y: np.ndarray, colour: str
 
 
 def _reach(axes: Axes, series: Series, x: np.ndarray, y: np.ndarray, ends: list[np.ndarray], colour: str) -> None:
-    """A band from low to high, or whiskers."""
+    """Draw a band from low to high, or whiskers."""
     low, high = ends
     if not series.bars:
         good = np.isfinite(low) & np.isfinite(high) & np.isfinite(y)
@@ -242,9 +242,9 @@ def _axis(axes: Axes, drawn: XAxis | YAxis, axis: Axis, name: str, lookup: _Look
 
 
 def few_powers(axis: XAxis | YAxis) -> None:
-    """A logarithmic axis with a few ticks at powers of ten, however many orders it spans, written as plain text.
+    """Give a logarithmic axis a few ticks at powers of ten, labelled as plain text.
 
-    Less than two orders keep the library's own ticks: two powers of ten would not tell what lies between them.
+    An axis of less than two orders keeps matplotlib's ticks: two powers of ten would not show the values between them.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -256,11 +256,11 @@ def few_powers(axis: XAxis | YAxis) -> None:
 
 
 def _map(axes: Axes, panel: Panel, lookup: _Lookup) -> None:
-    """Cells in shades, from the first row on at the bottom, or at the top where the axis is reversed."""
+    """Draw a heat map, first row at the bottom, or at the top if the axis is reversed."""
     from matplotlib.colors import LinearSegmentedColormap
 
     grid = panel.grid
-    assert grid is not None  # for the type checker: only maps are drawn here
+    assert grid is not None  # for the type checker: the panel is a heat map
     values = np.array([[np.nan if v is None else v for v in row] for row in lookup(grid.z)], dtype=float)
     colours = LinearSegmentedColormap.from_list("anisoscope", [blend(HEAT, t) for t in np.linspace(0, 1, 9)])
     ends, shades = ((0.0, 1.0), scaled(values)) if grid.by_row else (grid.ends, values)
@@ -289,7 +289,7 @@ def _map(axes: Axes, panel: Panel, lookup: _Lookup) -> None:
 
 
 def scaled(values: np.ndarray) -> np.ndarray:
-    """Each row to [0, 1] over its own finite range; a constant row to 0.5; what is missing stays missing.
+    """Each row scaled to [0, 1] over its finite range; constant rows become 0.5, missing values stay NaN.
 
     >>> scaled(np.array([[1.0, 2.0, 3.0], [5.0, 5.0, np.nan]])).tolist()
     [[0.0, 0.5, 1.0], [0.5, 0.5, nan]]
@@ -304,7 +304,7 @@ def scaled(values: np.ndarray) -> np.ndarray:
 
 
 def _legend(drawing: Drawing, panels: Sequence[Axes], *, columns: int) -> None:
-    """One legend over all panels, each name once; none for a single line."""
+    """Draw one legend above all panels, each name once; none for a single line."""
     named: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

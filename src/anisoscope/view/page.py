@@ -1,7 +1,7 @@
-"""Pages as plain data: a list of sections, each a list of parts, rendered by one template into one HTML file.
+"""Pages as plain data: sections, each a list of parts, rendered by one template into one HTML file.
 
-A part is prose, a heading, a figure, a table, something folded away, the controls of a figure, or one of the few things
-that every page has in one form (findings, verdicts, notes, the record of a run, the table of results).
+A part is prose, a heading, a figure, a table, a collapsible part, the controls of a figure, or a `Piece`, which has the
+same form on every page (findings, notes, the record of a run, the table of results).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STROKES = {"dash": "6 4", "longdash": "10 5", "dot": "2 2.5", "dashdot": "6 3 2 
 
 @dataclass(frozen=True)
 class Prose:
-    """A paragraph; markup where it is `Markup`."""
+    """A paragraph; not escaped if it is `Markup`."""
 
     text: str
     css: str = ""
@@ -42,7 +42,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell of a table: words, smaller words below, a shade; a heading of its row or group where it says so."""
+    """A cell of a table: text, smaller text below, a shade; optionally the heading of its row or group."""
 
     text: str = ""
     small: Sequence[str] = ()
@@ -53,24 +53,24 @@ class TableCell:
     rows: int = 1
     columns: int = 1
     swatch: Swatch | None = None
-    fold: tuple[str, Sequence[str]] | None = None  # a summary, and what it hides
+    fold: tuple[str, Sequence[str]] | None = None  # a summary, and the hidden paragraphs
 
 
 @dataclass(frozen=True)
 class DataTable:
-    """Rows of cells under rows of headings; `groups` are divided by rules."""
+    """Rows of cells below rows of headings; `groups` are separated by lines."""
 
     heads: Sequence[Sequence[Any]]
     groups: Sequence[Sequence[Sequence[Any]]]
     label: str
     css: str = ""
-    line: int | None = None  # entry of the page's legend with which it goes
-    numeric: int = 1  # from this column on, headings stand right
+    line: int | None = None  # index of the page's legend entry that shows and hides it
+    numeric: int = 1  # headings are right-aligned from this column on
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Parts behind a summary."""
+    """Collapsed parts behind a summary."""
 
     summary: str
     parts: Sequence[Any]
@@ -80,7 +80,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Box:
-    """Parts that stand together, with the look of a class."""
+    """Parts in one container with a CSS class."""
 
     parts: Sequence[Any]
     css: str
@@ -89,12 +89,12 @@ class Box:
 
 @dataclass(frozen=True)
 class Key:
-    """The page's legend: models to be shown and hidden."""
+    """The page's legend, in which models are shown and hidden."""
 
 
 @dataclass(frozen=True)
 class Swatch:
-    """A line's look in a legend."""
+    """The style of a line in a legend."""
 
     label: str
     colour: str = "@ink"
@@ -108,7 +108,7 @@ class Swatch:
 
     @property
     def ramp(self) -> str:
-        """A place on the ramp, whose colour is set by the script."""
+        """The position on the colour ramp; the script sets the colour."""
         return self.colour[5:] if self.colour.startswith("@seq") else ""
 
     @property
@@ -121,14 +121,14 @@ CHANCE = Swatch("chance", "@ink", "dot")
 
 @dataclass(frozen=True)
 class Swatches:
-    """What the lines of a figure are."""
+    """A legend of the lines of a figure."""
 
     items: Sequence[Swatch]
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """What the ends of the ramp of colours are."""
+    """A legend of the colour ramp with labels for its ends."""
 
     first: str
     last: str
@@ -137,7 +137,7 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Controls:
-    """The selections of a switch; `steer` keeps them in sight, and plays a slider."""
+    """The selections of a switch; with `steer` they stay visible when scrolling and a slider can be played."""
 
     switch: Switch
     steer: bool = False
@@ -145,14 +145,14 @@ class Controls:
 
 @dataclass(frozen=True)
 class Says:
-    """What is said of what is chosen."""
+    """The text of the chosen options."""
 
     switch: Switch
 
 
 @dataclass(frozen=True)
 class PageFinding:
-    """A topic and what is said of it, a paragraph each."""
+    """A topic with paragraphs of findings."""
 
     topic: str
     texts: tuple[str, ...]
@@ -160,7 +160,7 @@ class PageFinding:
 
 @dataclass(frozen=True)
 class Piece:
-    """What each page has in one form: findings, facts, a listing, the record of runs, a glossary, a download, cards."""
+    """A part with the same form on every page: findings, facts, a list, the record, a glossary, a download, cards."""
 
     kind: str
     items: Any
@@ -168,14 +168,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """A table of claims with their verdicts, each with a sign, numbers and a reason."""
+    """A table of claims with their verdicts: sign, numbers and reason."""
 
     claims: Sequence[Mapping[str, Any]]
     subjects: str = ""  # heading of the column of subjects; "" = none
-    scope: str = ""  # said once, and beside a verdict only where that is about something else
+    scope: str = ""  # stated once; verdicts state only a different scope
     first: str = "Claim"
     p: bool = True
-    parts: bool = True  # whether what a verdict is made of is folded beneath it
+    parts: bool = True  # whether the parts of a verdict are listed in a fold below it
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ class Section:
     id: str
     title: str
     parts: Sequence[Any]
-    menu: str = ""  # "" = not in the contents
-    bar: Controls | None = None  # selections that stay in sight, above this section and those `under` it
+    menu: str = ""  # "" = not in the table of contents
+    bar: Controls | None = None  # selections that stay visible above this section and those `under` it
     under: bool = False
 
 
@@ -212,10 +212,10 @@ class Page:
     deck: str = ""
     version: str = ""
     legend: Sequence[LegendEntry] = ()
-    files: Sequence[Figure] = ()  # figures that are files only
+    files: Sequence[Figure] = ()  # figures written as files only
 
     def walk(self) -> Iterator[Any]:
-        """All parts, in order, those inside others too."""
+        """All parts in order, including nested ones."""
         waiting = [part for s in self.sections for part in (*([s.bar] if s.bar else []), *s.parts)]
         while waiting:
             part = waiting.pop(0)
@@ -227,13 +227,13 @@ class Page:
         return [*(part for part in self.walk() if isinstance(part, Figure)), *self.files]
 
     def chosen(self) -> dict[str, int]:
-        """What all selections are set to at first."""
+        """The initial choice of every selection."""
         switches = [part.switch for part in self.walk() if isinstance(part, Controls)]
         return {name: at for switch in switches for name, at in switch.defaults.items()}
 
 
 def text(template: str, **values: Any) -> Markup:
-    """Markup with values filled in, escaped.
+    """A markup template with escaped values filled in.
 
     >>> text("a <b>{x}</b>", x="<")
     Markup('a <b>&lt;</b>')
@@ -242,7 +242,7 @@ def text(template: str, **values: Any) -> Markup:
 
 
 def render(page: Page, links: Sequence[str] = ()) -> str:
-    """The page as HTML; `links` are the vector files beside it, without their suffix."""
+    """The page as HTML; `links` are the paths of its vector files, without suffix."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
@@ -260,7 +260,7 @@ def render(page: Page, links: Sequence[str] = ()) -> str:
 
 
 def _shown(part: Any, specs: dict[str, Any]) -> dict[str, Any]:
-    """A part as the template takes it; the drawings of figures are kept under their ids."""
+    """A part as a record for the template; plots of figures are added to `specs` by id."""
     if isinstance(part, Figure):
         charts = []
         for i, panel in enumerate(part.panels if part.shown else ()):
@@ -275,7 +275,7 @@ def _shown(part: Any, specs: dict[str, Any]) -> dict[str, Any]:
 
 
 def script_json(value: Any) -> str:
-    """JSON that may stand inside a script element: no NaN, and no character that could end the element.
+    """JSON for a script element: without NaN, and without characters that could end the element.
 
     >>> script_json(["</script>"])
     '["\\\\u003c/script\\\\u003e"]'

@@ -1,7 +1,7 @@
-"""Panels as plotly's dictionaries: compact ones that the page's script completes, and whole ones for notebooks.
+"""Panels as plotly dictionaries: compact ones, completed by the script of the page, and complete ones for notebooks.
 
-A compact trace has, beside what plotly knows, `low`, `high` and `band` or `bars` (the script adds band or whiskers),
-`where` and `facts` (it writes the hover text), and `{"r": …}` where numbers are looked up in the page's arrays.
+A compact trace has, besides plotly's keys, `low`, `high` and `band` or `bars` (the script adds the band or whiskers),
+`where` and `facts` (for the hover text), and `{"r": …}` for references into the arrays of the page.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from anisoscope.view.figure import HEAT, Axis, Grid, Level, Panel, Ref, Series, 
 from anisoscope.view.words import number, strided
 
 LOG_FONT = 9.5  # plotly enlarges the labels of logarithmic axes by a quarter
-ORDERS = 5  # ticks of a logarithmic axis
-OWN_PARTS = ("y", "z", "text", "low", "high")  # what traces seldom have in common
+ORDERS = 5  # number of ticks of a logarithmic axis
+OWN_PARTS = ("y", "z", "text", "low", "high")  # keys that traces seldom share
 LISTS = ("x", "where")
 Spec = dict[str, Any]
 
 
 def panel_spec(panel: Panel) -> Spec:
-    """A panel as the page carries it; with views, each view's own traces and axes, and what they share once."""
+    """A panel as JSON for the page; with views, the traces and axes of each view, and what they share once."""
     base: Spec = {"data": _traces(panel), "layout": _layout(panel)}
     below = panel.below
-    if below is not None:  # a lower panel on the same places
+    if below is not None:  # a lower panel on the same x axis
         base["data"] += _traces(below, "2")
         axes = base["layout"]
         axes["xaxis"] |= {"anchor": "y2"}
@@ -44,7 +44,7 @@ def panel_spec(panel: Panel) -> Spec:
 
 
 def _view(view: Panel, whole: Panel) -> Spec:
-    """What a view has of its own: traces, axes, shapes and words."""
+    """The traces, axes, shapes and annotations of a view."""
     layout = _layout(view)
     found: Spec = {"data": _traces(view), "x": layout["xaxis"], "y": layout["yaxis"]}
     if whole.below is not None:
@@ -71,7 +71,7 @@ def _traces(panel: Panel, axes: str = "") -> list[Spec]:
 
 
 def plain(values: Any) -> Any:
-    """Numbers or references as JSON has them."""
+    """Numbers or references as JSON values."""
     if isinstance(values, Ref):
         found: Spec = {"r": [values.array, *(list(i) if isinstance(i, tuple) else i for i in values.at)]}
         found |= {} if values.times == 1.0 else {"times": plain(values.times)}
@@ -121,7 +121,7 @@ def _marker(series: Series) -> Spec:
 
 
 def _as_trace(level: Level) -> bool:
-    """Whether a level is drawn as a line with a hover of its own, rather than as a shape."""
+    """Whether a level is drawn as a trace with hover text instead of a shape."""
     return bool(level.label) and level.until is None and not isinstance(level.value, Ref)
 
 
@@ -171,7 +171,7 @@ def _layout(panel: Panel) -> Spec:
 
 
 def base_layout() -> Spec:
-    """What all figures share: no background of their own, quiet rules, no template."""
+    """The layout shared by all figures: transparent background, light grid lines, no template."""
     font = {"family": "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 11.5, "color": "@ink"}
     look: Spec = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "font": font}
     look |= {"margin": {"l": 46, "r": 10, "t": 10, "b": 40}, "showlegend": False, "hovermode": "closest"}
@@ -202,7 +202,7 @@ def _axis(axis: Axis, *, across: bool = False) -> Spec:
 
 
 def _map_axes(panel: Panel) -> Spec:
-    """Axes of a map: names at some of its rows and columns."""
+    """The axes of a heat map: labels at some of its rows and columns."""
     quiet: Spec = {"showgrid": False, "zeroline": False, "ticks": "", "automargin": True, "type": "category"}
     found: Spec = {}
     for name, names, axis, most in (
@@ -219,7 +219,7 @@ def _map_axes(panel: Panel) -> Spec:
 
 
 def with_shared(spec: Spec) -> Spec:
-    """The same figure with what its traces have in common kept once: lists in `shared`, all else in `styles`.
+    """The same figure with data common to several traces stored once: lists in `shared`, other keys in `styles`.
 
     >>> trace = {"type": "scatter", "x": [1, 2], "y": [3, 4]}
     >>> drawn = with_shared({"views": {"0": {"data": [trace, trace]}}})
@@ -243,7 +243,7 @@ def with_shared(spec: Spec) -> Spec:
 
 
 def notebook_figure(panels: Sequence[Panel], *, columns: int = 2) -> Spec:
-    """All panels in one figure, in a grid of axes, with the colours of paper; a name stands in the legend once."""
+    """All panels as one plotly figure with a grid of axes in light colours; each name is once in the legend."""
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
     layout = base_layout() | {"height": 300 * rows + 60, "annotations": [], "showlegend": True}
@@ -275,7 +275,7 @@ def notebook_figure(panels: Sequence[Panel], *, columns: int = 2) -> Spec:
 
 
 def complete(trace: Spec) -> list[Spec]:
-    """A compact trace as plotly draws it: its band beneath, its whiskers, its hover text."""
+    """The plotly traces of a compact trace: with its band, whiskers and hover text."""
     low, high = trace.get("low"), trace.get("high")
     bare = {k: v for k, v in trace.items() if k not in ("low", "high", "band", "bars", "reach", "where", "facts")}
     if "text" in bare:
@@ -313,7 +313,7 @@ def _bands(trace: Spec, low: Sequence[Any], high: Sequence[Any]) -> list[Spec]:
 
 
 def painted(value: Any) -> Any:
-    """Every token of a specification as a colour."""
+    """A specification with all colour tokens replaced by colours."""
     if isinstance(value, Mapping):
         return {key: painted(part) for key, part in value.items()}
     if isinstance(value, list):

@@ -25,9 +25,9 @@ PAGE = "report.html"
 def write_report(
     folder: Path, runs: Sequence[RunView], *, catalogue: Mapping[str, Any], comparison: Comparison, name: str = PAGE
 ) -> Path:
-    """Write the page of some runs and its figures (`figures/*.pdf|svg`) into the folder; the path of the page.
+    """Write the page of some runs and its figures (`figures/*.pdf|svg`) into the folder; returns the path of the page.
 
-    `catalogue`: declarations of metrics by name. `comparison`: what the claims tell of drift and modalities.
+    `catalogue`: declarations of metrics by name. `comparison`: results of the claims on drift and modalities.
     """
     if not any(len(run.table) for run in runs):
         raise AnisoscopeError("no run with results was given, expected at least one row; profile a model first.")
@@ -35,9 +35,9 @@ def write_report(
 
 
 def write_page(folder: Path, page: Page, *, name: str = PAGE, figures: bool = True) -> Path:
-    """Write a page, and its figures as vector files.
+    """Write a page, and its figures as vector files; returns the path of the page.
 
-    A page of another name has a folder of figures of that name, so that two pages can lie side by side.
+    A page with another file name has its own folder of figures, so that two pages can share a folder.
     """
     path = Path(folder) / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def write_page(folder: Path, page: Page, *, name: str = PAGE, figures: bool = Tr
 
 
 def _replace(path: Path, words: str) -> Path:
-    """Write beside, then rename, so that a reader never finds half a page."""
+    """Write to a temporary file and rename it, so that no partial page is ever visible."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(words, encoding="utf-8")
@@ -59,7 +59,7 @@ def _replace(path: Path, words: str) -> Path:
 
 
 def report_page(runs: Sequence[RunView], catalogue: Catalogue, comparison: Comparison) -> Page:
-    """The page of some runs: of models at one moment, or of a series over steps."""
+    """The page of some runs: profiles of models, or a training page for series over steps."""
     if any(is_training(run.table) for run in runs):
         names = dict.fromkeys(str(name or "") for run in runs for name in run.table.arrow["model"].unique().to_pylist())
         return training_page(runs, catalogue, comparison, record.masthead(list(names), [run.about for run in runs]))
@@ -89,7 +89,7 @@ def report_page(runs: Sequence[RunView], catalogue: Catalogue, comparison: Compa
 
 
 def is_training(table: Table) -> bool:
-    """Whether a table is a series over steps, or measures gradients: the training page shows it better.
+    """Whether a table has steps or gradient metrics and therefore gets the training page.
 
     >>> is_training(Table.from_records([{"metric": "two_nn"}])), is_training(Table.from_records([{"step": 0}]))
     (False, True)
@@ -99,7 +99,7 @@ def is_training(table: Table) -> bool:
 
 
 def _summary(rows: ProfileRows, catalogue: Catalogue, comparison: Comparison, head: Mapping[str, Any]) -> list[Any]:
-    """What was found, in sentences; what was warned about; what the models are; of several, their means over blocks."""
+    """The summary: findings, warnings, facts about the models and, for several models, their means over blocks."""
     findings = [*modality_findings(comparison), *find(rows, catalogue)]
     facts = record.model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
     metrics = catalogue.main(rows.default_metrics())

@@ -1,8 +1,8 @@
-"""Who is drawn: the models of some runs, named apart, and their rows along depth or along steps.
+"""The subjects of figures: models of some runs with unique labels, and their rows over depth or over steps.
 
-A *subject* is what one line follows: a model in one stack, and of the other columns (seed, run, revision, step) what
-tells it from a namesake. Rows are those of `results.query`, with two further fields: `subject` (its number) and `place`
-(the kind of site; stages stand for blocks where those were not looked at).
+A *subject* owns one line of a figure: a model in one stack and, where names collide, one seed, run, revision or step.
+Rows are those of `results.query` with two additional fields: `subject` (its index) and `place` (the kind of site;
+stages count as blocks if no blocks were measured).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STREAM = ("embed", "resid", "final")
-APART = ("model", "revision", "data", "step", "seed", "run", "source", "stack")  # of a profile
-# Last parts of a path that say nothing about which model it is.
+APART = ("model", "revision", "data", "step", "seed", "run", "source", "stack")  # key of a profile's subject
+# Last parts of a path that do not identify a model.
 BLAND = re.compile(r"(model|models|weights|final|best|last|main|checkpoint.*|ckpt.*|step.*|\d*)", re.IGNORECASE)
 MARKERS = {"decoder": "square", "encoder": "circle", "encoder-decoder": "circle", "rows": "diamond"}
 About = Mapping[str, Any]
@@ -35,12 +35,11 @@ About = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RunView:
-    """What a page is given of one run: never a model, never a tensor.
+    """The data of one run for a page, without models or tensors.
 
-    `spectra`: eigenvalues (descending) by site, as `3.resid` or `encoder.3.resid`, after `MODEL/` where a run holds
-    several models. `cka`: for each model the names of its layers and the matrix between them. `verdicts`, `concepts`
-    and `map`: what `verdicts.json`, `concepts.json` and `map.parquet` of a training run or study hold; a map that is
-    not given is read from `path`.
+    `spectra`: eigenvalues (descending) by site, such as `3.resid` or `encoder.3.resid`, prefixed with `MODEL/` if a run
+    has several models. `cka`: for each model the names of its layers and the CKA matrix. `verdicts`, `concepts` and
+    `map`: contents of `verdicts.json`, `concepts.json` and `map.parquet`; a map that is not given is read from `path`.
     """
 
     table: Table
@@ -55,13 +54,13 @@ class RunView:
 
 @dataclass(frozen=True)
 class Subject:
-    """One line's owner."""
+    """The owner of one line in figures: a model in one stack."""
 
     index: int
     label: str
     model: str
     stack: str
-    role: str  # encoder | decoder | encoder-decoder | convolution | rows | "" where it is not known
+    role: str  # encoder | decoder | encoder-decoder | convolution | rows | "" = unknown
     blocks: int
     seed: int | None = None
     source: int = 0
@@ -72,7 +71,7 @@ class Subject:
 
 
 class DrawnSite(NamedTuple):
-    """A place in a model, ordered by depth; the final norm after the last block."""
+    """A site in a model, sorted by depth; the final norm comes after the last block."""
 
     layer: int
     order: int
@@ -93,7 +92,7 @@ class DrawnSite(NamedTuple):
 
 
 class Dot(NamedTuple):
-    """A value at one step, as a row has it, or a mean of such."""
+    """A value at one step with its interval: of one row, or a mean over seeds."""
 
     step: int
     value: float
@@ -103,7 +102,7 @@ class Dot(NamedTuple):
 
 
 class RunRows:
-    """The rows of one or several runs and the subjects they are of."""
+    """The rows of one or several runs, tagged with their subjects."""
 
     def __init__(self, runs: Sequence[RunView], *, by: Sequence[str] = APART, **only: Any) -> None:
         self.runs = runs
@@ -111,13 +110,13 @@ class RunRows:
         self.query = Query(*(run.table for run in runs)).where(**only)
         self.by = tuple(by)
         self.subjects = self._subjects()
-        # stages stand for the blocks of a model where those were not looked at
-        looked = set(self.query.where(kind="resid", head=None).groups("subject"))
+        # stages count as blocks for subjects without measured blocks
+        with_blocks = set(self.query.where(kind="resid", head=None).groups("subject"))
         pairs = [(row.kind, row["subject"]) for row in self.query]
-        self.query.tagged("place", ["resid" if k == "stage" and s not in looked else k for k, s in pairs])
+        self.query.tagged("place", ["resid" if k == "stage" and s not in with_blocks else k for k, s in pairs])
 
     def _subjects(self) -> list[Subject]:
-        """Name the owners of all rows, and tag the rows with them."""
+        """Create the subjects of all rows, and tag the rows with their indices."""
         owned = self.query.groups(*self.by)
         merged: dict[tuple[Any, ...], list[Query]] = {}
         for key, rows in owned.items():
@@ -127,14 +126,14 @@ class RunRows:
         found, codes = [], np.full(sum(len(run.table) for run in self.runs), -1, dtype=np.int64)
         for i, key in enumerate(keys):
             blocks = max((int(x) for rows in merged[key] for x in rows.numbers("layer") if math.isfinite(x)), default=0)
-            told = dict(zip(self.by, key, strict=True))
-            about = self.abouts[told["source"]] if self.abouts else {}
-            stack, role = told["stack"] or "single", told["stack"]
-            if role not in ("encoder", "decoder"):  # what the run says of a model of one stack
+            columns = dict(zip(self.by, key, strict=True))
+            about = self.abouts[columns["source"]] if self.abouts else {}
+            stack, role = columns["stack"] or "single", columns["stack"]
+            if role not in ("encoder", "decoder"):  # a model of one stack: its role is in run.json
                 entries = [entry for entry in about.get("models") or [] if isinstance(entry, Mapping)]
-                role = next((kind_told(entry) for entry in entries if entry.get("name") == key[0]), "")
+                role = next((role_of(entry) for entry in entries if entry.get("name") == key[0]), "")
             label = self._label(key, keys, shorten)
-            found.append(Subject(i, label, key[0] or "", stack, role, blocks, told.get("seed"), told["source"]))
+            found.append(Subject(i, label, key[0] or "", stack, role, blocks, columns.get("seed"), columns["source"]))
             for rows in merged[key]:
                 codes[rows.positions] = i
         self.query.tagged("subject", codes[self.query.positions].tolist())
@@ -144,12 +143,12 @@ class RunRows:
         return key
 
     def _label(self, key: tuple[Any, ...], keys: Sequence[tuple[Any, ...]], shorten: Callable[[str], str]) -> str:
-        """The model's short name, and of the other columns only those that tell it from a namesake."""
+        """The model's short name, followed by those columns that distinguish it from subjects of the same name."""
         namesakes = [k for k in keys if k[0] == key[0]]
         parts = [shorten(key[0] or "") or "unnamed"]
         for i, name in enumerate(self.by[1:], start=1):
             differ = len({k[i] for k in namesakes}) > 1 and key[i] not in (None, "")
-            # whether earlier columns leave namesakes together that this one tells apart
+            # whether this column separates subjects that earlier columns do not
             needed = len({k[: i + 1] for k in namesakes}) > len({k[:i] for k in namesakes})
             if differ and (name == "stack" or needed):
                 words = {"step": f"step {key[i]}", "seed": f"seed {key[i]}"}
@@ -163,11 +162,11 @@ class RunRows:
 
 
 class ProfileRows(RunRows):
-    """Rows of models at one moment, along depth."""
+    """Rows of profiles: models at one step, over depth."""
 
     @cached_property
     def streams(self) -> dict[int, tuple[str, ...]]:
-        """The kinds of sites of each subject's main profile; one without a residual stream is all profile."""
+        """The kinds of sites in each subject's main profile; all kinds for a subject without a residual stream."""
         found = {}
         for subject in self.subjects:
             kinds = set(self.of(subject, head=None).values("kind"))
@@ -177,7 +176,7 @@ class ProfileRows(RunRows):
 
     @cached_property
     def stream(self) -> Query:
-        """The main profiles."""
+        """The rows of the main profiles."""
         return self.query.where(lambda row: row.kind in self.streams[row["subject"]], head=None)
 
     @cached_property
@@ -199,18 +198,18 @@ class ProfileRows(RunRows):
 
     @cached_property
     def headed(self) -> set[tuple[Any, ...]]:
-        """Subject, metric, kind and variant of what was measured head by head."""
+        """(subject, metric, kind, variant) of metrics measured per head."""
         return set(self.query.where(head=...).groups("subject", "metric", "kind", "variant"))
 
 
 class TrainingRows(RunRows):
-    """Rows of models over training, along steps: one subject for each model, seed and stack of a run."""
+    """Rows of models over training steps: one subject for each model, seed and stack of a run."""
 
     def __init__(self, runs: Sequence[RunView]) -> None:
         entries = [e for run in runs for e in run.about.get("models") or [] if isinstance(e, Mapping)]
         self._widths = {str(e.get("name")): int(e["width"]) for e in entries if e.get("width")}
         super().__init__(runs, by=("model", "source", "seed", "stack"))
-        # one model at one moment has no steps, whatever its training log says
+        # a model measured at one step has no series, even if it has a training log
         measured = self.query.where(kind=lambda kind: kind != "training", head=None)
         self.dated = bool(len((measured if len(measured) else self.query).where(step=...)))
         if self.dated:
@@ -227,7 +226,7 @@ class TrainingRows(RunRows):
         self.steps = sorted({row.step or 0 for line in measured_lines for row in line})
 
     def _owner(self, key: tuple[Any, ...], owned: Mapping[tuple[Any, ...], Query]) -> tuple[Any, ...]:
-        """Rows of the loop, which know neither stack nor seed, go to their model's first subject."""
+        """Rows of the training log have no stack or seed and are assigned to their model's first subject."""
         measured = [k for k, rows in owned.items() if k[:2] == key[:2] and set(rows.values("kind")) != {"training"}]
         if key in measured or not measured:
             return (*key[:3], key[3] or "single")
@@ -235,7 +234,7 @@ class TrainingRows(RunRows):
         return (*home[:3], home[3] or "single")
 
     def _label(self, key: tuple[Any, ...], keys: Sequence[tuple[Any, ...]], shorten: Callable[[str], str]) -> str:
-        """The model's short name, and of seed, stack and run only what tells it from a namesake."""
+        """The model's short name, followed by seed, stack and run where they distinguish it from others."""
         namesakes = [k for k in keys if k[0] == key[0]]
         parts = [shorten(key[0] or "") or "unnamed"]
         parts += [f"seed {key[2]}"] if len({k[2] for k in namesakes}) > 1 else []
@@ -244,11 +243,11 @@ class TrainingRows(RunRows):
         return " · ".join(parts)
 
     def line(self, subject: Subject, metric: str, site: DrawnSite, variant: str = "", *, group: str = "") -> list[Row]:
-        """The rows of one line in order of steps; empty where the table has none."""
+        """The rows of one line, sorted by step; may be empty."""
         return self.lines.get((subject.index, metric, site, group, variant), [])
 
     def logged(self, subject: Subject, metric: str) -> list[Row]:
-        """The line of a number that the loop logs, wherever the table puts it."""
+        """The line of a quantity logged by the training loop."""
         keys = [key for key in self.keys.get(metric, []) if key[0] == subject.index and not key[3]]
         return self.lines[min(keys, key=lambda key: len(key[4]))] if keys else []
 
@@ -259,7 +258,7 @@ class TrainingRows(RunRows):
         return sorted({key[2] for metric in metrics for key in self.keys.get(metric, []) if key[2].kind in kinds})
 
     def middle(self, sites: Sequence[DrawnSite]) -> int:
-        """The place in a list of sites that a page opens with: the middle block of the shallowest model."""
+        """The index in a list of sites that is shown initially: the middle block of the shallowest model."""
         blocks = min((subject.blocks for subject in self.subjects), default=0)
         wanted = DrawnSite.of(max(1, round(blocks / 2)), "resid")
         return list(sites).index(wanted) if wanted in sites else len(sites) // 2
@@ -269,12 +268,12 @@ class TrainingRows(RunRows):
 
 
 def by_depth(rows: Iterable[Row]) -> list[Row]:
-    """In order of depth, the final norm last."""
+    """Rows sorted by depth, the final norm last."""
     return sorted(rows, key=lambda row: (row.layer or 0, row.kind == "final"))
 
 
 def by_step(rows: Query) -> list[Row]:
-    """In order of steps; of several rows at one step the last."""
+    """Rows sorted by step; the last one if a step occurs several times."""
     steps = np.nan_to_num(rows.numbers("step"), nan=0.0)
     found = list(rows)
     return list({steps[i]: found[i] for i in np.argsort(steps, kind="stable")}.values())
@@ -290,12 +289,12 @@ def place_of(row: Row) -> str:
 
 
 def without_first(variant: str) -> bool:
-    """Whether a variant leaves the first position out: drawn dashed, beside the line that keeps it."""
+    """Whether a variant leaves the first position out; it is drawn dashed beside the default."""
     return options_of(variant).get("first") == "out"
 
 
 def seeds_mean(lines: Sequence[Sequence[Any]]) -> list[Any]:
-    """One line as it is; of several the means at each step, from the lowest to the highest."""
+    """A single line unchanged; for several the mean at each step, with the range as interval."""
     if len(lines) == 1:
         return list(lines[0])
     steps: dict[int, list[Any]] = defaultdict(list)
@@ -311,7 +310,7 @@ def seeds_mean(lines: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def short_names(models: Iterable[str]) -> Callable[[str], str]:
-    """A function that shortens paths and hub ids, as far as the names stay apart.
+    """A function that shortens paths and hub ids as far as the names stay unique.
 
     >>> shorten = short_names(["org/pythia-160m", "runs/a/model", "x/bert", "y/bert"])
     >>> [shorten(n) for n in ("org/pythia-160m", "runs/a/model", "x/bert")]
@@ -321,19 +320,19 @@ def short_names(models: Iterable[str]) -> Callable[[str], str]:
     for name in models:
         parts = name.replace("\\", "/").rstrip("/").split("/")
         last = "/".join(parts[-2:]) if BLAND.fullmatch(parts[-1]) else parts[-1]
-        brief[name] = name if "<" in name else last  # half of a tag would be worse than all of it
+        brief[name] = name if "<" in name else last  # do not cut a name inside an HTML tag
     taken = Counter(brief.values())
     return lambda name: brief[name] if name in brief and taken[brief[name]] == 1 else name
 
 
-def kind_told(entry: About) -> str:
-    """What run.json says a model is: encoder, decoder, both, or convolution, which is neither."""
+def role_of(entry: About) -> str:
+    """The role of a model in run.json: encoder, decoder, encoder-decoder, or convolution."""
     modality = modality_in(entry, "single")
     return modality.name if modality is not None and not modality.attends else str(entry.get("type") or "")
 
 
 def by_stack(value: Any) -> dict[str, str]:
-    """Words by stack; older runs have one word, or a count, for all."""
+    """A value by stack; older runs record one value for all stacks."""
     if isinstance(value, Mapping):
         return {str(stack): str(word) for stack, word in value.items() if word}
     return {"": value} if isinstance(value, str) and value else {}

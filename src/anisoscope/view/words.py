@@ -1,4 +1,4 @@
-"""Numbers, places, metrics and variants in words; a metric that nobody declared gets a title made from its name."""
+"""Text for numbers, sites, metrics and variants; undeclared metrics get a title made from their name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anisoscope.results.query import options_of, variant_name
 
 
 def finite(value: float | None) -> float | None:
-    """The value, or None where it is missing, NaN or infinite: what JSON and a drawing can carry.
+    """The value, or None if it is missing, NaN or infinite, as JSON and plots need it.
 
     >>> finite(float("nan")), finite(None), finite(2.5)
     (None, None, 2.5)
@@ -22,7 +22,7 @@ def finite(value: float | None) -> float | None:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with so many significant digits, never in programmer's notation.
+    """A number with `digits` significant digits, never in e-notation.
 
     >>> number(0.31249), number(1234.5), number(2e-7), number(None)
     ('0.312', '1,234', '2×10⁻⁷', '–')
@@ -39,7 +39,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def power(value: float) -> str:
-    """A power of ten.
+    """A power of ten as text.
 
     >>> power(0.001), power(1.0), power(1e12)
     ('10⁻³', '1', '10¹²')
@@ -56,7 +56,7 @@ def _signed(text: str) -> str:
 
 
 def estimate(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """A value with its interval: ± half width, or both ends where that is lopsided or ± would lead past 0 or 1.
+    """A value with its interval: ± half-width, or both ends if it is asymmetric or ± would cross 0 or 1.
 
     >>> estimate(0.3123, 0.3011, 0.3236), estimate(0.31, 0.10, 0.33), estimate(4.2), estimate(2.1, 0, 5.6)
     ('0.312 ± 0.011', '0.31 [0.10, 0.33]', '4.20', '2.1 [0.0, 5.6]')
@@ -68,10 +68,10 @@ def estimate(value: float | None, low: float | None = None, high: float | None =
     if half <= 0 or not 1e-4 <= max(abs(value), half) < 1e7:
         return number(value)
     exponent = math.floor(math.log10(half))
-    # decimals that show one digit of the half width, two where the first is 1 or 2
+    # decimals for one digit of the half-width, two digits if the first is 1 or 2
     places = min(6, max(0, -exponent + (half / 10**exponent < 2.95)))
     small, large = sorted((value - low, high - value))
-    cut = low >= 0 > value - half or high <= 1 < value + half  # an interval that ends at what is possible
+    cut = low >= 0 > value - half or high <= 1 < value + half  # an interval clipped at a bound
     if small < 0 or large > 2 * small or cut:
         return f"{_fixed(value, places)} [{_fixed(low, places)}, {_fixed(high, places)}]"
     shown = _fixed(half, places)
@@ -96,7 +96,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words in a sentence.
+    """Words as an enumeration.
 
     >>> listed(["a", "b", "c"])
     'a, b and c'
@@ -105,12 +105,12 @@ def listed(words: Sequence[str]) -> str:
 
 
 def shortened(words: Sequence[str], most: int = 3) -> str:
-    """Words in a sentence; of many the first few, and how many more there are.
+    """Words as an enumeration of the first few, with the number of further ones.
 
     >>> shortened(["a", "b", "c", "d"]), shortened(["a", "b", "c", "d", "e"])
     ('a, b, c and d', 'a, b, c and 2 more')
     """
-    if len(words) <= most + 1:  # "and 1 more" would be no shorter than its name
+    if len(words) <= most + 1:  # "and 1 more" would not be shorter than the word
         return listed(words)
     return f"{', '.join(words[:most])} and {len(words) - most} more"
 
@@ -125,7 +125,7 @@ def plural(count: int, noun: str, many: str = "") -> str:
 
 
 def site_name(layer: int, kind: str) -> str:
-    """A short name of a place: what an axis or a table row says.
+    """A short name of a site, for axes and table rows.
 
     >>> site_name(0, "embed"), site_name(3, "resid"), site_name(6, "final"), site_name(2, "mlp_out")
     ('embedding', 'block 3', 'final norm', 'block 2 · mlp_out')
@@ -136,7 +136,7 @@ def site_name(layer: int, kind: str) -> str:
 
 
 def site_phrase(layer: int, kind: str) -> str:
-    """A place inside a sentence.
+    """A site as a phrase in a sentence.
 
     >>> site_phrase(0, "embed"), site_phrase(3, "resid")
     ('at the embedding', 'after block 3')
@@ -148,7 +148,7 @@ def site_phrase(layer: int, kind: str) -> str:
 
 
 def step_words(step: int) -> str:
-    """A step on an axis.
+    """A step as an axis label.
 
     >>> [step_words(n) for n in (0, 64, 1000, 20000, 1500, 2_000_000)]
     ['0', '64', '1k', '20k', '1.5k', '2M']
@@ -160,7 +160,7 @@ def step_words(step: int) -> str:
 
 
 def few(values: Sequence[int], most: int) -> list[int]:
-    """At most so many of the values, the first and the last among them, evenly chosen.
+    """At most `most` of the values, evenly chosen, including the first and the last.
 
     >>> few([0, 1, 2, 3, 4, 5], 3)
     [0, 2, 5]
@@ -174,7 +174,7 @@ def few(values: Sequence[int], most: int) -> list[int]:
 
 
 def strided(count: int, most: int) -> list[int]:
-    """Evenly spaced places of a list, from the first on.
+    """At most `most` evenly spaced indices below `count`, from 0 on.
 
     >>> strided(5, 8), strided(14, 7)
     ([0, 1, 2, 3, 4], [0, 2, 4, 6, 8, 10, 12])
@@ -183,7 +183,7 @@ def strided(count: int, most: int) -> list[int]:
 
 
 def neat(value: float | None, digits: int = 3) -> str:
-    """A number without zeros at its end.
+    """A number without trailing zeros.
 
     >>> neat(0.005), neat(120.0), neat(0.31)
     ('0.005', '120', '0.31')
@@ -193,7 +193,7 @@ def neat(value: float | None, digits: int = 3) -> str:
 
 
 def p_words(p: float | None) -> str:
-    """A p-value.
+    """A p-value as text.
 
     >>> p_words(0.0333), p_words(1e-9), p_words(float("nan"))
     ('0.033', '< 0.0001', '–')
@@ -215,11 +215,11 @@ def interval_words(value: float | None, low: float | None, high: float | None) -
 
 
 def range_words(values: Sequence[float]) -> str:
-    """From the lowest to the highest of several values; nothing of one."""
+    """The range of several values as text; empty for one value."""
     return f"{number(min(values))} to {number(max(values))}" if len(values) > 1 else ""
 
 
-# The order in which a reader wants them; anything else follows alphabetically.
+# Metrics in reading order; others follow alphabetically.
 ORDER: tuple[str, ...] = ("average_cosine", "svd_ratio", "two_nn", "participation_ratio", "iso_score", "drift")
 ORDER += ("effective_rank", "mean_norm", "relative_drift", "svd_ratio_squared", "stable_rank", "levina_bickel", "gride")
 ORDER += ("hubness", "partition_isotropy", "rogue_share", "self_similarity")
@@ -229,14 +229,14 @@ TESTS = ("gradient_p", "gradient_p_holm")
 FREQUENCY = ("frequency_spread", "frequency_spread_p")
 MOVEMENT = ("amplification", "proxy_overlap", "concept_turn", "concept_match")
 LOOP = ("loss", "probe_loss", "gradient_norm", "learning_rate")
-OF_TRAINING = (*TANGENT, "gradient_p_holm", "gradient_p", *MOVEMENT, *FREQUENCY, *LOOP)  # in the order of a page
-SUBJECT_OPTIONS = ("proxy", "rank", "control", "of")  # what is measured; the other options say how
+OF_TRAINING = (*TANGENT, "gradient_p_holm", "gradient_p", *MOVEMENT, *FREQUENCY, *LOOP)  # in page order
+SUBJECT_OPTIONS = ("proxy", "rank", "control", "of")  # options for what is measured; the others are for how
 ACRONYMS = {"svd": "SVD", "qk": "QK", "nn": "NN", "cka": "CKA", "iso": "Iso", "mle": "MLE"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the page says about one metric."""
+    """The description of one metric on the page."""
 
     name: str
     title: str
@@ -268,7 +268,7 @@ FLAGS |= {"calibrated=1": "bias taken out", "partition=random": "random parts", 
 
 
 class Catalogue:
-    """Entries by metric name; a metric that nobody declared still gets a readable title."""
+    """Entries by metric name; undeclared metrics get a title made from their name."""
 
     def __init__(self, declared: Mapping[str, Any] | None = None) -> None:
         self._declared = declared or {}
@@ -287,7 +287,7 @@ class Catalogue:
         return sorted(set(names), key=lambda name: (place.get(name, len(place)), name))
 
     def main(self, names: Iterable[str]) -> list[str]:
-        """The few that come first: the best known, then whatever else was measured."""
+        """The main metrics: the best known, then others that were measured."""
         return self.ordered(names)[:MAIN]
 
 
@@ -302,13 +302,13 @@ def title_of(name: str) -> str:
 
 
 def sentences(*parts: str) -> str:
-    """Parts as sentences."""
+    """Parts joined as sentences."""
     return " ".join(part if part.endswith(".") else f"{part}." for part in parts if part)
 
 
 @cache
 def reading_of(variant: str) -> str:
-    """How a number was made, without which proxy, rank, control or gradient it is of.
+    """The options of a variant for how it was measured, without proxy, rank, control and kind of gradient.
 
     >>> reading_of("control=normal;fit=frozen;proxy=semi_nmf;rank=16")
     'fit=frozen'
@@ -317,7 +317,7 @@ def reading_of(variant: str) -> str:
 
 
 def reading_words(reading: str) -> str:
-    """How a number was made, in words.
+    """A reading (options for how it was measured) as text.
 
     >>> reading_words("average=row;fit=refit"), reading_words("")
     ('refitted at each step, mean of row ratios', 'as measured')
@@ -328,7 +328,7 @@ def reading_words(reading: str) -> str:
 
 
 def variant_words(variant: str) -> str:
-    """A variant in words.
+    """A variant as text.
 
     >>> variant_words("centred=1;first=out"), variant_words("fit=refit;proxy=semi_nmf;rank=16")
     ('centred, without first position', 'semi-NMF, rank 16, refitted at each step')
@@ -341,7 +341,7 @@ def variant_words(variant: str) -> str:
 
 
 def bin_words(group: str, last: str) -> str:
-    """A frequency bin in words.
+    """A frequency bin as text.
 
     >>> bin_words("frequency:1", "5"), bin_words("target:5", "5"), bin_words("frequency:3", "5")
     ('1 (most frequent)', '5 (rarest)', '3')

@@ -1,1 +1,1 @@
-"""The sections of pages: what each shows, from rows of the table."""
+"""The sections of report pages, made from rows of the table."""

@@ -1,4 +1,4 @@
-"""The causal ablation: arms that differ in the mask or in the objective alone, and what each of these does.
+"""The section on the causal ablation: arms that differ only in the mask or in the objective, and the two effects.
 
 mask effect = (bidirectional, masked) − (causal, masked); objective effect = (causal, masked) − (causal, next token);
 both at the last step, on the mean over blocks 1..L.
@@ -28,7 +28,7 @@ ARM_WORDS = {
     "causal-masked": "causal, masked LM",
     "bidirectional-masked": "bidirectional, masked LM",
 }
-EFFECTS = {"mask_effect": ("mask effect", 2, 1), "objective_effect": ("objective effect", 1, 0)}  # name, arm − arm
+EFFECTS = {"mask_effect": ("mask effect", 2, 1), "objective_effect": ("objective effect", 1, 0)}  # title, arm − arm
 METRICS = ("svd_ratio", "svd_ratio_squared", "two_nn", "attention_sharpness", "attention_entropy")
 
 
@@ -36,17 +36,17 @@ METRICS = ("svd_ratio", "svd_ratio_squared", "two_nn", "attention_sharpness", "a
 class Effect:
     """One difference between arms, with its interval where there is one."""
 
-    name: str  # of EFFECTS
+    name: str  # a key of EFFECTS
     size: str
     metric: str
     value: float
     low: float | None
     high: float | None
-    told: str  # what the interval is over
+    told: str  # what the interval covers
 
 
 def designs(arms: Iterable[Arm]) -> dict[str, list[Arm | None]]:
-    """The three arms of each size, in order; None where one is missing. Sizes with one arm alone are no ablation."""
+    """The three arms of each size in order, None for missing ones; sizes with a single arm are left out."""
     found: dict[str, list[Arm | None]] = {}
     for arm in arms:
         what, size = arm.design
@@ -69,13 +69,13 @@ def block_mean(rows: TrainingRows, subject: Subject, measure: Measure) -> float 
 
 
 def ablation_measures(rows: TrainingRows, catalogue: Catalogue) -> list[Measure]:
-    """The measures that the effects are told of."""
+    """The measures whose effects are shown."""
     plain = [m for m in measures_of(rows, catalogue) if not m.variant]
     return [m for name in METRICS for m in plain if m.metric == name]
 
 
 def effects_of(rows: TrainingRows, catalogue: Catalogue, verdicts: Sequence[Mapping[str, Any]] = ()) -> list[Effect]:
-    """The effects as the verdicts have them; where they say nothing, from the means of the table."""
+    """The effects from the verdicts; without verdicts, from means of the table."""
     said = {(e.name, e.size, e.metric): e for e in _judged(verdicts)}
     found = []
     for size, three in designs(arms_of(rows)).items():
@@ -87,7 +87,7 @@ def effects_of(rows: TrainingRows, catalogue: Catalogue, verdicts: Sequence[Mapp
 
 
 def _judged(verdicts: Sequence[Mapping[str, Any]]) -> list[Effect]:
-    """Effects from the parts of verdicts: a part is named after its metric, the subject is the size."""
+    """Effects from the parts of verdicts: the name of a part is the metric, the subject the size."""
     found = []
     for verdict in (v for v in leading(verdicts) if v.get("claim") in EFFECTS):
         details, subject = verdict.get("details"), str(verdict.get("subject") or "")
@@ -123,7 +123,7 @@ def _difference(
 def ablation_section(
     rows: TrainingRows, catalogue: Catalogue, shape: Shape, verdicts: Sequence[Mapping[str, Any]]
 ) -> Section | None:
-    """The three arms at the last step, and what mask and objective do; none where there are no such arms."""
+    """The three arms at the last step and the effects of mask and objective; None without such arms."""
     sizes = designs(shape.arms)
     index = {(m.metric, m.variant, m.family): i for i, m in enumerate(shape.measures)}
     measures = [m for m in ablation_measures(rows, catalogue) if (m.metric, "", m.family) in index] if sizes else []
@@ -163,7 +163,7 @@ def ablation_section(
 
 
 def _effect_parts(effects: Sequence[Effect], catalogue: Catalogue) -> list[Any]:
-    """The effects as figures against zero, and as a table."""
+    """The effects as a figure and as a table."""
     if not effects:
         return []
     sizes, metrics = (list(dict.fromkeys(getattr(effect, name) for effect in effects)) for name in ("size", "metric"))
@@ -174,7 +174,7 @@ def _effect_parts(effects: Sequence[Effect], catalogue: Catalogue) -> list[Any]:
 
 
 def _effect_panel(effects: Sequence[Effect], title: str, metric: str, sizes: Sequence[str]) -> Panel:
-    """Both effects on one metric against zero, a colour for each size."""
+    """A panel of both effects on one metric relative to zero, one colour per size."""
     names = [words for words, *_ in reversed(EFFECTS.values())]
     drawn = []
     for i, size in enumerate(sizes):
@@ -192,7 +192,7 @@ def _effect_panel(effects: Sequence[Effect], title: str, metric: str, sizes: Seq
 
 
 def _effect_table(effects: Sequence[Effect], catalogue: Catalogue) -> DataTable:
-    """A row for each metric and size."""
+    """A table of the effects with one row per metric and size."""
     rows: dict[tuple[str, str], dict[str, Effect]] = {}
     for effect in effects:
         rows.setdefault((effect.metric, effect.size), {})[effect.name] = effect

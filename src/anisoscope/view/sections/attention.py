@@ -1,10 +1,10 @@
-"""Mean queries and keys by head, their paths over training, and how sharp attention is.
+"""Sections on mean queries and keys by head, their paths over training, and the sharpness of attention.
 
 Notation
     q̄, k̄   mean query and mean key of a head; their norms are the drift at query and key, their cosine is qk_cosine
-    S, L, H  measured steps, layers, heads; a layer may have fewer heads than another, and what is missing is NaN
-No vectors are stored: two norms and a cosine are all there is of q̄ and k̄ within the plane they span. The page carries
-these numbers once, in as much detail as fits, and figures look them up.
+    S, L, H  measured steps, layers, heads; layers may have different numbers of heads, and missing values are NaN
+No vectors are stored: two norms and a cosine determine q̄ and k̄ within the plane they span. The page contains these
+numbers once, in as much detail as fits, and figures refer to them.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ PAIR_WORDS |= {"cross_query": "cross-attention"}
 SCORES = {"scores": "self-attention", "cross_scores": "cross-attention"}
 MEASURES = ("attention_entropy", "attention_sharpness", "attention_max", "first_key_mass", "score_spread")
 IN_FILES = ("attention_entropy", "attention_sharpness", "attention_max")
-SIZE = 450_000  # characters of JSON
+SIZE = 450_000  # limit of the JSON arrays in characters
 STEPS = (40, 24, 16, 12, 8, 5, 3, 2, 1)
-ENOUGH = 12  # steps that are kept before further seeds are
-PANELS = 12  # small multiples at once; more layers are on further pages of them
+ENOUGH = 12  # steps are reduced to this number before seeds are dropped
+PANELS = 12  # small multiples shown at once; more layers are paged
 SCALES = ("one scale for all layers", "each layer on its own scale", "angles alone (of paths: each layer on its own)")
-CROWDED = 256  # heads from which one long arm would make all the others too short to read
-TALL = 0.62  # a cell's height by its width: a mean query never points down
-FILES = 4  # models that have figures of their own
+CROWDED = 256  # number of heads from which a common scale would make most arrows too short
+TALL = 0.62  # height of a cell relative to its width: mean queries never point down
+FILES = 4  # models with vector files
 Place = tuple[int | None, int, int]  # step, layer, head
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Norms of the mean query and the mean key of every head, and the cosine between them: [S, L, H]."""
+    """Norms of the mean query and the mean key of every head, and their cosine, each [S, L, H]."""
 
     kind: str
     layers: tuple[int, ...]
@@ -53,14 +53,14 @@ class Plane:
     cosine: np.ndarray
 
     def tips(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where the mean query ends in the plane in which the mean key lies along the first axis."""
+        """The end points of the mean queries in the plane whose first axis is the mean key."""
         cosine = np.clip(self.cosine, -1.0, 1.0)
         return self.query * cosine, self.query * np.sqrt(1 - cosine**2)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A measure of attention over the heads of each layer: mean, least, quartiles and greatest, [S, L, 5]."""
+    """A measure of attention over the heads of each layer: mean, minimum, quartiles and maximum, [S, L, 5]."""
 
     metric: str
     kind: str
@@ -75,11 +75,11 @@ class Heads:
     label: str
     steps: tuple[int | None, ...]
     numbers: dict[tuple[str, str], dict[Place, float]]  # (metric, kind)
-    turn: int = 0  # which repetition of its model this is: another seed, or another run
+    turn: int = 0  # index among the seeds or runs of its model
 
     @functools.cached_property
     def planes(self) -> list[Plane]:
-        """The planes of queries and keys that were measured whole."""
+        """The planes of queries and keys for which both norms and the cosine were measured."""
         found = []
         for kind, other in PAIRS.items():
             parts = [self.numbers.get(name, {}) for name in (("drift", kind), ("drift", other), ("qk_cosine", kind))]
@@ -92,7 +92,7 @@ class Heads:
 
     @functools.cached_property
     def spreads(self) -> list[Spread]:
-        """Every measure of attention that was measured by head."""
+        """All measures of attention that were measured per head."""
         found = []
         for kind, metric in itertools.product(SCORES, MEASURES):
             if part := self.numbers.get((metric, kind), {}):
@@ -112,7 +112,7 @@ class Heads:
 
 
 def _shared_keys(key: np.ndarray, cosine: np.ndarray) -> np.ndarray:
-    """Keys by query head: of grouped heads, several queries meet one key."""
+    """Key norms by query head: with grouped-query attention several query heads share a key head."""
     spread = np.full(cosine.shape, np.nan)
     for i in range(cosine.shape[1]):
         keys, queries = (int(np.isfinite(a[:, i]).any(0).sum()) for a in (key, cosine))
@@ -122,7 +122,7 @@ def _shared_keys(key: np.ndarray, cosine: np.ndarray) -> np.ndarray:
 
 
 def _five(values: np.ndarray) -> np.ndarray:
-    """Mean, least, lower and upper quartile, greatest over the last axis; NaN where there is none."""
+    """Mean, minimum, lower and upper quartile, and maximum over the last axis; NaN without values."""
     known = np.isfinite(values).any(-1)
     found = np.full((*values.shape[:-1], 5), np.nan)
     rows = values[known]
@@ -133,7 +133,7 @@ def _five(values: np.ndarray) -> np.ndarray:
 
 
 def head_numbers(runs: Sequence[RunView]) -> list[Heads]:
-    """The heads of every stack of every model and seed, of each model the first seed before any second."""
+    """The heads of every stack, model and seed; the first seeds of all models come before further seeds."""
     kinds = [*PAIRS, *PAIRS.values(), *SCORES]
     only = {"head": ..., "metric": ["drift", "qk_cosine", *MEASURES], "kind": kinds, "variant": "", "group": ""}
     rows = RunRows(runs, by=("model", "stack", "seed", "source"), **only)
@@ -145,7 +145,7 @@ def head_numbers(runs: Sequence[RunView]) -> list[Heads]:
             numbers[row.metric, row.kind][row.step, row.layer, row.head] = row.value
         steps = {step for part in numbers.values() for step, _, _ in part}
         dated = sorted(step for step in steps if step is not None)
-        if dated:  # without rows of no step where others have one
+        if dated:  # drop rows without a step if others have one
             numbers = {k: {p: v for p, v in part.items() if p[0] is not None} for k, part in numbers.items()}
         turn = turns[subject.model, subject.stack]
         turns[subject.model, subject.stack] += 1
@@ -155,7 +155,7 @@ def head_numbers(runs: Sequence[RunView]) -> list[Heads]:
 
 @dataclass(frozen=True)
 class Carried:
-    """The heads and steps that the page shows, and their numbers as arrays."""
+    """The heads and steps on the page, and their values as arrays."""
 
     heads: Sequence[Heads]
     steps: Sequence[int]
@@ -173,12 +173,12 @@ class Carried:
 
 
 def carried(everyone: Sequence[Heads]) -> Carried | None:
-    """The numbers of as many steps and models as a page can carry: further seeds go before steps do."""
+    """The arrays for as many steps and models as fit on a page; further seeds are dropped before steps."""
     there = [heads for heads in everyone if heads.planes or heads.spreads]
     over_time = any(len(heads.steps) > 1 for heads in there)
     if not any(heads.planes for heads in there) and not over_time:
         return None
-    if over_time:  # a model that was not followed has nothing to show at a step
+    if over_time:  # leave out models without a series
         there = [heads for heads in there if heads.steps != (None,)]
     every = sorted({step for heads in there for step in heads.steps if step is not None})
     for shown, most in _choices(there, len(every)):
@@ -196,7 +196,7 @@ def carried(everyone: Sequence[Heads]) -> Carried | None:
 
 
 def _choices(everyone: Sequence[Heads], steps: int) -> Iterator[tuple[Sequence[Heads], int]]:
-    """What to try, the fullest first: all seeds with enough steps, then fewer seeds, fewer steps, fewer models."""
+    """Candidate selections in decreasing size: all seeds with enough steps, then fewer seeds, steps and models."""
     for turn in range(max(heads.turn for heads in everyone), -1, -1):
         shown = [heads for heads in everyone if heads.turn <= turn]
         yield from ((shown, most) for most in STEPS if most >= min(steps, ENOUGH) or not turn)
@@ -206,7 +206,7 @@ def _choices(everyone: Sequence[Heads], steps: int) -> Iterator[tuple[Sequence[H
 
 
 def _arrays(i: int, heads: Heads, steps: Sequence[int], over_time: bool) -> dict[str, Any]:
-    """Norms, cosines and tips of every plane, units of length for each scale, and the spreads: lists by step."""
+    """Norms, cosines and end points of every plane, length units for each scale, and the spreads, as lists by step."""
     times = [heads.steps.index(step) if step in heads.steps else -1 for step in steps] or [0]
     found: dict[str, Any] = {}
     for plane in heads.planes:
@@ -226,7 +226,7 @@ def _arrays(i: int, heads: Heads, steps: Sequence[int], over_time: bool) -> dict
 
 
 def _nested(array: np.ndarray, times: Sequence[int], *, digits: int = 3) -> Any:
-    """Lists by step, layer and head; None where there is nothing. Entropies near 1 need more digits than lengths."""
+    """Nested lists by step, layer and head, None for NaN; `digits` because entropies near 1 need more than lengths."""
     empty = np.full(array.shape[1:], np.nan)
     return _short(np.stack([array[t] if t >= 0 else empty for t in times]).tolist(), digits)
 
@@ -241,7 +241,7 @@ def _short(value: Any, digits: int) -> Any:
 
 
 def attention_sections(runs: Sequence[RunView], catalogue: Catalogue) -> list[Section]:
-    """Mean query and mean key of every head and their paths; measures of attention over steps. Empty without heads."""
+    """Sections on mean queries and keys per head, their paths, and measures of attention; empty without heads."""
     found = carried(head_numbers(runs))
     if found is None:
         return []
@@ -278,13 +278,13 @@ def _plane_section(found: Carried) -> Section:
 
 
 def _stems(name: str, models: Sequence[tuple[int, Heads]]) -> dict[str, Mapping[str, int]]:
-    """A file for the first seed of each of the first models."""
+    """File names for the first seed of each of the first models."""
     first = [(place, heads) for place, (_, heads) in enumerate(models) if heads.turn == 0][:FILES]
     return {name if len(first) == 1 else f"{name}-{heads.label}": {"qk.0": place} for place, heads in first}
 
 
 def _glyph_figure(found: Carried, pairs: Sequence[str]) -> Figure:
-    """Layers by heads: the mean key to the right, the mean query at its angle."""
+    """A figure of layers by heads: the mean key points right, the mean query is drawn at its angle."""
     views, sizes, told = {}, [], []
     for place, (i, heads) in enumerate(found.planes):
         for plane in heads.planes:
@@ -339,9 +339,9 @@ def _plane_facts(name: str, at: tuple[Any, ...]) -> tuple[tuple[str, Ref], ...]:
 def _multiples(
     name: str, views: Mapping[tuple[str, int], Panel], by: Sequence[str], alt: str
 ) -> tuple[tuple[Panel, ...], list[Controls]]:
-    """A panel for each layer, at most so many at once; the selection of pages where a model has more layers.
+    """One panel per layer, at most `PANELS` at once, with a selection of pages if a model has more layers.
 
-    Views are given by the choices of `by` and the place of the layer.
+    `views` are keyed by the choices of `by` and the index of the layer.
     """
     deepest = 1 + max(at for _, at in views)
     own: list[dict[str, Panel]] = [{} for _ in range(min(deepest, PANELS))]
@@ -355,7 +355,7 @@ def _multiples(
 
 
 def _path_parts(found: Carried, pairs: Sequence[str]) -> list[Any]:
-    """The plane of every head over steps, a panel for each layer."""
+    """The paths of mean queries and keys over steps, one panel per layer."""
     views = {}
     for place, (i, heads) in enumerate(found.planes):
         for plane in heads.planes:
@@ -376,7 +376,7 @@ def _path_parts(found: Carried, pairs: Sequence[str]) -> list[Any]:
 
 
 def _paths(name: str, plane: Plane, at: int, found: Carried) -> Panel:
-    """The ends of the mean key and of the mean query of every head of one layer, with marks at both ends of a path."""
+    """The end points of mean key and mean query of every head of one layer over steps, with markers at both ends."""
     heads, last = plane.cosine.shape[2], len(found.words) - 1
     few_heads = heads <= len(figure.LIGHT)
     colours: Any = [figure.series(h) if few_heads else sequence(h / (heads - 1)) for h in range(heads)]
@@ -398,7 +398,7 @@ def _paths(name: str, plane: Plane, at: int, found: Carried) -> Panel:
 
 
 def _sharp_section(found: Carried, catalogue: Catalogue, *, alone: bool) -> Section:
-    """Measures of attention over steps: all layers, and the heads of each."""
+    """The section on measures of attention over steps: all layers, and the heads of each layer."""
     there = {(s.metric, s.kind) for heads in found.heads for s in heads.spreads}
     measures = [m for m in MEASURES if any(metric == m for metric, _ in there)]
     kinds = [kind for kind in SCORES if any(k == kind for _, k in there)]
@@ -447,7 +447,7 @@ def _scale(spread: Spread, low: int, high: int) -> Axis:
 
 
 def _all_layers(name: str, spread: Spread, found: Carried, time: Time, *, banded: Sequence[int] = ()) -> Panel:
-    """The mean over heads, a line for each layer; in a file with the band of some of them."""
+    """The mean over heads, one line per layer; in a file with bands for some layers."""
     drawn = []
     for i in range(len(spread.layers)):
         ends: Any = {"low": Ref(name, ("*", i, 1)), "high": Ref(name, ("*", i, 4)), "band": 0.1} if i in banded else {}
@@ -478,7 +478,7 @@ def _one_layer(name: str, spread: Spread, at: int, found: Carried, time: Time) -
 
 
 def _sharp_files(found: Carried, catalogue: Catalogue, models: Sequence[tuple[int, Heads]], time: Time) -> list[Figure]:
-    """The main measures of a model side by side, each layer with the band from its lowest head to its highest."""
+    """A file of the main measures of a model side by side, with bands from the lowest to the highest head."""
     first = [(i, heads) for i, heads in models if heads.turn == 0][:FILES]
     figures = []
     for i, heads in first:

@@ -1,8 +1,7 @@
-"""Drift against average cosine in every model, and models of all modalities side by side.
+"""Sections on drift against average cosine in every model, and on models of all modalities.
 
-The numbers are those of the claims (claims/inherent/), handed over as a `Comparison`: a page draws what the verdicts
-are made from. A *record* is one stack of one model and seed, at its last measured step; a *bundle* is a stack with its
-seeds.
+The values come from the claims (claims/inherent/) as a `Comparison`, so that the page shows the basis of the verdicts.
+A *record* is one stack of one model and seed at its last measured step; a *bundle* is a stack with all its seeds.
 """
 
 from __future__ import annotations
@@ -24,40 +23,40 @@ from anisoscope.view.words import estimate, finite, interval_words, listed, numb
 
 Record = Mapping[str, Any]
 Owner = tuple[str, str, Any]  # model, stack, seed
-# by what the claim says of a stack: its word, its marker, what the key says of that, and its sign
+# by status of a stack in the claim: its word, marker, legend text and sign
 LOOKS = {
     "holds": ("yes", "circle", "explained by drift", "●"),
     "undecided": ("open", "circle-open", "open", "○"),
     "fails": ("no", "diamond-open", "not explained by drift", "◇"),
 }
-OPEN = 12  # scatter plots that are not folded away
+OPEN = 12  # scatter plots shown without a fold
 DRIFT, IDENTITY = "drift ‖mean(h)‖", "(‖mean(h)‖ / mean ‖h‖)²"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the readers of the claims tell of all runs together; empty where neither drift nor cosine was measured.
+    """Results of the claims on all runs together; empty if neither drift nor cosine was measured.
 
-    `units`: of each stack that is pooled its record and the ranks of its sites by drift and by cosine.
+    `units`: for each pooled stack its record and the standardised ranks of its sites by drift and by cosine.
     """
 
     records: Sequence[dict[str, Any]] = ()  # correlations of each stack
     rows: Sequence[dict[str, Any]] = ()  # anisotropy of each stack by modality
     pooled: Sequence[dict[str, Any]] = ()
     units: Sequence[tuple[Record, Sequence[float], Sequence[float]]] = ()
-    beyond: float = 0.0  # average cosine beyond which blocks are counted
-    fewest: int = 0  # sites that an explanation needs
+    beyond: float = 0.0  # average cosine above which blocks are counted
+    fewest: int = 0  # sites needed for a verdict on a stack
     near_identity: str = ""
 
     @classmethod
     def named(cls, records: Sequence[Record], rows: Sequence[Record], **more: Any) -> Comparison:
-        """With a label for each record, and a name that all seeds of a stack have in common."""
+        """A comparison whose records have a `label`, and a `name` that all seeds of a stack share."""
         labels, names = _labels(rows), _labels(rows, seeded=False)
 
-        def told(found: Sequence[Record]) -> list[dict[str, Any]]:
+        def labelled(found: Sequence[Record]) -> list[dict[str, Any]]:
             return [{**r, "label": labels[owner_of(r)], "name": names[owner_of(r)]} for r in found]
 
-        return cls(told(records), told(rows), **more)
+        return cls(labelled(records), labelled(rows), **more)
 
     @property
     def modalities(self) -> list[str]:
@@ -74,7 +73,7 @@ def owner_of(record: Record) -> Owner:
 
 
 def _labels(rows: Sequence[Record], *, seeded: bool = True) -> dict[Owner, str]:
-    """The model's short name, and of stack and seed only what tells it from a namesake."""
+    """The model's short name, followed by stack and seed where they distinguish it from others."""
     shorten = short_names({row["model"] for row in rows})
     stacks, seeds = defaultdict(set), defaultdict(set)
     for row in rows:
@@ -93,7 +92,7 @@ def hue_of(modality: str) -> int:
     return MODALITIES[modality].hue if modality in MODALITIES else 6
 
 
-# seeds of one model together
+# -- seeds of one model ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -111,16 +110,16 @@ class Bundle:
 
     @property
     def doubt(self) -> str:
-        """Why the claims leave it out, in words; empty where some seed counts."""
+        """Why the claims leave it out, as a phrase; empty if some seed counts."""
         return str(self.first.get("doubt", "")) if all(member.get("doubt") for member in self.members) else ""
 
     @property
     def seeds(self) -> str:
-        """How many seeds, where there are several."""
+        """The number of seeds as text; empty for one."""
         return plural(len(self.members), "seed") if len(self.members) > 1 else ""
 
     def values(self, name: str) -> list[float]:
-        """What the seeds have under a name, without what is no number."""
+        """The finite values of the seeds under a key."""
         return [value for member in self.members if (value := finite(member.get(name))) is not None]
 
     def mean(self, name: str) -> float | None:
@@ -128,12 +127,12 @@ class Bundle:
         return fmean(found) if found else None
 
     def counts(self, state_of: Callable[[Record], str]) -> dict[str, int]:
-        """In how many seeds each state was found, the commonest first."""
+        """The number of seeds in each state, the most common first."""
         return dict(Counter(map(state_of, self.members)).most_common())
 
 
 def bundles_of(records: Sequence[Record]) -> list[Bundle]:
-    """The records of one stack together, those of trained models first, else in their order."""
+    """The records grouped by stack, trained models first."""
     found: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         found.setdefault((record["model"], record["stack"], record["modality"]), []).append(record)
@@ -142,13 +141,13 @@ def bundles_of(records: Sequence[Record]) -> list[Bundle]:
 
 
 def in_front(bundles: Sequence[Bundle]) -> tuple[list[Bundle], list[Bundle]]:
-    """What is shown at once, and what stands behind it: models with untrained weights, where there are others."""
+    """The bundles shown directly, and those in a fold: untrained models, if there are trained ones."""
     trained = [bundle for bundle in bundles if not bundle.untrained]
     return (trained, [b for b in bundles if b.untrained]) if trained else (list(bundles), [])
 
 
 def in_seeds(bundles: Sequence[Bundle], state_of: Callable[[Record], str], state: str) -> list[str]:
-    """The models that are in a state, with the number of seeds where it is not so in all.
+    """The models in a state, with the number of seeds if not all are in it.
 
     >>> two = [{"status": "fails"}, {"status": "holds"}]
     >>> in_seeds([Bundle("m", "text", False, tuple(two))], lambda r: r["status"], "fails")
@@ -163,7 +162,7 @@ def in_seeds(bundles: Sequence[Bundle], state_of: Callable[[Record], str], state
 
 
 def size_words(bundles: Sequence[Bundle]) -> str:
-    """How many models, or stacks of models, and how many seeds of each.
+    """The number of models or stacks, and of seeds of each, as text.
 
     >>> one = {"model": "m", "status": ""}
     >>> size_words([Bundle("m", "text", False, (one, one, one))] * 2)
@@ -185,13 +184,13 @@ def state_of(row: Record) -> str:
 
 
 def common_state(bundle: Bundle, state: Callable[[Record], str]) -> str:
-    """What all seeds agree on, else open."""
+    """The state of a bundle: the one that all seeds share, else undecided."""
     counts = bundle.counts(state)
     return next(iter(counts)) if len(counts) == 1 else "undecided"
 
 
 def state_cell(bundle: Bundle, state: Callable[[Record], str], note: str = "") -> TableCell:
-    """Whether drift explains a model: one sign and word, or several with the numbers of seeds."""
+    """The cell for whether drift explains a model: one sign and word, or several with numbers of seeds."""
     counts = bundle.counts(state)
     words = [f"{LOOKS[s][3]} {LOOKS[s][0]}" + (f" in {n} of {bundle.seeds}" if len(counts) > 1 else "")
              for s, n in counts.items()]  # fmt: skip
@@ -199,12 +198,12 @@ def state_cell(bundle: Bundle, state: Callable[[Record], str], note: str = "") -
 
 
 def counted(record: Record) -> list[dict[str, Any]]:
-    """The sites that correlations count, in order of depth: the embedding and the blocks."""
+    """The sites used for correlations, sorted by depth: the embedding and the blocks."""
     return [point for point in record["points"] if point["counted"]]
 
 
 def over_seeds(lines: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The points of a model: its own with their intervals, or means over seeds from the lowest to the highest."""
+    """The points of a model with their intervals; for several seeds means with the range over seeds."""
     if len(lines) == 1:
         return list(lines[0])
     places: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
@@ -219,7 +218,7 @@ def over_seeds(lines: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]
 
 
 def _where(points: Sequence[Record], name: str = "") -> list[str]:
-    """What is told of points: who, where, and the cosine with its interval."""
+    """Hover texts of points: model, site, and cosine with its interval."""
     told = []
     for p in points:
         cosine = f"average cosine {estimate(p['cosine'], p['low'], p['high'])}"
@@ -230,7 +229,7 @@ def _where(points: Sequence[Record], name: str = "") -> list[str]:
 
 
 def modality_section(found: Comparison, *, claimed: bool = False) -> Section | None:
-    """Models of all modalities with the profile of every model; none with a single modality."""
+    """The section that compares modalities, with the profile of every model; None for a single modality."""
     if len(found.modalities) < 2:
         return None
     bundles = bundles_of(found.rows)
@@ -268,7 +267,7 @@ def modality_section(found: Comparison, *, claimed: bool = False) -> Section | N
 
 
 def _dashes(bundles: Sequence[Bundle]) -> dict[Owner, str]:
-    """Lines of one modality have one colour: models differ in dashes."""
+    """Dash styles by model: lines of one modality share a colour."""
     models: dict[str, dict[str, None]] = defaultdict(dict)
     for bundle in bundles:
         models[bundle.modality][bundle.first["model"]] = None
@@ -277,7 +276,7 @@ def _dashes(bundles: Sequence[Bundle]) -> dict[Owner, str]:
 
 
 def modality_series(found: Comparison) -> tuple[Series, ...]:
-    """Average cosine over relative depth, a line for each stack, coloured by modality; untrained ones are pale."""
+    """Average cosine over relative depth, one line per stack, coloured by modality; untrained models are pale."""
     told = {owner_of(record): record for record in found.records}
     bundles = bundles_of(found.rows)
     dashes, (front, behind) = _dashes(bundles), in_front(bundles)
@@ -286,7 +285,7 @@ def modality_series(found: Comparison) -> tuple[Series, ...]:
 
 
 def _bundle_series(bundle: Bundle, told: Mapping[Owner, Record], dash: str, *, pale: bool = False) -> list[Series]:
-    """The mean over seeds with a marker at every site, over thin lines of the seeds."""
+    """The mean over seeds with markers, above thin lines for the seeds."""
     lines = [counted(told[owner_of(row)]) for row in bundle.members]
     hue, state = hue_of(bundle.modality), common_state(bundle, state_of)
     words = ", ".join(part for part in (bundle.modality, "untrained weights" if pale else "", bundle.seeds) if part)
@@ -303,7 +302,7 @@ def _bundle_series(bundle: Bundle, told: Mapping[Owner, Record], dash: str, *, p
 
 
 def _groups(found: Comparison, bundles: Sequence[Bundle], row: Callable[[Bundle], list[TableCell]]) -> list[Any]:
-    """Rows by modality; where there are several, the first of each begins with its name."""
+    """Table rows by modality; with several modalities the first row of each has its name."""
     groups = [[row(b) for b in bundles if b.modality == modality] for modality in found.modalities]
     for modality, own in zip(found.modalities, groups, strict=True):
         if own and len(groups) > 1:
@@ -319,7 +318,7 @@ def _modality_table(found: Comparison, bundles: Sequence[Bundle], dashes: Mappin
 
 
 def _modality_row(bundle: Bundle, dash: str) -> list[TableCell]:
-    """A model in numbers: means over its seeds, and how far these reach."""
+    """The table row of a model: means and ranges over its seeds."""
     row, blocks = bundle.first, spans({member["max_layer"] for member in bundle.members})
     known = finite(row["mean_low"]) is not None and finite(row["mean_high"]) is not None
     alone = f"{number(row['mean_low'])} to {number(row['mean_high'])}" if known else ""
@@ -333,11 +332,11 @@ def _modality_row(bundle: Bundle, dash: str) -> list[TableCell]:
     return [owner, *(TableCell(str(t), [s] if s else (), css="num") for t, s in numbers), state_cell(bundle, state_of)]
 
 
-# drift against cosine
+# -- drift against average cosine --------------------------------------------------------------------------------------
 
 
 def drift_section(found: Comparison) -> Section | None:
-    """A scatter plot for each model, and the pool of their ranks; none where no stack has three sites with both."""
+    """The section with a scatter plot per model and the pooled ranks; None if no stack has three sites with both."""
     front, behind = in_front(bundles_of(found.scattered))
     bundles = [*front, *behind]
     if not bundles:
@@ -372,11 +371,11 @@ def drift_section(found: Comparison) -> Section | None:
 
 
 def drift_panel(bundle: Bundle, *, alone: bool, several: bool) -> Panel:
-    """Average cosine against drift, and in a second view against the squared relative drift; a path for each seed."""
+    """Average cosine against drift, and in a second view against squared relative drift; one path per seed."""
     views = {}
     for i, (name, title) in enumerate((("drift", DRIFT), ("relative_drift", IDENTITY))):
         drawn, places = [], []
-        for record in bundle.members:  # sites joined in order of depth and coloured by it
+        for record in bundle.members:  # sites are connected in order of depth and coloured by depth
             points, seed = [p for p in counted(record) if finite(p[name]) is not None], f"seed {record['seed']}"
             mine, label = [p[name] ** (1 + i) for p in points], seed if bundle.seeds else ""
             look: dict[str, Any] = {"colour": "@rule", "width": 1.2, "size": 6 if label else 7.5, "named": False}
@@ -394,14 +393,14 @@ def drift_panel(bundle: Bundle, *, alone: bool, several: bool) -> Panel:
 
 
 def drift_axis(places: Sequence[float], title: str) -> Axis:
-    """Logarithmic over orders, with a tick at some powers of ten."""
+    """The axis of drift: logarithmic if values span orders of magnitude, with ticks at some powers of ten."""
     if not wants_log(places):
         return Axis(title)
     return Axis(title, log=True, bounds=(min(places) / 1.15, max(places) * 1.15))
 
 
 def bundle_words(bundle: Bundle) -> str:
-    """The correlations of one seed with their intervals, or means over seeds and how far these reach."""
+    """The correlations of one seed with intervals, or means and ranges over seeds, as text."""
     if not bundle.seeds:
         return correlation_words(bundle.first)
     ends = [f"{name.capitalize()} {_mean_words(bundle, name)}" for name in ("pearson", "spearman")]
@@ -412,13 +411,13 @@ def bundle_words(bundle: Bundle) -> str:
 
 
 def _mean_words(bundle: Bundle, name: str) -> str:
-    """The mean over seeds, and from the lowest to the highest."""
+    """Mean and range over seeds as text."""
     values = bundle.values(name)
     return interval_words(bundle.mean(name), min(values, default=None), max(values, default=None))
 
 
 def correlation_words(record: Record) -> str:
-    """Both correlations with their intervals, how many sites, and whether drift explains."""
+    """Both correlations with intervals, the number of sites, and whether drift explains, as text."""
     ends = []
     for name in ("pearson", "spearman"):
         p = p_words(record.get(f"{name}_p"))
@@ -436,7 +435,7 @@ def correlation_words(record: Record) -> str:
 
 
 def _drift_table(found: Comparison, bundles: Sequence[Bundle], *, several: bool, pooled: bool) -> DataTable:
-    """Every model in order of modality, then the pools."""
+    """The table of all models by modality, followed by the pooled correlations."""
     numeric = [TableCell(name, css="num") for name in ("Sites", "Pearson", "Spearman", "Share")]
     heads = [*(["Modality"] if several else []), "Model", *numeric, "Explained"]
     groups = _groups(found, bundles, lambda bundle: _drift_row(bundle, found.fewest))
@@ -446,7 +445,7 @@ def _drift_table(found: Comparison, bundles: Sequence[Bundle], *, several: bool,
 
 
 def _drift_row(bundle: Bundle, fewest: int) -> list[TableCell]:
-    """One seed with its intervals, or means over seeds, how far these reach, and every seed beneath."""
+    """The table row of a model: one seed with intervals, or means and ranges over seeds with a fold for each seed."""
     notes = {record["note"] or _why_open(record, fewest) for record in bundle.members}
     names, each = {"pearson": "Pearson", "spearman": "Spearman", "explained": "share"}, []
     for one in bundle.members:
@@ -467,7 +466,7 @@ def _told(record: Record, name: str) -> str:
 
 
 def _parted(words: str, p: str = "") -> TableCell:
-    """A number, its interval on the line below, and its p."""
+    """A table cell with a value, its interval below, and its p."""
     value, _, ends = words.partition(" ")
     small = [ends.strip("[]").replace(", ", " to ")] if ends else []
     small += [f"p {'' if p.startswith('<') else '= '}{p}"] if p and p != "–" else []
@@ -483,7 +482,7 @@ def _why_open(record: Record, fewest: int) -> str:
 
 
 def _pools(found: Comparison) -> list[dict[str, Any]]:
-    """Each modality where there are several, then all; none of a single stack."""
+    """The pooled correlations of each modality (if there are several) and of all; none for a single stack."""
     if len(found.units) < 2:
         return []
     several = len({row["modality"] for row in found.pooled if row["modality"] != "all"}) > 1
@@ -492,7 +491,7 @@ def _pools(found: Comparison) -> list[dict[str, Any]]:
 
 
 def _pool_row(found: Comparison, row: Record, *, several: bool) -> list[TableCell]:
-    """A pool as the claim tells it; Pearson's only where it does."""
+    """The table row of a pooled correlation with the values of the claim; Pearson's only if the claim has it."""
     name = "all models" if row["modality"] == "all" else row["modality"]
     spearman = _parted(interval_words(row["spearman"], row["low"], row["high"]), p_words(row["p"]))
     ends = interval_words(row.get("pearson"), row.get("pearson_low"), row.get("pearson_high"))
@@ -503,7 +502,7 @@ def _pool_row(found: Comparison, row: Record, *, several: bool) -> list[TableCel
 
 
 def pool_size(found: Comparison, row: Record) -> str:
-    """How many models and stacks; where seeds are pooled, models times seeds."""
+    """The number of models and stacks as text; with pooled seeds, models × seeds."""
     pool = bundles_of([record for record, *_ in found.units if row["modality"] in ("all", record["modality"])])
     if any(bundle.seeds for bundle in pool):
         return size_words(pool)
@@ -551,7 +550,7 @@ def pooled_series(found: Comparison) -> tuple[Series, ...]:
     labels = {owner_of(record): record["label"] for record in found.records}
     drawn, seen, count = [], set(), len(found.units)
     for i, (record, one, two) in enumerate(found.units):
-        aside = 0.5 + min(0.012, 0.1 / count) * (i - (count - 1) / 2)  # stacks often have the same ranks
+        aside = 0.5 + min(0.012, 0.1 / count) * (i - (count - 1) / 2)  # offset: stacks often have equal ranks
         sites = [p for p in counted(record) if finite(p["drift"]) is not None]
         name, new = labels.get(owner_of(record), str(record["model"])), record["modality"] not in seen
         seen.add(record["modality"])
@@ -563,7 +562,7 @@ def pooled_series(found: Comparison) -> tuple[Series, ...]:
 
 
 def modality_findings(found: Comparison) -> list[page.PageFinding]:
-    """How anisotropic each modality is, and which models drift does not explain; nothing of a single modality."""
+    """Findings on the anisotropy of each modality and on models that drift does not explain; None for one modality."""
     if len(found.modalities) < 2:
         return []
     bundles = bundles_of(found.rows)
@@ -573,7 +572,7 @@ def modality_findings(found: Comparison) -> list[page.PageFinding]:
         return []
     texts = [f"Average cosine over blocks: {listed([text for text in means if text])}."]
     missed, unsure = (words.shortened(in_seeds(trained, state_of, state), 5) for state in ("fails", "undecided"))
-    alone = any(bundle.seeds for bundle in trained)  # each seed has few layers: over all seeds more can be said
+    alone = any(bundle.seeds for bundle in trained)  # over all seeds more can be decided than in one
     start = "Seed by seed, the" if alone else "The"
     texts += [f"{start} anisotropy of {missed} is not explained by drift."] if missed else []
     texts += [f"Whether drift explains it is open in {unsure}."] if unsure else []
@@ -585,7 +584,7 @@ def modality_findings(found: Comparison) -> list[page.PageFinding]:
 
 
 def _modality_words(modality: str, bundles: Sequence[Bundle]) -> str:
-    """The mean over the models of one modality; of one model with its interval, or how far its seeds reach."""
+    """The mean over models of one modality as text; for one model with its interval or the range of its seeds."""
     rows = [row for bundle in bundles for row in bundle.members]
     if not rows:
         return ""

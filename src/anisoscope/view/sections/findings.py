@@ -1,7 +1,7 @@
-"""What was found, in sentences: the summary of a profile, and verdicts on claims as tables and counts.
+"""Findings as sentences: the summary of a profile, and verdicts on claims as tables and counts.
 
-Sentences are made from numbers and their intervals, and say no more than they do: two values are called different only
-where their intervals do not meet; layers of one model are not independent.
+Sentences are made from values and their intervals: two values are called different only if their intervals do not
+overlap; layers of one model are not independent.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from anisoscope.view.words import (
 
 BIASED_ABOVE = 15  # TwoNN at 4096 rows: true 20 reads 17.6, true 50 reads 33.7
 FEW_CONTEXTS = 30
-NEAR_COPIES = "near-copies or noise decide"  # in the note of metrics/engine/estimation.py
+NEAR_COPIES = "near-copies or noise decide"  # the note of metrics/engine/estimation.py
 COMPARED = ("average_cosine", "two_nn", "participation_ratio")
-TELL_EACH = 3  # with more subjects than this the page compares instead of telling each one's story
+TELL_EACH = 3  # with more subjects the page compares them instead of describing each
 
 
 def find(rows: ProfileRows, catalogue: Catalogue) -> list[PageFinding]:
-    """All sentences the table supports, most important first."""
+    """All findings of a profile, most important first."""
     attention = _tell(rows, _attention)
     scale = "An average cosine of 0 means directions spread evenly, 1 a single direction."
     said = {
@@ -53,13 +53,13 @@ def find(rows: ProfileRows, catalogue: Catalogue) -> list[PageFinding]:
         "Weights": _random_weights(rows.abouts),
         "Caution": _caution(rows),
     }
-    # A line must not break between a value and its interval.
+    # No line break between a value and its interval.
     whole = {topic: tuple(text.replace(" ± ", "\u00a0±\u00a0") for text in texts) for topic, texts in said.items()}
     return [PageFinding(topic, texts) for topic, texts in whole.items() if texts]
 
 
 def _each(rows: ProfileRows, tell_one: Callable[[ProfileRows, Subject], str], closing: str = "") -> list[str]:
-    """What is to say of each subject, with its name before it where there are several; nothing of many."""
+    """Findings for each subject, prefixed with its name if there are several; empty for many subjects."""
     texts = _tell(rows, tell_one) if len(rows.subjects) <= TELL_EACH else []
     return [*texts[:-1], f"{texts[-1]} {closing}".strip()] if texts else []
 
@@ -71,12 +71,12 @@ def _tell(rows: ProfileRows, tell_one: Callable[[ProfileRows, Subject], str]) ->
 
 
 def apart(a: Row, b: Row) -> bool:
-    """Whether the intervals of two points do not meet; without intervals nothing is claimed."""
+    """Whether the intervals of two points do not overlap; False without intervals."""
     return bool(a.interval and b.interval and (a.interval[1] < b.interval[0] or b.interval[1] < a.interval[0]))
 
 
 def tell(point: Row) -> str:
-    """A value with its interval and place."""
+    """A value with its interval and site as text."""
     return f"{estimate(point.value, point.low, point.high)} {site_phrase(point.layer, point.kind)}"
 
 
@@ -84,17 +84,17 @@ VALUE = attrgetter("value")
 
 
 def _body(line: Sequence[Row]) -> list[Row]:
-    """What was computed before the final norm."""
+    """The points before the final norm."""
     return [row for row in known(line) if row.kind != "final"]
 
 
 def block_rows(line: Sequence[Row]) -> list[Row]:
-    """What was computed after a block: what a statement about depth may rest on."""
+    """The points after a block, on which statements about depth are based."""
     return [row for row in known(line) if row.kind in ("resid", "stage") and (row.layer or 0) > 0]
 
 
 def course(points: Sequence[Row]) -> str:
-    """How a line goes from its first point to its last: rising, falling, by way of a peak or a trough, or level."""
+    """The course of a line as text: rising, falling, with a peak or a trough, or level."""
     first, last = points[0], points[-1]
     high, low = max(points, key=VALUE), min(points, key=VALUE)
     if not apart(high, low):
@@ -139,12 +139,12 @@ def _dominance(rows: ProfileRows, subject: Subject) -> str:
 
 
 def doubtful(point: Row) -> bool:
-    """Whether near-copies or noise decide a dimension, as the table notes where two scales give different ones."""
+    """Whether the table notes that near-copies or noise dominate a dimension (two scales give different estimates)."""
     return NEAR_COPIES in point.note
 
 
 def _dimensions(rows: ProfileRows, subject: Subject) -> tuple[list[Row], str]:
-    """The dimensions that can be told, and what is said of those that cannot."""
+    """The reliable dimensions, and a remark on the unreliable ones."""
     points = _body(rows.line(subject, "two_nn"))
     left = [point for point in points if doubtful(point)]
     if not left:
@@ -193,13 +193,13 @@ def _dimension_overall(rows: ProfileRows) -> list[str]:
 
 @dataclass(frozen=True)
 class BlockMean:
-    """A mean over the blocks of one subject, with a jackknife interval where the table carries its replicates."""
+    """A mean over the blocks of one subject, with a jackknife interval if the table has replicates."""
 
     subject: Subject
     value: float
     low: float | None
     high: float | None
-    doubtful: bool = False  # whether one of the blocks is
+    doubtful: bool = False  # whether the value of a block is
 
     @property
     def text(self) -> str:
@@ -209,9 +209,9 @@ class BlockMean:
 def mean_over_blocks(
     rows: ProfileRows, catalogue: Catalogue, subject: Subject, metric: str, *, without: bool = False
 ) -> BlockMean | None:
-    """A metric's mean over blocks 1..L with its jackknife interval, cut to the metric's bounds: that of the claims.
+    """A metric's mean over blocks 1..L with its jackknife interval, clipped to the metric's bounds, as in the claims.
 
-    `without` the first position wherever the table has it so; None where it has no such line, or no blocks.
+    `without`: leave out the first position where that was measured. None if the table has no such line or no blocks.
     """
     line = rows.line(subject, metric)
     if without:
@@ -249,7 +249,7 @@ def _comparison(rows: ProfileRows, catalogue: Catalogue) -> list[str]:
 
 
 def _named(rows: ProfileRows, catalogue: Catalogue, metric: str, subject: Subject) -> str:
-    """A subject with its role, and with its mean without the first position where the table has that."""
+    """A subject with its role and, if measured, its mean without the first position, as text."""
     told = subject.role in ("encoder", "decoder") and not subject.label.endswith(subject.role)
     without = mean_over_blocks(rows, catalogue, subject, metric, without=True)
     parts = [*([subject.role] if told else []), *([f"{without.text} without the first position"] if without else [])]
@@ -263,7 +263,7 @@ def _first_position(rows: ProfileRows, catalogue: Catalogue) -> list[str]:
         without = next((line for metric in metrics if (line := rows.line(subject, metric, "first=out"))), [])
         if not without:
             continue
-        # both ways are given at all layers of a stack; only where the note says so is it an outlier
+        # both variants are in the table for all layers of a stack; only the note marks an outlier
         found = [row for row in without if FIRST_OUTLIER in row.note] or without
         places = _blocks([row.layer for row in found if row.kind == "resid"])
         ends = {"embed": "the embedding", "final": "the final norm"}
@@ -274,7 +274,7 @@ def _first_position(rows: ProfileRows, catalogue: Catalogue) -> list[str]:
 
 
 def _effect(rows: ProfileRows, catalogue: Catalogue, subject: Subject) -> str:
-    """The largest change that leaving the first position out makes, for the measure that feels it most."""
+    """A sentence on the largest effect of leaving the first position out, over measures and layers."""
     for metric in ("svd_ratio", "average_cosine"):
         kept = {(row.layer, row.kind): row for row in known(rows.line(subject, metric))}
         left = known(rows.line(subject, metric, "first=out"))
@@ -287,7 +287,7 @@ def _effect(rows: ProfileRows, catalogue: Catalogue, subject: Subject) -> str:
 
 
 def _attention(rows: ProfileRows, subject: Subject) -> str:
-    """How many heads are sharp, and where the first key takes most."""
+    """Sentences on how many heads are sharp, and where the first key has the most weight."""
     heads = rows.of(subject, kind="scores", variant="", group="", head=...).known()
     sharpness = [row.value for row in heads.where(metric="attention_sharpness")]
     clauses = []
@@ -305,7 +305,7 @@ def _attention(rows: ProfileRows, subject: Subject) -> str:
 
 
 def _random_weights(abouts: Sequence[About]) -> list[str]:
-    """Which models have learned nothing: all of them, or some by name."""
+    """A sentence on models with random weights: all of them, or some by name."""
     names, count = random_models(abouts)
     shorten = short_names(dict.fromkeys(names))
     whose = f" of {listed([shorten(name) for name in dict.fromkeys(names)])}" if len(names) < count else ""
@@ -333,15 +333,15 @@ def _caution(rows: ProfileRows) -> list[str]:
     return [" ".join(sentences)] if sentences else []
 
 
-MARKS = {"holds": "✓", "fails": "✕", "undecided": "?"}  # a sign beside the word, so that colour is never alone
-TELL_SUBJECTS = 6  # of more subjects than this only totals are told
+MARKS = {"holds": "✓", "fails": "✕", "undecided": "?"}  # beside the word, so that colour is not needed
+TELL_SUBJECTS = 6  # with more subjects only totals are given
 COUNTED = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "undecided": ("is undecided", "are undecided")}
 
 
 def verdict_claims(verdicts: Sequence[Mapping[str, Any]], random: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Claims in their order, each with a row for every model it was tested on; none for what was not measured.
+    """The measured claims in order, each with a row for every subject it was tested on.
 
-    Rows of models whose weights are `random` stand apart, unless a claim has no others.
+    Rows of models with `random` weights are separate, unless a claim has no others.
     """
     claims: dict[str, dict[str, Any]] = {}
     tested = measured(verdicts)
@@ -363,7 +363,7 @@ def verdict_claims(verdicts: Sequence[Mapping[str, Any]], random: Collection[str
 
 
 def is_random(subject: str, random: Collection[str]) -> bool:
-    """Whether a verdict is on a model with random weights, or on one of its stacks.
+    """Whether the subject of a verdict is a model with random weights, or one of its stacks.
 
     >>> is_random("t5, decoder stack", ["t5"]), is_random("t5-small", ["t5"])
     (True, False)
@@ -372,7 +372,7 @@ def is_random(subject: str, random: Collection[str]) -> bool:
 
 
 def status_counts(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many hold, fail and are undecided.
+    """The numbers of verdicts that hold, fail and are undecided, as text.
 
     >>> status_counts([{"status": "holds"}, {"status": "undecided"}, {"status": "undecided"}])
     '1 holds and 2 are undecided'
@@ -382,7 +382,7 @@ def status_counts(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def leading(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Verdicts over all seeds, and those of single seeds where there is none over all.
+    """Verdicts over all seeds, and single-seed verdicts where there is none over all seeds.
 
     >>> over = {"claim": "a", "subject": "x", "details": {"pooled": True}}
     >>> leading([over, {"claim": "a", "subject": "x"}, {"claim": "a", "subject": "y"}])[1:]
@@ -402,12 +402,12 @@ def _says(verdict: Mapping[str, Any], name: str) -> bool:
 
 
 def measured(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The verdicts on claims that the table has something to say about."""
+    """The verdicts on claims that were measured."""
     return [verdict for verdict in verdicts if not _says(verdict, "missing")]
 
 
 def unmeasured(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The claims that the table has nothing to say about; of one that was tested on some models only, a few others.
+    """The claims that were not measured; for a claim tested on some subjects only, with a few of the others.
 
     >>> unmeasured([{"claim": "a", "subject": "x", "details": {"missing": True}}, {"claim": "a", "subject": "y"}])
     ['a (x)']
@@ -421,7 +421,7 @@ def unmeasured(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _row(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """A verdict as the page shows it, with what it was made from where it says so."""
+    """A verdict as a row of the page, with its parts where they are listed."""
     status = str(verdict.get("status") or "undecided")
     p, margin = finite(verdict.get("p")), finite(verdict.get("margin"))
     details = verdict.get("details")
@@ -453,13 +453,13 @@ def _interval(part: Mapping[str, Any]) -> str:
 
 
 def common_scope(claims: Sequence[Mapping[str, Any]]) -> str:
-    """What most verdicts are about: it is said once, and beside a verdict only where that is about something else."""
+    """The most common scope of the verdicts; it is stated once, and other scopes beside their verdicts."""
     scopes = Counter(row["scope"] for claim in claims for row in claim["rows"] if row["scope"])
     return next((scope for scope, _ in scopes.most_common(1)), "")
 
 
 def verdict_counts(verdicts: Sequence[Mapping[str, Any]], random: Collection[str] = ()) -> str:
-    """How many claims hold, in a sentence, and in another which could not be asked; of many subjects only in total.
+    """Sentences on how many claims hold and which could not be tested; only totals for many subjects.
 
     >>> verdict_counts([{"subject": "a", "status": "holds"}, {"subject": "a", "status": "fails"}])
     'Of 2 claims, 1 holds and 1 fails.'

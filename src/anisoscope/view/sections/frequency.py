@@ -1,4 +1,4 @@
-"""Token frequency: enrichment by bin, masked rows apart from the others, frequency against spread."""
+"""The section on token frequency: enrichment by bin, masked and unmasked rows, frequency against spread."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from anisoscope.view.words import bin_words, estimate, neat, number, reading_wor
 
 SPREAD = "frequency_spread"
 GROUPINGS = {"frequency": "the token itself", "target": "the token to be predicted"}
-# rows: their name, hue and dashes
+# groups of rows: label, hue and dash style
 MASKS = {"": ("all rows", 6, "dash"), "masked": ("masked rows", 1, "solid"), "unmasked": ("unmasked rows", 0, "solid")}
 
 
 def frequency_section(found: Gradients) -> Section | None:
-    """Enrichment by frequency bin, masked rows, and spread; none where nothing of it was measured."""
+    """The section: enrichment by frequency bin, masked rows, and spread; None if nothing of it was measured."""
     parts = [*_strata(found), *_masked(found), *_spread(found)]
     return Section("frequency", "Token frequency", [page.Key(), *parts], "Frequency") if parts else None
 
 
 @dataclass(frozen=True)
 class Bins:
-    """Frequency bins by what they are bins of, the most frequent first, and the readings that they have."""
+    """Frequency bins by grouping (token or target), the most frequent first, and their readings."""
 
     found: Gradients
     groups: Mapping[str, Sequence[str]]
     readings: Sequence[str]
 
     def over_training(self, one: Subject, site: DrawnSite, grouping: str, reading: str) -> Panel:
-        """A line per bin, darker with rarity."""
+        """One line per bin over training, darker for rarer tokens."""
         drawn = []
         for group, (name, shade) in self.looks(grouping).items():
             line = self.found.line(one, ENRICHMENT, site, reading=reading, group=group)
@@ -44,12 +44,12 @@ class Bins:
         return self.found.panel(drawn)
 
     def looks(self, grouping: str) -> dict[str, tuple[str, str]]:
-        """The names and colours of bins."""
+        """The labels and colours of the bins."""
         own = self.groups[grouping]
         return {g: (bin_words(g, str(len(own))), sequence(i / max(1, len(own) - 1))) for i, g in enumerate(own)}
 
     def at_last(self, one: Subject, site: DrawnSite, grouping: str) -> Panel:
-        """Enrichment by bin at the last step, a line per reading."""
+        """Enrichment by bin at the last step, one line per reading."""
         own, drawn = self.groups[grouping], []
         for i, reading in enumerate(self.readings):
             rows = [self.found.last(one, ENRICHMENT, site, reading=reading, group=group) for group in own]
@@ -63,7 +63,7 @@ class Bins:
         return replace(self.found.panel(drawn), x=axis)
 
     def told(self, one: Subject) -> str:
-        """Enrichment in the middle of the model at the last step."""
+        """Alternative text: enrichment in the middle of the model at the last step."""
         sites, said = self.found.rows.sites([ENRICHMENT]), []
         site = sites[self.found.rows.middle(sites)]
         for group in next(iter(self.groups.values())):
@@ -77,7 +77,7 @@ def reading_look(i: int) -> Look:
 
 
 def _enriched(found: Gradients, keys: Sequence[LineKey]) -> tuple[list[DrawnSite], list[str]]:
-    """Sites and readings at which some groups of rows have an enrichment."""
+    """The sites and readings for which some groups of rows have an enrichment."""
     there = {key[2] for key in keys}
     return [site for site in found.sites([ENRICHMENT]) if site in there], gradients.readings_of(keys)[
         : found.detail.readings
@@ -115,7 +115,7 @@ def _strata(found: Gradients) -> list[Any]:
 
 
 def _masked(found: Gradients) -> list[Any]:
-    """Masked rows, unmasked rows and their pool over training: pooling can hide the effect."""
+    """Enrichment of masked, unmasked and all rows over training: pooling can hide the effect."""
     keys = [key for key in found.keys([ENRICHMENT]) if key[3] in ("masked", "unmasked")]
     masked = {key[0] for key in keys}
     if not masked or len(found.rows.steps) < 2:
@@ -146,7 +146,7 @@ def _masked(found: Gradients) -> list[Any]:
 
 
 def _spread(found: Gradients) -> list[Any]:
-    """Correlations of frequency with spread: over training by layer, and all of them at the last step."""
+    """Correlations of frequency with spread: over training by layer, and as a table at the last step."""
     keys = [key for key in found.keys([SPREAD]) if not key[3] and key[2].kind in STREAM]
     if not keys:
         return []
@@ -167,7 +167,7 @@ def _spread(found: Gradients) -> list[Any]:
         return TableCell(estimate(last.value, last.low, last.high), small, title=f"step {last.step or 0:,}", css="num")
 
     def table(one: Subject) -> DataTable:
-        """Sites by variants at the last step, with intervals and p."""
+        """A table of sites by variants at the last step, with intervals and p."""
         rows = {site: [cell(one, site, variant) for variant in variants] for site in sites}
         body = [[TableCell(site.name, head=True), *(found or TableCell(css="num") for found in own)]
                 for site, own in rows.items() if any(own)]  # fmt: skip

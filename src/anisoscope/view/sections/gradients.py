@@ -1,7 +1,7 @@
-"""Where gradients go: energy over training against controls and over depth, maps, embeddings and weights.
+"""Sections on gradients: energy over training against controls and over depth, maps, embeddings and weights.
 
-A *reading* is how the proxy was fitted and the energies averaged: every option of a variant that does not say which
-proxy, rank, control or kind of gradient it is.
+A *reading* is how the proxy was fitted and the energies averaged: all options of a variant except proxy, rank, control
+and kind of gradient.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ IN_SAMPLE = "in-sample"
 ONE = (Level(1.0, "chance", colour="@ink"),)
 LineKey = tuple[int, str, DrawnSite, str, str]  # subject, metric, site, group, variant
 Look = dict[str, Any]
-Draw = Callable[..., Panel]  # a view of a subject and what is chosen
-Told = Callable[[Subject], str]  # a figure in words
+Draw = Callable[..., Panel]  # (subject, *choices) -> panel
+Told = Callable[[Subject], str]  # alternative text of a figure
 
 
 @dataclass(frozen=True)
 class Detail:
-    """How much of a table the page carries: at most so many steps, sites, readings and measures."""
+    """Limits for the data on the page: numbers of steps, sites, readings and measures."""
 
     steps: int
     sites: int
@@ -44,7 +44,7 @@ class Detail:
     measures: int
 
 
-# the first that fits is used
+# in decreasing size; the first that fits is used
 DETAILS = (
     Detail(64, 64, 6, 48), Detail(48, 24, 4, 40), Detail(40, 16, 3, 32), Detail(32, 14, 2, 24), Detail(28, 9, 2, 20),
     Detail(20, 8, 1, 16), Detail(16, 6, 1, 12), Detail(8, 3, 1, 6),
@@ -53,13 +53,13 @@ DETAILS = (
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric in one variant at one family of places, as a selection offers it."""
+    """A metric in one variant at one family of sites, as an option of a selection."""
 
     metric: str
     variant: str
     label: str
     says: str
-    family: str = "stream"  # or a kind of place inside the blocks
+    family: str = "stream"  # or a kind of site inside the blocks
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def measure_choice(measures: Iterable[Measure], default: int = 0) -> Choice:
 
 
 class Gradients:
-    """Lines of gradient metrics by subject, place and reading, in as much detail as a page carries."""
+    """Lines of gradient metrics by subject, site and reading, within the limits of `detail`."""
 
     def __init__(self, rows: TrainingRows, catalogue: Catalogue, detail: Detail = DETAILS[0]) -> None:
         self.rows, self.catalogue, self.detail = rows, catalogue, detail
@@ -81,7 +81,7 @@ class Gradients:
         self.chances = {subject.index: self._chance(subject) for subject in rows.subjects}
 
     def _main(self, option: str, preferred: Sequence[str]) -> str:
-        """The value of an option that most lines have, or one of those that are preferred."""
+        """The main value of an option: the first preferred one that occurs, else the most common."""
         keys = self.keys([ENERGY]) or self.keys([*TANGENT, "amplification"])
         found = [options_of(key[4]) for key in keys]
         counts = Counter(options[option] for options in found if option in options and "of" not in options)
@@ -89,7 +89,7 @@ class Gradients:
         return next((value for value in preferred if value in counts), best)
 
     def is_main(self, variant: str) -> bool:
-        """Whether a variant is of the main proxy and rank, and of no control."""
+        """Whether a variant has the main proxy and rank, and is not a control."""
         options = options_of(variant)
         same = options.get("rank", self.rank) == self.rank and options.get("proxy", self.proxy) == self.proxy
         return same and "control" not in options
@@ -100,7 +100,7 @@ class Gradients:
     def whole(
         self, one: Subject, metric: str, site: DrawnSite, *, reading: str = "fit=refit", group: str = "", **also: str
     ) -> list[Any]:
-        """A line: of the main proxy at the main rank, unless another or a control is named."""
+        """All rows of a line, for the main proxy and rank unless `also` names others or a control."""
         options = {**options_of(reading), "proxy": self.proxy, "rank": self.rank, **also}
         return self.rows.line(one, metric, site, variant_name(options), group=group)
 
@@ -108,17 +108,17 @@ class Gradients:
         return self.thin(self.whole(subject, metric, site, **how))
 
     def thin(self, line: Sequence[Any]) -> list[Any]:
-        """A line with as many steps as the page carries."""
+        """A line reduced to the number of steps of `detail`."""
         if len(line) > self.detail.steps:
             self.left_out["steps"] = f"at most {self.detail.steps} steps"
         return [line[i] for i in few(range(len(line)), self.detail.steps)]
 
     def last(self, subject: Subject, metric: str, site: DrawnSite, **how: Any) -> Any:
-        """The last row of a line that has a value; None where there is none."""
+        """The last row with a value of a line; None without values."""
         return next(reversed(known(self.whole(subject, metric, site, **how))), None)
 
     def sites(self, metrics: Iterable[str]) -> list[DrawnSite]:
-        """Sites to choose from: all of them, or an even choice where they would not fit."""
+        """The sites to select from, evenly reduced to the number of `detail`."""
         found = self.rows.sites(metrics)
         if len(found) > self.detail.sites:
             self.left_out["layers"] = f"{self.detail.sites} of {len(found)} layers"
@@ -128,19 +128,19 @@ class Gradients:
         return readings_of(keys)[: self.detail.readings]
 
     def readings(self, metrics: Iterable[str]) -> list[str]:
-        """Ways in which these metrics were read off, the plainest first; as many as the page carries."""
+        """The readings of these metrics, the simplest first, limited by `detail`."""
         found = readings_of(self.keys(metrics))
         if len(found) > self.detail.readings:
             self.left_out["readings"] = f"{self.detail.readings} of {len(found)} ways to fit and average"
         return found[: self.detail.readings]
 
     def proxies(self, metric: str) -> list[str]:
-        """Proxies that a metric was measured with, the main one last: it is drawn on top."""
+        """The proxies of a metric, the main one last, so that it is drawn on top."""
         found = {options_of(key[4]).get("proxy", "") for key in self.keys([metric])} - {"", self.proxy}
         return [*sorted(found, key=lambda proxy: (proxy == "pca", proxy)), self.proxy]
 
     def _chance(self, subject: Subject) -> float | None:
-        """r/d: the share of energy in a random subspace, from the table, or from the model's recorded width."""
+        """The chance level r/d, from the table or from the recorded width of the model."""
         ratios = []
         for key in self.keys([ENRICHMENT]):
             if key[0] == subject.index and options_of(key[4]).get("rank") == self.rank:
@@ -153,7 +153,7 @@ class Gradients:
         return int(self.rank) / width if width and self.rank.isdigit() else None
 
     def levels(self, subject: Subject, metric: str = ENERGY, label: str = "chance") -> tuple[Level, ...]:
-        """The level that a metric has when gradients know nothing of the proxy."""
+        """The level of a metric if gradients are unrelated to the proxy."""
         level = share = self.chances[subject.index]
         if metric == "gradient_isoscore_gain":
             level = 0.0
@@ -162,17 +162,17 @@ class Gradients:
         return () if level is None else (Level(level, label, colour="@ink"),)
 
     def drawn(self, label: str, line: Sequence[Any], **look: Any) -> Series:
-        """A line over steps."""
+        """A series over steps."""
         x = [self.time.place(row.step or 0) for row in line]
         where = [f"step {row.step or 0:,}" + (" · in-sample" if _inside(row) else "") for row in line]
         return points(label, line, x, where, **look)
 
     def panel(self, drawn: Sequence[Series], levels: tuple[Level, ...] = ONE) -> Panel:
-        """Lines over steps; levels only where there are lines."""
+        """A panel of lines over steps; levels only if there are lines."""
         return Panel(self.time.axis(), series=tuple(drawn), levels=levels if drawn else ())
 
     def controlled(self, subject: Subject, metric: str, site: DrawnSite, **how: Any) -> list[tuple[Look, list[Any]]]:
-        """The proxy's line last, over its controls and the other proxies; nothing where it was not measured."""
+        """Controls, other proxies and, on top, the main proxy; empty if the main proxy was not measured."""
         found = [(control_look(name), self.line(subject, metric, site, control=name, **how))
                  for name in (*BANDS, "permuted", "next")]  # fmt: skip
         found += [(self.proxy_look(name), self.line(subject, metric, site, proxy=name, **how))
@@ -189,7 +189,7 @@ class Gradients:
                 "dash": "dash" if proxy == "pca" else "longdash"}  # fmt: skip
 
     def swatches(self, keys: Sequence[LineKey]) -> Swatches:
-        """What the lines of a figure with controls are."""
+        """The legend of a figure with controls."""
         found = [options_of(key[4]) for key in keys]
         proxies, controls = ({options.get(name) for options in found} for name in ("proxy", "control"))
         looks = [self.proxy_look(p) for p in reversed(self.proxies(ENERGY)) if p in proxies]
@@ -200,9 +200,9 @@ class Gradients:
     def switched(
         self, name: str, choices: Sequence[Sequence[Any]], draw: Draw, *, told: Told, height: int = 300, title: str = ""
     ) -> tuple[Panel, ...]:
-        """A panel for each subject, with a view for each combination of choices, `draw(subject, *chosen)`.
+        """One panel per subject, with a view `draw(subject, *chosen)` for each combination of choices.
 
-        Views of one combination are on the same scale, so that subjects can be compared.
+        Views of one combination share their scale across subjects.
         """
         every = product(*map(enumerate, choices))
         chosen = {"|".join(str(i) for i, _ in at): [value for _, value in at] for at in every}
@@ -219,13 +219,13 @@ class Gradients:
         return tuple(panels)
 
     def named(self, subject: Subject, panel: Panel) -> Panel:
-        """A panel of one subject, which goes when that is hidden; its name is the title where there are several."""
+        """A panel linked to the legend entry of its subject; with several subjects its title is the label."""
         several = len(self.rows.subjects) > 1
         role = subject.role if several and subject.role not in subject.label else ""
         return replace(panel, title=subject.label if several else "", owner=role, line=subject.index)
 
     def tables(self, make: Callable[[Subject], DataTable]) -> list[Any]:
-        """A table for each subject that has rows, under its name where there are several."""
+        """One table per subject that has rows, below its label if there are several."""
         found: list[Any] = []
         for one in self.rows.subjects:
             table = make(one)
@@ -236,17 +236,17 @@ class Gradients:
 
 
 def readings_of(keys: Iterable[LineKey]) -> list[str]:
-    """Ways in which lines were read off, the plainest first."""
+    """The readings of lines, the simplest first."""
     return sorted({reading_of(key[4]) for key in keys}, key=lambda r: (r.count(";"), not r.startswith("fit=refit"), r))
 
 
 def _inside(row: Any) -> bool:
-    """Whether the frozen proxy was fitted on a window that holds this step."""
+    """Whether the frozen proxy was fitted on a window that includes this step (in-sample)."""
     return IN_SAMPLE in getattr(row, "note", "")
 
 
 def points(label: str, rows: Sequence[Any], x: Sequence[float], where: Sequence[str], **look: Any) -> Series:
-    """Rows as a series; a single one with whiskers, in-sample ones hollow."""
+    """Rows as a series; a single row has whiskers, in-sample rows hollow markers."""
     if len(known(rows)) == 1:
         look |= {"size": max(look.get("size", 0.0), 6.0), "bars": "y"}
     hollow = [_inside(row) for row in rows]
@@ -267,7 +267,7 @@ def depth_colour(site: DrawnSite, blocks: int) -> str:
 
 
 def depth_look(site: DrawnSite, blocks: int) -> Look:
-    """Colour by depth; the final norm dashed."""
+    """The line style of a site: colour by depth, the final norm dashed."""
     look: Look = {"label": site.name, "colour": depth_colour(site, blocks), "width": 1.5, "size": 3.5, "band": 0.0}
     return look | {"dash": "dash" if site.kind == "final" else "solid"}
 
@@ -281,7 +281,7 @@ def reading_choice(readings: Sequence[str]) -> Choice:
 
 
 def course_words(line: Sequence[Any]) -> str:
-    """Where a line starts, peaks and ends."""
+    """Start, peak and end of a line as text."""
     first, last, peak = line[0], line[-1], max(line, key=lambda row: row.value)
     if len(line) == 1:
         return f"{number(first.value)} at step {first.step or 0:,}"
@@ -290,7 +290,7 @@ def course_words(line: Sequence[Any]) -> str:
 
 
 def energy_section(found: Gradients) -> Section | None:
-    """Energy of every layer, of one against its controls, and over depth; none where no gradients were measured."""
+    """The section on energy: of every layer, against controls, and over depth; None if no gradients were measured."""
     rows = found.rows
     metrics = [m for m in AGAINST if m in rows.metrics()]
     if not metrics:
@@ -345,7 +345,7 @@ def _overview(found: Gradients) -> list[Any]:
 
 def _all_layers(found: Gradients, subject: Subject, reading: str) -> Panel:
     sites, drawn = found.rows.sites([ENERGY]), []
-    ends: dict[int, tuple[float, float]] = {}  # from the lowest end of the bands to the highest, step by step
+    ends: dict[int, tuple[float, float]] = {}  # range of the bands by step
     for site in sites:
         for row in found.whole(subject, ENERGY, site, reading=reading, control="normal"):
             if row.interval:
@@ -363,7 +363,7 @@ def _all_layers(found: Gradients, subject: Subject, reading: str) -> Panel:
 
 
 def _tell(found: Gradients, readings: Sequence[str], subject: Subject) -> str:
-    """The overview in words: where energy starts, peaks and ends in the middle of the model."""
+    """Alternative text of the overview: start, peak and end of the energy in the middle of the model."""
     sites = found.rows.sites([ENERGY])
     site = sites[found.rows.middle(sites)] if sites else None
     line = known(found.whole(subject, ENERGY, site, reading=readings[0])) if site else []
@@ -392,7 +392,7 @@ def _controlled(found: Gradients, subject: Subject, metric: str, site: DrawnSite
 
 
 def _depth(found: Gradients, metrics: Sequence[str], *, alone: bool) -> list[Any]:
-    """Energy over depth at a step that the reader chooses, the last at first."""
+    """Energy over depth at a selectable step, initially the last."""
     readings, sites = found.readings([ENERGY]), found.rows.sites([ENERGY])
     steps = sorted({row.step or 0 for key in found.keys([ENERGY]) for row in found.rows.lines[key]})
     steps = few(steps, min(DEPTH_STEPS, found.detail.steps))
@@ -430,7 +430,7 @@ def _depth(found: Gradients, metrics: Sequence[str], *, alone: bool) -> list[Any
 
 
 def _measures(found: Gradients, metrics: Iterable[str]) -> list[Measure]:
-    """Metrics over steps and layers: in their default variant, or in those that they have; enrichment first."""
+    """The measures with values over steps and layers, in their default or available variants; enrichment first."""
     measures: list[Measure] = []
     for metric in found.catalogue.ordered(metrics):
         few_readings, here = (
@@ -451,7 +451,7 @@ def _measures(found: Gradients, metrics: Iterable[str]) -> list[Measure]:
 
 
 def map_section(found: Gradients) -> Section | None:
-    """Steps by layers, for what is measured on gradients; the views over training have the rest."""
+    """The section of maps of gradient metrics, steps by layers."""
     rows = found.rows
     measures = _measures(found, {*TANGENT, "amplification"} & rows.metrics())
     if not measures or len(rows.steps) < 2:
@@ -479,7 +479,7 @@ def map_section(found: Gradients) -> Section | None:
 
 
 def map_panel(views: dict[str, Panel], by: str, label: str, most: int) -> Panel:
-    """Maps of one subject by measure, as high as `most` sites need."""
+    """The panel of maps of one subject by measure, with the height for `most` sites."""
     alt = f"Map of steps by layers of {label}; the table below holds its numbers."
     return Panel(views=views, by=(by,), height=max(220, min(420, 90 + 19 * most)), alt=alt)
 
@@ -495,20 +495,20 @@ def _cells(found: Gradients, subject: Subject, measure: Measure) -> tuple[list[i
 def step_map(
     steps: Sequence[int], sites: Sequence[DrawnSite], z: Any, ends: tuple[float, float], label: str, **more: Any
 ) -> Panel:
-    """A map of layers by steps; cells without a value stay empty."""
+    """A heat map of layers by steps; cells without a value stay empty."""
     across, down = words.strided(len(steps), 8), words.strided(len(sites), 14)
     x = Axis("step", ticks=([float(i) for i in across], [words.step_words(steps[i]) for i in across]))
     y = Axis("block", ticks=([float(i) for i in down], [sites[i].short for i in down]))
-    # names that are no numbers: plotly would take a tick at place 8 for the column named 8
+    # non-numeric names: plotly would place a tick at position 8 in the column named 8
     names = [f"step {step:,}" for step in steps]
     return Panel(x, y, grid=figure.Grid(z, names, [site.name for site in sites], ends=ends, label=label, **more))
 
 
-# embeddings and weights
+# -- embeddings and weights --------------------------------------------------------------------------------------------
 
 
 def elsewhere_section(found: Gradients) -> Section | None:
-    """Gradients of embeddings and weights, and updates of embeddings, against the controls over training."""
+    """The section on gradients of embeddings and weights, and updates of embeddings, against controls over training."""
     keys = [key for key in found.keys([ENERGY]) if "of" in options_of(key[4]) and not key[3]]
     order = {of: i for i, of in enumerate(words.SOURCES)}
     places = sorted(
@@ -553,7 +553,7 @@ def elsewhere_section(found: Gradients) -> Section | None:
 
 
 def place_words(of: str, site: DrawnSite) -> str:
-    """What is measured, and where.
+    """The kind of gradient and its site as text.
 
     >>> place_words("weight", DrawnSite.of(3, "mlp_in")), place_words("update", DrawnSite.of(0, "embed"))
     ('Weight gradients, block 3 · MLP input', 'Embedding updates, weight decay removed')

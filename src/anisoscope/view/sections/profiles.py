@@ -1,4 +1,4 @@
-"""Metrics over depth: profiles, groups of contexts, heads, spectra, the overview map, similarity between layers."""
+"""Sections on metrics over depth: profiles, groups of contexts, heads, spectra, overview map, CKA between layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from anisoscope.view.words import Catalogue, Entry, estimate, finite, number, se
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-SCORES = {"scores": "", "cross_scores": "cross-attention"}  # titles of what is read from attention itself
+SCORES = {"scores": "", "cross_scores": "cross-attention"}  # titles of sites that are attention scores
 LARGE_MAP = 14
 # "encoder.3.resid", or "some/model/3.resid" where one run holds several models
 SITE = re.compile(
@@ -44,12 +44,12 @@ class Line:
     rows: Sequence[Any]
     variant: str = ""
     group: str = ""
-    reach: str = ""  # what the band is where it is no interval of the value
+    reach: str = ""  # what the band shows, if it is not the interval
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One metric (in one variant, at one kind of place) and the lines that share its axes."""
+    """One metric (in one variant, at one kind of site) and the lines that share its axes."""
 
     entry: Entry
     lines: tuple[Line, ...]
@@ -66,7 +66,7 @@ class Profile:
 
     @property
     def depth(self) -> Depth:
-        """By layer for one model, by relative depth where depths differ or models are compared."""
+        """The x axis: by layer for one model, by relative depth if depths differ or models are compared."""
         models, depths = ({getattr(line.subject, name) for line in self.lines} for name in ("model", "blocks"))
         rows = [row for line in self.lines for row in line.rows]
         odd = {(float(row.layer or 0), row.kind) for row in rows if row.kind in ("rows", "unembed", "embed_weight")}
@@ -75,13 +75,13 @@ class Profile:
 
     @property
     def needs_legend(self) -> bool:
-        """Whether colours mean something other than the models of the page's own legend."""
+        """Whether colours stand for something other than the models of the page's legend."""
         variants = {line.variant for line in self.lines if not without_first(line.variant)}
         return len(variants) > 1 or any(line.group for line in self.lines)
 
 
 def profiles_of(rows: ProfileRows, catalogue: Catalogue, query: Query, kind: str = "") -> list[Profile]:
-    """A profile per metric, the main ones first; the default and its dashed twin together, other variants apart."""
+    """One profile per metric, main metrics first; the variant without the first position joins the default."""
     found = []
     by_metric = query.groups("metric")
     for metric in catalogue.ordered(by_metric):
@@ -102,7 +102,7 @@ def main_profiles(rows: ProfileRows, catalogue: Catalogue) -> list[Profile]:
 
 
 def profiles_elsewhere(rows: ProfileRows, catalogue: Catalogue) -> list[Profile]:
-    """Profiles of the other sites that are not per head, by kind."""
+    """Profiles of sites outside the residual stream that are not per head, by kind."""
 
     def away(row: Row) -> bool:
         per_head = (row["subject"], row.metric, row.kind, row.variant) in rows.headed
@@ -118,10 +118,10 @@ class HeadMap:
 
     subject: Subject
     values: Mapping[tuple[int, int], float | None]  # (head, layer)
-    mean: Sequence[Row]  # the table's own mean over heads, with its interval
+    mean: Sequence[Row]  # the mean over heads from the table, with its interval
 
     def line(self, kind: str, *, banded: bool) -> Line:
-        """Mean over heads: the table's own with its interval, else ours with the range of heads as band."""
+        """The mean over heads: from the table with its interval, else computed here with the range of heads as band."""
         means: list[Any] = list(self.mean)
         for layer in sorted({layer for _, layer in self.values}) if not means else ():
             values = [v for (_, at), v in self.values.items() if at == layer and v is not None]
@@ -133,7 +133,7 @@ class HeadMap:
 
 
 def head_maps(rows: ProfileRows, catalogue: Catalogue) -> dict[tuple[str, str, str], list[HeadMap]]:
-    """Maps by metric, kind and variant, one for each subject; what is read from attention itself first."""
+    """Maps by metric, kind and variant, one per subject; attention scores first."""
     every = rows.query.where(lambda row: (row["subject"], row.metric, row.kind, row.variant) in rows.headed, group="")
     order = {metric: i for i, metric in enumerate(catalogue.ordered(rows.metrics()))}
     found: dict[tuple[str, str, str], list[HeadMap]] = {}
@@ -146,14 +146,14 @@ def head_maps(rows: ProfileRows, catalogue: Catalogue) -> dict[tuple[str, str, s
 
 
 def head_profile(catalogue: Catalogue, key: tuple[str, str, str], maps: Sequence[HeadMap]) -> Profile:
-    """One metric's mean over heads; more than two ranges of heads would hide each other."""
+    """The profile of a metric's mean over heads; bands only for up to two lines, since more would overlap."""
     metric, kind, variant = key
     lines = tuple(found.line(kind, banded=len(maps) <= 2) for found in maps)
     return Profile(catalogue.entry(metric), lines, variant, "" if kind == "scores" else kind)
 
 
 def profile_panel(profile: Profile, *, title: str = "", owner: str = "", caption: str = "") -> Panel:
-    """Models by colour, roles by marker, no first position by dashes; groups or variants by colour within one model."""
+    """A panel: models by colour, roles by marker, without first position dashed; for one model groups by colour."""
     depth, values = profile.depth, profile.values
     groups = list(dict.fromkeys(line.group for line in profile.lines))
     variants = [v for v in dict.fromkeys(line.variant for line in profile.lines) if not without_first(v)]
@@ -171,7 +171,7 @@ def profile_panel(profile: Profile, *, title: str = "", owner: str = "", caption
 
 
 def _line_series(line: Line, depth: Depth, groups: list[str], variants: list[str]) -> list[Series]:
-    """The line through the blocks, and the points that stand alone: the final norm, or a place between gaps."""
+    """The line through the blocks, and isolated points: the final norm, or a site between gaps."""
     subject, dropped, several = line.subject, without_first(line.variant), len(variants) > 1
     hue = subject.index
     if line.group:
@@ -179,7 +179,7 @@ def _line_series(line: Line, depth: Depth, groups: list[str], variants: list[str
     elif several:
         hue = variants.index(line.variant) if line.variant in variants else 0
     family = 0 if several and not line.group else hue // len(figure.LIGHT)
-    # the variant in words; the variant alone where only that tells lines apart
+    # the variant as text; only the variant if lines differ in nothing else
     variant = line.variant.replace("first=out", "without first position").replace(";", ", ")
     label = line.group or " · ".join(part for part in ("" if several else subject.label, variant) if part)
     look: dict[str, Any] = {"colour": figure.series(hue), "owner": subject.index, "hollow": dropped}
@@ -210,7 +210,7 @@ def _points(line: Line, rows: Sequence[Any], depth: Depth, label: str, **look: A
 
 
 def _hover(row: Any, label: str, reach: str) -> str:
-    """Everything the table knows of a point; names are escaped, since hover text is markup."""
+    """The hover text of a point with all its columns; names are escaped, since hover text is markup."""
     parts = [f"<b>{html.escape(label)}</b>", html.escape(place_of(row))]
     parts.append(f"<b>{number(row.value) if reach else estimate(row.value, row.low, row.high)}</b>")
     if row.interval:
@@ -224,7 +224,7 @@ def _hover(row: Any, label: str, reach: str) -> str:
 
 
 def _profile_caption(profile: Profile) -> str:
-    """What the metric means, and what is unusual about this drawing."""
+    """The caption: the meaning of the metric, and special features of this panel."""
     entry, convention = profile.entry, profile.entry.convention.strip()
     parts = [entry.description.strip(), convention[:1].upper() + convention[1:]]
     if wants_log(profile.values):
@@ -237,7 +237,7 @@ def _profile_caption(profile: Profile) -> str:
 
 
 def _profile_alt(profile: Profile) -> str:
-    """The chart in words: where each line starts, ends, and peaks."""
+    """Alternative text: start, end and peak of each line."""
     told = []
     for line in profile.lines[:6]:
         if there := known(line.rows):
@@ -249,7 +249,7 @@ def _profile_alt(profile: Profile) -> str:
 
 
 def profile_figure(table: Table, metric: str | None = None, *, catalogue: Mapping[str, Any] | None = None) -> go.Figure:
-    """A metric over depth with its intervals; without a name, small multiples of the main metrics."""
+    """A notebook figure of one metric over depth with intervals; without a name, of all main metrics."""
     import plotly.graph_objects as go
 
     rows, entries = ProfileRows([RunView(table, table.about)]), Catalogue(catalogue)
@@ -270,7 +270,7 @@ def profile_figure(table: Table, metric: str | None = None, *, catalogue: Mappin
 
 
 def profiles_section(rows: ProfileRows, catalogue: Catalogue) -> Section:
-    """The residual stream first, with a file for each main metric; variants and other sites after it."""
+    """The section of profiles: the residual stream with a file for each main metric, then variants and other sites."""
     every = [p for p in main_profiles(rows, catalogue) if p.values]
     plain = [p for p in every if not p.variant]
     main = catalogue.main({p.entry.name for p in plain})
@@ -306,7 +306,7 @@ def _profile_words(profiles: Sequence[Profile]) -> Any:
 
 
 def groups_section(rows: ProfileRows, catalogue: Catalogue) -> Section | None:
-    """For each subject and metric a line per group of contexts."""
+    """The section of groups: for each subject and metric one line per group of contexts."""
     by_metric = rows.stream.where(group=lambda group: group != "", variant="").groups("metric")
     panels = []
     for metric in catalogue.ordered(by_metric):
@@ -324,7 +324,7 @@ def groups_section(rows: ProfileRows, catalogue: Catalogue) -> Section | None:
 
 
 def heads_section(rows: ProfileRows, catalogue: Catalogue) -> Section | None:
-    """Per metric: the mean over heads, and a map of heads by blocks for each subject."""
+    """The section of heads: per metric the mean over heads, and a map of heads by blocks for each subject."""
     every = {key: _head_parts(catalogue, key, maps) for key, maps in head_maps(rows, catalogue).items()}
     if not every:
         return None
@@ -368,7 +368,7 @@ def _head_parts(catalogue: Catalogue, key: tuple[str, str, str], maps: Sequence[
 
 
 def parse_site(name: str) -> tuple[str, str, int, str]:
-    """Model (empty where the name has none), stack, layer and kind of a site's name.
+    """Model ("" if there is none), stack, layer and kind from the name of a site.
 
     >>> parse_site("encoder.3.resid"), parse_site("org/m-0.5B/3.resid")
     (('', 'encoder', 3, 'resid'), ('org/m-0.5B', 'single', 3, 'resid'))
@@ -380,7 +380,7 @@ def parse_site(name: str) -> tuple[str, str, int, str]:
 
 
 def spectra_section(runs: Sequence[RunView], rows: ProfileRows) -> Section | None:
-    """Eigenvalues as shares of the variance, λ_k / Σλ against k, both logarithmic, coloured by depth."""
+    """The section of spectra: shares of variance λ_k / Σλ against k, both logarithmic, coloured by depth."""
     owned = _spectra_by_owner(runs)
     panels = []
     for owner, found in owned.items():
@@ -400,7 +400,7 @@ def spectra_section(runs: Sequence[RunView], rows: ProfileRows) -> Section | Non
 
 
 def spectrum_panel(spectra: Mapping[str, np.ndarray]) -> Panel:
-    """The spectra of one model's sites, by their names."""
+    """A panel of the spectra of one model, by name of the site."""
     places = {name: parse_site(name)[2:] for name in spectra}
     order = sorted(spectra, key=lambda name: (places[name][0], places[name][1] == "final"))
     layers = [places[name][0] for name in order] or [0]
@@ -418,7 +418,7 @@ def spectrum_panel(spectra: Mapping[str, np.ndarray]) -> Panel:
 
 
 def _thin_spectrum(values: np.ndarray, *, keep: int = 160) -> tuple[list[int], list[float]]:
-    """Ranks (log-spaced when many) and the share of variance at each; what is not positive cannot be drawn."""
+    """Ranks (log-spaced if many) and the share of variance at each, without non-positive values."""
     values = np.asarray(values, dtype=np.float64).ravel()
     values = values[np.isfinite(values)]
     total = values[values > 0].sum()
@@ -428,13 +428,13 @@ def _thin_spectrum(values: np.ndarray, *, keep: int = 160) -> tuple[list[int], l
     if len(values) > keep:
         ranks = np.unique(np.round(np.geomspace(1, len(values), keep)).astype(int))
     shares = values[ranks - 1] / total
-    # Below float precision of the largest one an eigenvalue is rounding, and would only stretch the axis.
+    # Eigenvalues below the float precision of the largest are rounding errors that would stretch the axis.
     good = shares > max(1e-12, 1e-9 * float(shares.max()))
     return [int(k) for k in ranks[good]], [float(f"{s:.5g}") for s in shares[good]]
 
 
 def _spectra_by_owner(runs: Sequence[RunView]) -> dict[str, dict[str, np.ndarray]]:
-    """Spectra of all runs, apart by model and stack; a name without a model belongs to the run's only one."""
+    """Spectra of all runs by model and stack; names without a model belong to the only model of the run."""
     found: dict[str, dict[str, np.ndarray]] = {}
     for run in runs:
         mine: dict[str, dict[str, np.ndarray]] = {}
@@ -449,14 +449,14 @@ def _spectra_by_owner(runs: Sequence[RunView]) -> dict[str, dict[str, np.ndarray
 
 
 def _shown_name(rows: ProfileRows, owner: str) -> str:
-    """A model's name as the legend has it."""
+    """The label of a model in the legend."""
     models = {subject.model for subject in rows.subjects}
     model = next((m for m in models if owner == m or owner.startswith(f"{m} · ")), owner)
     return subjects.short_names(models)(model) + owner[len(model) :]
 
 
 def cka_section(runs: Sequence[RunView], rows: ProfileRows) -> Section | None:
-    """Linear CKA between the layers of each model."""
+    """The section with linear CKA between the layers of each model."""
     found = [(model, *both) for run in runs for model, both in (run.cka or {}).items()]
     panels = []
     for model, labels, matrix in found:
@@ -478,11 +478,11 @@ def cka_section(runs: Sequence[RunView], rows: ProfileRows) -> Section | None:
     return Section("cka", "Similarity between layers", [Prose(words), shown], "Similarity") if panels else None
 
 
-Places = dict[int, dict[tuple[int, bool, str], dict[str, Row]]]  # by subject, place and metric
+Places = dict[int, dict[tuple[int, bool, str], dict[str, Row]]]  # rows by subject, site and metric
 
 
 def pivot(rows: ProfileRows, metrics: Iterable[str]) -> Places:
-    """Rows by subject, then by place in order of depth, then by metric: default variants, all rows together."""
+    """Rows of default variants for all contexts, by subject, by site in order of depth, and by metric."""
     found: Places = {}
     for subject in rows.subjects:
         places: dict[tuple[int, bool, str], dict[str, Row]] = {}
@@ -495,7 +495,7 @@ def pivot(rows: ProfileRows, metrics: Iterable[str]) -> Places:
 
 
 def heat_section(rows: ProfileRows, catalogue: Catalogue, *, compared: bool) -> Section | None:
-    """A table per subject whose cells are shaded within each metric's own range, the same for all subjects."""
+    """The overview: one table per subject, cells shaded over the range of each metric across all subjects."""
     metrics = catalogue.ordered(rows.default_metrics())
     found = pivot(rows, metrics)
     shades = {m: _shader([c[m].value for p in found.values() for c in p.values() if m in c]) for m in metrics}
@@ -519,7 +519,7 @@ def heat_section(rows: ProfileRows, catalogue: Catalogue, *, compared: bool) -> 
 def _heat_figure(
     rows: ProfileRows, catalogue: Catalogue, index: int, places: Mapping[Any, Mapping[str, Row]], *, alone: bool
 ) -> Figure:
-    """The overview as a file: each metric scaled to its own range, the value in its cell where there is room."""
+    """The overview as a file: each metric scaled to its range, with values in the cells if there is room."""
     metrics = [m for m in catalogue.ordered(rows.default_metrics()) if any(m in cells for cells in places.values())]
     z = [[brief(cells[m].value) if m in cells else None for cells in places.values()] for m in metrics]
     short = {"embed": "emb", "final": "fin"}
@@ -531,7 +531,7 @@ def _heat_figure(
 
 
 def _shader(values: Sequence[float]) -> Any:
-    """A function from value to [0, 1] over the range of these values, logarithmic where they span orders."""
+    """A function from a value to [0, 1] over the range of these values; logarithmic if they span several orders."""
     good = [v for v in values if math.isfinite(v)]
     scale = math.log if wants_log(good) else float
     low, high = (scale(min(good)), scale(max(good))) if good else (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""The bookkeeping of a page: what was run and on what, what was warned about, dropped or not computed, all numbers."""
+"""Sections that document a run: models, data, settings, warnings, dropped rows, missing values, all results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anisoscope.results.modality import MODALITIES, TEXT
 from anisoscope.results.query import Query, Row
 from anisoscope.view import page
 from anisoscope.view.page import DataTable, Heading, Prose, Section, TableCell, text
-from anisoscope.view.subjects import About, RunRows, RunView, TrainingRows, by_stack, kind_told, place_of, short_names
+from anisoscope.view.subjects import About, RunRows, RunView, TrainingRows, by_stack, place_of, role_of, short_names
 from anisoscope.view.words import Catalogue, listed, number, plural, shortened, spans
 
 COLUMNS = (
@@ -27,11 +27,11 @@ COLUMNS = (
 STACK = re.compile(r"(encoder|decoder): ")
 SEED = re.compile(r" \(seed (\d+)\)$")
 WORDY = ("Model", "Revision", "Kind", "Architecture", "Shape", "A row is")
-PAGE_ROWS = 8_000  # of the table of a training run that the page carries
+PAGE_ROWS = 8_000  # limit for the table of a training run on the page
 NOTES = 60
-# parts of a note that figures already tell
+# parts of notes that are already visible in figures
 USUAL = ("in-sample", "since step", "above", "below", "chance", "bias about", "mean over", "sd between")
-# What is left out of a long table, in this order, until the rest fits.
+# Rows left out of a long table, in this order, until the rest fits.
 CUTS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
     ("what the loop logged at every step", lambda row: row.kind == "training"),
     ("controls", lambda row: row["control"] is not None),
@@ -41,13 +41,13 @@ CUTS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
     ("tests", lambda row: row.metric.endswith(("_p", "_p_holm"))),
     ("means of row ratios", lambda row: row["average"] is not None),
 )
-Notes = dict[str, list[tuple[str, ...]]]  # "missing" values and "remarks": model, metric, where, note
+Notes = dict[str, list[tuple[str, ...]]]  # keys "missing" and "remarks": (model, metric, where, note)
 
-# -- whose page it is --------------------------------------------------------------------------------------------------
+# -- headings ----------------------------------------------------------------------------------------------------------
 
 
 def partial_banner(head: Mapping[str, Any]) -> list[Prose]:
-    """Said first of a run that stopped before the end."""
+    """The banner of a run that stopped before its end."""
     if not head["partial"]:
         return []
     whose = f"{head['partial']} of {head['runs']} runs" if head["runs"] > 1 else "This run"
@@ -59,7 +59,7 @@ def partial_banner(head: Mapping[str, Any]) -> list[Prose]:
 
 
 def masthead(names: Sequence[str], abouts: Sequence[About]) -> dict[str, Any]:
-    """Who and what a page is about; of more than three models the first two by name."""
+    """The models and data of a page as text; of more than three models the first two are named."""
     shorten = short_names(names)
     shown = [shorten(name) or "unnamed" for name in names]
     others = len(shown) - 2 if len(shown) > 3 else 0
@@ -83,7 +83,7 @@ def masthead(names: Sequence[str], abouts: Sequence[About]) -> dict[str, Any]:
 
 
 def heading(head: Mapping[str, Any], manner: str) -> Any:
-    """The first line of a page: whose geometry, and how it is looked at."""
+    """The heading of a page: the models, and how they were measured."""
     names = [text('<span class="name"><i>{n}</i>,</span>', n=name) for name in head["names"]]
     if head["others"]:
         names.append(text("and {n} more,", n=head["others"]))
@@ -92,11 +92,11 @@ def heading(head: Mapping[str, Any], manner: str) -> Any:
     return text(" ").join([text("The geometry of"), *names, text(manner)])
 
 
-# -- what was read, and by what models ---------------------------------------------------------------------------------
+# -- data and models ---------------------------------------------------------------------------------------------------
 
 
 def row_noun(words: str, count: int = 2) -> str:
-    """What `run.json` says of one row as a noun.
+    """The description of one row in `run.json` as a noun, in the plural unless `count` is 1.
 
     >>> row_noun("one frame of audio"), row_noun("one patch of an image; class tokens are apart", 1)
     ('frames of audio', 'patch of an image')
@@ -110,13 +110,13 @@ def row_noun(words: str, count: int = 2) -> str:
 
 
 def row_nouns(abouts: Sequence[About]) -> list[str]:
-    """What the rows of all these runs are, each once; empty where no run says."""
+    """The nouns for the rows of all runs, without duplicates; empty if no run has a description."""
     entries = [entry for about in abouts for entry in about.get("models") or []]
     return list(dict.fromkeys(row_noun(word) for entry in entries for word in by_stack(entry.get("rows")).values()))
 
 
 def data_phrase(abouts: Sequence[About]) -> str:
-    """Which data, and how much of it; models of one run that saw different amounts share the name alone."""
+    """The data and its amount as text; only the name if models of one run read different amounts."""
     phrases: dict[str, None] = {}
     for about in abouts:
         entries = about.get("models") or [{}]
@@ -128,7 +128,7 @@ def data_phrase(abouts: Sequence[About]) -> str:
 
 
 def _seen(entry: About, data: About) -> tuple[str, str]:
-    """The name of what a model read, and how many rows of its first stack in how many contexts that gave."""
+    """The name of a model's data, and the numbers of rows (of its first stack) and contexts."""
     modality = MODALITIES.get(next(iter(by_stack(entry.get("modality")).values()), ""), TEXT)
     name = str(data.get("name") or "").replace("\\", "/").rstrip("/").split("/")[-1]
     name = modality.medium.shipped if data.get("name") == "embedded" else name
@@ -139,7 +139,7 @@ def _seen(entry: About, data: About) -> tuple[str, str]:
 
 
 def model_facts(abouts: Sequence[About], others: Iterable[Mapping[str, str]] = ()) -> list[dict[str, str]]:
-    """What each model is and how much of it was seen; of runs that recorded no model, what is known otherwise."""
+    """Facts about each model and its data; for runs without model entries, what is known otherwise."""
     facts = [_facts(model) for about in abouts for model in about.get("models") or []]
     return facts or [dict(other) for other in others]
 
@@ -156,7 +156,7 @@ def _facts(model: Mapping[str, Any]) -> dict[str, str]:
     found = {
         "Model": str(model.get("name") or "unnamed"),
         "Revision": str(model.get("revision") or ""),
-        "Kind": kind_told(model),
+        "Kind": role_of(model),
         "Architecture": str(model.get("architecture") or ""),
         "Shape": ", ".join(part for part in shape if part),
         "Parameters": next(iter(units), count(size)),
@@ -168,7 +168,7 @@ def _facts(model: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _row_words(rows: Any) -> str:
-    """What one row is, by stack where the stacks differ.
+    """The description of one row as text, by stack if the stacks differ.
 
     >>> _row_words({"encoder": "one frame of audio", "decoder": "one token"}), _row_words({"single": "one token"})
     ('one frame of audio (encoder), one token (decoder)', 'one token')
@@ -180,7 +180,7 @@ def _row_words(rows: Any) -> str:
 
 
 def facts_parts(facts: Sequence[Mapping[str, str]], label: str = "Models") -> list[Any]:
-    """One model as a list of facts, several as a table."""
+    """The facts of one model as a list, of several as a table."""
     if len(facts) == 1:
         return [page.Piece("facts", facts[0])]
     looks = {name: "" if name in WORDY else "num" for fact in facts for name in fact}
@@ -189,11 +189,11 @@ def facts_parts(facts: Sequence[Mapping[str, str]], label: str = "Models") -> li
     return [DataTable([[TableCell(name, css=css) for name, css in looks.items()]], [rows], label)]
 
 
-# -- what was warned about, dropped and not computed -------------------------------------------------------------------
+# -- warnings, dropped rows and missing values -------------------------------------------------------------------------
 
 
 def warnings(abouts: Sequence[About]) -> list[str]:
-    """Each warning once, in order; a model's own notes carry its name.
+    """The warnings without duplicates, in order; notes of a model are prefixed with its name.
 
     >>> notes = {"name": "b", "notes": ["decoder: odd", "random weights (seed 1)"]}
     >>> warnings([{"warnings": ["a: encoder: odd"], "models": [{"name": "a"}, notes]}])
@@ -224,7 +224,7 @@ def warnings(abouts: Sequence[About]) -> list[str]:
 
 
 def _parted(words: str, names: Collection[str]) -> tuple[list[str], str]:
-    """The models that a warning names at its beginning, without their seeds, and what it says of them.
+    """The models named at the beginning of a warning, without seeds, and the rest of the warning.
 
     >>> _parted("a-seed1, b: odd", {"a", "b"}), _parted("c: odd", {"a"})
     ((['a', 'b'], 'odd'), ([], 'c: odd'))
@@ -237,7 +237,7 @@ def _parted(words: str, names: Collection[str]) -> tuple[list[str], str]:
 
 
 def warnings_box(said: Sequence[str]) -> list[Any]:
-    """The first few warnings, where a reader sees them at once."""
+    """A box with the first few warnings, for the top of the page."""
     if not said:
         return []
     parts: list[Any] = [Heading("Warning" if len(said) == 1 else "Warnings"), page.Piece("listing", said[:5])]
@@ -246,7 +246,7 @@ def warnings_box(said: Sequence[str]) -> list[Any]:
 
 
 def dropped(abouts: Sequence[About]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Rows that were left out, by model and reason; models that lost the same, as seeds of one do, share a line."""
+    """Dropped rows by model and reason; models with equal entries, such as seeds, share a line."""
     found: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
     for model in (model for about in abouts for model in about.get("models") or []):
         lost = [(k, v) for k, v in (model.get("dropped") or {}).items() if v is not None]
@@ -257,7 +257,7 @@ def dropped(abouts: Sequence[About]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def dropped_section(abouts: Sequence[About], notes: Notes) -> Section:
-    """Rows that were left out, warnings, and values that could not be computed."""
+    """The section on dropped rows, warnings, and values that could not be computed."""
     lost, said, remarks = dropped(abouts), warnings(abouts), notes["remarks"]
     tables = {}
     for name, rows in notes.items():
@@ -283,7 +283,7 @@ def dropped_section(abouts: Sequence[About], notes: Notes) -> Section:
 
 
 def profile_notes(rows: RunRows, catalogue: Catalogue) -> Notes:
-    """Notes of the table, once each with the places they hold for: values that are missing apart from remarks."""
+    """The distinct notes of a profile with their sites; missing values separate from remarks."""
 
     def title(row: Row) -> str:
         return " · ".join(part for part in (catalogue.entry(row.metric).title, row.variant, row.group) if part)
@@ -302,7 +302,7 @@ def _notes(
 
 
 def _where(rows: Sequence[Row]) -> str:
-    """Places in a few words: layers as ranges, kinds and heads named."""
+    """Sites as short text: ranges of layers, kinds and heads."""
     kinds: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         kinds[row.kind].append(row)
@@ -316,7 +316,7 @@ def _where(rows: Sequence[Row]) -> str:
 
 
 def step_notes(rows: TrainingRows, catalogue: Catalogue) -> Notes:
-    """Notes that figures do not tell, once each with the steps they hold for: what is missing apart from remarks."""
+    """The distinct notes that figures do not show, with their steps; missing values separate from remarks."""
 
     def when(found: Sequence[Row]) -> str:
         steps = [row.step or 0 for row in found]
@@ -331,7 +331,7 @@ def step_notes(rows: TrainingRows, catalogue: Catalogue) -> Notes:
 
 
 def unusual(note: str) -> str:
-    """What a note says beyond what figures already tell.
+    """The parts of a note that are not visible in figures.
 
     >>> unusual("in-sample; fewer than 10 d rows"), unusual("since step 64")
     ('fewer than 10 d rows', '')
@@ -340,11 +340,11 @@ def unusual(note: str) -> str:
     return "; ".join(part for part in parts if part and not part.startswith(USUAL))
 
 
-# -- what is needed to run it again ------------------------------------------------------------------------------------
+# -- settings ----------------------------------------------------------------------------------------------------------
 
 
 def settings(about: About, path: str) -> dict[str, Any]:
-    """Everything needed to run it again."""
+    """All settings needed to repeat the run, as (name, text)."""
     run = {name: about.get(name) for name in ("status", "started", "device", "seed", "schema")}
     facts = [(name, str(value)) for name, value in run.items() if value is not None]
     if about.get("wall_seconds") is not None:
@@ -373,7 +373,7 @@ def settings(about: About, path: str) -> dict[str, Any]:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested settings as name and text.
+    """Nested settings as a flat list of (name, text).
 
     >>> flat({"a": {"b": 1}, "c": ["x", "y"], "d": None})
     [('a.b', '1'), ('c', 'x, y')]
@@ -395,7 +395,7 @@ def record_section(runs: Sequence[RunView], lead: str = "What is needed to run i
 
 
 def glossary_section(catalogue: Catalogue, metrics: Iterable[str]) -> Section:
-    """What every metric of the page is."""
+    """The glossary of the metrics on the page."""
     told = []
     for entry in (catalogue.entry(name) for name in catalogue.ordered(metrics)):
         low, high = entry.bounds
@@ -408,24 +408,24 @@ def glossary_section(catalogue: Catalogue, metrics: Iterable[str]) -> Section:
 
 
 def terms_section(terms: Iterable[tuple[str, Sequence[str], str, Sequence[str]]]) -> Section:
-    """A glossary of a study's own terms: title, names, formula, and what is said of it."""
+    """The glossary of a study's own terms: title, names, formula, explanation."""
     names = ("title", "names", "formula", "texts")
     told = [{**dict(zip(names, term, strict=True)), "reference": ""} for term in terms]
     return Section("glossary", "Glossary", [page.Piece("glossary", told)], "Glossary")
 
 
-# -- all numbers -------------------------------------------------------------------------------------------------------
+# -- the table of results ----------------------------------------------------------------------------------------------
 
 
 def table_section(query: Query, *, most: int | None = None) -> Section:
-    """The table of results without the rows of single heads; of a long one without the least important rows."""
+    """The section with the table of results, without rows of single heads and, if it is long, less important rows."""
     return Section("table", "Table", [page.Piece("download", page_table(query, most=most))], "Table")
 
 
 def page_table(query: Query, *, most: int | None = None) -> dict[str, Any]:
-    """The download of a page, a data URI: all rows that are not per head, or what is left without the least important.
+    """The download of a page as a data URI: all rows that are not per head, or the most important of them.
 
-    The page's own table is read back from it.
+    The script of the page reads its table from it.
     """
     plain = query.where(head=None)
     most = len(plain) if most is None else most
@@ -435,7 +435,7 @@ def page_table(query: Query, *, most: int | None = None) -> dict[str, Any]:
             fewer = kept.where(lambda row, unwanted=unwanted: not unwanted(row))  # type: ignore[misc]
             gone += [words] if len(fewer) < len(kept) else []
             kept = fewer
-    if len(kept) > most:  # of each model and seed its last step, and rows of no step
+    if len(kept) > most:  # keep the last step of each model and seed, and rows without a step
         dated = kept.where(step=...).groups("source", "model", "seed")
         ends = {key: max(rows.values("step")) for key, rows in dated.items()}
         kept = kept.where(lambda row: row.step is None or row.step == ends[row.source, row.model, row.seed])

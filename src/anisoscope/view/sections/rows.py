@@ -1,7 +1,7 @@
-"""Single rows of a model: all of them on axes that do not move, and those on which a concept fires, as cards.
+"""Sections on single rows of a model: a map of rows on fixed axes, and cards of concepts with their top rows.
 
-The map shows the same rows at every step. A card tells what a concept of a layer fires on, in context, and which
-concept it was a step before.
+The map shows the same rows at every step. A card shows the tokens and contexts that activate a concept of a layer, and
+the matching concept of the previous step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from anisoscope.view.sections.shape import STEP, Arm, Shape, arm_panel, beside
 from anisoscope.view.subjects import DrawnSite, RunView, TrainingRows, short_names
 from anisoscope.view.words import listed
 
-MAP_NUMBERS = 360_000  # coordinates of rows that the page carries
+MAP_NUMBERS = 360_000  # limit of row coordinates on the page
 COLOURS = {"frequency": "token frequency", "position": "position", "group": "group"}
 MAP_FILE = "map.parquet"
 COLUMNS = ["model", "seed", "stack", "layer", "kind", "step", "row"]
@@ -33,7 +33,7 @@ COLUMNS += ["x", "y", "token", "frequency", "position", "group"]
 
 
 def map_of(run: RunView) -> pa.Table | None:
-    """The map of a run: as it was given, or from its folder."""
+    """The map of a run: as given, or read from its folder; None if there is none."""
     path = Path(run.path) / MAP_FILE
     if run.map is not None or not run.path or not path.is_file():
         return run.map
@@ -49,7 +49,7 @@ def map_of(run: RunView) -> pa.Table | None:
 
 @dataclass(frozen=True)
 class RowMapFrames:
-    """The rows of one arm at one place: what each is, and where it stands at each step."""
+    """The mapped rows of one arm at one site: their descriptions, and their coordinates at each step."""
 
     arm: int
     place: str
@@ -59,11 +59,11 @@ class RowMapFrames:
     frequency: list[int | None]
     position: list[int]
     group: list[str]
-    at: dict[int, list[list[float | None]]]  # by step: all x, all y
+    at: dict[int, list[list[float | None]]]  # by step: [all x, all y]
 
 
 def row_maps(runs: Sequence[RunView], arms: Sequence[Arm], steps: Sequence[int]) -> list[RowMapFrames]:
-    """For each arm and site the rows of its first seed that has any, step by step; none where there is no map."""
+    """The mapped rows for each arm and site, from the first seed that has a map; empty without maps."""
     found: dict[int, list[RowMapFrames]] = {}
     for run in runs:
         table = map_of(run)
@@ -75,7 +75,7 @@ def row_maps(runs: Sequence[RunView], arms: Sequence[Arm], steps: Sequence[int])
                 by.setdefault(values[:5], {}).setdefault(values[5], {})[values[6]] = values[7:]
         total = sum(len(rows) for marks in by.values() for rows in marks.values())
         keep = max(0.05, min(1.0, MAP_NUMBERS / (2 * max(1, total))))
-        # the share of variance of each axis by model and site, as the file of a map or the record of its run has it
+        # the share of variance of each axis by model and site, from the map file or run.json
         words = (table.schema.metadata or {}).get(b"shares")
         shares = dict(json.loads(words)) if words else run.about.get("map") or {}
         for arm in (arm for arm in arms if arm.index not in found):
@@ -97,7 +97,7 @@ def _row_map(
     if kind not in (
         "resid",
         "stage",
-    ):  # models of other depths have other last blocks: places are named as what they are
+    ):  # models of different depths have different last blocks, so sites are shown by name
         place = site.name
     elif layer == 1 or (kind == "stage" and layer == first < arm.blocks):
         place = "first block"
@@ -116,7 +116,7 @@ def _row_map(
 
 
 def row_parts(rows: TrainingRows, shape: Shape, runs: Sequence[RunView]) -> list[Any]:
-    """The same rows at every step, on axes that do not move."""
+    """The parts of the row map: the same rows at every step, on fixed axes."""
     maps = row_maps(runs, shape.arms, shape.steps)
     if not maps:
         return []
@@ -164,7 +164,7 @@ def _row_texts(one: RowMapFrames) -> list[str]:
 
 
 def _rows_view(one: RowMapFrames, name: str, wanted: str) -> Panel:
-    """Rows coloured by frequency, position or group; frames and patches have no frequency."""
+    """A view of rows coloured by frequency, position or group; frames and patches have no frequency."""
     by = "position" if wanted == "frequency" and all(f is None for f in one.frequency) else wanted
     groups = sorted(set(one.group)) if by == "group" else [""]
     far = max([*one.position, 1])
@@ -187,25 +187,25 @@ def _rows_view(one: RowMapFrames, name: str, wanted: str) -> Panel:
     return Panel(axes[0], axes[1], tuple(drawn), heading=f"{one.site.name}, {{shape.1}}{aside}", legend=len(groups) > 1)
 
 
-BUDGET = 2_500_000  # characters of JSON
+BUDGET = 2_500_000  # limit of the JSON of all cards in characters
 
 
 class Room(NamedTuple):
-    """How much a card may hold: tokens, examples, and characters on either side of one."""
+    """The size of a card: numbers of tokens, of examples, and of context characters on either side."""
 
     tokens: int
     examples: int
     context: int
 
 
-FULL, SHORT = Room(10, 5, 48), Room(6, 3, 30)  # the last step, and those before it
+FULL, SHORT = Room(10, 5, 48), Room(6, 3, 30)  # for the last step, and for earlier ones
 SIGNS = str.maketrans({" ": "␣", "\n": "⏎", "\r": "⏎", "\t": "⇥", "\u00a0": "⍽"})
 SIGNS_IN_TEXT = {code: sign for code, sign in SIGNS.items() if code != ord(" ")}
 EMPTY = "∅"
 
 
 def visible(text: str, *, spaces: bool = True) -> str:
-    """Text in which what cannot be seen can be.
+    """Text with visible symbols for white space.
 
     >>> visible(" the\\n"), visible("a b\\n", spaces=False), visible("")
     ('␣the⏎', 'a b⏎', '∅')
@@ -217,7 +217,7 @@ def visible(text: str, *, spaces: bool = True) -> str:
 
 
 def concept_cards(concepts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the page embeds: for each model its places, its steps, and the cards of as many of them as fit."""
+    """The data of the cards: for each model its sites, its steps, and the cards of as many steps as fit."""
     owners: dict[tuple[str, ...], dict[tuple[DrawnSite, int], list[Mapping[str, Any]]]] = {}
     for concept in concepts:
         owner = tuple(str(concept.get(name) or "") for name in ("model", "stack", "arm"))
@@ -226,7 +226,7 @@ def concept_cards(concepts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     shorten = short_names({owner[0] for owner in owners})
     models = []
     for owner, places in owners.items():
-        # the model's short name, and its stack or arm where that tells it from a namesake
+        # the model's short name, with stack or arm where names collide
         namesakes = [other for other in owners if other[0] == owner[0]]
         aside = [owner[i] for i in (1, 2) if len({other[i] for other in namesakes}) > 1]
         label = " · ".join(part for part in (shorten(owner[0]) or "unnamed", *aside) if part)
@@ -251,13 +251,13 @@ def _model(
         kept.append(step)
         cards |= {f"{sites.index(site)}|{at}": found for (site, at), found in mine.items()}
     wanted = DrawnSite.of(max(1, round(max(site.layer for site in sites) / 2)), "resid")
-    middle = sites.index(wanted) if wanted in sites else len(sites) // 2  # the place that the page opens with
+    middle = sites.index(wanted) if wanted in sites else len(sites) // 2  # the site shown initially
     counts = {"steps": sorted(kept), "kept": len(kept), "measured": len(steps)}
     return {"label": label, "places": [site.name for site in sites], "middle": middle, **counts, "cards": cards}
 
 
 def by_importance(steps: Sequence[int]) -> list[int]:
-    """The last step, the first, then those that halve the gaps: any beginning of the list covers the whole.
+    """The steps sorted as last, first, then those that halve the gaps, so that every prefix covers the whole range.
 
     >>> by_importance([0, 1, 2, 4, 8])
     [8, 0, 2, 1, 4]
@@ -275,7 +275,7 @@ def by_importance(steps: Sequence[int]) -> list[int]:
 
 
 def _card(concept: Mapping[str, Any], room: Room) -> dict[str, Any]:
-    """One concept, no longer than a card can show."""
+    """The record of one concept, shortened to the size of a card."""
     examples = []
     for example in [e for e in concept.get("examples") or [] if isinstance(e, Mapping)][: room.examples]:
         before, token, after = (str(example.get(name) or "") for name in ("before", "token", "after"))
@@ -294,7 +294,7 @@ def _brief(value: Any) -> float | None:
 
 
 def concepts_section(concepts: Iterable[Mapping[str, Any]]) -> Section | None:
-    """Cards of the directions that the proxy of a layer is made of; none where there are none."""
+    """The section with cards of the directions of the tangent proxy of each layer; None without concepts."""
     found = concept_cards(concepts)
     if not found:
         return None

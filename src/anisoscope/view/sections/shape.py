@@ -1,8 +1,8 @@
-"""The shape of learning: every measure of geometry over training, as maps, at one step, with rows and estimators.
+"""Sections on geometry over training: courses, maps, profiles at one step, rows, and estimators of dimension.
 
 An *arm* is one model with all its seeds (subjects that differ in nothing else). A *measure* is a metric in one variant
-at one family of places: the residual stream, or a kind of place inside the blocks such as attention scores. All figures
-look up the same arrays, measure × arm × place × step, which the page carries once.
+at one family of sites: the residual stream, or a kind of site inside the blocks such as attention scores. All figures
+refer to the same arrays, measure × arm × site × step, which the page contains once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from anisoscope.view.sections.gradients import Gradients, Measure
 from anisoscope.view.subjects import STREAM, DrawnSite, Subject, TrainingRows, known, seeds_mean
 from anisoscope.view.words import LOOP, MOVEMENT, TANGENT, Catalogue, few
 
-SIZE = 2_600_000  # characters of JSON
-# at most so many steps, places and measures; the first that fits is used
+SIZE = 2_600_000  # limit of the JSON arrays in characters
+# largest numbers of steps, sites and measures; the first entry that fits is used
 LEVELS = ((80, 80, 60), (48, 40, 48), (32, 26, 40), (24, 18, 32), (16, 12, 24), (10, 8, 12))
 INSIDE = ("scores", "query", "key", "attn_in", "attn_out", "mlp_in", "mlp_out")
 FAMILY_WORDS = {
@@ -31,10 +31,10 @@ FAMILY_WORDS = {
     "mlp_in": "MLP input", "mlp_out": "MLP output",
 }  # fmt: skip
 ELSEWHERE = {*TANGENT, *words.TESTS, *words.FREQUENCY, *LOOP, "amplification", "amplification_p", "checkpoint"}
-FIRST = ("svd_ratio", "svd_ratio_squared", "average_cosine", "two_nn")  # what a reader opens with
+FIRST = ("svd_ratio", "svd_ratio_squared", "average_cosine", "two_nn")  # candidates for the measure shown initially
 IN_FILES = ("svd_ratio", "average_cosine", "two_nn", "attention_sharpness")
 FILE_MEASURES, FILE_STEPS, FILE_ARMS = 3, 5, 6
-LOGGED = 140  # points of a logged line
+LOGGED = 140  # largest number of points of a logged line
 STEP = "$shape.1"  # the chosen step
 # estimator: metric, variant, name, colour, dash, width
 ESTIMATORS = (
@@ -55,7 +55,7 @@ _SIZE = re.compile(r"(?P<arm>.+?)[-_](?P<size>\d+x\d+)")
 
 @dataclass(frozen=True)
 class Arm:
-    """One model and its seeds; `line` is the number under which the page's legend shows and hides it."""
+    """One model and its seeds; `line` is the index of its entry in the page's legend."""
 
     index: int
     label: str
@@ -70,7 +70,7 @@ class Arm:
 
     @property
     def design(self) -> tuple[str, str]:
-        """What it is, and its size, where its name says so.
+        """The kind of arm and its size, if the name contains a size.
 
         >>> Arm(0, "", "causal-next-6x256", "", 6, ()).design, Arm(0, "", "gpt2", "", 12, ()).design
         (('causal-next', '6x256'), ('gpt2', ''))
@@ -80,7 +80,7 @@ class Arm:
 
 
 def arms_of(rows: TrainingRows) -> list[Arm]:
-    """Subjects of one model side by side in one arm; apart where only the run tells them apart."""
+    """The arms: subjects of one model that differ in their seed; runs of the same seed are separate arms."""
     found: dict[tuple[str, str], list[Subject]] = defaultdict(list)
     for subject in rows.subjects:
         found[subject.model, subject.stack].append(subject)
@@ -97,18 +97,18 @@ def arms_of(rows: TrainingRows) -> list[Arm]:
 
 
 def arm_hue(rows: TrainingRows, arm: Arm) -> int:
-    """The colour of an arm in the page's legend: by subject where gradients are told of each."""
+    """The colour of an arm in the page's legend; by subject if there are gradient sections, which show each."""
     return arm.index if rows.metrics().isdisjoint(TANGENT) else arm.line
 
 
 def measures_of(rows: TrainingRows, catalogue: Catalogue) -> list[Measure]:
-    """Everything that has a value at several places and knows nothing of gradients, in reading order."""
+    """All measures with values at several sites that do not depend on gradients, in reading order."""
     lines = Gradients(rows, catalogue)
     seen: dict[tuple[str, str, str], None] = {}
     for metric in sorted(rows.metrics() - ELSEWHERE):
         for _, _, site, group, variant in rows.keys[metric]:
             family = "stream" if site.kind in STREAM else site.kind if site.kind in INSIDE else ""
-            # of what moves between steps only the main proxy and rank
+            # metrics of movement between steps: only the main proxy and rank
             if family and not group and (metric not in MOVEMENT or lines.is_main(variant)):
                 seen[metric, variant, family] = None
     order = {name: i for i, name in enumerate(catalogue.ordered({key[0] for key in seen}))}
@@ -125,19 +125,19 @@ def measures_of(rows: TrainingRows, catalogue: Catalogue) -> list[Measure]:
 
 
 def sites_of(rows: TrainingRows, measure: Measure) -> list[DrawnSite]:
-    """The places at which any of the models has this measure."""
+    """The sites at which any model has this measure."""
     keys = rows.keys.get(measure.metric, [])
     return sorted({k[2] for k in keys if k[2].kind in measure.kinds and k[4] == measure.variant and not k[3]})
 
 
 def arm_line(rows: TrainingRows, arm: Arm, measure: Measure, site: DrawnSite) -> list[Any]:
-    """The line of an arm: its own where it has one seed; else means over seeds, from the lowest to the highest."""
+    """The line of an arm: of its only seed, else means with the range over seeds."""
     return seeds_mean([rows.line(one, measure.metric, site, measure.variant) for one in arm.subjects])
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers of all measures, and what they are of; `there[m, a]`: the places at which an arm has a measure."""
+    """The values of all measures as arrays; `there[m, a]`: indices of the sites at which arm a has measure m."""
 
     arms: list[Arm]
     measures: list[Measure]
@@ -150,14 +150,14 @@ class Shape:
 
     @property
     def default(self) -> int:
-        """The measure that the page opens with."""
+        """The index of the measure shown initially."""
         there = [(i, m.metric) for i, m in enumerate(self.measures) if not m.variant and m.family == "stream"]
         found = {metric: i for i, metric in reversed(there)}
         return next((found[name] for name in FIRST if name in found), 0)
 
     @property
     def in_files(self) -> list[int]:
-        """The few measures that have files of their own."""
+        """The indices of the few measures that have vector files."""
         found = {m.metric: i for i, m in reversed(list(enumerate(self.measures))) if not m.variant}
         if "svd_ratio" in found:
             found.pop("average_cosine", None)
@@ -169,24 +169,24 @@ class Shape:
 
     @property
     def now(self) -> tuple[Level, ...]:
-        """The chosen step."""
+        """A vertical line at the chosen step."""
         return (Level(Ref("shape/x", (STEP,)), upright=True),)
 
     def values(self, m: int, arms: Sequence[int] | None = None) -> list[float]:
-        """All values and ends of intervals of a measure: one scale for what is to be compared."""
+        """All values and interval ends of a measure, for a common scale."""
         names = [f"shape/{m}/{a.index}/{part}" for a in self.arms for part in ("mean", "lo", "hi", "seeds")
                  if arms is None or a.index in arms]  # fmt: skip
         return [v for name in names if name in self.arrays for v in _leaves(self.arrays[name])]
 
     def when(self, m: int, arm: Arm, step: int | None = None) -> Any:
-        """A step (the chosen one without a number), or the last before it at which an arm was measured."""
+        """The index of a step (None: the chosen one), or of the last step before it at which an arm was measured."""
         upto = f"shape/{m}/{arm.index}/upto"
         if upto not in self.arrays:
             return STEP if step is None else step
         return f"{STEP}>{upto}" if step is None else self.arrays[upto][step]
 
     def ends(self, m: int, arm: Arm, at: tuple[Any, ...]) -> dict[str, Any]:
-        """Where an interval or the reach of seeds goes from and to."""
+        """Series fields for the ends of intervals, or of the range over seeds."""
         name = f"shape/{m}/{arm.index}"
         if f"{name}/lo" not in self.arrays or f"{name}/hi" not in self.arrays:
             return {}
@@ -194,13 +194,13 @@ class Shape:
         return {"low": Ref(f"{name}/lo", at), "high": Ref(f"{name}/hi", at), "reach": reach}
 
     def spread(self, m: int, arm: Arm, at: tuple[Any, ...]) -> dict[str, Any]:
-        """One standard deviation of an estimator, to both sides."""
+        """Series fields for whiskers of one standard deviation of an estimator."""
         low, high = (f"shape/{m}/{arm.index}/{end}" for end in ("sd0", "sd1"))
         ends = {"low": Ref(low, at), "high": Ref(high, at), "bars": "y", "reach": "one sd over batches:"}
         return ends if low in self.arrays else {}
 
     def line(self, m: int, arm: Arm, at: tuple[Any, ...], **look: Any) -> list[Series]:
-        """The mean of an arm at some places and steps, over thin lines of its seeds where they have a look."""
+        """The mean of an arm at some sites and steps, above thin lines of its seeds if `thin` gives their style."""
         name, thin = f"shape/{m}/{arm.index}", look.pop("thin", {})
         drawn = [Series(y=Ref(f"{name}/mean", at), **look)]
         if thin and len(arm.subjects) > 1:
@@ -216,7 +216,7 @@ def _leaves(value: Any) -> list[float]:
 
 
 def make_shape(rows: TrainingRows, catalogue: Catalogue) -> Shape | None:
-    """The numbers in as much detail as a page can carry; None where nothing was measured at two steps."""
+    """The arrays in as much detail as fits on a page; None if nothing was measured at two steps."""
     every = measures_of(rows, catalogue)
     if not every or len(rows.steps) < 2:
         return None
@@ -256,7 +256,7 @@ def _shape(rows: TrainingRows, arms: list[Arm], every: list[Measure], level: tup
 def _numbers(
     rows: TrainingRows, arm: Arm, measure: Measure, sites: Sequence[DrawnSite], steps: Sequence[int]
 ) -> dict[str, Any]:
-    """Means over seeds by place and step with the ends of their intervals (or the seeds' reach), seeds, spreads."""
+    """Means over seeds by site and step, with the ends of intervals (or of the range over seeds), seeds and sds."""
     lines = [[rows.line(one, measure.metric, site, measure.variant) for site in sites] for one in arm.subjects]
     means = [_by_step(seeds_mean([seed[i] for seed in lines])) for i in range(len(sites))]
     found: dict[str, Any] = {"mean": [_cells(line, "value", steps) for line in means]}
@@ -273,7 +273,7 @@ def _numbers(
             pairs = [zip(*both, strict=True) for both in zip(found["mean"], spread, strict=True)]
             moved = [[None if v is None else v + sign * (sd or 0.0) for v, sd in line] for line in pairs]
             found[name] = [[figure.brief(v, 4) for v in line] for line in moved]
-    if any(all(row[t] is None for row in found["mean"]) for t in range(len(steps))):  # arms may end at different steps
+    if any(all(row[t] is None for row in found["mean"]) for t in range(len(steps))):  # arms may lack steps
         measured = [t for t in range(len(steps)) if any(row[t] is not None for row in found["mean"])]
         found["upto"] = [max((s for s in measured if s <= t), default=measured[0]) for t in range(len(steps))]
     return found
@@ -288,7 +288,7 @@ def _cells(line: Mapping[int, Any], name: str, steps: Sequence[int]) -> list[flo
 
 
 def shape_sections(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) -> list[Section]:
-    """Over training, steps by layers, at one step (with `row_parts` beneath), and intrinsic dimension by estimator."""
+    """The sections: courses over training, maps, profiles at one step (with `row_parts` below), and dimensions."""
     moments = choice("Step", [f"step {step:,}" for step in shape.steps], len(shape.steps) - 1, slider=True)
     switch = Switch("shape", (gradients.measure_choice(shape.measures, shape.default), moments))
     course, grid = _course_section(rows, shape, switch), _grid_section(rows, shape)
@@ -300,7 +300,7 @@ def beside(panels: Sequence[Panel]) -> str:
 
 
 def arm_panel(rows: TrainingRows, arm: Arm, panel: Panel, *, seeds: bool = True) -> Panel:
-    """A panel of one arm; its name is the title where there are several."""
+    """A panel linked to the legend entry of its arm; with several arms its title is the label."""
     several = len({one.model for one in rows.subjects}) > 1
     role = arm.role if several and arm.role not in arm.label else ""
     count = words.plural(len(arm.subjects), "seed") if len(arm.subjects) > 1 and seeds else ""
@@ -309,7 +309,7 @@ def arm_panel(rows: TrainingRows, arm: Arm, panel: Panel, *, seeds: bool = True)
 
 
 def _course_section(rows: TrainingRows, shape: Shape, switch: Switch) -> Section:
-    """A line per layer over steps, above loss and gradient norm on the same axis."""
+    """The section with one line per layer over steps, above loss and gradient norm on the same x axis."""
     panels = []
     for arm in shape.arms:
         views = {str(m): _course(shape, m, arm) for m in range(len(shape.measures)) if shape.there[m, arm.index]}
@@ -351,7 +351,7 @@ def _course(shape: Shape, m: int, arm: Arm) -> Panel:
 
 
 def _course_alt(rows: TrainingRows, shape: Shape, arm: Arm) -> str:
-    """The first view in words, in the middle of the model."""
+    """Alternative text of the initial view, for the middle of the model."""
     measure = shape.measures[shape.default]
     sites = rows.sites([measure.metric], measure.kinds)
     if not sites:
@@ -363,7 +363,7 @@ def _course_alt(rows: TrainingRows, shape: Shape, arm: Arm) -> str:
 
 
 def _loop(rows: TrainingRows, shape: Shape, arm: Arm) -> Panel | None:
-    """Loss, probe loss and gradient norm of every seed."""
+    """Panel of loss, probe loss and gradient norm of every seed."""
     looks: dict[str, dict[str, Any]] = {
         "loss": {"label": "training loss", "colour": "@ink/0.35", "width": 1.0},
         "probe_loss": {"label": "probe loss", "colour": "@ink", "width": 1.6, "size": 3.0},
@@ -390,7 +390,7 @@ def _loop(rows: TrainingRows, shape: Shape, arm: Arm) -> Panel | None:
 
 
 def logged_series(line: Sequence[Any], time: figure.Time, most: int, **look: Any) -> Series:
-    """What the loop logged: averaged within even parts of the axis where there is more than a drawing can show."""
+    """A logged line as a series, averaged within even parts of the axis if it has more than `most` points."""
     parts: dict[int, list[Any]] = {}
     low, high = time.ends
     width = ((high - low) or 1.0) / most
@@ -406,7 +406,7 @@ def logged_series(line: Sequence[Any], time: figure.Time, most: int, **look: Any
     return Series(look.pop("label"), [time.place(step) for step in steps], values, where=where, **ends, **look)
 
 
-# maps of steps by layers
+# -- maps of steps by layers -------------------------------------------------------------------------------------------
 
 
 def _grid_section(rows: TrainingRows, shape: Shape) -> Section:
@@ -431,7 +431,7 @@ def _grid_section(rows: TrainingRows, shape: Shape) -> Section:
     return Section("grid", "Steps by layers", [Prose(lead), maps], "Steps by layers", under=True)
 
 
-# over depth at one step
+# -- profiles at one step ----------------------------------------------------------------------------------------------
 
 
 def _moment_section(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) -> Section:
@@ -451,7 +451,7 @@ def arms_profile(
     shape: Shape, m: int, arms: Sequence[Arm], looks: Mapping[int, Mapping[str, Any]], *, step: int | None = None,
     scale: Sequence[int] | None = None,
 ) -> Panel:  # fmt: skip
-    """Arms over depth at one step (the chosen one without a number), by relative depth where their depths differ."""
+    """Arms over depth at one step (None: the chosen one), by relative depth if their depths differ."""
     depth = _depth(shape, m, {arm.blocks for arm in arms})
     drawn = [part for arm in arms for part in _arm_profile(shape, m, arm, depth, step, **looks[arm.index])]
     return Panel(depth.axis(), value_axis(shape.values(m, scale)), tuple(drawn))
@@ -464,7 +464,7 @@ def _depth(shape: Shape, m: int, blocks: set[int]) -> Depth:
 
 
 def _arm_profile(shape: Shape, m: int, arm: Arm, depth: Depth, step: int | None, **look: Any) -> list[Series]:
-    """Blocks as a line with its band, the final norm apart; seeds as thin lines."""
+    """Blocks as a line with a band, the final norm as a separate point, seeds as thin lines."""
     sites, when, drawn = shape.sites[m], shape.when(m, arm, step), []
     line: dict[str, Any] = {"size": 5.0, "width": 2.0}
     apart: dict[str, Any] = {"size": 7.0, "width": 0.0, "marker": "diamond", "bars": "y", "named": False}
@@ -480,7 +480,7 @@ def _arm_profile(shape: Shape, m: int, arm: Arm, depth: Depth, step: int | None,
 
 
 def _profile_file(shape: Shape, m: int) -> Figure:
-    """A measure over depth at a few steps, darker with time, a panel for each arm."""
+    """A file of a measure over depth at a few steps, darker for later ones, one panel per arm."""
     at = few(range(len(shape.steps)), FILE_STEPS)
     panels, y = [], value_axis(shape.values(m), shape.measures[m].label)
     for arm in [arm for arm in shape.arms if shape.there[m, arm.index]][:FILE_ARMS]:
@@ -493,11 +493,11 @@ def _profile_file(shape: Shape, m: int) -> Figure:
     return Figure(tuple(panels), arrays=shape.arrays, files=files, shown=False, shared=True)
 
 
-# dimension by estimator
+# -- dimension by estimator --------------------------------------------------------------------------------------------
 
 
 def _dimension_sections(rows: TrainingRows, shape: Shape) -> list[Section]:
-    """Intrinsic dimension by every estimator: over steps at one place, over depth at one step."""
+    """The section on intrinsic dimension by estimator: over steps at one site, over depth at one step."""
     index = {(m.metric, m.variant): i for i, m in enumerate(shape.measures) if m.family == "stream"}
     lines = [(index[e[:2]], e) for e in ESTIMATORS if e[:2] in index]
     if not lines:
@@ -535,7 +535,7 @@ Estimator = tuple[int, tuple[str, str, str, int, str, float]]
 
 
 def _dimension_scale(shape: Shape, lines: Sequence[Estimator], *, embed: bool) -> Axis:
-    """The scale of the blocks: the embedding of a character model has few different rows, and lies far above."""
+    """The scale of the blocks without the embedding, which in character models has few distinct rows and is far off."""
     places = [(m, arm.index, i) for m, _ in lines for arm in shape.arms for i in shape.there[m, arm.index]
               if embed or shape.sites[m][i].kind != "embed"]  # fmt: skip
     return value_axis([v for m, a, i in places for v in _leaves(shape.arrays[f"shape/{m}/{a}/mean"][i])])
@@ -548,7 +548,7 @@ def _estimator(shape: Shape, arm: Arm, line: Estimator, at: tuple[Any, ...], **m
 
 
 def _dimension_over(shape: Shape, arm: Arm, lines: Sequence[Estimator], place: tuple[str, float, str]) -> Panel | None:
-    """Over steps at one place, which is a share of the depth and a kind of site."""
+    """A panel over steps at one place, given by relative depth and kind of site."""
     _, at, kind = place
     x, where = shape.arrays["shape/x"], [f"step {step:,}" for step in shape.steps]
     drawn, site, layer = [], None, max(1, round(at * arm.blocks))
@@ -577,7 +577,7 @@ def _dimension_at(shape: Shape, arm: Arm, lines: Sequence[Estimator]) -> Panel:
 
 
 def _bias(rows: TrainingRows) -> str:
-    """What the table itself says about TwoNN's bias: from the smallest to the largest."""
+    """The range of TwoNN's bias as noted in the table, as text."""
     lines = [rows.lines[key] for key in rows.keys.get("two_nn", [])]
     parts = [part.strip() for line in lines for row in line for part in row.note.split(";")]
     notes = [part.removeprefix("bias about").split("%")[0].strip() for part in parts if part.startswith("bias about")]

@@ -1,6 +1,6 @@
 """The page of a training run or a series of checkpoints: its summary in sentences, its loss, and all its sections.
 
-Two values are called different only where their intervals do not meet; steps and layers of one run are not independent.
+Two values are called different only if their intervals do not overlap; steps and layers of one run are not independent.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from anisoscope.view.sections.shape import Arm, arms_of
 from anisoscope.view.subjects import STREAM, DrawnSite, ProfileRows, RunView, Subject, TrainingRows, known
 from anisoscope.view.words import LOOP, OF_TRAINING, TANGENT, Catalogue, estimate, number, plural, site_phrase
 
-SPECS = 4_000_000  # characters of JSON that the figures of gradients may take
-SHOWN, ARMS = 4, 9  # subjects shown at first; arms, whose seeds are drawn together
-TELL_EACH = 4  # with more subjects than this the verdicts and figures speak
+SPECS = 4_000_000  # limit of the JSON of gradient figures in characters
+SHOWN, ARMS = 4, 9  # numbers of subjects, or of arms (all seeds in one line), shown initially
+TELL_EACH = 4  # with more subjects there are no sentences on each
 LOGS = (("loss", "probe_loss"), ("gradient_norm",), ("learning_rate",))
 TITLES = {"loss": "Loss", "gradient_norm": "Gradient norm", "learning_rate": "Learning rate"}
-MOST = 240  # points of a logged line
+MOST = 240  # largest number of points of a logged line
 THIN = 0.9
 
 
 def training_page(
     runs: Sequence[RunView], catalogue: Catalogue, comparison: Comparison, head: Mapping[str, Any]
 ) -> Page:
-    """Verdicts first, then gradients, the shape of learning, what all pages share, and the record."""
+    """The training page: verdicts, gradients, geometry over training, sections shared by all pages, and the record."""
     rows = TrainingRows(runs)
     verdicts = [verdict for run in runs for verdict in run.verdicts]
     energy, maps, frequency, elsewhere, found = _gradient_sections(rows, catalogue)
@@ -75,7 +75,7 @@ def training_page(
 
 
 def _gradient_sections(rows: TrainingRows, catalogue: Catalogue) -> tuple[Any, Any, Any, Any, Gradients]:
-    """The sections on gradients in as much detail as a page can carry."""
+    """The sections on gradients in as much detail as fits on a page."""
     make = (gradients.energy_section, gradients.map_section, frequency_section, gradients.elsewhere_section)
     for detail in gradients.DETAILS[_likely(rows, catalogue) :]:
         found = Gradients(rows, catalogue, detail)
@@ -87,7 +87,7 @@ def _gradient_sections(rows: TrainingRows, catalogue: Catalogue) -> tuple[Any, A
 
 
 def _likely(rows: TrainingRows, catalogue: Catalogue) -> int:
-    """The first level of detail worth trying: about 150 characters for a step of a site in a reading."""
+    """The first level of detail that may fit, at about 150 characters per step, site and reading."""
     sites, readings = len(rows.sites([ENERGY])), len(gradients.readings_of(Gradients(rows, catalogue).keys([ENERGY])))
     each, levels = 150 * len(rows.subjects), gradients.DETAILS
     sizes = [each * min(sites, d.sites) * min(readings, d.readings) * min(len(rows.steps), d.steps) for d in levels]
@@ -95,7 +95,7 @@ def _likely(rows: TrainingRows, catalogue: Catalogue) -> int:
 
 
 def _steps_words(rows: TrainingRows) -> str:
-    """At which steps."""
+    """The measured steps as text."""
     steps = rows.steps
     if not rows.dated or not steps:
         return ""
@@ -112,9 +112,9 @@ def _deck(rows: TrainingRows, head: Mapping[str, Any]) -> str:
 
 
 def _legend(rows: TrainingRows) -> list[page.LegendEntry]:
-    """Colour and role of each subject; of many, only the first of each model are shown at first.
+    """Legend entries with colour and role of each subject; with many, only the first of each model is shown initially.
 
-    Where no gradients were measured, the seeds of a model are drawn together and have one entry.
+    Without gradient metrics the seeds of a model are drawn as one line and have one entry.
     """
     if len(rows.subjects) < 2:
         return []
@@ -136,7 +136,7 @@ def _summary(
     rows: TrainingRows, comparison: Comparison, head: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]],
     claims: Sequence[Mapping[str, Any]], found: Gradients,
 ) -> Section:  # fmt: skip
-    """What checkpoints are wrong, what the claims say, what was seen, what was warned about, what the models are."""
+    """The summary: flagged checkpoints, verdicts, findings, warnings, and facts about the models."""
     seen = [*drift.modality_findings(comparison), *find_training(found)]
     parts: list[Any] = [*record.partial_banner(head), *_flag_parts(checkpoint_flags(rows))]
     if claims:
@@ -144,7 +144,7 @@ def _summary(
         parts += [Heading("What was seen")] if seen else []
     parts += [page.Piece("findings", seen)] if seen else []
     facts = record.model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
-    facts = [fact for i, fact in enumerate(facts) if fact not in facts[:i]]  # seeds of one model are alike
+    facts = [fact for i, fact in enumerate(facts) if fact not in facts[:i]]  # seeds of one model give equal facts
     random = subjects.random_models(rows.abouts)[0]
     drawn = [fact for fact in facts if fact["Model"] in random]
     drawn = [] if len(drawn) == len(facts) else drawn
@@ -174,7 +174,7 @@ def _verdict_parts(
 
 
 def checkpoint_flags(rows: TrainingRows) -> list[tuple[str, str, str]]:
-    """What is wrong with checkpoints of a series: repeated, missing, out of order, not finite; each thing once."""
+    """Problems of checkpoints in a series (repeated, missing, out of order, not finite), without duplicates."""
     found: dict[tuple[str, str, str], None] = {}
     for key in rows.keys.get("checkpoint", []):
         label = rows.subjects[key[0]].label if len(rows.subjects) > 1 else ""
@@ -197,7 +197,7 @@ def _sentence(words: str) -> str:
 def _flag_parts(flags: Sequence[tuple[str, str, str]]) -> list[Any]:
     if not flags:
         return []
-    first = 0 if any(model for model, *_ in flags) else 1  # one model has no name here
+    first = 0 if any(model for model, *_ in flags) else 1  # a single model is not named
     what = "checkpoint is not what it" if len(flags) == 1 else "checkpoints are not what they"
     heads = ["Model", TableCell("Step", css="num"), "What was found"][first:]
     body = [[model, TableCell(step, css="num"), TableCell(note, css="prose")][first:] for model, step, note in flags]
@@ -208,7 +208,7 @@ def _flag_parts(flags: Sequence[tuple[str, str, str]]) -> list[Any]:
 
 
 def _loss_section(rows: TrainingRows, catalogue: Catalogue, *, several_seeds: bool) -> Section | None:
-    """What the loop logged, all models together."""
+    """The section with what the training loop logged, for all models."""
     steps = [row.step or 0 for name in LOOP for key in rows.keys.get(name, []) for row in rows.lines[key]]
     time = Time.of(steps)
     panels = [panel for names in LOGS if (panel := _log_panel(rows, catalogue, names, time))] if time.long else []
@@ -227,7 +227,7 @@ def _loss_section(rows: TrainingRows, catalogue: Catalogue, *, several_seeds: bo
 def _log_panel(rows: TrainingRows, catalogue: Catalogue, names: Sequence[str], time: Time) -> Panel | None:
     drawn: list[Series] = []
     averaged, told, arms = False, [], arms_of(rows)
-    if not rows.metrics().isdisjoint(TANGENT):  # gradients are told of each seed
+    if not rows.metrics().isdisjoint(TANGENT):  # gradient sections show each seed
         arms = [Arm(one.index, one.label, one.model, one.role, one.blocks, (one,)) for one in rows.subjects]
     for arm in arms:
         for name in names:
@@ -235,7 +235,7 @@ def _log_panel(rows: TrainingRows, catalogue: Catalogue, names: Sequence[str], t
             whole = subjects.seeds_mean(lines)
             look = _log_look(rows, catalogue, arm, name, both="loss" in names and len(names) > 1)
             averaged |= len(whole) > MOST
-            if len(lines) > 1 and look["width"] > THIN:  # of the paler one of two only the mean
+            if len(lines) > 1 and look["width"] > THIN:  # seeds are drawn only for the main line
                 thin = look | {"colour": figure.faded(look["colour"], 0.35), "width": THIN, "size": 0.0}
                 thin |= {"interval": False, "quiet": True}
                 drawn += [shapes.logged_series(line, time, MOST, **thin) for line in lines if known(line)]
@@ -269,11 +269,11 @@ def _log_look(rows: TrainingRows, catalogue: Catalogue, arm: Arm, metric: str, *
     }
 
 
-# profiles of a run without a course
+# -- profiles of a run with a single step ------------------------------------------------------------------------------
 
 
 def _last_profiles(runs: Sequence[RunView], catalogue: Catalogue, rows: TrainingRows) -> Section | None:
-    """The geometry at the last step over depth, as the report of a single model draws it."""
+    """Profiles over depth at the last step, as in the report of a single model."""
     last = []
     for run in runs:
         query = Query(run.table).where(head=None, kind=[*STREAM, "stage"], metric=lambda m: m not in OF_TRAINING)
@@ -289,7 +289,7 @@ def _last_profiles(runs: Sequence[RunView], catalogue: Catalogue, rows: Training
     panels = tuple(profile_panel(p) for p in shown if p.entry.name in main)
     aligned = [s.model for s in profiles.subjects] == [s.model for s in rows.subjects]
     key: Any = Key()
-    if not aligned:  # lines of this section are not those of the page's legend: they stay when others are hidden
+    if not aligned:  # these lines have no entries in the page's legend, so they are never hidden
         panels = tuple(replace(p, series=tuple(replace(s, owner=None) for s in p.series)) for p in panels)
         key = Swatches([Swatch(s.label, series(s.index)) for s in profiles.subjects])
     title = "Over depth at the last step" if _steps_words(rows) else "Over depth"
@@ -304,7 +304,7 @@ def _left_out(parts: Sequence[str]) -> Section | None:
 
 
 def find_training(found: Gradients) -> list[page.PageFinding]:
-    """All sentences the table supports, most important first."""
+    """All findings of a training table, most important first."""
     said = {
         "Energy": _each(found, _energy),
         "Layers": _each(found, _layers),
@@ -339,12 +339,12 @@ def _at(found: Gradients, mark: Any) -> str:
 
 
 def _finally(found: Gradients) -> str:
-    """Where a sentence speaks of the last of several steps."""
+    """The phrase "at the last step " for tables with several steps, else empty."""
     return "at the last step " if len(found.rows.steps) > 1 else ""
 
 
 def _energy(found: Gradients, subject: Subject) -> str:
-    """The course of energy in the middle of the model, against chance and the normal control."""
+    """Sentences on the course of energy in the middle of the model, compared with chance and the normal control."""
     site = _middle(found, subject)
     line = known(found.whole(subject, ENERGY, site)) if site else []
     if not site or not line:
@@ -372,7 +372,7 @@ def _controls(found: Gradients, subject: Subject, site: DrawnSite, line: Sequenc
 
 
 def _layers(found: Gradients, subject: Subject) -> str:
-    """Where energy is highest and lowest at the last step."""
+    """Sentences on the layers with the highest and lowest energy at the last step."""
     ends = [(site, row) for site in found.rows.sites([ENERGY]) if (row := found.last(subject, ENERGY, site))]
     if len(ends) < 2:
         return ""
@@ -385,7 +385,7 @@ def _layers(found: Gradients, subject: Subject) -> str:
 
 
 def _frequency(found: Gradients, subject: Subject) -> str:
-    """The most frequent bin against the rarest, in the middle of the model at the last step."""
+    """Sentences on the most frequent bin and the rarest, in the middle of the model at the last step."""
     site = _middle(found, subject)
     bins = sorted({k[3] for k in found.keys([gradients.ENRICHMENT]) if k[3].startswith("frequency:")})
     if not site or len(bins) < 2:
