@@ -142,9 +142,9 @@ class _Curvature:
         self.config: Mapping[str, Any] = table.about["config"]
         self.manifolds = self.rows.where(metric="curvature_slope").values("model")
         self.curved = [name for name in self.manifolds if name != FLAT]
-        told = table.about["reference"]
-        self.reference = {"zipf": f"{told['zipf']:g}", "beta": f"{told['beta']:g}"}
-        words = "as given" if told["given"] else "assumed"
+        reference = table.about["reference"]
+        self.reference = {"zipf": f"{reference['zipf']:g}", "beta": f"{reference['beta']:g}"}
+        words = "as given" if reference["given"] else "assumed"
         self.assumed = f"for s = {self.reference['zipf']} and β = {self.reference['beta']} ({words})"
 
     def row(self, model: str, metric: str, **options: Any) -> Row | None:
@@ -395,14 +395,14 @@ def _repair(results: PerformanceResults, repair: str, words: str) -> Iterator[Ve
         ("improves_readout", "lowers the loss of a fresh readout", readout, NATS, -1, nats, same),
         ("harms_model", "inside the network harms the model's own loss", patched, NATS, 1, risen, ""),
     )
-    for name, does, names, margin, sign, told, remark in table:
-        found = _gain(results, names, margin=margin, sign=sign, told=told, remark=remark)
+    for name, does, names, margin, sign, template, remark in table:
+        found = _gain(results, names, margin=margin, sign=sign, form=template, remark=remark)
         if found is not None:
             yield verdict_of(f"{repair}_{name}", f"{words} {does}", found, subject=results.model)
 
 
 def _gain(
-    results: PerformanceResults, names: Sequence[MetricName], *, margin: float, sign: int, told: str, remark: str
+    results: PerformanceResults, names: Sequence[MetricName], *, margin: float, sign: int, form: str, remark: str
 ) -> Finding | None:
     """The mean paired difference over sites (and tasks), with its jackknife interval over context folds."""
     step = results.steps[-1]
@@ -419,7 +419,7 @@ def _gain(
     apart = f"; highest {best.name} ({span(best)})" if any(one.effect != best.effect for one in by_site) else ""
 
     def sentence(parts: Parts, status: Status, part: Part) -> str:
-        text = f"{told.format(span(part))}, the mean over {len(by_site)} sites{tasks}, {outcome(status, part)}{apart}"
+        text = f"{form.format(span(part))}, the mean over {len(by_site)} sites{tasks}, {outcome(status, part)}{apart}"
         return f"{text}; {remark}" if remark else text
 
     return Finding([whole, *by_site], sentence, aspects=None)
@@ -466,7 +466,7 @@ def _correlation(
     few = f"{n} {points} are too few: any one of them can turn it" if n < FEW else ""
     value = found["over contexts"].value
     part = Part("rank correlation", value, low, high, margin=CORRELATION, reason=few)
-    told = [Part(name, one.value, one.low, one.high, needed=False) for name, one in found.items()]
+    described = [Part(name, one.value, one.low, one.high, needed=False) for name, one in found.items()]
 
     def sentence(parts: Parts, status: Status, part: Part) -> str:
         known = [p for p in parts.values() if not p.needed and math.isfinite(p.low) and math.isfinite(p.high)]
@@ -475,5 +475,5 @@ def _correlation(
         text += outcome(status, part) + "".join(left).replace(",", ";", 1)
         return f"{text}; they are not independent, so this describes"
 
-    verdict = verdict_of(claim, statement, Finding([part, *told], sentence, aspects=None), subject=results.model)
+    verdict = verdict_of(claim, statement, Finding([part, *described], sentence, aspects=None), subject=results.model)
     return replace(verdict, p=descriptive_p(x, turned, "spearman"))  # descriptive: it plays no part in the verdict

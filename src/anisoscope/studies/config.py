@@ -144,11 +144,11 @@ class SizedArmsConfig(ArmsConfig):
 
     def runs(self) -> list[ArmRun]:
         """Every run: all arms of a size and seed after each other."""
-        own = self.size.sizes
+        presets = self.size.sizes
         return [
             ArmRun(f"{arm}-{size}", self._training(arm, size, seed), seed)
-            for size in self.sizes or tuple(own)
-            for seed, arm in product(self.seeds or own.get(size, {}).get("seeds", self.size.seeds), self.arms)
+            for size in self.sizes or tuple(presets)
+            for seed, arm in product(self.seeds or presets.get(size, {}).get("seeds", self.size.seeds), self.arms)
         ]
 
     def _training(self, arm: str, size: str, seed: int) -> Any:

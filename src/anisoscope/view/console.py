@@ -242,10 +242,10 @@ def print_metric(name: str, metric: Any) -> None:
     """Print the declaration of a metric."""
     star = " (default)" if metric.default else ""
     console.print(f"[bold]{name}[/bold]{star}  {metric.title}", highlight=False)
-    told = {"": metric.description, "formula: ": metric.formula, "convention: ": metric.convention}
-    told["options: "] = ", ".join(f"{key}={value}" for key, value in metric.options.items())
-    told |= {"measured at: ": ", ".join(sorted(metric.kinds)), "measured by: ": ", ".join(metric.measured_by)}
-    for label, words in (told | {"reference: ": metric.reference}).items():
+    facts = {"": metric.description, "formula: ": metric.formula, "convention: ": metric.convention}
+    facts["options: "] = ", ".join(f"{key}={value}" for key, value in metric.options.items())
+    facts |= {"measured at: ": ", ".join(sorted(metric.kinds)), "measured by: ": ", ".join(metric.measured_by)}
+    for label, words in (facts | {"reference: ": metric.reference}).items():
         if words:
             console.print(f"    {label}{words}", highlight=False, markup=False)
 

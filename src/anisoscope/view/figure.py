@@ -377,8 +377,8 @@ def column(rows: Iterable[Any], name: str = "value", digits: int = 5) -> list[fl
 def points(label: str, x: Values, rows: Sequence[Any], *, ends: Mapping[str, Any] | None = None, **look: Any) -> Series:
     """Rows as a series with intervals, if any row has one, styled by `ends`; None leaves a gap."""
     both = {name: column(rows, name) for name in ("low", "high")}
-    told = both | dict(ends or {}) if any(end is not None for end in both["low"]) else {}
-    return Series(label, x, column(rows), **told, **look)
+    interval = both | dict(ends or {}) if any(end is not None for end in both["low"]) else {}
+    return Series(label, x, column(rows), **interval, **look)
 
 
 # The hues of Okabe and Ito, darkened or lightened for contrast of thin lines on light and dark backgrounds.

@@ -253,10 +253,10 @@ def render(page: Page, links: Sequence[str] = ()) -> str:
     blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
     made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, **blocks)
     made.filters["json"] = lambda value: Markup(script_json(value))
-    own = {name: Markup((TEMPLATES / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
-    own["plotly"] = Markup(get_plotlyjs() if specs else "")
-    told = {"sections": sections, "links": links, "specs": specs, "arrays": arrays}
-    return made.get_template("page.html.j2").render(vars(page) | told | own)
+    assets = {name: Markup((TEMPLATES / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
+    assets["plotly"] = Markup(get_plotlyjs() if specs else "")
+    content = {"sections": sections, "links": links, "specs": specs, "arrays": arrays}
+    return made.get_template("page.html.j2").render(vars(page) | content | assets)
 
 
 def _shown(part: Any, specs: dict[str, Any]) -> dict[str, Any]:

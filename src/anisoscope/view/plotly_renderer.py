@@ -231,9 +231,9 @@ def with_shared(spec: Spec) -> Spec:
 
     def slim(trace: Spec) -> Spec:
         style = {name: value for name, value in trace.items() if name not in (*OWN_PARTS, *LISTS)}
-        own = {name: trace[name] for name in OWN_PARTS if name in trace}
-        own |= {name: lists.setdefault(json.dumps(trace[name]), len(lists)) for name in LISTS if name in trace}
-        return own | {"style": styles.setdefault(json.dumps(style), len(styles))}
+        compact = {name: trace[name] for name in OWN_PARTS if name in trace}
+        compact |= {name: lists.setdefault(json.dumps(trace[name]), len(lists)) for name in LISTS if name in trace}
+        return compact | {"style": styles.setdefault(json.dumps(style), len(styles))}
 
     views = {key: view | {"data": list(map(slim, view["data"]))} for key, view in spec["views"].items()}
     return spec | {"views": views, "shared": [*map(json.loads, lists)], "styles": [*map(json.loads, styles)]}
@@ -257,20 +257,20 @@ def notebook_figure(panels: Sequence[Panel], *, columns: int = 2) -> Spec:
         left, top = place * (width + 0.09), 1 - row * (height + 0.32 / rows)
         across, up = [left, left + width], [max(0.0, top - height), top]
         name = "" if i == 0 else str(i + 1)
-        own = _layout(panel)
-        layout[f"xaxis{name}"] = own["xaxis"] | {"domain": across, "anchor": f"y{name}"}
-        layout[f"yaxis{name}"] = own["yaxis"] | {"domain": up, "anchor": f"x{name}"}
+        panel_layout = _layout(panel)
+        layout[f"xaxis{name}"] = panel_layout["xaxis"] | {"domain": across, "anchor": f"y{name}"}
+        layout[f"yaxis{name}"] = panel_layout["yaxis"] | {"domain": up, "anchor": f"x{name}"}
         heading: Spec = {"text": f"<b>{html.escape(panel.title)}</b>", "showarrow": False, "xref": "paper"}
         layout["annotations"].append(
             heading | {"yref": "paper", "x": across[0], "y": up[1], "xanchor": "left", "yanchor": "bottom", "yshift": 6}
         )
-        mine: list[Spec] = []
+        drawn: list[Spec] = []
         for trace, series in zip(_traces(panel), panel.series, strict=False):
             wanted = series.named and not series.quiet and trace["name"] not in seen
             seen |= {trace["name"]} if wanted else set()
             axes = {"xaxis": f"x{name}", "yaxis": f"y{name}"}
-            mine += [part | axes for part in complete(trace | {"showlegend": wanted})]
-        traces += sorted(mine, key=lambda trace: trace.get("fill") != "toself")
+            drawn += [part | axes for part in complete(trace | {"showlegend": wanted})]
+        traces += sorted(drawn, key=lambda trace: trace.get("fill") != "toself")
     return painted({"data": traces, "layout": layout})
 
 

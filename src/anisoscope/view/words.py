@@ -277,9 +277,9 @@ class Catalogue:
         found = self._declared.get(name)
         if found is None:
             return Entry(name, title_of(name))
-        told = {f: str(getattr(found, f, "") or "") for f in ("formula", "reference", "description", "convention")}
+        fields = {f: str(getattr(found, f, "") or "") for f in ("formula", "reference", "description", "convention")}
         low, high = getattr(found, "bounds", None) or (None, None)
-        return Entry(name, str(getattr(found, "title", "") or title_of(name)), bounds=(low, high), **told)
+        return Entry(name, str(getattr(found, "title", "") or title_of(name)), bounds=(low, high), **fields)
 
     def ordered(self, names: Iterable[str]) -> list[str]:
         """Names in reading order: gradients, movement, frequency and the loop of a training run, then geometry."""

@@ -231,11 +231,11 @@ def models_interval(units: Sequence[CorrelationUnit]) -> tuple[float, float]:
     sums = np.array([clusters[name] for name in sorted(clusters)])
     n = sum(len(unit.one) - 1 for unit in units) + 1
     steps = n if units[0].ranked else None
-    left = np.array([math.atanh(_inside(_ratio(*(sums.sum(0) - own)), steps)) for own in sums])
+    left = np.array([math.atanh(_inside(_ratio(*(sums.sum(0) - left_out)), steps)) for left_out in sums])
     half = t_quantile(count - 1) * math.sqrt((count - 1) / count * float(((left - left.mean()) ** 2).sum()))
     centre = math.atanh(_inside(value, steps))
-    few = fisher_interval(value, n, ranked=units[0].ranked)
-    return min(math.tanh(centre - half), few[0]), max(math.tanh(centre + half), few[1])
+    fisher = fisher_interval(value, n, ranked=units[0].ranked)
+    return min(math.tanh(centre - half), fisher[0]), max(math.tanh(centre + half), fisher[1])
 
 
 def welch(one: Sequence[float], two: Sequence[float]) -> tuple[float, float, float]:

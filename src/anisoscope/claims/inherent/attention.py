@@ -86,8 +86,8 @@ def queries_and_keys_drift_together(stack: BlockStack) -> Finding:
     details["layers"] = [{"layer": n, **{w: _trend(c, [n]).value for w, c in courses.items()}} for n in layers]
 
     def sentence(parts: Parts, status: Status, part: Part) -> str:
-        told = [f"{words} at {span(parts[name])}" for name, words in _TOLD.items() if parts[name].measured]
-        text = f"over {len(steps)} steps the rank correlation with the step is {', '.join(told)}"
+        results = [f"{words} at {span(parts[name])}" for name, words in _TOLD.items() if parts[name].measured]
+        text = f"over {len(steps)} steps the rank correlation with the step is {', '.join(results)}"
         text += f", and at step {steps[-1]} |cos| is {span(parts['at the end'])}"
         random = parts[_RANDOM]
         text += f", {span(random)} beyond that of random directions" if random.measured else ""
@@ -260,9 +260,9 @@ def _without_first(scores: BlockStack, first: str) -> list[Part]:
 def _sharp_sentence(parts: Parts, status: Status, part: Part, *, steps: Sequence[int], what: str) -> str:
     text = f"from step {steps[0]} to {steps[-1]}, in {len(steps)} steps, the {what} of attention goes from "
     text += f"{figure(parts['at the start'].effect)} to {span(parts['at the end'])}, by {span(parts[_RISE])}"
-    told = [f"{span(parts[_SHARPER])} for it"] if parts[_SHARPER].measured else []
-    told += [f"{span(parts[_ENTROPY])} for minus the entropy"] if parts[_ENTROPY].measured else []
-    text += f"; the rank correlation with the step is {' and '.join(told)}" if told else ""
+    results = [f"{span(parts[_SHARPER])} for it"] if parts[_SHARPER].measured else []
+    results += [f"{span(parts[_ENTROPY])} for minus the entropy"] if parts[_ENTROPY].measured else []
+    text += f"; the rank correlation with the step is {' and '.join(results)}" if results else ""
     text += f", and what decides is the {part.name}, {outcome(status, part)}"
     rest = parts.get(f"{_NO_FIRST}: {_SHARPER}")
     return text + (f" (without the first key {span(rest)})" if rest is not None and rest.measured else "")

@@ -93,10 +93,10 @@ class Stream(BlockStack):
     @property
     def modality(self) -> str:
         """The modality from run.json, which has one for all stacks or one for each."""
-        told = self.run.entry.get("modality") or {}
-        if isinstance(told, str):
-            return told
-        return str(told.get(self.stack_name) or next(iter(told.values()), modality.TEXT.name))
+        recorded = self.run.entry.get("modality") or {}
+        if isinstance(recorded, str):
+            return recorded
+        return str(recorded.get(self.stack_name) or next(iter(recorded.values()), modality.TEXT.name))
 
     def noted(self, words: str) -> bool:
         """Whether a note on the model in run.json begins with these words."""
@@ -121,9 +121,9 @@ class Stream(BlockStack):
         """Whether the model has attention; some hybrids in the modality convolution have it."""
         if self.modality != CONVOLUTION:
             return True
-        told = {str(kind) for kind in self.run.entry.get("sites") or ()}
+        kinds = {str(kind) for kind in self.run.entry.get("sites") or ()}
         seen = {cell.kind for metric in METRICS for cell in self.run.rows(metric)}
-        return bool((told | seen) & set(_ATTENTION)) or str(self.run.entry.get("architecture", "")).startswith("Cvt")
+        return bool((kinds | seen) & set(_ATTENTION)) or str(self.run.entry.get("architecture", "")).startswith("Cvt")
 
     def mean(self) -> Quantity:
         """The average cosine, mean over blocks."""
@@ -266,8 +266,8 @@ def _points(stream: Stream) -> list[dict[str, Any]]:
     points = []
     for cell, row in sorted(shown, key=lambda item: (item[0].layer, item[0].kind == "final")):
         low, high = row.quantity.interval()
-        told = [rows[cell].value if cell in rows else math.nan for rows in (norm, drift, relative, share)]
-        length, moved, given, explained = told
+        values = [rows[cell].value if cell in rows else math.nan for rows in (norm, drift, relative, share)]
+        length, moved, given, explained = values
         found = {"layer": cell.layer, "depth": row.depth, "kind": cell.kind, "counted": cell.kind != "final"}
         found |= {"cosine": row.value, "low": low, "high": high, "drift": moved}
         found["relative_drift"] = moved / length if cell in drift and length > 0 else given  # in units of the mean norm
@@ -306,7 +306,7 @@ def pooled(table: Table) -> list[dict[str, Any]]:
             if (unit := _unit(stream)) is not None and (linear := _unit(stream, ranked=False)) is not None:
                 for name in ("", stream.modality):
                     units.setdefault(name, []).append((unit, linear))
-    return [_pooled_record(name or "all", mine) for name, mine in units.items() if mine]
+    return [_pooled_record(name or "all", members) for name, members in units.items() if members]
 
 
 def _unit(stream: Stream, *, ranked: bool = True) -> CorrelationUnit | None:
@@ -405,9 +405,9 @@ def _few(pairs: Pairs) -> str:
 def _stack_sentence(parts: Parts, status: Status, part: Part, *, where: str) -> str:
     text = f"{where} drift and average cosine"
     ways = {_RANK: "in rank", _LINEAR: "linearly"}
-    told = [f"{word} at {_tested(parts[name])}" for name, word in ways.items() if parts[name].measured]
+    results = [f"{word} at {_tested(parts[name])}" for name, word in ways.items() if parts[name].measured]
     share = parts[_SHARE]
-    text += f" correlate {' and '.join(told)}" if told else " have no correlation"
+    text += f" correlate {' and '.join(results)}" if results else " have no correlation"
     text += f", and the median share of the cosine that goes with the mean is {span(share)}" if share.measured else ""
     text += f"; what decides is the {part.name}, {outcome(status, part)}"
     first = parts.get(_FIRST)
@@ -425,16 +425,16 @@ def _of_all(study: Study) -> Finding:
     units = {name: unit for name, stream in found.items() if (unit := _unit(stream)) is not None}
     if len({unit.cluster for unit in units.values()}) < 2:
         raise NotHere("second model with drift and average_cosine at three sites", "measure more models")
-    mine = list(units.values())
+    pooled_units = list(units.values())
     linear = [unit for stream in found.values() if (unit := _unit(stream, ranked=False)) is not None]
-    ranked, told = _pooled_part(mine), _pooled_part(linear)
+    ranked, pearsons = _pooled_part(pooled_units), _pooled_part(linear)
     few = "" if math.isfinite(ranked.low) else _FEW_MODELS
     parts = [replace(ranked, name=_RANK, margin=CORRELATION_MARGIN, reason=few), _share_over_models(found)]
-    parts.append(replace(told, name=_LINEAR, needed=False))
+    parts.append(replace(pearsons, name=_LINEAR, needed=False))
     outcomes = {name: _status(stream) for name, stream in found.items()}
     ends = {name: stream.step for name, stream in found.items()}
-    details = {"models": outcomes, "ends": ends, "sites": sum(len(unit.one) for unit in mine)}
-    sentence = functools.partial(_all_sentence, outcomes=outcomes, stacks=len(mine))
+    details = {"models": outcomes, "ends": ends, "sites": sum(len(unit.one) for unit in pooled_units)}
+    sentence = functools.partial(_all_sentence, outcomes=outcomes, stacks=len(pooled_units))
     about: dict[str, Any] = {"several": _one_by_one, "scope": "for these models", "note": uncounted_note(study)}
     return Finding(parts, sentence, details, **about)
 
@@ -443,7 +443,7 @@ def _one_by_one(findings: Sequence[Finding]) -> Any:
     """The sentence over several seeds: a stack holds or fails if it does so in every seed, else it is undecided."""
     every = [finding.details["models"] for finding in findings]
     found = {name: {outcomes.get(name, "undecided") for outcomes in every} for name in every[0]}
-    outcomes = {name: told.pop() if len(told) == 1 else "undecided" for name, told in found.items()}
+    outcomes = {name: statuses.pop() if len(statuses) == 1 else "undecided" for name, statuses in found.items()}
     return functools.partial(_all_sentence, outcomes=outcomes, stacks=len(outcomes))
 
 
@@ -454,7 +454,7 @@ def _share_over_models(found: dict[str, Stream]) -> Part:
         value = explained_share(stream).value
         if math.isfinite(value):
             shares.setdefault(stream.model, []).append(value)
-    values = [sum(mine) / len(mine) for mine in shares.values()]
+    values = [sum(of_model) / len(of_model) for of_model in shares.values()]
     if not values:
         return Part.absent(_SHARE, Missing("explained_by_drift", _HOW), margin=SHARE_MARGIN)
     half = engine.t_interval(values)[0] if len(values) >= FEWEST_CLUSTERS else math.nan

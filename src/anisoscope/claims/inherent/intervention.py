@@ -101,10 +101,10 @@ def anisotropic_at_initialisation(run: Run) -> Finding:
             parts.append(Part.absent(str(arm), _out_of_reach(arm, known), margin=ADDED_MARGIN))
             continue
         biases[str(arm)] = bias
-        told = {f"{arm}: inputs": known[bias], f"{arm}: outputs": there[bias]}
-        told |= {f"{arm}: without bias": there[0.0]} if 0 in there else {}
+        described = {f"{arm}: inputs": known[bias], f"{arm}: outputs": there[bias]}
+        described |= {f"{arm}: without bias": there[0.0]} if 0 in there else {}
         parts.append(_judged(str(arm), there[bias] - known[bias], margin=ADDED_MARGIN))
-        parts += Part.describe_all(told, bounds=CORRELATION)
+        parts += Part.describe_all(described, bounds=CORRELATION)
     if not parts:
         raise NotHere("block at initialisation with a bias of its inputs", _HOW)
     sentence = functools.partial(_added_sentence, biases=biases)
@@ -177,9 +177,9 @@ def _growth(arms: dict[UntrainedArm, Biased], what: str, *, inputs: Mapping[Untr
         parts.append(_judged(str(arm), trend, margin=RANK_MARGIN))
     for arm, there in long.items():
         for end, words in ((min(there), "smallest"), (max(there), "largest")):
-            told = {f"{arm}: at the {words} bias": there[end]}
-            told |= {f"{arm}: inputs at the {words} bias": inputs[arm][end]} if end in inputs.get(arm, {}) else {}
-            parts += Part.describe_all(told, bounds=CORRELATION)
+            described = {f"{arm}: at the {words} bias": there[end]}
+            described |= {f"{arm}: inputs at the {words} bias": inputs[arm][end]} if end in inputs.get(arm, {}) else {}
+            parts += Part.describe_all(described, bounds=CORRELATION)
     reach = max(max(there) for there in long.values())
 
     def sentence(parts: Parts, status: Status, part: Part) -> str:
@@ -199,8 +199,8 @@ def _growth(arms: dict[UntrainedArm, Biased], what: str, *, inputs: Mapping[Untr
 def _arms(run: Run, metric: str, kind: str) -> dict[UntrainedArm, Biased]:
     """The values of a metric by arm and bias."""
     found: dict[UntrainedArm, Biased] = {}
-    mine = run.of(metric).where(kind=kind, group="", head=None)
-    for same in (mine.where(seed=run.seed) or mine.where(seed=None)).groups("variant").values():
+    rows = run.of(metric).where(kind=kind, group="", head=None)
+    for same in (rows.where(seed=run.seed) or rows.where(seed=None)).groups("variant").values():
         for row in evidence.by_cell(same).values():
             if set(row.options) == {"bias", "init", "input_norm", "width"}:
                 arm = UntrainedArm(row["init"], int(row["width"]), row["input_norm"] == "1")
@@ -248,13 +248,13 @@ def anisotropy_without_drift(arms: Arms) -> Finding:
     softmax has no drift at that step (not beyond 0.1), and where it does not rise either: then there is nothing that
     drift could have been needed for. The margins are ours.
     """
-    ordinary, own = (arms.stack(arm).needed("average_cosine") for arm in (ORDINARY, arms.name))
-    layers, steps = evidence.shared_steps([ordinary, own])
+    ordinary, driftless = (arms.stack(arm).needed("average_cosine") for arm in (ORDINARY, arms.name))
+    layers, steps = evidence.shared_steps([ordinary, driftless])
     if not steps or steps[0] != 0 or len(steps) < 2:
         raise Missing("average_cosine of both arms at step 0 and later", "watch the training from its first step on")
     height = max(steps[1:], key=lambda step: block_mean(ordinary, step, layers).value)
     moments = {"before": 0, "then": height, "at the end": steps[-1]}
-    at = {when: block_mean(own, step, layers) for when, step in moments.items()}
+    at = {when: block_mean(driftless, step, layers) for when, step in moments.items()}
     usual = {when: block_mean(ordinary, step, layers) for when, step in moments.items()}
     more: dict[str, Any] = {"margin": RISE_MARGIN, "needed": False, "bounds": CORRELATION}
     parts = [
@@ -358,8 +358,8 @@ def sharpness_needs_drift(arms: Arms) -> Finding:
     beside = [("attention_entropy", _ENTROPY, UNIT), ("score_spread", _SPREAD, (0.0, None))]
     for metric, words, bounds in beside:
         measured = {name: arms.stack(name, "scores").blocks(metric) for name in (ORDINARY, CENTRED)}
-        told = {f"{name}: {words}": block_mean(rows, last, layers) for name, rows in measured.items() if rows}
-        parts += Part.describe_all(told, bounds=bounds)
+        described = {f"{name}: {words}": block_mean(rows, last, layers) for name, rows in measured.items() if rows}
+        parts += Part.describe_all(described, bounds=bounds)
     parts += [*_drift_parts(arms, CENTRED, last), *_drift_parts(arms, ORDINARY, last, prefix="softmax: ")]
     for name in _OTHERS:  # arms with normalised queries and keys, if measured at this step
         if name in arms.runs and any(cell.step == last for cell in found[name]):

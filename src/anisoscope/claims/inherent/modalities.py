@@ -45,14 +45,14 @@ def modality_table(table: Table) -> list[dict[str, Any]]:
 
     `share_beyond` is the share of blocks with an average cosine beyond .2.
     """
-    told = {(found["subject"], found["seed"]): found for found in drift.correlations(table)}
+    by_stack = {(found["subject"], found["seed"]): found for found in drift.correlations(table)}
     found = (item for study in studies(table, drift.METRICS) for item in drift.streams(study).items())
-    records = [_record(stream, told[name, stream.run.seed]) for name, stream in found]
+    records = [_record(stream, by_stack[name, stream.run.seed]) for name, stream in found]
     order = {modality: i for i, modality in enumerate(MODALITIES)}
     return sorted(records, key=lambda r: (order.get(r["modality"], len(order)), r["subject"], str(r["seed"])))
 
 
-def _record(stream: Stream, told: Mapping[str, Any]) -> dict[str, Any]:
+def _record(stream: Stream, correlation: Mapping[str, Any]) -> dict[str, Any]:
     cells = sorted(stream.blocks("average_cosine").items(), key=lambda item: item[0].layer)
     numbers = {cell.layer: reading.value for cell, reading in cells}
     depths = {cell.layer: reading.depth for cell, reading in cells}
@@ -62,7 +62,7 @@ def _record(stream: Stream, told: Mapping[str, Any]) -> dict[str, Any]:
     average = Part.of("", stream.mean(), bounds=CORRELATION)
     drifts = {cell.layer: reading.value for cell, reading in stream.blocks("drift").items()}
     return {
-        **{name: told[name] for name in _KEPT},
+        **{name: correlation[name] for name in _KEPT},
         "layers": len(layers),
         "middle": numbers[middle],
         "middle_layer": middle,
@@ -76,7 +76,7 @@ def _record(stream: Stream, told: Mapping[str, Any]) -> dict[str, Any]:
         "mean_high": average.high,
         "share_beyond": sum(value > BEYOND for value in numbers.values()) / len(numbers),
         "drift": drifts.get(middle, math.nan),
-        "explained_by_drift": {"holds": "yes", "fails": "no"}.get(str(told["status"]), "open"),
+        "explained_by_drift": {"holds": "yes", "fails": "no"}.get(str(correlation["status"]), "open"),
     }
 
 
@@ -155,8 +155,8 @@ def _averaged(names: Sequence[str]) -> str:
     >>> _averaged(["m"]), _averaged(["m", "w, decoder stack"])
     ('m', 'mean of m and w (decoder stack)')
     """
-    told = [f"{model} ({stack})" if stack else model for model, _, stack in (name.partition(", ") for name in names)]
-    return told[0] if len(told) == 1 else f"mean of {listed(told)}"
+    labels = [f"{model} ({stack})" if stack else model for model, _, stack in (name.partition(", ") for name in names)]
+    return labels[0] if len(labels) == 1 else f"mean of {listed(labels)}"
 
 
 @claim(

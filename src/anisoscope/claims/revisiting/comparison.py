@@ -159,21 +159,21 @@ def _agreed(parts: dict[str, Part]) -> dict[str, Part]:
         if members:
             made[over] = agreement(members, over, what="measures of distance")
         if len({part.status for part in members if part.measured}) > 1:
-            told = " and ".join(f"{part.status} for the {part.name.split(': ')[1]}" for part in members)
-            made[over] = replace(made[over], reason=f"the two measures of distance {words} do not agree ({told})")
+            statuses = " and ".join(f"{part.status} for the {part.name.split(': ')[1]}" for part in members)
+            made[over] = replace(made[over], reason=f"the two measures of distance {words} do not agree ({statuses})")
     return {**made, **{name: replace(part, needed=False) for name, part in parts.items()}}
 
 
 def _spread_sentence(parts: Parts, status: Status, part: Part) -> str:
     """The sentence of the verdict; it states correlations, whereas effects are minus the correlation."""
-    told = []
+    results = []
     for over, words in _OVER_WORDS.items():
         plain, normalised = (parts.get(f"{over}: {distance}") for distance in _DISTANCES.values())
         both = [figure(-plain.effect)] if plain and plain.measured else []
         both += [f"{figure(-normalised.effect)} relative to its norm"] if normalised and normalised.measured else []
         if parts[over].measured:
-            told.append(f"{f'{both[0]} ({both[1]})' if len(both) > 1 else ''.join(both)} {words}")
-    text = f"how often a token occurs and how far it lies from its centroid correlate at {' and '.join(told)}; the "
+            results.append(f"{f'{both[0]} ({both[1]})' if len(both) > 1 else ''.join(both)} {words}")
+    text = f"how often a token occurs and how far it lies from its centroid correlate at {' and '.join(results)}; the "
     text += f"claim needs correlations below {figure(-CORRELATION_MARGIN)} and the one that decides, "
     return f"{text}{_OVER_WORDS[part.name]}, is {span(-part)}"
 
@@ -229,14 +229,14 @@ def _settled(parts: dict[str, Part]) -> dict[str, Part]:
         members = [part for name, part in parts.items() if name.startswith(f"{kind}: ")]
         if members:
             made[kind] = agreement(members, kind, what=what)
-    told = {name: replace(part, needed=False) for name, part in parts.items()}
-    return {**made, **(told if made else parts)}
+    described = {name: replace(part, needed=False) for name, part in parts.items()}
+    return {**made, **(described if made else parts)}
 
 
 def _kinds_sentence(parts: Parts, status: Status, part: Part) -> str:
-    told = [f"{span(p)} in {name.split(': ', 1)[1]}" for name, p in parts.items() if ": " in name and p.measured]
+    results = [f"{span(p)} in {name.split(': ', 1)[1]}" for name, p in parts.items() if ": " in name and p.measured]
     text = "the lead of the tangent directions over the control that comes closest is, in units of what chance would "
-    text += f"give of the gradients' energy, {', '.join(told)}; what decides is the {part.name} with {span(part)}, "
+    text += f"give of the gradients' energy, {', '.join(results)}; what decides is the {part.name} with {span(part)}, "
     return text + outcome(status, part)
 
 

@@ -178,11 +178,11 @@ def tangent_energy(run: Run) -> Finding:
     groups: dict[str, Any] = {}  # masked and unmasked rows of a masked language model, judged separately
     for group, rows in _ROWS.items():
         if run.tangent("gradient_energy", group):
-            told = described_energy(run, group)
-            parts.append(replace(told[0], name=rows))
+            means = described_energy(run, group)
+            parts.append(replace(means[0], name=rows))
             status, part = judge(control_parts(run, group))
             groups[group] = {**part.record(), "status": status, "control": part.name}
-            groups[group] |= {"told": [p.record() for p in told], "steps": evidence.step_records(_scaled(run, group))}
+            groups[group] |= {"told": [p.record() for p in means], "steps": evidence.step_records(_scaled(run, group))}
     details = {"cells": cells, "layers": layers, "steps": evidence.step_records(_scaled(run)), "groups": groups}
     return Finding(parts, energy_sentence, details, aspects={c: (c,) for c in CONTROLS})
 
@@ -191,11 +191,11 @@ def energy_sentence(parts: Parts, status: Status, part: Part, *, what: str = "gr
     """The sentence of the verdict: enrichment, distance from the closest control, and at how many layers."""
     text = f"the tangent directions hold {span(parts['enrichment'])} times as much of the {what} as chance would give; "
     text += f"their lead over the control that decides, {_CONTROL_WORDS[part.name]}, is {span(part)} in the same unit, "
-    told = [f"at the last step {figure(parts['enrichment at the last step'].effect)} times chance"]
-    told += [f"on {rows} {figure(parts[rows].effect)} times" for rows in _ROWS.values() if rows in parts]
+    remarks = [f"at the last step {figure(parts['enrichment at the last step'].effect)} times chance"]
+    remarks += [f"on {rows} {figure(parts[rows].effect)} times" for rows in _ROWS.values() if rows in parts]
     if "layers beyond the margin" in parts:
-        told.append(f"the lead is beyond the margin in {_part_of(parts['layers beyond the margin'].effect)} layers")
-    return f"{text}{outcome(status, part)} ({'; '.join(told)})"
+        remarks.append(f"the lead is beyond the margin in {_part_of(parts['layers beyond the margin'].effect)} layers")
+    return f"{text}{outcome(status, part)} ({'; '.join(remarks)})"
 
 
 def _part_of(share: float) -> str:
@@ -213,11 +213,11 @@ def described_energy(run: Run, group: str = "", **options: Any) -> list[Part]:
     cells = [cell for cell in trained(run.needed("gradient_energy", group, **options)) if cell in scaled]
     last = max(-1 if cell.step is None else cell.step for cell in cells)
     ends = [cell for cell in cells if cell.step in (None, last)]
-    told = {"enrichment": average(scaled, cells), "enrichment at the last step": average(scaled, ends)}
+    numbers = {"enrichment": average(scaled, cells), "enrichment at the last step": average(scaled, ends)}
     rows = _scaled(run, group, average="row", **options)
     if any(cell in rows for cell in cells):
-        told["enrichment of single rows"] = average(rows, cells)
-    return Part.describe_all(told)
+        numbers["enrichment of single rows"] = average(rows, cells)
+    return Part.describe_all(numbers)
 
 
 def _scaled(run: Run, group: str = "", **options: Any) -> dict[Cell, Quantity]:

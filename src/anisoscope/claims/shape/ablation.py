@@ -107,16 +107,16 @@ def _effect(contrast: Contrast, arms: Arms) -> Finding:
     main = _Pair.at_the_end("svd_ratio", arms, both)
     rest = {metric: _Pair.at(main.step, metric, arms, both) for metric in METRICS[1:]}
     measured = {"svd_ratio": main, **{metric: pair for metric, pair in rest.items() if pair is not None}}
-    told = {metric: pair.effect() for metric, pair in measured.items()}
+    described = {metric: pair.effect() for metric, pair in measured.items()}
     if "svd_ratio_squared" in measured:
-        told[_FALL_SQUARED] = measured["svd_ratio_squared"].fall()
+        described[_FALL_SQUARED] = measured["svd_ratio_squared"].fall()
     start = [{cell.layer for cell in arm if cell.step == 0} for arm in (main.one, main.two)]
     if main.step and all(set(main.layers) <= layers for layers in start):
-        told[_START] = replace(main, step=0).effect()
+        described[_START] = replace(main, step=0).effect()
     depths = zip(main.layers, main.rows(main.one), strict=True)
     if middle := [layer for layer, reading in depths if MIDDLE[0] <= reading.depth <= MIDDLE[1]]:
-        told["svd_ratio of the middle blocks"] = main.effect(middle)
-    told |= dict(zip(both, main.means(), strict=True))
+        described["svd_ratio of the middle blocks"] = main.effect(middle)
+    described |= dict(zip(both, main.means(), strict=True))
     before, after = (arms.runs[name].model for name in both)
     details: dict[str, Any] = {"before": before, "after": after, "step": main.step}
     details |= {"blocks": len(main.layers), "paired": main.paired}
@@ -126,7 +126,7 @@ def _effect(contrast: Contrast, arms: Arms) -> Finding:
     }
     where = f"mean over {len(main.layers)} block{'s' if len(main.layers) > 1 else ''}{evidence.at_step(main.step)}"
     sentence = functools.partial(_sentence, contrast=contrast, where=where)
-    parts = [Part.of(_FALL, main.fall(), margin=EFFECT_MARGIN), *Part.describe_all(told)]
+    parts = [Part.of(_FALL, main.fall(), margin=EFFECT_MARGIN), *Part.describe_all(described)]
     return Finding(parts, sentence, details, scope="for these two runs only")
 
 
@@ -198,8 +198,8 @@ def _sentence(parts: Parts, status: Status, part: Part, *, contrast: Contrast, w
     text += f"({after}): relative to {before} {_reading(part, parts.get(_FALL_SQUARED))}"
     text += f"; the {contrast.name} ({after} − {before}) is {span(parts['svd_ratio'])} for σ₁/Σσ"
     text += f" (at step 0, before any training, {span(parts[_START])})" if _START in parts else ""
-    told = [f"{span(parts[metric])} for {words}" for metric, words in _NAMES.items() if metric in parts]
-    return ", ".join([text, *told])
+    effects = [f"{span(parts[metric])} for {words}" for metric, words in _NAMES.items() if metric in parts]
+    return ", ".join([text, *effects])
 
 
 def _reading(fall: Part, squared: Part | None) -> str:

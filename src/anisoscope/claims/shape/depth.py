@@ -126,8 +126,8 @@ class Curve:
         g = len(self.folds)
         if not g:
             return Quantity(plain, half=float(math.hypot(self.halves[self.peak], self.halves[block])))
-        own = self.values + (g - 1) * (self.folds.mean(0) - self.folds)
-        gaps = own[np.arange(g), self.folds.argmax(1)] - own[:, block]
+        single = self.values + (g - 1) * (self.folds.mean(0) - self.folds)
+        gaps = single[np.arange(g), self.folds.argmax(1)] - single[:, block]
         return Quantity(float(gaps.mean()), tuple(((gaps.sum() - gaps) / (g - 1)).tolist()))
 
 
@@ -183,8 +183,8 @@ def spread(profile: np.ndarray) -> float:
 def curve(readings: Readings, step: int | None) -> Curve:
     """The profile over the blocks at one step; raises `Missing` with too few blocks or without the first or last."""
     cells = sorted((cell for cell in readings if cell.step == step), key=lambda cell: cell.layer)
-    told = [round(cell.layer / readings[cell].depth) for cell in cells if readings[cell].depth > 0]
-    blocks = max([*told, *(cell.layer for cell in cells)])
+    depths = [round(cell.layer / readings[cell].depth) for cell in cells if readings[cell].depth > 0]
+    blocks = max([*depths, *(cell.layer for cell in cells)])
     if len(cells) < FEWEST_BLOCKS:
         raise Missing(f"profile of {FEWEST_BLOCKS} blocks", f"{len(cells)} of {blocks} have a number")
     missing = [end for end in (1, blocks) if end not in {cell.layer for cell in cells}]
@@ -281,13 +281,13 @@ def _bell_sentence(parts: Parts, status: Status, part: Part, *, where: str) -> s
 
 def _others(parts: Parts, names: Iterable[str]) -> str:
     """A clause on the results of the formulas that do not decide."""
-    told = []
+    clauses = []
     for name, (_, _, words) in _FORMULAS.items():
-        mine = [parts[f"{name}: {n}"] for n in names if f"{name}: {n}" in parts]
-        if mine:
-            status = judge(mine)[0]
-            told.append(f"{'is ' if status == 'undecided' else ''}{status} by {words}")
-    return f" (it {' and '.join(told)})" if told else ""
+        members = [parts[f"{name}: {n}"] for n in names if f"{name}: {n}" in parts]
+        if members:
+            status = judge(members)[0]
+            clauses.append(f"{'is ' if status == 'undecided' else ''}{status} by {words}")
+    return f" (it {' and '.join(clauses)})" if clauses else ""
 
 
 @claim(
@@ -356,16 +356,16 @@ def decoders_bell_encoders_flat(study: Study) -> Finding:
 
 
 def _kinds_sentence(parts: Parts, status: Status, part: Part, *, unknown: str) -> str:
-    told = []
+    clauses = []
     for role, words in (("decoder", "a bell"), ("encoder", "flat")):
         statuses: dict[str, list[Part]] = {}
         for name, p in parts.items():
             if name.startswith(f"{role} "):
                 statuses.setdefault(name.rsplit(": ", 1)[0], []).append(p)
-        judged = {name.removeprefix(f"{role} "): judge(mine)[0] for name, mine in statuses.items()}
+        judged = {name.removeprefix(f"{role} "): judge(members)[0] for name, members in statuses.items()}
         rest = [f"{name} {'is open' if s == 'undecided' else 'is not'}" for name, s in judged.items() if s != "holds"]
         holding = sum(s == "holds" for s in judged.values())
         text = f"{words} in {holding} of {len(judged)} {role}{'s' if len(judged) > 1 else ''}"
-        told.append(text + (f" ({', '.join(rest)})" if rest else ""))
-    text = f"the profile is {' and '.join(told)}; what decides is {part.name} with {span(part)}, "
+        clauses.append(text + (f" ({', '.join(rest)})" if rest else ""))
+    text = f"the profile is {' and '.join(clauses)}; what decides is {part.name} with {span(part)}, "
     return text + outcome(status, part) + (f"; {unknown}" if unknown else "")

@@ -127,8 +127,8 @@ def _second_best(parts: dict[str, Part]) -> dict[str, Part]:
         others = " and ".join(name for name in ESTIMATORS if name not in order)
         reason = f"it was measured with {len(order)} estimator and needs {ENOUGH} (measure {others} too)"
         decides = replace(decides, name=f"{decides.name} alone", reason=reason)
-    told = {name: replace(part, needed=False) for name, part in parts.items()}
-    return {**told, decides.name: replace(decides, needed=True)}
+    described = {name: replace(part, needed=False) for name, part in parts.items()}
+    return {**described, decides.name: replace(decides, needed=True)}
 
 
 def _names(parts: Parts) -> list[str]:
@@ -147,7 +147,7 @@ def _hangs_on_step_0(parts: Parts) -> str:
     holding = [name for name in names if not later[name] or judge(later[name])[0] == "holds"]
     if len(holding) >= ENOUGH:
         return ""
-    worst = min((judge(mine)[1] for mine in later.values() if mine), key=_gap)
+    worst = min((judge(phases)[1] for phases in later.values() if phases), key=_gap)
     name, what = worst.name.split(": ")
     return f"without step 0 the {what.removesuffix(f' {_LATER}')} by {ESTIMATORS[name]} is {span(worst)}"
 
@@ -158,20 +158,20 @@ def _course(halves: Halves) -> dict[str, Any]:
     for layer in sorted({cell.layer for cell in halves[0]}):
         rise, fall, peak = _phases(halves, evidence.steps_of(halves[0]), [layer])
         parts = [Part.of(name, q, margin=PHASE_MARGIN) for name, q in (("rise", rise), ("fall", fall))]
-        told = {part.name: part.record() for part in parts}
-        blocks.append({"layer": layer, "peak_step": peak, "status": judge(parts)[0], **told})
+        phases = {part.name: part.record() for part in parts}
+        blocks.append({"layer": layer, "peak_step": peak, "status": judge(parts)[0], **phases})
     return {"chosen": evidence.step_records(halves[0]), "tested": evidence.step_records(halves[1]), "blocks": blocks}
 
 
 def _phases_sentence(parts: Parts, status: Status, part: Part) -> str:
-    told = []
+    runs = []
     for name in _names(parts):
         peak = parts[f"{name}: peak step"].effect
         when = f"step {peak:.0f}" if peak == round(peak) else f"around step {peak:.0f}"
         rise, fall = parts[f"{name}: rise"], parts[f"{name}: fall"]
-        told.append(f"rises by {span(rise)} to {when} and falls by {span(fall)} after it ({ESTIMATORS[name]})")
+        runs.append(f"rises by {span(rise)} to {when} and falls by {span(fall)} after it ({ESTIMATORS[name]})")
     name, what = part.name.split(": ")
-    text = f"on contexts that did not choose the peak, the intrinsic dimension in relative terms {', '.join(told)}; of "
+    text = f"on contexts that did not choose the peak, the intrinsic dimension in relative terms {', '.join(runs)}; of "
     text += f"the two estimators that must agree {ESTIMATORS[name]} decides by its {what}, "
     return text + outcome(status, part)
 
@@ -199,9 +199,9 @@ def anisotropy_grows(stack: BlockStack) -> Finding:
     parts += Part.describe_all({f"average cosine: {name}": gap for name, (_, gap) in others.items()})
 
     def sentence(parts: Parts, status: Status, part: Part) -> str:
-        told = [f"{span(parts[name])} since step {start}" for name, (start, _) in grown.items() if name in parts]
+        growths = [f"{span(parts[name])} since step {start}" for name, (start, _) in grown.items() if name in parts]
         text = f"the mean over blocks of σ₁/Σσ is {span(parts['at the end'])} at step {last} and has grown by "
-        text += f"{' and by '.join(told)}; what decides is the growth since step {grown[part.name][0]}, "
+        text += f"{' and by '.join(growths)}; what decides is the growth since step {grown[part.name][0]}, "
         cosines = [p for name, p in parts.items() if name.startswith("average cosine: ")]
         beside = f" (the average cosine has grown by {span(cosines[0])})" if cosines else ""
         return text + outcome(status, part) + beside
@@ -244,8 +244,8 @@ def locally_isotropic(stack: BlockStack) -> Finding:
     parts = [Part.of(words, numbers[name] - numbers["clusters"], margin=LOCAL_MARGIN) for name, words in _LESS.items()]
     parts.append(Part.of("anisotropic as a whole", numbers["whole"], margin=CONSIDERABLE, p=math.nan, guard=True))
     ratios = stack.blocks("svd_ratio")
-    told = {"svd_ratio": block_mean(ratios, evidence.last_step(ratios))} if ratios else {}
-    parts += Part.describe_all({**numbers, **told})
+    described = {"svd_ratio": block_mean(ratios, evidence.last_step(ratios))} if ratios else {}
+    parts += Part.describe_all({**numbers, **described})
     over = f"over {len(layers)} block{'s' if len(layers) > 1 else ''}{evidence.at_step(step)}"
 
     def sentence(parts: Parts, status: Status, part: Part) -> str:
@@ -284,7 +284,7 @@ def estimators_agree(stack: BlockStack) -> Finding:
     if len(layers) < FEWEST_BLOCKS:
         raise Missing(f"profile of {FEWEST_BLOCKS} blocks by two estimators", f"{len(layers)} have numbers of all")
     at = {n: {c.layer: row.quantity for c, row in rows.items() if c.step == step} for n, rows in found.items()}
-    numbers = {name: [mine[layer] for layer in layers] for name, mine in at.items()}
+    numbers = {name: [profile[layer] for layer in layers] for name, profile in at.items()}
     parts, named, n = [], {}, len(layers)
     for one, two in itertools.combinations(numbers, 2):
         quantity = combine([*numbers[one], *numbers[two]], lambda v: rank_correlation(v[:n], v[n:]))
@@ -292,9 +292,9 @@ def estimators_agree(stack: BlockStack) -> Finding:
         named[parts[-1].name] = f"{ESTIMATORS[one]} and {ESTIMATORS[two]}"
 
     def sentence(parts: Parts, status: Status, part: Part) -> str:
-        told = [f"{span(p)} ({named[name]})" for name, p in parts.items() if p.measured]
+        results = [f"{span(p)} ({named[name]})" for name, p in parts.items() if p.measured]
         text = f"over {n} blocks{evidence.at_step(step)} the profiles of two estimators correlate in rank at "
-        return text + f"{', '.join(told)}; the least sure is {named[part.name]}, {outcome(status, part)}"
+        return text + f"{', '.join(results)}; the least sure is {named[part.name]}, {outcome(status, part)}"
 
     depths = [layer / max(layers) for layer in layers]
     details = {"step": step, "profiles": {name: Curve.of(layers, depths, q).records() for name, q in numbers.items()}}

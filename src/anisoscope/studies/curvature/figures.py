@@ -80,8 +80,8 @@ class ScaleCurves:
         style = {"size": 5.0, "width": 1.6, **look}
         rows, over = self.rows(*where, **fixed), where[2]
         marks = rows if style["size"] else [Mark(row.value) for row in rows]
-        x, told = [float(row[over]) for row in rows], [f"{over} {row[over]}" for row in rows]
-        return [points(label, x, marks, ends={"bars": "y"}, where=told, **style)] if rows else []
+        x, labels = [float(row[over]) for row in rows], [f"{over} {row[over]}" for row in rows]
+        return [points(label, x, marks, ends={"bars": "y"}, where=labels, **style)] if rows else []
 
     def by_beta(self, model: str, *lines: tuple[str, str, Mapping[str, Any], Mapping[str, Any]]) -> list[Series]:
         """Lines over the Zipf exponent for each β; each entry gives a label, a metric, a style and fixed keys."""
@@ -152,8 +152,8 @@ def slopes_figure(curves: ScaleCurves) -> Figure:
                 continue
             look: dict[str, Any] = {"colour": curves.look(model)["colour"], "bars": "x", "width": 0, "size": 7}
             look |= {"low": [row.low], "high": [row.high]}
-            told = [f"<b>{names[i]}</b><br>{estimate(row.value, row.low, row.high)}"]
-            drawn.append(Series(names[i], [row.value], [float(i)], text=told, named=False, **look))
+            hover = [f"<b>{names[i]}</b><br>{estimate(row.value, row.low, row.high)}"]
+            drawn.append(Series(names[i], [row.value], [float(i)], text=hover, named=False, **look))
         x = Axis("slope", bounds=(slope - 0.15, slope + 0.15), most=5)
         margin = Level(slope - 0.1, upright=True, until=slope + 0.1, colour="@soft")
         levels = margin, Level(slope, upright=True, dash="solid")

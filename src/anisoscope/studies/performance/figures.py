@@ -122,8 +122,8 @@ def by_repair(found: ModelNumbers, title: str, metric: str, variant: Mapping[str
 
 def loss_figure(found: ModelNumbers, stem: str) -> Figure:
     """Loss over depth: of the model continued from repaired rows, and of a fresh readout."""
-    own = found.value("lm_loss", found.last, found.places[-1], reading="patched", repair="raw")
-    levels = () if own is None else (Level(own.value, "the model itself", dash="dash", colour="@ink"),)
+    model_loss = found.value("lm_loss", found.last, found.places[-1], reading="patched", repair="raw")
+    levels = () if model_loss is None else (Level(model_loss.value, "the model itself", dash="dash", colour="@ink"),)
     look: dict[str, Any] = {"y": "Loss (nats per token)", "levels": levels, "height": 280}
     titles = {"patched": "(a) Rows repaired inside the model", "readout": "(b) A fresh linear readout"}
     panels = [by_repair(found, name, "lm_loss", {"reading": reading}, **look, alt=f"{name}: loss over depth by repair.")
@@ -171,10 +171,10 @@ def course_figure(found: ModelNumbers, stem: str) -> Figure:
             [found.accuracy(step, place, "raw") for step in found.steps],
         )
         named = i in (0, len(found.places) // 2, last)
-        for line, mine in zip(columns, marks, strict=True):
-            line.append(points(place[1].name, x, mine, ends=WHISKERS, where=where, named=named, **look))
-    own = [found.value("lm_loss", step, found.places[-1], reading="patched", repair="raw") for step in found.steps]
-    columns[1].append(Series("the model itself", x, column(own), "@ink", where=where, dash="dash"))
+        for line, values in zip(columns, marks, strict=True):
+            line.append(points(place[1].name, x, values, ends=WHISKERS, where=where, named=named, **look))
+    losses = [found.value("lm_loss", step, found.places[-1], reading="patched", repair="raw") for step in found.steps]
+    columns[1].append(Series("the model itself", x, column(losses), "@ink", where=where, dash="dash"))
     titles = (f"(a) {GEOMETRY['svd_ratio']}", "(b) Loss (nats per token)", "(c) Mean probe accuracy")
     axes = Axis("step", ticks=(x, names)), Axis(rules=True)
     panels = [Panel(*axes, tuple(drawn), title=name, alt=f"{name} over checkpoints, by site.")
@@ -274,9 +274,9 @@ def _loss_table(found: ModelNumbers) -> DataTable:
     for place in found.places:
         marks = [[found.value("lm_loss", found.last, place, reading=reading, repair=repair) for repair in REPAIRS]
                  for reading in READINGS]  # fmt: skip
-        counts = [next((mark.n for mark in mine if mark is not None), 0) for mine in marks]
-        told = [words_of(mark) for mine in marks for mark in mine]
-        body.append([TableCell(place[1].name, head=True), *told, " / ".join(f"{count:,}" for count in counts)])
+        counts = [next((mark.n for mark in pair if mark is not None), 0) for pair in marks]
+        cells = [words_of(mark) for pair in marks for mark in pair]
+        body.append([TableCell(place[1].name, head=True), *cells, " / ".join(f"{count:,}" for count in counts)])
     heads = [first, numeric(*[*REPAIRS.values()] * len(READINGS))]
     return DataTable(heads, [body], "Loss by site and repair", "plain wide")
 

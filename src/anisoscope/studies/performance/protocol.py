@@ -277,23 +277,23 @@ class Measurement:
         collect = partial(study_rows.collect_rows, self.loaded.model, layout=self.layout, special=special)
         for start in range(0, len(sites), size):
             group = sites[start : start + size]
-            asked = collect(m.asked, group, reading=self.reading)
+            predicting = collect(m.asked, group, reading=self.reading)
             shown = collect(m.pieces, group)
             for number, site in enumerate(group, start + 1):
                 place = {"stack": site.stack, "layer": site.layer, "kind": site.kind, "group": ""}
                 place |= {"depth": site.layer / depths[site.stack]}
-                for metric, variant, found in self._site(site, asked.pop(site), shown.pop(site)):
+                for metric, variant, found in self._site(site, predicting.pop(site), shown.pop(site)):
                     numbers = {name: getattr(found, name) for name in COLUMNS} | {"replicates": list(found.replicates)}
                     yield {**place, "metric": metric, "variant": variant_name(variant), **numbers}
                 if self.tell is not None:
                     self.tell(self.label, number, len(sites))
 
-    def _site(self, site: Site, asked: RowSet, shown: RowSet) -> Iterator[Found]:
+    def _site(self, site: Site, predicting: RowSet, shown: RowSet) -> Iterator[Found]:
         c = self.config
         repair = partial(fit_repairs, directions=c.directions, shrinkage=c.shrinkage)
-        mine = repair(asked.keep(~asked.test).x)
-        yield from self._patched(site, mine)
-        yield from self._readout(asked, mine)
+        fitted = repair(predicting.keep(~predicting.test).x)
+        yield from self._patched(site, fitted)
+        yield from self._readout(predicting, fitted)
         natural = shown.keep(torch.tensor([unit.natural for unit in self.material.units])[shown.unit])
         repairs = repair(natural.keep(~natural.test).x)
         yield from self._geometry(natural, repairs)

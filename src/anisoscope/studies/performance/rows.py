@@ -145,9 +145,9 @@ def _pieces(loaded: Any, units: Sequence[Unit], *, labelled: bool, batch_size: i
         if labelled:  # a causal model may be a masked language model, too
             fills = type(unwrapped(loaded.model)).__name__.endswith("ForMaskedLM")
             inputs = labelled_batch(loaded, batch, seed=seed, following=loaded.predicts_next and not fills)
-        mine = torch.arange(start, start + len(inputs["input_ids"]))
-        yield TextPiece(inputs, mine, key[mine])
-        start += len(mine)
+        indices = torch.arange(start, start + len(inputs["input_ids"]))
+        yield TextPiece(inputs, indices, key[indices])
+        start += len(indices)
 
 
 def label_convention(model: nn.Module, pieces: Sequence[TextPiece]) -> LabelConvention:

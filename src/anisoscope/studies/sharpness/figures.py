@@ -69,8 +69,8 @@ class ArmNumbers:
         query = Query(run.table).where(head=None, variant="", group="")
         names = query.values("model")
         sizes = dict.fromkeys(n.removeprefix(f"{arm}-") for n in names for arm in ARMS if n.startswith(f"{arm}-"))
-        own = {size: [f"{arm}-{size}" for arm in ARMS] for size in sizes}
-        return [cls(query.where(model=models), size, Catalogue(declared)) for size, models in own.items()]
+        models_of = {size: [f"{arm}-{size}" for arm in ARMS] for size in sizes}
+        return [cls(query.where(model=models), size, Catalogue(declared)) for size, models in models_of.items()]
 
     @cached_property
     def values(self) -> dict[tuple[Any, ...], float]:
@@ -141,12 +141,12 @@ class ArmNumbers:
 def loss_sentence(found: ArmNumbers) -> str:
     """A sentence on the loss of each kind of attention relative to softmax."""
     last = found.steps[-1]
-    own = found.loss_mark("softmax", last) if "softmax" in found.arms else Mark(math.nan)
+    base = found.loss_mark("softmax", last) if "softmax" in found.arms else Mark(math.nan)
     others = [(arm, found.loss_difference(arm, last)) for arm in found.arms if arm != "softmax"]
-    told = [f"{arm} {_signed(gap)}" for arm, gap in others if math.isfinite(gap.value)]
-    if not math.isfinite(own.value) or not told:
+    gaps = [f"{arm} {_signed(gap)}" for arm, gap in others if math.isfinite(gap.value)]
+    if not math.isfinite(base.value) or not gaps:
         return ""
-    return f"{found.size}, step {last}: ordinary attention has a held-out loss of {own.words}; {', '.join(told)}."
+    return f"{found.size}, step {last}: ordinary attention has a held-out loss of {base.words}; {', '.join(gaps)}."
 
 
 def _signed(gap: Mark) -> str:
@@ -250,11 +250,11 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
     sizes = [found for found in ArmNumbers.all(run, declared) if found.steps]
     if not sizes:
         raise AnisoscopeError(f"{run.path!r} has no step that all arms were measured at; let the study finish.")
-    told = [f"{found.size.replace('x', ' × ')}, {plural(len(found.seeds), 'seed')}, {found.steps[-1]} updates"
+    facts = [f"{found.size.replace('x', ' × ')}, {plural(len(found.seeds), 'seed')}, {found.steps[-1]} updates"
             for found in sizes]  # fmt: skip
     name = (run.about.get("data") or {}).get("name")
     name = "the embedded corpus" if name == "embedded" else name
-    deck = f"One decoder with five kinds of attention: {', '.join(told)}" + (f"; trained on {name}" if name else "")
+    deck = f"One decoder with five kinds of attention: {', '.join(facts)}" + (f"; trained on {name}" if name else "")
     claims = [_with_seeds(each, run.verdicts) for each in verdict_claims(run.verdicts)]
     sections = [_verdicts(sizes, [c for c in claims if c["name"] in QUESTIONS])]
     sections += [_size_section(found, alone=len(sizes) == 1) for found in sizes]
@@ -272,14 +272,14 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
 def _with_seeds(claim: dict[str, Any], verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A claim whose rows also list the result of each seed, and whether an effect has vanished at the last step."""
     for row in claim["rows"]:
-        mine = next(v for v in verdicts if (v["claim"], v["subject"]) == (claim["name"], row["subject"]))
-        details = mine.get("details") or {}
+        verdict = next(v for v in verdicts if (v["claim"], v["subject"]) == (claim["name"], row["subject"]))
+        details = verdict.get("details") or {}
         row["by_seed"] = "" if row["seeds"] else listed([neat(each["effect"]) for each in details.get("per_seed", [])])
         last = details.get("aspects", {}).get("at the end", {})
         transient = row["status"] == "holds" and last.get("status") == "fails"
         row["under"] = ["transient: not left at the last step"] if transient else []
-        told = [f"{seed['scope'].replace('for ', '')}: {seed['status']}" for seed in row["seeds"]]
-        row["under"] += [", ".join(told)] if told else []
+        statuses = [f"{seed['scope'].replace('for ', '')}: {seed['status']}" for seed in row["seeds"]]
+        row["under"] += [", ".join(statuses)] if statuses else []
     return claim
 
 

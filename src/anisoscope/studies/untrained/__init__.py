@@ -92,8 +92,8 @@ class UntrainedConfig:
                 raise AnisoscopeError(f"{name} is empty; name something, or leave it out.")
             given = list(values or ())
             if twice := [value for value in given if given.count(value) > 1]:
-                told = f"{twice[0]:g}" if isinstance(twice[0], float) else f"{twice[0]}"
-                raise AnisoscopeError(f"{name} has {told} twice; name each once.")
+                repeated = f"{twice[0]:g}" if isinstance(twice[0], float) else f"{twice[0]}"
+                raise AnisoscopeError(f"{name} has {repeated} twice; name each once.")
         check_least(self, {"sequences": 2, "length": 8, "heads": 1})
         for bias in self.biases:
             if not 0 <= bias < math.inf:

@@ -89,17 +89,17 @@ class UntrainedBlock:
         with torch.inference_mode(), watching([self.attention], calls.append):
             return first_tensor(self.family, self.call(x)), calls
 
-    def check(self, own: Tensor) -> None:
+    def check(self, states: Tensor) -> None:
         """Raise if the block does not attend over all positions for the hidden states of its full model, `own`."""
-        if own.dim() != 3:
+        if states.dim() != 3:
             raise _refused(self.family, "its rows are a map of positions, not a sequence")
         try:
-            _, calls = self._called(own)
+            _, calls = self._called(states)
         except _FOREIGN as error:
             raise _refused(self.family, f"it does not run with {self.heads} heads and width {self.width}") from error
-        _whole(self.family, calls, length=own.shape[1])
-        if own.shape[-1] != self.width:
-            raise _refused(self.family, f"its first block is {own.shape[-1]} wide, whatever width is asked for")
+        _whole(self.family, calls, length=states.shape[1])
+        if states.shape[-1] != self.width:
+            raise _refused(self.family, f"its first block is {states.shape[-1]} wide, whatever width is asked for")
 
 
 def _whole(family: str, calls: list[Call], *, length: int) -> Call:
@@ -192,10 +192,10 @@ def build_block(
         if (1, kind) not in stack.places:
             raise _refused(family, stack.missing.get(kind, f"its block has no {kind}"))
     module = model.get_submodule(stack.blocks[0])
-    call, own = _prepared_call(model, module, family, sequences=sequences, length=length, seed=seed)
+    call, states = _prepared_call(model, module, family, sequences=sequences, length=length, seed=seed)
     attention = model.get_submodule(stack.places[(1, "query")].path)
-    block = UntrainedBlock(family, width, heads, module, attention, _token_table(model, width), call, own.shape[1])
-    block.check(own)
+    block = UntrainedBlock(family, width, heads, module, attention, _token_table(model, width), call, states.shape[1])
+    block.check(states)
     return block
 
 
@@ -203,9 +203,11 @@ def block_config(family: str, *, width: int, heads: int, length: int) -> Any:
     """The family's own configuration with one block of these sizes; what else it has keeps its proportions."""
     kind, options = known_family(family)
     default = fresh_config(kind, {}).to_dict()
-    own = {name: value for name, value in default.items() if isinstance(value, int) and not isinstance(value, bool)}
-    before = next((value for name, value in own.items() if _WIDTH.match(name) and name != "embedding_size"), width)
-    many = next((value for name, value in own.items() if _HEADS.match(name)), heads)
+    integers = {
+        name: value for name, value in default.items() if isinstance(value, int) and not isinstance(value, bool)
+    }
+    before = next((value for name, value in integers.items() if _WIDTH.match(name) and name != "embedding_size"), width)
+    many = next((value for name, value in integers.items() if _HEADS.match(name)), heads)
     rules: dict[str, Callable[[int], int]] = {  # field names of any family, and new value from old value
         r"n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers": lambda _: 1,
         _WIDTH.pattern: lambda _: width,
@@ -217,7 +219,7 @@ def block_config(family: str, *, width: int, heads: int, length: int) -> Any:
         r"max_position_embeddings|n_positions|max_seq_len": lambda old: max(old, length + _SPARE),
     }
     sizes: dict[str, int] = {}
-    for name, value in own.items():
+    for name, value in integers.items():
         sizes |= next(({name: rule(value)} for pattern, rule in rules.items() if re.fullmatch(pattern, name)), {})
     if "attention_types" in default:  # GPT-Neo lists its attention types by layer
         options = {**options, "attention_types": [[["global"], 1]]}

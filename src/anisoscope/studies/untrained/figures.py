@@ -309,8 +309,8 @@ def score_panels(curves: BiasCurves, arm: CurveArm, histograms: Mapping[str, np.
     where, x = [f"score {edge:.3g}" for edge in edges[:-1]], [brief(float(x)) for x in np.arcsinh(edges[:-1] / 0.05)]
     for i, bias in enumerate(shown):
         start, end = f"{arm.family}-{arm.init}-{arm.width}-", f"/input_norm={int(arm.norm)}/bias={bias:g}"
-        mine = [np.asarray(v, float) for k, v in histograms.items() if k.startswith(start) and k.endswith(end)]
-        counts = np.sum(mine, axis=0)
+        matching = [np.asarray(v, float) for k, v in histograms.items() if k.startswith(start) and k.endswith(end)]
+        counts = np.sum(matching, axis=0)
         if not np.sum(counts):
             continue
         density = counts / counts.sum() / np.diff(edges)  # bins widen away from 0: shares would have false humps
@@ -415,8 +415,8 @@ def lengths_in_words(curves: BiasCurves) -> str:
     """A sentence that compares plain and normalised inputs: some families have embeddings as long as after a norm."""
     words = {family: f"{ratio:.2g} times shorter" if ratio > 1.1 else "as long as normed ones" if ratio > 0.9
              else f"{1 / ratio:.2g} times longer" for family, ratio in curves.lengths().items()}  # fmt: skip
-    told = {word: listed([family for family in words if words[family] == word]) for word in words.values()}
-    return "; ".join(f"{word} for {who}" for word, who in told.items())
+    families = {word: listed([family for family in words if words[family] == word]) for word in words.values()}
+    return "; ".join(f"{word} for {who}" for word, who in families.items())
 
 
 def _reference_section(curves: BiasCurves) -> list[Section]:
@@ -468,12 +468,12 @@ def _growth_section(curves: BiasCurves) -> list[Section]:
 
 
 def _family_section(curves: BiasCurves, name: str, histograms: Mapping[str, np.ndarray]) -> Section:
-    told: Mapping[str, Any] = next((e for e in curves.about.get("models", []) if e.get("name") == name), {})
-    lead = ("<code>{block}</code>" if told.get("block") else "") + (": {about}" if told.get("about") else "")
+    entry: Mapping[str, Any] = next((e for e in curves.about.get("models", []) if e.get("name") == name), {})
+    lead = ("<code>{block}</code>" if entry.get("block") else "") + (": {about}" if entry.get("about") else "")
     lead += ". Rows x: {rows}."
     if curves.fixed_norm(name):
         lead += " Its outputs pass a norm last, so their norm is √d by construction and says nothing."
-    parts: list[Any] = [prose(lead, **{key: told.get(key, "") for key in ("block", "about", "rows")})]
+    parts: list[Any] = [prose(lead, **{key: entry.get(key, "") for key in ("block", "about", "rows")})]
     shown = [arm for arm in curves.leading_arms() if arm.family == name]
     for arm in shown:
         words = caption(

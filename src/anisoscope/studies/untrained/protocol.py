@@ -65,14 +65,14 @@ class BiasPoint:
     width: int
     input_norm: bool
 
-    def variant(self, own: str = "") -> str:
+    def variant(self, options: str = "") -> str:
         """The variant of a row of the table, with the options `own` of the metric.
 
         >>> BiasPoint(50.0, "normal", 768, True).variant()
         'bias=50;init=normal;input_norm=1;width=768'
         """
         where = {"bias": f"{self.bias:g}", "init": self.init, "width": self.width, "input_norm": self.input_norm}
-        return with_options(own, **where)
+        return with_options(options, **where)
 
     @property
     def key(self) -> str:
@@ -254,18 +254,18 @@ class Untrained(Study):
         blocks.initialise(block, arm.init, seed=arm.seed)
         x = block.rows(size.sequences, size.length, seed=arm.seed).to(self._device())
         b = blocks.direction(arm.width, seed=arm.seed)
-        own = {"run": self.folder.path.name, "model": arm.family, "revision": "", "data": DATA, "seed": arm.seed}
+        columns = {"run": self.folder.path.name, "model": arm.family, "revision": "", "data": DATA, "seed": arm.seed}
         records: list[dict[str, Any]] = []
         counts: dict[str, list[int]] = {}
         for norm, bias in product(c.norms, c.biases):
             point = BiasPoint(bias, arm.init, arm.width, norm)
             rows, histogram = measure_point(block, biased(x, b, bias=bias, input_norm=norm), point, rows=size.rows)
-            records += [{**own, "step": None, **row} for row in rows]
+            records += [{**columns, "step": None, **row} for row in rows]
             counts[point.key] = histogram.tolist()
             self.done += 1
             self.tell("blocks at every bias", self.done, c.points * sum(1 for _ in c.arms()))
-        told = {"model": _described(block), "histograms": {arm.name: counts}}
-        return Table.from_records(records, told)
+        about = {"model": _described(block), "histograms": {arm.name: counts}}
+        return Table.from_records(records, about)
 
     def _block_of(self, arm: BlockArm) -> UntrainedBlock:
         """The block of a family, width and seed; cached, since initialisations only replace its weights."""
@@ -281,7 +281,7 @@ class Untrained(Study):
 def _described(block: UntrainedBlock) -> dict[str, str]:
     """The model entry of a family in run.json."""
     words = {row["name"]: row["about"] for row in list_families()}
-    own = "GPT-NeoX blocks, norm before each sublayer, rotary, sees both sides" if block.family == "prenorm" else ""
+    prenorm = "GPT-NeoX blocks, norm before each sublayer, rotary, sees both sides" if block.family == "prenorm" else ""
     rows = "token embeddings of the family" if block.table is not None else "N(0, 0.02²), as it reads no tokens"
-    about = {"name": block.family, "about": own or words.get(block.family, "")}
+    about = {"name": block.family, "about": prenorm or words.get(block.family, "")}
     return {**about, "block": type(block.module).__name__, "rows": rows}

@@ -76,13 +76,13 @@ def ablation_measures(rows: TrainingRows, catalogue: Catalogue) -> list[Measure]
 
 def effects_of(rows: TrainingRows, catalogue: Catalogue, verdicts: Sequence[Mapping[str, Any]] = ()) -> list[Effect]:
     """The effects from the verdicts; without verdicts, from means of the table."""
-    said = {(e.name, e.size, e.metric): e for e in _judged(verdicts)}
+    judged = {(e.name, e.size, e.metric): e for e in _judged(verdicts)}
     found = []
     for size, three in designs(arms_of(rows)).items():
         for measure in ablation_measures(rows, catalogue):
             for name in EFFECTS:
-                own = said.get((name, size, measure.metric)) or _difference(rows, three, measure, name, size)
-                found += [own] if own is not None else []
+                effect = judged.get((name, size, measure.metric)) or _difference(rows, three, measure, name, size)
+                found += [effect] if effect is not None else []
     return found
 
 
@@ -116,8 +116,8 @@ def _difference(
     if len(gaps) < 2:
         return Effect(name, size, measure.metric, middle, None, None, "one seed")
     half = t_quantile(len(gaps) - 1) * stdev(gaps) / math.sqrt(len(gaps))
-    told = f"over {len(gaps)} seeds" if half else "one seed"
-    return Effect(name, size, measure.metric, middle, middle - half, middle + half, told)
+    scope = f"over {len(gaps)} seeds" if half else "one seed"
+    return Effect(name, size, measure.metric, middle, middle - half, middle + half, scope)
 
 
 def ablation_section(
@@ -178,16 +178,18 @@ def _effect_panel(effects: Sequence[Effect], title: str, metric: str, sizes: Seq
     names = [words for words, *_ in reversed(EFFECTS.values())]
     drawn = []
     for i, size in enumerate(sizes):
-        own = [e for e in effects if e.size == size]
-        up = [names.index(EFFECTS[e.name][0]) + 0.16 * ((len(sizes) - 1) / 2 - i) for e in own]
-        told = [f"<b>{EFFECTS[e.name][0]}</b>, {size}<br>{estimate(e.value, e.low, e.high)} ({e.told})" for e in own]
-        look: dict[str, Any] = {"colour": series(i), "width": 0, "size": 8, "text": told}
-        if own and own[0].low is not None:
-            look |= {"low": [e.low for e in own], "high": [e.high for e in own], "bars": "x"}
-        drawn += [Series(size.replace("x", " × "), [e.value for e in own], up, **look)] if own else []
+        chosen = [e for e in effects if e.size == size]
+        up = [names.index(EFFECTS[e.name][0]) + 0.16 * ((len(sizes) - 1) / 2 - i) for e in chosen]
+        texts = [
+            f"<b>{EFFECTS[e.name][0]}</b>, {size}<br>{estimate(e.value, e.low, e.high)} ({e.told})" for e in chosen
+        ]
+        look: dict[str, Any] = {"colour": series(i), "width": 0, "size": 8, "text": texts}
+        if chosen and chosen[0].low is not None:
+            look |= {"low": [e.low for e in chosen], "high": [e.high for e in chosen], "bars": "x"}
+        drawn += [Series(size.replace("x", " × "), [e.value for e in chosen], up, **look)] if chosen else []
     y = Axis(ticks=([float(i) for i in range(len(names))], names), bounds=(-0.6, len(names) - 0.4))
-    told = [f"{EFFECTS[e.name][0]} at {e.size or 'one size'} {number(e.value)}" for e in effects]
-    zero, alt = Level(0.0, upright=True, dash="solid"), f"Effects on {metric}: {'; '.join(told)}."
+    texts = [f"{EFFECTS[e.name][0]} at {e.size or 'one size'} {number(e.value)}" for e in effects]
+    zero, alt = Level(0.0, upright=True, dash="solid"), f"Effects on {metric}: {'; '.join(texts)}."
     return Panel(Axis(rules=True, most=5), y, tuple(drawn), title=title, height=150, levels=(zero,), alt=alt)
 
 
@@ -197,8 +199,8 @@ def _effect_table(effects: Sequence[Effect], catalogue: Catalogue) -> DataTable:
     for effect in effects:
         rows.setdefault((effect.metric, effect.size), {})[effect.name] = effect
     body = []
-    for (metric, size), own in rows.items():
-        found = [own.get(name) for name in EFFECTS]
+    for (metric, size), by_effect in rows.items():
+        found = [by_effect.get(name) for name in EFFECTS]
         cells = [TableCell(estimate(e.value, e.low, e.high), [e.told], css="num") if e else TableCell() for e in found]
         body.append([TableCell(catalogue.entry(metric).title, head=True), TableCell(size.replace("x", " × ")), *cells])
     heads = ["Metric", "Size", *(TableCell(words.capitalize(), css="num") for words, *_ in EFFECTS.values())]

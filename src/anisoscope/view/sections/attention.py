@@ -285,7 +285,7 @@ def _stems(name: str, models: Sequence[tuple[int, Heads]]) -> dict[str, Mapping[
 
 def _glyph_figure(found: Carried, pairs: Sequence[str]) -> Figure:
     """A figure of layers by heads: the mean key points right, the mean query is drawn at its angle."""
-    views, sizes, told = {}, [], []
+    views, sizes, summaries = {}, [], []
     for place, (i, heads) in enumerate(found.planes):
         for plane in heads.planes:
             sizes.append((len(plane.layers), plane.cosine.shape[2]))
@@ -294,10 +294,10 @@ def _glyph_figure(found: Carried, pairs: Sequence[str]) -> Figure:
         plane = heads.planes[0]
         size = f"{plural(len(plane.layers), 'layer')} of {plural(plane.cosine.shape[2], 'head')}"
         one, two, angle = (number(float(np.nanmean(np.abs(a[-1])))) for a in (plane.query, plane.key, plane.cosine))
-        told.append(f"{heads.label}, {size}: mean norms {one} and {two}, mean |cosine| {angle}")
+        summaries.append(f"{heads.label}, {size}: mean norms {one} and {two}, mean |cosine| {angle}")
     widest = max(h for _, h in sizes)
     height = max(round(38 + min(96.0, 942 / h) * TALL * layers) for layers, h in sizes)
-    alt = f"Mean query and mean key of every head. {'; '.join(told[:4])}."
+    alt = f"Mean query and mean key of every head. {'; '.join(summaries[:4])}."
     panel = Panel(views=views, by=("qk.0", "qk.1", "qk.2"), height=height, least=58 + 26 * widest, alt=alt)
     high = max(1.2, 0.6 + 2.9 / min(widest, 16) * TALL * max(layers for layers, _ in sizes))
     files = _stems("qk-heads", found.planes)
@@ -318,12 +318,12 @@ def _glyphs(name: str, plane: Plane, scale: int) -> Panel:
         ends = [Ref(f"{name}/{part}", when, unit, plus) for part, plus in (("x", x0), ("y", y0))]
         key = Ref(f"{name}/k", when, unit, x0)
     where = [f"block {layer} · head {h}" for layer in plane.layers for h in range(heads)]
-    told: dict[str, Any] = {"where": where, "facts": _plane_facts(name, when), "start": start, "width": 2.2, "size": 5}
+    style: dict[str, Any] = {"where": where, "facts": _plane_facts(name, when), "start": start, "width": 2.2, "size": 5}
     left, right = ([x + side for x in start[0]] for side in (-0.46, 0.46))
     drawn = (
         Series("", right, start[1], "@rule", width=1, quiet=True, start=(left, start[1])),
-        Series("mean key", key, start[1], "@s2", marker="square", **told),
-        Series("mean query", ends[0], ends[1], "@s1", **told),
+        Series("mean key", key, start[1], "@s2", marker="square", **style),
+        Series("mean query", ends[0], ends[1], "@s1", **style),
     )
     across, down = strided(heads, 24), strided(layers, 24)
     ticks = [h + 0.5 for h in across], [f"head {h}" if h == 0 else str(h) for h in across]
@@ -344,12 +344,12 @@ def _multiples(
     `views` are keyed by the choices of `by` and the index of the layer.
     """
     deepest = 1 + max(at for _, at in views)
-    own: list[dict[str, Panel]] = [{} for _ in range(min(deepest, PANELS))]
+    by_panel: list[dict[str, Panel]] = [{} for _ in range(min(deepest, PANELS))]
     for (key, at), view in views.items():
-        own[at % PANELS][f"{key}|{at // PANELS}"] = view
+        by_panel[at % PANELS][f"{key}|{at // PANELS}"] = view
     page = f"{name}.0"
     look: dict[str, Any] = {"by": (*by, page), "page_by": page, "height": 210}
-    panels = tuple(Panel(views=mine, alt=alt.format(n + 1), **look) for n, mine in enumerate(own))
+    panels = tuple(Panel(views=panel_views, alt=alt.format(n + 1), **look) for n, panel_views in enumerate(by_panel))
     pages = [f"{a + 1} to {min(a + PANELS, deepest)}" for a in range(0, deepest, PANELS)]
     return panels, [Controls(Switch(name, (choice("Layers", pages),)))] if deepest > PANELS else []
 
@@ -389,10 +389,10 @@ def _paths(name: str, plane: Plane, at: int, found: Carried) -> Panel:
         marks: dict[str, Any] = {"width": 0, "size": 6.5, "marker": marker, "hollow": (True, False)}
         line: dict[str, Any] = {"width": width, "size": 2.6}
         both = [found.words[0], found.words[last]]
-        for at_steps, words, own in ((every, found.words, line), (ends, both, marks)):
+        for at_steps, words, style in ((every, found.words, line), (ends, both, marks)):
             up: Any = Ref(f"{name}/{y}", at_steps) if y else [0.0] * len(words)
-            own |= {"where": words, "facts": _plane_facts(name, at_steps)}
-            drawn.append(Series(labels, Ref(f"{name}/{x}", at_steps), up, **look, **own))
+            style |= {"where": words, "facts": _plane_facts(name, at_steps)}
+            drawn.append(Series(labels, Ref(f"{name}/{x}", at_steps), up, **look, **style))
     wide, high = (Axis(bounds=Ref(f"{name}/{part}", ("$qk.2", at)), most=5) for part in ("wide", "high"))
     return Panel(wide, high, tuple(drawn), heading=f"block {plane.layers[at]}", equal=True)
 
@@ -409,7 +409,7 @@ def _sharp_section(found: Carried, catalogue: Catalogue, *, alone: bool) -> Sect
     time = Time.of(found.steps)
     whole: dict[str, Panel] = {}
     layers: dict[tuple[str, int], Panel] = {}
-    told = []
+    summaries = []
     for place, (i, heads) in enumerate(models):
         for spread in heads.spreads:
             key = f"{measures.index(spread.metric)}|{place}|{kinds.index(spread.kind)}"
@@ -419,11 +419,11 @@ def _sharp_section(found: Carried, catalogue: Catalogue, *, alone: bool) -> Sect
         spread = heads.spreads[0]
         first, last = (number(float(np.nanmean(spread.values[t, :, 0]))) for t in (0, -1))
         words = f"{spread.metric.replace('_', ' ')} from {first} at the first step to {last} at the last"
-        told += [f"{heads.label}: {words}"] if i < 4 else []
+        summaries += [f"{heads.label}: {words}"] if i < 4 else []
     by = ("sharp.0", "sharp.1", "sharp.2")
     alt = "Spread of attention over the heads of one layer, number {} of those shown."
     panels, pages = _multiples("sharppage", layers, by, alt)
-    alt = f"Attention over steps, a line for each layer. {'; '.join(told)}."
+    alt = f"Attention over steps, a line for each layer. {'; '.join(summaries)}."
     lead = (
         "How evenly a query spreads its attention: the entropy of a row over log m, 1 where all m keys get the same; "
         "the largest weight of a row; and sharpness, the largest weight beyond 1/m, 0 where all get the same and 1 "

@@ -153,12 +153,12 @@ def in_seeds(bundles: Sequence[Bundle], state_of: Callable[[Record], str], state
     >>> in_seeds([Bundle("m", "text", False, tuple(two))], lambda r: r["status"], "fails")
     ['m in 1 of 2 seeds']
     """
-    told = []
+    labels = []
     for bundle in bundles:
         count = bundle.counts(state_of).get(state, 0)
         whole = count == len(bundle.members)
-        told += [bundle.label if whole else f"{bundle.label} in {count} of {bundle.seeds}"] if count else []
-    return told
+        labels += [bundle.label if whole else f"{bundle.label} in {count} of {bundle.seeds}"] if count else []
+    return labels
 
 
 def size_words(bundles: Sequence[Bundle]) -> str:
@@ -219,13 +219,13 @@ def over_seeds(lines: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]
 
 def _where(points: Sequence[Record], name: str = "") -> list[str]:
     """Hover texts of points: model, site, and cosine with its interval."""
-    told = []
+    texts = []
     for p in points:
         cosine = f"average cosine {estimate(p['cosine'], p['low'], p['high'])}"
         cosine += f"<br>seeds from {p['seeds']}" if p.get("seeds") else ""
         drift = f"<br>drift {number(p['drift'])}" if finite(p.get("drift")) is not None else ""
-        told.append(f"{escape(words.site_name(p['layer'], p['kind']))}<br><b>{cosine}</b>{drift}")
-    return [f"<b>{escape(name)}</b><br>{one}" for one in told] if name else told
+        texts.append(f"{escape(words.site_name(p['layer'], p['kind']))}<br><b>{cosine}</b>{drift}")
+    return [f"<b>{escape(name)}</b><br>{one}" for one in texts] if name else texts
 
 
 def modality_section(found: Comparison, *, claimed: bool = False) -> Section | None:
@@ -246,8 +246,8 @@ def modality_section(found: Comparison, *, claimed: bool = False) -> Section | N
     key = [Swatch(m, series(hue_of(m))) for m in found.modalities]
     states = set(map(state_of, found.rows))
     key += [Swatch(words, sign=sign) for state, (_, _, words, sign) in LOOKS.items() if state in states]
-    told = [f"{b.label} ({b.modality}) {number(b.mean('mean'))}" for b in front[:8]]
-    alt = f"Average cosine over relative depth; means over blocks: {'; '.join(told)}."
+    means = [f"{b.label} ({b.modality}) {number(b.mean('mean'))}" for b in front[:8]]
+    alt = f"Average cosine over relative depth; means over blocks: {'; '.join(means)}."
     panel = Panel(Depth(1, relative=True).axis(), Axis("average cosine", rules=True), modality_series(found), alt=alt,
                   height=380)  # fmt: skip
     shown = Figure((panel,), id="modality", layout="wide", files={"modalities": {}}, size=2.6)
@@ -271,22 +271,22 @@ def _dashes(bundles: Sequence[Bundle]) -> dict[Owner, str]:
     models: dict[str, dict[str, None]] = defaultdict(dict)
     for bundle in bundles:
         models[bundle.modality][bundle.first["model"]] = None
-    order = {(m, model): i for m, mine in models.items() for i, model in enumerate(mine)}
+    order = {(m, model): i for m, members in models.items() for i, model in enumerate(members)}
     return {owner_of(row): DASHES[order[b.modality, row["model"]] % len(DASHES)] for b in bundles for row in b.members}
 
 
 def modality_series(found: Comparison) -> tuple[Series, ...]:
     """Average cosine over relative depth, one line per stack, coloured by modality; untrained models are pale."""
-    told = {owner_of(record): record for record in found.records}
+    records = {owner_of(record): record for record in found.records}
     bundles = bundles_of(found.rows)
     dashes, (front, behind) = _dashes(bundles), in_front(bundles)
     sides = [*((bundle, True) for bundle in behind), *((bundle, False) for bundle in front)]
-    return tuple(s for b, pale in sides for s in _bundle_series(b, told, dashes[owner_of(b.first)], pale=pale))
+    return tuple(s for b, pale in sides for s in _bundle_series(b, records, dashes[owner_of(b.first)], pale=pale))
 
 
-def _bundle_series(bundle: Bundle, told: Mapping[Owner, Record], dash: str, *, pale: bool = False) -> list[Series]:
+def _bundle_series(bundle: Bundle, records: Mapping[Owner, Record], dash: str, *, pale: bool = False) -> list[Series]:
     """The mean over seeds with markers, above thin lines for the seeds."""
-    lines = [counted(told[owner_of(row)]) for row in bundle.members]
+    lines = [counted(records[owner_of(row)]) for row in bundle.members]
     hue, state = hue_of(bundle.modality), common_state(bundle, state_of)
     words = ", ".join(part for part in (bundle.modality, "untrained weights" if pale else "", bundle.seeds) if part)
     name, points = f"{bundle.label} ({words})", over_seeds(lines)
@@ -304,10 +304,10 @@ def _bundle_series(bundle: Bundle, told: Mapping[Owner, Record], dash: str, *, p
 def _groups(found: Comparison, bundles: Sequence[Bundle], row: Callable[[Bundle], list[TableCell]]) -> list[Any]:
     """Table rows by modality; with several modalities the first row of each has its name."""
     groups = [[row(b) for b in bundles if b.modality == modality] for modality in found.modalities]
-    for modality, own in zip(found.modalities, groups, strict=True):
-        if own and len(groups) > 1:
-            own[0].insert(0, TableCell(modality, head=True, rows=len(own), css="group"))
-    return [own for own in groups if own]
+    for modality, group in zip(found.modalities, groups, strict=True):
+        if group and len(groups) > 1:
+            group[0].insert(0, TableCell(modality, head=True, rows=len(group), css="group"))
+    return [group for group in groups if group]
 
 
 def _modality_table(found: Comparison, bundles: Sequence[Bundle], dashes: Mapping[Owner, str], label: str) -> DataTable:
@@ -344,8 +344,8 @@ def drift_section(found: Comparison) -> Section | None:
     several, seeds = len(found.modalities) > 1, any(bundle.seeds for bundle in bundles)
     panels = [drift_panel(b, alone=len(bundles) == 1, several=several) for b in bundles]
     near = any(finite(p["relative_drift"]) is not None for record in found.scattered for p in counted(record))
-    says = f"This is {found.near_identity}: it explains nothing."
-    options = ((f"{DRIFT}, unnormalised", ""), (f"{IDENTITY}, a near-identity", says))[: 1 + near]
+    remark = f"This is {found.near_identity}: it explains nothing."
+    options = ((f"{DRIFT}, unnormalised", ""), (f"{IDENTITY}, a near-identity", remark))[: 1 + near]
     switch = Switch("drift", (figure.Choice("Against", tuple(figure.SwitchOption(*option) for option in options)),))
     lead = ["Each point is a layer, from the embedding to the last block. Layers of one model are neighbours, not "
             "draws: a correlation describes the model, and p with it."]  # fmt: skip
@@ -377,19 +377,19 @@ def drift_panel(bundle: Bundle, *, alone: bool, several: bool) -> Panel:
         drawn, places = [], []
         for record in bundle.members:  # sites are connected in order of depth and coloured by depth
             points, seed = [p for p in counted(record) if finite(p[name]) is not None], f"seed {record['seed']}"
-            mine, label = [p[name] ** (1 + i) for p in points], seed if bundle.seeds else ""
+            values, label = [p[name] ** (1 + i) for p in points], seed if bundle.seeds else ""
             look: dict[str, Any] = {"colour": "@rule", "width": 1.2, "size": 6 if label else 7.5, "named": False}
             look |= {"shade": [float(p["depth"]) for p in points], "text": _where(points, label)}
-            x, y = [brief(at, 4) for at in mine], [brief(p["cosine"], 4) for p in points]
+            x, y = [brief(at, 4) for at in values], [brief(p["cosine"], 4) for p in points]
             drawn += [Series(label, x, y, **look)] if points else []
-            places += mine
+            places += values
         if drawn:
             views[str(i)] = Panel(drift_axis(places, title), Axis("average cosine", rules=True), tuple(drawn))
     owner = ", ".join(part for part in (bundle.modality if several else "", bundle.seeds) if part)
-    said = bundle_words(bundle)
-    alt = f"Scatter plot of drift against average cosine of {bundle.label}: {said}"
+    summary = bundle_words(bundle)
+    alt = f"Scatter plot of drift against average cosine of {bundle.label}: {summary}"
     title = "" if alone else bundle.label
-    return Panel(title=title, owner=owner, alt=alt, caption=said, height=250, views=views, by=("drift.0",))
+    return Panel(title=title, owner=owner, alt=alt, caption=summary, height=250, views=views, by=("drift.0",))
 
 
 def drift_axis(places: Sequence[float], title: str) -> Axis:
@@ -423,15 +423,15 @@ def correlation_words(record: Record) -> str:
         p = p_words(record.get(f"{name}_p"))
         test = "" if p == "–" else f" (p {'' if p.startswith('<') else '= '}{p})"
         ends.append(f"{name.capitalize()} {_told(record, name)}{test}")
-    said = f"{ends[0]}, {ends[1]} over {plural(record['n'], 'site')}."
+    summary = f"{ends[0]}, {ends[1]} over {plural(record['n'], 'site')}."
     if finite(record["explained"]) is not None:
-        said += f" Share that goes with the mean: {_told(record, 'explained')}."
-        said += f" Explained by drift: {LOOKS[record['status']][0]}."
+        summary += f" Share that goes with the mean: {_told(record, 'explained')}."
+        summary += f" Explained by drift: {LOOKS[record['status']][0]}."
     near = interval_words(record["near_identity"], None, None)
-    said += "" if near == "–" else f" Near-identity: Pearson {near}."
+    summary += "" if near == "–" else f" Near-identity: Pearson {near}."
     final = [p for p in record["points"] if not p["counted"] and finite(p["drift"]) is not None]
-    told = [f"drift {number(p['drift'])}, cosine {number(p['cosine'])}" for p in final]
-    return said + (f" Not counted: the final norm, {told[0]}." if told else "")
+    excluded = [f"drift {number(p['drift'])}, cosine {number(p['cosine'])}" for p in final]
+    return summary + (f" Not counted: the final norm, {excluded[0]}." if excluded else "")
 
 
 def _drift_table(found: Comparison, bundles: Sequence[Bundle], *, several: bool, pooled: bool) -> DataTable:
@@ -449,8 +449,8 @@ def _drift_row(bundle: Bundle, fewest: int) -> list[TableCell]:
     notes = {record["note"] or _why_open(record, fewest) for record in bundle.members}
     names, each = {"pearson": "Pearson", "spearman": "Spearman", "explained": "share"}, []
     for one in bundle.members:
-        told = [f"{word} {_told(one, name).replace(', ', ' to ')}" for name, word in names.items()]
-        plain = ", ".join(told).replace("[", "(").replace("]", ")")
+        results = [f"{word} {_told(one, name).replace(', ', ' to ')}" for name, word in names.items()]
+        plain = ", ".join(results).replace("[", "(").replace("]", ")")
         each.append(f"seed {one['seed']}: {plain}: {LOOKS[one['status']][0]}")
     parts = [_parted(_mean_words(bundle, name)) for name in names]
     if not bundle.seeds:
@@ -523,8 +523,8 @@ def _drift_words(found: Comparison, front: Sequence[Bundle], *, seeds: bool) -> 
     parts += ["Pooled are the ranks of layers within their own models, of trained models alone; intervals are over "
               "models, p is that of layers shuffled within models."] if _pools(found) else []  # fmt: skip
     how = ", seed by seed" if seeds else ""
-    told = {"how": how, "lost": ", ".join(lost), "open": ", ".join(open_), "fewest": found.fewest}
-    return text(" ".join(parts), **told, note=found.scattered[0]["p_note"])
+    values = {"how": how, "lost": ", ".join(lost), "open": ", ".join(open_), "fewest": found.fewest}
+    return text(" ".join(parts), **values, note=found.scattered[0]["p_note"])
 
 
 def _pool_parts(found: Comparison) -> list[Any]:

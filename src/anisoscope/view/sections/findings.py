@@ -43,7 +43,7 @@ def find(rows: ProfileRows, catalogue: Catalogue) -> list[PageFinding]:
     """All findings of a profile, most important first."""
     attention = _tell(rows, _attention)
     scale = "An average cosine of 0 means directions spread evenly, 1 a single direction."
-    said = {
+    findings = {
         "Direction": _each(rows, _cosine, scale),
         "Spread": _each(rows, _dominance),
         "Dimension": _each(rows, _dimension) or _dimension_overall(rows),
@@ -54,7 +54,7 @@ def find(rows: ProfileRows, catalogue: Catalogue) -> list[PageFinding]:
         "Caution": _caution(rows),
     }
     # No line break between a value and its interval.
-    whole = {topic: tuple(text.replace(" ± ", "\u00a0±\u00a0") for text in texts) for topic, texts in said.items()}
+    whole = {topic: tuple(text.replace(" ± ", "\u00a0±\u00a0") for text in texts) for topic, texts in findings.items()}
     return [PageFinding(topic, texts) for topic, texts in whole.items() if texts]
 
 
@@ -65,9 +65,9 @@ def _each(rows: ProfileRows, tell_one: Callable[[ProfileRows, Subject], str], cl
 
 
 def _tell(rows: ProfileRows, tell_one: Callable[[ProfileRows, Subject], str]) -> list[str]:
-    told = [(subject.label, text) for subject in rows.subjects if (text := tell_one(rows, subject))]
+    labelled = [(subject.label, text) for subject in rows.subjects if (text := tell_one(rows, subject))]
     several = len(rows.subjects) > 1
-    return [f"{label}: {text}" if several else text[:1].upper() + text[1:] for label, text in told]
+    return [f"{label}: {text}" if several else text[:1].upper() + text[1:] for label, text in labelled]
 
 
 def apart(a: Row, b: Row) -> bool:
@@ -250,14 +250,17 @@ def _comparison(rows: ProfileRows, catalogue: Catalogue) -> list[str]:
 
 def _named(rows: ProfileRows, catalogue: Catalogue, metric: str, subject: Subject) -> str:
     """A subject with its role and, if measured, its mean without the first position, as text."""
-    told = subject.role in ("encoder", "decoder") and not subject.label.endswith(subject.role)
+    with_role = subject.role in ("encoder", "decoder") and not subject.label.endswith(subject.role)
     without = mean_over_blocks(rows, catalogue, subject, metric, without=True)
-    parts = [*([subject.role] if told else []), *([f"{without.text} without the first position"] if without else [])]
+    parts = [
+        *([subject.role] if with_role else []),
+        *([f"{without.text} without the first position"] if without else []),
+    ]
     return f"{subject.label} ({'; '.join(parts)})" if parts else subject.label
 
 
 def _first_position(rows: ProfileRows, catalogue: Catalogue) -> list[str]:
-    told = []
+    clauses = []
     metrics = ["average_cosine", *catalogue.ordered(rows.metrics())]
     for subject in rows.subjects:
         without = next((line for metric in metrics if (line := rows.line(subject, metric, "first=out"))), [])
@@ -268,9 +271,9 @@ def _first_position(rows: ProfileRows, catalogue: Catalogue) -> list[str]:
         places = _blocks([row.layer for row in found if row.kind == "resid"])
         ends = {"embed": "the embedding", "final": "the final norm"}
         places += [words for kind, words in ends.items() if any(row.kind == kind for row in found)]
-        told.append(f"in {subject.label} at {listed(places)}{_effect(rows, catalogue, subject)}")
-    text = f"The first position is an outlier {'; '.join(told)}."
-    return [text + " Numbers are given with it (solid) and without it (dashed)."] if told else []
+        clauses.append(f"in {subject.label} at {listed(places)}{_effect(rows, catalogue, subject)}")
+    text = f"The first position is an outlier {'; '.join(clauses)}."
+    return [text + " Numbers are given with it (solid) and without it (dashed)."] if clauses else []
 
 
 def _effect(rows: ProfileRows, catalogue: Catalogue, subject: Subject) -> str:
@@ -308,9 +311,9 @@ def _random_weights(abouts: Sequence[About]) -> list[str]:
     """A sentence on models with random weights: all of them, or some by name."""
     names, count = random_models(abouts)
     shorten = short_names(dict.fromkeys(names))
-    whose = f" of {listed([shorten(name) for name in dict.fromkeys(names)])}" if len(names) < count else ""
-    where = "there it" if whose else "this"
-    words = f"The weights{whose} are random: {where} is the geometry of the architecture, not of anything learned."
+    owners = f" of {listed([shorten(name) for name in dict.fromkeys(names)])}" if len(names) < count else ""
+    where = "there it" if owners else "this"
+    words = f"The weights{owners} are random: {where} is the geometry of the architecture, not of anything learned."
     return [words] if names else []
 
 
@@ -471,13 +474,13 @@ def verdict_counts(verdicts: Sequence[Mapping[str, Any]], random: Collection[str
     for verdict in tested:
         subjects.setdefault(str(verdict.get("subject") or ""), []).append(verdict)
     if len(subjects) > TELL_SUBJECTS:
-        told = [f"of {plural(len(tested), 'verdict')}, {status_counts(tested)}"]
+        clauses = [f"of {plural(len(tested), 'verdict')}, {status_counts(tested)}"]
         trained = [v for v in tested if not is_random(str(v.get("subject") or ""), random)]
         rest = f"without {len(tested) - len(trained)} on models with random weights, {status_counts(trained)}"
-        told += [rest] if 0 < len(trained) < len(tested) else []
+        clauses += [rest] if 0 < len(trained) < len(tested) else []
     else:
-        whose = {name: f"for {name}, of" if len(subjects) > 1 else "of" for name in subjects}
-        told = [f"{whose[name]} {plural(len(v), 'claim')}, {status_counts(v)}" for name, v in subjects.items()]
-    text = "; ".join(told)
+        prefixes = {name: f"for {name}, of" if len(subjects) > 1 else "of" for name in subjects}
+        clauses = [f"{prefixes[name]} {plural(len(v), 'claim')}, {status_counts(v)}" for name, v in subjects.items()]
+    text = "; ".join(clauses)
     sentences = [f"{text[:1].upper()}{text[1:]}."] if text else []
     return " ".join([*sentences, *([f"Not measured here: {listed(absent)}."] if absent else [])])

@@ -45,31 +45,31 @@ class Bins:
 
     def looks(self, grouping: str) -> dict[str, tuple[str, str]]:
         """The labels and colours of the bins."""
-        own = self.groups[grouping]
-        return {g: (bin_words(g, str(len(own))), sequence(i / max(1, len(own) - 1))) for i, g in enumerate(own)}
+        bins = self.groups[grouping]
+        return {g: (bin_words(g, str(len(bins))), sequence(i / max(1, len(bins) - 1))) for i, g in enumerate(bins)}
 
     def at_last(self, one: Subject, site: DrawnSite, grouping: str) -> Panel:
         """Enrichment by bin at the last step, one line per reading."""
-        own, drawn = self.groups[grouping], []
+        bins, drawn = self.groups[grouping], []
         for i, reading in enumerate(self.readings):
-            rows = [self.found.last(one, ENRICHMENT, site, reading=reading, group=group) for group in own]
+            rows = [self.found.last(one, ENRICHMENT, site, reading=reading, group=group) for group in bins]
             ends = [(n, row) for n, row in enumerate(rows) if row]
             where = [f"bin {n + 1}, step {row.step or 0:,}" + (f" · n {row.n:,}" if row.n else "") for n, row in ends]
             x, rows = [float(n) for n, _ in ends], [row for _, row in ends]
             style: Look = reading_look(i) | {"band": 0.14, "width": 1.9, "size": 5.0}
             drawn += [points(reading_words(reading), rows, x, where, **style)] if ends else []
-        ticks = [float(i) for i in range(len(own))], [group.partition(":")[2] for group in own]
-        axis = Axis("frequency bin, 1 = most frequent", ticks=ticks, bounds=(-0.3, len(own) - 0.7))
+        ticks = [float(i) for i in range(len(bins))], [group.partition(":")[2] for group in bins]
+        axis = Axis("frequency bin, 1 = most frequent", ticks=ticks, bounds=(-0.3, len(bins) - 0.7))
         return replace(self.found.panel(drawn), x=axis)
 
     def told(self, one: Subject) -> str:
         """Alternative text: enrichment in the middle of the model at the last step."""
-        sites, said = self.found.rows.sites([ENRICHMENT]), []
+        sites, values = self.found.rows.sites([ENRICHMENT]), []
         site = sites[self.found.rows.middle(sites)]
         for group in next(iter(self.groups.values())):
             row = self.found.last(one, ENRICHMENT, site, reading=self.readings[0], group=group)
-            said += [f"bin {group.partition(':')[2]} {number(row.value)}"] if row else []
-        return f"Enrichment of {one.label} by frequency, {site.name}, last step: {', '.join(said)}."
+            values += [f"bin {group.partition(':')[2]} {number(row.value)}"] if row else []
+        return f"Enrichment of {one.label} by frequency, {site.name}, last step: {', '.join(values)}."
 
 
 def reading_look(i: int) -> Look:
@@ -87,7 +87,7 @@ def _enriched(found: Gradients, keys: Sequence[LineKey]) -> tuple[list[DrawnSite
 def _strata(found: Gradients) -> list[Any]:
     every = {key[3] for key in found.keys([ENRICHMENT])}
     ordered = sorted(every, key=lambda group: (len(group), group))
-    groups = {name: own for name in GROUPINGS if (own := [g for g in ordered if g.startswith(f"{name}:")])}
+    groups = {name: members for name in GROUPINGS if (members := [g for g in ordered if g.startswith(f"{name}:")])}
     if not groups:
         return []
     sites, readings = _enriched(found, [k for k in found.keys([ENRICHMENT]) if k[3].partition(":")[0] in groups])
@@ -129,9 +129,9 @@ def _masked(found: Gradients) -> list[Any]:
             drawn += [found.drawn(name, line, colour=series(hue), dash=dash, width=1.9, size=4.0)] if line else []
         return found.panel(drawn)
 
-    told = "Enrichment of {}, masked and unmasked rows apart."
+    alt = "Enrichment of {}, masked and unmasked rows apart."
     panels = found.switched(
-        "masked", [sites, readings], draw, told=lambda one: told.format(one.label), title="enrichment"
+        "masked", [sites, readings], draw, alt=lambda one: alt.format(one.label), title="enrichment"
     )
     lead = (
         "In a masked language model the loss sits on masked rows only; the gradients of the other rows come through "
@@ -169,13 +169,13 @@ def _spread(found: Gradients) -> list[Any]:
     def table(one: Subject) -> DataTable:
         """A table of sites by variants at the last step, with intervals and p."""
         rows = {site: [cell(one, site, variant) for variant in variants] for site in sites}
-        body = [[TableCell(site.name, head=True), *(found or TableCell(css="num") for found in own)]
-                for site, own in rows.items() if any(own)]  # fmt: skip
+        body = [[TableCell(site.name, head=True), *(found or TableCell(css="num") for found in cells)]
+                for site, cells in rows.items() if any(cells)]  # fmt: skip
         heads = ["Layer", *(TableCell(variant_words(variant), css="num wraps") for variant in variants)]
         return DataTable([heads], [body], f"Frequency and spread, {one.label}", "plain sites", one.index)
 
-    told = "Correlation of token frequency with spread in {} over steps; the table below has the last."
-    panels = (found.switched("spread", [chosen], draw, told=lambda one: told.format(one.label), title="correlation")
+    alt = "Correlation of token frequency with spread in {} over steps; the table below has the last."
+    panels = (found.switched("spread", [chosen], draw, alt=lambda one: alt.format(one.label), title="correlation")
               if len(found.rows.steps) > 1 else ())  # fmt: skip
     lead = (
         "Over token types: the correlation of log frequency with the distance of a type's rows from their own "

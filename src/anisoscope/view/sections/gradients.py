@@ -198,7 +198,7 @@ class Gradients:
         return Swatches([*key, page.CHANCE])
 
     def switched(
-        self, name: str, choices: Sequence[Sequence[Any]], draw: Draw, *, told: Told, height: int = 300, title: str = ""
+        self, name: str, choices: Sequence[Sequence[Any]], draw: Draw, *, alt: Told, height: int = 300, title: str = ""
     ) -> tuple[Panel, ...]:
         """One panel per subject, with a view `draw(subject, *chosen)` for each combination of choices.
 
@@ -206,16 +206,18 @@ class Gradients:
         """
         every = product(*map(enumerate, choices))
         chosen = {"|".join(str(i) for i, _ in at): [value for _, value in at] for at in every}
-        views = {one.index: {at: draw(one, *own) for at, own in chosen.items()} for one in self.rows.subjects}
+        views = {one.index: {at: draw(one, *scaled) for at, scaled in chosen.items()} for one in self.rows.subjects}
         values: dict[str, list[float]] = {}
-        for key, view in (pair for mine in views.values() for pair in mine.items()):
+        for key, view in (pair for by_choice in views.values() for pair in by_choice.items()):
             levels = [level.value for level in view.levels if isinstance(level.value, float)]
             values.setdefault(key, []).extend([*figure.numbers_in([view]), *(levels if view.series else [])])
         panels, by = [], tuple(f"{name}.{i}" for i in range(len(choices)))
         for subject in self.rows.subjects:
-            own = {key: replace(view, y=figure.value_axis(values[key], title, log=False))
+            scaled = {key: replace(view, y=figure.value_axis(values[key], title, log=False))
                    for key, view in views[subject.index].items() if view.series}  # fmt: skip
-            panels += [self.named(subject, Panel(views=own, by=by, height=height, alt=told(subject)))] if own else []
+            panels += (
+                [self.named(subject, Panel(views=scaled, by=by, height=height, alt=alt(subject)))] if scaled else []
+            )
         return tuple(panels)
 
     def named(self, subject: Subject, panel: Panel) -> Panel:
@@ -297,12 +299,12 @@ def energy_section(found: Gradients) -> Section | None:
         return None
     over_time = len(rows.steps) > 1
     levels = {one.model: number(c) for one in rows.subjects if (c := found.chances[one.index])}
-    told = list(levels.items()) if len(set(levels.values())) > 1 else list(levels.items())[:1]
-    chances = ", ".join(level + (f" for {name}" if len(told) > 1 else "") for name, level in told)
+    named = list(levels.items()) if len(set(levels.values())) > 1 else list(levels.items())[:1]
+    chances = ", ".join(level + (f" for {name}" if len(named) > 1 else "") for name, level in named)
     lead = (
         "A proxy of rank {rank} is fitted on activations alone; its <em>energy</em> is the share of the gradients of "
         'other contexts that lies in its span, <span class="formula">‖GQ‖²&nbsp;/&nbsp;‖G‖²</span>. By chance it is r/d'
-        + (": {chances}." if told else ".")
+        + (": {chances}." if named else ".")
     )
     lead += " The axis of steps is logarithmic; step 0, the initialisation, stands apart from it." if over_time else ""
     parts: list[Any] = [Prose(text(lead, rank=found.rank, chances=chances)), Key()]
@@ -312,25 +314,25 @@ def energy_section(found: Gradients) -> Section | None:
 
 
 def _bands(found: Gradients, metrics: Sequence[str]) -> Prose:
-    said = (
+    explanation = (
         "Around the proxy its 95&nbsp;% interval over contexts; around the controls the band that holds 95&nbsp;% of "
         "their draws. <em>Normal</em> subspaces are orthogonal to the proxy, <em>random</em> ones lie anywhere, "
         "<em>next r</em> are the largest principal components outside the proxy, and <em>permuted</em> is fitted on "
         "activations whose columns were shuffled, so that only means and variances of coordinates are left."
     )
     if any("fit=frozen" in reading for reading in readings_of(found.keys(metrics))):
-        said += (
+        explanation += (
             " A frozen proxy has seen the first 30&nbsp;% of training: steps inside that window are in-sample "
             "and drawn hollow."
         )
-    return Prose(text(said))
+    return Prose(text(explanation))
 
 
 def _overview(found: Gradients) -> list[Any]:
     """Energy of every layer over training, coloured by depth, above the band of the normal control."""
     readings = found.readings([ENERGY])
-    told = partial(_tell, found, readings)
-    panels = found.switched("layers", [readings], partial(_all_layers, found), told=told, height=320, title="energy")
+    alt = partial(_tell, found, readings)
+    panels = found.switched("layers", [readings], partial(_all_layers, found), alt=alt, height=320, title="energy")
     if not panels:
         return []
     lead = (
@@ -375,8 +377,8 @@ def _tell(found: Gradients, readings: Sequence[str], subject: Subject) -> str:
 def _against(found: Gradients, metrics: Sequence[str]) -> list[Any]:
     """One layer's energy (or share) over training against all its controls."""
     sites, readings = found.sites(metrics), found.readings(metrics)
-    draw, told = partial(_controlled, found), partial(_tell, found, readings)
-    panels = found.switched("against", [metrics, sites, readings], draw, told=told, height=320)
+    draw, alt = partial(_controlled, found), partial(_tell, found, readings)
+    panels = found.switched("against", [metrics, sites, readings], draw, alt=alt, height=320)
     if not panels:
         return []
     entries = [found.catalogue.entry(metric) for metric in metrics]
@@ -406,8 +408,8 @@ def _depth(found: Gradients, metrics: Sequence[str], *, alone: bool) -> list[Any
         depth = figure.Depth(one.blocks, final=final)
         parts: dict[str, tuple[Look, list[tuple[DrawnSite, Any]]]] = {}
         for site, look, line in lines(one, reading):
-            mine = [(site, row) for row in line if (row.step or 0) == step]
-            parts.setdefault(look["label"], (look, []))[1].extend(mine)
+            at_step = [(site, row) for row in line if (row.step or 0) == step]
+            parts.setdefault(look["label"], (look, []))[1].extend(at_step)
         drawn = []
         for look, pairs in (part for part in parts.values() if part[1]):
             x, where = [depth.place(s.layer, s.kind) for s, _ in pairs], [site.name for site, _ in pairs]
@@ -416,10 +418,10 @@ def _depth(found: Gradients, metrics: Sequence[str], *, alone: bool) -> list[Any
 
     def told(one: Subject) -> str:
         ends = [(site, last) for site in sites if (last := found.last(one, ENERGY, site))]
-        said = [f"{site.name} {estimate(row.value, row.low, row.high)}" for site, row in ends]
-        return f"Gradient energy of {one.label} by depth at the last step. {', '.join(said)}."
+        values = [f"{site.name} {estimate(row.value, row.low, row.high)}" for site, row in ends]
+        return f"Gradient energy of {one.label} by depth at the last step. {', '.join(values)}."
 
-    panels = found.switched("depth", [steps, readings], draw, told=told)
+    panels = found.switched("depth", [steps, readings], draw, alt=told)
     if not panels:
         return []
     switch = Switch("depth", (choice("Step", [f"{s:,}" for s in steps], len(steps) - 1), reading_choice(readings)))
@@ -461,7 +463,7 @@ def map_section(found: Gradients) -> Section | None:
     for one in rows.subjects:
         views = {}
         for i, (steps, sites, z) in enumerate(maps[one.index]):
-            values = [v for own in maps.values() for row in own[i][2] for v in row if v is not None]
+            values = [v for of_subject in maps.values() for row in of_subject[i][2] for v in row if v is not None]
             if any(v is not None for row in z for v in row):
                 views[str(i)] = step_map(steps, sites, z, (min(values), max(values)), measures[i].label)
         most = max(len(sites) for _, sites, _ in maps[one.index])
@@ -540,9 +542,9 @@ def elsewhere_section(found: Gradients) -> Section | None:
     if len(found.rows.steps) < 2:
         parts = [Prose(text(lead)), Key(), *found.tables(table)]
     else:
-        told = f"Energy over steps, {{}}: {words.listed(names[:4])}."
+        alt = f"Energy over steps, {{}}: {words.listed(names[:4])}."
         panels = found.switched(
-            "elsewhere", [places, readings], draw, told=lambda one: told.format(one.label), title="energy"
+            "elsewhere", [places, readings], draw, alt=lambda one: alt.format(one.label), title="energy"
         )
         if not panels:
             return None

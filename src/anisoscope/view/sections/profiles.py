@@ -92,8 +92,8 @@ def profiles_of(rows: ProfileRows, catalogue: Catalogue, query: Query, kind: str
             found.append(Profile(catalogue.entry(metric), tuple(lines), kind=kind))
             continue
         for base in bases:
-            own = tuple(line for line in lines if with_options(line.variant, first=None) == base)
-            found.append(Profile(catalogue.entry(metric), own, base, kind))
+            members = tuple(line for line in lines if with_options(line.variant, first=None) == base)
+            found.append(Profile(catalogue.entry(metric), members, base, kind))
     return found
 
 
@@ -126,9 +126,9 @@ class HeadMap:
         for layer in sorted({layer for _, layer in self.values}) if not means else ():
             values = [v for (_, at), v in self.values.items() if at == layer and v is not None]
             low, high = (min(values), max(values)) if values and banded else (math.nan, math.nan)
-            told = {"layer": layer, "kind": kind, "depth": math.nan, "note": f"mean over {len(values)} heads"}
-            told |= {"value": fmean(values) if values else math.nan, "low": low, "high": high}
-            means.append(SimpleNamespace(**told, interval=(low, high) if math.isfinite(low) else None))
+            fields = {"layer": layer, "kind": kind, "depth": math.nan, "note": f"mean over {len(values)} heads"}
+            fields |= {"value": fmean(values) if values else math.nan, "low": low, "high": high}
+            means.append(SimpleNamespace(**fields, interval=(low, high) if math.isfinite(low) else None))
         return Line(self.subject, means, reach="" if self.mean else "heads from")
 
 
@@ -238,14 +238,14 @@ def _profile_caption(profile: Profile) -> str:
 
 def _profile_alt(profile: Profile) -> str:
     """Alternative text: start, end and peak of each line."""
-    told = []
+    courses = []
     for line in profile.lines[:6]:
         if there := known(line.rows):
             spots = (there[0], there[-1], max(there, key=lambda row: row.value))
             first, last, peak = (f"{number(row.value)} at {place_of(row)}" for row in spots)
             aside = " without first position" if without_first(line.variant) else ""
-            told.append(f"{line.group or line.subject.label}{aside}: {first} to {last}, highest {peak}")
-    return f"Line chart of {profile.title} by depth. {'; '.join(told)}."
+            courses.append(f"{line.group or line.subject.label}{aside}: {first} to {last}, highest {peak}")
+    return f"Line chart of {profile.title} by depth. {'; '.join(courses)}."
 
 
 def profile_figure(table: Table, metric: str | None = None, *, catalogue: Mapping[str, Any] | None = None) -> go.Figure:
@@ -283,8 +283,8 @@ def profiles_section(rows: ProfileRows, catalogue: Catalogue) -> Section:
         parts.append(Fold(f"Other conventions of the same metrics ({len(variants)})", [Key(), _figure(variants)]))
     away = groupby((p for p in profiles_elsewhere(rows, catalogue) if p.values), key=lambda p: p.kind)
     for kind, found in away:
-        own = list(found)
-        parts.append(Fold(text("At <code>{kind}</code> ({n})", kind=kind, n=len(own)), [Key(), _figure(own)]))
+        members = list(found)
+        parts.append(Fold(text("At <code>{kind}</code> ({n})", kind=kind, n=len(members)), [Key(), _figure(members)]))
     return Section("profiles", "Profiles over depth", parts, "Profiles")
 
 
@@ -311,7 +311,9 @@ def groups_section(rows: ProfileRows, catalogue: Catalogue) -> Section | None:
     panels = []
     for metric in catalogue.ordered(by_metric):
         for i, part in sorted(by_metric[metric].groups("subject").items()):
-            lines = [Line(rows.subjects[i], by_depth(own), group=name) for name, own in part.groups("group").items()]
+            lines = [
+                Line(rows.subjects[i], by_depth(members), group=name) for name, members in part.groups("group").items()
+            ]
             profile = Profile(catalogue.entry(metric), tuple(lines))
             owner = rows.subjects[i].label if len(rows.subjects) > 1 else ""
             panels += [profile_panel(profile, owner=owner)] if profile.values else []
@@ -330,10 +332,10 @@ def heads_section(rows: ProfileRows, catalogue: Catalogue) -> Section | None:
         return None
     compared = ", so that models can be compared." if len(rows.subjects) > 1 else "."
     lead = Prose(f"Each number is per head. Maps of one metric share their colour scale{compared}")
-    parts = [lead, Key(), *(part for key, own in every.items() if key[1] in SCORES for part in own)]
-    others = [own for key, own in every.items() if key[1] not in SCORES]
+    parts = [lead, Key(), *(part for key, of_metric in every.items() if key[1] in SCORES for part in of_metric)]
+    others = [of_metric for key, of_metric in every.items() if key[1] not in SCORES]
     if others:
-        inside = [part for own in others for part in own]
+        inside = [part for of_metric in others for part in of_metric]
         parts.append(Fold(f"Queries and keys ({len(others)})", inside, open=len(others) == len(every)))
     return Section("attention", "Attention, head by head", parts, "Attention")
 
@@ -437,14 +439,14 @@ def _spectra_by_owner(runs: Sequence[RunView]) -> dict[str, dict[str, np.ndarray
     """Spectra of all runs by model and stack; names without a model belong to the only model of the run."""
     found: dict[str, dict[str, np.ndarray]] = {}
     for run in runs:
-        mine: dict[str, dict[str, np.ndarray]] = {}
+        by_label: dict[str, dict[str, np.ndarray]] = {}
         models = [str(m.get("name", "")) for m in run.about.get("models") or []]
         for name, values in run.spectra.items():
             model, stack, _, _ = parse_site(name)
             owner = model or (models[0] if len(models) == 1 else "")
             label = " · ".join(part for part in (owner, stack if stack != "single" else "") if part)
-            mine.setdefault(label, {})[name] = values
-        found |= {f"{label} · {run.path}" if label in found else label: sites for label, sites in mine.items()}
+            by_label.setdefault(label, {})[name] = values
+        found |= {f"{label} · {run.path}" if label in found else label: sites for label, sites in by_label.items()}
     return found
 
 

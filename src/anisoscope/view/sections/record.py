@@ -201,25 +201,25 @@ def warnings(abouts: Sequence[About]) -> list[str]:
     """
     entries = [entry for about in abouts for entry in about.get("models") or []]
     names = {str(entry.get("name")) for entry in entries}
-    said = [str(whole) for about in abouts for whole in about.get("warnings") or []]
-    said += [f"{entry.get('name', 'model')}: {note}" for entry in entries for note in entry.get("notes") or []]
+    texts = [str(whole) for about in abouts for whole in about.get("warnings") or []]
+    texts += [f"{entry.get('name', 'model')}: {note}" for entry in entries for note in entry.get("notes") or []]
     found: dict[str, dict[str, set[str]]] = {}
     seeds: dict[str, set[int]] = {}
-    for whole in said:
+    for whole in texts:
         owners, words = _parted(whole, names)
         stack = STACK.match(words) if owners else None
         words = words[stack.end() :] if stack else words
         seed = SEED.search(words) if owners else None
         words = words[: seed.start()] if seed else words
         seeds.setdefault(words, set()).update([int(seed[1])] if seed else [])
-        mine = found.setdefault(words, {})
+        by_owner = found.setdefault(words, {})
         for owner in owners:
-            mine.setdefault(owner, set()).update([stack[1]] if stack else [])
+            by_owner.setdefault(owner, set()).update([stack[1]] if stack else [])
     sentences = []
     for words, stacks in found.items():
-        whose = [f"{name} ({listed(sorted(which))})" if which else name for name, which in stacks.items()]
+        labels = [f"{name} ({listed(sorted(which))})" if which else name for name, which in stacks.items()]
         of = f" (seed{'s' if len(seeds[words]) > 1 else ''} {spans(seeds[words])})" if seeds[words] else ""
-        sentences.append(f"{shortened(whose)}: {words}{of}" if whose else words + of)
+        sentences.append(f"{shortened(labels)}: {words}{of}" if labels else words + of)
     return sentences
 
 
@@ -236,12 +236,12 @@ def _parted(words: str, names: Collection[str]) -> tuple[list[str], str]:
     return [], words
 
 
-def warnings_box(said: Sequence[str]) -> list[Any]:
+def warnings_box(texts: Sequence[str]) -> list[Any]:
     """A box with the first few warnings, for the top of the page."""
-    if not said:
+    if not texts:
         return []
-    parts: list[Any] = [Heading("Warning" if len(said) == 1 else "Warnings"), page.Piece("listing", said[:5])]
-    more = [Prose(text('<a href="#dropped">{n} more below.</a>', n=len(said) - 5))] if len(said) > 5 else []
+    parts: list[Any] = [Heading("Warning" if len(texts) == 1 else "Warnings"), page.Piece("listing", texts[:5])]
+    more = [Prose(text('<a href="#dropped">{n} more below.</a>', n=len(texts) - 5))] if len(texts) > 5 else []
     return [page.Box([*parts, *more], "warnings", "Warnings")]
 
 
@@ -258,7 +258,7 @@ def dropped(abouts: Sequence[About]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def dropped_section(abouts: Sequence[About], notes: Notes) -> Section:
     """The section on dropped rows, warnings, and values that could not be computed."""
-    lost, said, remarks = dropped(abouts), warnings(abouts), notes["remarks"]
+    lost, warned, remarks = dropped(abouts), warnings(abouts), notes["remarks"]
     tables = {}
     for name, rows in notes.items():
         cells = [[*map(TableCell, row[:3]), TableCell(row[3], css="prose")] for row in rows]
@@ -267,11 +267,11 @@ def dropped_section(abouts: Sequence[About], notes: Notes) -> Section:
     parts: list[Any] = []
     if lost:
         words = "<strong>{name}</strong>: {why}"
-        told = [text(words, name=name, why=", ".join(map(" ".join, why))) for name, why in lost]
-        parts += [Heading("Rows left out"), page.Piece("listing", told)]
-    if said:
-        every: Any = page.Piece("listing", said)
-        every = page.Fold(f"All {len(said)} warnings", [every], css="behind") if len(said) > 8 else every
+        reasons = [text(words, name=name, why=", ".join(map(" ".join, why))) for name, why in lost]
+        parts += [Heading("Rows left out"), page.Piece("listing", reasons)]
+    if warned:
+        every: Any = page.Piece("listing", warned)
+        every = page.Fold(f"All {len(warned)} warnings", [every], css="behind") if len(warned) > 8 else every
         parts += [Heading("Warnings"), every]
     if notes["missing"]:
         parts += [Heading("Values that could not be computed"), tables["missing"]]
@@ -292,11 +292,11 @@ def profile_notes(rows: RunRows, catalogue: Catalogue) -> Notes:
 
 
 def _notes(
-    rows: RunRows, title: Callable[[Row], str], said: Callable[[str], str], where: Callable[[Sequence[Row]], str]
+    rows: RunRows, title: Callable[[Row], str], reported: Callable[[str], str], where: Callable[[Sequence[Row]], str]
 ) -> Notes:
     books: dict[str, dict[tuple[str, ...], list[Row]]] = {"missing": defaultdict(list), "remarks": defaultdict(list)}
-    for row in rows.query.where(lambda row: not row.known or bool(said(row.note))):
-        key = rows.subjects[row["subject"]].label, title(row), said(row.note) or "no reason was recorded"
+    for row in rows.query.where(lambda row: not row.known or bool(reported(row.note))):
+        key = rows.subjects[row["subject"]].label, title(row), reported(row.note) or "no reason was recorded"
         books["remarks" if row.known else "missing"][key].append(row)
     return {name: [(*key[:2], where(found), key[2]) for key, found in book.items()] for name, book in books.items()}
 
@@ -396,22 +396,22 @@ def record_section(runs: Sequence[RunView], lead: str = "What is needed to run i
 
 def glossary_section(catalogue: Catalogue, metrics: Iterable[str]) -> Section:
     """The glossary of the metrics on the page."""
-    told = []
+    terms = []
     for entry in (catalogue.entry(name) for name in catalogue.ordered(metrics)):
         low, high = entry.bounds
         ends = " ".join(part for part, end in ((f"from {low}", low), (f"to {high}", high)) if end is not None)
         texts = [entry.description, f"Convention: {entry.convention}." if entry.convention else ""]
         texts = [part for part in (*texts, f"Range: {ends}." if ends else "") if part]
         words = {name: getattr(entry, name) for name in ("title", "formula", "reference")}
-        told.append({**words, "names": [entry.name], "texts": texts})
-    return Section("glossary", "Glossary", [page.Piece("glossary", told)], "Glossary")
+        terms.append({**words, "names": [entry.name], "texts": texts})
+    return Section("glossary", "Glossary", [page.Piece("glossary", terms)], "Glossary")
 
 
 def terms_section(terms: Iterable[tuple[str, Sequence[str], str, Sequence[str]]]) -> Section:
     """The glossary of a study's own terms: title, names, formula, explanation."""
     names = ("title", "names", "formula", "texts")
-    told = [{**dict(zip(names, term, strict=True)), "reference": ""} for term in terms]
-    return Section("glossary", "Glossary", [page.Piece("glossary", told)], "Glossary")
+    entries = [{**dict(zip(names, term, strict=True)), "reference": ""} for term in terms]
+    return Section("glossary", "Glossary", [page.Piece("glossary", entries)], "Glossary")
 
 
 # -- the table of results ----------------------------------------------------------------------------------------------
@@ -429,17 +429,17 @@ def page_table(query: Query, *, most: int | None = None) -> dict[str, Any]:
     """
     plain = query.where(head=None)
     most = len(plain) if most is None else most
-    kept, gone = plain, []
+    kept, left_out = plain, []
     for words, unwanted in CUTS:
         if len(kept) > most:
             fewer = kept.where(lambda row, unwanted=unwanted: not unwanted(row))  # type: ignore[misc]
-            gone += [words] if len(fewer) < len(kept) else []
+            left_out += [words] if len(fewer) < len(kept) else []
             kept = fewer
     if len(kept) > most:  # keep the last step of each model and seed, and rows without a step
         dated = kept.where(step=...).groups("source", "model", "seed")
         ends = {key: max(rows.values("step")) for key, rows in dated.items()}
         kept = kept.where(lambda row: row.step is None or row.step == ends[row.source, row.model, row.seed])
-        gone.append("all steps but the last")
+        left_out.append("all steps but the last")
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -447,7 +447,7 @@ def page_table(query: Query, *, most: int | None = None) -> dict[str, Any]:
     writer.writerows([_plain(getattr(row, name)) for name in COLUMNS] for row in shown)
     href = "data:text/csv;charset=utf-8," + quote(out.getvalue(), safe=",;=:/()")
     sizes = {"rows": len(shown), "total": len(plain), "heads": len(query) - len(plain)}
-    return {"href": href, "gone": gone, "cut": len(kept) > most, **sizes}
+    return {"href": href, "gone": left_out, "cut": len(kept) > most, **sizes}
 
 
 def _plain(value: Any) -> Any:

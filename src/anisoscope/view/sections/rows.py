@@ -79,20 +79,20 @@ def row_maps(runs: Sequence[RunView], arms: Sequence[Arm], steps: Sequence[int])
         words = (table.schema.metadata or {}).get(b"shares")
         shares = dict(json.loads(words)) if words else run.about.get("map") or {}
         for arm in (arm for arm in arms if arm.index not in found):
-            mine = [key for key in by if key[0] == arm.model and key[2] in (arm.subjects[0].stack, "single")]
-            seeds = [one.seed for one in arm.subjects if any(key[1] in (one.seed, None) for key in mine)]
-            own = {key: by[key] for key in mine if seeds and key[1] in (seeds[0], None)}
-            maps = [_row_map(key, own, arm, shares=shares, keep=keep) for key in own]
+            keys = [key for key in by if key[0] == arm.model and key[2] in (arm.subjects[0].stack, "single")]
+            seeds = [one.seed for one in arm.subjects if any(key[1] in (one.seed, None) for key in keys)]
+            chosen = {key: by[key] for key in keys if seeds and key[1] in (seeds[0], None)}
+            maps = [_row_map(key, chosen, arm, shares=shares, keep=keep) for key in chosen]
             found |= {arm.index: maps} if maps else {}
     return [one for maps in found.values() for one in maps]
 
 
 def _row_map(
-    key: tuple[Any, ...], own: Mapping[tuple[Any, ...], Any], arm: Arm, *, shares: Mapping[str, Any], keep: float
+    key: tuple[Any, ...], rows_by: Mapping[tuple[Any, ...], Any], arm: Arm, *, shares: Mapping[str, Any], keep: float
 ) -> RowMapFrames:
-    (model, seed, stack, layer, kind), marks = key, own[key]
+    (model, seed, stack, layer, kind), marks = key, rows_by[key]
     site = DrawnSite.of(layer, kind)
-    first = min((other[3] for other in own if other[4] == "stage"), default=0)
+    first = min((other[3] for other in rows_by if other[4] == "stage"), default=0)
     place = "last block" if layer == arm.blocks else "middle block"
     if kind not in (
         "resid",
@@ -105,8 +105,8 @@ def _row_map(
     rows = sorted(labels)[: max(8, int(len(labels) * keep))]
     token, frequency, position, group = (list(part) for part in zip(*(labels[row] for row in rows), strict=True))
     name = f"{layer}.{kind}" if stack == "single" else f"{stack}.{layer}.{kind}"
-    told = [(shares.get(n) or {}).get(name) for n in (f"{model}-seed{seed}", model)]
-    share = [round(float(s), 4) for s in next((s for s in told if s), [])]
+    recorded = [(shares.get(n) or {}).get(name) for n in (f"{model}-seed{seed}", model)]
+    share = [round(float(s), 4) for s in next((s for s in recorded if s), [])]
     at = {
         step: [[brief(found[row][c], 4) if row in found else None for row in rows] for c in (0, 1)]
         for step, found in sorted(marks.items())
@@ -172,10 +172,10 @@ def _rows_view(one: RowMapFrames, name: str, wanted: str) -> Panel:
     shades["frequency"] = [None if f is None else round((f - 1) / 4, 3) for f in one.frequency]
     drawn = []
     for g, group in enumerate(groups):
-        mine = tuple(i for i in range(len(one.token)) if by != "group" or one.group[i] == group)
-        x, y = (Ref(f"{name}/at", (f"{STEP}>{name}/upto", c, mine)) for c in (0, 1))
-        look: dict[str, Any] = {"shade": [shades[by][i] for i in mine]} if by in shades else {}
-        look |= {"colour": series(g, 0.8), "width": 0, "size": 5.5, "text": Ref(f"{name}/text", (mine,))}
+        indices = tuple(i for i in range(len(one.token)) if by != "group" or one.group[i] == group)
+        x, y = (Ref(f"{name}/at", (f"{STEP}>{name}/upto", c, indices)) for c in (0, 1))
+        look: dict[str, Any] = {"shade": [shades[by][i] for i in indices]} if by in shades else {}
+        look |= {"colour": series(g, 0.8), "width": 0, "size": 5.5, "text": Ref(f"{name}/text", (indices,))}
         drawn.append(Series(group or "rows", x, y, **look))
     axes = []
     for c in (0, 1):
@@ -243,13 +243,13 @@ def _model(
     cards: dict[str, list[dict[str, Any]]] = {}
     for step in by_importance(steps):
         room = FULL if step == steps[-1] else SHORT
-        mine = {(site, at): [_card(c, room) for c in found] for (site, at), found in places.items() if at == step}
-        cost = len(json.dumps(list(mine.values()), ensure_ascii=False))
+        at_step = {(site, at): [_card(c, room) for c in found] for (site, at), found in places.items() if at == step}
+        cost = len(json.dumps(list(at_step.values()), ensure_ascii=False))
         if kept and cost > budget:
             continue
         budget -= cost
         kept.append(step)
-        cards |= {f"{sites.index(site)}|{at}": found for (site, at), found in mine.items()}
+        cards |= {f"{sites.index(site)}|{at}": found for (site, at), found in at_step.items()}
     wanted = DrawnSite.of(max(1, round(max(site.layer for site in sites) / 2)), "resid")
     middle = sites.index(wanted) if wanted in sites else len(sites) // 2  # the site shown initially
     counts = {"steps": sorted(kept), "kept": len(kept), "measured": len(steps)}

@@ -119,8 +119,8 @@ def measures_of(rows: TrainingRows, catalogue: Catalogue) -> list[Measure]:
         entry, usual = catalogue.entry(metric), "scale 2" if (metric, variant) == ("gride", "") and scaled else ""
         how = "" if metric in MOVEMENT else words.variant_words(variant) or usual
         label = " · ".join(part for part in (entry.title, FAMILY_WORDS.get(family, ""), how) if part)
-        says = words.sentences(entry.formula, entry.description)
-        measures.append(Measure(metric, variant, label, says, family))
+        description = words.sentences(entry.formula, entry.description)
+        measures.append(Measure(metric, variant, label, description, family))
     return measures
 
 
@@ -247,9 +247,11 @@ def _shape(rows: TrainingRows, arms: list[Arm], every: list[Measure], level: tup
             left_out["shape places"] = f"{most_places} of {len(found)} layers"
         places.append(sites)
         for arm in arms:
-            own = _numbers(rows, arm, measure, sites, steps)
-            arrays |= {f"shape/{m}/{arm.index}/{name}": value for name, value in own.items()}
-            there[m, arm.index] = [i for i, row in enumerate(own.get("mean", [])) if any(v is not None for v in row)]
+            numbers = _numbers(rows, arm, measure, sites, steps)
+            arrays |= {f"shape/{m}/{arm.index}/{name}": value for name, value in numbers.items()}
+            there[m, arm.index] = [
+                i for i, row in enumerate(numbers.get("mean", [])) if any(v is not None for v in row)
+            ]
     return Shape(arms, measures, steps, time, arrays, places, there, left_out)
 
 
@@ -358,8 +360,8 @@ def _course_alt(rows: TrainingRows, shape: Shape, arm: Arm) -> str:
         return f"{measure.label} of {arm.label} over steps."
     site = sites[rows.middle(sites)]
     line = known(arm_line(rows, arm, measure, site))
-    said = f" {site.name}: {gradients.course_words(line)}." if line else ""
-    return f"{measure.label} of {arm.label} over steps, a line per layer.{said}"
+    course = f" {site.name}: {gradients.course_words(line)}." if line else ""
+    return f"{measure.label} of {arm.label} over steps, a line per layer.{course}"
 
 
 def _loop(rows: TrainingRows, shape: Shape, arm: Arm) -> Panel | None:
@@ -469,13 +471,15 @@ def _arm_profile(shape: Shape, m: int, arm: Arm, depth: Depth, step: int | None,
     line: dict[str, Any] = {"size": 5.0, "width": 2.0}
     apart: dict[str, Any] = {"size": 7.0, "width": 0.0, "marker": "diamond", "bars": "y", "named": False}
     for last in (False, True):
-        mine = tuple(i for i in shape.there[m, arm.index] if (sites[i].kind == "final") == last)
-        if mine:
-            x = [depth.place(sites[i].layer, sites[i].kind, arm.blocks) for i in mine]
+        indices = tuple(i for i in shape.there[m, arm.index] if (sites[i].kind == "final") == last)
+        if indices:
+            x = [depth.place(sites[i].layer, sites[i].kind, arm.blocks) for i in indices]
             thin = {"width": 0.0 if last else 0.9, "size": 3.0 if last else 0.0, "owner": look.get("owner")}
             style = {**look, **(apart if last else line), "thin": thin | {"colour": figure.faded(look["colour"], 0.4)}}
-            where = [sites[i].name for i in mine]
-            drawn += shape.line(m, arm, (mine, when), x=x, where=where, **style, **shape.ends(m, arm, (mine, when)))
+            where = [sites[i].name for i in indices]
+            drawn += shape.line(
+                m, arm, (indices, when), x=x, where=where, **style, **shape.ends(m, arm, (indices, when))
+            )
     return drawn
 
 
@@ -569,9 +573,9 @@ def _dimension_at(shape: Shape, arm: Arm, lines: Sequence[Estimator]) -> Panel:
     depth, drawn = Depth(arm.blocks), []
     for line in lines:
         sites = shape.sites[line[0]]
-        mine = tuple(i for i in shape.there[line[0], arm.index] if sites[i].kind != "final")
-        x, where = [depth.place(sites[i].layer, sites[i].kind) for i in mine], [sites[i].name for i in mine]
-        drawn += _estimator(shape, arm, line, (mine, shape.when(line[0], arm)), x=x, where=where) if mine else []
+        indices = tuple(i for i in shape.there[line[0], arm.index] if sites[i].kind != "final")
+        x, where = [depth.place(sites[i].layer, sites[i].kind) for i in indices], [sites[i].name for i in indices]
+        drawn += _estimator(shape, arm, line, (indices, shape.when(line[0], arm)), x=x, where=where) if indices else []
     y = _dimension_scale(shape, lines, embed=False)
     return Panel(depth.axis(), y, tuple(drawn), heading="over layers, {shape.1}")
 
@@ -581,7 +585,7 @@ def _bias(rows: TrainingRows) -> str:
     lines = [rows.lines[key] for key in rows.keys.get("two_nn", [])]
     parts = [part.strip() for line in lines for row in line for part in row.note.split(";")]
     notes = [part.removeprefix("bias about").split("%")[0].strip() for part in parts if part.startswith("bias about")]
-    found = sorted({int(float(said.replace("−", "-"))) for said in notes if said}, reverse=True)
+    found = sorted({int(float(note.replace("−", "-"))) for note in notes if note}, reverse=True)
     if not found:
         return ""
     ends = [f"{value:+d} %".replace("-", "−") for value in (found[0], found[-1])]

@@ -106,8 +106,8 @@ def _steps_words(rows: TrainingRows) -> str:
 
 def _deck(rows: TrainingRows, head: Mapping[str, Any]) -> str:
     when = _steps_words(rows)
-    said = "Measured" + (f" on {head['data']}" if head["data"] else "") + (f" {when}" if when else "")
-    parts = [said if head["data"] or when else "", head["started"]]
+    measured = "Measured" + (f" on {head['data']}" if head["data"] else "") + (f" {when}" if when else "")
+    parts = [measured if head["data"] or when else "", head["started"]]
     return f"{', '.join(part for part in parts if part)}." if any(parts) else ""
 
 
@@ -181,11 +181,11 @@ def checkpoint_flags(rows: TrainingRows) -> list[tuple[str, str, str]]:
         for row in rows.lines[key]:
             if row.value == 0.0 or not row.known:
                 found[label, f"{row.step or 0:,}", _sentence(row.note or "no reason was recorded")] = None
-    told = {(step, note) for _, step, note in found}
+    seen = {(step, note) for _, step, note in found}
     for entry in (e for about in rows.abouts for e in about.get("checkpoints") or [] if e.get("flags")):
         step = "–" if entry.get("step") is None else f"{entry['step']:,}"
         note = _sentence("; ".join(map(str, entry["flags"])))
-        if (step, note) not in told:
+        if (step, note) not in seen:
             found["", step, note] = None
     return sorted(found, key=lambda f: (f[0], int(f[1].replace(",", "")) if f[1] != "–" else -1))
 
@@ -226,7 +226,7 @@ def _loss_section(rows: TrainingRows, catalogue: Catalogue, *, several_seeds: bo
 
 def _log_panel(rows: TrainingRows, catalogue: Catalogue, names: Sequence[str], time: Time) -> Panel | None:
     drawn: list[Series] = []
-    averaged, told, arms = False, [], arms_of(rows)
+    averaged, courses, arms = False, [], arms_of(rows)
     if not rows.metrics().isdisjoint(TANGENT):  # gradient sections show each seed
         arms = [Arm(one.index, one.label, one.model, one.role, one.blocks, (one,)) for one in rows.subjects]
     for arm in arms:
@@ -241,7 +241,7 @@ def _log_panel(rows: TrainingRows, catalogue: Catalogue, names: Sequence[str], t
                 drawn += [shapes.logged_series(line, time, MOST, **thin) for line in lines if known(line)]
             if known(whole):
                 drawn.append(shapes.logged_series(whole, time, MOST, **look))
-                told.append(f"{look['label']}: {gradients.course_words(known(whole))}")
+                courses.append(f"{look['label']}: {gradients.course_words(known(whole))}")
     panel = Panel(time.axis(), series=tuple(drawn))
     values = figure.numbers_in([panel])
     if not values:
@@ -251,7 +251,7 @@ def _log_panel(rows: TrainingRows, catalogue: Catalogue, names: Sequence[str], t
     caption += " Points are means over neighbouring steps." if averaged else ""
     title = TITLES[names[0]]
     return replace(panel, y=value_axis(values, log="learning_rate" not in names), title=title, caption=caption,
-                   alt=f"{title} over steps. {'; '.join(told[:6])}.")  # fmt: skip
+                   alt=f"{title} over steps. {'; '.join(courses[:6])}.")  # fmt: skip
 
 
 def _log_look(rows: TrainingRows, catalogue: Catalogue, arm: Arm, metric: str, *, both: bool) -> dict[str, Any]:
@@ -305,24 +305,26 @@ def _left_out(parts: Sequence[str]) -> Section | None:
 
 def find_training(found: Gradients) -> list[page.PageFinding]:
     """All findings of a training table, most important first."""
-    said = {
+    texts_by_topic = {
         "Energy": _each(found, _energy),
         "Layers": _each(found, _layers),
         "Frequency": _each(found, _frequency),
         "Loss": _each(found, _loss),
         "Caution": _caution(found),
     }
-    whole = {topic: tuple(text.replace(" ± ", "\u00a0±\u00a0") for text in texts) for topic, texts in said.items()}
+    whole = {
+        topic: tuple(text.replace(" ± ", "\u00a0±\u00a0") for text in texts) for topic, texts in texts_by_topic.items()
+    }
     return [page.PageFinding(topic, texts) for topic, texts in whole.items() if texts]
 
 
 def _each(found: Gradients, tell: Callable[[Gradients, Subject], str]) -> list[str]:
     if len(found.rows.subjects) > TELL_EACH:
         return []
-    told = [(subject, text) for subject in found.rows.subjects if (text := tell(found, subject))]
+    texts = [(subject, text) for subject in found.rows.subjects if (text := tell(found, subject))]
     if len(found.rows.subjects) > 1:
-        return [f"{subject.label}: {text}" for subject, text in told]
-    return [_sentence(text) for _, text in told]
+        return [f"{subject.label}: {text}" for subject, text in texts]
+    return [_sentence(text) for _, text in texts]
 
 
 def tell(mark: Any) -> str:
